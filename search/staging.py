@@ -8,16 +8,18 @@ worth a try; the timeline judges these, in which the blocks are spread by what e
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from math import inf
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from shardwright.cost.timeline.timeline import simulate
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.step.execution import DEFAULT
 from shardwright.pcg.step.operations import Operations
+from shardwright.pcg.step.parameters import blocks_of
 from shardwright.pcg.step.recompute import RECOMPUTES, Recompute, exactly
 from shardwright.pcg.step.sections import sections, spread
 from shardwright.search.problem import NoLayoutsError
@@ -35,6 +37,9 @@ _MOST_SPREADS = 4
 """Of the blocks of a plan: each is judged, and says what the next one may use."""
 _NEARLY = 1.5
 """What needs so much more memory than there is may fit once blocks are moved to stages that have room."""
+
+_A = TypeVar("_A")
+_B = TypeVar("_B")
 
 
 class _Way(NamedTuple):
@@ -58,6 +63,8 @@ class Stager:
         tuner.fastest_s = fastest_s
         self.modes = list(tuner.modes)
         del self.modes[1:-1]  # what lies between is found value by value
+        folded = tuner.folded
+        self._num_blocks = len(blocks_of(folded.graph)) + sum(times - 1 for times in folded.repeats.values())
         self._over: dict[int, float] = {}  # by number of stages, the least part of its floor that a step took
 
     def plans(self) -> Iterator[Candidate]:
@@ -65,8 +72,8 @@ class Stager:
 
         The least floor is tried first, then what differs from the best of a mesh by one number of microbatches.
         """
-        promising = (spaces for stages, spaces in self.tuner.pins.staged.items() if self._may_win(stages))
-        ahead = [way for spaces in promising for way in self._likeliest(spaces)]
+        promising = [spaces for stages, spaces in self.tuner.pins.staged.items() if self._may_win(stages)]
+        ahead = list(chain.from_iterable(_while_less(promising, len(promising) // 2, self._likeliest, _least_s)))
         seen, best = {way[1:] for way in ahead}, dict[int | Space, Candidate]()
         for _ in range(_MOST_TRIED):
             ahead = [way for way in ahead if not self._loses(way)]
@@ -93,10 +100,12 @@ class Stager:
 
     def _may_win(self, stages: int) -> bool:
         """Whether equal shares of all work, with the least bubble of any schedule, take less than what is there."""
-        run = replace(DEFAULT, num_stages=stages, schedule="interleaved", chunks_per_stage=max(_CHUNKS))
+        chunks = [c for c in _CHUNKS if c * stages <= self._num_blocks]
+        runs = [replace(DEFAULT, num_stages=stages, schedule="interleaved", chunks_per_stage=c) for c in chunks[-1:]]
+        runs.append(replace(DEFAULT, num_stages=stages, schedule="zero-bubble"))
         many = Mesh((TIME,), (max(self.tuner.counts),))
         ideal_s = self.tuner.ideal_s(self.modes[0]) / self.tuner.solver.quicker(stages)
-        return ideal_s * stages * share_of_step(run, many) < self.fastest_s
+        return ideal_s * stages * min(share_of_step(run, many) for run in runs) < self.fastest_s
 
     def _best(self, space: Space, number: int) -> Candidate:
         """With so many microbatches, in the order in which it is the fastest."""
@@ -135,30 +144,21 @@ class Stager:
             return own
         return (1 + min(self._over.values(), default=1.0)) / 2
 
-    def _likeliest(self, spaces: Sequence[Space]) -> Iterator[_Way]:
+    def _likeliest(self, spaces: Sequence[Space]) -> list[_Way]:
         """The mesh of the least floor, with those that lead to it, and the numbers of microbatches that do.
 
         From the mesh whose inner axis is a machine to the next smaller or larger inner axis, while that is less.
         """
         line, machine = sorted(spaces, key=_inner), machine_size(self.tuner.solver.cluster)
         near = min(range(len(line)), key=lambda i: abs(_inner(line[i]) - machine))
-        known = dict[int, _Way]()
-
-        def way(i: int) -> _Way:
-            if i not in known:
-                known[i] = self._way(line[i], _first(self._counts(line[i]), line[i]))
-            return known[i]
-
-        for step in (1, -1):
-            at = near
-            while 0 <= at + step < len(line) and way(at + step).floor_s < way(at).floor_s:
-                at += step
-        best = min((way(near), *known.values()), key=lambda way: way.floor_s)
-        found = [*known.values()]
+        found = _while_less(
+            line, near, lambda space: self._way(space, _first(self._counts(space), space)), lambda way: way.floor_s
+        )
+        best = min(found, key=lambda way: way.floor_s)
         while best.number and (fewer := self._way(best.space, best.number - 1)).floor_s < best.floor_s:
             best = fewer
             found.append(best)
-        yield from found
+        return found
 
     def _counts(self, space: Space) -> list[int]:
         """Numbers of microbatches: as many as stages, where the batch has so many."""
@@ -269,6 +269,28 @@ def said_by_block(solver: Solver, found: Candidate) -> Candidate:
     execution = replace(run, recompute_by_stage=(), recompute=modes[0] if len(set(modes)) == 1 else told)
     prediction = solver.predicted(graph, execution, {})
     return replace(found, execution=execution, prediction=prediction, fits=solver.fits(prediction))
+
+
+def _while_less(line: Sequence[_A], start: int, known: Callable[[_A], _B], measure: Callable[[_B], float]) -> list[_B]:
+    """What is known of the entry at `start` and of those before and behind it, on each side while that is less."""
+    found = dict[int, _B]()
+
+    def at(i: int) -> float:
+        if i not in found:
+            found[i] = known(line[i])
+        return measure(found[i])
+
+    for step in (1, -1):
+        i = start
+        while 0 <= i + step < len(line) and at(i + step) < at(i):
+            i += step
+    if line:
+        at(start)
+    return list(found.values())
+
+
+def _least_s(ways: Sequence[_Way]) -> float:
+    return min(way.floor_s for way in ways)
 
 
 def _inner(space: Space) -> int:
