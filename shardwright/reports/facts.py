@@ -92,7 +92,7 @@ def memory_verdict(plan: Plan, other: Alternative | None = None) -> MemoryVerdic
     "fits": within the memory limit of the search, and out of the last tenth of the memory.
     """
     prediction = plan.prediction if other is None else other.prediction
-    found = verdict(prediction.memory.total_bytes, plan.cluster.device.memory_bytes)
+    found = verdict(prediction.memory.total_bytes, prediction.device_bytes)
     within = prediction.memory.total_bytes <= plan.report.limit_bytes if other is None else other.fits
     return found if within or found != "fits" else "does not fit"
 
@@ -104,7 +104,7 @@ def fits(plan: Plan) -> bool:
 
 def usable_bytes(plan: Plan) -> int:
     """What the plan may use of a device's memory and still be said to fit."""
-    return min(plan.report.limit_bytes, safe_bytes(plan.cluster.device.memory_bytes))
+    return min(plan.report.limit_bytes, safe_bytes(plan.prediction.device_bytes))
 
 
 def ranked_alternatives(plan: Plan) -> list[Alternative]:

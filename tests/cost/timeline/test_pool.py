@@ -10,7 +10,8 @@ import torch
 from bench.plans import CERTIFIED
 from examples.zoo import ZOO
 from shardwright.cost.clusters.local import default_cluster
-from shardwright.cost.timeline.program import StepProgram, program
+from shardwright.cost.timeline.program import program
+from shardwright.cost.timeline.segments import StepProgram
 from shardwright.cost.timeline.timeline import simulate
 from shardwright.lowering.launch import run_ranks
 from shardwright.lowering.module import ParallelModule, lower
