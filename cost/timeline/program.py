@@ -80,6 +80,7 @@ class Stage:
 
     pieces   of its chunks, in order
     state    bytes by category that are there all the time
+    held     what of that is there for parameters, by category and leaf
     end      after the last backward: the optimizer's update
     """
 
@@ -87,12 +88,14 @@ class Stage:
     state: Mapping[str, float]
     end: Segment
     device: Device
+    held: Mapping[tuple[str, str], float] = field(default_factory=dict)
 
     def without(self, categories: Collection[str]) -> Stage:
         """The same without the memory of some categories."""
         state = {name: num_bytes for name, num_bytes in self.state.items() if name not in categories}
+        held = {key: num_bytes for key, num_bytes in self.held.items() if key[0] not in categories}
         pieces = tuple(piece.without(categories) for piece in self.pieces)
-        return replace(self, pieces=pieces, state=state, end=self.end.without(categories))
+        return replace(self, pieces=pieces, state=state, end=self.end.without(categories), held=held)
 
 
 @dataclass(frozen=True)
@@ -371,15 +374,18 @@ class _Maker:
         """What its connections with other stages keep, what it takes to sum gradients with those, bytes of messages."""
         key = (pieces, execution.num_microbatches, between_bytes, sum_s, posted)
         if key not in self._stages:
-            state, end = self._state(self.leaves(pieces), sum_s)
+            held, end = self._held(self.leaves(pieces), sum_s)
+            state = defaultdict[str, float](float)
+            for (category, _), num_bytes in held.items():
+                state[category] += num_bytes
             pool = reduce(joined, (piece.pool for piece in pieces))
             state["buffers"] = self._buffers(execution.num_microbatches // self.steps.graph.mesh.num_microbatches)
             state["context"] = self.steps.cluster.device.context_bytes
             state["communication"] = self._axes_bytes + between_bytes
-            state["temporary"] = state.get("temporary", 0.0) + posted
+            state["temporary"] += posted
             if pool:
                 state["gathered"] = sum(pool.values())
-            self._stages[key] = Stage(pieces, state, end, self.steps.cluster.device)
+            self._stages[key] = Stage(pieces, dict(state), end, self.steps.cluster.device, held)
         return self._stages[key]
 
     def balanced(self, num_chunks: int) -> list[int]:
@@ -410,13 +416,15 @@ class _Maker:
             for n in graph.nodes if n.name in self._constants or (n.is_leaf and n.op != "parameter")
         )  # fmt: skip
 
-    def _state(self, leaves: Mapping[str, int], sum_s: float) -> tuple[dict[str, float], Segment]:
-        """What parameters keep, and the end of a step: update, gradients freed, under ZeRO-1 weights gathered.
+    def _held(self, leaves: Mapping[str, int], sum_s: float) -> tuple[dict[tuple[str, str], float], Segment]:
+        """What parameters keep, by category and leaf, and the end of a step.
+
+        That is the update; then gradients are freed and, under ZeRO-1, weights gathered.
 
         `sum_s`: before that, to sum gradients with other stages.
         """
         steps, execution, device = self.steps, self.steps.execution, self.steps.cluster.device
-        state, updated, freed = defaultdict[str, float](float), 0.0, 0.0
+        held, updated, freed = dict[tuple[str, str], float](), 0.0, list[tuple[str, float]]()
         gathered = defaultdict[str, float](float)
         overhead_s = device.step_overhead_s + self._first_uses_s
         for leaf, times in leaves.items():
@@ -429,14 +437,14 @@ class _Maker:
                     shards *= steps.graph.mesh.sizes[steps.graph.mesh.index(axis)]
                     gathered[axis] += times * parameter.used_bytes
             for category, num_bytes in state_bytes(stored, execution, shards).items():
-                state[category] += times * num_bytes
+                held[category, leaf] = times * num_bytes
             if parameter.grad:
                 overhead_s += times * device.update_overhead_s
                 updated += times * update_bytes(stored, execution, shards)
                 if is_bucketed(parameter):
-                    state["gradients"] += times * parameter.gradient_bytes
+                    held["gradients", leaf] = times * parameter.gradient_bytes
                 else:
-                    freed += times * parameter.gradient_bytes
+                    freed.append((leaf, times * parameter.gradient_bytes))
         end = Recorder(execution.overlap)
         if sum_s:
             end.launch("gradients of several stages", STAGES, sum_s, blocks=True)
@@ -444,5 +452,6 @@ class _Maker:
         for axis, num_bytes in gathered.items():
             seconds = steps.collective_s("all_gather", axis, num_bytes)
             end.launch("gather updated weights", axis, seconds, blocks=True)
-        end.take("gradients", freed, None, (task,))
-        return dict(state), end.segment()
+        for leaf, num_bytes in freed:
+            end.take("gradients", num_bytes, None, (task,), name=leaf)
+        return held, end.segment()
