@@ -12,6 +12,8 @@ from functools import cached_property
 
 from shardwright.cost.predict import NodeCosts, Prediction, node_costs
 from shardwright.cost.timeline.memory import MemoryVerdict, safe_bytes, verdict
+from shardwright.cost.timeline.program import StepProgram, program
+from shardwright.cost.timeline.timeline import Timeline, simulate
 from shardwright.pcg.analysis import constant_nodes, is_whole
 from shardwright.pcg.graph import OPAQUE, Node
 from shardwright.pcg.mesh import TIME
@@ -23,6 +25,7 @@ from shardwright.pcg.step.time import estimated
 from shardwright.pcg.types import is_float
 from shardwright.reports.again import Recomputation
 from shardwright.reports.lifetimes import Gathered, gathered_weights
+from shardwright.reports.named import Names
 from shardwright.search.plan import Alternative, Plan
 from shardwright.search.restrict import FREE, TENSOR, batch_factors
 
@@ -137,6 +140,21 @@ class PlanFacts:
     @cached_property
     def costs(self) -> Mapping[str, NodeCosts]:
         return node_costs(self.graph, self.plan.cluster, self.plan.execution)
+
+    @cached_property
+    def program(self) -> StepProgram:
+        """What each stage does in a step."""
+        return program(self.graph, self.plan.cluster, self.plan.execution)
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """When each stage does it."""
+        return simulate(self.program)
+
+    @cached_property
+    def names(self) -> Names:
+        """What its tasks and values are called."""
+        return Names(self.graph)
 
     @cached_property
     def constants(self) -> frozenset[str]:

@@ -20,6 +20,8 @@ from shardwright.reports.facts import (
     step_parts,
 )
 from shardwright.reports.modules import module_tree
+from shardwright.reports.parameters import parameters_data
+from shardwright.reports.peak import fullest, largest, peak_values
 from shardwright.reports.report import Paragraph, Report
 from shardwright.reports.rounding import precision, rounded
 from shardwright.reports.running import device_mesh, gathered, made_again, running_data, statistics, way
@@ -66,7 +68,7 @@ class PlanReport(Report):
     def paragraphs(self) -> list[Paragraph]:
         return [
             _headline(self.facts),
-            *stages(self.plan),
+            *stages(self.facts),
             _axes(self.facts),
             *gathered(self.facts),
             *made_again(self.facts),
@@ -74,6 +76,7 @@ class PlanReport(Report):
             _modules(self.facts, self.tree, self.depth),
             _communication(self.facts),
             _memory(self.plan),
+            largest(self.facts),
             alternatives(self.plan),
             _unsplit(self.facts),
         ]
@@ -101,7 +104,9 @@ class PlanReport(Report):
             "asked": plan.asked.to_json(),
             **run_as(plan),
             **running_data(self.facts),
-            "stages": [stage._asdict() for stage in stage_facts(plan)],
+            "stages": [stage._asdict() for stage in stage_facts(self.facts)],
+            "parameters": parameters_data(self.facts),
+            "peak": [value._asdict() for value in peak_values(self.facts, fullest(self.facts))],
             "remedies": remedies(plan),
             "estimated": list(self.facts.estimated),
             "fits": fits(plan),

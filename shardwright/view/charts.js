@@ -11,6 +11,7 @@ function drawHead() {
 function switchTheme() {
   const page = document.documentElement;
   page.dataset.theme = page.dataset.theme === "dark" ? "light" : "dark";
+  paintAll();
 }
 
 function drawSummary() {
@@ -130,8 +131,8 @@ function usesText(uses) {
 function tip(target, text) {
   const box = at("tip");
   target.addEventListener("mousemove", (event) => {
-    box.textContent = text();
-    box.hidden = false;
+    box.textContent = text(event) || "";
+    box.hidden = !box.textContent;
     box.style.left = `${Math.min(event.clientX + 14, innerWidth - box.offsetWidth - 8)}px`;
     box.style.top = `${Math.min(event.clientY + 14, innerHeight - box.offsetHeight - 8)}px`;
   });

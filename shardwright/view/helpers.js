@@ -62,9 +62,12 @@ function bar(parts, total, { thin = false, mark } = {}) {
   return made;
 }
 
+/** What is drawn in stripes, and in which colour: time in which compute does nothing. */
+const STRIPES = { exposed: "communication", bubble: "faint" };
+
 function legend(parts) {
   return element("div.legend", {}, ...parts.map(([name, label]) =>
-    element("span", {}, element("i", { style: `background:${colour(name)}` }), label)));
+    element("span", {}, element(name in STRIPES ? "i.hatched" : "i", { style: name in STRIPES ? `--stripe:${colour(STRIPES[name])}` : `background:${colour(name)}` }), label)));
 }
 
 const TIME_COLOURS = { compute: "compute", optimizer: "optimizer", communication: "communication",
