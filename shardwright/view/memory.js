@@ -77,13 +77,16 @@ function paintMemory(chart, most) {
     pen.fillText(bytes(share * most), GUTTER - 6, y(share * most));
     pen.textAlign = "left";
   }
+  const below = new Float64Array(chart.columns.length);
   for (const [name, category] of STACK) {
     pen.fillStyle = ink(MEMORY_COLOURS[name]);
     chart.columns.forEach((held, i) => {
       if (!held || held[category] <= 0) return;
-      const below = STACK.slice(0, STACK.findIndex(([other]) => other === name)).reduce((sum, [, other]) => sum + Math.max(0, held[other]), 0);
-      pen.fillRect(GUTTER + i, y(below + held[category]), 1, y(below) - y(below + held[category]));
+      pen.fillRect(GUTTER + i, y(below[i] + held[category]), 1, y(below[i]) - y(below[i] + held[category]));
+      below[i] += held[category];
     });
+    pen.fillStyle = ink("card");  // a line between the categories, so that not colour alone tells them apart
+    chart.columns.forEach((held, i) => { if (held && (held[category] * TALL) / top > 4) pen.fillRect(GUTTER + i, y(below[i]), 1, 1); });
   }
   if (limit < top) {
     pen.fillStyle = ink("bad");

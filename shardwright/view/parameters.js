@@ -1,6 +1,6 @@
 // ---- parameters: one row each, to be sorted and searched ----
 
-const MOST_ROWS = 200;
+const MOST_ROWS = 60;
 const naturally = new Intl.Collator("en", { numeric: true }).compare;
 const product = (sizes) => sizes.reduce((all, n) => all * n, 1);
 /** [title, what a row is sorted by, what is shown, whether it is a number] */

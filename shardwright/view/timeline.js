@@ -73,7 +73,8 @@ function paintAll() {
   inks = {};
   charts.forEach(paint);
   const part = shownFor() < 0.9999 * course.step_s ? `${time(shown.from)} to ${time(shown.to)} of ${time(course.step_s)}` : `the whole step, ${time(course.step_s)}`;
-  at("shown").textContent = (isPipeline ? `stage ${shown.stage}, ` : "") + part;
+  const together = charts[0].together ? `; ${charts[0].together} passes too short to tell apart are drawn as shares of their time` : "";
+  at("shown").textContent = (isPipeline ? `stage ${shown.stage}, ` : "") + part + together;
   if (isPipeline) at("stage").value = String(shown.stage);
 }
 
@@ -102,7 +103,7 @@ function paintTimes({ pen, x, wide }, height) {
     pen.fillStyle = ink("line");
     pen.fillRect(left, AXIS - 4, 1, height);
     pen.fillStyle = ink("soft");
-    pen.fillText(time(number * distance), left + 3, AXIS / 2);
+    if (left + 3 + pen.measureText(time(number * distance)).width < GUTTER + wide) pen.fillText(time(number * distance), left + 3, AXIS / 2);
   }
 }
 
@@ -113,8 +114,14 @@ function box({ pen, x, wide }, from, to, top, tall, filled, text = "") {
   pen.fillStyle = filled in STRIPES ? striped(pen, filled) : ink(filled);
   pen.fillRect(left, top, Math.max(right - left - gap, 0.5), tall);
   if (!text || right - left < 14 || tall < 9 || pen.measureText(text).width > right - left - 6) return;
-  pen.fillStyle = "#fff";
+  pen.fillStyle = onto(ink(filled));
   pen.fillText(text, left + 3, top + tall / 2 + 0.5);
+}
+
+/** What can be read on a colour such as `#4a8fe0`: white, or nearly black. */
+function onto(colourName) {
+  const [red, green, blue] = [1, 3, 5].map((at) => (parseInt(colourName.slice(at, at + 2), 16) / 255) ** 2.2);
+  return 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.2 ? "#10151d" : "#fff";
 }
 
 function striped(pen, name) {
@@ -153,6 +160,7 @@ if (isPipeline) {
   course.stages.forEach((_, stage) => addRow({ stage }, overview, overview > 9 ? GAP : 1));
   nextTop += 12;
 }
+const detailTop = nextTop;
 for (const kind of [{ segments: true }, { blocks: true }, ...course.streams.map((name, stream) => ({ name, stream }))]) addRow(kind, DETAIL, GAP);
 const streamName = (name) => (name === "compute" || name === "copy" ? name : name === "stages" ? "between stages" : `collectives of ${name}`);
 
@@ -186,6 +194,7 @@ function stageTotals() {
 }
 
 function paintRows(chart) {
+  chart.together = 0;
   for (const row of timelineRows) {
     const { top, tall, stage } = row, chosen = stage === shown.stage;
     if (stage !== undefined) {
@@ -222,10 +231,12 @@ function paintSegments(chart, stage, top, tall) {
   eachShown(chart, stage, (round, begin, end) => {
     let down = top;
     for (const way of Object.keys(PHASES)) {
-      const share = round.items.reduce((sum, { segment }) => sum + (segment.direction === way ? segment.ready_s : 0), 0) / round.seconds;
-      if (share) box(chart, begin, end, down, share * tall, way, `${round.times} × ${PHASES[way]}`);
+      const own = round.items.filter(({ segment }) => segment.direction === way);
+      const share = own.reduce((sum, { segment }) => sum + segment.ready_s, 0) / round.seconds;
+      if (share) box(chart, begin, end, down, share * tall, way, `${round.times * own.length} × ${PHASES[way]}`);
       down += share * tall;
     }
+    if (top === detailTop) chart.together += round.times * round.items.length;
   }, (place, segment) => {
     const end = place.begin + segment.ready_s;
     box(chart, place.begin, end, top, tall, segment.direction, nameOf(place, true));

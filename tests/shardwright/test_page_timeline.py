@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -107,7 +107,7 @@ def test_memory_that_is_drawn_has_the_peak_of_the_prediction(name: str, tmp_path
 @EACH
 def test_values_at_the_peak_add_up_to_memory_by_category(name: str) -> None:
     for number, stage in enumerate(facts(name).timeline.stages):
-        found = Counter[str]()
+        found = defaultdict[str, float](float)
         for value in peak_values(facts(name), number):
             assert min(value.num_bytes, value.num_values) > 0
             found[value.category] += value.num_bytes
