@@ -26,6 +26,7 @@ from shardwright.pcg.types import is_float
 from shardwright.reports.again import Recomputation
 from shardwright.reports.lifetimes import Gathered, gathered_weights
 from shardwright.reports.named import Names
+from shardwright.reports.units import size
 from shardwright.search.plan import Alternative, Plan
 from shardwright.search.restrict import FREE, TENSOR, batch_factors
 
@@ -108,6 +109,12 @@ def fits(plan: Plan) -> bool:
 def usable_bytes(plan: Plan) -> int:
     """What the plan may use of a device's memory and still be said to fit."""
     return min(plan.report.limit_bytes, safe_bytes(plan.cluster.device.memory_bytes))
+
+
+def memory_remark(plan: Plan, other: Alternative | None = None) -> str:
+    """`does not fit, 43.6 GB too much`: of the plan, or of another that it is compared with; "" where it fits."""
+    found, used = memory_verdict(plan, other), (other or plan).prediction.memory.total_bytes
+    return "" if found == "fits" else f"{found}, {size(used - usable_bytes(plan))} too much"
 
 
 def ranked_alternatives(plan: Plan) -> list[Alternative]:

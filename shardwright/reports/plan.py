@@ -9,15 +9,18 @@ from typing import Any
 from shardwright.cost.predict import Prediction
 from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.reports.comparison import LEGEND, Beside, alternatives, run_as
+from shardwright.reports.exposed import time_data, where_the_time_goes
 from shardwright.reports.facts import (
     AxisFacts,
     PlanFacts,
     SplitAlong,
     fits,
+    memory_remark,
     memory_verdict,
     ranked_alternatives,
     serial_parts,
     step_parts,
+    usable_bytes,
 )
 from shardwright.reports.modules import module_tree
 from shardwright.reports.parameters import parameters_data
@@ -69,6 +72,7 @@ class PlanReport(Report):
         return [
             _headline(self.facts),
             *stages(self.facts),
+            where_the_time_goes(self.facts),
             _axes(self.facts),
             *gathered(self.facts),
             *made_again(self.facts),
@@ -98,6 +102,7 @@ class PlanReport(Report):
             },
             "idle": idle(plan),
             "step": described(plan.prediction),
+            "sent": time_data(self.facts),
             "standing": standing(plan)._asdict(),
             "quality": quality(plan),
             "rewrites": rewrites(plan),
@@ -111,6 +116,8 @@ class PlanReport(Report):
             "estimated": list(self.facts.estimated),
             "fits": fits(plan),
             "memory": memory_verdict(plan),
+            "unfit": memory_remark(plan),
+            "usable_bytes": usable_bytes(plan),
             "limit_bytes": plan.report.limit_bytes,
             "prediction": plan.prediction.to_json(),
             "axes": [

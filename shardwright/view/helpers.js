@@ -51,9 +51,10 @@ function percent(share) {
 const plural = (n, word) => `${n} ${word}${n === 1 ? "" : "s"}`;
 const colour = (name) => `var(--${name})`;
 
-/** A stacked bar of [value, colour, label] parts; `total` is what its full width stands for. */
+/** A stacked bar of [value, colour, label] parts; `total` is what its full width stands for. One that is longer is cut. */
 function bar(parts, total, { thin = false, mark } = {}) {
-  const made = element(thin ? "div.bar.thin" : "div.bar");
+  const cut = parts.reduce((sum, [value]) => sum + value, 0) > total * (1 + 1e-9);
+  const made = element(`div.bar${thin ? ".thin" : ""}${cut ? ".cut" : ""}`);
   for (const [value, name, label] of parts) {
     if (value <= 0) continue;
     made.append(element("i", { style: `width:${(100 * value) / total}%;background:${colour(name)}`, title: label }));

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,16 +11,19 @@ from typing import Any
 import pytest
 
 from shardwright.cost.clusters.cluster import Cluster
+from shardwright.cost.timeline.tasks import COMPUTE
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.schedules import orders
+from shardwright.reports.comparison import Beside
 from shardwright.reports.course import LONGEST_PERIOD, repeated
-from shardwright.reports.facts import PlanFacts
+from shardwright.reports.exposed import sent, sent_text, where_the_time_goes
+from shardwright.reports.facts import PlanFacts, usable_bytes
 from shardwright.reports.modules import module_tree
 from shardwright.reports.parameters import parameters_data, stored_parameters
 from shardwright.reports.peak import fullest, largest, peak_values
 from shardwright.reports.plan import PlanReport
-from shardwright.reports.units import size
-from shardwright.search.plan import Plan
+from shardwright.reports.units import seconds, size
+from shardwright.search.plan import Alternative, Plan
 from shardwright.search.planner import Planner
 from shardwright.view.page import page
 from tests.search.graphs import blocks, every_choice
@@ -162,6 +166,55 @@ def test_explain_and_the_page_name_the_largest_at_the_peak(tmp_path: Path) -> No
                 assert value.label in shown
                 assert size(value.num_bytes) in shown
         assert told in str(PlanReport(plan(name)))
+
+
+@EACH
+def test_exposed_and_hidden_are_told_apart(name: str, tmp_path: Path) -> None:
+    """The parts add up to the step, and what is sent to how long its streams are busy, where one is at a time."""
+    found, listed, busiest = plan(name).prediction, sent(facts(name)), facts(name).timeline.busiest
+    assert sum(own.exposed_s for own in listed) == pytest.approx(found.exposed_s, rel=1e-6)
+    for axis, busy_s in busiest.busy_s.items():
+        if axis != COMPUTE:
+            own = [each for each in listed if each.axis == axis]
+            assert sum(each.hidden_s for each in own) <= busy_s * (1 + 1e-9)
+            assert sum(each.hidden_s + each.exposed_s for each in own) == pytest.approx(busy_s, rel=0.1)
+    told, text = str(where_the_time_goes(facts(name))), text_of(plan(name), tmp_path)
+    for each in listed:
+        row = next(line.split() for line in told.split("\n") if sent_text(each) in line)
+        assert seconds(each.exposed_s) in " ".join(row)
+        assert all(said in text for said in (sent_text(each), seconds(each.exposed_s), seconds(each.hidden_s)))
+    assert told in str(PlanReport(plan(name)))
+
+
+def test_weights_that_are_gathered_ahead_are_hidden() -> None:
+    """Those of one block while the one before computes; only the first one is waited for."""
+    weights = {own.axis: own for own in sent(facts("one stage")) if own.kind == "weights"}
+    assert weights["dp"].hidden_s > 3 * weights["dp"].exposed_s
+
+
+def test_a_plan_that_is_much_slower_does_not_flatten_the_others(tmp_path: Path) -> None:
+    """Its bar is cut; what does not fit is apart, the smallest first, and says by how much."""
+    base = plan("one stage")
+    step_s, used = base.prediction.step_s, base.prediction.memory.total_bytes
+    limit = usable_bytes(base)
+
+    def other(name: str, times: float, num_bytes: int) -> Alternative:
+        memory = replace(base.prediction.memory, slack_bytes=base.prediction.memory.slack_bytes + num_bytes - used)
+        prediction = replace(base.prediction, step_s=times * step_s, bubble_s=(times - 1) * step_s, memory=memory)
+        return Alternative(name, base.mesh, prediction, num_bytes <= limit)
+
+    large = [other("largest", 0.7, 3 * limit), other("large", 0.8, 2 * limit)]
+    found = replace(base, alternatives=(other("near", 1.2, used), other("far", 9.0, used), *large))
+    code = """[...at("compare").children].filter((made) => made.tag === "table").map((made) =>
+      made.children.slice(1).map(({ children }) => {
+        const bars = children.flatMap((cell) => cell.children).filter((made) => made.className?.startsWith("bar"));
+        return [children[0].textContent, bars[0].className, bars[0].children[0].style.cssText];
+      }))"""
+    fitting, unfit = evaluated(found, tmp_path, code)
+    assert [row[:2] for row in fitting] == [["this plan", "bar"], ["near", "bar"], ["far", "bar cut"]]
+    assert float(fitting[0][2].removeprefix("width:").partition("%")[0]) > 100 / 9
+    assert [row[0] for row in unfit] == ["large", "largest"]
+    assert Beside.alternative(found, large[1]).remark == f"does not fit, {size(limit)} too much"
 
 
 def test_the_longest_repetition_is_told_once() -> None:
