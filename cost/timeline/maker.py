@@ -68,15 +68,18 @@ class Maker:
         """What its connections with other stages keep, what it takes to sum gradients with those, bytes of messages."""
         key = (pieces, execution.num_microbatches, between_bytes, sum_s, posted)
         if key not in self._stages:
-            state, end = self._state(self.leaves(pieces), sum_s)
+            held, end = self._held(self.leaves(pieces), sum_s)
+            state = defaultdict[str, float](float)
+            for (category, _), num_bytes in held.items():
+                state[category] += num_bytes
             pool = reduce(joined, (piece.pool for piece in pieces))
             state["buffers"] = self._buffers(execution.num_microbatches // self.steps.graph.mesh.num_microbatches)
             state["context"] = self.steps.cluster.device.context_bytes
             state["communication"] = self._axes_bytes + between_bytes
-            state["temporary"] = state.get("temporary", 0.0) + posted
+            state["temporary"] += posted
             if pool:
                 state["gathered"] = sum(pool.values())
-            self._stages[key] = Stage(pieces, state, end, self.steps.cluster.device)
+            self._stages[key] = Stage(pieces, dict(state), end, self.steps.cluster.device, held)
         return self._stages[key]
 
     def units(self, execution: Execution) -> tuple[Unit, ...]:
@@ -106,7 +109,7 @@ class Maker:
             stays = sum(sum(timeline.net.values()) for timeline in first)  # gradients, until the update
             kept = sum(each[0].net.values())
             peak = max(each[0].peak_bytes - kept, *(timeline.peak_bytes for timeline in each[1:]))
-            stored = sum(self._state(self.leaves([piece]), 0.0)[0].values())
+            stored = sum(self._held(self.leaves([piece]), 0.0)[0].values())
             seconds = sum(timeline.ready_s for timeline in each)
             self._units[piece] = Unit(seconds, stored + stays, kept, peak + sum(piece.pool.values()))
         return self._units[piece]
@@ -133,13 +136,15 @@ class Maker:
             for n in graph.nodes if n.name in self._constants or (n.is_leaf and n.op != "parameter")
         )  # fmt: skip
 
-    def _state(self, leaves: Mapping[str, int], sum_s: float) -> tuple[dict[str, float], Segment]:
-        """What parameters keep, and the end of a step: update, gradients freed, under ZeRO-1 weights gathered.
+    def _held(self, leaves: Mapping[str, int], sum_s: float) -> tuple[dict[tuple[str, str], float], Segment]:
+        """What parameters keep, by category and leaf, and the end of a step.
+
+        That is the update; then gradients are freed and, under ZeRO-1, weights gathered.
 
         `sum_s`: before that, to sum gradients with other stages.
         """
         steps, execution, device = self.steps, self.steps.execution, self.steps.cluster.device
-        state, updated, freed = defaultdict[str, float](float), 0.0, 0.0
+        held, updated, freed = dict[tuple[str, str], float](), 0.0, list[tuple[str, float]]()
         gathered = defaultdict[str, float](float)
         overhead_s = device.step_overhead_s + self._first_uses_s
         for leaf, times in leaves.items():
@@ -152,14 +157,14 @@ class Maker:
                     shards *= steps.graph.mesh.sizes[steps.graph.mesh.index(axis)]
                     gathered[axis] += times * parameter.used_bytes
             for category, num_bytes in state_bytes(stored, execution, shards).items():
-                state[category] += times * num_bytes
+                held[category, leaf] = times * num_bytes
             if parameter.grad:
                 overhead_s += times * device.update_overhead_s
                 updated += times * update_bytes(stored, execution, shards)
                 if is_bucketed(parameter):
-                    state["gradients"] += times * parameter.gradient_bytes
+                    held["gradients", leaf] = times * parameter.gradient_bytes
                 else:
-                    freed += times * parameter.gradient_bytes
+                    freed.append((leaf, times * parameter.gradient_bytes))
         end = Recorder(execution.overlap)
         if sum_s:
             end.launch("gradients of several stages", STAGES, sum_s, blocks=True)
@@ -167,8 +172,9 @@ class Maker:
         for axis, num_bytes in gathered.items():
             seconds = steps.collective_s("all_gather", axis, num_bytes)
             end.launch("gather updated weights", axis, seconds, blocks=True)
-        end.take("gradients", freed, None, (task,))
-        return dict(state), end.segment()
+        for leaf, num_bytes in freed:
+            end.take("gradients", num_bytes, None, (task,), name=leaf)
+        return held, end.segment()
 
 
 def _first_uses_s(steps: Steps) -> float:

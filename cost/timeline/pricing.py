@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from shardwright.cost.timeline.pool import is_direct
 from shardwright.cost.timeline.steps import Steps, Ways
-from shardwright.cost.timeline.tasks import COMPUTE, COPY, Fold, Recorder, Segment
+from shardwright.cost.timeline.tasks import COMPUTE, COPY, Buffer, Fold, Recorder, Segment
 from shardwright.pcg.step.actions import Action, Actions, Microbatch
 from shardwright.pcg.step.buckets import LARGE_BYTES
 from shardwright.pcg.step.chunk import Allocation, Chunk, Occurrence, Use
@@ -46,6 +46,11 @@ def price_backward(steps: Steps, chunk: Chunk, actions: Actions, *, two: bool) -
 def is_bucketed(parameter: Parameter) -> bool:
     """Whether its gradient is summed in a bucket with others."""
     return bool(parameter.sums) and parameter.gradient_bytes < LARGE_BYTES
+
+
+def _gradient(name: str) -> str:
+    """What memory of the gradient of a value or of a parameter is called."""
+    return f"gradient of {name}"
 
 
 class _Readers:
@@ -93,7 +98,7 @@ class _Pass:
             task = self.recorder.launch(
                 name, cost.stream, cost.forward_s, blocks=blocks, messages=cost.sent, microbatch=when
             )
-        self.recorder.take("temporary", cost.scratch.forward, task, (task,))
+        self.recorder.take("temporary", cost.scratch.forward, task, (task,), name=f"scratch of {name}")
         return task
 
     def among(self, name: str, ways: Ways, seconds: float) -> int:
@@ -113,7 +118,7 @@ class _Pass:
         name = f"gather {block.parameters[0].home}"
         task = self.recorder.launch(name, axis, seconds, blocks=False, messages=sent, microbatch=microbatch)
         if self.steps.cluster.backend == "gloo":  # torch's all-gather has it write to memory of its own first
-            self.recorder.take("communication", num_bytes, task, (task,), microbatch)
+            self.recorder.take("communication", num_bytes, task, (task,), microbatch, name=name)
         self.gathers[number] = task
 
     def _messages(self, collective: str, parameters: Sequence[Parameter]) -> tuple[Message, ...]:
@@ -164,7 +169,7 @@ class _Forward(_Pass):
             category = "activations" if memory.kept else "temporary"
             away = (self.away[memory],) if memory in self.away else ()
             freed = (*self.readers.of(memory), *away) if away or not memory.kept else ()
-            self.recorder.take(category, memory.num_bytes, task, freed)
+            self.recorder.take(category, memory.num_bytes, task, freed, name=memory.name)
 
 
 class _Sum(NamedTuple):
@@ -193,8 +198,8 @@ class _Backward(_Pass):
         self.gradients: dict[Allocation, int] = {}  # the task that made each
         self.again: dict[Allocation, int] = {}  # and what was made again
         self.made: dict[int, int] = {}  # use of a parameter -> the first task that gave it a gradient
-        self.scattered: list[tuple[str, float, int | None, int, Microbatch]] = []  # whole gradients: bytes, by whom
-        self.arriving: list[tuple[float, Microbatch]] = []  # slices that are there when that is waited for
+        self.scattered: list[Buffer] = []  # whole gradients, freed by what scatters them
+        self.arriving: list[tuple[str, float, Microbatch]] = []  # slices that are there when that is waited for
         self.task = -1  # in `later`, the last that gave gradients to parameters
         self.cast: list[tuple[_Sum, int, int]] = []  # sums in another dtype, with their first and last task
         self.sums: list[_Sum] = []  # that nothing is to run beside: the stage before has its gradients first
@@ -257,13 +262,13 @@ class _Backward(_Pass):
             task = self.among(name, cost.ways_back, cost.backward_s + of_weights_s)
         else:
             task = self.recorder.launch(name, cost.back_stream, cost.backward_s, blocks=True, messages=cost.sent_back)
-        self.recorder.take("temporary", cost.scratch.backward, task, (task,))
+        self.recorder.take("temporary", cost.scratch.backward, task, (task,), name=f"scratch of {name}")
         self._note(occurrence, task, self.readers)
         for memory in occurrence.gradients:
             if (
                 memory in self.gradients and memory is not occurrence.result
             ):  # takes memory of its own until it is added
-                self.recorder.take("temporary", memory.num_bytes, task, (task,))
+                self.recorder.take("temporary", memory.num_bytes, task, (task,), name=_gradient(memory.name))
             elif memory is not occurrence.result:
                 self.gradients[memory] = task
         if occurrence.number not in self.apart:  # made early, as a norm's: taken over at the start of the second part
@@ -291,16 +296,16 @@ class _Backward(_Pass):
     def _accumulate(self, use: Use) -> None:
         parameter, made = use.parameter, self.made[use.number]
         if use.block is not None:  # whole gradients of what is gathered
-            self.later.take("gradients", parameter.whole_bytes, made, (), "opening")
+            self.later.take("gradients", parameter.whole_bytes, made, (), "opening", name=parameter.leaf)
             return
         if is_bucketed(parameter):  # the bucket's memory is always there
-            self.later.take("gradients", parameter.gradient_bytes, made, (), "opening")
+            self.later.take("gradients", parameter.gradient_bytes, made, (), "opening", name=parameter.leaf)
             return
         used, num_bytes = parameter.used_bytes, parameter.gradient_bytes
-        self.later.take("gradients", num_bytes, made, (), "first")
+        self.later.take("gradients", num_bytes, made, (), "first", name=parameter.leaf)
         self.later.take(
             "temporary", used, made, (min(self.task, len(self.later.tasks) - 1),),
-            "every" if num_bytes != used else "later",
+            "every" if num_bytes != used else "later", name=_gradient(parameter.leaf),
         )  # fmt: skip
 
     def _reduce(self, uses: Sequence[Use]) -> None:
@@ -313,10 +318,11 @@ class _Backward(_Pass):
             for use in uses:
                 p, made = use.parameter, self.made[use.number]
                 num_bytes = (1 + use.more) * (p.used_bytes if p.slices is None else p.gradient_bytes)
-                self.later.take("temporary", num_bytes, end if use.more else made, (max(made, end),), "last")
+                taken, freed = end if use.more else made, (max(made, end),)
+                self.later.take("temporary", num_bytes, taken, freed, "last", name=_gradient(p.leaf))
                 if p.slices is None or not p.slices.summed:
                     total_bytes = (1 + use.more) * p.gradient_bytes
-                    self.later.take("gradients", total_bytes, None, (max(made, end),), "closing")
+                    self.later.take("gradients", total_bytes, None, freed, "closing", name=p.leaf)
         every = 1 if is_bucketed(first) else 1 + uses[0].more
         unit = _Sum(name, first.sums, sent, total if sent != total else 0.0, every=every)
         if self.steps.execution.overlap:
@@ -348,7 +354,8 @@ class _Backward(_Pass):
         seconds = sum(what.every * self.steps.cast_s(what.cast_bytes, what.num_bytes) for what, _, _ in self.cast)
         end = self.later.compute("sums of gradients", seconds, {task for _, _, task in self.cast}, "last")
         for what, begin, _ in self.cast:  # a fold's is seen at this moment only
-            self.later.take("temporary", what.every * what.num_bytes, end if what.every > 1 else begin, (end,), "last")
+            num_bytes, taken = what.every * what.num_bytes, end if what.every > 1 else begin
+            self.later.take("temporary", num_bytes, taken, (end,), "last", name=what.name)
 
     def _scatter(self, number: int, microbatch: Microbatch) -> None:
         """Sum the gradients of a gathered block, where ranks have summands; each keeps its slice."""
@@ -369,33 +376,34 @@ class _Backward(_Pass):
             else:
                 task = self.later.compute(name, seconds, microbatch=microbatch)
             for use in uses:
+                leaf, gradient = use.parameter.leaf, _gradient(use.parameter.leaf)
                 made, used = self.made.get(use.number, task), use.parameter.used_bytes
                 end, whole, sent_bytes = max(made, task), use.parameter.whole_bytes, use.parameter.summed_bytes
                 if summed:  # what was accumulated, and the last microbatch's, which is added to it before
-                    self.later.take("temporary", used, made, (max(made, launch),), "later")
-                    self.scattered.append(("gradients", whole, None, end, "closing"))
+                    self.later.take("temporary", used, made, (max(made, launch),), "later", name=gradient)
+                    self.scattered.append(Buffer("gradients", whole, None, (end,), "closing", leaf))
                 elif copied:
-                    self.scattered.append(("temporary", used, made, end, "every"))
+                    self.scattered.append(Buffer("temporary", used, made, (end,), "every", gradient))
                     if sent_bytes != used and is_direct(self.steps, use.parameter, sent_bytes):  # cast to be sent
-                        self.later.take("temporary", sent_bytes, task, (task,))
+                        self.later.take("temporary", sent_bytes, task, (task,), name=f"{gradient}, to be sent")
                 else:  # each rank takes its slice at once
-                    self.later.take("temporary", used, made, (end,))
+                    self.later.take("temporary", used, made, (end,), name=gradient)
                 self.made[use.number] = task
                 if not is_bucketed(use.parameter):
                     when: Microbatch = "last" if summed else "first"
                     if copied and self.steps.cluster.backend == "gloo":  # which sums what it has received
-                        self.arriving.append((use.parameter.gradient_bytes, when))
+                        self.arriving.append((leaf, use.parameter.gradient_bytes, when))
                     else:
-                        self.later.take("gradients", use.parameter.gradient_bytes, task, (), when)
+                        self.later.take("gradients", use.parameter.gradient_bytes, task, (), when, name=leaf)
                 elif not summed:
-                    self.later.take("gradients", use.parameter.gradient_bytes, task, (), "opening")
+                    self.later.take("gradients", use.parameter.gradient_bytes, task, (), "opening", name=leaf)
 
     def _deliver(self) -> None:
         """Whole gradients are let go of when the next block's are there, or backward ends, and slices are there."""
-        for category, num_bytes, made, scattered, when in self.scattered:
-            self.later.take(category, num_bytes, made, (max(scattered, self.later.last),), when)
-        for num_bytes, when in self.arriving:
-            self.later.take("gradients", num_bytes, self.later.last, (), when)
+        for category, num_bytes, made, (scattered,), when, name in self.scattered:
+            self.later.take(category, num_bytes, made, (max(scattered, self.later.last),), when, name=name)
+        for leaf, num_bytes, when in self.arriving:
+            self.later.take("gradients", num_bytes, self.later.last, (), when, name=leaf)
         self.scattered.clear()
         self.arriving.clear()
 
@@ -408,20 +416,22 @@ class _Backward(_Pass):
         fetched = self.fetches.task_of if self.fetches is not None else {}
         for memory in self.chunk.allocations:
             if memory.kept:
-                self._take("activations", memory.num_bytes, memory, fetched.get(memory))
+                self._take("activations", memory, memory, fetched.get(memory))
         for memory, task in self.again.items():
-            self._take("temporary" if memory.kept else "activations", memory.num_bytes, memory, task)
+            self._take("temporary" if memory.kept else "activations", memory, memory, task)
         for memory, task in self.gradients.items():
-            self._take("temporary", memory.num_bytes, ("gradient", memory), task)
+            self._take("temporary", memory, ("gradient", memory), task)
 
-    def _take(self, category: str, num_bytes: float, what: object, taken: int | None) -> None:
+    def _take(self, category: str, memory: Allocation, what: object, taken: int | None) -> None:
         """Freed after its readers, in the second part if it has readers there."""
         here, later = self.readers.of(what), self.later_readers.of(what)
+        name = memory.name if what is memory else _gradient(memory.name)
         if later and self.later is not self.recorder:
-            self.recorder.take(category, num_bytes, taken)
-            self.later.take(category, num_bytes, None, later)
+            self.recorder.take(category, memory.num_bytes, taken, name=name)
+            self.later.take(category, memory.num_bytes, None, later, name=name)
         else:
-            self.recorder.take(category, num_bytes, taken, here or (taken if taken is not None else 0,))
+            freed = here or (taken if taken is not None else 0,)
+            self.recorder.take(category, memory.num_bytes, taken, freed, name=name)
 
 
 class _Fetches:

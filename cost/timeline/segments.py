@@ -45,6 +45,7 @@ class Stage:
 
     pieces   of its chunks, in order
     state    bytes by category that are there all the time
+    held     what of that is there for parameters, by category and leaf
     end      after the last backward: the optimizer's update
     """
 
@@ -52,12 +53,14 @@ class Stage:
     state: Mapping[str, float]
     end: Segment
     device: Device
+    held: Mapping[tuple[str, str], float] = field(default_factory=dict)
 
     def without(self, categories: Collection[str]) -> Stage:
         """The same without the memory of some categories."""
         state = {name: num_bytes for name, num_bytes in self.state.items() if name not in categories}
+        held = {key: num_bytes for key, num_bytes in self.held.items() if key[0] not in categories}
         pieces = tuple(piece.without(categories) for piece in self.pieces)
-        return replace(self, pieces=pieces, state=state, end=self.end.without(categories))
+        return replace(self, pieces=pieces, state=state, end=self.end.without(categories), held=held)
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shardwright.cost.timeline.clock import Sharing, times
 from shardwright.cost.timeline.tasks import COMPUTE, Fold, Segment, Task
@@ -67,6 +68,10 @@ class SegmentTimeline:
     def peak_bytes(self) -> float:
         return sum(self.peak.values())
 
+    def course(self) -> MemoryCourse:
+        """The memory at every change, by category."""
+        return course(self.segment, self.starts, self.ends, self.offsets)
+
 
 def run(segment: Segment, sharing: Sharing, alike: SegmentTimeline | None = None) -> SegmentTimeline:
     """Simulate a segment. `alike`: one of the same tasks, where only the memory differs."""
@@ -76,7 +81,7 @@ def run(segment: Segment, sharing: Sharing, alike: SegmentTimeline | None = None
     busy = defaultdict[str, float](float)
     for task, copies, start, end in zip(segment.tasks, segment.copies(), starts, ends, strict=True):
         busy[task.stream] += copies * (end - start)
-    memory = _memory(segment, starts, ends, offsets)
+    memory = _memory(segment, course(segment, starts, ends, offsets))
     awaited = (e + o for t, e, o in zip(segment.tasks, ends, offsets, strict=True) if not _goes_on(t))
     ready_s = max(awaited, default=seconds)
     waiting_s = max(0.0, ready_s - busy.get(COMPUTE, 0.0))
@@ -140,44 +145,62 @@ def _window(fold: Fold, tasks: Sequence[Task], ends: Sequence[float]) -> _Window
 # --------------------------------------------------------------------------------------------------------------- memory
 
 
-_Event = tuple[float, int, int, int, float]
-"""Time, task, 1 if memory is given back, column of the category, bytes."""
+class MemoryCourse(NamedTuple):
+    """Memory over time, relative to the start of a segment.
+
+    times_s      of every change, and `tasks` which take or give back then
+    buffers      the number of the buffer that changes, with whether it is given back
+    categories   columns of `values`, the bytes from each change on
+    """
+
+    times_s: tuple[float, ...]
+    tasks: tuple[int, ...]
+    buffers: tuple[tuple[int, bool], ...]
+    categories: tuple[str, ...]
+    values: NDArray[np.float64]
+
+    @property
+    def peak(self) -> int:
+        """The change at which most is there; -1 where that is never more than at the start."""
+        totals = self.values.sum(axis=1)
+        row = int(totals.argmax()) if len(totals) else -1
+        return row if row >= 0 and totals[row] > 0 else -1
 
 
-def _memory(
-    segment: Segment,
-    starts: Sequence[float],
-    ends: Sequence[float],
-    offsets: Sequence[float],
-) -> tuple[dict[str, float], float, str, dict[str, float], Course]:
-    """Peak by category, its moment and task, the net change, and the whole course."""
-    categories = list(dict.fromkeys(b.category for b in segment.buffers))
+def course(segment: Segment, starts: Sequence[float], ends: Sequence[float], offsets: Sequence[float]) -> MemoryCourse:
+    """Every change of a segment's memory, in order."""
+    categories = tuple(dict.fromkeys(b.category for b in segment.buffers))
     columns = {category: column for column, category in enumerate(categories)}
-    events: list[_Event] = []
-    for category, num_bytes, taken, freed, _ in segment.buffers:
+    events: list[tuple[float, int, bool, int, float, int]] = []
+    for number, (category, num_bytes, taken, freed, _, _) in enumerate(segment.buffers):
         column = columns[category]
         if taken is not None:
-            events.append((starts[taken], taken, 0, column, num_bytes))
+            events.append((starts[taken], taken, False, column, num_bytes, number))
         if freed:
             last = freed[0] if len(freed) == 1 else max(freed, key=lambda i: (ends[i], i))
-            events.append((ends[last], last, 1, column, -num_bytes))
+            events.append((ends[last], last, True, column, -num_bytes, number))
     if not events:
-        return {}, 0.0, "", {}, Course()
+        return MemoryCourse((), (), (), (), np.zeros((0, 0)))
     events.sort()
     changes = np.zeros((len(events), len(categories)))
-    moments, numbers, _, where, sizes = zip(*events, strict=True)
+    moments, tasks, given_back, where, sizes, numbers = zip(*events, strict=True)
     changes[np.arange(len(events)), where] = sizes
-    course = np.cumsum(changes, axis=0)
-    order = np.array(numbers)
+    values = np.cumsum(changes, axis=0)
+    order = np.array(tasks)
     for fold in segment.folds:  # further blocks change what is there as the second one does
         change = changes[(order >= fold.start) & (order < fold.end)].sum(axis=0)
-        course += np.where(order[:, None] >= fold.end, fold.more * change, 0.0)
-    totals = course.sum(axis=1)
-    row = int(totals.argmax())
-    net = dict(zip(categories, course[-1].tolist(), strict=True))
-    at_s = tuple(moment + offsets[number] for moment, number in zip(moments, numbers, strict=True))
-    memory = Course(at_s, tuple(totals.tolist()))
-    if totals[row] <= 0:  # nothing is above what was there at the start
+        values += np.where(order[:, None] >= fold.end, fold.more * change, 0.0)
+    times_s = tuple(moment + offsets[task] for moment, task in zip(moments, tasks, strict=True))
+    return MemoryCourse(times_s, tasks, tuple(zip(numbers, given_back, strict=True)), categories, values)
+
+
+def _memory(segment: Segment, found: MemoryCourse) -> tuple[dict[str, float], float, str, dict[str, float], Course]:
+    """Peak by category, its moment and task, the net change, and the whole course."""
+    if not found.times_s:
+        return {}, 0.0, "", {}, Course()
+    net = dict(zip(found.categories, found.values[-1].tolist(), strict=True))
+    memory = Course(found.times_s, tuple(found.values.sum(axis=1).tolist()))
+    if (row := found.peak) < 0:
         return {}, 0.0, segment.tasks[0].name, net, memory
-    peak = dict(zip(categories, course[row].tolist(), strict=True))
-    return peak, memory.times_s[row], segment.tasks[events[row][1]].name, net, memory
+    peak = dict(zip(found.categories, found.values[row].tolist(), strict=True))
+    return peak, found.times_s[row], segment.tasks[found.tasks[row]].name, net, memory

@@ -39,6 +39,7 @@ class Buffer(NamedTuple):
 
     taken   at the start of this task; None: it is there already
     freed   when all of these have ended; none: it stays
+    name    of the value, operator or parameter that it is for
     """
 
     category: str
@@ -46,6 +47,7 @@ class Buffer(NamedTuple):
     taken: int | None
     freed: tuple[int, ...]
     microbatch: Microbatch = "every"
+    name: str = ""
 
 
 class Fold(NamedTuple):
@@ -134,10 +136,10 @@ class Recorder:
 
     def take(
         self, category: str, num_bytes: float, taken: int | None, freed: Iterable[int] = (),
-        microbatch: Microbatch = "every",
+        microbatch: Microbatch = "every", *, name: str = "",
     ) -> None:  # fmt: skip
         if num_bytes > 0:
-            self.buffers.append(Buffer(category, num_bytes, taken, tuple(freed), microbatch))
+            self.buffers.append(Buffer(category, num_bytes, taken, tuple(freed), microbatch, name))
 
     def segment(self) -> Segment:
         return Segment(tuple(self.tasks), tuple(self.buffers), tuple(self.folds))

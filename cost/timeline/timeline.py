@@ -50,6 +50,7 @@ class StageTimeline:
         bubble_s: while the stage has nothing to do until the step ends everywhere; the three add up to the step.
         busy_s: by stream.
         memory: at the peak, by category, the allocator's slack included.
+        peak_place: the number of the segment in which the peak is.
         peak_s: the moment of the peak.
         peak_at: what runs then.
         state_bytes: what is there when the step begins.
@@ -62,6 +63,7 @@ class StageTimeline:
     bubble_s: float
     busy_s: Mapping[str, float]
     memory: Memory
+    peak_place: int
     peak_s: float
     peak_at: str
     state_bytes: float
@@ -176,7 +178,8 @@ def _stage(stage: Stage, placed: tuple[PlacedSegment, ...], wait_s: float, step_
         for stream, seconds in timeline.busy_s.items():
             busy[stream] += seconds
     compute_s = busy.get(COMPUTE, 0.0)
-    memory, peak = _peak(stage, placed)
+    memory, number = _peak(stage, placed)
+    peak = placed[number]
     return StageTimeline(
         placed=placed,
         compute_s=compute_s,
@@ -184,6 +187,7 @@ def _stage(stage: Stage, placed: tuple[PlacedSegment, ...], wait_s: float, step_
         bubble_s=max(0.0, step_s - compute_s - waiting),
         busy_s=dict(busy),
         memory=memory,
+        peak_place=number,
         peak_s=peak.start_s + peak.timeline.peak_s,
         peak_at=_moment(peak.item, peak.timeline.peak_task, placed),
         state_bytes=sum(stage.state.values()),
@@ -191,14 +195,14 @@ def _stage(stage: Stage, placed: tuple[PlacedSegment, ...], wait_s: float, step_
     )
 
 
-def _peak(stage: Stage, placed: Sequence[PlacedSegment]) -> tuple[Memory, PlacedSegment]:
-    """Memory at the peak, and the segment in which it is."""
+def _peak(stage: Stage, placed: Sequence[PlacedSegment]) -> tuple[Memory, int]:
+    """Memory at the peak, and the number of the segment in which it is."""
     now, total = defaultdict[str, float](float, stage.state), sum(stage.state.values())
-    best, found, at = -1.0, dict[str, float](), placed[0]
-    for place in placed:
+    best, found, at = -1.0, dict[str, float](), 0
+    for number, place in enumerate(placed):
         timeline = place.timeline
         if total + timeline.peak_bytes > best:
-            best, at = total + timeline.peak_bytes, place
+            best, at = total + timeline.peak_bytes, number
             found = {c: now.get(c, 0.0) + timeline.peak.get(c, 0.0) for c in (*now, *timeline.peak)}
         for category, num_bytes in timeline.net.items():
             now[category] += num_bytes

@@ -54,6 +54,7 @@ class Region:
 class Allocation:
     """That of one value and its views. `kept` for backward; `region`: where it is made again instead."""
 
+    name: str
     num_bytes: float
     kept: bool = False
     region: Region | None = None
@@ -152,10 +153,10 @@ class Chunk:
     def _add(self, operation: Operation, stretch: Stretch) -> None:
         reads = tuple(self._read(name) for name in operation.reads)
         region = self._region(operation)
-        result = self._env.get(operation.alias) or self._new(operation.num_bytes, region)
+        result = self._env.get(operation.alias) or self._new(operation.name, operation.num_bytes, region)
         self._env[operation.name] = result
         keeps = [self._env[name] for name in operation.keeps if name in self._env]
-        keeps += [self._new(operation.mask_bytes, region)] if operation.mask_bytes else []
+        keeps += [self._new(f"mask of {operation.name}", operation.mask_bytes, region)] if operation.mask_bytes else []
         for memory in keeps:
             _keep(memory, region)
         outside = (memory for memory in reads if region is not None and memory.region is not region)
@@ -173,14 +174,14 @@ class Chunk:
             region.occurrences.append(occurrence)
         self.occurrences.append(occurrence)
 
-    def _new(self, num_bytes: float, region: Region | None) -> Allocation:
-        self.allocations.append(Allocation(num_bytes, False, region))
+    def _new(self, name: str, num_bytes: float, region: Region | None) -> Allocation:
+        self.allocations.append(Allocation(name, num_bytes, False, region))
         return self.allocations[-1]
 
     def _read(self, name: str) -> Allocation:
         """A value of this chunk; what comes from another takes memory too, unlike leaves, which are always there."""
         if name not in self._env:
-            self._env[name] = self._new(self._value_bytes.get(name, 0.0), None)
+            self._env[name] = self._new(name, self._value_bytes.get(name, 0.0), None)
         return self._env[name]
 
     def _region(self, operation: Operation) -> Region | None:

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from shardwright.cost.predict import Prediction
-from shardwright.cost.timeline.memory import MemoryVerdict
 from shardwright.pcg.step.lifetimes import lifetimes
-from shardwright.reports.facts import fits, memory_verdict, ranked_alternatives
+from shardwright.reports.facts import fits, memory_remark, ranked_alternatives
 from shardwright.reports.lifetimes import lifetime_names
 from shardwright.reports.report import OWN, Paragraph, Report
 from shardwright.reports.running import again_name, device_mesh
@@ -35,7 +34,7 @@ class ComparisonReport(Report):
     def _side_by_side(self) -> Paragraph:
         first = next(iter(self.plans.values()))
         plans = self.plans.values()
-        beside = [Beside.own(p) if p is first else Beside.of(first, p.prediction, memory_verdict(p)) for p in plans]
+        beside = [Beside.own(p) if p is first else Beside.of(first, p.prediction, memory_remark(p)) for p in plans]
         named = zip(self.plans.items(), beside, strict=True)
         rows = [_row(name, _columns(p), p.prediction, own) for (name, p), own in named]
         several = len({plan.fingerprint for plan in self.plans.values()}) > 1
@@ -95,20 +94,20 @@ class Beside(NamedTuple):
     @classmethod
     def own(cls, plan: Plan) -> Beside:
         """The plan beside itself."""
-        return cls("", "" if fits(plan) else memory_verdict(plan))
+        return cls("", memory_remark(plan))
 
     @classmethod
-    def of(cls, plan: Plan, other: Prediction, memory: MemoryVerdict) -> Beside:
-        """Another prediction, and whether that fits, beside a plan."""
+    def of(cls, plan: Plan, other: Prediction, unfit: str) -> Beside:
+        """Another prediction beside a plan. `unfit`: what is said of its memory if that does not fit."""
         step_s = plan.prediction.step_s
-        if memory != "fits":
-            return cls("" if fits(plan) else faster_or_slower(other.step_s, step_s), memory)
+        if unfit:
+            return cls("" if fits(plan) else faster_or_slower(other.step_s, step_s), unfit)
         return cls(faster_or_slower(other.step_s, step_s), "absurd" if other.step_s > ABSURD * step_s else "")
 
     @classmethod
     def alternative(cls, plan: Plan, other: Alternative) -> Beside:
         """A plan that the plan was compared with."""
-        found = cls.of(plan, other.prediction, memory_verdict(plan, other))
+        found = cls.of(plan, other.prediction, memory_remark(plan, other))
         return cls(found.faster, ", ".join(filter(None, (found.remark, ESTIMATED * other.estimated))))
 
 

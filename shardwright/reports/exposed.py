@@ -1,40 +1,76 @@
-"""What a step waits for: the time in which compute stands still, by what is sent meanwhile."""
+"""Where the time of a step goes: what compute waits for, and what is sent beside it."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import defaultdict
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from typing import Any, NamedTuple
 
 from shardwright.cost.timeline.streams import SegmentTimeline
-from shardwright.cost.timeline.tasks import COMPUTE, Task
-from shardwright.reports.timeline import plan_timeline
+from shardwright.cost.timeline.tasks import COMPUTE, COPY, Task
+from shardwright.pcg.stages import STAGES
+from shardwright.reports.facts import PlanFacts, step_parts
+from shardwright.reports.report import Paragraph
+from shardwright.reports.units import percent, seconds
 from shardwright.search.plan import Plan
 
+_Key = tuple[str, str]
+"""What is sent, and on which stream."""
 KINDS = ("weights", "gradients", "activations", "copies")
 
 
-def exposed_by_kind(plan: Plan) -> dict[str, float]:
-    """Seconds by what is sent: weights, gradients or activations; they add up to `Prediction.exposed_s`.
+class Sent(NamedTuple):
+    """What is sent, of one kind and over one axis (or copied to and from the host), by the stage that decides.
 
-    Where several are sent at once they share the time.
+    exposed_s   while compute stands still; several that are sent at once share the time
+    hidden_s    while compute runs
     """
-    busiest, found = plan_timeline(plan, plan.execution).busiest, defaultdict[str, float](float)
-    for place in busiest.placed:
-        for kind, waited_s in _waited(place.timeline).items():
-            found[kind] += waited_s
-    total_s = sum(found.values())
-    return {kind: busiest.exposed_s * own / total_s for kind, own in found.items()} if total_s > 0 else {}
+
+    kind: str
+    axis: str
+    exposed_s: float
+    hidden_s: float
 
 
-def _waited(timeline: SegmentTimeline) -> Mapping[str, float]:
-    """How long tasks of each kind run while compute does not, folds included."""
+def sent(facts: PlanFacts) -> list[Sent]:
+    """All that is sent, what is waited for most first. What is exposed adds up to the timeline's `exposed_s`.
+
+    Sums that go on beside the next segments are hidden, but for what the end of the step waits for them.
+    """
+    stage, found = facts.timeline.busiest, defaultdict[_Key, list[float]](lambda: [0.0, 0.0, 0.0])
+    for timeline, count in Counter(place.timeline for place in stage.placed).items():
+        for key, own in _sent(timeline).items():
+            found[key] = [total_s + count * part_s for total_s, part_s in zip(found[key], own, strict=True)]
+    ready_s = max((place.start_s + place.timeline.ready_s for place in stage.placed[:-1]), default=0.0)
+    late_s = sum(own[2] for own in found.values())
+    late = min(1.0, max(0.0, stage.placed[-1].start_s - ready_s) / late_s) if late_s > 0 else 0.0
+    waits = {key: waited_s + late * after_s for key, (waited_s, _, after_s) in found.items()}
+    total_s = sum(waits.values())
+    share = stage.exposed_s / total_s if total_s > 0 else 0.0
+    listed = [Sent(*key, share * waits[key], own[1] + (1 - late) * own[2]) for key, own in found.items()]
+    return sorted(listed, key=lambda s: (-s.exposed_s, -s.hidden_s))
+
+
+def exposed_by_kind(plan: Plan) -> dict[str, float]:
+    """Seconds by what is sent: weights, gradients or activations; they add up to `Prediction.exposed_s`."""
     found = defaultdict[str, float](float)
+    for each in sent(PlanFacts(plan)):
+        if each.exposed_s > 0:
+            found[each.kind] += each.exposed_s
+    return dict(found)
+
+
+def _sent(timeline: SegmentTimeline) -> dict[_Key, list[float]]:
+    """How long tasks run while compute does not, while it does, and after the segment; folds included."""
+    found = defaultdict[_Key, list[float]](lambda: [0.0, 0.0, 0.0])
     tasks = list(zip(timeline.segment.tasks, timeline.segment.copies(), timeline.starts, timeline.ends, strict=True))
     busy = [(start, end) for task, _, start, end in tasks if task.stream == COMPUTE and end > start]
-    for task, copies, start, end in tasks:
+    for (task, copies, start, end), offset in zip(tasks, timeline.offsets, strict=True):
         if task.stream != COMPUTE and end > start:
-            found[_kind(task)] += copies * max(0.0, end - start - _overlap(busy, start, end))
+            beside_s, own = _overlap(busy, start, end), found[_kind(task), task.stream]
+            after_s = min(end - start - beside_s, max(0.0, end + offset - timeline.ready_s))
+            for part, part_s in enumerate((end - start - beside_s - after_s, beside_s, after_s)):
+                own[part] += copies * max(0.0, part_s)
     return found
 
 
@@ -50,9 +86,43 @@ def _overlap(busy: list[tuple[float, float]], start: float, end: float) -> float
 
 
 def _kind(task: Task) -> str:
-    if task.blocks:
+    if task.stream in (COPY, STAGES):
+        return "copies" if task.stream == COPY else "gradients"
+    names = {message.collective for message in task.messages}
+    if task.blocks or not names:
         return "activations"
-    sent = {message.collective for message in task.messages}
-    if not sent:
-        return "copies"
-    return "weights" if sent == {"all_gather"} else "gradients"
+    return "weights" if names == {"all_gather"} else "gradients"
+
+
+# ---- for people ----
+
+
+def where_the_time_goes(facts: PlanFacts) -> Paragraph:
+    """The parts of a step, which add up to it: what is waited for by what is sent, and how much of that is hidden."""
+    p = facts.plan.prediction
+    rows = [(name, seconds(own_s), percent(own_s / p.step_s if p.step_s else 0), hidden)
+            for name, own_s, hidden in _rows(facts) if own_s > 1e-9 * p.step_s or hidden]  # fmt: skip
+    lines = ["hidden: sent while compute runs, and so no part of the step"] if any(row[3] for row in rows) else []
+    return Paragraph("Where the time goes", lines, ("", ">of the step", ">share", ">hidden"), rows)
+
+
+def _rows(facts: PlanFacts) -> list[tuple[str, float, str]]:
+    """Name, seconds of the step, and what is hidden."""
+    found: list[tuple[str, float, str]] = []
+    for name, own_s in step_parts(facts.plan.prediction).items():
+        if name != "exposed communication":
+            found.append((name, own_s, ""))
+        else:
+            found += [(sent_text(s), s.exposed_s, seconds(s.hidden_s)) for s in sent(facts)]
+    return found
+
+
+def sent_text(each: Sent) -> str:
+    """`waits for weights over y`"""
+    where = {COPY: "", STAGES: " of several stages"}.get(each.axis, f" over {each.axis}")
+    return f"waits for {each.kind}{where}"
+
+
+def time_data(facts: PlanFacts) -> list[dict[str, Any]]:
+    """What is sent, for programs."""
+    return [{**each._asdict(), "text": sent_text(each)} for each in sent(facts)]

@@ -12,6 +12,8 @@ from functools import cached_property
 
 from shardwright.cost.predict import NodeCosts, Prediction, node_costs
 from shardwright.cost.timeline.memory import MemoryVerdict, safe_bytes, verdict
+from shardwright.cost.timeline.program import StepProgram, program
+from shardwright.cost.timeline.timeline import Timeline, simulate
 from shardwright.pcg.analysis import constant_nodes, is_whole
 from shardwright.pcg.graph import OPAQUE, Node
 from shardwright.pcg.mesh import TIME
@@ -23,6 +25,8 @@ from shardwright.pcg.step.time import estimated
 from shardwright.pcg.types import is_float
 from shardwright.reports.again import Recomputation
 from shardwright.reports.lifetimes import Gathered, gathered_weights
+from shardwright.reports.named import Names
+from shardwright.reports.units import size
 from shardwright.search.plan import Alternative, Plan
 from shardwright.search.restrict import FREE, TENSOR, batch_factors
 
@@ -107,6 +111,12 @@ def usable_bytes(plan: Plan) -> int:
     return min(plan.report.limit_bytes, safe_bytes(plan.prediction.device_bytes))
 
 
+def memory_remark(plan: Plan, other: Alternative | None = None) -> str:
+    """`does not fit, 43.6 GB too much`: of the plan, or of another that it is compared with; "" where it fits."""
+    found, used = memory_verdict(plan, other), (other or plan).prediction.memory.total_bytes
+    return "" if found == "fits" else f"{found}, {size(used - usable_bytes(plan))} too much"
+
+
 def ranked_alternatives(plan: Plan) -> list[Alternative]:
     """The plans that it was compared with, the fastest first."""
     return sorted(plan.alternatives, key=lambda a: a.prediction.step_s)
@@ -137,6 +147,21 @@ class PlanFacts:
     @cached_property
     def costs(self) -> Mapping[str, NodeCosts]:
         return node_costs(self.graph, self.plan.cluster, self.plan.execution)
+
+    @cached_property
+    def program(self) -> StepProgram:
+        """What each stage does in a step."""
+        return program(self.graph, self.plan.cluster, self.plan.execution)
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """When each stage does it."""
+        return simulate(self.program)
+
+    @cached_property
+    def names(self) -> Names:
+        """What its tasks and values are called."""
+        return Names(self.graph)
 
     @cached_property
     def constants(self) -> frozenset[str]:

@@ -9,17 +9,22 @@ from typing import Any
 from shardwright.cost.predict import Prediction
 from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.reports.comparison import LEGEND, Beside, alternatives, run_as
+from shardwright.reports.exposed import time_data, where_the_time_goes
 from shardwright.reports.facts import (
     AxisFacts,
     PlanFacts,
     SplitAlong,
     fits,
+    memory_remark,
     memory_verdict,
     ranked_alternatives,
     serial_parts,
     step_parts,
+    usable_bytes,
 )
 from shardwright.reports.modules import module_tree
+from shardwright.reports.parameters import parameters_data
+from shardwright.reports.peak import fullest, largest, peak_values
 from shardwright.reports.report import Paragraph, Report
 from shardwright.reports.rounding import precision, rounded
 from shardwright.reports.running import device_mesh, gathered, made_again, running_data, statistics, way
@@ -66,7 +71,8 @@ class PlanReport(Report):
     def paragraphs(self) -> list[Paragraph]:
         return [
             _headline(self.facts),
-            *stages(self.plan),
+            *stages(self.facts),
+            where_the_time_goes(self.facts),
             _axes(self.facts),
             *gathered(self.facts),
             *made_again(self.facts),
@@ -74,6 +80,7 @@ class PlanReport(Report):
             _modules(self.facts, self.tree, self.depth),
             _communication(self.facts),
             _memory(self.plan),
+            largest(self.facts),
             alternatives(self.plan),
             _unsplit(self.facts),
         ]
@@ -95,17 +102,22 @@ class PlanReport(Report):
             },
             "idle": idle(plan),
             "step": described(plan.prediction),
+            "sent": time_data(self.facts),
             "standing": standing(plan)._asdict(),
             "quality": quality(plan),
             "rewrites": rewrites(plan),
             "asked": plan.asked.to_json(),
             **run_as(plan),
             **running_data(self.facts),
-            "stages": [stage._asdict() for stage in stage_facts(plan)],
+            "stages": [stage._asdict() for stage in stage_facts(self.facts)],
+            "parameters": parameters_data(self.facts),
+            "peak": [value._asdict() for value in peak_values(self.facts, fullest(self.facts))],
             "remedies": remedies(plan),
             "estimated": list(self.facts.estimated),
             "fits": fits(plan),
             "memory": memory_verdict(plan),
+            "unfit": memory_remark(plan),
+            "usable_bytes": usable_bytes(plan),
             "limit_bytes": plan.report.limit_bytes,
             "prediction": plan.prediction.to_json(),
             "axes": [

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from shardwright.cost.timeline.program import program
-from shardwright.cost.timeline.timeline import simulate
 from shardwright.pcg.step.operations import Operations
 from shardwright.pcg.step.sections import sections, spread
+from shardwright.reports.facts import PlanFacts
 from shardwright.reports.report import Paragraph
 from shardwright.reports.units import percent, plural, ranges, seconds, size
-from shardwright.search.plan import Plan
 
 
 class StageFacts(NamedTuple):
@@ -29,13 +27,12 @@ class StageFacts(NamedTuple):
     memory_bytes: int
 
 
-def stage_facts(plan: Plan) -> list[StageFacts]:
+def stage_facts(facts: PlanFacts) -> list[StageFacts]:
     """The stages of a plan; none where it has but one."""
-    run, count = plan.execution, plan.execution.num_stages
+    run, count, made = facts.plan.execution, facts.plan.execution.num_stages, facts.program
     if count == 1:
         return []
-    made = program(plan.graph, plan.cluster, run)
-    cut = sections(Operations(plan.graph, run), {}, by_block=True)
+    cut = sections(Operations(facts.graph, run), {}, by_block=True)
     chunks = [_named([cut[number].name for number, _ in share]) for share in spread(cut, made.execution.split)]
     return [
         StageFacts(
@@ -47,13 +44,13 @@ def stage_facts(plan: Plan) -> list[StageFacts]:
             stage.bubble_s,
             stage.memory.total_bytes,
         )
-        for number, stage in enumerate(simulate(made).stages)
+        for number, stage in enumerate(facts.timeline.stages)
     ]
 
 
-def stages(plan: Plan) -> list[Paragraph]:
+def stages(facts: PlanFacts) -> list[Paragraph]:
     """A table of the stages, where there are several."""
-    found, run, step_s = stage_facts(plan), plan.execution, plan.prediction.step_s
+    found, run, step_s = stage_facts(facts), facts.plan.execution, facts.plan.prediction.step_s
     if not found:
         return []
     chunks = f" of {run.chunks_per_stage} chunks each" if run.chunks_per_stage > 1 else ""

@@ -11,6 +11,7 @@ function drawHead() {
 function switchTheme() {
   const page = document.documentElement;
   page.dataset.theme = page.dataset.theme === "dark" ? "light" : "dark";
+  paintAll();
 }
 
 function drawSummary() {
@@ -70,7 +71,20 @@ function drawRunning() {
     table([["what"], ["in"], ["number", true], ["rounded"]], rounding));
 }
 
-// ---- where the time goes: an icicle of modules and operators ----
+// ---- where the time goes ----
+
+/** The parts of a step, which add up to it; of what is sent, what compute waits for and what is hidden. */
+function drawStep() {
+  const { step_s } = plan.prediction, parts = Object.entries(plan.step.parts).flatMap(([name, s]) => (name === "exposed communication"
+    ? plan.sent.map((own) => [own.text, own.exposed_s, "communication", own.hidden_s]) : [[name, s, TIME_COLOURS[name], 0]]));
+  const seen = parts.filter(([, s, , hidden]) => s > 1e-9 * step_s || hidden > 0), widest = Math.max(...seen.map(([, s, , hidden]) => s + hidden));
+  const rows = seen.map(([name, s, own, hidden]) => ({ cells: [name, bar([[s, own, time(s)], [hidden, "hidden", `hidden ${time(hidden)}`]], widest), time(s), percent(s / step_s), hidden ? time(hidden) : ""] }));
+  at("step").append(element("h2", {}, "Where the time goes"),
+    element("p", {}, `The parts of the step of ${time(step_s)}${isPipeline ? ", of the stage that has most to do" : ""}: they add up to it. Hidden is what is sent while compute runs; in the bars it is pale.`),
+    table([[""], ["", false, true], ["of the step", true], ["share", true], ["hidden", true]], rows));
+}
+
+// ---- an icicle of modules and operators ----
 
 let colourAxis = devices[0] ?? 0, pixels = 11;
 /** How wide a letter is at most on average, and the room beside a name: pixels. */
@@ -89,7 +103,7 @@ function drawWhere(focus = root) {
   for (let module = focus; module; module = module.parent) crumbs.unshift(module);
   const buttons = devices.map((index) => element("button", { "aria-pressed": String(index === colourAxis),
     onclick: () => { colourAxis = index; drawWhere(focus); } }, `colour by ${axes[index].name}`));
-  at("where").replaceChildren(element("h2", {}, "Where the time goes"),
+  at("where").replaceChildren(element("h2", {}, "Compute and communication by module"),
     element("p", {}, `Width is time: ${plan.modules_note}. The orange foot of a cell is communication. Click to zoom.`),
     element("div.tools.crumbs", {}, ...crumbs.map((module) =>
       element("button", { onclick: () => drawWhere(module) }, module.label + (module.count > 1 ? ` ×${module.count}` : ""))),
@@ -130,8 +144,8 @@ function usesText(uses) {
 function tip(target, text) {
   const box = at("tip");
   target.addEventListener("mousemove", (event) => {
-    box.textContent = text();
-    box.hidden = false;
+    box.textContent = text(event) || "";
+    box.hidden = !box.textContent;
     box.style.left = `${Math.min(event.clientX + 14, innerWidth - box.offsetWidth - 8)}px`;
     box.style.top = `${Math.min(event.clientY + 14, innerHeight - box.offsetHeight - 8)}px`;
   });

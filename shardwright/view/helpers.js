@@ -51,9 +51,10 @@ function percent(share) {
 const plural = (n, word) => `${n} ${word}${n === 1 ? "" : "s"}`;
 const colour = (name) => `var(--${name})`;
 
-/** A stacked bar of [value, colour, label] parts; `total` is what its full width stands for. */
+/** A stacked bar of [value, colour, label] parts; `total` is what its full width stands for. One that is longer is cut. */
 function bar(parts, total, { thin = false, mark } = {}) {
-  const made = element(thin ? "div.bar.thin" : "div.bar");
+  const cut = parts.reduce((sum, [value]) => sum + value, 0) > total * (1 + 1e-9);
+  const made = element(`div.bar${thin ? ".thin" : ""}${cut ? ".cut" : ""}`);
   for (const [value, name, label] of parts) {
     if (value <= 0) continue;
     made.append(element("i", { style: `width:${(100 * value) / total}%;background:${colour(name)}`, title: label }));
@@ -62,9 +63,12 @@ function bar(parts, total, { thin = false, mark } = {}) {
   return made;
 }
 
+/** What is drawn in stripes, and in which colour: time in which compute does nothing. */
+const STRIPES = { exposed: "communication", bubble: "faint" };
+
 function legend(parts) {
   return element("div.legend", {}, ...parts.map(([name, label]) =>
-    element("span", {}, element("i", { style: `background:${colour(name)}` }), label)));
+    element("span", {}, element(name in STRIPES ? "i.hatched" : "i", { style: name in STRIPES ? `--stripe:${colour(STRIPES[name])}` : `background:${colour(name)}` }), label)));
 }
 
 const TIME_COLOURS = { compute: "compute", optimizer: "optimizer", communication: "communication",

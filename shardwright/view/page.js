@@ -6,26 +6,28 @@ function table(columns, rows) {
       element(columns[i][1] ? "td.right" : columns[i][2] ? "td.barred" : "td", {}, cell)))));
 }
 
-/** Slower than this many times the plan, or too large: a plan does not set the scale of the bars. */
-const ABSURD = 10;
+/** Bars end at so many times the plan's step, or what may be used of the memory; longer ones are cut, and have an arrow. */
+const MOST_TIMES = 3;
 
 function drawCompare() {
   const own = { name: "this plan", mesh: plan.mesh, num_microbatches: plan.num_microbatches, lifetimes: plan.lifetimes, again: plan.again, fits: plan.fits, faster: "",
-    remark: plan.fits ? "" : plan.memory, step: plan.step, prediction: plan.prediction };
-  const everything = [own, ...plan.alternatives];
-  const sane = everything.filter((a) => a === own || (a.fits && a.prediction.step_s <= ABSURD * plan.prediction.step_s));
-  const longest = Math.max(...sane.map((a) => a.prediction.step_s));
-  const largest = Math.max(plan.cluster.memory_bytes, ...sane.map((a) => totalBytes(a.prediction.memory)));
-  const rows = everything.map((a) => {
-    const used = totalBytes(a.prediction.memory);
-    return { own: a === own, cells: [a.name, element("code", {}, a.mesh), String(a.num_microbatches), a.lifetimes, a.again, bar(timeParts(a.step.parts), Math.max(longest, a.prediction.step_s)), time(a.prediction.step_s), a.faster,
-      bar(memoryParts(a.prediction.memory), Math.max(largest, used), { mark: plan.limit_bytes }),
-      element(a.fits ? "span" : "span.bad", {}, bytes(used), a.remark ? element("div", {}, a.remark) : "")] };
-  });
+    remark: plan.unfit, step: plan.step, prediction: plan.prediction };
+  const used = (a) => totalBytes(a.prediction.memory), fitting = plan.alternatives.filter((a) => a.fits), unfit = plan.alternatives.filter((a) => !a.fits);
+  const scale = (values, measure) => Math.min(Math.max(...values), MOST_TIMES * measure);
+  const longest = scale([own, ...fitting].map((a) => a.prediction.step_s), plan.prediction.step_s);
+  const largest = scale([own, ...plan.alternatives].map(used), plan.usable_bytes), cuts = [own, ...plan.alternatives].some((a) => used(a) > largest || (a.fits && a.prediction.step_s > longest));
+  const row = (a) => ({ own: a === own, cells: [a.name, element("code", {}, a.mesh), String(a.num_microbatches), element("span.short", {}, a.lifetimes), element("span.short", {}, a.again),
+    ...(a === own || a.fits ? [bar(timeParts(a.step.parts), longest), time(a.prediction.step_s), a.faster] : ["", element("span.soft", {}, time(a.prediction.step_s)), a.faster]),
+    bar(memoryParts(a.prediction.memory), largest, { mark: plan.usable_bytes }), bytes(used(a)), element(a === own || a.fits ? "span" : "span.bad", {}, a.remark)] });
+  const columns = (...step) => [["plan"], ["mesh"], ["mb.", true], ["weights"], ["again"], step, ["", true], ["", true], ["memory of a device", false, true], ["", true], [""]];
   at("compare").append(element("h2", {}, "Compared with"),
-    element("p", {}, "Plans that people choose by hand, each tuned by the same search within its restriction, and the best plan of every other mesh; all by the same cost model. " + plan.legend + "."),
-    table([["plan"], ["mesh"], ["mb.", true], ["weights"], ["again"], ["time of a step", false, true], ["", true], ["", true], ["memory of a device", false, true], ["", true]], rows));
+    element("p", {}, "Plans that people choose by hand, each tuned by the same search within its restriction, and the best plan of every other mesh; all by the same cost model. " + plan.legend + "." +
+      (cuts ? ` Bars with an arrow are cut at ${MOST_TIMES} times this plan's step, or what may be used of the memory.` : "")),
+    table(columns("time of a step", false, true), [own, ...fitting].map(row)), legend(COMPARED_PARTS));
+  if (unfit.length) at("compare").append(element("h3", {}, `Do not fit in ${bytes(plan.usable_bytes)}`), table(columns(""), [...unfit].sort((a, b) => used(a) - used(b)).map(row)));
 }
+
+const COMPARED_PARTS = [["compute", "compute"], ["communication", "exposed communication"], ["gathered", "slowdown and overheads"], ["optimizer", "optimizer"], ["whole", "bubble"]];
 
 function drawCommunication() {
   const longest = Math.max(...plan.communication.map((t) => t.seconds), 1e-12);
@@ -52,8 +54,14 @@ drawHead();
 drawSummary();
 drawAxes();
 drawRunning();
+drawStep();
+drawTimeline();
+drawMemory();
 drawWhere();
 drawModules();
+drawParameters();
 drawCompare();
 drawCommunication();
 drawUnsplit();
+paintAll();
+addEventListener("resize", paintAll);

@@ -11,19 +11,22 @@ from pathlib import Path
 from shardwright import __version__
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.files import write_whole
+from shardwright.reports.course import course_data
 from shardwright.reports.plan import PlanReport
 from shardwright.search.plan import Plan
 
-_SCRIPTS = ("helpers.js", "charts.js", "modules.js", "page.js")
+_SCRIPTS = ("helpers", "charts", "course", "timeline", "memory", "modules", "parameters", "page")
 
 
 def page(plan: Plan) -> str:
     """The whole page as text. It loads nothing: no scripts, fonts or images from elsewhere."""
-    data = json.dumps({**PlanReport(plan).data(), "version": __version__}, separators=(",", ":"), ensure_ascii=False)
+    report = PlanReport(plan)
+    drawn = {**report.data(), "timeline": course_data(report.facts), "version": __version__}
+    data = json.dumps(drawn, separators=(",", ":"), ensure_ascii=False)
     parts = {
         "title": html.escape(f"{plan.model} on {plan.cluster.name}"),
         "style": _asset("page.css"),
-        "script": "\n".join(map(_asset, _SCRIPTS)),
+        "script": "\n".join(_asset(f"{name}.js") for name in _SCRIPTS),
         "data": data.replace("<", "\\u003c"),  # so that no text in a plan can end the script element
     }
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _asset("page.html"))

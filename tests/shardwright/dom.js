@@ -16,6 +16,7 @@ class Element {
   get offsetWidth() { return 100; }
   get offsetHeight() { return 20; }
   focus() {}
+  getContext() { return new Proxy({}, { get: (_, key) => (key === "measureText" ? (text) => ({ width: 6 * text.length }) : () => ({})) }); }
 }
 
 const byId = {};
@@ -29,7 +30,7 @@ const find = (id, from = Object.values(byId)) => {
   }
 };
 Object.assign(globalThis, { innerWidth: 1400, innerHeight: 900, addEventListener: () => {}, location: { hash: process.argv[3] || "" },
-  matchMedia: () => ({ matches: false }),
+  matchMedia: () => ({ matches: false }), getComputedStyle: () => ({ getPropertyValue: () => "#888" }),
   document: { getElementById: (id) => byId[id] || find(id), createElement: (tag) => new Element(tag), documentElement: new Element("html"),
     addEventListener: () => {}, activeElement: null } });
 const script = html.match(/<script>\s*(.*?)<\/script>/s)[1];
@@ -40,5 +41,6 @@ if (process.argv[4]) {
 (0, eval)(script);
 console.log(Object.values(byId).filter((item) => item !== byId.plan).map((item) => item.textContent).join("\n"));
 for (const { kind, action, target } of [...listeners]) {  // everything that can be clicked, pointed at or typed into works
-  action({ key: "Enter", target, clientX: 1, clientY: 1, preventDefault() {} });
+  for (const key of ["Enter", "+", "ArrowRight", "p"])
+    action({ key, target, clientX: 1, clientY: 1, offsetX: 500, offsetY: 40, deltaX: 9, deltaY: 1, preventDefault() {} });
 }

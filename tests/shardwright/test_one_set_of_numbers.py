@@ -24,7 +24,7 @@ from shardwright.pcg.step.lifetimes import Zero, with_lifetimes
 from shardwright.pcg.step.parameters import module_block
 from shardwright.pcg.step.recompute import Recompute
 from shardwright.reports.comparison import Beside
-from shardwright.reports.facts import PlanFacts, memory_verdict, serial_parts, step_parts
+from shardwright.reports.facts import PlanFacts, memory_verdict, serial_parts, step_parts, usable_bytes
 from shardwright.reports.finding import FoundReport
 from shardwright.reports.modules import module_tree
 from shardwright.reports.plan import PlanReport
@@ -254,9 +254,10 @@ def test_who_is_faster_is_said_of_what_fits(tmp_path: Path) -> None:
 def test_what_does_not_fit_is_not_said_to_be_faster(tmp_path: Path) -> None:
     found = beside(plan("mlp"), ("ZeRO-3", 0.9, 1.2), ("ZeRO-2", 0.8, 0.95), ("hybrid", 2.5, 0.5), ("data", 11, 0.5))
     said = {a.name: (memory_verdict(found, a), *Beside.alternative(found, a)) for a in found.alternatives}
+    over = {a.name: size(a.prediction.memory.total_bytes - usable_bytes(found)) for a in found.alternatives}
     assert said == {
-        "ZeRO-3": ("does not fit", "", "does not fit"),
-        "ZeRO-2": ("may not fit", "", "may not fit"),
+        "ZeRO-3": ("does not fit", "", f"does not fit, {over['ZeRO-3']} too much"),
+        "ZeRO-2": ("may not fit", "", f"may not fit, {over['ZeRO-2']} too much"),
         "hybrid": ("fits", "2.5 × slower", ""),
         "data": ("fits", "11.0 × slower", "absurd"),
     }

@@ -8,6 +8,7 @@ from shardwright.asking import why_not
 from shardwright.cost.timeline.program import program
 from shardwright.cost.timeline.timeline import simulate
 from shardwright.reports.comparison import ComparisonReport
+from shardwright.reports.facts import PlanFacts
 from shardwright.reports.plan import PlanReport
 from shardwright.reports.stages import stage_facts
 from shardwright.reports.timeline import TimelineReport, plan_timeline
@@ -18,7 +19,7 @@ from tests.search.graphs import blocks, cluster, every_choice
 def test_a_report_says_what_each_stage_has_and_sends_and_how_long_it_waits() -> None:
     graph, search = blocks(batch=32, width=64, layers=8, seq=8), Planner(cluster(8), every_choice)
     plan = search.plan(graph, stages=2, schedule="interleaved")
-    found, timeline = stage_facts(plan), simulate(program(plan.graph, plan.cluster, plan.execution))
+    found, timeline = stage_facts(PlanFacts(plan)), simulate(program(plan.graph, plan.cluster, plan.execution))
     assert [s.bubble_s for s in found] == [s.bubble_s for s in timeline.stages]
     assert [s.memory_bytes for s in found] == [s.memory.total_bytes for s in timeline.stages]
     run, size = plan.execution, plan.mesh.num_devices
@@ -39,5 +40,5 @@ def test_a_report_says_what_each_stage_has_and_sends_and_how_long_it_waits() -> 
 
 def test_a_plan_without_stages_has_no_table_of_them() -> None:
     plan = Planner(cluster(2), every_choice).plan(blocks(layers=2))
-    assert stage_facts(plan) == []
+    assert stage_facts(PlanFacts(plan)) == []
     assert "Pipeline" not in str(PlanReport(plan))

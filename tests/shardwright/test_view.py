@@ -9,13 +9,14 @@ import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.mesh import Mesh
-from shardwright.reports.units import size
+from shardwright.reports.units import seconds, size
 from shardwright.search.plan import Plan
 from shardwright.search.planner import Planner
 from shardwright.view.page import page, write_page
@@ -110,29 +111,58 @@ def test_the_table_of_modules_fits_1280_pixels(tmp_path: Path) -> None:
     assert sum(least) + 14 * (len(least) - 1) + 12 <= 1280 - 94
 
 
-def test_nothing_is_clipped_at_1280_pixels(tmp_path: Path) -> None:
-    """In a real browser, where there is one, with every module open: no element is narrower than what it holds."""
+def in_browser(found: Plan, folder: Path, script: str, width: int = 1280) -> Any:
+    """In a real browser, where there is one: the value of `answer` when a script has run in the page of a plan.
+
+    Nothing is to be said on the console.
+    """
     browser = shutil.which("chromium")
     if browser is None:
         pytest.skip("no chromium to lay the page out")
+    put = f"<script>{script}; document.title = 'ANSWER ' + JSON.stringify(answer);</script>"
+    target = folder / "plan.html"
+    target.write_text(page(found).replace("</body>", put + "</body>"), encoding="utf-8")
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", f"--window-size={width},2000"]
+    command = [browser, *options, "--dump-dom", f"--user-data-dir={folder / 'profile'}", target.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert [line for line in done.stderr.splitlines() if "CONSOLE" in line] == []
+    (answer,) = re.findall(r"<title>ANSWER (.*?)</title>", done.stdout)
+    return json.loads(html.unescape(answer))
+
+
+def test_nothing_is_clipped_at_1280_pixels(tmp_path: Path) -> None:
+    """With every module open: no element is narrower than what it holds."""
     planner = Planner(Cluster.preset("dgx-h100", 2), every_choice)
     found = planner.plan(blocks(32, 256, 12, 64), "Net", mesh=Mesh.of(mb=2, dp=4, tp=4), roles=("zero", "tensor"))
-    measure = """<script>
+    script = """
       [...document.querySelectorAll("button")].find((b) => b.textContent === "open all").click();
       walk(root, (module) => { module.ownOpen = true; });
       drawTree(document.getElementById("tree"));
-      const clipped = [...document.querySelectorAll("body *")]
+      const answer = [innerWidth, ...[...document.querySelectorAll("body *")]
         .filter((e) => e.clientWidth && e.scrollWidth > e.clientWidth + 1)
-        .map((e) => e.className + ":" + e.textContent);
-      document.title = "CLIPPED " + JSON.stringify([innerWidth, ...clipped]);
-    </script>"""
-    target = tmp_path / "plan.html"
-    target.write_text(page(found).replace("</body>", measure + "</body>"), encoding="utf-8")
-    options = ["--headless", "--no-sandbox", "--disable-gpu", "--window-size=1280,2000", "--dump-dom"]
-    command = [browser, *options, f"--user-data-dir={tmp_path / 'profile'}", target.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    (clipped,) = re.findall(r"<title>CLIPPED (.*?)</title>", done.stdout)
-    assert json.loads(html.unescape(clipped)) == [1280]
+        .map((e) => e.className + ":" + e.textContent)]"""
+    assert in_browser(found, tmp_path, script) == [1280]
+
+
+def test_a_browser_draws_what_happens_over_time(tmp_path: Path) -> None:
+    """The timeline, memory and parameters, and what is done with keys and with the mouse."""
+    planner = Planner(Cluster.preset("dgx-h100", 1), every_choice)
+    found = planner.plan(
+        blocks(64, 2048, 6, 512), "Net", mesh=Mesh.of(dp=4), roles=("zero",), stages=2, microbatches=8, schedule="1f1b"
+    )
+    script = Path(__file__).with_name("browse.js").read_text(encoding="utf-8")
+    answer = in_browser(found, tmp_path, script)
+    step, names = seconds(found.prediction.step_s), list(found.graph.leaves("parameter"))
+    assert answer["drawn"] == [True, True]
+    assert f"the whole step, {step}" in answer["whole"]
+    assert answer["other"] != answer["whole"]
+    assert (answer["zoomed"], answer["dragged"]) == (True, True)
+    label, block, when, microbatch = answer["tip"].splitlines()
+    assert re.match(r"(mlp|norm)", label)
+    assert re.fullmatch(r"layers\.[0-2]", block)
+    assert re.fullmatch(r".+s, from .+ on", when)
+    assert re.fullmatch(r"(forward|backward) of microbatch \d", microbatch)
+    assert (answer["rows"], answer["sorted"]) == (1 + len(names), "bytes ↑")
 
 
 def test_the_script_runs_for_one_device(tmp_path: Path) -> None:

@@ -1,0 +1,37 @@
+"""What people call a task or a value of the timeline: the block that it belongs to, and where it stands there."""
+
+from __future__ import annotations
+
+from shardwright.pcg.graph import Graph
+from shardwright.pcg.step.parameters import module_block
+from shardwright.pcg.step.places import places
+
+
+class Names:
+    """Names of one graph. In equal blocks the same things have the same label. `blocks`: all, and "" for none."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._blocks: dict[str, str] = {}
+        self._labels = {name: place.removeprefix(":") for name, place in places(graph, {}).items()}
+        for node in reversed(graph.nodes):  # a change of layout belongs to what reads it
+            where = str(node.attr("target")) if node.is_leaf else f"{node.source.module}."
+            readers = graph.users[node.name] if node.is_parallel else ()
+            self._blocks[node.name] = self._blocks[readers[0]] if readers else module_block(where)
+            if node.is_leaf:
+                self._labels[node.name] = where.removeprefix(f"{self._blocks[node.name]}.")
+        self.blocks = list(dict.fromkeys(["", *(self._blocks[node.name] for node in graph.nodes)]))
+        self._known = frozenset(self.blocks[1:])
+
+    def of(self, text: str) -> tuple[str, str]:
+        """`linear_560 backward` → `model.layers.79`, `mlp.down_proj:linear backward`."""
+        block, words = "", list[str]()
+        for word in text.split(" "):
+            if word in self._labels:
+                block = self._blocks[word]
+                words.append(self._labels[word])
+            elif word in self._known:
+                block = word
+                words.append("weights")
+            else:
+                words.append(word)
+        return block, " ".join(words)

@@ -1,0 +1,80 @@
+"""Every parameter of a plan: where it is stored, in which layout, and how much of it each device has."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from shardwright.pcg.graph import Node
+from shardwright.pcg.step.parameters import module_block
+from shardwright.pcg.types import ITEM_BYTES
+from shardwright.reports.facts import PlanFacts, StoredAs
+from shardwright.reports.lifetimes import lifetime_name
+from shardwright.reports.units import ranges
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFacts:
+    """How a parameter is stored.
+
+    local_shape   of what one device has
+    layouts       by mesh axis; `stored` in words
+    lifetime      what is said of one that is gathered, as "ZeRO-3"
+    num_bytes     of all of it; `local_bytes` on a device
+    ranks         who has a part of it, and `copies` how many have the same part
+    """
+
+    shape: tuple[int, ...]
+    local_shape: tuple[int, ...]
+    dtype: str
+    layouts: tuple[str, ...]
+    stored: tuple[StoredAs, ...]
+    lifetime: str
+    num_bytes: int
+    local_bytes: int
+    ranks: str
+    copies: int
+
+
+def stored_parameters(facts: PlanFacts) -> dict[str, StoredFacts]:
+    """By the parameter's name in the model, in the order of the graph."""
+    return {str(leaf.attr("target")): _stored(facts, leaf) for leaf in facts.graph.leaves("parameter")}
+
+
+def _stored(facts: PlanFacts, leaf: Node) -> StoredFacts:
+    kind, mesh, stages = facts.graph.types[leaf.name], facts.mesh, facts.program.stages
+    size, copies = mesh.num_devices, mesh.num_devices
+    for degree, layout in zip(mesh.device_sizes, kind.layouts, strict=True):
+        copies //= degree if layout.is_shard else 1
+    own = [n for n, stage in enumerate(stages) if any(leaf.name in piece.leaves for piece in stage.pieces)]
+    own = own or [*range(len(stages))]
+    return StoredFacts(
+        kind.shape,
+        kind.local_shape(mesh),
+        kind.dtype,
+        tuple(map(str, kind.layouts)),
+        facts.storage[leaf.name],
+        lifetime_name(facts.lifetimes[leaf.name], mesh) if leaf.name in facts.lifetimes else "",
+        kind.num_elements * ITEM_BYTES[kind.dtype],
+        kind.local_bytes(mesh),
+        ranges([rank for stage in own for rank in range(stage * size, (stage + 1) * size)]),
+        copies * len(own),
+    )
+
+
+def parameters_data(facts: PlanFacts) -> list[dict[str, Any]]:
+    """The same for programs: what is stored alike in numbered blocks together.
+
+    `name`: in the block. `blocks`: the list that the blocks are in, and their numbers; "" and none for what is in none.
+    """
+    groups = defaultdict[tuple[StoredFacts, str, str], list[int]](list)
+    for name, stored in stored_parameters(facts).items():
+        block = module_block(name)
+        stem, _, number = block.rpartition(".")
+        numbers = groups[stored, stem, name.removeprefix(f"{block}.")]
+        if block:
+            numbers.append(int(number))
+    return [
+        {**asdict(stored), "name": name, "blocks": [stem, numbers]} for (stored, stem, name), numbers in groups.items()
+    ]

@@ -1,0 +1,122 @@
+"""What is in memory at the peak of a stage, value by value; equal values of equal blocks together."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from shardwright.cost.timeline.streams import SegmentTimeline
+from shardwright.reports.again import names_of
+from shardwright.reports.facts import PlanFacts
+from shardwright.reports.report import Paragraph
+from shardwright.reports.units import plural, size
+
+_UNNAMED = {
+    "buffers": "the batch, buffers and constants",
+    "gathered": "sets of buffers for gathered weights",
+    "communication": "buffers of connections",
+    "context": "the driver, kernels and workspaces of libraries",
+    "temporary": "messages between stages",
+    "slack": "what the allocator holds beyond what is in use",
+}
+"""What a category is that no single value accounts for."""
+MOST_VALUES = 12
+
+
+class PeakValue(NamedTuple):
+    """Values with one label in equal blocks, that are there at the peak.
+
+    blocks       that they lie in; "" for what lies in none
+    num_values   those of microbatches in flight counted one by one
+    num_bytes    of all of them, on each device
+    """
+
+    category: str
+    label: str
+    blocks: str
+    num_values: int
+    num_bytes: float
+
+
+_Held = dict[tuple[str, str], tuple[float, int]]
+"""By category and name: bytes, and how many."""
+
+
+def peak_values(facts: PlanFacts, stage: int) -> list[PeakValue]:
+    """All that is in a stage's memory at its peak, the largest first; it adds up to `Memory`, category by category."""
+    groups = defaultdict[tuple[str, str], list[tuple[str, float, int]]](list)
+    for (category, name), (num_bytes, count) in _live(facts, stage).items():
+        block, label = facts.names.of(name)
+        groups[category, label].append((block, num_bytes, count))
+    memory = facts.timeline.stages[stage].memory.by_category()
+    found = [
+        PeakValue(*key, names_of(filter(None, (block for block, _, _ in own))),
+                  sum(count for _, _, count in own), sum(num_bytes for _, num_bytes, _ in own))
+        for key, own in groups.items()
+    ]  # fmt: skip
+    for category, total in memory.items():
+        rest = total - sum(value.num_bytes for value in found if value.category == category)
+        if rest > 0.5:
+            found.append(PeakValue(category, _UNNAMED.get(category, "other"), "", 1, rest))
+    return sorted(found, key=lambda value: -value.num_bytes)
+
+
+def _live(facts: PlanFacts, stage: int) -> _Held:
+    """What has a name: of parameters, of microbatches in flight, and of the segment in which the peak is."""
+    timeline = facts.timeline.stages[stage]
+    held = facts.program.stages[stage].held
+    found: _Held = {key: (num_bytes, 1) for key, num_bytes in held.items()}
+    before = defaultdict[SegmentTimeline, int](int)
+    for place in timeline.placed[: timeline.peak_place]:
+        before[place.timeline] += 1
+    for earlier, times in before.items():
+        _add(found, _left(earlier), times)
+    _add(found, _inside(timeline.placed[timeline.peak_place].timeline))
+    return {key: (num_bytes, count) for key, (num_bytes, count) in found.items() if count > 0 and num_bytes > 0.5}
+
+
+def _add(found: _Held, others: Mapping[tuple[str, str], tuple[float, int]], times: int = 1) -> None:
+    for key, (num_bytes, count) in others.items():
+        own_bytes, own = found.get(key, (0.0, 0))
+        found[key] = own_bytes + times * num_bytes, own + times * count
+
+
+def _left(timeline: SegmentTimeline) -> _Held:
+    """What a segment leaves behind, and takes away."""
+    found: _Held = {}
+    for buffer in timeline.segment.buffers:
+        change = (buffer.taken is not None) - bool(buffer.freed)
+        if change:
+            _add(found, {(buffer.category, buffer.name): (change * buffer.num_bytes, change)})
+    return found
+
+
+def _inside(timeline: SegmentTimeline) -> _Held:
+    """What a segment has taken until its peak, and taken away."""
+    found: _Held = {}
+    course = timeline.course()
+    for number, given_back in course.buffers[: course.peak + 1]:
+        buffer, change = timeline.segment.buffers[number], -1 if given_back else 1
+        _add(found, {(buffer.category, buffer.name): (change * buffer.num_bytes, change)})
+    return found
+
+
+def fullest(facts: PlanFacts) -> int:
+    """The stage with the highest peak."""
+    return facts.timeline.stages.index(facts.timeline.fullest)
+
+
+def largest(facts: PlanFacts) -> Paragraph:
+    """The largest values at the peak of the fullest stage."""
+    timeline, stage = facts.timeline, fullest(facts)
+    values = peak_values(facts, stage)
+    shown, rest = values[:MOST_VALUES], values[MOST_VALUES:]
+    rows = [
+        (v.category, v.label, v.blocks, f"{v.num_values} ×" if v.num_values > 1 else "", size(v.num_bytes))
+        for v in shown
+    ]
+    where = f" of stage {stage}" if len(timeline.stages) > 1 else ""
+    notes = [f"and {plural(len(rest), 'smaller kind')}: {size(sum(v.num_bytes for v in rest))}"] if rest else []
+    title = f"Largest in memory at the peak{where} ({timeline.stages[stage].peak_at})"
+    return Paragraph(title, [], ("category", "what", "in", ">", ">bytes"), rows, notes)
