@@ -112,7 +112,7 @@ class Grid:
         except PlanError:  # fewer blocks than chunks
             return
         self.num_costed += 1
-        if prediction.memory.total_bytes <= self.solver.limit_bytes and prediction.step_s < self.best[0]:
+        if self.solver.fits(prediction) and prediction.step_s < self.best[0]:
             words = f"{way.stages} stages, {way.mesh} {'/'.join(way.roles)}, {many} microbatches, {zero}"
             self.best = prediction.step_s, f"{words}, {run.recompute}, {run.schedule} × {run.chunks_per_stage}"
 

@@ -121,7 +121,6 @@ class Solver:
     def __init__(self, cluster: Cluster, certified: CertifiedSplits) -> None:
         self.cluster, self.certified = cluster, certified
         self.limit_bytes = safe_bytes(cluster.device.memory_bytes)
-        self._pinned_bytes = inf
         self.besides = tuple(dict.fromkeys((1.0, SHARING[cluster.device.kind].least)))
         self._builders: dict[tuple[object, ...], tuple[ProblemBuilder, Eliminator]] = {}
         self._problems: dict[tuple[object, ...], Problem] = {}
@@ -134,13 +133,12 @@ class Solver:
     def within(self, limit_bytes: int) -> Solver:
         """The same, with what it knows already, for less memory on each device, if that is less."""
         smaller = copy(self)
-        smaller._pinned_bytes = min(self._pinned_bytes, limit_bytes)
         smaller.limit_bytes = min(self.limit_bytes, limit_bytes)
         return smaller
 
     def limit_of(self, device_bytes: int) -> int:
-        """What plans may use on devices of so much memory."""
-        return int(min(safe_bytes(device_bytes), self._pinned_bytes))
+        """What plans may use on devices of so much memory: those of all, or of a stage of unlike ones."""
+        return self.limit_bytes if device_bytes == self.cluster.device.memory_bytes else safe_bytes(device_bytes)
 
     def fits(self, prediction: Prediction) -> bool:
         """Whether no stage needs more than it may use."""
