@@ -164,6 +164,8 @@ def _axes(
         for name, size, group in zip(mesh.names, mesh.sizes, groups, strict=False)
     )
     column = my_group(grid.movedim(0, -1), timeout_s) if num_stages > 1 else None
+    if column is not None:
+        private.tell_overflows_beside(device_mesh, column)
     return axes, Axis(STAGES, num_stages, own, column), device_mesh
 
 

@@ -16,6 +16,7 @@ from shardwright.cost.timeline.timeline import simulate
 from shardwright.pcg.errors import PlanError, ShardwrightError
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import Execution, Schedule
+from shardwright.search import planner as search_planner
 from shardwright.search.asked import Stages
 from shardwright.search.check import check_plan
 from shardwright.search.folding import Folded
@@ -147,11 +148,13 @@ def test_stages_make_again_what_each_has_no_room_for() -> None:
     assert not plan.execution.recompute_by_stage
 
 
-def test_what_does_not_run_in_stages_is_not_laid_out_so() -> None:
-    """Gradients of fp16: asked for, it is refused; where the search chooses, it takes none."""
+def test_what_does_not_run_in_stages_is_not_laid_out_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked for, it is refused; where the search chooses, it takes none."""
     graph = blocks(batch=16, width=1024, layers=8, seq=1)
     search = Planner(cluster(4, link_bytes_per_s=1e7), every_choice, precision="amp_fp16")
-    with pytest.raises(PlanError, match="amp_fp16 in pipeline stages"):
+    assert search.plan(graph, stages=2).execution.num_stages == 2
+    monkeypatch.setattr(search_planner, "not_run", lambda graph, precision: f"{precision} does not run in stages")
+    with pytest.raises(PlanError, match="amp_fp16 does not run in stages"):
         search.plan(graph, stages=2)
     assert search.plan(graph, stages="auto").execution.num_stages == 1
 
