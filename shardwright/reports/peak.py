@@ -49,17 +49,23 @@ def peak_values(facts: PlanFacts, stage: int) -> list[PeakValue]:
     for (category, name), (num_bytes, count) in _live(facts, stage).items():
         block, label = facts.names.of(name)
         groups[category, label].append((block, num_bytes, count))
-    memory = facts.timeline.stages[stage].memory.by_category()
     found = [
         PeakValue(*key, names_of(filter(None, (block for block, _, _ in own))),
                   sum(count for _, _, count in own), sum(num_bytes for _, num_bytes, _ in own))
         for key, own in groups.items()
     ]  # fmt: skip
-    for category, total in memory.items():
-        rest = total - sum(value.num_bytes for value in found if value.category == category)
-        if rest > 0.5:
-            found.append(PeakValue(category, _UNNAMED.get(category, "other"), "", 1, rest))
+    for category, label in _UNNAMED.items():
+        if (num_bytes := _unnamed(facts, stage, category)) > 0:
+            found.append(PeakValue(category, label, "", 1, num_bytes))
     return sorted(found, key=lambda value: -value.num_bytes)
+
+
+def _unnamed(facts: PlanFacts, stage: int, category: str) -> float:
+    """Bytes of what is there all the time and belongs to no parameter."""
+    if category == "slack":
+        return facts.timeline.stages[stage].memory.slack_bytes
+    own = facts.program.stages[stage]
+    return own.state.get(category, 0.0) - sum(n for (other, _), n in own.held.items() if other == category)
 
 
 def _live(facts: PlanFacts, stage: int) -> _Held:

@@ -6,6 +6,12 @@ function table(columns, rows) {
       element(columns[i][1] ? "td.right" : columns[i][2] ? "td.barred" : "td", {}, cell)))));
 }
 
+/** A button for every section that has a title. */
+function drawNav() {
+  at("nav").append(...["running", "step", "timeline", "memory", "where", "modules", "parameters", "compare", "communication", "unsplit"].map((id) =>
+    element("button", { onclick: () => at(id).scrollIntoView({ behavior: "smooth" }) }, at(id).children[0].textContent)));
+}
+
 /** Bars end at so many times the plan's step, or what may be used of the memory; longer ones are cut, and have an arrow. */
 const MOST_TIMES = 3;
 
@@ -63,5 +69,6 @@ drawParameters();
 drawCompare();
 drawCommunication();
 drawUnsplit();
+drawNav();
 paintAll();
 addEventListener("resize", paintAll);

@@ -177,20 +177,17 @@ function drawTimeline() {
     element("div.tools", {}, ...several, element("button", { onclick: showAll }, "whole step"), element("button", { onclick: () => zoomBy(0.5), "aria-label": "closer" }, "+"),
       element("button", { onclick: () => zoomBy(2), "aria-label": "further away" }, "−"), element("button", { onclick: () => moveBy(-0.5), "aria-label": "earlier" }, "◂"),
       element("button", { onclick: () => moveBy(0.5), "aria-label": "later" }, "▸"), element("span.soft", { id: "shown", "aria-live": "polite" })), canvas,
-    legend([...phases, ...streams, ["exposed", `compute waits for communication${isPipeline ? "; at the foot of a stage's passes, too" : ""}`], ...(isPipeline ? [["bubble", "bubble: nothing to do"]] : [])]),
-    stageTotals());
+    legend([...phases, ...streams, ["exposed", `compute waits for communication${isPipeline ? "; at the foot of a stage's passes, too" : ""}`], ...(isPipeline ? [["bubble", "bubble: nothing to do"]] : [])]), isPipeline ? stageTable() : "");
 }
 
-/** What each stage does, in seconds that add up to the step. */
-function stageTotals() {
-  const rows = course.stages.map((_, stage) => {
-    const { compute, exposed, bubble } = totalsOf(stage);
-    return { cells: [String(stage), bar([[compute, "compute", ""], [exposed, "communication", ""], [bubble, "whole", ""]], course.step_s), time(compute), time(exposed),
-      time(bubble), percent(bubble / course.step_s)] };
-  });
-  if (!isPipeline) return element("span");
-  return element("details", { open: rows.length <= 8 ? "" : undefined }, element("summary", {}, "what each stage does"),
-    table([["stage", true], ["", false, true], ["compute", true], ["waits", true], ["bubble", true], ["of the step", true]], rows));
+/** What each stage has, and what it does, in seconds that add up to the step. */
+function stageTable() {
+  const rows = plan.stages.map((own) => ({ cells: [String(own.number), own.has.join(" | "), bytes(own.sent_bytes),
+    bar([[own.compute_s, "compute", ""], [own.exposed_s, "communication", ""], [own.bubble_s, "whole", ""]], course.step_s), time(own.compute_s), time(own.exposed_s),
+    `${time(own.bubble_s)} (${percent(own.bubble_s / course.step_s)})`, bytes(own.memory_bytes)] }));
+  return element("details", { open: rows.length <= 8 ? "" : undefined }, element("summary", {}, "what each stage has and does"),
+    table([["stage", true], ["has"], ["sends", true], ["", false, true], ["compute", true], ["exposed", true], ["bubble", true], ["peak memory", true]], rows),
+    element("p.note", {}, "Sends: to the next stage, by each device, of one microbatch; its gradient comes back the same way."));
 }
 
 function paintRows(chart) {

@@ -12,6 +12,8 @@ import pytest
 
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.timeline.tasks import COMPUTE
+from shardwright.pcg.builder import GraphBuilder
+from shardwright.pcg.graph import Source
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.schedules import orders
 from shardwright.reports.comparison import Beside
@@ -32,21 +34,27 @@ from tests.shardwright.page import evaluated, text_of
 SHAPES: dict[str, dict[str, Any]] = {
     "1f1b": {"stages": 2, "microbatches": 8, "schedule": "1f1b"},
     "interleaved": {"stages": 2, "microbatches": 4, "schedule": "interleaved"},
-    "zero-bubble": {"stages": 4, "microbatches": 8, "schedule": "zero-bubble"},
-    "one stage": {"microbatches": 4},
+    "zero-bubble": {"stages": 4, "microbatches": 8, "schedule": "zero-bubble", "roles": ("data",)},
+    "one stage": {"microbatches": 4, "roles": ("zero", "tensor"), "mesh": Mesh.of(dp=4, tp=2)},
 }
 
 
 @cache
 def plan(name: str) -> Plan:
     """Of eight blocks on eight devices."""
-    planner, size = Planner(Cluster.preset("dgx-h100", 1), every_choice), 8 // SHAPES[name].get("stages", 1)
-    return planner.plan(blocks(64, 2048, 8, 512), "Net", mesh=Mesh.of(dp=size), roles=("zero",), **SHAPES[name])
+    mesh = Mesh.of(dp=8 // SHAPES[name].get("stages", 1))
+    asked: dict[str, Any] = {"mesh": mesh, "roles": ("zero",), **SHAPES[name]}
+    return Planner(Cluster.preset("dgx-h100", 1), every_choice).plan(blocks(64, 2048, 8, 512), "Net", **asked)
 
 
 @cache
 def facts(name: str) -> PlanFacts:
     return PlanFacts(plan(name))
+
+
+@cache
+def explained(name: str) -> str:
+    return str(PlanReport(plan(name)))
 
 
 EACH = pytest.mark.parametrize("name", SHAPES)
@@ -84,6 +92,27 @@ def test_what_is_drawn_adds_up_to_the_step(name: str, tmp_path: Path) -> None:
         assert (compute, exposed, bubble) == pytest.approx(expected, rel=1e-6, abs=1e-8)
         assert compute + exposed + bubble == pytest.approx(plan(name).prediction.step_s, rel=1e-6)
         assert (tasks, waits) == pytest.approx(expected[:2], rel=1e-3, abs=2e-3 * timeline.step_s)
+
+
+@EACH
+def test_every_kernel_is_drawn_where_it_runs_and_with_its_block(name: str, tmp_path: Path) -> None:
+    code = """course.segments.map((segment) => Object.fromEntries(course.streams.map((stream, number) => {
+      const own = tasksOf(segment)[number];
+      return [stream, own.labels.map((label, i) =>
+        [blockOf(segment, own.blocks[i]), label, own.begins[i], own.ends[i]])];
+    })))"""
+    places = [place for stage in facts(name).timeline.stages for place in stage.placed]
+    segments = dict.fromkeys(
+        (p.timeline, *((p.item.chunk, p.item.direction) if p.item else (0, "end"))) for p in places
+    )
+    for drawn, (timeline, *_) in zip(evaluated(plan(name), tmp_path, code), segments, strict=True):
+        for stream, own in drawn.items():
+            tasks = zip(timeline.segment.tasks, timeline.starts, timeline.ends, strict=True)
+            expected = [(*facts(name).names.of(t.name), start, end) for t, start, end in tasks if t.stream == stream]
+            expected = [each for each in expected if each[3] > each[2]]
+            assert [(block, label) for block, label, _, _ in own] == [each[:2] for each in expected]
+            for (*_, begin, end), (*_, start_s, end_s) in zip(own, expected, strict=True):
+                assert (begin, end) == pytest.approx((start_s, end_s), abs=1e-7)
 
 
 @EACH
@@ -149,6 +178,33 @@ def test_parameters_of_a_stage_are_on_its_ranks() -> None:
         assert own.num_bytes == own.local_bytes * holders / own.copies
 
 
+def test_a_parameter_that_two_stages_read_is_on_the_ranks_of_both() -> None:
+    b = GraphBuilder()
+    x = b.leaf("x", "input", (64, 512), "float32", "x")
+    own, tied = (b.leaf(n, "parameter", (512, 512), "float32", f"{n}.w", grad=True) for n in ("layers.0", "layers.1"))
+    for number, weights in enumerate(([own, tied], [tied])):
+        b.at("h", Source(f"layers.{number}"))
+        for weight in weights:
+            x = b.op("relu", b.op("linear", x, weight))
+    graph = b.graph([("loss", b.op("sum", b.op("mul", x, x), dims=(0, 1), keepdim=False))])
+    planner = Planner(Cluster.preset("dgx-h100", 1, 4), every_choice)
+    found = planner.plan(graph, "Net", mesh=Mesh.of(dp=2), roles=("data",), stages=2, microbatches=2, schedule="1f1b")
+    told = {name: (own.ranks, own.copies) for name, own in stored_parameters(PlanFacts(found)).items()}
+    assert told == {"layers.0.w": ("0–1", 2), "layers.1.w": ("0–3", 4)}
+
+
+@EACH
+def test_a_step_gives_back_what_it_takes_by_name(name: str) -> None:
+    """So what is said to be there at a peak is there."""
+    for stage in facts(name).timeline.stages:
+        left = defaultdict[tuple[str, str], float](float)
+        for place in stage.placed:
+            for buffer in place.timeline.segment.buffers:
+                times = (buffer.taken is not None) - bool(buffer.freed)
+                left[buffer.category, buffer.name] += times * buffer.num_bytes
+        assert {key: num_bytes for key, num_bytes in left.items() if num_bytes or not key[1]} == {}
+
+
 def test_parameters_are_sorted_and_searched(tmp_path: Path) -> None:
     code = """[["layers.3", 0, false], ["up", 6, true], ["nosuchthing", 0, false]].map(([query, column, down]) =>
       sortedParameters({ query, column, down }).map((p) => p.full))"""
@@ -158,18 +214,24 @@ def test_parameters_are_sorted_and_searched(tmp_path: Path) -> None:
     assert none == []
 
 
-def test_explain_and_the_page_name_the_largest_at_the_peak(tmp_path: Path) -> None:
-    for name in SHAPES:
-        told, text = str(largest(facts(name))), text_of(plan(name), tmp_path)
-        for value in peak_values(facts(name), fullest(facts(name)))[:5]:
-            for shown in (told, text):
-                assert value.label in shown
-                assert size(value.num_bytes) in shown
-        assert told in str(PlanReport(plan(name)))
+@EACH
+def test_explain_and_the_page_say_the_same(name: str, tmp_path: Path) -> None:
+    """Of what is largest at the peak, and of what is waited for."""
+    text, told, waits = text_of(plan(name), tmp_path), str(largest(facts(name))), str(where_the_time_goes(facts(name)))
+    for value in peak_values(facts(name), fullest(facts(name)))[:5]:
+        for shown in (told, text):
+            assert value.label in shown
+            assert size(value.num_bytes) in shown
+    for each in sent(facts(name)):
+        row = next(line for line in waits.split("\n") if sent_text(each) in line)
+        assert seconds(each.exposed_s) in row
+        assert all(said in text for said in (sent_text(each), seconds(each.exposed_s), seconds(each.hidden_s)))
+    assert told in explained(name)
+    assert waits in explained(name)
 
 
 @EACH
-def test_exposed_and_hidden_are_told_apart(name: str, tmp_path: Path) -> None:
+def test_exposed_and_hidden_are_told_apart(name: str) -> None:
     """The parts add up to the step, and what is sent to how long its streams are busy, where one is at a time."""
     found, listed, busiest = plan(name).prediction, sent(facts(name)), facts(name).timeline.busiest
     assert sum(own.exposed_s for own in listed) == pytest.approx(found.exposed_s, rel=1e-6)
@@ -178,12 +240,6 @@ def test_exposed_and_hidden_are_told_apart(name: str, tmp_path: Path) -> None:
             own = [each for each in listed if each.axis == axis]
             assert sum(each.hidden_s for each in own) <= busy_s * (1 + 1e-9)
             assert sum(each.hidden_s + each.exposed_s for each in own) == pytest.approx(busy_s, rel=0.1)
-    told, text = str(where_the_time_goes(facts(name))), text_of(plan(name), tmp_path)
-    for each in listed:
-        row = next(line.split() for line in told.split("\n") if sent_text(each) in line)
-        assert seconds(each.exposed_s) in " ".join(row)
-        assert all(said in text for said in (sent_text(each), seconds(each.exposed_s), seconds(each.hidden_s)))
-    assert told in str(PlanReport(plan(name)))
 
 
 def test_weights_that_are_gathered_ahead_are_hidden() -> None:
