@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import pickle
 import signal
@@ -228,6 +229,7 @@ def _fork(
         send.close()
         return _Rank(rank, pid, receive)
     receive.close()
+    gc.freeze()  # what the parent has is not searched for garbage again and again, nor copied for that
     try:
         send.send_bytes(_run_child(fn, args, rank, num_ranks, store, timeout_s))
         send.close()
