@@ -154,7 +154,7 @@ class Planner:
             recompute: what backward makes again: a mode, or modes and lists of places by block of the model.
             pins: what layouts, degrees and memory keep to (`search.asked`).
             stages: so many pipeline stages, `mesh` being that of one; "auto": as many as are best. By default none,
-                unless nothing fits without.
+                unless nothing fits without, or devices are unlike.
             schedule: the order of microbatches in these; by default the best.
             spaces: to search in place of all meshes.
             compared: whether plans that people choose by hand are tuned too, to be compared with.
@@ -280,9 +280,10 @@ class Planner:
     ) -> tuple[list[Candidate], list[Candidate]]:
         """The best plan of each number of pipeline stages that may win, and all that was tried of these.
 
-        Where none are asked for: of as many as are best, if nothing that is known fits.
+        Where none are asked for: of as many as are best, if nothing that is known fits, or devices are unlike.
         """
-        if tuner.pins.asked.stages is None and any(c.fits for c in known):
+        unasked = tuner.pins.asked.stages is None and not self.cluster.parts
+        if unasked and any(c.fits for c in known):
             return [], []
         limit_bytes = tuner.solver.limit_bytes
         stager = Stager(tuner, min((f.mixed_s(limit_bytes) for f in fits if f.candidate.fits), default=inf))

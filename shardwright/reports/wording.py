@@ -223,10 +223,10 @@ def standing(plan: Plan) -> Standing:
     best = fitting[0]
     if not fits(plan):
         return Standing("does not fit", f"{called(best)} does: {seconds(best.prediction.step_s)}")
-    by_hand = [a for a in fitting if not a.name.startswith(SEARCHED)]
+    by_hand = [a for a in fitting if SEARCHED not in a.name]
     if by_hand and not faster_or_slower(best.prediction.step_s, plan.prediction.step_s).endswith("faster"):
         best = by_hand[0]
-    kind = "other plan" if best.name.startswith(SEARCHED) else "plan by hand"
+    kind = "other plan" if SEARCHED in best.name else "plan by hand"
     headline = faster_or_slower(plan.prediction.step_s, best.prediction.step_s)
     than = "as" if headline == THE_SAME else "than"
     step = seconds(best.prediction.step_s) + (f", {ESTIMATED}" if best.estimated else "")

@@ -221,6 +221,9 @@ def mixed(memory_bytes: Sequence[int] = (1 << 34, 1 << 34), times: float = 3.0, 
 
 def test_faster_devices_have_more_of_the_blocks() -> None:
     graph = blocks(batch=32, width=64, layers=11, seq=64)
+    unasked = Planner(mixed(), every_choice).plan(graph)
+    assert unasked.execution.num_stages > 1
+    assert unasked.prediction.step_s < 0.9 * Planner(mixed(), every_choice).plan(graph, stages=1).prediction.step_s
     plan = Planner(mixed(), every_choice).plan(graph, stages=2, schedule="1f1b")
     first, second = plan.execution.split
     assert second > 1.5 * first
