@@ -146,9 +146,8 @@ class ParallelModule(Training):
             held = self._held if not number else {name: own_leaf(one) for name, one in self._held.items()}
             outside = find_outside(stages.graphs[stage], execution, self.graph)
             self._runners.append(Runner(outside, ranks, self._leaves, held))
-        shared = {leaf: sorted({k % ranks.stages.size for k in readers}) for leaf, readers in stages.readers.items()}
         groups = dict[str, dist.ProcessGroup]()
-        for leaf, holders in shared.items():
+        for leaf, holders in stages.holders(ranks.stages.size).items():
             if len(holders) > 1 and (group := ranks.across(holders, "shared")) is not None:
                 held = self._of(leaf)
                 held.counts = ranks.stages.rank == holders[0]

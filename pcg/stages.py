@@ -27,6 +27,7 @@ from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.late import LOSS
 from shardwright.pcg.step.messages import Message
 from shardwright.pcg.step.operations import Operations
+from shardwright.pcg.step.schedules import ends
 from shardwright.pcg.step.sections import computed_in_one, sections, spread, units
 
 _LATE, _EARLY = (COMBINE, REPLICATE), (REDUCE, PARTITION)
@@ -65,7 +66,7 @@ class Stages:
         """What a rank of a pipeline stage sends to others and receives from them in a step, and sums with them."""
         mesh, types, found = self.graph.mesh, self.graph.types, Counter[Message]()
         for number, names in enumerate(self.sent):
-            here, there = number % num_stages, (number + 1) % num_stages
+            here, there = ends(number, num_stages)
             for name in names if here != there else ():
                 num_bytes, ways = types[name].local_bytes(mesh), [("forward", here, there)]
                 ways += [("backward", there, here)] if types[name].grad else []
@@ -75,20 +76,18 @@ class Stages:
                         found[Message(verb, channel(way, source, target), num_bytes)] += mesh.num_microbatches
         if num_stages > 1:
             found[Message("broadcast", STAGES, types[self.graph.loss].local_bytes(mesh))] += 1
-        for name, virtual in self.readers.items():
-            holders = {number % num_stages for number in virtual}
+        for name, holders in self.holders(num_stages).items():
             if stage in holders and len(holders) > 1 and types[name].grad:
                 found[Message("all_reduce", STAGES, types[name].local_bytes(mesh))] += 1
         return found
 
-    @cached_property
-    def readers(self) -> Mapping[str, tuple[int, ...]]:
-        """The virtual stages that read each parameter, by leaf."""
-        found = defaultdict[str, list[int]](list)
-        for stage, graph in enumerate(self.graphs):
+    def holders(self, num_stages: int) -> Mapping[str, tuple[int, ...]]:
+        """The stages that hold each parameter, as they read it, by leaf."""
+        found = defaultdict[str, set[int]](set)
+        for number, graph in enumerate(self.graphs):
             for node in graph.leaves("parameter"):
-                found[node.name].append(stage)
-        return {name: tuple(stages) for name, stages in found.items()}
+                found[node.name].add(number % num_stages)
+        return {name: tuple(sorted(stages)) for name, stages in found.items()}
 
     def _graph(self, stage: int) -> Graph:
         whole = self.graph

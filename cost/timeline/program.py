@@ -27,7 +27,7 @@ from shardwright.pcg.graph import Graph
 from shardwright.pcg.layout import Layouts, local_shape
 from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.pcg.step.recompute import Recompute
-from shardwright.pcg.step.schedules import most_in_flight
+from shardwright.pcg.step.schedules import ends, most_in_flight
 from shardwright.pcg.step.sections import (
     Section,
     Share,
@@ -74,9 +74,6 @@ class Programs:
         """As the function of this name."""
         graph, cluster = self.graph, self.cluster
         many = execution.num_microbatches * graph.mesh.num_microbatches
-        if execution.schedule == "interleaved" and many % execution.num_stages:
-            problem = f"expected a multiple of the {execution.num_stages} stages, got {many}"
-            raise PlanError(f"microbatches: {problem}; interleaving needs it")
         execution = replace(execution, num_microbatches=many)
         per_stage, stages = graph.mesh.num_devices, execution.num_stages
         if per_stage * stages > cluster.num_devices:
@@ -197,9 +194,9 @@ def _hops(
     for number, (share, after) in enumerate(pairwise(shares)):
         last = share[-1][0]
         names = tuple(sorted(crossing(cut, last, inside=after[0][0] == last)))
-        pair = number % num_stages, (number + 1) % num_stages
-        ends = min(pair) * num_ranks, (max(pair) + 1) * num_ranks - 1
-        key = names, pair if cluster.parts or pair[0] == pair[1] else between(*ends, cluster.levels)
+        pair = ends(number, num_stages)
+        ranks = min(pair) * num_ranks, (max(pair) + 1) * num_ranks - 1
+        key = names, pair if cluster.parts or pair[0] == pair[1] else between(*ranks, cluster.levels)
         if key not in known:
             known[key] = _hop_s(names, pair, steps, cluster) if pair[0] != pair[1] else 0.0
         hops.append(known[key])
@@ -211,7 +208,7 @@ def _posted(sent: Sequence[float], num_stages: int) -> list[float]:
     """Bytes of messages that each stage holds beside its values: the next one that comes, and a gradient that goes."""
     found = [[0.0] * num_stages for _ in range(3)]
     for number, num_bytes in enumerate(sent):
-        here, there = number % num_stages, (number + 1) % num_stages
+        here, there = ends(number, num_stages)
         for kind, stage in enumerate((there, here, there)):
             found[kind][stage] = max(found[kind][stage], num_bytes)
     return [sum(kinds) for kinds in zip(*found, strict=True)]

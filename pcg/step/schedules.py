@@ -107,6 +107,11 @@ class Transfers(NamedTuple):
     sends_to: int | None
 
 
+def ends(number: int, num_stages: int) -> tuple[int, int]:
+    """The stages of a virtual stage and of the next one, between which values go forward and gradients back."""
+    return number % num_stages, (number + 1) % num_stages
+
+
 def transfers(item: Item, stage: int, num_stages: int, num_chunks: int) -> Transfers:
     """What is received before an item and sent after it: values on the way forward, their gradients on the way back."""
     ends = source(item, stage, num_stages, num_chunks), target(item, stage, num_stages, num_chunks)

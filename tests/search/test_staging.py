@@ -120,7 +120,6 @@ def test_stages_are_tried_where_nothing_fits_without() -> None:
             {"stages": 4, "schedule": "interleaved"},
             "8 virtual stages, but the model has only 6 sections to put on them",
         ),
-        ({"stages": 2, "schedule": "interleaved", "microbatches": 1}, "expected a multiple of the 2 stages"),
         ({"pins": "stages>=8"}, "pin 'stages>=8': of the numbers of stages that are possible, [1, 2, 4], it"),
         ({"pins": "stages=2", "mesh": Mesh.of(x=8)}, "pin 'stages=2': of the numbers of stages that are possible, [1]"),
         ({"stages": 0}, "stages: expected a positive integer, got 0"),
