@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from typing import NamedTuple
 
 from shardwright.cost.clusters.cluster import COLLECTIVES, Cluster
 from shardwright.cost.collectives.algorithms import on_a_switch
@@ -15,9 +16,9 @@ from shardwright.cost.collectives.moves import MoveCosts, TensorClass
 from shardwright.cost.compute.compute import Compute
 from shardwright.cost.compute.operators import NodeCost
 from shardwright.cost.timeline.memory import Memory, Stored, update_bytes
-from shardwright.cost.timeline.program import Programs
+from shardwright.cost.timeline.program import Programs, StepProgram
 from shardwright.cost.timeline.steps import Steps
-from shardwright.cost.timeline.timeline import simulate
+from shardwright.cost.timeline.timeline import Timeline, simulate
 from shardwright.pcg.analysis import constant_nodes, is_timeless, read_again, written
 from shardwright.pcg.dispatch import Dispatch
 from shardwright.pcg.graph import Graph, Node
@@ -199,12 +200,29 @@ def predict(
 
     `repeats`: module path of a block -> how often the block really occurs.
     """
+    return predict_with_details(graph, cluster, execution, repeats).prediction
+
+
+class Details(NamedTuple):
+    """A prediction, and what it is made of: `costs` by node."""
+
+    prediction: Prediction
+    program: StepProgram
+    timeline: Timeline
+    costs: Mapping[str, NodeCosts]
+
+
+def predict_with_details(
+    graph: Graph, cluster: Cluster, execution: Execution = DEFAULT, repeats: Mapping[str, int] | None = None
+) -> Details:
+    """As `predict`."""
     programs = Programs(graph, cluster, repeats)
-    timeline, table = simulate(programs.program(execution)), _node_costs(programs.steps(execution))
+    program = programs.program(execution)
+    timeline, table = simulate(program), _node_costs(programs.steps(execution))
     if repeats:
         table = {name: _many(cost, repeats.get(_block(graph.by_name[name]), 1)) for name, cost in table.items()}
     optimizer_s, stages = sum(table[n.name].compute_s for n in graph.leaves("parameter")), execution.num_stages
-    return Prediction(
+    prediction = Prediction(
         timeline.step_s,
         (sum(c.compute_s for c in table.values()) - optimizer_s) / stages,
         sum(c.communication_s for c in table.values()) / stages,
@@ -215,6 +233,7 @@ def predict(
         timeline.fullest.memory,
         timeline.fullest.peak_at,
     )
+    return Details(prediction, program, timeline, table)
 
 
 def _block(node: Node) -> str:

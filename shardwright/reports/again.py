@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from shardwright.cost.predict import NodeCosts, Prediction, node_costs, predict
+from shardwright.cost.predict import Details, NodeCosts, Prediction, predict_with_details
 from shardwright.pcg.graph import Node
 from shardwright.pcg.step.again import made_again
 from shardwright.pcg.step.parameters import module_block
@@ -54,7 +54,7 @@ class Recomputation:
             if mode not in ("selective", "full"):
                 mode = tuple(dict.fromkeys(where[node.name] for node in nodes if not node.is_parallel))
             groups.setdefault(mode, {})[block] = nodes
-        kept = node_costs(plan.graph, plan.cluster, self.everything_kept) if groups else {}
+        kept = self._kept.costs if groups else {}
 
         def more(nodes: Iterable[Node], what: str) -> float:
             return sum(getattr(self.costs[n.name], what) - getattr(kept[n.name], what) for n in nodes)
@@ -75,8 +75,11 @@ class Recomputation:
     @cached_property
     def kept(self) -> Prediction | None:
         """The same plan with everything kept; None where it is so."""
-        plan = self.plan
-        return predict(plan.graph, plan.cluster, self.everything_kept) if self.remade else None
+        return self._kept.prediction if self.remade else None
+
+    @cached_property
+    def _kept(self) -> Details:
+        return predict_with_details(self.plan.graph, self.plan.cluster, self.everything_kept)
 
 
 def block_of(node: Node) -> str:

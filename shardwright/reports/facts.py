@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from shardwright.cost.predict import NodeCosts, Prediction, node_costs
+from shardwright.cost.predict import Details, NodeCosts, Prediction, predict_with_details
 from shardwright.cost.timeline.memory import MemoryVerdict, safe_bytes, verdict
-from shardwright.cost.timeline.program import StepProgram, program
-from shardwright.cost.timeline.timeline import Timeline, simulate
+from shardwright.cost.timeline.program import StepProgram
+from shardwright.cost.timeline.timeline import Timeline
 from shardwright.pcg.analysis import constant_nodes, is_whole
 from shardwright.pcg.graph import OPAQUE, Node
 from shardwright.pcg.mesh import TIME
@@ -145,18 +145,23 @@ class PlanFacts:
         self.plan, self.graph, self.mesh = plan, plan.graph, plan.mesh
 
     @cached_property
-    def costs(self) -> Mapping[str, NodeCosts]:
-        return node_costs(self.graph, self.plan.cluster, self.plan.execution)
+    def _details(self) -> Details:
+        return predict_with_details(self.graph, self.plan.cluster, self.plan.execution)
 
-    @cached_property
+    @property
+    def costs(self) -> Mapping[str, NodeCosts]:
+        """What each node takes."""
+        return self._details.costs
+
+    @property
     def program(self) -> StepProgram:
         """What each stage does in a step."""
-        return program(self.graph, self.plan.cluster, self.plan.execution)
+        return self._details.program
 
-    @cached_property
+    @property
     def timeline(self) -> Timeline:
         """When each stage does it."""
-        return simulate(self.program)
+        return self._details.timeline
 
     @cached_property
     def names(self) -> Names:
