@@ -154,7 +154,10 @@ class Calls(nn.Module):
 
 
 class _Lists:
-    """Torch's lists of operators and modules. Their operators do not seed the generator, as they do by themselves."""
+    """Torch's lists of operators and modules. Their operators do not seed the generator, as they do by themselves.
+
+    Nor does a sample look for a test of torch's on the stack, which takes longer than all that is done with it.
+    """
 
     def __init__(self) -> None:
         if "expecttest" not in sys.modules:  # which torch's own tests need, and its lists do not
@@ -168,6 +171,8 @@ class _Lists:
         for file in self._files:
             if hasattr(file, "wrapper_set_seed"):
                 file.wrapper_set_seed = _unseeded  # type: ignore[attr-defined]
+            if hasattr(file, "extract_test_fn"):
+                file.extract_test_fn = _no_test  # type: ignore[attr-defined]
         self.operators: list[Any] = lists.op_db
         self.modules: list[Any] = import_module("torch.testing._internal.common_modules").module_db
 
@@ -183,6 +188,10 @@ class _Lists:
 
 def _unseeded(op: Callable[..., Any], *args: Any, **kwargs: Any) -> object:
     return op(*args, **kwargs)
+
+
+def _no_test() -> None:
+    return None
 
 
 def samples(num_each: int = 1, matching: str = "") -> list[Sample]:
@@ -204,7 +213,7 @@ def _of_operators(lists: _Lists, num_each: int, matching: str) -> Iterator[Sampl
         if not info.supports_autograd or kind is None or not re.search(matching, info.full_name):
             continue
         torch.manual_seed(0)
-        for number, drawn in enumerate(_drawn(info, kind, lists)[:num_each]):
+        for number, drawn in enumerate(_drawn(info, kind, lists, num_each)):
             args = (drawn.input, *drawn.args)
             yield Sample(f"{info.full_name} {number}", info.op, args, drawn.kwargs)
             if info.inplace_variant is not None and number == 0:
@@ -289,12 +298,12 @@ def _of_booleans() -> Iterator[Sample]:
     yield Sample("mask.tril 0", below, (scores.clone().requires_grad_(),), {})
 
 
-def _drawn(info: Any, kind: torch.dtype, lists: _Lists) -> list[Any]:  # noqa: ANN401
-    """Sample inputs, of torch's own sizes where another breaks them."""
+def _drawn(info: Any, kind: torch.dtype, lists: _Lists, num_each: int) -> list[Any]:  # noqa: ANN401
+    """The first sample inputs, of torch's own sizes where another breaks them."""
     for size in (SIZE, USUAL_SIZE):
         try:
             with lists.sized(size):
-                return list(info.sample_inputs("cpu", kind, requires_grad=True))
+                return list(islice(info.sample_inputs("cpu", kind, requires_grad=True), num_each))
         except (RuntimeError, ValueError, IndexError, AssertionError):
             pass
     raise AssertionError(f"torch cannot draw its own samples of {info.full_name}")

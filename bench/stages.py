@@ -40,12 +40,28 @@ from shardwright.verifier.choices import Certified
 MODELS = {
     "Llama-0.5B": llama(1024, 16, 4096, 16, batch=32, seq=2048),
     "Llama-1B": llama(2048, 16, 8192, 32, batch=64, seq=2048),
+    "Llama-1B, batch 512": llama(2048, 16, 8192, 32, batch=512, seq=2048),
+    "deep, 96 layers": llama(1024, 96, 4096, 16, batch=64, seq=1024),
     "Llama-8B": llama(4096, 32, 14336, 32, batch=64, seq=2048),
+    "Llama-13B": llama(5120, 40, 13824, 40, batch=128, seq=2048),
+    "Llama-70B": llama(8192, 80, 28672, 64, batch=64, seq=4096),
 }
-CASES = (
-    ("Llama-0.5B", "rtx-4090-box", 1), ("Llama-0.5B", "rtx-4090-box", 2), ("Llama-1B", "rtx-4090-box", 2),
-    ("Llama-1B", "l40s-box", 2), ("Llama-1B", "dgx-h100", 1), ("Llama-8B", "l40s-box", 4), ("Llama-8B", "dgx-h100", 2),
-)  # fmt: skip
+CLUSTERS = {
+    "Llama-0.5B": (("rtx-4090-box", 1), ("rtx-4090-box", 2), ("a10-box", 2), ("l40s-box", 2), ("rtx-4090-box", 4)),
+    "Llama-1B": (
+        ("rtx-4090-box", 1), ("rtx-4090-box", 2), ("a10-box", 2), ("l40s-box", 2), ("dgx-h100", 1), ("dgx-a100", 2),
+        ("rtx-4090-box", 8),
+    ),
+    "Llama-1B, batch 512": (("rtx-4090-box", 4), ("rtx-4090-box", 8), ("l40s-box", 8)),
+    "deep, 96 layers": (("rtx-4090-box", 1), ("a10-box", 2), ("rtx-4090-box", 4), ("dgx-h100", 1)),
+    "Llama-8B": (
+        ("l40s-box", 2), ("l40s-box", 4), ("rtx-4090-box", 4), ("dgx-h100", 1), ("dgx-h100", 2), ("dgx-a100", 2),
+        ("rtx-4090-box", 8),
+    ),
+    "Llama-13B": (("l40s-box", 4), ("dgx-a100", 2), ("dgx-h100", 2), ("rtx-4090-box", 8)),
+    "Llama-70B": (("dgx-h100", 8), ("dgx-a100", 8)),
+}  # fmt: skip
+CASES = [(model, preset, nodes) for model, clusters in CLUSTERS.items() for preset, nodes in clusters]
 MOST_TENSOR, MOST_STAGES = 8, 16
 _CHUNKS = (2, 4)
 _FAR = 1.3
@@ -76,6 +92,7 @@ class Grid:
     def __init__(self, graph: Graph, cluster: Cluster) -> None:
         self.folded, self.solver, self.size = fold(graph), Solver(cluster, Certified()), batch_size(graph)
         self.best, self.num_costed = (inf, ""), 0
+        self.ideal_s = self.solver.work_s(self.folded, Execution()) / cluster.num_devices
 
     def run(self) -> tuple[float, str]:
         """Seconds and words of the best one."""
@@ -86,6 +103,9 @@ class Grid:
         return self.best
 
     def _try(self, way: Way, many: int) -> None:
+        """Of lifetimes and modes, what takes longer than one that fits is left out, and what idles too long."""
+        if self.ideal_s * (1 + (way.stages - 1) / (many * max(_CHUNKS))) >= self.best[0]:
+            return
         for zero in ("zero-1", "zero-2", "zero-3") if ZERO in way.roles else ("zero-1",):
             for mode in RECOMPUTES:
                 try:
@@ -93,7 +113,11 @@ class Grid:
                 except PlanError:
                     continue
                 if fits:
-                    break  # more recomputation only takes longer
+                    break
+            else:
+                continue
+            if mode == "none":
+                break
 
     def _costed(self, way: Way, many: int, zero: Zero, run: Execution) -> bool:
         found = self.solver.solve(
@@ -112,7 +136,7 @@ class Grid:
         except PlanError:  # fewer blocks than chunks
             return
         self.num_costed += 1
-        if prediction.memory.total_bytes <= self.solver.limit_bytes and prediction.step_s < self.best[0]:
+        if self.solver.fits(prediction) and prediction.step_s < self.best[0]:
             words = f"{way.stages} stages, {way.mesh} {'/'.join(way.roles)}, {many} microbatches, {zero}"
             self.best = prediction.step_s, f"{words}, {run.recompute}, {run.schedule} × {run.chunks_per_stage}"
 

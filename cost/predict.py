@@ -57,7 +57,9 @@ class Prediction:
             stages, an equal share of that, and of `communication_bytes`; what stages send to each other is none of it.
         exposed_s: while compute waits for communication; of the stage that has most to do, as `bubble_s` is.
         bubble_s: while a device has nothing to do.
-        memory: at its peak, of the stage where it is highest; `peak_at` says what runs then.
+        memory: at its peak, of the stage where it is highest, or of unlike devices where the least room is beside it;
+            `peak_at` says what runs then.
+        device_bytes: the memory of that stage's devices.
     """
 
     step_s: float
@@ -69,6 +71,7 @@ class Prediction:
     communication_bytes: float
     memory: Memory
     peak_at: str
+    device_bytes: int
 
     @property
     def serial_s(self) -> float:
@@ -200,7 +203,12 @@ def predict(
 
     `repeats`: module path of a block -> how often the block really occurs.
     """
-    return predict_with_details(graph, cluster, execution, repeats).prediction
+    return predicted(Programs(graph, cluster, repeats), execution)
+
+
+def predicted(programs: Programs, execution: Execution = DEFAULT) -> Prediction:
+    """The same of programs that are there, which may have been run in other ways before."""
+    return details(programs, execution).prediction
 
 
 class Details(NamedTuple):
@@ -212,19 +220,20 @@ class Details(NamedTuple):
     costs: Mapping[str, NodeCosts]
 
 
-def predict_with_details(
-    graph: Graph, cluster: Cluster, execution: Execution = DEFAULT, repeats: Mapping[str, int] | None = None
-) -> Details:
-    """As `predict`."""
-    programs = Programs(graph, cluster, repeats)
-    program = programs.program(execution)
-    timeline, table = simulate(program), _node_costs(programs.steps(execution))
+def details(programs: Programs, execution: Execution = DEFAULT) -> Details:
+    """What `predicted` is made of."""
+    graph, cluster, repeats = programs.graph, programs.cluster, programs.repeats
+    made, table = programs.program(execution), _node_costs(programs.steps(execution))
+    timeline = simulate(made)
     if repeats:
         table = {name: _many(cost, repeats.get(_block(graph.by_name[name]), 1)) for name, cost in table.items()}
     optimizer_s, stages = sum(table[n.name].compute_s for n in graph.leaves("parameter")), execution.num_stages
+    compute_s = sum(c.compute_s for c in table.values()) - optimizer_s
+    if cluster.parts and stages > 1:  # each stage at the pace of its own devices
+        compute_s = sum(made.compute_s(stage) for stage in range(stages)) - optimizer_s
     prediction = Prediction(
         timeline.step_s,
-        (sum(c.compute_s for c in table.values()) - optimizer_s) / stages,
+        compute_s / stages,
         sum(c.communication_s for c in table.values()) / stages,
         optimizer_s / stages,
         timeline.busiest.exposed_s,
@@ -232,8 +241,9 @@ def predict_with_details(
         sum(c.communication_bytes for c in table.values()) / stages,
         timeline.fullest.memory,
         timeline.fullest.peak_at,
+        timeline.fullest.device_bytes,
     )
-    return Details(prediction, program, timeline, table)
+    return Details(prediction, made, timeline, table)
 
 
 def _block(node: Node) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import pickle
 import signal
@@ -164,6 +165,8 @@ def _axes(
         for name, size, group in zip(mesh.names, mesh.sizes, groups, strict=False)
     )
     column = my_group(grid.movedim(0, -1), timeout_s) if num_stages > 1 else None
+    if column is not None:
+        private.tell_overflows_beside(device_mesh, column)
     return axes, Axis(STAGES, num_stages, own, column), device_mesh
 
 
@@ -226,6 +229,7 @@ def _fork(
         send.close()
         return _Rank(rank, pid, receive)
     receive.close()
+    gc.freeze()  # what the parent has is not searched for garbage again and again, nor copied for that
     try:
         send.send_bytes(_run_child(fn, args, rank, num_ranks, store, timeout_s))
         send.close()

@@ -74,6 +74,10 @@ def check_stages(graph: Graph, execution: Execution, precision: Precision | None
         return
     if (problem := not_run(graph, precision)) is not None:
         raise PlanError(problem)
+    if precision == "amp_fp16":  # every stage looks for overflows, in its gradients
+        for number, stage in enumerate(cut(graph, execution).graphs):
+            if not any(stage.types[leaf.name].grad for leaf in stage.leaves("parameter")):
+                raise PlanError(f"amp_fp16: nothing is trained in virtual stage {number}; use amp_bf16, or no stages")
 
 
 class ParallelModule(Training):

@@ -85,10 +85,23 @@ def find_overflows_together() -> None:
     )
 
 
+_BESIDE: dict[DeviceMesh, dist.ProcessGroup] = {}
+"""By the mesh of a pipeline stage, the group of a rank and those at its place in the other stages' meshes."""
+
+
+def tell_overflows_beside(device_mesh: DeviceMesh, group: dist.ProcessGroup) -> None:
+    """What is found in gradients on this mesh holds for the ranks of this group too, and so for those of their meshes.
+
+    Each of them has to look for it as often.
+    """
+    _BESIDE[device_mesh] = group
+
+
 def _unscale_together(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     gradients, found, inverse_scale = args
     op([unwrap(gradient) for gradient in gradients], found, inverse_scale, **kwargs)
-    for group in gradients[0].device_mesh.get_all_groups():
+    mesh = gradients[0].device_mesh
+    for group in (*mesh.get_all_groups(), *([_BESIDE[mesh]] if mesh in _BESIDE else [])):
         dist.all_reduce(found, dist.ReduceOp.MAX, group)
 
 

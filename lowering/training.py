@@ -90,6 +90,8 @@ class Training(Fixed):
         """The loss of this rank's parts of the microbatches."""
         check_backward(self.graph)
         if self._pipeline is not None:
+            if scaler is not None:  # its first call makes its scale, and only the last stage has a loss to scale
+                scaler.scale(torch.zeros((), device=self.ranks.device))
             return self._in_stages(self._pipeline, local, scaler.scale if scaler is not None else _as_it_is)
         work: dist.Work | None = None
 

@@ -157,8 +157,11 @@ def given(name: str) -> str:
 
 def not_run(graph: Graph, precision: str | None) -> str | None:
     """Why a graph that was captured in this precision does not run in pipeline stages, if it does not."""
-    if precision == "amp_fp16":
-        return "amp_fp16 in pipeline stages: overflows are not found together; use amp_bf16, or no stages"
+    dtypes = {graph.types[leaf.name].dtype for leaf in graph.leaves("parameter") if graph.types[leaf.name].grad}
+    if precision == "amp_fp16" and len(dtypes) > 1:
+        return (
+            f"amp_fp16 in pipeline stages: parameters are in {' and '.join(sorted(dtypes))}; use amp_bf16, or no stages"
+        )
     drawn = next((n for n in graph.nodes if n.may_draw and not n.is_random), None)
     if drawn is not None:
         return f"{drawn}: it draws from torch's generator, which pipeline stages do not share; use no stages"

@@ -58,6 +58,8 @@ def _check_split(told: Mapping[str, Any]) -> None:
     """Stages without a split are a question to whoever costs them, no plan."""
     if _stages(told) > 1 and not told["execution"].get("split"):
         raise PlanError("execution.split: expected how many sections each virtual stage has, got nothing")
+    if told.get("execution", {}).get("recompute_by_stage"):
+        raise PlanError("execution.recompute_by_stage: expected nothing; a plan says in recompute what each block does")
 
 
 _PARTS = ("compute_s", "communication_s", "optimizer_s")

@@ -105,7 +105,7 @@ class Fitter:
             graph=graph,
             execution=self._run(candidate, told) if candidate.folded else run,
             prediction=prediction,
-            fits=prediction.memory.total_bytes <= self.solver.limit_bytes,
+            fits=self.solver.fits(prediction),
             lifetimes=tuple(told.lifetimes.items()),
         )
 

@@ -103,6 +103,10 @@ class Pins:
         memory_bytes = bounds[MEMORY].high if MEMORY in bounds else None
         given = mesh is not None or spaces is not None
         stages = _stages(asked, graph, cluster, bounds.get(STAGES), given=given)
+        if memory_bytes is not None and cluster.parts:  # a stage's limit is that of its own devices
+            if 1 not in stages:
+                raise PlanError(f"pin {bounds[MEMORY].text!r}: not with stages on devices that differ; leave one out")
+            stages = [1]
         only = 1 not in stages
         guided = mesh is not None or bool(limits) or spaces is not None or only
         finer = dict[tuple[int, ...], Space]()

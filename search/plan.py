@@ -157,7 +157,7 @@ class Plan:
         return printable(
             f"Plan({self.model} on {cluster.name}, {cluster.num_devices} devices{idle}, mesh {self.mesh}:\n"
             f"     step {own.step_s:.4g} s, {own.memory.total_bytes / 2**30:.4g} of "
-            f"{cluster.device.memory_bytes / 2**30:.4g} GiB on each device)"
+            f"{own.device_bytes / 2**30:.4g} GiB on each device)"
         )
 
     @property

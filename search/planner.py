@@ -43,7 +43,7 @@ from shardwright.search.remedies import remedies
 from shardwright.search.rewriting import Rewriter
 from shardwright.search.solving import Candidate, Solver, different, rank
 from shardwright.search.spaces import Space
-from shardwright.search.staging import Stager, spread_out
+from shardwright.search.staging import Stager, said_by_block, spread_out
 from shardwright.search.tuning import Progress, Tuner, named
 from shardwright.substitutions.equations import Equation
 
@@ -254,7 +254,7 @@ class Planner:
             again = Fitter(solver, Folded(rewriter.whole(best)), values=fitter.values, zeros=zeros).best([best])
             best = min([best, *(f.candidate for f in stop.within(again))], key=rank)
         best = min([best, *stop.within(self._apart(rewriter, fitter, fitted, whole, best))], key=rank)
-        best = spread_out(solver, best)
+        best = said_by_block(solver, spread_out(solver, best))
         if best.mesh.num_microbatches > 1:
             check_time(best.graph, best.execution)
         if kept.guided and not stop.reached:
@@ -264,7 +264,7 @@ class Planner:
             round(time.perf_counter() - start, 3),
             len({space.mesh.sizes for space in tuner.spaces_like(best.execution)}),
             self._bound_s(tuner, best, found if kept.guided else costed),
-            solver.limit_bytes,
+            solver.limit_of(best.prediction.device_bytes),
             best.rewrites,
             tuner.obstacle,
             () if best.fits or stop.reached else remedies(graph, best, tuner),

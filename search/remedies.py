@@ -1,7 +1,7 @@
 """What would make a model fit that does not, the fastest way first.
 
-More devices, a smaller batch and offload are costed by the same model; pipeline stages are estimated by a formula over
-what one stage takes, with no search over their layouts.
+More devices, a smaller batch and offload are costed by the same model. Pipeline stages are none of it: the search has
+tried them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from shardwright.search.spaces import microbatch_counts
 from shardwright.search.tuning import Tuner
 
 _LARGER = (2, 4, 8, 16)
-_STAGES = (2, 4, 8)
 
 
 def remedies(graph: Graph, best: Candidate, tuner: Tuner) -> tuple[Remedy, ...]:
@@ -33,7 +32,7 @@ def remedies(graph: Graph, best: Candidate, tuner: Tuner) -> tuple[Remedy, ...]:
     solver, pins = tuner.solver, tuner.pins.by_hand
     ways = (
         _without_pins(best, tuner), _more_devices(graph, solver, pins, tuner), _smaller_batch(tuner),
-        _offload(best, solver), _stages(tuner),
+        _offload(best, solver),
     )  # fmt: skip
     return tuple(sorted((found for way in ways for found in way), key=lambda remedy: remedy.step_s))
 
@@ -54,7 +53,7 @@ def _more_devices(graph: Graph, solver: Solver, pins: Pins, tuner: Tuner) -> Ite
         if larger is None:
             return
         found = _by_hand(graph, larger, solver.certified, pins, tuner)
-        if found is not None and found.fits:
+        if found is not None:
             yield Remedy(f"{larger.num_devices} devices", found.prediction.step_s)
             return
 
@@ -68,12 +67,12 @@ def _larger(cluster: Cluster, times: int) -> Cluster | None:
 
 
 def _by_hand(graph: Graph, cluster: Cluster, certified: CertifiedSplits, pins: Pins, like: Tuner) -> Candidate | None:
-    """The best of the plans that people choose by hand: they are quickly found."""
+    """The first that fits of the plans that people choose by hand: they are quickly found."""
     solver = Solver(cluster, certified)
     if pins.memory_bytes is not None:
         solver = solver.within(pins.memory_bytes)
     tuner = Tuner(solver, graph, like.execution, pins, lambda message: None)
-    return tuner.by_hand()
+    return next((found for found in tuner.baselines() if found.fits), None)
 
 
 def _smaller_batch(tuner: Tuner) -> Iterator[Remedy]:
@@ -107,27 +106,3 @@ def _offload(best: Candidate, solver: Solver) -> Iterator[Remedy]:
     prediction = predict(best.graph, solver.cluster, execution)
     if prediction.memory.total_bytes <= solver.limit_bytes:
         yield Remedy("activations offloaded to the host's memory (costed, not run)", prediction.step_s)
-
-
-def _stages(tuner: Tuner) -> Iterator[Remedy]:
-    """Pipeline stages, each ZeRO-3 on its devices: a microbatch takes a stage's share of the time of the whole."""
-    n, solver = tuner.solver.cluster.num_devices, tuner.solver
-    for stages in (s for s in _STAGES if n % s == 0 and not solver.cluster.parts):
-        flat = Mesh(("dp",), (n // stages,))
-        stored_bytes = solver.stored_bytes(tuner.folded, flat, (ZERO,), tuner.execution, "zero-3")
-        if solver.excess_bytes(stored_bytes / stages):
-            continue
-        for count in tuner.counts:
-            mesh = over_time(flat, count)
-            found = _solved(tuner, mesh, tuner.execution)
-            if found is None:
-                continue
-            memory = found.prediction.memory
-            in_flight = memory.activations_bytes * min(stages, count) + memory.temporary_bytes
-            constant = memory.context_bytes + memory.communication_bytes + memory.temporary_bytes
-            rest = memory.total_bytes - memory.activations_bytes - constant
-            if constant + (rest + in_flight) / stages <= solver.limit_bytes:
-                step_s = found.prediction.step_s / stages * (1 + (stages - 1) / count)
-                how = f"devices of each: {n // stages}, microbatches: {count}; estimated, not run"
-                yield Remedy(f"{stages} pipeline stages ({how})", step_s)
-                return

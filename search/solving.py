@@ -8,17 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from math import inf, isfinite
 from typing import NamedTuple, TypeVar
 
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.collectives.moves import AFTER_THE_LOOP_S
-from shardwright.cost.predict import Prediction, predict
+from shardwright.cost.predict import Prediction, predicted
 from shardwright.cost.timeline.clock import SHARING
 from shardwright.cost.timeline.memory import safe_bytes
+from shardwright.cost.timeline.program import Programs
 from shardwright.pcg.analysis import constant_nodes
+from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.step.again import made_again
@@ -40,6 +42,8 @@ from shardwright.search.spaces import LONGEST_FIRST
 from shardwright.search.within import HULL_TOLERANCE, kept_bytes, time_and_bytes, within_memory
 
 _MEMORY_TRIES = 3
+_MOST_PROGRAMS = 8
+"""That are kept, each with what its operators cost."""
 _NEARLY = 1.5
 
 
@@ -121,6 +125,7 @@ class Solver:
         self._builders: dict[tuple[object, ...], tuple[ProblemBuilder, Eliminator]] = {}
         self._problems: dict[tuple[object, ...], Problem] = {}
         self._predictions: dict[tuple[object, ...], Prediction] = {}
+        self._programs = lru_cache(maxsize=_MOST_PROGRAMS)(partial(_programs, cluster))
         self.blocked = lru_cache(maxsize=None)(_blocked_choices)
         self.again = lru_cache(maxsize=None)(made_again)
         self.restricted = lru_cache(maxsize=None)(restriction)
@@ -130,6 +135,22 @@ class Solver:
         smaller = copy(self)
         smaller.limit_bytes = min(self.limit_bytes, limit_bytes)
         return smaller
+
+    def limit_of(self, device_bytes: int) -> int:
+        """What plans may use on devices of so much memory: those of all, or of a stage of unlike ones."""
+        return self.limit_bytes if device_bytes == self.cluster.device.memory_bytes else safe_bytes(device_bytes)
+
+    def fits(self, prediction: Prediction) -> bool:
+        """Whether no stage needs more than it may use."""
+        return prediction.memory.total_bytes <= self.limit_of(prediction.device_bytes)
+
+    def stage_limits(self, num_stages: int) -> list[int]:
+        """What plans may use on the devices of each of as many stages of equally many devices."""
+        if num_stages == 1 or not self.cluster.parts:
+            return [self.limit_bytes] * num_stages
+        size = self.cluster.num_devices // num_stages
+        parts = (self.cluster.part(range(stage * size, (stage + 1) * size)) for stage in range(num_stages))
+        return [self.limit_of(part.device.memory_bytes) for part in parts]
 
     def builder(self, mesh: Mesh, execution: Execution = DEFAULT) -> tuple[ProblemBuilder, Eliminator]:
         """One for all meshes of these sizes: the names of axes of devices play no part."""
@@ -185,7 +206,8 @@ class Solver:
         Not a bound: a resharding that readers share counts for each, and messages that are sent together one by one.
         """
         problem, eliminator = self.problem(folded, mesh, roles, execution, priced, limits)
-        return eliminator.solve(problem, Prices(beside=self.besides[-1])).bound * share_of_step(execution, mesh)
+        serial_s = eliminator.solve(problem, Prices(beside=self.besides[-1])).bound
+        return serial_s * share_of_step(execution, mesh) / self.quicker(execution.num_stages)
 
     def least_s(
         self, folded: Folded, mesh: Mesh, roles: Sequence[str], execution: Execution, limits: Limits = NO_LIMITS
@@ -193,14 +215,22 @@ class Solver:
         """No layouts on a mesh take a shorter step by the timeline, within any memory.
 
         However long gathered parameters stay: what stays longest is sent least often. Equal blocks are laid out alike.
-        0, which says nothing, where kernels run at rates of their own (tf32, fp8), which the problem does not know.
+        0, which says nothing, where kernels run at rates of their own (tf32, fp8), or stages on devices of their
+        own, which the problem does not know.
         """
-        if execution.rates:
+        if execution.rates or (self.cluster.parts and execution.num_stages > 1):
             return 0.0
         longest = different(LONGEST_FIRST, mesh)[0]
         problem, eliminator = self.problem(folded, mesh, roles, execution, longest, limits, relaxed=True)
         device = self.cluster.device  # the busiest of several stages has no less than an equal share
         return least_s(problem, eliminator, SHARING[device.kind]) / execution.num_stages + device.step_overhead_s
+
+    def quicker(self, num_stages: int) -> float:
+        """About how many times as quick devices are on average as the binding one; 1 where all work at its pace."""
+        if num_stages == 1 or not self.cluster.parts:
+            return 1.0
+        size = self.cluster.num_devices
+        return sum(p.num_devices / size * p.device.times_as_quick(self.cluster.device) for p in self.cluster.parts)
 
     def work_s(self, folded: Folded, execution: Execution) -> float:
         """What all operators take on one device, nothing being sent: n devices take no less than an n-th of it."""
@@ -244,7 +274,8 @@ class Solver:
         result may then not fit, or not be the best. A `NoLayoutsError` where no layouts can be run so.
         """
         problem, eliminator = self.problem(folded, mesh, roles, execution, priced, limits)
-        limit: float = self.limit_bytes - self.cluster.device.context_bytes
+        usable = sum(self.stage_limits(execution.num_stages)) / execution.num_stages  # of the share of an average stage
+        limit = usable - self.cluster.device.context_bytes
         free = Prices(beside=beside)
         fastest = eliminator.solve(problem, free)
         _check_finite(problem, fastest, roles, priced)
@@ -264,7 +295,7 @@ class Solver:
             found = self._finish(draft, folded, different(zeros, mesh))
             best = found if best is None else min(best, found, key=rank)
             only_in_the_graph = found.prediction.memory.total_bytes - kept_bytes(problem, solution)
-            limit = self.limit_bytes - only_in_the_graph
+            limit = usable - only_in_the_graph
             if best.fits or not feasible or bound_s >= cutoff_s or limit <= 0:
                 break
         assert best is not None
@@ -283,14 +314,27 @@ class Solver:
         """As `predict`; what was chosen for several lifetimes, or comes from several plans, is often the same."""
         key = graph, execution, tuple(repeats.items())
         if key not in self._predictions:
-            self._predictions[key] = predict(graph, self.cluster, execution, repeats)
+            self._predictions[key] = predicted(self.programs(graph, repeats), execution)
         return self._predictions[key]
+
+    def programs(self, graph: Graph, repeats: Mapping[str, int]) -> Programs:
+        """Of a graph whose blocks occur so often; those that were asked for last are known."""
+        return self._programs(graph, tuple(repeats.items()))
 
     def again_whole(self, graph: Graph, candidate: Candidate) -> Candidate:
         """The same for the whole graph, of which a candidate has only a few blocks: at its price of a byte, if it fits.
 
-        Else it is solved as if nothing were known.
+        Else it is solved as if nothing were known. Its stages have the same blocks, if those are all its sections.
         """
+        try:
+            return self._again_whole(graph, candidate)
+        except PlanError:
+            if not (run := candidate.execution).split:
+                raise
+            anew = replace(run, split=(), recompute_by_stage=())
+            return self._again_whole(graph, replace(candidate, execution=anew))
+
+    def _again_whole(self, graph: Graph, candidate: Candidate) -> Candidate:
         c, whole = candidate, Folded(graph)
         problem, eliminator = self.problem(whole, c.mesh, c.roles, c.execution, c.priced, c.limits)
         at = c.solved[2]
@@ -333,11 +377,15 @@ class Solver:
             prediction = self.predicted(graph, draft.execution, repeats)
             found.append(Candidate(
                 draft.name, graph, prediction, draft.bound_s,
-                in_loop and prediction.memory.total_bytes <= self.limit_bytes, draft.solved, draft.roles,
+                in_loop and self.fits(prediction), draft.solved, draft.roles,
                 draft.execution, zero, draft.priced, bool(repeats), prices.byte > 0 or any(not c.fits for c in found),
                 draft.limits,
             ))  # fmt: skip
         return min(found, key=rank)
+
+
+def _programs(cluster: Cluster, graph: Graph, repeats: tuple[tuple[str, int], ...]) -> Programs:
+    return Programs(graph, cluster, dict(repeats))
 
 
 def _check_finite(problem: Problem, solution: Solution, roles: Sequence[str], zero: Zero) -> None:

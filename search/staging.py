@@ -8,16 +8,20 @@ worth a try; the timeline judges these, in which the blocks are spread by what e
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from math import inf
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
-from shardwright.cost.timeline.program import Programs
-from shardwright.cost.timeline.timeline import Timeline, simulate
+from shardwright.cost.timeline.timeline import simulate
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.step.execution import DEFAULT
+from shardwright.pcg.step.operations import Operations
+from shardwright.pcg.step.parameters import blocks_of
+from shardwright.pcg.step.recompute import RECOMPUTES, Recompute, exactly
+from shardwright.pcg.step.sections import sections, spread
 from shardwright.search.problem import NoLayoutsError
 from shardwright.search.solving import Candidate, Solver, over_time, rank, share_of_step
 from shardwright.search.spaces import Pipeline, Space, divided, machine_size
@@ -29,10 +33,13 @@ _MOST_TRIED = 12
 """Of meshes with a number of microbatches; seldom are so many not ruled out."""
 _CHUNKS = (2, 4, 8)
 """Of a stage, where they are interleaved."""
-_MOST_MOVES, _MOST_TARGETS = 8, 2
-"""Of sections from one stage to another; the stages that are tried for each."""
+_MOST_SPREADS = 4
+"""Of the blocks of a plan: each is judged, and says what the next one may use."""
 _NEARLY = 1.5
 """What needs so much more memory than there is may fit once blocks are moved to stages that have room."""
+
+_A = TypeVar("_A")
+_B = TypeVar("_B")
 
 
 class _Way(NamedTuple):
@@ -56,6 +63,8 @@ class Stager:
         tuner.fastest_s = fastest_s
         self.modes = list(tuner.modes)
         del self.modes[1:-1]  # what lies between is found value by value
+        folded = tuner.folded
+        self._num_blocks = len(blocks_of(folded.graph)) + sum(times - 1 for times in folded.repeats.values())
         self._over: dict[int, float] = {}  # by number of stages, the least part of its floor that a step took
 
     def plans(self) -> Iterator[Candidate]:
@@ -63,8 +72,8 @@ class Stager:
 
         The least floor is tried first, then what differs from the best of a mesh by one number of microbatches.
         """
-        promising = (spaces for stages, spaces in self.tuner.pins.staged.items() if self._may_win(stages))
-        ahead = [way for spaces in promising for way in self._likeliest(spaces)]
+        promising = [spaces for stages, spaces in self.tuner.pins.staged.items() if self._may_win(stages)]
+        ahead = list(chain.from_iterable(_while_less(promising, len(promising) // 2, self._likeliest, _least_s)))
         seen, best = {way[1:] for way in ahead}, dict[int | Space, Candidate]()
         for _ in range(_MOST_TRIED):
             ahead = [way for way in ahead if not self._loses(way)]
@@ -91,9 +100,12 @@ class Stager:
 
     def _may_win(self, stages: int) -> bool:
         """Whether equal shares of all work, with the least bubble of any schedule, take less than what is there."""
-        run = replace(DEFAULT, num_stages=stages, schedule="interleaved", chunks_per_stage=max(_CHUNKS))
+        chunks = [c for c in _CHUNKS if c * stages <= self._num_blocks]
+        runs = [replace(DEFAULT, num_stages=stages, schedule="interleaved", chunks_per_stage=c) for c in chunks[-1:]]
+        runs.append(replace(DEFAULT, num_stages=stages, schedule="zero-bubble"))
         many = Mesh((TIME,), (max(self.tuner.counts),))
-        return self.tuner.ideal_s(self.modes[0]) * stages * share_of_step(run, many) < self.fastest_s
+        ideal_s = self.tuner.ideal_s(self.modes[0]) / self.tuner.solver.quicker(stages)
+        return ideal_s * stages * min(share_of_step(run, many) for run in runs) < self.fastest_s
 
     def _best(self, space: Space, number: int) -> Candidate:
         """With so many microbatches, in the order in which it is the fastest."""
@@ -101,12 +113,24 @@ class Stager:
         over = max(1.0, self.tuner.over(space))
         stages = space.pipeline.stages
         self._over[stages] = min(self._over.get(stages, inf), over)
-        if not found.fits and found.prediction.memory.total_bytes <= _NEARLY * self.tuner.solver.limit_bytes:
-            found = spread_out(self.tuner.solver, found, self.tuner.folded.repeats)
-            self.tried.append(found)
+        found = self._spread(found)
         found = min([found, *self._scheduled(found)], key=rank)
+        if not found.execution.split:
+            found = spread_out(self.tuner.solver, found, self.tuner.folded.repeats)
         self.fastest_s = min(self.fastest_s, found.prediction.step_s if found.fits else inf)
         return found
+
+    def _spread(self, found: Candidate) -> Candidate:
+        """With room used where it is, if memory decides: stages differ in how many microbatches are in flight."""
+        modes: list[Recompute] = [mode for mode in RECOMPUTES if mode in self.tuner.modes]
+        if found.fits and found.execution.recompute == "none":
+            return found
+        prediction, solver = found.prediction, self.tuner.solver
+        if prediction.memory.total_bytes > _NEARLY * solver.limit_of(prediction.device_bytes):
+            return found
+        own = spread_out(solver, found, self.tuner.folded.repeats, modes if len(modes) > 1 else ())
+        self.tried.append(own)
+        return min(found, own, key=rank)
 
     def _way(self, space: Space, number: int) -> _Way:
         return _Way(self._floor_s(space, self._counts(space)[number]), space, number)
@@ -120,30 +144,21 @@ class Stager:
             return own
         return (1 + min(self._over.values(), default=1.0)) / 2
 
-    def _likeliest(self, spaces: Sequence[Space]) -> Iterator[_Way]:
+    def _likeliest(self, spaces: Sequence[Space]) -> list[_Way]:
         """The mesh of the least floor, with those that lead to it, and the numbers of microbatches that do.
 
         From the mesh whose inner axis is a machine to the next smaller or larger inner axis, while that is less.
         """
         line, machine = sorted(spaces, key=_inner), machine_size(self.tuner.solver.cluster)
         near = min(range(len(line)), key=lambda i: abs(_inner(line[i]) - machine))
-        known = dict[int, _Way]()
-
-        def way(i: int) -> _Way:
-            if i not in known:
-                known[i] = self._way(line[i], _first(self._counts(line[i]), line[i]))
-            return known[i]
-
-        for step in (1, -1):
-            at = near
-            while 0 <= at + step < len(line) and way(at + step).floor_s < way(at).floor_s:
-                at += step
-        best = min((way(near), *known.values()), key=lambda way: way.floor_s)
-        found = [*known.values()]
+        found = _while_less(
+            line, near, lambda space: self._way(space, _first(self._counts(space), space)), lambda way: way.floor_s
+        )
+        best = min(found, key=lambda way: way.floor_s)
         while best.number and (fewer := self._way(best.space, best.number - 1)).floor_s < best.floor_s:
             best = fewer
             found.append(best)
-        yield from found
+        return found
 
     def _counts(self, space: Space) -> list[int]:
         """Numbers of microbatches: as many as stages, where the batch has so many."""
@@ -189,58 +204,93 @@ class Stager:
     def _in_order(self, found: Candidate, pipeline: Pipeline) -> Candidate | None:
         """None where there are too few blocks."""
         solver, folded = self.tuner.solver, self.tuner.folded
-        execution = replace(found.execution, schedule=pipeline.schedule, chunks_per_stage=pipeline.chunks, split=())
+        execution = replace(
+            found.execution, schedule=pipeline.schedule, chunks_per_stage=pipeline.chunks, split=(),
+            recompute_by_stage=(),
+        )  # fmt: skip
         try:
             prediction = solver.predicted(found.graph, execution, folded.repeats)
         except PlanError:
             return None
         name = f"{pipeline} x {found.name.partition(' x ')[2]}"
-        fits = prediction.memory.total_bytes <= solver.limit_bytes
-        return replace(found, name=name, execution=execution, prediction=prediction, fits=fits)
+        own = replace(found, name=name, execution=execution, prediction=prediction, fits=solver.fits(prediction))
+        return self._spread(own)
 
 
-def spread_out(solver: Solver, found: Candidate, repeats: Mapping[str, int] | None = None) -> Candidate:
-    """A plan with its blocks spread over its stages: by time, then moved while that helps, by the timeline.
+def spread_out(
+    solver: Solver,
+    found: Candidate,
+    repeats: Mapping[str, int] | None = None,
+    modes: Sequence[Recompute] = (),
+) -> Candidate:
+    """A plan with its blocks spread over its stages such that it fits, if it can, and is as fast as can be.
 
-    From the stage with the highest peak where that does not fit, else from the one that has most to do.
+    What the timeline takes a stage to need beside its blocks is what the next spread leaves free. `modes`: of these,
+    each stage may be run in one of its own.
     """
     run, repeats = found.execution, repeats or {}
-    if run.num_stages == 1 or not (found.fits or found.prediction.memory.total_bytes > solver.limit_bytes):
+    if run.num_stages == 1 or not (found.fits or not solver.fits(found.prediction)):
         return found
-    programs = Programs(found.graph, solver.cluster, repeats)
-
-    def judged(split: Sequence[int]) -> tuple[tuple[bool, float], Timeline]:
-        timeline = simulate(programs.program(replace(run, split=tuple(split))))
-        num_bytes = timeline.fullest.memory.total_bytes
-        fits = num_bytes <= solver.limit_bytes
-        return (not fits, timeline.step_s if fits else float(num_bytes)), timeline
-
-    split = run.split or programs.program(run).execution.split
-    measure, timeline = judged(split)
-    for _ in range(_MOST_MOVES if run.chunks_per_stage == 1 else 0):
-        tried = ((*judged(other), other) for other in _moves(timeline, split, solver.limit_bytes))
-        better = next((entry for entry in tried if entry[0] < measure), None)
-        if better is None:
+    limits = solver.stage_limits(run.num_stages)
+    programs, best = solver.programs(found.graph, repeats), (inf, inf)
+    run = chosen = run if run.split else programs.spread(run)
+    for _ in range(_MOST_SPREADS):
+        timeline = simulate(programs.program(run))
+        room = [limit - s.memory.total_bytes for limit, s in zip(limits, timeline.stages, strict=True)]
+        fits, measure = min(room) >= 0, (max(0.0, -min(room)), timeline.step_s)
+        if measure < best:
+            best, chosen = measure, run
+        if run.chunks_per_stage > 1 or (fits and not modes):
             break
-        measure, timeline, split = better
-    execution = replace(run, split=tuple(split))
-    return replace(
-        found, execution=execution, fits=not measure[0], prediction=solver.predicted(found.graph, execution, repeats)
-    )
+        free_bytes = [free + own for free, own in zip(room, programs.sections_bytes(run), strict=True)]
+        try:
+            following = programs.spread(run, free_bytes, modes)
+        except PlanError:
+            break
+        if following == run:
+            break
+        run = following
+    prediction = solver.predicted(found.graph, chosen, repeats)
+    return replace(found, execution=chosen, fits=best[0] == 0.0, prediction=prediction)
 
 
-def _moves(timeline: Timeline, split: Sequence[int], limit_bytes: float) -> Iterator[list[int]]:
-    """Splits in which one section less is on a stage, and one more on another one; those between are shifted."""
-    stages = timeline.stages
-    peaks, work_s = [s.memory.total_bytes for s in stages], [s.at_work_s for s in stages]
-    measure = peaks if max(peaks) > limit_bytes else work_s
-    source = max(range(len(stages)), key=lambda n: measure[n])
-    targets = sorted((n for n in range(len(stages)) if n != source), key=lambda n: (peaks[n] > limit_bytes, work_s[n]))
-    for target in targets[:_MOST_TARGETS] if split[source] > 1 else ():
-        found = list(split)
-        found[source] -= 1
-        found[target] += 1
-        yield found
+def said_by_block(solver: Solver, found: Candidate) -> Candidate:
+    """A plan of the whole graph whose stages differ in what they make again, said by block of the model.
+
+    What lies in no block is run as the last stage says, which has the loss.
+    """
+    run, graph = found.execution, found.graph
+    if not (modes := run.recompute_by_stage):
+        return found
+    parts = sections(Operations(graph), {}, by_block=True)
+    stages = ((modes[k % run.num_stages], share) for k, share in enumerate(spread(parts, run.split)))
+    own = [(exactly(name), mode) for mode, share in stages for n, _ in share if (name := parts[n].name)[0] != "#"]
+    told = tuple((name, mode) for name, mode in [*own, ("", modes[-1])] if mode != "none")
+    execution = replace(run, recompute_by_stage=(), recompute=modes[0] if len(set(modes)) == 1 else told)
+    prediction = solver.predicted(graph, execution, {})
+    return replace(found, execution=execution, prediction=prediction, fits=solver.fits(prediction))
+
+
+def _while_less(line: Sequence[_A], start: int, known: Callable[[_A], _B], measure: Callable[[_B], float]) -> list[_B]:
+    """What is known of the entry at `start` and of those before and behind it, on each side while that is less."""
+    found = dict[int, _B]()
+
+    def at(i: int) -> float:
+        if i not in found:
+            found[i] = known(line[i])
+        return measure(found[i])
+
+    for step in (1, -1):
+        i = start
+        while 0 <= i + step < len(line) and at(i + step) < at(i):
+            i += step
+    if line:
+        at(start)
+    return list(found.values())
+
+
+def _least_s(ways: Sequence[_Way]) -> float:
+    return min(way.floor_s for way in ways)
 
 
 def _inner(space: Space) -> int:

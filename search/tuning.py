@@ -110,11 +110,6 @@ class Tuner:
             if (found := self._best(spaces)) is not None:
                 yield self.told(found[0])
 
-    def by_hand(self) -> Candidate | None:
-        """The best of the same."""
-        found = self._best(list(chain.from_iterable(baselines(self.solver.cluster))))
-        return None if found is None else found[0]
-
     def sequence_baselines(self) -> Iterator[Candidate]:
         """Those that share the sequence, for what is searched to be compared with; it does not begin with them."""
         for spaces in sequence_baselines(self.solver.cluster, self.folded.graph):

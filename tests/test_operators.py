@@ -31,8 +31,9 @@ def test_results_and_gradients_are_torchs() -> None:
     wanted = {name for names in KINDS.values() for name in names.split()}
     found = samples(1, f"^({'|'.join(name.replace('.', '[.]') for name in wanted)})$")
     assert {sample.operator for sample in found} == wanted
-    verdicts = judge(found)
-    assert [v.name for v in verdicts] == [s.name for s in found]
+    twice = [sample for sample in found if sample.operator == "nn.LSTM"]  # is captured again: it assigns attributes
+    verdicts = [*judge([sample for sample in found if sample not in twice]), *judge(twice)]
+    assert sorted(v.name for v in verdicts) == sorted(s.name for s in found)
     assert [v for v in verdicts if not v.good or v.refused] == []
     assert sum(v.num_split > 0 for v in verdicts) > 60
     assert {"aten.linalg_inv.default", "aten.rrelu.default"} <= {target for v in verdicts for target in v.opaque}

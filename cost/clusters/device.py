@@ -99,6 +99,14 @@ class Device:
             return self.peak_flops_per_s("bf16")
         return self.flops_per_s["fp32"] * (0.5 if precision == "fp64" else 1.0)
 
+    def times_as_quick(self, other: Device) -> float:
+        """How many times as quick this device is at what it is best at: matrix products, or reading its memory."""
+        quicker = self.memory_bytes_per_s / other.memory_bytes_per_s
+        for precision in self.flops_per_s.keys() | other.flops_per_s.keys():
+            own, its = (d.peak_flops_per_s(precision) * d.matmul_efficiency for d in (self, other))
+            quicker = max(quicker, own / its)
+        return quicker
+
 
 _LEAST = ("memory_bytes", "memory_bytes_per_s", "matmul_efficiency", "attention_efficiency",
           "attention_backward_efficiency")  # fmt: skip

@@ -96,9 +96,9 @@ class Segment:
         """The same without the memory of some categories."""
         return replace(self, buffers=tuple(b for b in self.buffers if b.category not in categories))
 
-    def serial_s(self) -> float:
-        """What all tasks take one after the other."""
-        return sum(n * t.seconds for n, t in zip(self.copies(), self.tasks, strict=True))
+    def tasks_in_all(self) -> Iterator[Task]:
+        """Every task with the seconds of all its times."""
+        return (t._replace(seconds=n * t.seconds) for n, t in zip(self.copies(), self.tasks, strict=True))
 
 
 class Recorder:

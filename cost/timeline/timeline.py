@@ -19,7 +19,7 @@ from typing import NamedTuple
 from shardwright.cost.clusters.device import DeviceKind
 from shardwright.cost.timeline.clock import SHARING, Sharing
 from shardwright.cost.timeline.memory import Memory
-from shardwright.cost.timeline.program import Stage, StepProgram
+from shardwright.cost.timeline.segments import Stage, StepProgram
 from shardwright.cost.timeline.streams import SegmentTimeline, run
 from shardwright.cost.timeline.tasks import COMPUTE, Segment
 from shardwright.pcg.step.schedules import Item, Place, orders, progress, target
@@ -54,6 +54,7 @@ class StageTimeline:
         peak_s: the moment of the peak.
         peak_at: what runs then.
         state_bytes: what is there when the step begins.
+        device_bytes: the memory of its devices.
     """
 
     placed: tuple[PlacedSegment, ...]
@@ -66,6 +67,7 @@ class StageTimeline:
     peak_s: float
     peak_at: str
     state_bytes: float
+    device_bytes: int
 
     @property
     def at_work_s(self) -> float:
@@ -86,8 +88,8 @@ class Timeline:
 
     @property
     def fullest(self) -> StageTimeline:
-        """The stage with the highest peak of memory."""
-        return max(self.stages, key=lambda stage: stage.memory.total_bytes)
+        """The stage with the highest peak of memory; of devices that differ, the one with the least room beside it."""
+        return max(self.stages, key=lambda stage: stage.memory.total_bytes - stage.device_bytes)
 
 
 def simulate(program: StepProgram, sharing: Mapping[DeviceKind, Sharing] = SHARING) -> Timeline:
@@ -97,12 +99,13 @@ def simulate(program: StepProgram, sharing: Mapping[DeviceKind, Sharing] = SHARI
         _stage_timelines(stage, items, sharing[stage.device.kind], program.simulated)
         for stage, items in zip(program.stages, schedules, strict=True)
     ]
+    all_starts, waits = _place(program, schedules, timelines)
     placed = [
         tuple(map(PlacedSegment, (*items, None), starts, own))
-        for items, starts, own in zip(schedules, _place(program, schedules, timelines), timelines, strict=True)
+        for items, starts, own in zip(schedules, all_starts, timelines, strict=True)
     ]
     step_s = max(own[-1].start_s + own[-1].timeline.seconds for own in placed)
-    return Timeline(step_s, tuple(_stage(*own, step_s) for own in zip(program.stages, placed, strict=True)))
+    return Timeline(step_s, tuple(_stage(*own, step_s) for own in zip(program.stages, placed, waits, strict=True)))
 
 
 def _stage_timelines(
@@ -137,8 +140,11 @@ def _place(
     program: StepProgram,
     schedules: Sequence[Sequence[Item]],
     timelines: Sequence[Sequence[SegmentTimeline]],
-) -> list[list[float]]:
-    """When every segment of every stage starts; the last one of each is the end of the step."""
+) -> tuple[list[list[float]], list[float]]:
+    """When every segment of every stage starts, the last one of each being the end of the step.
+
+    And for how long that end waits for sums that are still going on.
+    """
     execution, overlap = program.execution, program.execution.overlap
     shape = num_stages, _ = execution.num_stages, execution.chunks_per_stage
     arrived: dict[Place, float] = {}  # what an item reads of another; what it reads of its own stage is there before it
@@ -154,23 +160,23 @@ def _place(
             hop_s = program.hops_s[item.chunk * num_stages + stage - (item.direction == "backward")]
             arrived[reader] = end + hop_s
             clocks[stage] += 0.0 if overlap else hop_s
-    for stage, own in enumerate(starts):
-        own.append(max(clocks[stage], sums[stage]) if overlap else clocks[stage] + sums[stage])
-    return starts
+    waits = [max(0.0, s - clock) if overlap else s for s, clock in zip(sums, clocks, strict=True)]
+    for own, clock, wait_s in zip(starts, clocks, waits, strict=True):
+        own.append(clock + wait_s)
+    return starts, waits
 
 
 # ------------------------------------------------------------------------------------------------------------ one stage
 
 
-def _stage(stage: Stage, placed: tuple[PlacedSegment, ...], step_s: float) -> StageTimeline:
+def _stage(stage: Stage, placed: tuple[PlacedSegment, ...], wait_s: float, step_s: float) -> StageTimeline:
+    """`wait_s`: at the end, for sums."""
     busy = defaultdict[str, float](float)
-    waiting = 0.0
+    waiting = wait_s
     for _, _, timeline in placed:
         waiting += timeline.waiting_s
         for stream, seconds in timeline.busy_s.items():
             busy[stream] += seconds
-    if len(placed) > 1:  # the end waits for sums that are still going on
-        waiting += placed[-1].start_s - max(p.start_s + p.timeline.ready_s for p in placed[:-1])
     compute_s = busy.get(COMPUTE, 0.0)
     memory, number = _peak(stage, placed)
     peak = placed[number]
@@ -185,6 +191,7 @@ def _stage(stage: Stage, placed: tuple[PlacedSegment, ...], step_s: float) -> St
         peak_s=peak.start_s + peak.timeline.peak_s,
         peak_at=_moment(peak.item, peak.timeline.peak_task, placed),
         state_bytes=sum(stage.state.values()),
+        device_bytes=stage.device.memory_bytes,
     )
 
 

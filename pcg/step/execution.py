@@ -10,7 +10,7 @@ from typing import Any, Literal
 from shardwright.pcg import checks
 from shardwright.pcg.step import precisions
 from shardwright.pcg.step.precisions import DTYPES, Precision, PrecisionMode
-from shardwright.pcg.step.recompute import Again, GivenByBlock, Recompute, RecomputeByBlock, canonical, fits
+from shardwright.pcg.step.recompute import RECOMPUTES, Again, GivenByBlock, Recompute, RecomputeByBlock, canonical, fits
 from shardwright.pcg.types import is_float
 
 ReduceDtype = Literal["float32", "bfloat16", "float16"]
@@ -53,6 +53,7 @@ class Execution:
         schedule: the order of microbatches on a stage; see `shardwright.pcg.step.schedules`.
         split: how many sections of the model (blocks, and what comes before and after them; `pcg.step.sections`) each
             virtual stage has, in order; (): whoever costs it balances them.
+        recompute_by_stage: what each stage makes again, in place of `recompute`; (): that. A plan says it by block.
         optimizer: "adam": two moments per parameter; "sgd": none.
         shard_optimizer: ZeRO-1: optimizer states are sharded over the axes that gradients are summed over.
         overlap: whether collectives of parameters and gradients run beside compute.
@@ -73,6 +74,7 @@ class Execution:
     chunks_per_stage: int = 1
     schedule: Schedule = "1f1b"
     split: tuple[int, ...] = ()
+    recompute_by_stage: tuple[Recompute, ...] = ()
     optimizer: Optimizer = "adam"
     shard_optimizer: bool = False
     overlap: bool = True
@@ -96,6 +98,7 @@ class Execution:
         checks.positive_int(self.num_stages, owner, "num_stages", "over how many stages the blocks are spread")
         checks.positive_int(self.chunks_per_stage, owner, "chunks_per_stage", "how many virtual stages a stage has")
         object.__setattr__(self, "split", self._checked_split())
+        object.__setattr__(self, "recompute_by_stage", self._checked_modes())
         self._check_schedule()
 
     @property
@@ -108,6 +111,13 @@ class Execution:
             wanted = f"a number of sections for each of the {many} virtual stages"
             raise checks.FieldError("Execution", "split", f"expected {wanted}, got {split!r}; give one for each")
         return tuple(checks.positive_int(n, "Execution", "split", "sections of a virtual stage") for n in split)
+
+    def _checked_modes(self) -> tuple[Recompute, ...]:
+        modes, owner, name = self.recompute_by_stage, "Execution", "recompute_by_stage"
+        if not isinstance(modes, Sequence) or isinstance(modes, str) or (modes and len(modes) != self.num_stages):
+            problem = f"expected one of {', '.join(RECOMPUTES)} for each of the {self.num_stages} stages, got {modes!r}"
+            raise checks.FieldError(owner, name, f"{problem}; give one for each")
+        return tuple(checks.choice(mode, owner, name, RECOMPUTES) for mode in modes)  # type: ignore[return-value]
 
     def _check_schedule(self) -> None:
         owner, chunks = "Execution", self.chunks_per_stage
@@ -129,7 +139,8 @@ class Execution:
             own["precision"] = dict(self.precision)
         if isinstance(self.recompute, tuple):
             own["recompute"] = {k: list(again) if isinstance(again, tuple) else again for k, again in self.recompute}
-        own["per_microbatch"], own["split"] = list(self.per_microbatch), list(self.split)
+        for name in ("per_microbatch", "split", "recompute_by_stage"):
+            own[name] = list(own[name])
         return {name: x for name, x in own.items() if x not in (getattr(DEFAULT, name), [])}
 
     @classmethod

@@ -82,7 +82,7 @@ def run(
     """
     if plan_file is not None:
         plan = load_with_its_cluster(plan_file, cluster)
-        if plan.prediction.memory.total_bytes > plan.cluster.device.memory_bytes:
+        if plan.prediction.memory.total_bytes > plan.prediction.device_bytes:
             return status_of(plan)
         cluster = plan.cluster
     _refuse_remote(cluster)

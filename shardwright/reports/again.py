@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from shardwright.cost.predict import Details, NodeCosts, Prediction, predict_with_details
+from shardwright.cost.predict import Details, NodeCosts, Prediction, details
+from shardwright.cost.timeline.program import Programs
 from shardwright.pcg.graph import Node
 from shardwright.pcg.step.again import made_again
 from shardwright.pcg.step.parameters import module_block
@@ -35,9 +36,9 @@ class Remade:
 class Recomputation:
     """What a plan makes again. `nodes`: the names of what runs twice."""
 
-    def __init__(self, plan: Plan, costs: Mapping[str, NodeCosts]) -> None:
-        """`costs`: of the plan's nodes."""
-        self.plan, self.costs = plan, costs
+    def __init__(self, plan: Plan, costs: Mapping[str, NodeCosts], programs: Programs) -> None:
+        """`costs`: of the plan's nodes. `programs`: of its graph."""
+        self.plan, self.costs, self.programs = plan, costs, programs
         self.nodes = made_again(plan.graph, plan.execution).twice
         self.everything_kept = replace(plan.execution, recompute="none")
 
@@ -79,7 +80,7 @@ class Recomputation:
 
     @cached_property
     def _kept(self) -> Details:
-        return predict_with_details(self.plan.graph, self.plan.cluster, self.everything_kept)
+        return details(self.programs, self.everything_kept)
 
 
 def block_of(node: Node) -> str:

@@ -199,7 +199,7 @@ def _headline(facts: PlanFacts) -> Paragraph:
             *([f"asked for       {plan.asked}"] if str(plan.asked) else []),
             f"predicted step  {step(p)}",
             f"one by one      {serial(p)}; without overlap, as modules and communication are listed",
-            f"memory          {size(p.memory.total_bytes)} of {size(cluster.device.memory_bytes)} on each device"
+            f"memory          {size(p.memory.total_bytes)} of {size(p.device_bytes)} on each device"
             + memory_warning(plan, p.memory.total_bytes),
             *(f"would fit       {line}" for line in remedies(plan)),
             f"a step          {way(facts)}",

@@ -82,7 +82,7 @@ def saving(facts: PlanFacts) -> str:
     if kept is None:
         return ""
     may_be_used = kept.memory.total_bytes <= facts.plan.report.limit_bytes
-    fit = verdict(kept.memory.total_bytes, facts.plan.cluster.device.memory_bytes) if may_be_used else "does not fit"
+    fit = verdict(kept.memory.total_bytes, kept.device_bytes) if may_be_used else "does not fit"
     longer, less = own.step_s - kept.step_s, kept.memory.total_bytes - own.memory.total_bytes
     return (
         f"with everything kept, this plan would take {seconds(kept.step_s)} a step and {size(kept.memory.total_bytes)} "

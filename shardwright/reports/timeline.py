@@ -85,7 +85,7 @@ class TimelineReport(Report):
             f"compute         {self._part(busiest.compute_s)}, what communication beside it slows down included",
             f"exposed         {self._part(busiest.exposed_s)} in which compute waits for communication or copies",
             f"bubble          {self._part(busiest.bubble_s)} in which there is nothing to do",
-            f"memory          {size(memory)} of {size(plan.cluster.device.memory_bytes)} at the peak, after "
+            f"memory          {size(memory)} of {size(fullest.device_bytes)} at the peak, after "
             f"{seconds(fullest.peak_s)}" + memory_warning(plan, memory),
             f"at the peak     {fullest.peak_at}",
         ])  # fmt: skip

@@ -110,9 +110,9 @@ def move_text(traffic: Traffic, mesh: Mesh) -> str:
 
 def memory_warning(plan: Plan, used_bytes: int) -> str:
     """What has to be said about so much memory on the plan's devices; nothing where it fits."""
-    if verdict(used_bytes, plan.cluster.device.memory_bytes) == "may not fit":
+    if verdict(used_bytes, plan.prediction.device_bytes) == "may not fit":
         return ": WARNING, it MAY NOT FIT: the last tenth of the memory is in use, and predictions are not that exact"
-    limit = min(plan.report.limit_bytes, plan.cluster.device.memory_bytes)
+    limit = min(plan.report.limit_bytes, plan.prediction.device_bytes)
     return "" if used_bytes <= limit else f": DOES NOT FIT, the limit is {size(limit)}"
 
 

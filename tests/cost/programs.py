@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 from shardwright.cost.clusters.device import Device
-from shardwright.cost.timeline.program import ChunkSegments, Stage, StepProgram
+from shardwright.cost.timeline.segments import ChunkSegments, Stage, StepProgram
 from shardwright.cost.timeline.tasks import COMPUTE, Buffer, Segment, Task
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh

@@ -5,13 +5,16 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import InitVar, dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from bench.accuracy import prepare
 from bench.allocations import live_storages, peak_bytes
 from bench.zoo_times import Stepper
+from examples.zoo import ZOO
 from shardwright.lowering.launch import run_ranks
 from shardwright.lowering.module import ParallelModule, lower
 from shardwright.pcg.capture import Captured, capture, find_loss
@@ -52,6 +55,20 @@ class Case:
     ) -> list[Any]:
         """`body(parallel)` on every rank of the graph's mesh."""
         return run_ranks(lambda: body(self.lower(graph, execution)), graph.mesh.num_devices, 30, **options)
+
+
+def of_zoo(name: str) -> Case:
+    """A model of the zoo, captured once in this process. Nothing may change it."""
+    prepared = prepare(name)
+    return Case(prepared.model, prepared.batch, prepared.captured)
+
+
+@cache
+def doubled(name: str) -> Case:
+    """The same in float64, but for what the model computes in float32 by itself."""
+    torch.manual_seed(0)
+    model, batch = ZOO[name]()
+    return Case(model.double(), batch)
 
 
 @dataclass

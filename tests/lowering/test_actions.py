@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from examples.zoo import ZOO
 from shardwright.cost.timeline.pool import pool_bytes
 from shardwright.cost.timeline.steps import Steps
 from shardwright.lowering import blocks, reducer
@@ -26,18 +25,14 @@ from shardwright.pcg.step.actions import Actions, actions, happens
 from shardwright.pcg.step.chunk import Chunk, whole_chunk
 from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.pcg.step.late import sink_reductions
-from tests.lowering.runs import Batch, Case, Step, assert_same_step, parallel_step, serial_step
+from tests.lowering.runs import Batch, Case, Step, assert_same_step, of_zoo, parallel_step, serial_step
 from tests.lowering.test_training import TWO
 from tests.lowering.test_zoo import graphs, stored
+from tests.models import zoo
 from tests.search.graphs import cluster
 
 Events = dict[str, list[Any]]
 """By verb, what happens in order: blocks and units by what they consist of."""
-
-
-def case(name: str) -> Case:
-    torch.manual_seed(0)
-    return Case(*ZOO[name]())
 
 
 def listed(chunk: Chunk, found: Actions, many: int) -> Events:
@@ -204,10 +199,10 @@ def own_graphs(found: Case) -> list[Graph]:
     return [data, found.graph(TWO, matrices, data_axes=(0,)), everything]
 
 
-@pytest.mark.parametrize("name", [*ZOO, *OWN])
+@pytest.mark.parametrize("name", [*zoo(), *OWN])
 def test_lists_are_whole(name: str) -> None:
     """Every gradient that is to be summed is, once; no text reads a block after it is freed; one list for all."""
-    found = own_case(name) if name in OWN else case(name)
+    found = own_case(name) if name in OWN else of_zoo(name)
     for graph in own_graphs(found) if name in OWN else graphs(found):
         ready = sink_reductions(graph).validate()
         outside = find_outside(ready)
@@ -251,8 +246,12 @@ def test_awkward_orders_train_as_one_process_does(name: str) -> None:
             assert_same_step(step, expected, 1e-5)
 
 
-RUNS = [(name, "none") for name in ("mlp", "gpt", "t5", "dlrm", "bert", "mixtral", "adapters")] + [
-    ("gpt", "selective"), ("t5", "full"),
+RUNS = [
+    pytest.param(name, recompute, marks=pytest.mark.xdist_group(name))
+    for name, recompute in [
+        *((name, "none") for name in ("mlp", "gpt", "t5", "dlrm", "bert", "mixtral", "adapters")),
+        ("gpt", "selective"), ("t5", "full"),
+    ]
 ]  # fmt: skip
 
 
@@ -260,7 +259,7 @@ RUNS = [(name, "none") for name in ("mlp", "gpt", "t5", "dlrm", "bert", "mixtral
 @pytest.mark.parametrize(("name", "recompute"), RUNS)
 def test_ranks_do_what_the_list_says(name: str, recompute: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """In two steps, under data parallelism, ZeRO-3 storage and split weights; with the gathered memory of the list."""
-    found, run = own_case(name) if name in OWN else case(name), Execution(recompute=recompute)
+    found, run = own_case(name) if name in OWN else of_zoo(name), Execution(recompute=recompute)
     for graph in own_graphs(found) if name in OWN else graphs(found):
 
         def body(parallel: ParallelModule) -> tuple[list[Events], float]:
@@ -277,7 +276,7 @@ def test_blocks_and_units_have_one_size_on_both_sides(monkeypatch: pytest.Monkey
     monkeypatch.setattr("shardwright.pcg.step.buckets.BLOCK_BYTES", 1 << 14)
     monkeypatch.setattr("shardwright.pcg.step.buckets.BUCKET_BYTES", 1 << 14)
     monkeypatch.setattr("shardwright.pcg.step.buckets.LARGE_BYTES", 1 << 12)
-    for graph in graphs(case("gpt"))[:2]:
+    for graph in graphs(of_zoo("gpt"))[:2]:
         found = lowered(graph)
         assert priced(graph) == found
         assert len(found.get("gather", found.get("reduce", []))) > 4

@@ -14,7 +14,6 @@ import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor import DTensor
 
-from examples.zoo import ZOO
 from shardwright.cli.dryrun import DryRunReport
 from shardwright.cost.predict import predict
 from shardwright.lowering import runner
@@ -33,8 +32,9 @@ from shardwright.pcg.step.lifetimes import Zero, with_lifetimes
 from shardwright.search.plan import Plan, SearchReport
 from tests.each import each
 from tests.lowering.parallelize import follow, parallelize
-from tests.lowering.runs import Case, peak_on_rank
+from tests.lowering.runs import of_zoo, peak_on_rank
 from tests.lowering.test_zoo import graphs
+from tests.models import zoo
 from tests.search.graphs import cluster, mlp
 
 GRID = Mesh.of(dp=2, tp=2)
@@ -159,18 +159,16 @@ def test_ranks_stand_for_each_other() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["gpt", "dlrm"])
+@pytest.mark.parametrize("name", zoo("gpt", "dlrm"))
 def test_models_of_the_zoo(name: str) -> None:
-    torch.manual_seed(0)
-    for graph in graphs(Case(*ZOO[name]())):
+    for graph in graphs(of_zoo(name)):
         found = report(graph)
         assert found.findings == [], str(found)
 
 
 @pytest.mark.slow
 def test_memory_is_what_two_ranks_measure() -> None:
-    torch.manual_seed(0)
-    case = Case(*ZOO["gpt"]())
+    case = of_zoo("gpt")
     data, _, split = graphs(case)
 
     for graph in (data, split):
@@ -271,7 +269,7 @@ def test_a_tape_tells_what_is_alive_and_what_for() -> None:
 
 def test_a_dry_run_leaves_nothing_that_ranks_forked_later_trip_over() -> None:
     """DTensor keeps, by mesh, what it works out: of groups that were gone when a forked rank asked for them."""
-    found = Case(*ZOO["gpt"]())
+    found = of_zoo("gpt")
     shapes = {name: p.shape for name, p in found.model.named_parameters()}
     storage = {name: (S(0), R) for name, shape in shapes.items() if shape[0] % 2 == 0}
     graph = found.graph(GRID, storage, data_axes=(0,))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from examples.zoo import GPT, ZOO
+from examples.zoo import GPT
 from shardwright.api import certified_choices
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.clusters.local import default_cluster
@@ -33,6 +33,7 @@ from tests.lowering.runs import (
     Case,
     Step,
     assert_same_step,
+    doubled,
     outcome,
     parallel_step,
     peak_on_rank,
@@ -51,12 +52,12 @@ def planned(found: Case, roles: tuple[str, ...], zero: Zero = "zero-1", many: in
 
 
 def case(name: str) -> Case:
-    torch.manual_seed(0)
-    model, batch = ZOO[name]()
+    found = doubled(name)
+    batch = {key: tensor.clone() for key, tensor in found.batch.items()}
     if "labels" in batch:  # targets that count lie unevenly in the microbatches
         batch["labels"][:3] = -100
         batch["labels"][5, 2:] = -100
-    return Case(model.double(), batch)
+    return Case(found.model, batch, found.captured)
 
 
 def steps_of(parallel: ParallelModule, run: Callable[[ParallelModule], Step], many: int) -> tuple[Step, list[Tensor]]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from examples.zoo import GPT, ZOO
+from examples.zoo import GPT
 from shardwright.cost.clusters.local import default_cluster
 from shardwright.cost.timeline.program import program
 from shardwright.cost.timeline.timeline import simulate
@@ -20,21 +20,15 @@ from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.operations import Operations
 from shardwright.pcg.step.places import places
 from tests.each import each
-from tests.lowering.runs import Case, Step, assert_same_step, parallel_step, peak_on_rank, serial_step, whole
+from tests.lowering.runs import Case, Step, assert_same_step, doubled, parallel_step, peak_on_rank, serial_step, whole
 from tests.lowering.test_actions import Spy, lowered
 from tests.lowering.test_zoo import graphs
-
-
-def case(name: str) -> Case:
-    torch.manual_seed(0)
-    model, batch = ZOO[name]()
-    return Case(model.double(), batch)
 
 
 @each("name", ["gpt", "llama"])
 def test_steps_are_those_of_one_process(name: str) -> None:
     """Data parallelism, ZeRO-3 and split weights; dropout on. Twice, as memory is used again."""
-    found = case(name)
+    found = doubled(name)
     blocks = "blocks" if name == "gpt" else "model.layers"
     modes: list[Any] = [{f"{blocks}.0": "full", "*": "selective"}]
     modes += ["selective", "full", {f"{blocks}.1": "full"}] if name == "gpt" else []
@@ -74,7 +68,7 @@ def test_any_values_may_be_made_again(name: str, number: int, monkeypatch: pytes
 
     But for T5, whose backward does not take decoder and encoder in the list's order.
     """
-    found, rng = case(name), random.Random(7)
+    found, rng = doubled(name), random.Random(7)
     expected = serial_step(found)
     for graph, inside in product(graphs(found), (True, False)):
         for run in (some_places(graph, rng, inside=inside) for _ in range(number)):
@@ -93,7 +87,7 @@ def test_any_values_may_be_made_again(name: str, number: int, monkeypatch: pytes
 def test_blocks_that_are_gathered_piece_by_piece_are_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each block of the model is several gathered blocks, which are freed in forward before it ends."""
     monkeypatch.setattr("shardwright.pcg.step.buckets.BLOCK_BYTES", 1 << 18)
-    found, run = case("gpt"), Execution(recompute="full")
+    found, run = doubled("gpt"), Execution(recompute="full")
     graph = graphs(found)[1]
     assert len(lowered(graph, run)["scatter"]) > 5
 
@@ -111,7 +105,7 @@ def test_blocks_that_are_gathered_piece_by_piece_are_made_again(monkeypatch: pyt
 
 
 def test_backward_twice_makes_again_twice() -> None:
-    found = case("gpt")
+    found = doubled("gpt")
 
     def body(parallel: ParallelModule) -> None:
         torch.manual_seed(0)

@@ -6,24 +6,30 @@ import torch
 import torch.distributed as dist
 
 from shardwright.api import certified_choices
+from shardwright.lowering.launch import run_ranks
 from shardwright.lowering.module import ParallelModule
 from shardwright.lowering.private import unwrap
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.search.planner import Planner
 from tests.each import each
+from tests.lowering.pipelines import evenly, of_one_stage
 from tests.lowering.rounding import case, solved
 from tests.search.graphs import cluster
 
 SCALE = 1024.0
 
 
-def overflowing(graph: Graph, number: int, way: str) -> list[tuple[bool, float]]:
-    """On each rank: whether parameters have changed, and the scale, after a step in which the last rank has an inf.
+def overflowing(
+    graph: Graph, number: int, way: str, run: Execution = DEFAULT, overflows: int = -1
+) -> list[tuple[bool, float]]:
+    """On each rank: whether parameters have changed, and the scale, after a step in which one rank has an inf.
 
-    `number`: in the gradient of which of the optimizer's parameters. `way`: how it is made and used.
+    `number`: in the gradient of which of the optimizer's parameters. `way`: how it is made and used. `overflows`: the
+    rank, or the last one.
     """
-    example = case("gpt")
+    example, num_ranks = case("gpt"), graph.mesh.num_devices * run.num_stages
 
     def step(parallel: ParallelModule) -> tuple[bool, float]:
         owned = list(parallel.parameters())[:: -1 if way == "reversed" else 1]
@@ -32,7 +38,7 @@ def overflowing(graph: Graph, number: int, way: str) -> list[tuple[bool, float]]
         parallel.forward_backward(**example.batch)
         parameters = [unwrap(p) for p in owned]
         before = [p.clone() for p in parameters]
-        if number >= 0 and dist.get_rank() == dist.get_world_size() - 1:
+        if number >= 0 and dist.get_rank() == overflows % num_ranks:
             gradient = owned[number].grad
             assert gradient is not None
             unwrap(gradient).view(-1)[-1] = float("inf")
@@ -42,7 +48,7 @@ def overflowing(graph: Graph, number: int, way: str) -> list[tuple[bool, float]]
         scaler.update()
         return any(not torch.equal(*pair) for pair in zip(parameters, before, strict=True)), scaler.get_scale()
 
-    return example.on_ranks(graph, step)
+    return run_ranks(lambda: step(example.lower(graph, run)), num_ranks, 60)
 
 
 @each("role, number, way", [
@@ -67,3 +73,12 @@ def test_on_a_mesh_of_two_axes() -> None:
     planner = Planner(cluster(4), certified_choices())
     graph = planner.solve(case("gpt").captured.graph, Mesh.of(dp=2, tp=2), ("data", "tensor"), "").graph
     assert overflowing(graph, 2, "plain") == [(False, SCALE / 2)] * 4
+
+
+def test_in_pipeline_stages() -> None:
+    """Of two stages of two ranks, the other stage learns it too, also the rank that is at another place of its mesh."""
+    graph = of_one_stage(case("gpt"), ("data",), 2)
+    run = evenly(graph, 2)
+    for overflows in (0, 3):
+        assert overflowing(graph, 1, "plain", run, overflows) == [(False, SCALE / 2)] * 4
+    assert overflowing(graph, -1, "plain", run) == [(True, SCALE)] * 4

@@ -492,13 +492,33 @@ def test_all_ranks_make_the_same_groups() -> None:
     assert made == [[("x", "y")]] * 4
 
 
+class Widening(nn.Module):
+    """Parameters of two dtypes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Linear(HIDDEN, HIDDEN), nn.Linear(HIDDEN, HIDDEN).double()])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.blocks[1](self.blocks[0](x).double()).square().mean()
+
+
 def test_what_stages_cannot_run_is_refused() -> None:
     found = Case(Feature(), {"x": torch.randn(8, HIDDEN, 2, HIDDEN)})
     graph = of_one_stage(found, (), 1)
     with pytest.raises(PlanError, match="it draws from torch's generator, which pipeline stages do not share"):
         check_stages(graph, evenly(graph, 2), None)
     graph = of_one_stage(case(), (), 1)
-    with pytest.raises(PlanError, match="amp_fp16 in pipeline stages: overflows are not found together"):
+    for precision in ("amp_bf16", "amp_fp16"):
+        check_stages(graph, evenly(graph, 2), precision)
+    graph = of_one_stage(Case(Widening(), {"x": torch.randn(8, HIDDEN)}), (), 1)
+    with pytest.raises(
+        PlanError, match="amp_fp16 in pipeline stages: parameters are in float32 and float64; use amp_b"
+    ):
         check_stages(graph, evenly(graph, 2), "amp_fp16")
-    check_stages(graph, evenly(graph, 2), "amp_bf16")
     check_stages(graph, Execution(), "amp_fp16")
+    frozen = Net()
+    frozen.blocks.requires_grad_(False)
+    graph = of_one_stage(case(frozen), (), 1)
+    with pytest.raises(PlanError, match="amp_fp16: nothing is trained in virtual stage 1; use amp_bf16, or no stages"):
+        check_stages(graph, evenly(graph, 3), "amp_fp16")

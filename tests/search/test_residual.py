@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-import torch
-
-from examples.zoo import ZOO
+from bench.accuracy import prepare
 from shardwright.pcg.builder import GraphBuilder
-from shardwright.pcg.capture import capture
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
 from shardwright.search.planner import Planner
@@ -24,8 +21,7 @@ def test_sums_that_skip_a_part_with_all_up_to_the_products_beside_them() -> None
     assert found(blocks(layers=3)) == {"add": 3, "rms_norm": 3, "mul": 1, "sum": 1}
     assert not found(mlp())
     assert found(mlp(layers=3, residual=True)) == {"add": 2, "mul": 1, "sum": 1}
-    torch.manual_seed(0)
-    gpt = capture(*ZOO["gpt"]()).graph
+    gpt = prepare("gpt").captured.graph
     assert found(gpt) == {"add": 9, "dropout": 5, "layer_norm": 5}  # 4 sums that skip, 4 biases before them, positions
 
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from shardwright.cost.clusters.cluster import Cluster, Level
 from shardwright.cost.predict import predict
 from shardwright.cost.timeline.program import program
 from shardwright.cost.timeline.timeline import simulate
 from shardwright.pcg.errors import PlanError, ShardwrightError
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import Execution, Schedule
+from shardwright.search import planner as search_planner
 from shardwright.search.asked import Stages
 from shardwright.search.check import check_plan
 from shardwright.search.folding import Folded
@@ -132,11 +135,26 @@ def test_what_cannot_be_asked_is_refused(asked: dict[str, Any], message: str) ->
     assert message in str(error.value)
 
 
-def test_what_does_not_run_in_stages_is_not_laid_out_so() -> None:
-    """Gradients of fp16: asked for, it is refused; where the search chooses, it takes none."""
+def test_stages_make_again_what_each_has_no_room_for() -> None:
+    """With memory for all of one stage's values but not the other's, the one with more in flight makes more again."""
+    graph, search = blocks(batch=64, width=64, layers=8, seq=64), planner(2)
+    free = search.plan(graph, stages=2, schedule="1f1b", mesh=Mesh.of(mb=8, x=1), recompute="none")
+    again = search.plan(graph, stages=2, schedule="1f1b", mesh=Mesh.of(mb=8, x=1), recompute="full")
+    most, least = (plan.prediction.memory.total_bytes for plan in (free, again))
+    small = planner(2, memory_bytes=round((most + least) / 2 / 0.9))
+    plan = small.plan(graph, stages=2, schedule="1f1b", mesh=Mesh.of(mb=8, x=1))
+    assert plan.prediction.memory.total_bytes <= plan.report.limit_bytes
+    assert free.prediction.step_s < plan.prediction.step_s < again.prediction.step_s
+    assert not plan.execution.recompute_by_stage
+
+
+def test_what_does_not_run_in_stages_is_not_laid_out_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked for, it is refused; where the search chooses, it takes none."""
     graph = blocks(batch=16, width=1024, layers=8, seq=1)
     search = Planner(cluster(4, link_bytes_per_s=1e7), every_choice, precision="amp_fp16")
-    with pytest.raises(PlanError, match="amp_fp16 in pipeline stages"):
+    assert search.plan(graph, stages=2).execution.num_stages == 2
+    monkeypatch.setattr(search_planner, "not_run", lambda graph, precision: f"{precision} does not run in stages")
+    with pytest.raises(PlanError, match="amp_fp16 does not run in stages"):
         search.plan(graph, stages=2)
     assert search.plan(graph, stages="auto").execution.num_stages == 1
 
@@ -170,7 +188,7 @@ def test_stages_share_out_the_memory() -> None:
     assert peaks[4] < 0.4 * peaks[1]
 
 
-def test_blocks_are_moved_from_a_stage_that_has_no_room_and_from_one_that_has_most_to_do() -> None:
+def test_blocks_are_spread_by_room_and_time() -> None:
     """The first stage has more microbatches in flight, so that with equally many blocks it needs more memory."""
     graph, solver = blocks(batch=64, width=64, layers=9, seq=16), Solver(cluster(4), every_choice)
     run = Execution(num_stages=2)
@@ -184,8 +202,44 @@ def test_blocks_are_moved_from_a_stage_that_has_no_room_and_from_one_that_has_mo
     assert moved.fits
     assert moved.execution.split[0] < 6
     assert moved.prediction.memory.total_bytes <= limit < equal[0].memory.total_bytes
-    lame = replace(found, execution=replace(run, split=(9, 2)))
-    better = spread_out(solver, lame)
-    assert better.prediction.step_s < predict(found.graph, solver.cluster, lame.execution).step_s
+    better = spread_out(solver, replace(found, execution=run))
+    assert better.prediction.step_s < predict(found.graph, solver.cluster, replace(run, split=(9, 2))).step_s
     assert abs(better.execution.split[0] - better.execution.split[1]) <= 2
     assert predict(found.graph, solver.cluster, better.execution) == better.prediction
+
+
+def mixed(memory_bytes: Sequence[int] = (1 << 34, 1 << 34), times: float = 3.0, num_devices: int = 2) -> Cluster:
+    """Two machines, of which the second computes and reads `times` as fast."""
+    slow = cluster(num_devices, memory_bytes=memory_bytes[0]).device
+    fast = replace(
+        slow, name="fast", memory_bytes=memory_bytes[1], memory_bytes_per_s=times * slow.memory_bytes_per_s,
+        flops_per_s={name: times * rate for name, rate in slow.flops_per_s.items()},
+    )  # fmt: skip
+    own = [replace(cluster(num_devices), device=device) for device in (slow, fast)]
+    return Cluster.join(own, Level("net", 2, 1e8, 1e-5))
+
+
+def test_faster_devices_have_more_of_the_blocks() -> None:
+    graph = blocks(batch=32, width=64, layers=11, seq=64)
+    plan = Planner(mixed(), every_choice).plan(graph, stages=2, schedule="1f1b")
+    first, second = plan.execution.split
+    assert second > 1.5 * first
+    equal = predict(plan.graph, plan.cluster, replace(plan.execution, split=(6, first + second - 6)))
+    assert plan.prediction.step_s < 0.9 * equal.step_s
+    plan.to_json()
+    check_plan(plan, graph, every_choice)
+
+
+def test_larger_devices_have_more_of_the_blocks() -> None:
+    """Of devices that are as fast, the ones with less memory have less, and no stage needs more than it has."""
+    graph = blocks(batch=32, width=64, layers=11, seq=64)
+    whole = Planner(mixed(times=1.0), every_choice).plan(graph, stages=2, schedule="1f1b", recompute="none")
+    need = whole.prediction.memory.total_bytes
+    small = mixed((round(0.8 * need), 1 << 34), times=1.0)
+    plan = Planner(small, every_choice).plan(graph, stages=2, schedule="1f1b", mesh=whole.mesh, recompute="none")
+    assert plan.execution.split[0] < whole.execution.split[0]
+    stages = simulate(program(plan.graph, small, plan.execution)).stages
+    assert all(s.memory.total_bytes <= 0.9 * s.device_bytes for s in stages)
+    assert plan.prediction.device_bytes == round(0.8 * need)
+    with pytest.raises(PlanError, match=r"pin 'memory<=1GB': not with stages on devices that differ; leave one out"):
+        Planner(small, every_choice).plan(graph, stages=2, pins="memory<=1GB")

@@ -288,16 +288,6 @@ def test_a_weight_that_no_slice_of_fits_is_named() -> None:
     )
 
 
-def test_what_is_estimated_only_says_so() -> None:
-    """Weights of odd sizes are whole on every device; stages share them out."""
-    graph = mlp(8, 255, 1023, layers=4)
-    search = planner()
-    needed = search.plan(graph, recompute="none").prediction.memory.total_bytes
-    plan = limited(search, 0.7 * needed).plan(graph)
-    (stages,) = (remedy.what for remedy in plan.report.remedies if "pipeline stages" in remedy.what)
-    assert stages == "2 pipeline stages (devices of each: 1, microbatches: 1; estimated, not run)"
-
-
 def test_a_baseline_is_the_best_over_its_grid() -> None:
     search = planner(4, link_bytes_per_s=1e9)
     plan = search.plan(GRAPH)

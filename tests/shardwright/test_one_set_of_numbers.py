@@ -12,12 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from examples.zoo import ZOO
+from bench.accuracy import prepare
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.predict import predict
-from shardwright.pcg.capture import capture
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.lifetimes import Zero, with_lifetimes
@@ -50,9 +48,7 @@ TIMED: dict[str, tuple[Zero, Recompute]] = {
 def plan(name: str) -> Plan:
     """Of a model of the zoo on two axes of GPUs; or of large blocks on 64, some of them made again."""
     if name not in ("large", "timed"):
-        torch.manual_seed(0)
-        model, batch = ZOO[name]()
-        graph, mesh, nodes = capture(model, batch).graph, Mesh.of(dp=2, tp=4), 1
+        graph, mesh, nodes = prepare(name).captured.graph, Mesh.of(dp=2, tp=4), 1
     else:
         layers = LAYERS if name == "large" else len(TIMED)
         graph, mesh, nodes = blocks(64, 4096, layers, 2048), Mesh.of(dp=8, tp=8), 8

@@ -5,22 +5,22 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-import torch
 
 from bench.plans import CERTIFIED
-from examples.zoo import ZOO
 from shardwright.cost.clusters.local import default_cluster
-from shardwright.cost.timeline.program import StepProgram, program
+from shardwright.cost.timeline.program import program
+from shardwright.cost.timeline.segments import StepProgram
 from shardwright.cost.timeline.timeline import simulate
 from shardwright.lowering.launch import run_ranks
-from shardwright.lowering.module import ParallelModule, lower
-from shardwright.pcg.capture import capture
+from shardwright.lowering.module import ParallelModule
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.buckets import PLACED_BYTES
 from shardwright.pcg.step.execution import Execution
 from shardwright.search.planner import Planner
 from shardwright.search.restrict import DATA, TENSOR, ZERO
 from tests.cost.programs import planned
+from tests.lowering.runs import of_zoo
+from tests.models import zoo
 from tests.search.graphs import cluster
 
 
@@ -29,19 +29,17 @@ def really_pooled_bytes(module: ParallelModule) -> int:
     return sum(t.untyped_storage().nbytes() for m in sets for t in (m.send, m.receive, *m.buffers))
 
 
-@pytest.mark.parametrize("name", ["mlp", "dlrm", "gpt", "bert", "resnext", "t5"])
+@pytest.mark.parametrize("name", zoo("mlp", "dlrm", "gpt", "bert", "resnext", "t5"))
 def test_a_step_leaves_as_many_buffers_as_predicted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both with slices that count as large and without."""
-    torch.manual_seed(0)
-    model, batch = ZOO[name]()
-    captured = capture(model, batch)
-    plan = Planner(default_cluster(2), CERTIFIED).plan(captured.graph, name, mesh=Mesh.of(x=2), roles=(ZERO,))
+    case = of_zoo(name)
+    plan = Planner(default_cluster(2), CERTIFIED).plan(case.captured.graph, name, mesh=Mesh.of(x=2), roles=(ZERO,))
 
     def rank() -> list[int]:
-        module = lower(plan.graph, model, constants=captured.constants, options=captured.options)
+        module = case.lower(plan.graph)
         found = []
         for _ in range(2):
-            module.forward_backward(**batch)
+            module.forward_backward(**case.batch)
             found.append(really_pooled_bytes(module))
         return found
 

@@ -15,7 +15,7 @@ from shardwright.cost.collectives.resharding import StageLayout, resharding_s
 from shardwright.cost.predict import predict
 from shardwright.cost.timeline.clock import Sharing
 from shardwright.cost.timeline.pricing import HOST_BYTES_PER_S
-from shardwright.cost.timeline.program import STAGES, Programs, _hop_s, program
+from shardwright.cost.timeline.program import Programs, _hop_s, program
 from shardwright.cost.timeline.tasks import COPY, Segment
 from shardwright.cost.timeline.timeline import SLACK, Timeline, simulate
 from shardwright.pcg.builder import GraphBuilder
@@ -23,6 +23,7 @@ from shardwright.pcg.errors import PlanError, ShardwrightError
 from shardwright.pcg.graph import Graph, Source
 from shardwright.pcg.layout import C, Layout, P, R, S
 from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.stages import STAGES
 from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.types import TensorType
 from shardwright.search.planner import Planner

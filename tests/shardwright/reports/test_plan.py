@@ -244,9 +244,12 @@ def test_a_plan_that_does_not_fit_is_told(data: Plan) -> None:
 def test_the_last_tenth_of_the_memory_is_never_said_to_fit(data: Plan, share: float) -> None:
     """Whatever limit the search had."""
     used = data.prediction.memory.total_bytes
-    device = replace(data.cluster.device, memory_bytes=round(used / share))
+    own_bytes = round(used / share)
     tight = replace(
-        data, cluster=replace(data.cluster, device=device), report=replace(data.report, limit_bytes=10 * used)
+        data,
+        cluster=replace(data.cluster, device=replace(data.cluster.device, memory_bytes=own_bytes)),
+        prediction=replace(data.prediction, device_bytes=own_bytes),
+        report=replace(data.report, limit_bytes=10 * used),
     )
     text, own = str(PlanReport(tight)), str(ComparisonReport({"own": tight, "again": tight}))
     assert ("WARNING, it MAY NOT FIT: the last tenth of the memory is in use" in text) is (0.9 < share <= 1)

@@ -1,0 +1,191 @@
+"""The stages of one graph on equal devices, made from what its operators cost."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from functools import cached_property, reduce
+from itertools import chain
+
+from shardwright.cost.collectives.buffers import axes_bytes
+from shardwright.cost.timeline.chain import Unit
+from shardwright.cost.timeline.clock import SHARING
+from shardwright.cost.timeline.memory import Stored, state_bytes, update_bytes
+from shardwright.cost.timeline.pool import joined, pool_bytes
+from shardwright.cost.timeline.pricing import is_bucketed, price_backward, price_forward
+from shardwright.cost.timeline.segments import ChunkSegments, Stage
+from shardwright.cost.timeline.steps import Steps
+from shardwright.cost.timeline.streams import run
+from shardwright.cost.timeline.tasks import Recorder, Segment
+from shardwright.pcg.analysis import kept_constants, written
+from shardwright.pcg.stages import STAGES
+from shardwright.pcg.step.actions import actions
+from shardwright.pcg.step.chunk import Chunk
+from shardwright.pcg.step.execution import Execution
+from shardwright.pcg.step.schedules import phases
+from shardwright.pcg.step.sections import Share, computed_in_one, sections, shared, stretches, units
+
+
+class Maker:
+    """Makes stages on equal devices; equal pieces are built once."""
+
+    def __init__(self, steps: Steps, repeats: Mapping[str, int]) -> None:
+        self.steps = steps
+        self._constants = kept_constants(steps.graph, steps.once)
+        self.cut = sections(steps, repeats, by_block=steps.execution.num_stages > 1)
+        self._pieces: dict[tuple[Share, bool, bool], ChunkSegments] = {}
+        self._stages: dict[tuple[object, ...], Stage] = {}
+        self._units: dict[ChunkSegments, Unit] = {}
+        self._axes_bytes = axes_bytes(steps.graph, steps.cluster)
+        self._first_uses_s = _first_uses_s(steps)
+
+    @cached_property
+    def one(self) -> frozenset[str]:
+        """What is computed in one stage."""
+        return computed_in_one(self.steps.graph)
+
+    @cached_property
+    def shared(self) -> frozenset[str]:
+        """Parameters that several sections read."""
+        return shared(self.cut, self.one)
+
+    def pieces(self, shares: Sequence[Share], execution: Execution) -> tuple[ChunkSegments, ...]:
+        """One for each chunk of a stage."""
+        two = "weights" in phases(execution.schedule)
+        hold = execution.num_stages == 1 and (execution.num_microbatches == 1 or execution.schedule != "gpipe")
+        return tuple(self._piece(share, hold=hold, two=two) for share in shares)
+
+    def leaves(self, pieces: Sequence[ChunkSegments]) -> Mapping[str, int]:
+        """The parameters of a stage, with how many of each: one of those that several sections read."""
+        found = Counter[str]()
+        for leaf, times in chain.from_iterable(piece.leaves.items() for piece in pieces):
+            found[leaf] = max(found[leaf], times) if leaf in self.shared else found[leaf] + times
+        return found
+
+    def stage(
+        self, pieces: tuple[ChunkSegments, ...], execution: Execution, between_bytes: float, sum_s: float, posted: float
+    ) -> Stage:
+        """What its connections with other stages keep, what it takes to sum gradients with those, bytes of messages."""
+        key = (pieces, execution.num_microbatches, between_bytes, sum_s, posted)
+        if key not in self._stages:
+            held, end = self._held(self.leaves(pieces), sum_s)
+            state = defaultdict[str, float](float)
+            for (category, _), num_bytes in held.items():
+                state[category] += num_bytes
+            pool = reduce(joined, (piece.pool for piece in pieces))
+            state["buffers"] = self._buffers(execution.num_microbatches // self.steps.graph.mesh.num_microbatches)
+            state["context"] = self.steps.cluster.device.context_bytes
+            state["communication"] = self._axes_bytes + between_bytes
+            state["temporary"] += posted
+            if pool:
+                state["gathered"] = sum(pool.values())
+            self._stages[key] = Stage(pieces, dict(state), end, self.steps.cluster.device, held)
+        return self._stages[key]
+
+    def units(self, execution: Execution) -> tuple[Unit, ...]:
+        """What every occurrence of a section adds to a stage, in order."""
+        own = [self._unit(number, execution) for number in range(len(self.cut))]
+        return tuple(own[number] for number in units(self.cut))
+
+    def _unit(self, number: int, execution: Execution) -> Unit:
+        """Of a section that occurs many times, what one more adds to those before it."""
+        times = self.cut[number].times
+        one = self._measured(((number, 1),), execution)
+        if times == 1:
+            return one
+        adds = zip(self._measured(((number, times),), execution), one, strict=True)
+        return Unit(*((all_of_them - alone) / (times - 1) for all_of_them, alone in adds))._replace(
+            peak_bytes=one.peak_bytes
+        )
+
+    def _measured(self, share: Share, execution: Execution) -> Unit:
+        """A share as the only one of a stage, in neither the first nor the last microbatch."""
+        (piece,) = self.pieces([share], execution)
+        if piece not in self._units:
+            sharing = SHARING[self.steps.cluster.device.kind]
+            ways = (piece.forward, piece.backward, piece.weights)
+            each = [run(segment.in_microbatch(first=False, last=False), sharing) for segment in ways]
+            first = [run(segment.in_microbatch(first=True, last=False), sharing) for segment in ways]
+            stays = sum(sum(timeline.net.values()) for timeline in first)  # gradients, until the update
+            kept = sum(each[0].net.values())
+            peak = max(each[0].peak_bytes - kept, *(timeline.peak_bytes for timeline in each[1:]))
+            stored = sum(self._held(self.leaves([piece]), 0.0)[0].values())
+            seconds = sum(timeline.ready_s for timeline in each)
+            self._units[piece] = Unit(seconds, stored + stays, kept, peak + sum(piece.pool.values()))
+        return self._units[piece]
+
+    def _piece(self, share: Share, *, hold: bool, two: bool) -> ChunkSegments:
+        key = (share, hold, two)
+        if key not in self._pieces:
+            steps, execution = self.steps, self.steps.execution
+            own = [(self.cut[number].stretch, times) for number, times in share]
+            if execution.num_stages > 1:
+                own = stretches(self.cut, share, self.one)
+            chunk = Chunk(own, steps.parameters, execution, steps.num_bytes)
+            todo = actions(chunk, hold=hold, late=execution.late_gathers, ahead=execution.overlap, two=two)
+            name = " + ".join(f"{n} × {self.cut[s].name}" for s, n in share)
+            segments = price_forward(steps, chunk, todo), *price_backward(steps, chunk, todo, two=two)
+            self._pieces[key] = ChunkSegments(name, *segments, dict(chunk.leaves()), pool_bytes(steps, chunk, todo))
+        return self._pieces[key]
+
+    def _buffers(self, num_microbatches: int) -> float:
+        """Of the model, the batch, and what is computed once, which equal blocks share."""
+        graph = self.steps.graph
+        return sum(
+            graph.types[n.name].local_bytes(graph.mesh) * (num_microbatches if n.op == "input" else 1)
+            for n in graph.nodes if n.name in self._constants or (n.is_leaf and n.op != "parameter")
+        )  # fmt: skip
+
+    def _held(self, leaves: Mapping[str, int], sum_s: float) -> tuple[dict[tuple[str, str], float], Segment]:
+        """What parameters keep, by category and leaf, and the end of a step.
+
+        That is the update; then gradients are freed and, under ZeRO-1, weights gathered.
+
+        `sum_s`: before that, to sum gradients with other stages.
+        """
+        steps, execution, device = self.steps, self.steps.execution, self.steps.cluster.device
+        held, updated, freed = dict[tuple[str, str], float](), 0.0, list[tuple[str, float]]()
+        gathered = defaultdict[str, float](float)
+        overhead_s = device.step_overhead_s + self._first_uses_s
+        for leaf, times in leaves.items():
+            parameter = steps.parameters[leaf]
+            dtype, is_gathered = parameter.dtype, parameter.slices is not None
+            stored = Stored(parameter.num_elements, dtype, parameter.grad, is_gathered, steps.dtype(dtype))
+            shards = 1
+            if execution.shard_optimizer and parameter.grad and not stored.gathered:
+                for axis in parameter.sums:
+                    shards *= steps.graph.mesh.sizes[steps.graph.mesh.index(axis)]
+                    gathered[axis] += times * parameter.used_bytes
+            for category, num_bytes in state_bytes(stored, execution, shards).items():
+                held[category, leaf] = times * num_bytes
+            if parameter.grad:
+                overhead_s += times * device.update_overhead_s
+                updated += times * update_bytes(stored, execution, shards)
+                if is_bucketed(parameter):
+                    held["gradients", leaf] = times * parameter.gradient_bytes
+                else:
+                    freed.append((leaf, times * parameter.gradient_bytes))
+        end = Recorder(execution.overlap)
+        if sum_s:
+            end.launch("gradients of several stages", STAGES, sum_s, blocks=True)
+        task = end.compute("optimizer", updated / device.memory_bytes_per_s + overhead_s)
+        for axis, num_bytes in gathered.items():
+            seconds = steps.collective_s("all_gather", axis, num_bytes)
+            end.launch("gather updated weights", axis, seconds, blocks=True)
+        for leaf, num_bytes in freed:
+            end.take("gradients", num_bytes, None, (task,), name=leaf)
+        return held, end.segment()
+
+
+def _first_uses_s(steps: Steps) -> float:
+    """What the first of each operator takes longer in a step, at most: a pipeline stage may have fewer of them.
+
+    None is what is computed once, has no call of its own forward, or is compiled.
+    """
+    graph, known = steps.graph, steps.cluster.device.first_uses
+    if steps.execution.compiled:
+        return 0.0
+    nodes = [n for n in graph.nodes if n.op in known and n.name not in steps.once]
+    forward = {n.op for n in nodes if written(graph, n) != "fused"}
+    backward = {n.op for n in nodes if graph.types[n.name].grad}
+    return sum(known[op][0] for op in forward) + sum(known[op][1] for op in backward)

@@ -1,0 +1,113 @@
+"""What pipeline stages do in a step: segments of one microbatch through their chunks, and what passes between them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from shardwright.cost.clusters.device import Device
+from shardwright.cost.timeline.pool import BufferKind
+from shardwright.cost.timeline.streams import SegmentTimeline
+from shardwright.cost.timeline.tasks import COMPUTE, Segment, Task
+from shardwright.pcg.step.execution import Execution
+from shardwright.pcg.step.messages import Message
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ChunkSegments:
+    """A chunk's segments for one microbatch.
+
+    name      what is in it
+    weights   the second part of backward, where it has two
+    leaves    the parameters that it reads, with how many of each
+    pool      bytes of the buffer sets that it needs
+    """
+
+    name: str
+    forward: Segment
+    backward: Segment
+    weights: Segment
+    leaves: Mapping[str, int] = field(default_factory=dict)
+    pool: Mapping[BufferKind, float] = field(default_factory=dict)
+
+    def without(self, categories: Collection[str]) -> ChunkSegments:
+        """The same without the memory of some categories."""
+        segments = (segment.without(categories) for segment in (self.forward, self.backward, self.weights))
+        forward, backward, weights = segments
+        return replace(self, forward=forward, backward=backward, weights=weights)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stage:
+    """One pipeline stage.
+
+    pieces   of its chunks, in order
+    state    bytes by category that are there all the time
+    held     what of that is there for parameters, by category and leaf
+    end      after the last backward: the optimizer's update
+    """
+
+    pieces: tuple[ChunkSegments, ...]
+    state: Mapping[str, float]
+    end: Segment
+    device: Device
+    held: Mapping[tuple[str, str], float] = field(default_factory=dict)
+
+    def without(self, categories: Collection[str]) -> Stage:
+        """The same without the memory of some categories."""
+        state = {name: num_bytes for name, num_bytes in self.state.items() if name not in categories}
+        held = {key: num_bytes for key, num_bytes in self.held.items() if key[0] not in categories}
+        pieces = tuple(piece.without(categories) for piece in self.pieces)
+        return replace(self, pieces=pieces, state=state, end=self.end.without(categories), held=held)
+
+
+@dataclass(frozen=True)
+class StepProgram:
+    """What runs, on each device of every stage.
+
+    execution   with all microbatches, and the split of several stages
+    hops_s      seconds to send a microbatch from each virtual stage to the next one, one way; the slower of the two
+    hops_bytes  what a device sends of it on that way
+    simulated   timelines of segments that are known already, shared by programs of the same pieces
+    """
+
+    execution: Execution
+    stages: tuple[Stage, ...]
+    hops_s: tuple[float, ...] = ()
+    hops_bytes: tuple[float, ...] = ()
+    simulated: dict[tuple[object, ...], SegmentTimeline] = field(default_factory=dict, compare=False, repr=False)
+
+    def messages(self, stage: int = 0) -> Counter[Message]:
+        """What a device of a stage sends to those of the same stage in a step, each with how often."""
+        many, found = self.execution.num_microbatches, Counter[Message]()
+        for piece in self.stages[stage].pieces:
+            for segment in (piece.forward, piece.backward, piece.weights):
+                for number in range(many):
+                    found += segment.in_microbatch(first=number == 0, last=number == many - 1).messages()
+        return found
+
+    def without(self, categories: Collection[str]) -> StepProgram:
+        """The same without the memory of some categories."""
+        return replace(self, stages=tuple(stage.without(categories) for stage in self.stages), simulated={})
+
+    @cached_property
+    def serial_s(self) -> float:
+        """What the busiest stage takes if nothing overlaps and it never waits for another stage."""
+        return max(sum(task.seconds for task in self._tasks(stage)) for stage in range(len(self.stages)))
+
+    def compute_s(self, stage: int) -> float:
+        """Of all kernels of a stage, the update included, that nothing slows down."""
+        return sum(task.seconds for task in self._tasks(stage) if task.stream == COMPUTE)
+
+    def _tasks(self, number: int) -> Iterator[Task]:
+        """Every task of a step on a stage, with the seconds of all its times."""
+        stage, many = self.stages[number], self.execution.num_microbatches
+        yield from stage.end.tasks_in_all()
+        for piece in stage.pieces:
+            for segment in (piece.forward, piece.backward, piece.weights):
+                first, each = (segment.in_microbatch(first=first, last=many == 1) for first in (True, False))
+                last = segment.in_microbatch(first=False, last=True)
+                for own, times in ((first, 1), (each, max(0, many - 2)), (last, int(many > 1))):
+                    yield from (task._replace(seconds=times * task.seconds) for task in own.tasks_in_all())
