@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from typing import NamedTuple
 
 from shardwright.cost.clusters.cluster import COLLECTIVES, Cluster
 from shardwright.cost.collectives.algorithms import on_a_switch
@@ -15,9 +16,9 @@ from shardwright.cost.collectives.moves import MoveCosts, TensorClass
 from shardwright.cost.compute.compute import Compute
 from shardwright.cost.compute.operators import NodeCost
 from shardwright.cost.timeline.memory import Memory, Stored, update_bytes
-from shardwright.cost.timeline.program import Programs
+from shardwright.cost.timeline.program import Programs, StepProgram
 from shardwright.cost.timeline.steps import Steps
-from shardwright.cost.timeline.timeline import simulate
+from shardwright.cost.timeline.timeline import Timeline, simulate
 from shardwright.pcg.analysis import constant_nodes, is_timeless, read_again, written
 from shardwright.pcg.dispatch import Dispatch
 from shardwright.pcg.graph import Graph, Node
@@ -207,6 +208,20 @@ def predict(
 
 def predicted(programs: Programs, execution: Execution = DEFAULT) -> Prediction:
     """The same of programs that are there, which may have been run in other ways before."""
+    return details(programs, execution).prediction
+
+
+class Details(NamedTuple):
+    """A prediction, and what it is made of: `costs` by node."""
+
+    prediction: Prediction
+    program: StepProgram
+    timeline: Timeline
+    costs: Mapping[str, NodeCosts]
+
+
+def details(programs: Programs, execution: Execution = DEFAULT) -> Details:
+    """What `predicted` is made of."""
     graph, cluster, repeats = programs.graph, programs.cluster, programs.repeats
     made, table = programs.program(execution), _node_costs(programs.steps(execution))
     timeline = simulate(made)
@@ -216,7 +231,7 @@ def predicted(programs: Programs, execution: Execution = DEFAULT) -> Prediction:
     compute_s = sum(c.compute_s for c in table.values()) - optimizer_s
     if cluster.parts and stages > 1:  # each stage at the pace of its own devices
         compute_s = sum(made.compute_s(stage) for stage in range(stages)) - optimizer_s
-    return Prediction(
+    prediction = Prediction(
         timeline.step_s,
         compute_s / stages,
         sum(c.communication_s for c in table.values()) / stages,
@@ -228,6 +243,7 @@ def predicted(programs: Programs, execution: Execution = DEFAULT) -> Prediction:
         timeline.fullest.peak_at,
         timeline.fullest.device_bytes,
     )
+    return Details(prediction, made, timeline, table)
 
 
 def _block(node: Node) -> str:

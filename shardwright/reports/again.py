@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from shardwright.cost.predict import NodeCosts, Prediction, node_costs, predict
+from shardwright.cost.predict import Details, NodeCosts, Prediction, details
+from shardwright.cost.timeline.program import Programs
 from shardwright.pcg.graph import Node
 from shardwright.pcg.step.again import made_again
 from shardwright.pcg.step.parameters import module_block
@@ -35,9 +36,9 @@ class Remade:
 class Recomputation:
     """What a plan makes again. `nodes`: the names of what runs twice."""
 
-    def __init__(self, plan: Plan, costs: Mapping[str, NodeCosts]) -> None:
-        """`costs`: of the plan's nodes."""
-        self.plan, self.costs = plan, costs
+    def __init__(self, plan: Plan, costs: Mapping[str, NodeCosts], programs: Programs) -> None:
+        """`costs`: of the plan's nodes. `programs`: of its graph."""
+        self.plan, self.costs, self.programs = plan, costs, programs
         self.nodes = made_again(plan.graph, plan.execution).twice
         self.everything_kept = replace(plan.execution, recompute="none")
 
@@ -54,7 +55,7 @@ class Recomputation:
             if mode not in ("selective", "full"):
                 mode = tuple(dict.fromkeys(where[node.name] for node in nodes if not node.is_parallel))
             groups.setdefault(mode, {})[block] = nodes
-        kept = node_costs(plan.graph, plan.cluster, self.everything_kept) if groups else {}
+        kept = self._kept.costs if groups else {}
 
         def more(nodes: Iterable[Node], what: str) -> float:
             return sum(getattr(self.costs[n.name], what) - getattr(kept[n.name], what) for n in nodes)
@@ -75,8 +76,11 @@ class Recomputation:
     @cached_property
     def kept(self) -> Prediction | None:
         """The same plan with everything kept; None where it is so."""
-        plan = self.plan
-        return predict(plan.graph, plan.cluster, self.everything_kept) if self.remade else None
+        return self._kept.prediction if self.remade else None
+
+    @cached_property
+    def _kept(self) -> Details:
+        return details(self.programs, self.everything_kept)
 
 
 def block_of(node: Node) -> str:

@@ -69,7 +69,7 @@ class _Drawn:
             "tick_s": TICK_S,
             "unit_bytes": self.unit_bytes,
             "step_s": self.timeline.step_s,
-            "slack": SLACK[self.facts.plan.cluster.device.kind],
+            "fullest": self.timeline.stages.index(self.timeline.fullest),
             "not_allocated": NOT_ALLOCATED,
             "most_moments": most if max(len(course.times_s) for course in self.memory.values()) > most else 0,
             "blocks": list(self.blocks),
@@ -85,7 +85,7 @@ class _Drawn:
         }
 
     def _stage(self, number: int, stage: StageTimeline) -> dict[str, Any]:
-        items, ready_s = list[tuple[int, int]](), 0.0
+        program, items, ready_s = self.facts.program.stages[number], list[tuple[int, int]](), 0.0
         for place in stage.placed:
             chunk, direction = (place.item.chunk, place.item.direction) if place.item else (0, "end")
             segment = self.segments.setdefault((place.timeline, chunk, direction), len(self.segments))
@@ -93,7 +93,9 @@ class _Drawn:
             ready_s = place.start_s + place.timeline.ready_s
         return {
             "items": repeated(items),
-            "state": self.facts.program.stages[number].state,
+            "state": program.state,
+            "slack": SLACK[program.device.kind],
+            "device_bytes": stage.device_bytes,
             "memory": stage.memory.by_category(),
             "peak_s": stage.peak_s,
             "peak_at": stage.peak_at,

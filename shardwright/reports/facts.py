@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from shardwright.cost.predict import NodeCosts, Prediction, node_costs
+from shardwright.cost.predict import Details, NodeCosts, Prediction, details
 from shardwright.cost.timeline.memory import MemoryVerdict, safe_bytes, verdict
-from shardwright.cost.timeline.program import StepProgram, program
-from shardwright.cost.timeline.timeline import Timeline, simulate
+from shardwright.cost.timeline.program import Programs, StepProgram
+from shardwright.cost.timeline.timeline import Timeline
 from shardwright.pcg.analysis import constant_nodes, is_whole
 from shardwright.pcg.graph import OPAQUE, Node
 from shardwright.pcg.mesh import TIME
@@ -106,15 +106,15 @@ def fits(plan: Plan) -> bool:
     return memory_verdict(plan) == "fits"
 
 
-def usable_bytes(plan: Plan) -> int:
-    """What the plan may use of a device's memory and still be said to fit."""
-    return min(plan.report.limit_bytes, safe_bytes(plan.prediction.device_bytes))
+def usable_bytes(plan: Plan, other: Alternative | None = None) -> int:
+    """What the plan, or another that it is compared with, may use of a device's memory and still be said to fit."""
+    return min(plan.report.limit_bytes, safe_bytes((other or plan).prediction.device_bytes))
 
 
 def memory_remark(plan: Plan, other: Alternative | None = None) -> str:
     """`does not fit, 43.6 GB too much`: of the plan, or of another that it is compared with; "" where it fits."""
     found, used = memory_verdict(plan, other), (other or plan).prediction.memory.total_bytes
-    return "" if found == "fits" else f"{found}, {size(used - usable_bytes(plan))} too much"
+    return "" if found == "fits" else f"{found}, {size(used - usable_bytes(plan, other))} too much"
 
 
 def ranked_alternatives(plan: Plan) -> list[Alternative]:
@@ -145,18 +145,28 @@ class PlanFacts:
         self.plan, self.graph, self.mesh = plan, plan.graph, plan.mesh
 
     @cached_property
-    def costs(self) -> Mapping[str, NodeCosts]:
-        return node_costs(self.graph, self.plan.cluster, self.plan.execution)
+    def programs(self) -> Programs:
+        """What a step does, in this plan's way and in others."""
+        return Programs(self.graph, self.plan.cluster)
 
     @cached_property
+    def _details(self) -> Details:
+        return details(self.programs, self.plan.execution)
+
+    @property
+    def costs(self) -> Mapping[str, NodeCosts]:
+        """What each node takes."""
+        return self._details.costs
+
+    @property
     def program(self) -> StepProgram:
         """What each stage does in a step."""
-        return program(self.graph, self.plan.cluster, self.plan.execution)
+        return self._details.program
 
-    @cached_property
+    @property
     def timeline(self) -> Timeline:
         """When each stage does it."""
-        return simulate(self.program)
+        return self._details.timeline
 
     @cached_property
     def names(self) -> Names:
@@ -194,7 +204,7 @@ class PlanFacts:
     @cached_property
     def recomputation(self) -> Recomputation:
         """What backward makes again."""
-        return Recomputation(self.plan, self.costs)
+        return Recomputation(self.plan, self.costs, self.programs)
 
     @cached_property
     def estimated(self) -> tuple[str, ...]:

@@ -22,9 +22,9 @@ function drawSummary() {
       bar(timeParts(plan.step.parts), p.step_s), legend(timeParts(plan.step.parts).map(([, name, label]) => [name, label])),
       element("div.soft", { style: "margin-top:8px" }, `one by one, without overlap: ${time(p.serial_s)}, of which ` +
         timeParts(plan.step.serial).map(([, , label]) => label).join(", "))),
-    element("div.card", {}, element("div.soft", {}, `Memory of each device, of ${bytes(plan.cluster.memory_bytes)}`),
+    element("div.card", {}, element("div.soft", {}, `Memory of each device, of ${bytes(plan.prediction.device_bytes)}`),
       element("div.big", {}, bytes(used), plan.fits ? "" : element("span.bad", {}, ` ${plan.memory}`)),
-      bar(nonzero, Math.max(plan.cluster.memory_bytes, used), { mark: plan.limit_bytes }),
+      bar(nonzero, Math.max(plan.prediction.device_bytes, used), { mark: plan.limit_bytes }),
       legend(nonzero.map(([, name, label]) => [name, label]))),
     element("div.card", {}, element("div.soft", {}, "How good it is"), ...verdict()));
 }

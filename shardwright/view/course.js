@@ -139,7 +139,7 @@ const momentsOf = (segment) => once(`moments ${segment.course}`, () => {
 
 const allocated = course.categories.map((category) => !course.not_allocated.includes(category));
 /** With what the allocator holds beyond that, which is a share of it. */
-const withSlack = (held) => [...held, course.slack * held.reduce((sum, n, category) => sum + (allocated[category] ? n : 0), 0)];
+const withSlack = (held, stage) => [...held, course.stages[stage].slack * held.reduce((sum, n, category) => sum + (allocated[category] ? n : 0), 0)];
 const summed = (held) => held.reduce((sum, n) => sum + n, 0);
 /** The most that a segment has at once, relative to what was there before; nothing if it only gives back. */
 const mostOf = (segment) => once(`most ${segment.course}`, () => momentsOf(segment).reduce((most, [, held]) =>

@@ -16,7 +16,7 @@ function drawMemory() {
     legend(there.map(([name]) => [MEMORY_COLOURS[name], name])), element("h3", {}, peakTitle()), peakTable());
 }
 
-const peakTitle = () => `The largest at the peak${isPipeline ? ` of stage ${fullest}, the fullest` : ""}: ${course.stages[fullest].peak_at}`;
+const peakTitle = () => `The largest at the peak${isPipeline ? ` of stage ${course.fullest}, the fullest` : ""}: ${course.stages[course.fullest].peak_at}`;
 
 /** Values at the peak, of which the largest are shown first. */
 function peakTable(all = false) {
@@ -62,11 +62,11 @@ function columnsOf(chart, stage) {
     fill(from, Math.max(from, since), held);
   });
   if (after) fill(since, course.step_s, after);
-  return columns.map((held) => held && withSlack(held));
+  return columns.map((held) => held && withSlack(held, stage));
 }
 
 function paintMemory(chart, most) {
-  const { pen } = chart, { memory, peak_s, peak_at } = course.stages[shown.stage], limit = Math.min(plan.limit_bytes, plan.cluster.memory_bytes);
+  const { pen } = chart, { memory, peak_s, peak_at, device_bytes } = course.stages[shown.stage], limit = Math.min(plan.limit_bytes, device_bytes);
   const top = 1.06 * (limit < 2 * most ? Math.max(most, limit) : most), y = (n) => AXIS + TALL * (1 - n / top);
   chart.columns = columnsOf(chart, shown.stage);
   for (const share of [0, 0.25, 0.5, 0.75, 1]) {
@@ -98,7 +98,7 @@ function paintMemory(chart, most) {
     pen.fillStyle = ink("ink");
     pen.fillRect(left - 0.5, AXIS, 1, TALL);
   }
-  at("peak").textContent = `peak ${bytes(totalBytes(memory))} of ${bytes(plan.cluster.memory_bytes)}, after ${time(peak_s)}: ${peak_at}`;
+  at("peak").textContent = `peak ${bytes(totalBytes(memory))} of ${bytes(device_bytes)}, after ${time(peak_s)}: ${peak_at}`;
 }
 
 function atMemory(chart, x) {

@@ -1,8 +1,7 @@
 // ---- charts over the time of a step: they share the part of it that is shown, and the stage ----
 
 const GUTTER = 118, AXIS = 18, LEAST_S = 1e-7;
-const fullest = course.stages.reduce((best, own, stage) => (totalBytes(own.memory) > totalBytes(course.stages[best].memory) ? stage : best), 0);
-const shown = { from: 0, to: course.step_s, stage: fullest };
+const shown = { from: 0, to: course.step_s, stage: course.fullest };
 const charts = [];
 let inks = {};
 /** A colour of the style, read once for each painting. */

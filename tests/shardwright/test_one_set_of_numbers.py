@@ -272,7 +272,11 @@ def test_what_does_not_fit_is_not_said_to_be_faster(tmp_path: Path) -> None:
 def test_a_plan_that_does_not_fit_says_so_on_the_page(tmp_path: Path) -> None:
     found = plan("mlp")
     tight = replace(found.cluster.device, memory_bytes=found.prediction.memory.total_bytes // 2)
-    found = replace(found, cluster=replace(found.cluster, device=tight))
+    found = replace(
+        found,
+        cluster=replace(found.cluster, device=tight),
+        prediction=replace(found.prediction, device_bytes=tight.memory_bytes),
+    )
     assert "does not fit" in text_of(found, tmp_path)
     assert standing(beside(found, ("ZeRO-3", 2.0, 0.5)))[0] == "does not fit"
 

@@ -122,7 +122,7 @@ def test_memory_that_is_drawn_has_the_peak_of_the_prediction(name: str, tmp_path
       for (const place of placesOf(stage, 0, Infinity)) {
         const left = place.left();
         for (const [, more] of [[0, course.categories.map(() => 0)], ...momentsOf(place.segment)]) {
-          const held = withSlack(left.map((n, category) => n + more[category]));
+          const held = withSlack(left.map((n, category) => n + more[category]), stage);
           if (summed(held) > summed(best)) best = held;
         }
       }
