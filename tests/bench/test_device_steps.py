@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,11 @@ def test_the_command_in_small(capsys: pytest.CaptureFixture[str], monkeypatch: p
 # ---- operators ----
 
 
+@cache
+def captured(name: str) -> Graph:
+    return capture(*MODELS[name].small(2)).graph
+
+
 class Untimed(Measured):
     """Every operator takes a second forward and two backward."""
 
@@ -163,7 +169,7 @@ def test_what_is_computed_once_is_not_timed() -> None:
 @each("precision", ["fp32", "amp_bf16"])
 @each("name", MODELS)
 def test_nothing_of_a_step_is_counted_twice_or_forgotten(name: str, precision: Precision) -> None:
-    graph, execution = capture(*MODELS[name].small(2)).graph, Execution(precision)
+    graph, execution = captured(name), Execution(precision)
     measured = Untimed(name, graph, default_cluster(1), execution)
     found = list(measured.heaviest(10**6))
     left_out = {node.name for node in graph.nodes if written(graph, node) == "part" or not node.inputs}
@@ -197,7 +203,7 @@ def test_operands_are_as_the_model_has_them() -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_every_operator_of_the_models_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_operators, "NUM_SAMPLES", 1)
-    graph = capture(*MODELS[name].small(2)).graph
+    graph = captured(name)
     for operator in Measured(name, graph, default_cluster(1), Execution("amp_bf16")).heaviest(10**6):
         assert all(m > 0 for p, m in zip(operator.predicted_s, operator.measured_s, strict=True) if p), operator
 

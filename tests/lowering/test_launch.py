@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import os
 import tempfile
 import time
@@ -14,6 +15,16 @@ from torch.distributed.tensor import DTensor, Partial, Replicate
 from shardwright.lowering.launch import connect, leave, run_ranks
 from shardwright.pcg.errors import DistributedError, PlanError
 from shardwright.pcg.mesh import Mesh
+
+
+def test_ranks_search_no_garbage_in_what_they_were_forked_with() -> None:
+    own = ["made before"]
+
+    def is_searched() -> bool:
+        return any(one is own for one in gc.get_objects())
+
+    assert is_searched()
+    assert run_ranks(is_searched, 2) == [False, False]
 
 
 def test_results_come_in_rank_order() -> None:

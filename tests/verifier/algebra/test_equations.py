@@ -54,9 +54,12 @@ def test_every_wrong_twin_is_refuted_with_a_counterexample(name: str) -> None:
 
 @each("name", [name for name in IN_PARTS if not name.endswith("usual_scale")])
 def test_no_wrong_twin_of_a_decomposition_is_certified(name: str) -> None:
-    """Most are refuted. What is left changes how a maximum is taken whose value does not matter."""
+    """Most are refuted. What is left changes how a maximum is taken whose value does not matter.
+
+    A sample of each rule's; `make bench-rules` has all of them.
+    """
     twins = list(equation_twins(CATALOGUE[name]))
-    twins = twins[:: 1 + len(twins) // 60]
+    twins = twins[:: 1 + len(twins) // 30]
     false = [twin for _, twin in twins if falsified(twin)[0] in ("type", "counterexample")]
     assert len(false) > 0.6 * len(twins)
     certified = [twin.equation for twin in false if prove(twin).failure is None]
