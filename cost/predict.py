@@ -54,11 +54,12 @@ class Prediction:
     Attributes:
         step_s: by the timeline, in which communication and compute overlap.
         compute_s, communication_s, optimizer_s: of all nodes, as if each ran alone; `serial_s` is their sum. Of several
-            stages, an equal share of that, and of `communication_bytes`; what stages send to each other is none of it.
+            stages, compute and update are those of the stage that has most to do; of `communication_s` and
+            `communication_bytes` it is an equal share, without what stages send to each other.
         exposed_s: while compute waits for communication; of the stage that has most to do, as `bubble_s` is.
         bubble_s: while a device has nothing to do.
-        memory: at its peak, of the stage where it is highest, or of unlike devices where the least room is beside it;
-            `peak_at` says what runs then.
+        memory: at its peak, of the stage where it is the largest part of its devices' memory; `peak_at` says what runs
+            then.
         device_bytes: the memory of that stage's devices.
     """
 
@@ -222,20 +223,21 @@ class Details(NamedTuple):
 
 def details(programs: Programs, execution: Execution = DEFAULT) -> Details:
     """What `predicted` is made of."""
-    graph, cluster, repeats = programs.graph, programs.cluster, programs.repeats
+    graph, repeats = programs.graph, programs.repeats
     made, table = programs.program(execution), _node_costs(programs.steps(execution))
     timeline = simulate(made)
     if repeats:
         table = {name: _many(cost, repeats.get(_block(graph.by_name[name]), 1)) for name, cost in table.items()}
     optimizer_s, stages = sum(table[n.name].compute_s for n in graph.leaves("parameter")), execution.num_stages
     compute_s = sum(c.compute_s for c in table.values()) - optimizer_s
-    if cluster.parts and stages > 1:  # each stage at the pace of its own devices
-        compute_s = sum(made.compute_s(stage) for stage in range(stages)) - optimizer_s
+    if stages > 1:
+        passes_s, optimizer_s = made.compute_s(timeline.stages.index(timeline.busiest))
+        compute_s = passes_s / execution.num_microbatches  # of the graph's batch, as the table is
     prediction = Prediction(
         timeline.step_s,
-        compute_s / stages,
+        compute_s,
         sum(c.communication_s for c in table.values()) / stages,
-        optimizer_s / stages,
+        optimizer_s,
         timeline.busiest.exposed_s,
         timeline.busiest.bubble_s,
         sum(c.communication_bytes for c in table.values()) / stages,

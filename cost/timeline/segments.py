@@ -97,15 +97,20 @@ class StepProgram:
         """What the busiest stage takes if nothing overlaps and it never waits for another stage."""
         return max(sum(task.seconds for task in self._tasks(stage)) for stage in range(len(self.stages)))
 
-    def compute_s(self, stage: int) -> float:
-        """Of all kernels of a stage, the update included, that nothing slows down."""
-        return sum(task.seconds for task in self._tasks(stage) if task.stream == COMPUTE)
+    def compute_s(self, stage: int) -> tuple[float, float]:
+        """Of all kernels of a stage that nothing slows down: those of its microbatches, and those at the end."""
+        parts = self._passes(stage), self.stages[stage].end.tasks_in_all()
+        passes_s, end_s = (sum(task.seconds for task in part if task.stream == COMPUTE) for part in parts)
+        return passes_s, end_s
 
-    def _tasks(self, number: int) -> Iterator[Task]:
+    def _tasks(self, stage: int) -> Iterator[Task]:
         """Every task of a step on a stage, with the seconds of all its times."""
-        stage, many = self.stages[number], self.execution.num_microbatches
-        yield from stage.end.tasks_in_all()
-        for piece in stage.pieces:
+        yield from self.stages[stage].end.tasks_in_all()
+        yield from self._passes(stage)
+
+    def _passes(self, stage: int) -> Iterator[Task]:
+        many = self.execution.num_microbatches
+        for piece in self.stages[stage].pieces:
             for segment in (piece.forward, piece.backward, piece.weights):
                 first, each = (segment.in_microbatch(first=first, last=many == 1) for first in (True, False))
                 last = segment.in_microbatch(first=False, last=True)

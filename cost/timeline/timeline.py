@@ -88,8 +88,8 @@ class Timeline:
 
     @property
     def fullest(self) -> StageTimeline:
-        """The stage with the highest peak of memory; of devices that differ, the one with the least room beside it."""
-        return max(self.stages, key=lambda stage: stage.memory.total_bytes - stage.device_bytes)
+        """The stage whose peak is the largest part of its devices' memory, of which plans may use a part."""
+        return max(self.stages, key=lambda stage: stage.memory.total_bytes / stage.device_bytes)
 
 
 def simulate(program: StepProgram, sharing: Mapping[DeviceKind, Sharing] = SHARING) -> Timeline:

@@ -109,15 +109,18 @@ def test_what_the_search_pays_for_is_what_a_step_sends(name: str) -> None:
         assert paid == pytest.approx(sent, rel=0.05), (role, many)
 
 
-def test_of_a_plan_with_stages_a_stage_has_an_equal_share() -> None:
+def test_of_a_plan_with_stages_the_busiest_one_is_told() -> None:
     """The parts fit into the step, bubbles included, as those of a plan without stages do."""
     graph = planned("tensor", 6)
     for schedule in ("gpipe", "1f1b", "zero-bubble"):
         run = Execution(num_stages=2, num_microbatches=4, schedule=schedule)
         found, alone = (predict(graph, cluster(4 * e.num_stages), e) for e in (run, Execution(num_microbatches=4)))
-        assert found.compute_s == pytest.approx(alone.compute_s / 2)
+        made = program(graph, cluster(8), run)
+        kernels_s = [made.compute_s(stage) for stage in range(2)]
+        assert sum(passes_s for passes_s, _ in kernels_s) / 4 == pytest.approx(alone.compute_s, rel=0.05)
+        assert (4 * found.compute_s, found.optimizer_s) in kernels_s
         assert found.communication_bytes == pytest.approx(alone.communication_bytes / 2)
         assert 0 < found.bubble_s < found.step_s
         busy_s = 4 * found.compute_s + found.optimizer_s + found.exposed_s + found.bubble_s
-        assert busy_s <= found.step_s * 1.05
+        assert busy_s <= found.step_s * (1 + 1e-9)
         assert Prediction.from_json(found.to_json()) == found

@@ -15,7 +15,7 @@ from shardwright.cost.timeline.program import program
 from shardwright.cost.timeline.timeline import simulate
 from shardwright.pcg.errors import PlanError, ShardwrightError
 from shardwright.pcg.mesh import Mesh
-from shardwright.pcg.step.execution import Execution, Schedule
+from shardwright.pcg.step.execution import SCHEDULES, Execution, Schedule
 from shardwright.search import planner as search_planner
 from shardwright.search.asked import Stages
 from shardwright.search.check import check_plan
@@ -245,3 +245,26 @@ def test_larger_devices_have_more_of_the_blocks() -> None:
     assert plan.prediction.device_bytes == round(0.8 * need)
     with pytest.raises(PlanError, match=r"pin 'memory<=1GB': not with stages on devices that differ; leave one out"):
         Planner(small, every_choice).plan(graph, stages=2, pins="memory<=1GB")
+
+
+def test_plans_on_devices_that_differ_come_back_from_a_file() -> None:
+    """With little work a microbatch, updates weigh more than the rest; those of quick devices take less."""
+    graph = blocks(batch=2, width=64, layers=6, seq=1)
+    search = Planner(mixed(times=8.0), every_choice)
+    for schedule in SCHEDULES:
+        plan = search.plan(graph, stages=2, schedule=schedule, mesh=Mesh.of(mb=2, x=2), compared=False)
+        own = plan.prediction
+        assert Plan.from_json(plan.to_json()) == plan
+        assert 0 < own.compute_s + own.optimizer_s <= (own.step_s - own.exposed_s - own.bubble_s) * (1 + 1e-9)
+
+
+def test_no_stage_needs_more_than_its_own_devices_have() -> None:
+    """A large device may lack room where it has more left than a small one that has enough."""
+    graph, split = blocks(batch=32, width=64, layers=11, seq=64), (1, 12)
+    run = Execution(num_stages=2, split=split)
+    whole = Solver(mixed(times=1.0), every_choice).solve(Folded(graph), Mesh.of(mb=8, x=2), ("data",), "test", run)
+    need = [s.memory.total_bytes for s in simulate(program(whole.graph, mixed(times=1.0), run)).stages]
+    for factors, fits in (((1.2, 1.2), True), ((1.2, 1.05), False), ((1.05, 1.2), False)):
+        small, large = (round(factor * num_bytes) for factor, num_bytes in zip(factors, need, strict=True))
+        solver = Solver(mixed((small, large), times=1.0), every_choice)
+        assert solver.fits(solver.predicted(whole.graph, run, {})) == fits
