@@ -76,7 +76,8 @@ class Fitter:
         `best_s`: the step of the best of others.
         """
         excess_bytes = self.solver.excess_bytes
-        able = [c for c in candidates if not excess_bytes(c.prediction.memory.stored_bytes)]
+        told = ((c, c.prediction) for c in candidates)
+        able = [c for c, own in told if not excess_bytes(own.memory.stored_bytes, own.device_bytes)]
         for candidate in sorted(able, key=_kept_s)[:_MOST_WALKS]:
             if _kept_s(candidate) >= best_s:
                 return

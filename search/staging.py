@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, cycle
+from itertools import chain
 from math import inf
 from typing import NamedTuple, TypeVar
 
@@ -266,9 +266,9 @@ def said_by_block(solver: Solver, found: Candidate) -> Candidate:
         return found
     parts, able = sections(Operations(graph), {}, by_block=True), {mode: _blocks_with(graph, mode) for mode in modes}
     own = dict[str, Recompute]()
-    for mode, share in zip(cycle(modes), spread(parts, run.split), strict=False):
+    for virtual, share in enumerate(spread(parts, run.split)):
         for number, _ in share:
-            own[parts[number].name] = mode
+            own[parts[number].name] = modes[virtual % run.num_stages]
 
     def said(rest: Recompute) -> Candidate:
         own[""] = rest
