@@ -75,9 +75,11 @@ def check_stages(graph: Graph, execution: Execution, precision: Precision | None
     if (problem := not_run(graph, precision)) is not None:
         raise PlanError(problem)
     if precision == "amp_fp16":  # every stage looks for overflows, in its gradients
-        for number, stage in enumerate(cut(graph, execution).graphs):
-            if not any(stage.types[leaf.name].grad for leaf in stage.leaves("parameter")):
-                raise PlanError(f"amp_fp16: nothing is trained in virtual stage {number}; use amp_bf16, or no stages")
+        parts = cut(graph, execution).graphs
+        for stage in range(execution.num_stages):
+            own = parts[stage :: execution.num_stages]
+            if not any(part.types[leaf.name].grad for part in own for leaf in part.leaves("parameter")):
+                raise PlanError(f"amp_fp16: nothing is trained in stage {stage}; use amp_bf16, or no stages")
 
 
 class ParallelModule(Training):

@@ -76,7 +76,8 @@ class Fitter:
         `best_s`: the step of the best of others.
         """
         excess_bytes = self.solver.excess_bytes
-        able = [c for c in candidates if not excess_bytes(c.prediction.memory.stored_bytes)]
+        told = ((c, c.prediction) for c in candidates)
+        able = [c for c, own in told if not excess_bytes(own.memory.stored_bytes, own.device_bytes)]
         for candidate in sorted(able, key=_kept_s)[:_MOST_WALKS]:
             if _kept_s(candidate) >= best_s:
                 return
@@ -109,8 +110,13 @@ class Fitter:
             lifetimes=tuple(told.lifetimes.items()),
         )
 
+    def by_value(self, candidate: Candidate) -> bool:
+        """Whether its values may be made again one by one: where stages differ, each has its own kind."""
+        return self.values and not candidate.execution.recompute_by_stage
+
     def _run(self, candidate: Candidate, keeping: Keeping) -> Execution:
-        return replace(candidate.execution, recompute=keeping.recompute) if self.values else candidate.execution
+        run = candidate.execution
+        return replace(run, recompute=keeping.recompute) if self.by_value(candidate) else run
 
 
 def _kept_s(candidate: Candidate) -> float:
@@ -124,7 +130,8 @@ class _Walk:
 
     def __init__(self, fitter: Fitter, candidate: Candidate) -> None:
         self.fitter, self.candidate = fitter, candidate
-        execution = replace(candidate.execution, recompute="none") if fitter.values else candidate.execution
+        self.values = fitter.by_value(candidate)
+        execution = replace(candidate.execution, recompute="none") if self.values else candidate.execution
         self.steps = Steps(candidate.graph, fitter.solver.cluster, execution)
         self.problems = [self._problem(share) for share in _exposed(candidate)]
         self.most = self._fitted(self.problems[0].solve(0.0))
@@ -132,7 +139,7 @@ class _Walk:
     def _problem(self, exposed: float) -> KeepingProblem:
         times = self.fitter.folded.repeats if self.candidate.folded else {}
         zeros = different(self.fitter.zeros, self.candidate.mesh)
-        return KeepingProblem(self.steps, times, exposed, zeros, values=self.fitter.values)
+        return KeepingProblem(self.steps, times, exposed, zeros, values=self.values)
 
     def _fitted(self, kept: Kept) -> Fitted:
         return Fitted(self.fitter.judged(self.candidate, kept.keeping), self.fitter.expanded(kept.keeping))

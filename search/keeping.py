@@ -30,7 +30,7 @@ from shardwright.pcg.step.chunk import Allocation, Chunk, whole_chunk
 from shardwright.pcg.step.lifetimes import Zero
 from shardwright.pcg.step.parameters import Parameter
 from shardwright.pcg.step.places import places
-from shardwright.pcg.step.recompute import RecomputeByBlock, exactly
+from shardwright.pcg.step.recompute import Again, RecomputeByBlock, exactly
 from shardwright.search.building import shares
 from shardwright.search.eliminate import Eliminator, Solution
 from shardwright.search.interning import Interned, Interner
@@ -43,15 +43,15 @@ _UNAVAILABLE = np.array([[0.0, 0.0, inf], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
 
 @dataclass(frozen=True)
 class Keeping:
-    """What is made again of each block of a model, by places, and for how long each gathered weight stays, by leaf."""
+    """What is made again of each block of a model, and for how long each gathered weight stays, by leaf."""
 
-    again: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    again: Mapping[str, Again] = field(default_factory=dict)
     lifetimes: Mapping[str, Zero] = field(default_factory=dict)
 
     @property
     def recompute(self) -> RecomputeByBlock | str:
         """As an `Execution` has it: neighbouring blocks of which the same is made again are one pattern."""
-        own = [(block, again) for block, again in self.again.items() if again]
+        own: list[tuple[str, Again]] = [item for item in self.again.items() if item[1]]
         runs = groupby(enumerate(own), key=lambda item: _run(item[0], *item[1]))
         found = tuple(_pattern([block for _, (block, _) in run], again) for (*_, again), run in runs)
         return found or "none"
@@ -59,22 +59,23 @@ class Keeping:
     def mixed(self, other: Keeping, blocks: frozenset[str], block_of: Mapping[str, str]) -> Keeping:
         """What the other one says about these blocks, and this one about the rest. `block_of`: that of each leaf."""
         names = dict.fromkeys((*self.again, *other.again))
-        again = {name: (other if name in blocks else self).again.get(name, ()) for name in names}
+        again: dict[str, Again] = {name: (other if name in blocks else self).again.get(name, ()) for name in names}
         lifetimes: dict[str, Zero] = {
             leaf: (other if block_of.get(leaf, "") in blocks else self).lifetimes[leaf] for leaf in self.lifetimes
         }
         return Keeping(again, lifetimes)
 
 
-def _run(place: int, block: str, again: tuple[str, ...]) -> tuple[str, int, tuple[str, ...]]:
+def _run(place: int, block: str, again: Again) -> tuple[str, int, Again]:
     """The same for neighbours that are numbered one after the other."""
     stem, _, number = block.rpartition(".")
     return (stem, int(number) - place, again) if number.isdecimal() else (block, -1, again)
 
 
-def _pattern(blocks: Sequence[str], again: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
+def _pattern(blocks: Sequence[str], again: Again) -> tuple[str, Again]:
     first, last = exactly(blocks[0]), blocks[-1].rpartition(".")[2]
-    return (first if len(blocks) == 1 else f"{first}-{last}"), tuple(map(exactly, again))
+    places = again if isinstance(again, str) else tuple(map(exactly, again))
+    return (first if len(blocks) == 1 else f"{first}-{last}"), places
 
 
 class Kept(NamedTuple):
@@ -231,7 +232,9 @@ def expanded(keeping: Keeping, blocks: Mapping[str, Sequence[str]], leaves: Mapp
 
     `blocks`: all that a block of the folded model stands for; `leaves`: the parameter that stands for each left out.
     """
-    again = {name: own for block, own in keeping.again.items() for name in blocks.get(block, (block,))}
+    again = dict[str, Again](
+        (name, own) for block, own in keeping.again.items() for name in blocks.get(block, (block,))
+    )
     known = dict(keeping.lifetimes)
     known |= {leaf: known[first] for leaf, first in leaves.items() if first in known}
     return Keeping(again, known)

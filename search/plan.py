@@ -64,10 +64,10 @@ class Alternative:
         }
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Alternative:
+    def from_json(cls, data: Mapping[str, Any], cluster: Cluster) -> Alternative:
         """Read what `to_json` gave; files of before do not say how it is run."""
         execution = Execution.from_json(data.get("execution", {}))
-        prediction, zeros = Prediction.from_json(data["prediction"]), tuple(data.get("lifetimes", ()))
+        prediction, zeros = _prediction(data, cluster), tuple(data.get("lifetimes", ()))
         mesh, estimated = Mesh.of(**data["mesh"]), data.get("estimated", False)
         return cls(data["name"], mesh, prediction, data["fits"], execution, zeros, estimated)
 
@@ -208,13 +208,17 @@ class Plan:
             "remedies": tuple(Remedy(**remedy) for remedy in told["report"].get("remedies", ())),
         }
         try:
-            plan = cls(
+            graph, cluster = (
                 parse_graph("\n".join(told["graph"])).validate(),
                 Cluster.from_json(told["cluster"], "cluster"),
+            )
+            plan = cls(
+                graph,
+                cluster,
                 told["model"],
                 told["fingerprint"],
-                Prediction.from_json(told["prediction"]),
-                tuple(map(Alternative.from_json, told["alternatives"])),
+                _prediction(told, cluster),
+                tuple(Alternative.from_json(other, cluster) for other in told["alternatives"]),
                 SearchReport(**report),
                 Execution.from_json(execution),
                 Asked.from_json(told.get("asked", {})),
@@ -241,6 +245,11 @@ class Plan:
                 f"{path}: not a complete JSON file ({error}); it may have been cut, make the plan again"
             ) from error
         return cls.from_json(data, str(path))
+
+
+def _prediction(told: Mapping[str, Any], cluster: Cluster) -> Prediction:
+    """Files of before do not say of which devices its memory is: they have no stages on unlike ones."""
+    return Prediction.from_json({"device_bytes": cluster.device.memory_bytes, **told["prediction"]})
 
 
 def _rewrite(data: Mapping[str, Any]) -> Rewrite:

@@ -254,7 +254,7 @@ class Planner:
             again = Fitter(solver, Folded(rewriter.whole(best)), values=fitter.values, zeros=zeros).best([best])
             best = min([best, *(f.candidate for f in stop.within(again))], key=rank)
         best = min([best, *stop.within(self._apart(rewriter, fitter, fitted, whole, best))], key=rank)
-        best = said_by_block(solver, spread_out(solver, best))
+        chosen, best = _way(best), said_by_block(solver, spread_out(solver, best))
         if best.mesh.num_microbatches > 1:
             check_time(best.graph, best.execution)
         if kept.guided and not stop.reached:
@@ -271,7 +271,7 @@ class Planner:
             stop.reason,
         )
         return Plan(
-            best.graph, self.cluster, model, fingerprint(graph), best.prediction, _others(best, costed), report,
+            best.graph, self.cluster, model, fingerprint(graph), best.prediction, _others(chosen, costed), report,
             best.execution, asked,
         )  # fmt: skip
 
@@ -370,9 +370,8 @@ def _may_keep_more(candidate: Candidate) -> bool:
     return candidate.is_tight or not candidate.fits or candidate.execution.recompute != "none"
 
 
-def _others(best: Candidate, costed: Sequence[Candidate]) -> tuple[Alternative, ...]:
-    own = _way(best)
-    return tuple(_alternative(c) for c in costed if _way(c) != own)
+def _others(chosen: _Way, costed: Sequence[Candidate]) -> tuple[Alternative, ...]:
+    return tuple(_alternative(c) for c in costed if _way(c) != chosen)
 
 
 def _alternative(c: Candidate) -> Alternative:

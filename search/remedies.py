@@ -85,7 +85,7 @@ def _smaller_batch(tuner: Tuner) -> Iterator[Remedy]:
             found = _solved(tuner, mesh, execution)
             if found is None:
                 continue
-            if found.prediction.memory.total_bytes <= tuner.solver.limit_bytes and size // count % n == 0:
+            if tuner.solver.fits(found.prediction) and size // count % n == 0:
                 yield Remedy(f"a batch of {size // count} in place of {size}", found.prediction.step_s / count)
                 return
 
@@ -99,10 +99,10 @@ def _solved(tuner: Tuner, mesh: Mesh, execution: Execution) -> Candidate | None:
 
 
 def _offload(best: Candidate, solver: Solver) -> Iterator[Remedy]:
-    stored_bytes = best.prediction.memory.stored_bytes
-    if best.folded or solver.cluster.device.kind == "cpu" or solver.excess_bytes(stored_bytes):
+    stored_bytes, device_bytes = best.prediction.memory.stored_bytes, best.prediction.device_bytes
+    if best.folded or solver.cluster.device.kind == "cpu" or solver.excess_bytes(stored_bytes, device_bytes):
         return
     execution = replace(best.execution, offload=True)
     prediction = predict(best.graph, solver.cluster, execution)
-    if prediction.memory.total_bytes <= solver.limit_bytes:
+    if solver.fits(prediction):
         yield Remedy("activations offloaded to the host's memory (costed, not run)", prediction.step_s)

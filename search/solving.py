@@ -250,9 +250,13 @@ class Solver:
         problem, _ = self.problem(folded, mesh, roles, execution, priced, limits)
         return sum(float(problem.kept_bytes[variable].value.min()) for variable in problem.stored)
 
-    def excess_bytes(self, stored_bytes: float) -> float:
-        """By how much these are too many, whatever else a step keeps; 0 where they may fit."""
-        return max(0.0, stored_bytes + self.cluster.device.context_bytes - self.limit_bytes)
+    def excess_bytes(self, stored_bytes: float, device_bytes: int | None = None) -> float:
+        """By how much these are too many, whatever else a step keeps; 0 where they may fit.
+
+        `device_bytes`: the memory of the devices that keep them, if they are those of a stage.
+        """
+        limit = self.limit_bytes if device_bytes is None else self.limit_of(device_bytes)
+        return max(0.0, stored_bytes + self.cluster.device.context_bytes - limit)
 
     def solve(
         self,

@@ -16,12 +16,14 @@ from typing import NamedTuple, TypeVar
 
 from shardwright.cost.timeline.timeline import simulate
 from shardwright.pcg.errors import PlanError
+from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import TIME, Mesh
-from shardwright.pcg.step.execution import DEFAULT
+from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.pcg.step.operations import Operations
 from shardwright.pcg.step.parameters import blocks_of
-from shardwright.pcg.step.recompute import RECOMPUTES, Recompute, exactly
+from shardwright.pcg.step.recompute import RECOMPUTES, Again, Recompute
 from shardwright.pcg.step.sections import sections, spread
+from shardwright.search.keeping import Keeping
 from shardwright.search.problem import NoLayoutsError
 from shardwright.search.solving import Candidate, Solver, over_time, rank, share_of_step
 from shardwright.search.spaces import Pipeline, Space, divided, machine_size
@@ -257,18 +259,31 @@ def spread_out(
 def said_by_block(solver: Solver, found: Candidate) -> Candidate:
     """A plan of the whole graph whose stages differ in what they make again, said by block of the model.
 
-    What lies in no block is run as the last stage says, which has the loss.
+    What lies in no block is run as one of the stages says.
     """
     run, graph = found.execution, found.graph
     if not (modes := run.recompute_by_stage):
         return found
-    parts = sections(Operations(graph), {}, by_block=True)
-    stages = ((modes[k % run.num_stages], share) for k, share in enumerate(spread(parts, run.split)))
-    own = [(exactly(name), mode) for mode, share in stages for n, _ in share if (name := parts[n].name)[0] != "#"]
-    told = tuple((name, mode) for name, mode in [*own, ("", modes[-1])] if mode != "none")
-    execution = replace(run, recompute_by_stage=(), recompute=modes[0] if len(set(modes)) == 1 else told)
-    prediction = solver.predicted(graph, execution, {})
-    return replace(found, execution=execution, prediction=prediction, fits=solver.fits(prediction))
+    parts, able = sections(Operations(graph), {}, by_block=True), {mode: _blocks_with(graph, mode) for mode in modes}
+    own = dict[str, Recompute]()
+    for virtual, share in enumerate(spread(parts, run.split)):
+        for number, _ in share:
+            own[parts[number].name] = modes[virtual % run.num_stages]
+
+    def said(rest: Recompute) -> Candidate:
+        own[""] = rest
+        again = dict[str, Again](item for item in own.items() if item[0] in able[item[1]])
+        execution = replace(run, recompute_by_stage=(), recompute=Keeping(again).recompute)
+        prediction = solver.predicted(graph, execution, {})
+        return replace(found, execution=execution, prediction=prediction, fits=solver.fits(prediction))
+
+    return min(map(said, dict.fromkeys(reversed(modes))), key=rank)
+
+
+def _blocks_with(graph: Graph, mode: Recompute) -> frozenset[str]:
+    """The blocks in which there is something of a kind to make again; "" for what lies in none."""
+    listed = Operations(graph, Execution(recompute=mode)).listed
+    return frozenset(o.block for o in listed if o.again is not None)
 
 
 def _while_less(line: Sequence[_A], start: int, known: Callable[[_A], _B], measure: Callable[[_B], float]) -> list[_B]:

@@ -119,8 +119,9 @@ def _table(place: Place) -> _Table:
     for way, units in enumerate(place.ways):
         seconds = _between([unit.seconds for unit in units])
         kept = _between([unit.stored_bytes + place.in_flight * unit.kept_bytes for unit in units])
-        fullness = (kept + _most([unit.peak_bytes for unit in units])) / place.free_bytes
-        better = is_some & (fullness <= 1) & (seconds < best.seconds)
+        needed = kept + _most([unit.peak_bytes for unit in units])
+        better = is_some & (needed <= place.free_bytes) & (seconds < best.seconds)
+        fullness = needed / (place.free_bytes or 1.0)
         best.seconds[better], best.fullness[better], best.way[better] = seconds[better], fullness[better], way
     return best
 

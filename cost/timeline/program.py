@@ -130,8 +130,13 @@ class Programs:
         found = chained(places, many)
         if found is None:
             raise PlanError(f"{execution.num_stages} stages: no spread of the model's sections over them fits")
-        by_stage = tuple(modes[way] for way in found.ways) if modes else execution.recompute_by_stage
-        return replace(execution, split=found.sizes, recompute_by_stage=by_stage)
+        own = replace(execution, split=found.sizes)
+        if not modes:
+            return own
+        by_stage = tuple(modes[way] for way in found.ways)
+        if len(set(by_stage)) == 1:
+            return replace(own, recompute=by_stage[0], recompute_by_stage=())
+        return replace(own, recompute_by_stage=by_stage)
 
     def sections_bytes(self, execution: Execution) -> list[float]:
         """What `spread` takes the sections of each stage to need, of one chunk a stage."""

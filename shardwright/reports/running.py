@@ -71,6 +71,8 @@ def remade_text(remade: Remade, most: int = _MOST_NAMED) -> str:
 def again_name(execution: Execution) -> str:
     """In a word, what is made again; "" for nothing."""
     mode = execution.recompute
+    if execution.recompute_by_stage:
+        return "by stage"
     if isinstance(mode, str):
         return "" if mode == "none" else mode
     return "by value" if any(isinstance(again, tuple) for _, again in mode) else "by block"

@@ -520,5 +520,6 @@ def test_what_stages_cannot_run_is_refused() -> None:
     frozen = Net()
     frozen.blocks.requires_grad_(False)
     graph = of_one_stage(case(frozen), (), 1)
-    with pytest.raises(PlanError, match="amp_fp16: nothing is trained in virtual stage 1; use amp_bf16, or no stages"):
+    with pytest.raises(PlanError, match="amp_fp16: nothing is trained in stage 1; use amp_bf16, or no stages"):
         check_stages(graph, evenly(graph, 3), "amp_fp16")
+    check_stages(graph, evenly(graph, 2, "interleaved", 2), "amp_fp16")  # one of the chunks of each is enough

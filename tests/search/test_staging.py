@@ -16,14 +16,16 @@ from shardwright.cost.timeline.timeline import simulate
 from shardwright.pcg.errors import PlanError, ShardwrightError
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import SCHEDULES, Execution, Schedule
+from shardwright.pcg.step.recompute import Recompute
 from shardwright.search import planner as search_planner
 from shardwright.search.asked import Stages
 from shardwright.search.check import check_plan
+from shardwright.search.fitting import Fitter
 from shardwright.search.folding import Folded
-from shardwright.search.plan import Plan
+from shardwright.search.plan import Alternative, Plan
 from shardwright.search.planner import Planner
 from shardwright.search.solving import Solver
-from shardwright.search.staging import spread_out
+from shardwright.search.staging import said_by_block, spread_out
 from tests.each import each
 from tests.search.graphs import blocks, cluster, every_choice
 
@@ -145,6 +147,13 @@ def test_stages_make_again_what_each_has_no_room_for() -> None:
     assert plan.prediction.memory.total_bytes <= plan.report.limit_bytes
     assert free.prediction.step_s < plan.prediction.step_s < again.prediction.step_s
     assert not plan.execution.recompute_by_stage
+    assert all(other.prediction != plan.prediction for other in plan.alternatives)
+    by_stage = replace(plan.execution, recompute="none", recompute_by_stage=("full", "none"))
+    other = Alternative("by stage", plan.mesh, plan.prediction, True, by_stage)
+    compared = replace(plan, alternatives=(other,))
+    assert Plan.from_json(compared.to_json()) == compared
+    with pytest.raises(PlanError, match="recompute_by_stage: expected nothing; a plan says in recompute what each"):
+        Plan.from_json(replace(plan, execution=by_stage).to_json())
 
 
 def test_what_does_not_run_in_stages_is_not_laid_out_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,4 +276,37 @@ def test_no_stage_needs_more_than_its_own_devices_have() -> None:
     for factors, fits in (((1.2, 1.2), True), ((1.2, 1.05), False), ((1.05, 1.2), False)):
         small, large = (round(factor * num_bytes) for factor, num_bytes in zip(factors, need, strict=True))
         solver = Solver(mixed((small, large), times=1.0), every_choice)
-        assert solver.fits(solver.predicted(whole.graph, run, {})) == fits
+        prediction = solver.predicted(whole.graph, run, {})
+        assert solver.fits(prediction) == fits
+        if fits:  # what the large devices store is more than the small ones have
+            found = replace(whole, prediction=prediction)
+            assert prediction.memory.stored_bytes > small
+            assert [f.candidate.fits for f in Fitter(solver, Folded(whole.graph), values=True).best([found])] == [True]
+
+
+def test_what_stages_make_again_is_said_by_block() -> None:
+    """With the same step and memory, whichever stage makes again; what lies in no block is never made again whole."""
+    graph, solver = blocks(batch=64, width=32, layers=6, seq=32), Solver(cluster(2), every_choice)
+    said = list[object]()
+    kinds: list[tuple[Recompute, Recompute]] = [("none", "full"), ("full", "none")]
+    for modes in kinds:
+        run = Execution(num_stages=2, split=(4, 4), recompute_by_stage=modes)
+        found = solver.solve(Folded(graph), Mesh.of(mb=4, x=1), ("data",), "test", run)
+        told = said_by_block(solver, found)
+        assert told.prediction == found.prediction == predict(told.graph, solver.cluster, told.execution)
+        said.append((told.execution.recompute_by_stage, told.execution.recompute))
+    assert said == [((), (("layers.3-5", "full"),)), ((), (("layers.0-2", "full"),))]
+
+
+def test_stages_that_differ_in_what_they_make_again_keep_to_it() -> None:
+    """Nothing is decided value by value where each stage has its own kind; equal kinds are that of the plan."""
+    graph, solver = blocks(batch=64, width=32, layers=6, seq=32), Solver(cluster(2), every_choice)
+    run = Execution(num_stages=2, split=(4, 4), recompute="full", recompute_by_stage=("full", "none"))
+    found = solver.solve(Folded(graph), Mesh.of(mb=4, x=1), ("data",), "test", run)
+    for fitted in Fitter(solver, Folded(graph), values=True).best([found]):
+        assert fitted.candidate.execution == run
+    programs = solver.programs(found.graph, {})
+    least = programs.sections_bytes(run)[0]
+    small, large = (programs.spread(run, (size, 2.0**30), ("none", "full")) for size in (least, 2.0**30))
+    assert (large.recompute, large.recompute_by_stage) == ("none", ())
+    assert small.recompute_by_stage == ("full", "none")

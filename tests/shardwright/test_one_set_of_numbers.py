@@ -417,7 +417,7 @@ def test_the_comparison_says_how_each_plan_is_run(tmp_path: Path) -> None:
     for said_there in (explained, page):
         assert "this plan [dp=8, tp=8] 4 ZeRO-1, ZeRO-2, ZeRO-3 (kept), ZeRO-3 by block" in said_there
     other = replace(found.alternatives[0], execution=Execution(recompute="selective"))
-    assert Alternative.from_json(json.loads(json.dumps(other.to_json()))) == other
+    assert Alternative.from_json(json.loads(json.dumps(other.to_json())), found.cluster) == other
     assert called(other) == f"{other.name}, selective recomputation"
     assert called(replace(other, name="ZeRO-3, full recomputation")) == "ZeRO-3, full recomputation"
 

@@ -87,6 +87,13 @@ def test_stages_with_more_in_flight_make_more_again() -> None:
     assert found == Spread((2, 2, 2, 2), (1, 1, 0, 0))
 
 
+@each("free_bytes", [-10.0, 0.0, 0.5])
+def test_nothing_fits_where_nothing_is_free(free_bytes: float) -> None:
+    """A stage may need more than its memory beside its units."""
+    places = [Place(((Unit(1.0, 1.0),) * 4,)), Place(((Unit(1.0, 1.0),) * 4,), 1, free_bytes)]
+    assert chained(places, 4) is None
+
+
 @each(("units", "stages"), [(1, 2), (3, 4)])
 def test_too_few_units_are_refused(units: int, stages: int) -> None:
     with pytest.raises(PlanError, match=f"{stages} virtual stages, but the model has only {units} sections to put on"):
