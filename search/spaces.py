@@ -232,10 +232,13 @@ def sequence_length(graph: Graph) -> int | None:
 
 
 def microbatch_counts(size: int) -> list[int]:
-    """Into how many microbatches a batch of this size may be cut: its divisors, each at least twice the one before."""
+    """Into how many microbatches a batch of this size may be cut: its divisors, each a third more than the last.
+
+    So a batch of 3 · 2ⁿ is cut into 3 · 2ᵏ too, which leaves 2ⁿ⁻ᵏ for the devices.
+    """
     found = [1]
     for divisor in degrees(size) if size > 1 else []:
-        if 2 * found[-1] <= divisor <= MOST_MICROBATCHES:
+        if 4 * found[-1] <= 3 * divisor and divisor <= MOST_MICROBATCHES:
             found.append(divisor)
     return found
 

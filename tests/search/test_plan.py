@@ -51,7 +51,7 @@ def test_a_plan_keeps_its_precision_and_old_files_may_have_one(plan: Plan) -> No
     ):  # fmt: skip
         with pytest.raises(PlanError, match=problem):
             Plan.from_json(edit(plan, execution={"precision": wrong}))
-    old = edit(plan, version=2)
+    old: dict[str, Any] = edit(plan, version=2)
     del old["execution"]
     for told in (old, *old["alternatives"]):
         del told["prediction"]["device_bytes"]

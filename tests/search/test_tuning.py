@@ -244,7 +244,7 @@ def test_pins_that_cannot_be_kept_to(pins: dict[str, object], message: str) -> N
 def test_counts_of_microbatches() -> None:
     assert batch_size(GRAPH) == 16
     assert microbatch_counts(16) == [1, 2, 4, 8, 16]
-    assert microbatch_counts(48) == [1, 2, 4, 8, 16, 48]
+    assert microbatch_counts(48) == [1, 2, 3, 4, 6, 8, 12, 16, 24, 48]
     assert microbatch_counts(1) == [1]
     assert microbatch_counts(7) == [1, 7]
 
