@@ -509,7 +509,7 @@ def test_a_plan_that_does_not_fit_ends_with_status_3_and_says_by_how_much(run: R
     data = json.loads(Path("plan.json").read_text())
     used = sum(data["prediction"]["memory"].values())
     data["report"]["limit_bytes"] = used - 1000
-    data["cluster"]["device"]["memory_bytes"] = used - 500
+    data["cluster"]["device"]["memory_bytes"] = data["prediction"]["device_bytes"] = used - 500
     Path("tight.json").write_text(json.dumps(data))
     for command in (
         "explain tight.json", "compare plan.json tight.json", "view tight.json", "run models.py:net --plan tight.json",
