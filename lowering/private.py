@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 import torch.distributed as dist
@@ -85,8 +86,8 @@ def find_overflows_together() -> None:
     )
 
 
-_BESIDE: dict[DeviceMesh, dist.ProcessGroup] = {}
-"""By the mesh of a pipeline stage, the group of a rank and those at its place in the other stages' meshes."""
+_BESIDE: WeakValueDictionary[DeviceMesh, dist.ProcessGroup] = WeakValueDictionary()
+"""By the mesh of a pipeline stage, the group of those at a rank's place in all stages' meshes, while it is there."""
 
 
 def tell_overflows_beside(device_mesh: DeviceMesh, group: dist.ProcessGroup) -> None:
@@ -101,7 +102,8 @@ def _unscale_together(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, A
     gradients, found, inverse_scale = args
     op([unwrap(gradient) for gradient in gradients], found, inverse_scale, **kwargs)
     mesh = gradients[0].device_mesh
-    for group in (*mesh.get_all_groups(), *([_BESIDE[mesh]] if mesh in _BESIDE else [])):
+    beside = _BESIDE.get(mesh)
+    for group in (*mesh.get_all_groups(), *([] if beside is None else [beside])):
         dist.all_reduce(found, dist.ReduceOp.MAX, group)
 
 
