@@ -113,13 +113,14 @@ class Tuner:
     def sequence_baselines(self) -> Iterator[Candidate]:
         """Those that share the sequence, for what is searched to be compared with; it does not begin with them."""
         for spaces in sequence_baselines(self.solver.cluster, self.folded.graph):
-            if (found := self._best(spaces)) is not None:
+            if (found := self._best(spaces, self.fastest_s)) is not None:
                 yield self.told(self._between(*found))
 
-    def _best(self, spaces: Sequence[Space]) -> tuple[Candidate, Space] | None:
+    def _best(self, spaces: Sequence[Space], fastest_s: float = inf) -> tuple[Candidate, Space] | None:
         """The best plan on some spaces, and its own: the likeliest is first, which the others have to win against.
 
-        Of those on which nothing can fit, one is tried, where no other is.
+        Of those on which nothing can fit, one is tried, where no other is. `fastest_s`: the step of a plan that these
+        others have to win against too, once there is one of theirs to compare it with.
         """
         best: tuple[Candidate, Space] | None = None
         mode = self.modes[0]
@@ -130,7 +131,7 @@ class Tuner:
         for i in sorted(range(len(spaces)), key=outlook.__getitem__):
             if best is not None and excess_bytes[i]:
                 break
-            rival_s = best[0].prediction.step_s if best is not None and best[0].fits else inf
+            rival_s = min(best[0].prediction.step_s, fastest_s) if best is not None and best[0].fits else inf
             ways = ((way, spaces[i]) for way in self.ways(spaces[i], rival_s=rival_s))
             best = min(chain([] if best is None else [best], ways), key=lambda found: rank(found[0]), default=None)
         return best
