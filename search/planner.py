@@ -43,7 +43,8 @@ from shardwright.search.remedies import remedies
 from shardwright.search.rewriting import Rewriter
 from shardwright.search.solving import Candidate, Solver, different, rank
 from shardwright.search.spaces import Space
-from shardwright.search.staging import Stager, said_by_block, spread_out
+from shardwright.search.spreading import said_by_block, spread_out, stored_by_stage
+from shardwright.search.staging import Stager
 from shardwright.search.tuning import Progress, Tuner, named
 from shardwright.substitutions.equations import Equation
 
@@ -254,7 +255,7 @@ class Planner:
             again = Fitter(solver, Folded(rewriter.whole(best)), values=fitter.values, zeros=zeros).best([best])
             best = min([best, *(f.candidate for f in stop.within(again))], key=rank)
         best = min([best, *stop.within(self._apart(rewriter, fitter, fitted, whole, best))], key=rank)
-        chosen, best = _way(best), said_by_block(solver, spread_out(solver, best))
+        chosen, best = _way(best), stored_by_stage(solver, said_by_block(solver, spread_out(solver, best)), zeros)
         if best.mesh.num_microbatches > 1:
             check_time(best.graph, best.execution)
         if kept.guided and not stop.reached:

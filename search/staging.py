@@ -8,25 +8,21 @@ worth a try; the timeline judges these, in which the blocks are spread by what e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 from math import inf
 from typing import NamedTuple, TypeVar
 
-from shardwright.cost.timeline.timeline import simulate
 from shardwright.pcg.errors import PlanError
-from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import TIME, Mesh
-from shardwright.pcg.step.execution import DEFAULT, Execution
-from shardwright.pcg.step.operations import Operations
+from shardwright.pcg.step.execution import DEFAULT
 from shardwright.pcg.step.parameters import blocks_of
-from shardwright.pcg.step.recompute import RECOMPUTES, Again, Recompute
-from shardwright.pcg.step.sections import sections, spread
-from shardwright.search.keeping import Keeping
+from shardwright.pcg.step.recompute import RECOMPUTES, Recompute
 from shardwright.search.problem import NoLayoutsError
-from shardwright.search.solving import Candidate, Solver, over_time, rank, share_of_step
+from shardwright.search.solving import Candidate, over_time, rank, share_of_step
 from shardwright.search.spaces import Pipeline, Space, divided, machine_size
+from shardwright.search.spreading import spread_out
 from shardwright.search.tuning import Tuner
 
 _DEEP = 4
@@ -35,8 +31,6 @@ _MOST_TRIED = 12
 """Of meshes with a number of microbatches; seldom are so many not ruled out."""
 _CHUNKS = (2, 4, 8)
 """Of a stage, where they are interleaved."""
-_MOST_SPREADS = 4
-"""Of the blocks of a plan: each is judged, and says what the next one may use."""
 _NEARLY = 1.5
 """What needs so much more memory than there is may fit once blocks are moved to stages that have room."""
 
@@ -217,73 +211,6 @@ class Stager:
         name = f"{pipeline} x {found.name.partition(' x ')[2]}"
         own = replace(found, name=name, execution=execution, prediction=prediction, fits=solver.fits(prediction))
         return self._spread(own)
-
-
-def spread_out(
-    solver: Solver,
-    found: Candidate,
-    repeats: Mapping[str, int] | None = None,
-    modes: Sequence[Recompute] = (),
-) -> Candidate:
-    """A plan with its blocks spread over its stages such that it fits, if it can, and is as fast as can be.
-
-    What the timeline takes a stage to need beside its blocks is what the next spread leaves free. `modes`: of these,
-    each stage may be run in one of its own.
-    """
-    run, repeats = found.execution, repeats or {}
-    if run.num_stages == 1 or not (found.fits or not solver.fits(found.prediction)):
-        return found
-    limits = solver.stage_limits(run.num_stages)
-    programs, best = solver.programs(found.graph, repeats), (inf, inf)
-    run = chosen = run if run.split else programs.spread(run)
-    for _ in range(_MOST_SPREADS):
-        timeline = simulate(programs.program(run))
-        room = [limit - s.memory.total_bytes for limit, s in zip(limits, timeline.stages, strict=True)]
-        fits, measure = min(room) >= 0, (max(0.0, -min(room)), timeline.step_s)
-        if measure < best:
-            best, chosen = measure, run
-        if run.chunks_per_stage > 1 or (fits and not modes):
-            break
-        free_bytes = [free + own for free, own in zip(room, programs.sections_bytes(run), strict=True)]
-        try:
-            following = programs.spread(run, free_bytes, modes)
-        except PlanError:
-            break
-        if following == run:
-            break
-        run = following
-    prediction = solver.predicted(found.graph, chosen, repeats)
-    return replace(found, execution=chosen, fits=best[0] == 0.0, prediction=prediction)
-
-
-def said_by_block(solver: Solver, found: Candidate) -> Candidate:
-    """A plan of the whole graph whose stages differ in what they make again, said by block of the model.
-
-    What lies in no block is run as one of the stages says.
-    """
-    run, graph = found.execution, found.graph
-    if not (modes := run.recompute_by_stage):
-        return found
-    parts, able = sections(Operations(graph), {}, by_block=True), {mode: _blocks_with(graph, mode) for mode in modes}
-    own = dict[str, Recompute]()
-    for virtual, share in enumerate(spread(parts, run.split)):
-        for number, _ in share:
-            own[parts[number].name] = modes[virtual % run.num_stages]
-
-    def said(rest: Recompute) -> Candidate:
-        own[""] = rest
-        again = dict[str, Again](item for item in own.items() if item[0] in able[item[1]])
-        execution = replace(run, recompute_by_stage=(), recompute=Keeping(again).recompute)
-        prediction = solver.predicted(graph, execution, {})
-        return replace(found, execution=execution, prediction=prediction, fits=solver.fits(prediction))
-
-    return min(map(said, dict.fromkeys(reversed(modes))), key=rank)
-
-
-def _blocks_with(graph: Graph, mode: Recompute) -> frozenset[str]:
-    """The blocks in which there is something of a kind to make again; "" for what lies in none."""
-    listed = Operations(graph, Execution(recompute=mode)).listed
-    return frozenset(o.block for o in listed if o.again is not None)
 
 
 def _while_less(line: Sequence[_A], start: int, known: Callable[[_A], _B], measure: Callable[[_B], float]) -> list[_B]:

@@ -16,6 +16,7 @@ from shardwright.cost.timeline.timeline import simulate
 from shardwright.pcg.errors import PlanError, ShardwrightError
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import SCHEDULES, Execution, Schedule
+from shardwright.pcg.step.lifetimes import lifetimes
 from shardwright.pcg.step.recompute import Recompute
 from shardwright.search import planner as search_planner
 from shardwright.search.asked import Stages
@@ -25,7 +26,7 @@ from shardwright.search.folding import Folded
 from shardwright.search.plan import Alternative, Plan
 from shardwright.search.planner import Planner
 from shardwright.search.solving import Solver
-from shardwright.search.staging import said_by_block, spread_out
+from shardwright.search.spreading import said_by_block, spread_out, stored_by_stage
 from tests.each import each
 from tests.search.graphs import blocks, cluster, every_choice
 
@@ -310,3 +311,22 @@ def test_stages_that_differ_in_what_they_make_again_keep_to_it() -> None:
     small, large = (programs.spread(run, (size, 2.0**30), ("none", "full")) for size in (least, 2.0**30))
     assert (large.recompute, large.recompute_by_stage) == ("none", ())
     assert small.recompute_by_stage == ("full", "none")
+
+
+def test_each_stage_keeps_gathered_weights_as_long_as_it_has_room() -> None:
+    """The first has more blocks and no room beside them; the second keeps what it gathers for the whole step."""
+    graph, ample = blocks(batch=64, width=64, layers=9, seq=16), Solver(cluster(4), every_choice)
+    run = Execution(num_stages=2, split=(7, 4))
+    found = ample.solve(Folded(graph), Mesh.of(mb=8, x=2), ("zero",), "test", run, zeros=("zero-3",))
+    assert set(lifetimes(found.graph).values()) == {"zero-3"}
+    small = ample.within(found.prediction.memory.total_bytes)
+    stored = stored_by_stage(small, found)
+    assert (stored.fits, stored.execution) == (True, run)
+    assert stored.prediction == predict(stored.graph, small.cluster, run)
+    assert stored.prediction.step_s < found.prediction.step_s
+    by_block = [lifetimes(stored.graph)[f"down{block}"] for block in range(9)]
+    assert by_block == ["zero-3"] * 6 + ["zero-1"] * 3
+    assert stored_by_stage(small, stored) == stored
+    anywhere = stored_by_stage(ample, found)
+    assert set(lifetimes(anywhere.graph).values()) == {"zero-1"}
+    assert stored_by_stage(ample, found, ("zero-3",)) == found

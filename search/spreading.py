@@ -1,0 +1,120 @@
+"""What each stage of a plan does: which blocks it has, what it makes again, and how long it keeps gathered weights.
+
+Layouts are known. The timeline says what a stage needs and what is left of its memory, and that is given away.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
+from math import inf
+
+from shardwright.cost.timeline.timeline import simulate
+from shardwright.pcg.errors import PlanError
+from shardwright.pcg.graph import Graph
+from shardwright.pcg.step.execution import Execution
+from shardwright.pcg.step.lifetimes import ZEROS, Zero, lifetimes, with_lifetimes
+from shardwright.pcg.step.operations import Operations
+from shardwright.pcg.step.recompute import Again, Recompute
+from shardwright.pcg.step.sections import sections, spread
+from shardwright.search.keeping import Keeping
+from shardwright.search.solving import Candidate, Solver, different, rank
+
+_MOST_SPREADS = 4
+"""Of the blocks of a plan: each is judged, and says what the next one may use."""
+
+
+def spread_out(
+    solver: Solver,
+    found: Candidate,
+    repeats: Mapping[str, int] | None = None,
+    modes: Sequence[Recompute] = (),
+) -> Candidate:
+    """A plan with its blocks spread over its stages such that it fits, if it can, and is as fast as can be.
+
+    What the timeline takes a stage to need beside its blocks is what the next spread leaves free. `modes`: of these,
+    each stage may be run in one of its own.
+    """
+    run, repeats = found.execution, repeats or {}
+    if run.num_stages == 1 or not (found.fits or not solver.fits(found.prediction)):
+        return found
+    limits = solver.stage_limits(run.num_stages)
+    programs, best = solver.programs(found.graph, repeats), (inf, inf)
+    run = chosen = run if run.split else programs.spread(run)
+    for _ in range(_MOST_SPREADS):
+        timeline = simulate(programs.program(run))
+        room = [limit - s.memory.total_bytes for limit, s in zip(limits, timeline.stages, strict=True)]
+        fits, measure = min(room) >= 0, (max(0.0, -min(room)), timeline.step_s)
+        if measure < best:
+            best, chosen = measure, run
+        if run.chunks_per_stage > 1 or (fits and not modes):
+            break
+        free_bytes = [free + own for free, own in zip(room, programs.sections_bytes(run), strict=True)]
+        try:
+            following = programs.spread(run, free_bytes, modes)
+        except PlanError:
+            break
+        if following == run:
+            break
+        run = following
+    prediction = solver.predicted(found.graph, chosen, repeats)
+    return replace(found, execution=chosen, fits=best[0] == 0.0, prediction=prediction)
+
+
+def said_by_block(solver: Solver, found: Candidate) -> Candidate:
+    """A plan of the whole graph whose stages differ in what they make again, said by block of the model.
+
+    What lies in no block is run as one of the stages says.
+    """
+    run, graph = found.execution, found.graph
+    if not (modes := run.recompute_by_stage):
+        return found
+    parts, able = sections(Operations(graph), {}, by_block=True), {mode: _blocks_with(graph, mode) for mode in modes}
+    own = dict[str, Recompute]()
+    for virtual, share in enumerate(spread(parts, run.split)):
+        for number, _ in share:
+            own[parts[number].name] = modes[virtual % run.num_stages]
+
+    def said(rest: Recompute) -> Candidate:
+        own[""] = rest
+        again = dict[str, Again](item for item in own.items() if item[0] in able[item[1]])
+        execution = replace(run, recompute_by_stage=(), recompute=Keeping(again).recompute)
+        prediction = solver.predicted(graph, execution, {})
+        return replace(found, execution=execution, prediction=prediction, fits=solver.fits(prediction))
+
+    return min(map(said, dict.fromkeys(reversed(modes))), key=rank)
+
+
+def stored_by_stage(solver: Solver, found: Candidate, zeros: Sequence[Zero] = ZEROS) -> Candidate:
+    """A plan of the whole graph in which each stage keeps gathered weights as long as it has room for, if it is faster.
+
+    With a lifetime for all that stay less long, the timeline says which stages have room for it: what a stage stores
+    does not depend on the others. Weights that several stages read stay as they are. `zeros`: the lifetimes there are.
+    """
+    run, graph, stages = found.execution, found.graph, found.execution.num_stages
+    own = lifetimes(graph)
+    held = [{leaf for _, leaf in stage.held} & own.keys() for stage in solver.programs(graph, {}).program(run).stages]
+    alone = {leaf for leaf, times in Counter(chain.from_iterable(held)).items() if times == 1}
+    limits, given = solver.stage_limits(stages), dict[int, dict[str, Zero]]()
+    for zero in different(zeros, found.mesh) if found.fits and stages > 1 else ():
+        longer = {leaf: zero for leaf in alone if ZEROS.index(own[leaf]) > ZEROS.index(zero)}
+        if not longer or len(given) == stages:
+            break
+        program = solver.programs(with_lifetimes(graph, longer), {}).program(run)
+        for number, stage in enumerate(simulate(program).stages):
+            if number not in given and stage.memory.total_bytes <= limits[number]:
+                given[number] = dict.fromkeys(longer.keys() & held[number], zero)
+    if not any(given.values()):
+        return found
+    changed = with_lifetimes(graph, dict[str, Zero](chain.from_iterable(each.items() for each in given.values())))
+    prediction, told = solver.predicted(changed, run, {}), tuple(lifetimes(changed).items())
+    better = replace(found, graph=changed, prediction=prediction, fits=solver.fits(prediction), lifetimes=told)
+    return min(found, better, key=rank)
+
+
+def _blocks_with(graph: Graph, mode: Recompute) -> frozenset[str]:
+    """The blocks in which there is something of a kind to make again; "" for what lies in none."""
+    listed = Operations(graph, Execution(recompute=mode)).listed
+    return frozenset(o.block for o in listed if o.again is not None)
