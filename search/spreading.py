@@ -99,7 +99,7 @@ def stored_by_stage(solver: Solver, found: Candidate, zeros: Sequence[Zero] = ZE
     alone = {leaf for leaf, times in Counter(chain.from_iterable(held)).items() if times == 1}
     limits, given = solver.stage_limits(stages), dict[int, dict[str, Zero]]()
     for zero in different(zeros, found.mesh) if found.fits and stages > 1 else ():
-        longer = {leaf: zero for leaf in alone if ZEROS.index(own[leaf]) > ZEROS.index(zero)}
+        longer: dict[str, Zero] = {leaf: zero for leaf in alone if ZEROS.index(own[leaf]) > ZEROS.index(zero)}
         if not longer or len(given) == stages:
             break
         program = solver.programs(with_lifetimes(graph, longer), {}).program(run)
