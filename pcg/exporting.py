@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx._lazy_graph_module import _use_lazy_graph_module
 
 from shardwright.pcg.aten import find_handler
 from shardwright.pcg.errors import CaptureError
@@ -56,7 +57,7 @@ def export(
             "torch._subclasses.FakeTensorMode() on device 'cpu' instead"
         )
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _use_lazy_graph_module(True):  # else fx writes source after each of 50 passes
             warnings.simplefilter("ignore")
             marker = marker or Marker("cpu")
             with marker.watching(), _no_graph_printed():
