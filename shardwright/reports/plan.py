@@ -64,8 +64,8 @@ _MAX_UNSPLIT = 12
 class PlanReport(Report):
     """What a plan does and costs. `depth` limits the table of modules, which else fits a page."""
 
-    def __init__(self, plan: Plan, depth: int | None = None) -> None:
-        self.plan, self.depth, self.facts = plan, depth, PlanFacts(plan)
+    def __init__(self, plan: Plan, depth: int | None = None, facts: PlanFacts | None = None) -> None:
+        self.plan, self.depth, self.facts = plan, depth, facts or PlanFacts(plan)
         self.tree = module_tree(self.facts)
 
     def paragraphs(self) -> list[Paragraph]:
@@ -77,13 +77,17 @@ class PlanReport(Report):
             *gathered(self.facts),
             *made_again(self.facts),
             rounded(self.facts),
-            _modules(self.facts, self.tree, self.depth),
+            self.modules(self.depth),
             _communication(self.facts),
             _memory(self.plan),
             largest(self.facts),
             alternatives(self.plan),
             _unsplit(self.facts),
         ]
+
+    def modules(self, depth: int | None) -> Paragraph:
+        """The tree of modules, so many levels of it."""
+        return _modules(self.facts, self.tree, depth)
 
     def data(self) -> dict[str, Any]:
         """Rows of the tree are listed once and referred to by number, so that blocks which differ stay small."""
