@@ -29,6 +29,7 @@ from shardwright.reports.report import Paragraph, Report
 from shardwright.reports.rounding import precision, rounded
 from shardwright.reports.running import device_mesh, gathered, made_again, running_data, statistics, way
 from shardwright.reports.stages import stage_facts, stages
+from shardwright.reports.trace import rewrite_trace, trace_data
 from shardwright.reports.tree import Module, ModuleRow, Totals, own_by_use
 from shardwright.reports.units import percent, plural, seconds, size
 from shardwright.reports.wording import (
@@ -82,6 +83,7 @@ class PlanReport(Report):
             _memory(self.plan),
             largest(self.facts),
             alternatives(self.plan),
+            *rewrite_trace(self.facts),
             _unsplit(self.facts),
         ]
 
@@ -110,6 +112,7 @@ class PlanReport(Report):
             "standing": standing(plan)._asdict(),
             "quality": quality(plan),
             "rewrites": rewrites(plan),
+            "trace": trace_data(self.facts),
             "asked": plan.asked.to_json(),
             **run_as(plan),
             **running_data(self.facts),

@@ -8,7 +8,7 @@ function table(columns, rows) {
 
 /** A button for every section that has a title. */
 function drawNav() {
-  at("nav").append(...["running", "step", "timeline", "memory", "where", "modules", "parameters", "compare", "communication", "unsplit"].map((id) =>
+  at("nav").append(...["running", "step", "timeline", "memory", "where", "modules", "parameters", "compare", "rewrites", "communication", "unsplit"].map((id) =>
     element("button", { onclick: () => at(id).scrollIntoView({ behavior: "smooth" }) }, at(id).children[0].textContent)));
 }
 
@@ -34,6 +34,16 @@ function drawCompare() {
 }
 
 const COMPARED_PARTS = [["compute", "compute"], ["communication", "exposed communication"], ["gathered", "slowdown and overheads"], ["optimizer", "optimizer"], ["whole", "bubble"]];
+
+/** Which certified rules changed the model's operators, where, and what their certificates say. */
+function drawRewrites() {
+  const { applied, certificates, none } = plan.trace, scopes = [...new Set(certificates.map((c) => c.scope).filter(Boolean))];
+  const rows = applied.map((a) => ({ cells: [String(a.count), element("code", {}, a.rule), a.blocks || "in no block", a.between] }));
+  const proofs = certificates.map((c) => ({ cells: [element("code", {}, c.rule), c.how, element("span.hash", {}, c.sha256), element("details", {}, element("summary", {}, "equation"), element("code", {}, c.equation))] }));
+  at("rewrites").append(element("h2", {}, "Rewrites"), element("p", {}, rows.length ? "Certified rules changed the model's own operators." : `${none}.`),
+    ...(rows.length ? [table([["times", true], ["rule"], ["blocks"], ["between"]], rows), element("h3", {}, "Certificates"), ...scopes.map((scope) => element("p.note", {}, `Proven ${scope}.`)),
+      table([["rule"], ["proven by"], ["SHA-256"], [""]], proofs)] : []));
+}
 
 function drawCommunication() {
   const longest = Math.max(...plan.communication.map((t) => t.seconds), 1e-12);
@@ -67,6 +77,7 @@ drawWhere();
 drawModules();
 drawParameters();
 drawCompare();
+drawRewrites();
 drawCommunication();
 drawUnsplit();
 drawNav();
