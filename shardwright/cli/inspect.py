@@ -102,11 +102,14 @@ def compare(plan_files: tuple[Path, ...], form: str) -> int:
     return status_of(*plans.values())
 
 
-@click.command(epilog=examples("view plan.json --output plan.html --open"))
+@click.command(
+    epilog=examples("view plan.json --output plan.html --open", "view plan.json --profile plan.profile.json")
+)
 @plan_argument
 @output_option("Write the page here; by default beside the plan.")
+@click.option("--profile", "profile_file", type=FILE_PATH, help="What `shardwright profile` measured, to be shown too.")
 @click.option("--open", "open_it", is_flag=True, help="Open it in the browser.")
-def view(plan_file: Path, output: Path | None, open_it: bool) -> int:
+def view(plan_file: Path, output: Path | None, profile_file: Path | None, open_it: bool) -> int:
     """Write a plan as a page for the browser.
 
     One HTML file that needs no network: the folded tree of modules with layouts, times, communication and bytes.
@@ -114,8 +117,14 @@ def view(plan_file: Path, output: Path | None, open_it: bool) -> int:
     from shardwright.view.page import write_page
 
     target = output or plan_file.with_suffix(".html")
-    shown = shown_of(plan_file)
-    write_page(shown, target)
+    shown, measured = shown_of(plan_file), None
+    if profile_file is not None:
+        from shardwright.reports.facts import PlanFacts
+        from shardwright.reports.profile import Profile, ProfileReport
+        from shardwright.search.plan import Plan
+
+        measured = ProfileReport(PlanFacts(Plan.load(plan_file)), Profile.load(profile_file)).data()
+    write_page(shown, target, measured)
     click.echo(target)
     if open_it:
         webbrowser.open(target.resolve().as_uri())

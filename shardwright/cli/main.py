@@ -15,6 +15,7 @@ from shardwright.cli.calibrate import calibrate
 from shardwright.cli.inspect import compare, explain, view
 from shardwright.cli.options import INFEASIBLE
 from shardwright.cli.plan import plan
+from shardwright.cli.profile import profile
 from shardwright.cli.rules import rules
 from shardwright.cli.run import run
 from shardwright.cli.timeline import timeline
@@ -46,7 +47,7 @@ def cli() -> None:
     """
 
 
-for _command in (plan, explain, timeline, compare, view, verify, run, calibrate, rules):
+for _command in (plan, explain, timeline, compare, view, verify, run, profile, calibrate, rules):
     cli.add_command(_command)
 
 

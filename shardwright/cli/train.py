@@ -26,6 +26,9 @@ from shardwright.pcg.step.late import check_backward
 from shardwright.reports.units import seconds
 from shardwright.search.plan import Plan
 
+WARM_UP = 3
+"""So many steps do not count, where there are more."""
+
 
 def train(settings: dict[str, Any]) -> None:
     """Compile and train; rank 0 prints a line for every step."""
@@ -52,8 +55,20 @@ def train(settings: dict[str, Any]) -> None:
         times.append(time.perf_counter() - start)
         if told:
             click.echo(f"step {step + 1:>4}  loss {loss.item():.6f}  {seconds(times[-1])}")
+    if settings.get("profile"):
+        from shardwright.cli.measured import measure
+
+        def again() -> None:
+            optimizer.zero_grad()
+            parallel.forward_backward(**batch)
+            optimizer.step()
+
+        found = measure(parallel, again, settings["profiled_steps"])
+        if told:
+            warm_s = statistics.median(times[min(WARM_UP, len(times) - 1) :])
+            Path(settings["profile"]).write_text(json.dumps({**found, "step_s": warm_s}), encoding="utf-8")
     if told:
-        warm = times[min(3, len(times) - 1) :]
+        warm = times[min(WARM_UP, len(times) - 1) :]
         predicted = predict(parallel.graph, cluster, parallel.execution).step_s
         click.echo(
             f"median step {seconds(statistics.median(warm))}, predicted {seconds(predicted)}, {cluster.provenance}"

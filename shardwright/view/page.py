@@ -5,9 +5,10 @@ from __future__ import annotations
 import html
 import json
 import re
+from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shardwright import __version__
 from shardwright.pcg.errors import PlanError
@@ -20,10 +21,13 @@ if TYPE_CHECKING:
 _SCRIPTS = ("helpers", "charts", "course", "timeline", "memory", "modules", "parameters", "page")
 
 
-def page(plan: Plan | Shown) -> str:
-    """The whole page as text. It loads nothing: no scripts, fonts or images from elsewhere."""
+def page(plan: Plan | Shown, profile: Mapping[str, Any] | None = None) -> str:
+    """The whole page as text. It loads nothing: no scripts, fonts or images from elsewhere.
+
+    `profile`: what was measured, as `ProfileReport.data` has it.
+    """
     drawn = (plan if isinstance(plan, Shown) else Shown.of_plan(plan)).drawn
-    data = json.dumps({**drawn, "version": __version__}, separators=(",", ":"), ensure_ascii=False)
+    data = json.dumps({**drawn, "profile": profile, "version": __version__}, separators=(",", ":"), ensure_ascii=False)
     parts = {
         "title": html.escape(f"{drawn['model']} on {drawn['cluster']['name']}"),
         "style": _asset("page.css"),
@@ -33,9 +37,9 @@ def page(plan: Plan | Shown) -> str:
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _asset("page.html"))
 
 
-def write_page(plan: Plan | Shown, target: Path) -> None:
+def write_page(plan: Plan | Shown, target: Path, profile: Mapping[str, Any] | None = None) -> None:
     """Write the page of a plan; an existing file is replaced only once the new one is complete."""
-    write_whole(target, page(plan), "the page", PlanError)
+    write_whole(target, page(plan, profile), "the page", PlanError)
 
 
 def _asset(name: str) -> str:

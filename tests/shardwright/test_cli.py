@@ -82,11 +82,11 @@ def test_help_answers_at_once() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert time.perf_counter() - start < 2  # 0.15 s on a machine that does nothing else
     assert done.stdout.endswith("[]\n")
-    for command in ("plan", "explain", "timeline", "compare", "view", "verify", "run", "calibrate", "rules"):
+    for command in ("plan", "explain", "timeline", "compare", "view", "verify", "run", "profile", "calibrate", "rules"):
         assert f"\n  {command} " in done.stdout
 
 
-@each("command", ["plan", "explain", "timeline", "compare", "view", "verify", "run", "calibrate"])
+@each("command", ["plan", "explain", "timeline", "compare", "view", "verify", "run", "profile", "calibrate"])
 def test_every_command_has_help_with_examples(run: Run, command: str) -> None:
     status, out, _ = run(command, "--help")
     assert status == 0
