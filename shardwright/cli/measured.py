@@ -76,7 +76,7 @@ def _key(around: list[FunctionEvent], forward: dict[int, tuple[str, str]]) -> Ke
     if place:
         return (block or home[0], place, "again" if engine else "forward")
     if home[1]:
-        return (*home, "backward")
+        return (home[0], home[1], "backward")
     if any(e.name.startswith("Optimizer.step") for e in around):
         return ("", OPTIMIZER, "step")
     if any(e.name.startswith(_SENT) for e in around):

@@ -9,7 +9,7 @@ import click
 from click.core import ParameterSource
 
 from shardwright.cli import terminal
-from shardwright.cli.options import INFEASIBLE
+from shardwright.cli.status import INFEASIBLE
 from shardwright.pcg.errors import PlanError
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from shardwright.cli import terminal
 from shardwright.cli.options import examples, format_option, output_option, plan_argument
 from shardwright.cli.planfiles import facts_to_show, status_of
 from shardwright.cli.run import refuse_missing, refuse_remote, train_on_ranks
-from shardwright.pcg.errors import PlanError
+from shardwright.pcg.errors import MachineError
 from shardwright.pcg.files import require_writable
 
 
@@ -39,7 +39,7 @@ def profile(plan_file: Path, model: str, output: Path | None, steps: int, seed: 
     from shardwright.reports.profile import FORMAT, VERSION, Profile, ProfileReport
 
     target = output or plan_file.with_suffix(".profile.json")
-    require_writable(target, "the profile", PlanError)
+    require_writable(target, "the profile", MachineError)
     facts = facts_to_show(plan_file)
     plan = facts.plan
     if plan.prediction.memory.total_bytes > plan.prediction.device_bytes:

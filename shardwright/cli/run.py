@@ -16,7 +16,6 @@ import click
 
 from shardwright.cli import terminal
 from shardwright.cli.options import (
-    INFEASIBLE,
     PATH,
     cluster_option,
     examples,
@@ -27,7 +26,8 @@ from shardwright.cli.options import (
     reduce_dtype_option,
 )
 from shardwright.cli.planfiles import load_with_its_cluster, status_of
-from shardwright.pcg.errors import ShardwrightError
+from shardwright.cli.status import FINDING
+from shardwright.pcg.errors import MachineError, ShardwrightError
 
 if TYPE_CHECKING:
     from shardwright.cost.clusters.cluster import Cluster
@@ -139,7 +139,7 @@ def launch(command: list[str], num_ranks: int, *, quiet: bool = False) -> int:
     torchrun = [sys.executable, "-m", "shardwright.cli.elastic", "--standalone", "--nproc-per-node", str(num_ranks)]
     out = sys.stderr if quiet else None
     status = subprocess.run([*torchrun, *command], env=environment(num_ranks), stdout=out, check=False).returncode
-    return 1 if status else 0
+    return FINDING if status else 0
 
 
 def _told(folder: Path) -> int:
@@ -150,7 +150,7 @@ def _told(folder: Path) -> int:
         if not any(text in failure["message"] for text in told):
             told.append(failure["message"])
             terminal.note(f"error: {failure['message']}")
-    return max((INFEASIBLE if failure["infeasible"] else 2 for failure in failures), default=0)
+    return max((failure["status"] for failure in failures), default=0)
 
 
 def environment(num_ranks: int) -> dict[str, str]:
@@ -174,7 +174,7 @@ def refuse_missing(cluster: Cluster, command: str) -> None:
     found, wanted = torch.cuda.device_count() if torch.cuda.is_available() else 0, cluster.num_devices
     if found < wanted:
         what = f"{cluster.name} has {wanted} ({cluster.device.name})"
-        raise ShardwrightError(
+        raise MachineError(
             f"{command} starts ranks on this machine, which has {found} GPUs, and {what}; plan for it with "
             f"`shardwright plan`, or run on CPU ranks with --cluster local:{min(wanted, 4)}"
         )
@@ -183,7 +183,7 @@ def refuse_missing(cluster: Cluster, command: str) -> None:
 def refuse_remote(cluster: Cluster, command: str) -> None:
     """No rank of another machine is started."""
     if len(cluster.levels) > 1 and cluster.levels[-1].size > 1:
-        raise ShardwrightError(
+        raise MachineError(
             f"{command} starts ranks on this machine only, and {cluster.name} has {cluster.levels[-1].size} machines; "
             f"start your script there with torchrun --nnodes {cluster.levels[-1].size}"
         )

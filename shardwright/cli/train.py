@@ -17,11 +17,12 @@ import torch.distributed as dist
 
 from shardwright.api import compile
 from shardwright.cli.models import load_model
+from shardwright.cli.status import status_for
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.predict import predict
 from shardwright.lowering.launch import leave
 from shardwright.pcg.capture import bind_arguments
-from shardwright.pcg.errors import InfeasibleError, ShardwrightError
+from shardwright.pcg.errors import ShardwrightError
 from shardwright.pcg.step.late import check_backward
 from shardwright.reports.units import seconds
 from shardwright.search.plan import Plan
@@ -80,7 +81,7 @@ def main() -> None:
     try:
         train(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
     except ShardwrightError as error:
-        failure = {"message": str(error), "infeasible": isinstance(error, InfeasibleError)}
+        failure = {"message": str(error), "status": status_for(error)}
         file = Path(sys.argv[1]).with_name(f"failed-{int(os.environ.get('RANK', '0')):06}.json")
         file.write_text(json.dumps(failure), encoding="utf-8")
         if os.environ.get("SHARDWRIGHT_DEBUG", "0") not in ("", "0"):
