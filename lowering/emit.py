@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from shardwright.lowering.expressions import Expressions, draw_key, mask_key
 from shardwright.lowering.functions import Function, FunctionCall, Functions, block_key, leaf_key
-from shardwright.lowering.lines import Item, Lines, Scope
+from shardwright.lowering.lines import MARK, Item, Lines, Scope
 from shardwright.lowering.outside import Outside, find_outside
 from shardwright.lowering.pieces import identifiers, identifiers_of, local_identifiers
 from shardwright.lowering.statements import Part, Statement, drawn_ahead, flat, statements
@@ -24,6 +24,7 @@ from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.moves import MOVES
 from shardwright.pcg.step.late import LOSS
+from shardwright.pcg.step.places import places
 
 HEADER = '''"""One rank's program on the mesh {mesh}, written by Shardwright.
 
@@ -66,17 +67,17 @@ INLINE = 4
 """A block of fewer statements is no function, unless it is made again."""
 
 
-def emit(graph: Graph, outside: Outside | None = None) -> str:
+def emit(graph: Graph, outside: Outside | None = None, *, marked: bool = False) -> str:
     """The source of a program's functions.
 
     `forward(leaf, batch, constant, blocks, saved, device, *axes, draw)` returns the graph's outputs by name, the loss
     as this rank's summand; `constants(device, *axes)` returns what is computed only once; the others are called by
     `forward`. `draw` is the first draw of the step: a function's dropouts count from the one that its caller hands it.
     Where there are several microbatches, `step(forward, backward, microbatches, mb)` runs them. `outside` says what the
-    runtime does.
+    runtime does. `marked`: operators and blocks have names for a profiler (`_marks`).
     """
     outside = outside or find_outside(graph)
-    return _Emitter(_with_axes_of_its_own(graph), outside).source()
+    return _Emitter(_with_axes_of_its_own(graph), outside, marked=marked).source()
 
 
 def _with_axes_of_its_own(graph: Graph) -> Graph:
@@ -93,7 +94,7 @@ def _with_axes_of_its_own(graph: Graph) -> Graph:
 
 
 class _Emitter:
-    def __init__(self, graph: Graph, outside: Outside) -> None:
+    def __init__(self, graph: Graph, outside: Outside, *, marked: bool) -> None:
         self.graph, self.outside = graph, outside
         if taken := next((n for n in graph.nodes if n.name.startswith(_KEYS)), None):
             raise GraphError(f"{taken}: no node has a name of two words that begins with {', '.join(_KEYS)}; rename it")
@@ -107,7 +108,7 @@ class _Emitter:
         self.items = statements(graph, self.code, outside)
         self.code.drawn.update(drawn_ahead(graph, self.items))
         self.started = {str(s.name) for s in flat(self.items) if s.kind == "start"}
-        self.lines = Lines(graph, outside, self.code, self.started)
+        self.lines = Lines(graph, outside, self.code, self.started, self._marks() if marked else None)
         self.num_reads = Counter(name for s in flat(self.items) for name in self.lines.reads(s))
         self.num_reads.update(self.results.values())
         masks = [mask_key(node) for node in graph.nodes if node.name in self.code.drawn]
@@ -145,6 +146,15 @@ class _Emitter:
     def _result(self, key: str, name: str) -> str:
         name = self.outside.loss if key == LOSS and self.outside.loss else name
         return self.outside.aliases.get(name, name)
+
+    def _marks(self) -> dict[str, str]:
+        """The places of operators in their blocks: that of an operator after those of all that are written into it."""
+        where, fused = places(self.graph, {}), self.code.fused
+
+        def mark(name: str) -> str:
+            return " ".join(where[n] for n in (*(fused[name].absorbed if name in fused else ()), name) if n in where)
+
+        return {name: MARK + mark(name) for name in where}
 
     # ---- functions ----
 

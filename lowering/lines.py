@@ -17,6 +17,8 @@ from shardwright.pcg.layout import format_layouts
 from shardwright.pcg.types import TensorType
 
 Item = Statement | FunctionCall
+BLOCK_MARK, MARK = "shardwright block ", "shardwright "
+"""What the names begin with that a marked program gives to calls of functions, and to operators."""
 
 
 class Line(NamedTuple):
@@ -40,10 +42,16 @@ class Scope(NamedTuple):
 
 
 class Lines:
-    """Writes the lines of functions. `started`: sums over ranks that are waited for by who reads them first."""
+    """Writes the lines of functions. `started`: sums over ranks that are waited for by who reads them first.
 
-    def __init__(self, graph: Graph, outside: Outside, code: Expressions, started: Collection[str]) -> None:
-        self.graph, self.outside, self.code, self.started = graph, outside, code, started
+    `marks`: what operators are called for a profiler, by node; others have no name there.
+    """
+
+    def __init__(
+        self, graph: Graph, outside: Outside, code: Expressions, started: Collection[str],
+        marks: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
+        self.graph, self.outside, self.code, self.started, self.marks = graph, outside, code, started, marks or {}
         around = {**outside.inputs, **outside.operations.aliases}
         self.held = {base: name for name, base in around.items() if graph.by_name[base].op != "parameter"}
 
@@ -133,7 +141,7 @@ class Lines:
 
     def _item(self, item: Item, scope: Scope, split: _Splits) -> Iterator[Line]:
         if isinstance(item, FunctionCall):
-            yield self._written_call(item, scope)
+            yield self._marked(self._written_call(item, scope), BLOCK_MARK + item.module if self.marks else "")
             return
         if item.kind == "gather":
             yield from self._gather(int(item.name), scope)
@@ -151,7 +159,11 @@ class Lines:
             yield Line(f"{scope.names[node.name]} = start_sum({operand}, {node.attr('axis')})")
         else:
             text = self.code.of(node, scope.names)
-            yield from split.lines(scope.names[node.name], text, self._comment(node, scope))
+            for line in split.lines(scope.names[node.name], text, self._comment(node, scope)):
+                yield self._marked(line, self.marks.get(node.name, ""))
+
+    def _marked(self, line: Line, mark: str) -> Line:
+        return line._replace(code=f"with rt.mark({mark!r}): {line.code}") if mark else line
 
     def _written_call(self, call: FunctionCall, scope: Scope) -> Line:
         if call.function is None:

@@ -248,6 +248,14 @@ class ParallelModule(Training):
     def _load(self, name: str, value: Tensor) -> None:
         self._held[name].load(value, self.ranks)
 
+    def mark(self) -> None:
+        """Give operators and blocks of the model names in what `torch.profiler` records, `shardwright …`.
+
+        Undoes `compile`.
+        """
+        for runner in self._runners:
+            runner.mark()
+
     def compile(self, **options: Any) -> None:
         """Run the program through `torch.compile` with these options; what lies around it stays as it is.
 

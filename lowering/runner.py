@@ -54,6 +54,7 @@ class Runner:
         self._parts = by_block(self.leaves)
         self._updated = buffers_in_backward(self.graph)  # those that backward reads after the step has written them
         self._runtime: tuple[Any, ...] = (self.blocks.items, self.saved)
+        self._outside = outside
         self.program: Program = compile_source(emit(self.graph, outside))
 
     def run(self, local: Mapping[str, Tensor], draw: Draw) -> dict[str, Any]:
@@ -74,6 +75,10 @@ class Runner:
             for name, value in buffers.items():
                 held = self.held[name]
                 held.inside.copy_(local_part(value.detach(), held.layouts, self.ranks))
+
+    def mark(self) -> None:
+        """Give operators and blocks names for a profiler: those of `emit(marked=True)`."""
+        self.program = compile_source(emit(self.graph, self._outside, marked=True))
 
     def compile(self, **options: Any) -> None:
         """Run the program through `torch.compile`."""

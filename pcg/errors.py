@@ -61,5 +61,9 @@ class BatchError(ShardwrightError):
     """A batch does not have the shapes, dtypes or names that were captured."""
 
 
+class MachineError(ShardwrightError):
+    """This machine lacks what is asked of it: devices, a package, a folder that can be written."""
+
+
 class DistributedError(ShardwrightError):
     """The process group is not what the plan expects, or a rank failed during a run."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from shardwright.pcg.errors import ShardwrightError
+from shardwright.pcg.errors import MachineError, ShardwrightError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -44,7 +44,7 @@ def _config(path: Path) -> PreTrainedConfig:
     try:
         from transformers import AutoConfig
     except ImportError as error:
-        raise ShardwrightError("--hf-config needs transformers: pip install transformers") from error
+        raise MachineError("--hf-config needs transformers: pip install transformers") from error
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -22,7 +22,9 @@ from shardwright.cli.options import (
     parse_changes,
     plan_argument,
 )
-from shardwright.cli.planfiles import load_to_show, status_of
+from shardwright.cli.planfiles import facts_to_show, shown_of, status_of, status_said
+from shardwright.pcg.errors import MachineError
+from shardwright.pcg.files import require_writable
 
 
 @click.command(
@@ -63,24 +65,28 @@ def explain(
 
     --why-not and --what-if search again, which takes as long as planning.
     """
-    from shardwright.reports.finding import FoundReport
-    from shardwright.reports.plan import PlanReport
-
     if sum(x is not None for x in (name, strategy, changes)) > 1:
         raise click.UsageError("--find, --why-not and --what-if are questions of their own; ask one at a time")
     if (model or hf_config) and strategy is None and changes is None:
         raise click.UsageError("a model is for --why-not and --what-if; explain needs none")
-    plan = load_to_show(plan_file)
     if strategy is not None or changes is not None:
         from shardwright.cli.asking import what_if, why_not
 
+        plan = facts_to_show(plan_file).plan
         terminal.show(
             why_not(plan, strategy, model, hf_config) if strategy else what_if(plan, changes or {}, model, hf_config),
             form,
         )
         return 0
-    terminal.show(FoundReport(plan, name) if name else PlanReport(plan, depth), form)
-    return status_of(plan)
+    if name is not None:
+        from shardwright.reports.finding import FoundReport
+
+        facts = facts_to_show(plan_file)
+        terminal.show(FoundReport(facts.plan, name, facts), form)
+        return status_of(facts.plan)
+    shown = shown_of(plan_file)
+    terminal.show(shown.at(depth), form)
+    return status_said(shown.unfit)
 
 
 @click.command(epilog=examples("compare plan.json other-plan.json"))
@@ -93,16 +99,19 @@ def compare(plan_files: tuple[Path, ...], form: str) -> int:
     """
     from shardwright.reports.comparison import ComparisonReport
 
-    plans = {str(path): load_to_show(path) for path in plan_files}
+    plans = {str(path): facts_to_show(path).plan for path in plan_files}
     terminal.show(ComparisonReport(plans), form)
     return status_of(*plans.values())
 
 
-@click.command(epilog=examples("view plan.json --output plan.html --open"))
+@click.command(
+    epilog=examples("view plan.json --output plan.html --open", "view plan.json --profile plan.profile.json")
+)
 @plan_argument
 @output_option("Write the page here; by default beside the plan.")
+@click.option("--profile", "profile_file", type=FILE_PATH, help="What `shardwright profile` measured, to be shown too.")
 @click.option("--open", "open_it", is_flag=True, help="Open it in the browser.")
-def view(plan_file: Path, output: Path | None, open_it: bool) -> int:
+def view(plan_file: Path, output: Path | None, profile_file: Path | None, open_it: bool) -> int:
     """Write a plan as a page for the browser.
 
     One HTML file that needs no network: the folded tree of modules with layouts, times, communication and bytes.
@@ -110,9 +119,16 @@ def view(plan_file: Path, output: Path | None, open_it: bool) -> int:
     from shardwright.view.page import write_page
 
     target = output or plan_file.with_suffix(".html")
-    plan = load_to_show(plan_file)
-    write_page(plan, target)
+    require_writable(target, "the page", MachineError)
+    shown, measured = shown_of(plan_file), None
+    if profile_file is not None:
+        from shardwright.reports.facts import PlanFacts
+        from shardwright.reports.profile import Profile, ProfileReport
+        from shardwright.search.plan import Plan
+
+        measured = ProfileReport(PlanFacts(Plan.load(plan_file)), Profile.load(profile_file)).data()
+    write_page(shown, target, measured)
     click.echo(target)
     if open_it:
         webbrowser.open(target.resolve().as_uri())
-    return status_of(plan)
+    return status_said(shown.unfit)

@@ -12,14 +12,16 @@ import click
 
 from shardwright import __version__
 from shardwright.cli.calibrate import calibrate
+from shardwright.cli.doctor import doctor
 from shardwright.cli.inspect import compare, explain, view
-from shardwright.cli.options import INFEASIBLE
 from shardwright.cli.plan import plan
+from shardwright.cli.profile import profile
 from shardwright.cli.rules import rules
 from shardwright.cli.run import run
+from shardwright.cli.status import INTERRUPTED, status_for
 from shardwright.cli.timeline import timeline
 from shardwright.cli.verify import verify
-from shardwright.pcg.errors import InfeasibleError, ShardwrightError
+from shardwright.pcg.errors import ShardwrightError
 
 DEBUG = "SHARDWRIGHT_DEBUG"
 _EPILOG = """\
@@ -41,17 +43,18 @@ A large model on a cluster that you do not have, from a transformers config:
 def cli() -> None:
     """Compile a PyTorch model into the best parallel training program that can be proven right.
 
-    Results go to stdout, progress to stderr. Errors end with status 2, or 3 where no plan fits the memory;
-    SHARDWRIGHT_DEBUG=1 shows where they came from.
+    Results go to stdout, progress to stderr. Ends with status 0; 1 for a finding, as a wrong gradient; 2 where what was
+    given cannot be used; 3 where no plan fits the memory; 4 where this machine lacks something: devices, a package, a
+    writable folder. SHARDWRIGHT_DEBUG=1 shows where errors came from.
     """
 
 
-for _command in (plan, explain, timeline, compare, view, verify, run, calibrate, rules):
+for _command in (plan, explain, timeline, compare, view, verify, run, profile, calibrate, doctor, rules):
     cli.add_command(_command)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and exit: 0 for success, 1 where `verify` or a run failed, 2 for errors, 3: no plan fits."""
+    """Run the command line and exit with 0 or a status of `cli.status`."""
     sys.exit(_run(arguments))
 
 
@@ -62,10 +65,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         return _failed(error, error.format_message(), _usage_hint(error))
     except (click.exceptions.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)
-        return 130
-    except InfeasibleError as error:
-        _failed(error, str(error))
-        return INFEASIBLE
+        return INTERRUPTED
     except ShardwrightError as error:
         return _failed(error, str(error))
     except BrokenPipeError:
@@ -80,7 +80,7 @@ def _failed(error: BaseException, message: str, hint: str = "") -> int:
     if os.environ.get(DEBUG, "0") not in ("", "0"):
         traceback.print_exception(error)
     click.echo(f"error: {message}" + (f"\n{hint}" if hint else ""), err=True)
-    return 2
+    return status_for(error)
 
 
 def _usage_hint(error: click.ClickException) -> str:

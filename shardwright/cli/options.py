@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
-from shardwright.pcg.errors import ShardwrightError
+from shardwright.pcg.errors import MachineError, ShardwrightError
 from shardwright.pcg.files import require_writable
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import REDUCE_DTYPES, SCHEDULES
@@ -25,8 +25,6 @@ CLUSTER_FORMS = (
     "preset:dgx-h100:4+dgx-a100:4 for machines of several kinds), detect, or a cluster file."
 )
 WHAT_IF = ("nodes", "bandwidth", "memory", "flops", "batch", "seq")
-INFEASIBLE = 3
-"""The exit status where no plan fits."""
 PATH = click.Path(path_type=Path)
 FILE_PATH = click.Path(dir_okay=False, path_type=Path)
 CLUSTER_HELP = f"What to plan for: {CLUSTER_FORMS}"
@@ -108,9 +106,9 @@ def output_option(text: str) -> Callable[[Command], Command]:
 
 
 def writable(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
-    """What a file can be written to, which is told before the work and not after it. Raises `ShardwrightError`."""
+    """What a file can be written to, which is told before the work and not after it. Raises `MachineError`."""
     if path is not None:
-        require_writable(path, "the result", ShardwrightError)
+        require_writable(path, "the result", MachineError)
     return path
 
 

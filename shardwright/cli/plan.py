@@ -17,7 +17,7 @@ from shardwright.cli.options import (
     output_option,
     search_options,
 )
-from shardwright.cli.planfiles import status_of
+from shardwright.cli.planfiles import status_said
 
 if TYPE_CHECKING:
     from shardwright.cost.clusters.cluster import Cluster
@@ -58,10 +58,13 @@ def plan(model: Mapping[str, Any], cluster: Cluster, search: Mapping[str, Any], 
         terminal.note(
             f"saved {output}; look at it with: shardwright view {output} --output {output.with_suffix('.html')}"
         )
-    from shardwright.reports.plan import PlanReport
+    from shardwright.reports.shown import Shown
 
+    shown = Shown.of_plan(found)
+    if output is not None:
+        shown.keep(output)
     if form == "json":
         terminal.show_json(found.to_json())
     else:
-        terminal.show(PlanReport(found))
-    return status_of(found)
+        terminal.show(shown)
+    return status_said(shown.unfit)

@@ -9,24 +9,40 @@ import click
 from click.core import ParameterSource
 
 from shardwright.cli import terminal
-from shardwright.cli.options import INFEASIBLE
+from shardwright.cli.status import INFEASIBLE
 from shardwright.pcg.errors import PlanError
 
 if TYPE_CHECKING:
     from shardwright.cost.clusters.cluster import Cluster
+    from shardwright.reports.facts import PlanFacts
+    from shardwright.reports.shown import Shown
     from shardwright.search.plan import Plan
 
 
-def load_to_show(plan_file: Path) -> Plan:
-    """The plan in a file, after a line on stderr where what it predicts is not what is predicted of it now."""
-    from shardwright.cost.predict import predict
+def facts_to_show(plan_file: Path) -> PlanFacts:
+    """Those of the plan in a file, after a line on stderr where it does not predict what is predicted of it now."""
+    from shardwright.reports.facts import PlanFacts
     from shardwright.reports.wording import outdated
     from shardwright.search.plan import Plan
 
-    plan = Plan.load(plan_file)
-    if told := outdated(plan.prediction, predict(plan.graph, plan.cluster, plan.execution)):
+    facts = PlanFacts(Plan.load(plan_file))
+    warn(plan_file, outdated(facts.plan.prediction, facts.prediction))
+    return facts
+
+
+def shown_of(plan_file: Path) -> Shown:
+    """All that is said of the plan in a file, after the same line."""
+    from shardwright.reports.shown import Shown
+
+    shown = Shown.load(plan_file)
+    warn(plan_file, shown.outdated)
+    return shown
+
+
+def warn(plan_file: Path, told: str) -> None:
+    """Say what is wrong with a plan file; nothing where `told` is ""."""
+    if told:
         terminal.note(f"warning: {plan_file}: {told}")
-    return plan
 
 
 def load_with_its_cluster(plan_file: Path, cluster: Cluster) -> Plan:
@@ -52,7 +68,12 @@ def status_of(*plans: Plan) -> int:
     from shardwright.reports.facts import fits
     from shardwright.reports.wording import infeasible
 
-    too_large = [plan for plan in plans if not fits(plan)]
-    for plan in too_large:
-        terminal.note(f"error: {infeasible(plan)}")
-    return INFEASIBLE if too_large else 0
+    return status_said(*(infeasible(plan) for plan in plans if not fits(plan)))
+
+
+def status_said(*unfit: str) -> int:
+    """The same where it is known what is to be said of plans that do not fit; "" of one that does."""
+    told = list(filter(None, unfit))
+    for problem in told:
+        terminal.note(f"error: {problem}")
+    return INFEASIBLE if told else 0

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,6 @@ import click
 
 from shardwright.cli import terminal
 from shardwright.cli.options import (
-    INFEASIBLE,
     PATH,
     cluster_option,
     examples,
@@ -26,13 +26,19 @@ from shardwright.cli.options import (
     reduce_dtype_option,
 )
 from shardwright.cli.planfiles import load_with_its_cluster, status_of
-from shardwright.pcg.errors import ShardwrightError
+from shardwright.cli.status import FINDING
+from shardwright.pcg.errors import MachineError, ShardwrightError
 
 if TYPE_CHECKING:
     from shardwright.cost.clusters.cluster import Cluster
     from shardwright.pcg.step.precisions import PrecisionMode
     from shardwright.search.asked import RecomputeMode
 
+DEFAULTS: Mapping[str, object] = {
+    "plan": None, "rules": None, "precision": None, "microbatches": None, "recompute": None, "per_microbatch": None,
+    "reduce_dtype": None, "lr": 1e-3, "seed": 0,
+}  # fmt: skip
+"""Settings of ranks that a command does not give."""
 FAILURES = "failed-*.json"
 """The files beside the settings in which ranks say why they ended."""
 
@@ -85,21 +91,16 @@ def run(
         if plan.prediction.memory.total_bytes > plan.prediction.device_bytes:
             return status_of(plan)
         cluster = plan.cluster
-    _refuse_remote(cluster)
-    _refuse_missing(cluster)
+    refuse_remote(cluster, "run")
+    refuse_missing(cluster, "run")
     with tempfile.TemporaryDirectory(prefix="shardwright-run-") as folder:
         if ":" in target:
-            settings = Path(folder) / "settings.json"
-            cluster_file = Path(folder) / "cluster.json"
-            cluster.save(cluster_file)
-            values = {"model": target, "cluster": str(cluster_file), "plan": str(plan_file) if plan_file else None,
+            values = {"plan": str(plan_file) if plan_file else None,
                       "rules": str(rule_file) if rule_file else None, "precision": precision,
                       "microbatches": microbatches, "recompute": recompute,
                       "per_microbatch": per_microbatch, "reduce_dtype": reduce_dtype,
                       "steps": steps, "lr": lr, "seed": seed}  # fmt: skip
-            settings.write_text(json.dumps(values), encoding="utf-8")
-            status = launch(["-m", "shardwright.cli.train", str(settings)], cluster.num_devices)
-            return _told(Path(folder)) or status
+            return train_on_ranks(target, cluster, Path(folder), values)
         if not Path(target).is_file():
             raise ShardwrightError(f"run: there is no file {target}; give a script, or a model as FILE.py:FUNCTION")
         if plan_file is not None:
@@ -115,11 +116,30 @@ def run(
         return launch([target, *arguments], cluster.num_devices)
 
 
-def launch(command: list[str], num_ranks: int) -> int:
-    """Run a script (or `-m` module) on this many local ranks by torchrun; returns its exit status."""
+def train_on_ranks(
+    model: str, cluster: Cluster, folder: Path, values: Mapping[str, object], *, quiet: bool = False
+) -> int:
+    """Train a model on local ranks as `train.train` does with these settings; returns the exit status.
+
+    `folder`: where what ranks are told lies. `quiet`: what they print goes to stderr.
+    """
+    settings, cluster_file = folder / "settings.json", folder / "cluster.json"
+    cluster.save(cluster_file)
+    own = {**DEFAULTS, **values, "model": model, "cluster": str(cluster_file)}
+    settings.write_text(json.dumps(own), encoding="utf-8")
+    status = launch(["-m", "shardwright.cli.train", str(settings)], cluster.num_devices, quiet=quiet)
+    return _told(folder) or status
+
+
+def launch(command: list[str], num_ranks: int, *, quiet: bool = False) -> int:
+    """Run a script (or `-m` module) on this many local ranks by torchrun; returns its exit status.
+
+    `quiet`: what it prints goes to stderr.
+    """
     torchrun = [sys.executable, "-m", "shardwright.cli.elastic", "--standalone", "--nproc-per-node", str(num_ranks)]
-    status = subprocess.run([*torchrun, *command], env=environment(num_ranks), check=False).returncode
-    return 1 if status else 0
+    out = sys.stderr if quiet else None
+    status = subprocess.run([*torchrun, *command], env=environment(num_ranks), stdout=out, check=False).returncode
+    return FINDING if status else 0
 
 
 def _told(folder: Path) -> int:
@@ -130,7 +150,7 @@ def _told(folder: Path) -> int:
         if not any(text in failure["message"] for text in told):
             told.append(failure["message"])
             terminal.note(f"error: {failure['message']}")
-    return max((INFEASIBLE if failure["infeasible"] else 2 for failure in failures), default=0)
+    return max((failure["status"] for failure in failures), default=0)
 
 
 def environment(num_ranks: int) -> dict[str, str]:
@@ -145,7 +165,7 @@ def environment(num_ranks: int) -> dict[str, str]:
     return {**found, **os.environ, "PYTHONPATH": path}
 
 
-def _refuse_missing(cluster: Cluster) -> None:
+def refuse_missing(cluster: Cluster, command: str) -> None:
     """The ranks of a cluster of GPUs need as many GPUs: on CPUs, predicted times would mean nothing."""
     if cluster.device.kind == "cpu":
         return
@@ -154,15 +174,16 @@ def _refuse_missing(cluster: Cluster) -> None:
     found, wanted = torch.cuda.device_count() if torch.cuda.is_available() else 0, cluster.num_devices
     if found < wanted:
         what = f"{cluster.name} has {wanted} ({cluster.device.name})"
-        raise ShardwrightError(
-            f"run starts ranks on this machine, which has {found} GPUs, and {what}; plan for it with "
+        raise MachineError(
+            f"{command} starts ranks on this machine, which has {found} GPUs, and {what}; plan for it with "
             f"`shardwright plan`, or run on CPU ranks with --cluster local:{min(wanted, 4)}"
         )
 
 
-def _refuse_remote(cluster: Cluster) -> None:
+def refuse_remote(cluster: Cluster, command: str) -> None:
+    """No rank of another machine is started."""
     if len(cluster.levels) > 1 and cluster.levels[-1].size > 1:
-        raise ShardwrightError(
-            f"run starts ranks on this machine only, and {cluster.name} has {cluster.levels[-1].size} machines; start "
-            f"your script there with torchrun --nnodes {cluster.levels[-1].size}"
+        raise MachineError(
+            f"{command} starts ranks on this machine only, and {cluster.name} has {cluster.levels[-1].size} machines; "
+            f"start your script there with torchrun --nnodes {cluster.levels[-1].size}"
         )

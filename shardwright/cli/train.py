@@ -17,14 +17,18 @@ import torch.distributed as dist
 
 from shardwright.api import compile
 from shardwright.cli.models import load_model
+from shardwright.cli.status import status_for
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.predict import predict
 from shardwright.lowering.launch import leave
 from shardwright.pcg.capture import bind_arguments
-from shardwright.pcg.errors import InfeasibleError, ShardwrightError
+from shardwright.pcg.errors import ShardwrightError
 from shardwright.pcg.step.late import check_backward
 from shardwright.reports.units import seconds
 from shardwright.search.plan import Plan
+
+WARM_UP = 3
+"""So many steps do not count, where there are more."""
 
 
 def train(settings: dict[str, Any]) -> None:
@@ -52,8 +56,20 @@ def train(settings: dict[str, Any]) -> None:
         times.append(time.perf_counter() - start)
         if told:
             click.echo(f"step {step + 1:>4}  loss {loss.item():.6f}  {seconds(times[-1])}")
+    if settings.get("profile"):
+        from shardwright.cli.measured import measure
+
+        def again() -> None:
+            optimizer.zero_grad()
+            parallel.forward_backward(**batch)
+            optimizer.step()
+
+        found = measure(parallel, again, settings["profiled_steps"])
+        if told:
+            warm_s = statistics.median(times[min(WARM_UP, len(times) - 1) :])
+            Path(settings["profile"]).write_text(json.dumps({**found, "step_s": warm_s}), encoding="utf-8")
     if told:
-        warm = times[min(3, len(times) - 1) :]
+        warm = times[min(WARM_UP, len(times) - 1) :]
         predicted = predict(parallel.graph, cluster, parallel.execution).step_s
         click.echo(
             f"median step {seconds(statistics.median(warm))}, predicted {seconds(predicted)}, {cluster.provenance}"
@@ -65,7 +81,7 @@ def main() -> None:
     try:
         train(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
     except ShardwrightError as error:
-        failure = {"message": str(error), "infeasible": isinstance(error, InfeasibleError)}
+        failure = {"message": str(error), "status": status_for(error)}
         file = Path(sys.argv[1]).with_name(f"failed-{int(os.environ.get('RANK', '0')):06}.json")
         file.write_text(json.dumps(failure), encoding="utf-8")
         if os.environ.get("SHARDWRIGHT_DEBUG", "0") not in ("", "0"):

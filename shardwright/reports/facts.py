@@ -154,6 +154,11 @@ class PlanFacts:
         return details(self.programs, self.plan.execution)
 
     @property
+    def prediction(self) -> Prediction:
+        """What is predicted of the plan now."""
+        return self._details.prediction
+
+    @property
     def costs(self) -> Mapping[str, NodeCosts]:
         """What each node takes."""
         return self._details.costs

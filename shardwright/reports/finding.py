@@ -33,9 +33,9 @@ class FoundReport(Report):
         PlanError: there is nothing of this name.
     """
 
-    def __init__(self, plan: Plan, name: str) -> None:
+    def __init__(self, plan: Plan, name: str, facts: PlanFacts | None = None) -> None:
         self.plan, self.name = plan, name
-        self.found = find(module_tree(PlanFacts(plan)), name)
+        self.found = find(module_tree(facts or PlanFacts(plan)), name)
 
     def paragraphs(self) -> list[Paragraph]:
         return [self._one(found) for found in self.found] if len(self.found) < 4 else [self._table()]

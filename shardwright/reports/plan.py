@@ -29,6 +29,7 @@ from shardwright.reports.report import Paragraph, Report
 from shardwright.reports.rounding import precision, rounded
 from shardwright.reports.running import device_mesh, gathered, made_again, running_data, statistics, way
 from shardwright.reports.stages import stage_facts, stages
+from shardwright.reports.trace import rewrite_trace, trace_data
 from shardwright.reports.tree import Module, ModuleRow, Totals, own_by_use
 from shardwright.reports.units import percent, plural, seconds, size
 from shardwright.reports.wording import (
@@ -64,8 +65,8 @@ _MAX_UNSPLIT = 12
 class PlanReport(Report):
     """What a plan does and costs. `depth` limits the table of modules, which else fits a page."""
 
-    def __init__(self, plan: Plan, depth: int | None = None) -> None:
-        self.plan, self.depth, self.facts = plan, depth, PlanFacts(plan)
+    def __init__(self, plan: Plan, depth: int | None = None, facts: PlanFacts | None = None) -> None:
+        self.plan, self.depth, self.facts = plan, depth, facts or PlanFacts(plan)
         self.tree = module_tree(self.facts)
 
     def paragraphs(self) -> list[Paragraph]:
@@ -77,13 +78,18 @@ class PlanReport(Report):
             *gathered(self.facts),
             *made_again(self.facts),
             rounded(self.facts),
-            _modules(self.facts, self.tree, self.depth),
+            self.modules(self.depth),
             _communication(self.facts),
             _memory(self.plan),
             largest(self.facts),
             alternatives(self.plan),
+            *rewrite_trace(self.facts),
             _unsplit(self.facts),
         ]
+
+    def modules(self, depth: int | None) -> Paragraph:
+        """The tree of modules, so many levels of it."""
+        return _modules(self.facts, self.tree, depth)
 
     def data(self) -> dict[str, Any]:
         """Rows of the tree are listed once and referred to by number, so that blocks which differ stay small."""
@@ -106,6 +112,7 @@ class PlanReport(Report):
             "standing": standing(plan)._asdict(),
             "quality": quality(plan),
             "rewrites": rewrites(plan),
+            "trace": trace_data(self.facts),
             "asked": plan.asked.to_json(),
             **run_as(plan),
             **running_data(self.facts),

@@ -12,7 +12,7 @@ from textwrap import wrap
 from typing import NamedTuple
 
 _GAP = 2
-_LONGEST_WORD = 20
+_LONGEST_WORD = 24
 """Longer words are broken rather than given a column of their length."""
 _MOST_LINES = 3
 """In a cell."""

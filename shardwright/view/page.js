@@ -8,7 +8,7 @@ function table(columns, rows) {
 
 /** A button for every section that has a title. */
 function drawNav() {
-  at("nav").append(...["running", "step", "timeline", "memory", "where", "modules", "parameters", "compare", "communication", "unsplit"].map((id) =>
+  at("nav").append(...["running", "step", "timeline", "memory", "where", "modules", "parameters", "compare", "profile", "rewrites", "communication", "unsplit"].filter((id) => at(id).children.length).map((id) =>
     element("button", { onclick: () => at(id).scrollIntoView({ behavior: "smooth" }) }, at(id).children[0].textContent)));
 }
 
@@ -34,6 +34,40 @@ function drawCompare() {
 }
 
 const COMPARED_PARTS = [["compute", "compute"], ["communication", "exposed communication"], ["gathered", "slowdown and overheads"], ["optimizer", "optimizer"], ["whole", "bubble"]];
+
+/** Measured against predicted, where a profile was given: kinds, blocks and operators, the most off first. */
+function drawProfile() {
+  const own = plan.profile;
+  if (!own) return;
+  const sheet = (title, what, all) => {
+    const longest = Math.max(...all.flatMap((r) => [r.measured_s, r.predicted_s]), 1e-12), list = element("div");
+    const fill = (most) => {
+      const rows = all.slice(0, most).map((r) => ({ cells: [r.name, bar([[r.measured_s, "communication", `measured ${time(r.measured_s)}`]], longest, { thin: true }),
+        bar([[r.predicted_s, "compute", `predicted ${time(r.predicted_s)}`]], longest, { thin: true }), time(r.measured_s), time(r.predicted_s),
+        r.predicted_s > 0 ? fixed(r.measured_s / r.predicted_s, 2) : "–", (r.measured_s >= r.predicted_s ? "+" : "−") + time(Math.abs(r.measured_s - r.predicted_s))] }));
+      list.replaceChildren(table([[what], ["measured", false, true], ["predicted", false, true], ["measured", true], ["predicted", true], ["ratio", true], ["off", true]], rows));
+      if (all.length > most) list.append(element("button", { onclick: () => fill(4 * most) }, `${all.length - most} more`));
+    };
+    fill(20);
+    return [element("h3", {}, title), list];
+  };
+  const { measured_s, predicted_s } = own.step;
+  at("profile").append(element("h2", {}, "Predicted against measured"),
+    element("p", {}, `A step took ${time(measured_s)} at the median, without a profiler, and is predicted to take ${time(predicted_s)}: ${fixed(measured_s / predicted_s, 2)} times. Below are ` +
+      `${plural(own.num_steps, "step")} under torch.profiler of ${time(own.profiled_step_s)} on ${own.num_ranks} ranks (${own.device}, torch ${own.torch}), ${percent(own.covered)} of it by name; ` +
+      "the mean of all ranks, forward and backward together. What is sent includes the wait for others, and may lie beside compute. The most off comes first."),
+    ...sheet("By kind", "kind", own.kinds), ...sheet("By block", "block", own.blocks), ...sheet("One by one, equal blocks together", "operator", own.places));
+}
+
+/** Which certified rules changed the model's operators, where, and what their certificates say. */
+function drawRewrites() {
+  const { applied, certificates, none } = plan.trace, scopes = [...new Set(certificates.map((c) => c.scope).filter(Boolean))];
+  const rows = applied.map((a) => ({ cells: [String(a.count), element("code", {}, a.rule), a.blocks || "in no block", a.between] }));
+  const proofs = certificates.map((c) => ({ cells: [element("code", {}, c.rule), c.how, element("span.hash", {}, c.sha256), element("details", {}, element("summary", {}, "equation"), element("code", {}, c.equation))] }));
+  at("rewrites").append(element("h2", {}, "Rewrites"), element("p", {}, rows.length ? "Certified rules changed the model's own operators." : `${none}.`),
+    ...(rows.length ? [table([["times", true], ["rule"], ["blocks"], ["between"]], rows), element("h3", {}, "Certificates"), ...scopes.map((scope) => element("p.note", {}, `Proven ${scope}.`)),
+      table([["rule"], ["proven by"], ["SHA-256"], [""]], proofs)] : []));
+}
 
 function drawCommunication() {
   const longest = Math.max(...plan.communication.map((t) => t.seconds), 1e-12);
@@ -67,6 +101,8 @@ drawWhere();
 drawModules();
 drawParameters();
 drawCompare();
+drawProfile();
+drawRewrites();
 drawCommunication();
 drawUnsplit();
 drawNav();

@@ -5,26 +5,31 @@ from __future__ import annotations
 import html
 import json
 import re
+from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from shardwright import __version__
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.files import write_whole
-from shardwright.reports.course import course_data
-from shardwright.reports.plan import PlanReport
-from shardwright.search.plan import Plan
+from shardwright.reports.shown import Shown
+
+if TYPE_CHECKING:
+    from shardwright.search.plan import Plan
 
 _SCRIPTS = ("helpers", "charts", "course", "timeline", "memory", "modules", "parameters", "page")
 
 
-def page(plan: Plan) -> str:
-    """The whole page as text. It loads nothing: no scripts, fonts or images from elsewhere."""
-    report = PlanReport(plan)
-    drawn = {**report.data(), "timeline": course_data(report.facts), "version": __version__}
-    data = json.dumps(drawn, separators=(",", ":"), ensure_ascii=False)
+def page(plan: Plan | Shown, profile: Mapping[str, Any] | None = None) -> str:
+    """The whole page as text. It loads nothing: no scripts, fonts or images from elsewhere.
+
+    `profile`: what was measured, as `ProfileReport.data` has it.
+    """
+    drawn = (plan if isinstance(plan, Shown) else Shown.of_plan(plan)).drawn
+    data = json.dumps({**drawn, "profile": profile, "version": __version__}, separators=(",", ":"), ensure_ascii=False)
     parts = {
-        "title": html.escape(f"{plan.model} on {plan.cluster.name}"),
+        "title": html.escape(f"{drawn['model']} on {drawn['cluster']['name']}"),
         "style": _asset("page.css"),
         "script": "\n".join(_asset(f"{name}.js") for name in _SCRIPTS),
         "data": data.replace("<", "\\u003c"),  # so that no text in a plan can end the script element
@@ -32,9 +37,9 @@ def page(plan: Plan) -> str:
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _asset("page.html"))
 
 
-def write_page(plan: Plan, target: Path) -> None:
+def write_page(plan: Plan | Shown, target: Path, profile: Mapping[str, Any] | None = None) -> None:
     """Write the page of a plan; an existing file is replaced only once the new one is complete."""
-    write_whole(target, page(plan), "the page", PlanError)
+    write_whole(target, page(plan, profile), "the page", PlanError)
 
 
 def _asset(name: str) -> str:

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import shutil
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,9 @@ def node() -> str:
     return found
 
 
-def text_of(plan: Plan, folder: Path, link: str = "", code: str = "") -> str:
+def text_of(plan: Plan, folder: Path, link: str = "", code: str = "", profile: Mapping[str, Any] | None = None) -> str:
     """The text of a plan's page, opened with `#link`; of `code`, which its script could hold, the value as JSON."""
-    write_page(plan, folder / "plan.html")
+    write_page(plan, folder / "plan.html", profile)
     command = [node(), str(Path(__file__).with_name("dom.js")), str(folder / "plan.html"), link, code]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr

@@ -1,0 +1,60 @@
+"""`shardwright profile`: a few real steps of a plan, laid over its prediction."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+
+import click
+
+from shardwright.cli import terminal
+from shardwright.cli.options import examples, format_option, output_option, plan_argument
+from shardwright.cli.planfiles import facts_to_show, status_of
+from shardwright.cli.run import refuse_missing, refuse_remote, train_on_ranks
+from shardwright.pcg.errors import MachineError
+from shardwright.pcg.files import require_writable
+
+
+@click.command(
+    epilog=examples(
+        "profile plan.json examples/zoo.py:gpt2",
+        "profile plan.json train.py:make --steps 10 -o profile.json",
+        "view plan.json --profile profile.json",
+    )
+)
+@plan_argument
+@click.argument("model", metavar="FILE.py:FUNCTION")
+@output_option("Write the profile here; by default beside the plan, as plan.profile.json.")
+@click.option("--steps", type=click.IntRange(1), default=5, show_default=True, help="To profile, after 8 that are not.")
+@click.option("--seed", type=int, default=0, show_default=True)
+@format_option
+def profile(plan_file: Path, model: str, output: Path | None, steps: int, seed: int, form: str) -> int:
+    """Run a few real steps and lay what they take over the prediction.
+
+    The plan runs on ranks of this machine, as by `run`, first without a profiler, then under torch.profiler. What was
+    measured and what is predicted is shown by kind of operator and of communication, by block, and one by one, what is
+    the most off first. The profile is a file that `view --profile` shows on the page.
+    """
+    from shardwright.reports.profile import FORMAT, VERSION, Profile, ProfileReport
+
+    target = output or plan_file.with_suffix(".profile.json")
+    require_writable(target, "the profile", MachineError)
+    facts = facts_to_show(plan_file)
+    plan = facts.plan
+    if plan.prediction.memory.total_bytes > plan.prediction.device_bytes:
+        return status_of(plan)
+    refuse_remote(plan.cluster, "profile")
+    refuse_missing(plan.cluster, "profile")
+    with tempfile.TemporaryDirectory(prefix="shardwright-profile-") as folder:
+        found = Path(folder) / "profile.json"
+        own = {"plan": str(plan_file), "steps": 8, "seed": seed, "profile": str(found), "profiled_steps": steps}
+        if status := train_on_ranks(model, plan.cluster, Path(folder), own, quiet=True):
+            return status
+        told = json.loads(found.read_text(encoding="utf-8"))
+    about = {"model": plan.model, "fingerprint": plan.fingerprint, "mesh": str(plan.mesh)}
+    measured = Profile.from_json({"format": FORMAT, "version": VERSION, **about, **told}, "profile")
+    measured.save(target)
+    terminal.note(f"saved {target}; look at it with: shardwright view {plan_file} --profile {target}")
+    terminal.show(ProfileReport(facts, measured), form)
+    return status_of(plan)

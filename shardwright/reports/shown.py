@@ -1,0 +1,135 @@
+"""What is shown of a plan file, kept in the cache folder: the facts of a large plan take seconds to work out.
+
+A file there is named after what it is made of: the plan file's bytes, and this Shardwright's source. So it is never
+that of another plan or version, and the folder may be deleted at any time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shardwright.pcg.errors import PlanError, ShardwrightError
+from shardwright.pcg.files import cache_folder, write_whole
+from shardwright.reports.report import Paragraph, Report
+
+if TYPE_CHECKING:
+    from shardwright.reports.facts import PlanFacts
+    from shardwright.search.plan import Plan
+
+MOST_KEPT = 64
+"""So many plans; of more, those that were made the longest ago go."""
+
+
+@dataclass(frozen=True)
+class Shown(Report):
+    """All that `explain` and the page say of a plan.
+
+    shown     paragraphs of a `PlanReport`
+    modules   the one of modules with one level shown, with two, and so on to all
+    facts     `PlanReport.data()`
+    timeline  the page's data of the simulated step
+    outdated  that the file's prediction is not the one that is made of its plan now, or ""
+    unfit     that the plan does not fit, and what would, or ""
+    """
+
+    shown: Sequence[Paragraph]
+    modules: Sequence[Paragraph]
+    facts: Mapping[str, Any]
+    timeline: Mapping[str, Any]
+    outdated: str
+    unfit: str
+
+    @classmethod
+    def of(cls, facts: PlanFacts) -> Shown:
+        """Work it out."""
+        from shardwright.reports.course import course_data
+        from shardwright.reports.facts import fits
+        from shardwright.reports.plan import PlanReport
+        from shardwright.reports.wording import infeasible, outdated
+
+        plan, report = facts.plan, PlanReport(facts.plan, facts=facts)
+        levels = range(1, 1 + max(depth for depth, _, _ in report.tree.walk()))
+        return cls(
+            report.paragraphs(),
+            [report.modules(depth) for depth in levels],
+            report.data(),
+            course_data(facts),
+            outdated(plan.prediction, facts.prediction),
+            "" if fits(plan) else infeasible(plan),
+        )
+
+    @classmethod
+    def of_plan(cls, plan: Plan) -> Shown:
+        """Work it out of a plan of which no facts are known."""
+        from shardwright.reports.facts import PlanFacts
+
+        return cls.of(PlanFacts(plan))
+
+    @classmethod
+    def load(cls, plan_file: Path) -> Shown:
+        """Of a plan file: as it is kept, else worked out and kept. Raises `PlanError` as `Plan.load` does."""
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            return cls._read(json.loads(_place(plan_file).read_text(encoding="utf-8")))
+        from shardwright.search.plan import Plan
+
+        found = cls.of_plan(Plan.load(plan_file))
+        found.keep(plan_file)
+        return found
+
+    @classmethod
+    def _read(cls, told: Mapping[str, Any]) -> Shown:
+        shown, modules = ([Paragraph(**paragraph) for paragraph in told[name]] for name in ("shown", "modules"))
+        return cls(shown, modules, told["facts"], told["timeline"], told["outdated"], told["unfit"])
+
+    def keep(self, plan_file: Path) -> None:
+        """For who shows this plan file later. A folder that cannot be written is no error."""
+        with suppress(OSError, ShardwrightError):
+            place = _place(plan_file)
+            write_whole(place, json.dumps(asdict(self)), "what is shown", PlanError, make_folder=True)
+            others = sorted(place.parent.iterdir(), key=lambda file: file.stat().st_mtime)
+            for file in others[:-MOST_KEPT]:
+                file.unlink(missing_ok=True)
+
+    def at(self, depth: int | None) -> Shown:
+        """With so many levels of modules; None: as many as fit a page."""
+        if depth is None or not self.modules:
+            return self
+        own = self.modules[min(depth, len(self.modules)) - 1]
+        shown = [own if paragraph.title == own.title else paragraph for paragraph in self.shown]
+        return Shown(shown, self.modules, self.facts, self.timeline, self.outdated, self.unfit)
+
+    def paragraphs(self) -> Sequence[Paragraph]:
+        return self.shown
+
+    def data(self) -> Mapping[str, Any]:
+        return self.facts
+
+    @property
+    def drawn(self) -> Mapping[str, Any]:
+        """What the page shows."""
+        return {**self.facts, "timeline": self.timeline}
+
+
+def _place(plan_file: Path) -> Path:
+    own = hashlib.sha256(_source() + plan_file.read_bytes()).hexdigest()
+    return cache_folder() / "shown" / f"{own[:32]}.json"
+
+
+@lru_cache(maxsize=1)
+def _source() -> bytes:
+    """A digest of what reports are made by."""
+    digest = hashlib.sha256()
+    for folder, folders, names in os.walk(Path(__file__).parents[1], followlinks=True):
+        folders.sort()
+        for name in sorted(names):
+            if name.endswith((".py", ".json", ".jsonl")):
+                digest.update(name.encode() + b"\0" + Path(folder, name).read_bytes())
+    return digest.digest()
