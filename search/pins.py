@@ -48,7 +48,7 @@ class Pins:
         memory_bytes: that plans may use on each device, where that is less than there is.
         limits: what layouts keep to, on every mesh.
         staged: the meshes of a stage that are searched, by the number of stages, the fewest first; where no number is
-            asked for, only if nothing fits without stages, or devices are unlike.
+            asked for, only where stages may pay (`Planner._staged`).
         asked: all of this in the user's words.
         guided: whether it is said what to search: then no other plan takes the place of what is found.
     """

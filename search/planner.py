@@ -51,6 +51,9 @@ from shardwright.substitutions.equations import Equation
 _Way = tuple[str, Mesh, Execution, tuple[Rewrite, ...]]
 _MOST_WHOLE = 4
 """How many plans are solved on the whole graph, which takes seconds each, because an estimate says they are faster."""
+_FAR = 1.25
+"""How many times as long as an equal share of all work takes the best plan takes where stages are tried unasked: less
+is hardly ever gained by them, as they idle and exchange messages themselves."""
 _ABOUT = 1e-3
 """How far a plan of folded blocks may be from that of the whole graph."""
 
@@ -155,7 +158,7 @@ class Planner:
             recompute: what backward makes again: a mode, or modes and lists of places by block of the model.
             pins: what layouts, degrees and memory keep to (`search.asked`).
             stages: so many pipeline stages, `mesh` being that of one; "auto": as many as are best. By default none,
-                unless nothing fits without, or devices are unlike.
+                unless nothing fits without, devices are unlike, or GPUs are far from what their work takes.
             schedule: the order of microbatches in these; by default the best.
             spaces: to search in place of all meshes.
             compared: whether plans that people choose by hand are tuned too, to be compared with.
@@ -281,10 +284,14 @@ class Planner:
     ) -> tuple[list[Candidate], list[Candidate]]:
         """The best plan of each number of pipeline stages that may win, and all that was tried of these.
 
-        Where none are asked for: of as many as are best, if nothing that is known fits, or devices are unlike.
+        Where none are asked for: if nothing that is known fits, devices are unlike, or the best plan takes so much
+        longer than its work would that stages may save some of the rest. Not the last on CPUs: who waits for another
+        stage leaves it memory bandwidth that the timeline does not know of.
         """
+        fastest_s = min((c.prediction.step_s for c in known if c.fits), default=inf)
+        is_far = self.cluster.device.kind != "cpu" and fastest_s > _FAR * tuner.ideal_s(tuner.modes[0])
         unasked = tuner.pins.asked.stages is None and not self.cluster.parts
-        if unasked and any(c.fits for c in known):
+        if unasked and fastest_s < inf and not is_far:
             return [], []
         limit_bytes = tuner.solver.limit_bytes
         stager = Stager(tuner, min((f.mixed_s(limit_bytes) for f in fits if f.candidate.fits), default=inf))

@@ -63,6 +63,18 @@ def test_without_being_asked_there_are_no_stages() -> None:
     assert plain.prediction == one.prediction
 
 
+def test_stages_are_tried_unasked_where_gpus_wait() -> None:
+    """A plan that takes little more than its work is left alone; so is one on CPUs, which share their memory's rate."""
+    graph, tried = blocks(batch=16, width=1024, layers=8, seq=1), list[int]()
+    for link_bytes_per_s, kind in ((1e7, "cuda"), (1e7, "cpu"), (1e12, "cuda")):
+        flat = cluster(4, link_bytes_per_s=link_bytes_per_s)
+        own = replace(flat, device=replace(flat.device, kind=kind))
+        plan = Planner(own, every_choice).plan(graph)
+        assert plan.asked.stages is None
+        tried.append(plan.execution.num_stages)
+    assert tried == [4, 1, 1]
+
+
 def test_stages_are_taken_where_they_are_faster_and_left_where_not() -> None:
     """Between devices that send slowly, activations of a few examples are less than gradients of all weights."""
     for link_bytes_per_s, wins in ((1e7, True), (1e12, False)):
