@@ -23,6 +23,7 @@ from shardwright.cli.options import (
     plan_argument,
 )
 from shardwright.cli.planfiles import facts_to_show, shown_of, status_of, status_said
+from shardwright.cli.status import FINDING
 from shardwright.pcg.errors import MachineError
 from shardwright.pcg.files import require_writable
 
@@ -89,19 +90,26 @@ def explain(
     return status_said(shown.unfit)
 
 
-@click.command(epilog=examples("compare plan.json other-plan.json"))
+@click.command(epilog=examples("compare plan.json other-plan.json", "compare new.json old.json --fail-if-slower 2"))
 @click.argument("plan_files", metavar="PLAN.json...", nargs=-1, required=True, type=PATH)
+@click.option("--fail-if-slower", "percent", type=click.FloatRange(0), metavar="PERCENT",
+              help="End with status 1 where the first plan is slower by more than that than another that fits: a plan "
+              "of the same model, or, where one is given, what it was compared with.")  # fmt: skip
 @format_option
-def compare(plan_files: tuple[Path, ...], form: str) -> int:
+def compare(plan_files: tuple[Path, ...], percent: float | None, form: str) -> int:
     """Show plans beside each other.
 
     One plan: beside the baselines and the best plans of other meshes. Several: beside each other.
     """
-    from shardwright.reports.comparison import ComparisonReport
+    from shardwright.reports.comparison import ComparisonReport, slower
 
     plans = {str(path): facts_to_show(path).plan for path in plan_files}
+    too_slow = slower(plans, percent / 100) if percent is not None else ""
     terminal.show(ComparisonReport(plans), form)
-    return status_of(*plans.values())
+    status = status_of(*plans.values())
+    if too_slow:
+        terminal.note(f"error: {too_slow}")
+    return status or FINDING * bool(too_slow)
 
 
 @click.command(
