@@ -10,7 +10,8 @@ from sympy import Symbol, sympify
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.mesh import Mesh
 from shardwright.reports.facts import PlanFacts
-from shardwright.reports.formula import ONE, FormulaReport, Formulas, interpolated
+from shardwright.reports.forms import ONE, Formulas, interpolated
+from shardwright.reports.formula import FormulaReport
 from shardwright.search.plan import Plan
 from shardwright.search.planner import Planner
 from tests.search.graphs import blocks, cluster, every_choice
