@@ -23,6 +23,7 @@ from shardwright.cli.options import (
     plan_argument,
 )
 from shardwright.cli.planfiles import facts_to_show, shown_of, status_of, status_said
+from shardwright.cli.status import FINDING
 from shardwright.pcg.errors import MachineError
 from shardwright.pcg.files import require_writable
 
@@ -31,6 +32,7 @@ from shardwright.pcg.files import require_writable
     epilog=examples(
         "explain plan.json --depth 2",
         "explain plan.json --find h.3.mlp.c_fc.weight",
+        "explain plan.json --formula",
         "explain plan.json --why-not fsdp",
         "explain plan.json --what-if nodes=2x,bandwidth=0.5x",
         "explain plan.json train.py:make --what-if batch=2x",
@@ -46,6 +48,7 @@ from shardwright.pcg.files import require_writable
 @click.option("--what-if", "changes", metavar="CHANGES", type=parse_changes,
               help="The plan if that were so: nodes, bandwidth, memory, flops, batch or seq, as nodes=2x,batch=128. "
               "Another batch or seq needs the model, as FILE.py:FUNCTION or --hf-config.")  # fmt: skip
+@click.option("--formula", is_flag=True, help="Closed forms of seconds and bytes in nodes, batch and hidden size.")
 @format_option
 def explain(
     plan_file: Path,
@@ -55,6 +58,7 @@ def explain(
     name: str | None,
     strategy: str | None,
     changes: Mapping[str, str] | None,
+    formula: bool,
     form: str,
 ) -> int:
     """Say in words and tables what a plan does.
@@ -65,8 +69,10 @@ def explain(
 
     --why-not and --what-if search again, which takes as long as planning.
     """
-    if sum(x is not None for x in (name, strategy, changes)) > 1:
-        raise click.UsageError("--find, --why-not and --what-if are questions of their own; ask one at a time")
+    if sum(x is not None for x in (name, strategy, changes, formula or None)) > 1:
+        raise click.UsageError(
+            "--find, --formula, --why-not and --what-if are questions of their own; ask one at a time"
+        )
     if (model or hf_config) and strategy is None and changes is None:
         raise click.UsageError("a model is for --why-not and --what-if; explain needs none")
     if strategy is not None or changes is not None:
@@ -84,24 +90,37 @@ def explain(
         facts = facts_to_show(plan_file)
         terminal.show(FoundReport(facts.plan, name, facts), form)
         return status_of(facts.plan)
+    if formula:
+        from shardwright.reports.formula import FormulaReport
+
+        facts = facts_to_show(plan_file)
+        terminal.show(FormulaReport(facts), form)
+        return status_of(facts.plan)
     shown = shown_of(plan_file)
     terminal.show(shown.at(depth), form)
     return status_said(shown.unfit)
 
 
-@click.command(epilog=examples("compare plan.json other-plan.json"))
+@click.command(epilog=examples("compare plan.json other-plan.json", "compare new.json old.json --fail-if-slower 2"))
 @click.argument("plan_files", metavar="PLAN.json...", nargs=-1, required=True, type=PATH)
+@click.option("--fail-if-slower", "percent", type=click.FloatRange(0), metavar="PERCENT",
+              help="End with status 1 where the first plan is slower by more than that than another that fits: a plan "
+              "of the same model, or, where one is given, what it was compared with.")  # fmt: skip
 @format_option
-def compare(plan_files: tuple[Path, ...], form: str) -> int:
+def compare(plan_files: tuple[Path, ...], percent: float | None, form: str) -> int:
     """Show plans beside each other.
 
     One plan: beside the baselines and the best plans of other meshes. Several: beside each other.
     """
-    from shardwright.reports.comparison import ComparisonReport
+    from shardwright.reports.comparison import ComparisonReport, slower
 
     plans = {str(path): facts_to_show(path).plan for path in plan_files}
+    too_slow = slower(plans, percent / 100) if percent is not None else ""
     terminal.show(ComparisonReport(plans), form)
-    return status_of(*plans.values())
+    status = status_of(*plans.values())
+    if too_slow:
+        terminal.note(f"error: {too_slow}")
+    return status or FINDING * bool(too_slow)
 
 
 @click.command(

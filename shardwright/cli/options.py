@@ -93,8 +93,8 @@ def cluster_option(command: Command) -> Command:
 
 
 def format_option(command: Command) -> Command:
-    """`--format text|json`"""
-    choice = click.Choice(["text", "json"])
+    """`--format text|json|markdown`"""
+    choice = click.Choice(["text", "json", "markdown"])
     return click.option("--format", "form", type=choice, default="text", show_default=True, help="Form of the result.")(
         command
     )

@@ -66,5 +66,5 @@ def plan(model: Mapping[str, Any], cluster: Cluster, search: Mapping[str, Any], 
     if form == "json":
         terminal.show_json(found.to_json())
     else:
-        terminal.show(shown)
+        terminal.show(shown, form)
     return status_said(shown.unfit)

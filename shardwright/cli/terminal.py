@@ -27,6 +27,9 @@ def show(report: Report, form: str = "text") -> None:
     if form == "json":
         show_json(report.data())
         return
+    if form == "markdown":
+        click.echo(report.markdown(), nl=False)
+        return
     color = False if os.environ.get("NO_COLOR") else None  # None: where it is a terminal
     for number, paragraph in enumerate(report.paragraphs()):
         if number:

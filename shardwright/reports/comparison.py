@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from shardwright.cost.predict import Prediction
+from shardwright.pcg.errors import PlanError
 from shardwright.pcg.step.lifetimes import lifetimes
-from shardwright.reports.facts import fits, memory_remark, ranked_alternatives
+from shardwright.reports.facts import fits, memory_remark, memory_verdict, ranked_alternatives
 from shardwright.reports.lifetimes import lifetime_names
 from shardwright.reports.report import OWN, Paragraph, Report
 from shardwright.reports.running import again_name, device_mesh
-from shardwright.reports.units import seconds, size
+from shardwright.reports.units import percent, seconds, size
 from shardwright.reports.wording import ESTIMATED, faster_or_slower
 from shardwright.search.plan import Alternative, Plan
 
@@ -76,6 +77,24 @@ def stages_mesh(plan: Plan | Alternative) -> str:
 
 def _columns(plan: Plan | Alternative) -> tuple[str, ...]:
     return tuple(map(str, run_as(plan).values()))
+
+
+def slower(plans: Mapping[str, Plan], margin: float) -> str:
+    """That the first plan is slower by more than a share of the other's step than another that fits, or "".
+
+    Of one plan, the others are those that it was compared with. Raises `PlanError` where they are of another model.
+    """
+    (name, own), *rest = plans.items()
+    if alien := next((other for other, plan in rest if plan.fingerprint != own.fingerprint), None):
+        raise PlanError(f"{alien} is a plan of another model, batch or precision than {name}; compare plans of one")
+    others = {other: plan.prediction for other, plan in rest if fits(plan)}
+    if not rest:
+        others = {a.name: a.prediction for a in own.alternatives if memory_verdict(own, a) == "fits"}
+    best = min(others, key=lambda other: others[other].step_s, default="")
+    if not best or own.prediction.step_s <= (1 + margin) * others[best].step_s:
+        return ""
+    steps = f"{seconds(own.prediction.step_s)} beside {seconds(others[best].step_s)}"
+    return f"{name} is slower than {best}, {steps}: {percent(own.prediction.step_s / others[best].step_s - 1)}"
 
 
 ABSURD = 10

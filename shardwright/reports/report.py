@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -48,6 +49,17 @@ class Paragraph:
             for line in lines:
                 yield style, _INDENT + line
 
+    def markdown(self) -> str:
+        """The same in Markdown: a heading, a list, a table, and a list; drawings as they are."""
+        parts = [f"## {marked_down(self.title)}", *_list(self.lines)]
+        if self.columns:
+            sides = ["--:" if column.startswith(">") else "---" for column in self.columns]
+            titles = [column.removeprefix(">") for column in self.columns]
+            parts.append(
+                "\n".join(map(_row, (map(marked_down, titles), sides, *(map(_cell, row) for row in self.rows))))
+            )
+        return "\n\n".join([*parts, *_list(self.notes)]) + "\n"
+
     def _inside(self, width: int | None) -> Iterator[tuple[Style, list[str]]]:
         for line in self.lines:
             yield "text", wrapped(line, width)
@@ -55,6 +67,41 @@ class Paragraph:
             yield "columns" if row is None else "own" if self.rows[row][0] == OWN else "text", lines
         for line in self.notes:
             yield "text", wrapped(line, width)
+
+
+_SPECIAL = re.compile(r"([\\`*~<>\[\]|]|(?<!\w)_|_(?!\w)|(?<!\S)#)")
+_LABELLED = re.compile(r"(\S(?:.*?\S)?) {2,}(.*)")
+_DRAWN = re.compile("[│├└]")
+
+
+def marked_down(text: str) -> str:
+    """Text of which nothing means anything in Markdown or HTML."""
+    return _SPECIAL.sub(r"\\\1", text.replace("&", "&amp;").replace("\n", " "))
+
+
+def _list(lines: Sequence[str]) -> Iterator[str]:
+    """Lines as a list: what is indented lies below what it is under, and a label is bold. A drawing is a block."""
+    if any(map(_DRAWN.search, lines)):
+        fence = "`" * (1 + max([2, *(len(run) for line in lines for run in re.findall("`+", line))]))
+        yield "\n".join((fence, *lines, fence))
+    elif lines:
+        yield "\n".join(map(_item, lines))
+
+
+def _item(line: str) -> str:
+    text = line.strip()
+    found = _LABELLED.fullmatch(text)
+    told = f"**{marked_down(found[1])}** {marked_down(found[2])}" if found else marked_down(text)
+    return f"{'  ' if line.startswith(' ') else ''}- {told}"
+
+
+def _cell(text: str) -> str:
+    inner = text.lstrip(" ")
+    return "&nbsp;" * (len(text) - len(inner)) + marked_down(inner)
+
+
+def _row(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
 class Report(ABC):
@@ -70,3 +117,7 @@ class Report(ABC):
 
     def __str__(self) -> str:
         return "\n\n".join(map(str, self.paragraphs())) + "\n"
+
+    def markdown(self) -> str:
+        """All of it in Markdown."""
+        return "\n".join(paragraph.markdown() for paragraph in self.paragraphs())

@@ -533,3 +533,21 @@ def test_blocks_that_differ_have_functions_of_their_own() -> None:
     source = emit(found.graph(TWO, {"ids": (S(0),), "targets": (S(0),)}, data_axes=(0,)))
     assert functions_of(source)[:2] == ["blocks_0", "blocks_2"]
     assert '"""blocks.0, blocks.1, blocks.3"""' in source
+
+
+# ---- marks ----
+
+
+def test_marks_name_blocks_and_operators_and_change_nothing_else(net: Case) -> None:
+    """Each operator is named after all that is written into its line; equal blocks still share a function."""
+    ids, model = torch.randint(20, (2, 8)), GPT(vocab=20, max_seq=8, hidden=16, num_heads=2, num_layers=2)
+    found = list[str]()
+    for graph in (net.graph(TWO, MEGATRON), Case(model, {"ids": ids, "targets": ids}).captured.graph):
+        plain, marked = emit(graph), emit(graph, marked=True)
+        assert "rt.mark" not in plain
+        assert re.sub(r"with rt\.mark\('[^']*'\): ", "", marked) == plain
+        assert compile_source(marked).forward.__name__ == "forward"
+        found += re.findall(r"rt\.mark\('shardwright ([^']*)'\)", marked)
+    assert {"block blocks.0", "block blocks.1"} <= {*found}
+    assert any(re.fullmatch(r"\S+:linear \S+:add", name) for name in found), found
+    assert any(name.endswith("/reduce") for name in found)

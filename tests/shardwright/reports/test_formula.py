@@ -1,0 +1,106 @@
+"""Closed forms against the prediction of the same layout at other sizes, and what is said of where they hold."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from sympy import Symbol, sympify
+
+from shardwright.pcg.errors import PlanError
+from shardwright.pcg.mesh import Mesh
+from shardwright.reports.facts import PlanFacts
+from shardwright.reports.forms import ONE, Formulas, interpolated
+from shardwright.reports.formula import FormulaReport
+from shardwright.search.plan import Plan
+from shardwright.search.planner import Planner
+from tests.search.graphs import blocks, cluster, every_choice
+from tests.shardwright.command import Run
+
+WIDTH, BATCH = 128, 64
+
+
+def planned(role: str, nodes: int = 2, batch: int = BATCH, width: int = WIDTH) -> Plan:
+    """On a cluster of which each device is a node, with fast links, so that nothing depends on them."""
+    planner = Planner(cluster(nodes, link_bytes_per_s=1e9), every_choice)
+    return planner.plan(blocks(batch, width, seq=16), "Net", mesh=Mesh.of(x=nodes), roles=(role,), compared=False)
+
+
+def layouts(plan: Plan) -> list[object]:
+    return [(node.op, node.split) for node in plan.graph.nodes]
+
+
+def values(formulas: Formulas, **at: float) -> dict[str, float]:
+    return {name: formulas.at(form, **at) for name, form in formulas.all.items()}
+
+
+def predicted(plan: Plan) -> dict[str, float]:
+    p = PlanFacts(plan).prediction
+    stored_bytes = p.memory.parameters_bytes + p.memory.optimizer_bytes
+    return {"compute_s": p.compute_s, "optimizer_s": p.optimizer_s, "communication_s": p.communication_s,
+            "sent_bytes": p.communication_bytes, "stored_bytes": stored_bytes}  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=["data", "zero", "tensor"])
+def plan(request: pytest.FixtureRequest) -> Plan:
+    return planned(request.param)
+
+
+def test_forms_are_the_prediction_at_the_plan_and_at_other_sizes(plan: Plan) -> None:
+    formulas, role = Formulas(PlanFacts(plan)), str(plan.asked.roles and plan.asked.roles[0])
+    assert (formulas.batch, formulas.hidden, formulas.num_nodes) == (BATCH, WIDTH, 2)
+    assert values(formulas) == pytest.approx(predicted(plan), rel=1e-9)
+    compared = 0
+    for batch, hidden in ((2 * BATCH, WIDTH), (BATCH, 2 * WIDTH), (4 * BATCH, 4 * WIDTH), (BATCH // 2, WIDTH)):
+        other = planned(role, 2, batch, hidden)
+        if layouts(other) == layouts(plan):
+            assert values(formulas, batch=batch, hidden=hidden) == pytest.approx(predicted(other), rel=1e-6), (
+                batch,
+                hidden,
+            )
+            compared += 1
+    assert compared >= 3
+
+
+def test_more_nodes_share_the_batch_and_what_they_store(plan: Plan) -> None:
+    """Of what is sent along their own axis there is no form in nodes, which is said."""
+    formulas, role = Formulas(PlanFacts(plan)), str(plan.asked.roles and plan.asked.roles[0])
+    other = planned(role, 4)
+    assert layouts(other) == layouts(plan)
+    wanted = predicted(other)
+    for name in ("compute_s", "optimizer_s", "stored_bytes"):
+        assert formulas.at(formulas.all[name], nodes=4) == pytest.approx(wanted[name], rel=1e-6), name
+    assert "along the axis of nodes for this number of nodes only" in str(FormulaReport(formulas.facts))
+
+
+def test_expressions_are_the_forms(plan: Plan) -> None:
+    formulas = Formulas(PlanFacts(plan))
+    n, b, h = (Symbol(name, positive=True) for name in "nbh")
+    at = [(n, 6), (b, 100), (h, 300)]
+    for form in formulas.all.values():
+        told = float(sympify(formulas.expression(form)).subs(at))
+        assert told == pytest.approx(formulas.at(form, nodes=6, batch=100, hidden=300), rel=1e-3)
+
+
+def test_stages_have_none() -> None:
+    found = Planner(cluster(4), every_choice).plan(blocks(), "Net", mesh=Mesh.of(x=2), stages=2, compared=False)
+    with pytest.raises(PlanError, match="plans without pipeline stages"):
+        FormulaReport(PlanFacts(found))
+
+
+def test_polynomials_are_found_exactly() -> None:
+    def value(b: float, h: float, n: float) -> float:
+        return 3 + 5 * b * h**2 * n + 7 * h - 2 * n
+
+    points = {(b, h, n): value(b, h, n) for b in (1, 2) for h in (1, 2, 3) for n in (1, 2)}
+    assert interpolated(points) == pytest.approx({ONE: 3, (1, 2, 1): 5, (0, 1, 0): 7, (0, 0, 1): -2})
+
+
+def test_explain_shows_them(run: Run) -> None:
+    assert run("plan", "models.py:net", "--mesh", "dp=2", "--roles", "data", "-o", "plan.json")[0] == 0
+    status, out, _ = run("explain", "plan.json", "--formula")
+    assert status == 0
+    assert "Where they hold" in out
+    found = json.loads(run("explain", "plan.json", "--formula", "--format", "json")[1])
+    assert found["forms"]["stored_bytes"]["value"] > 0
+    assert run("explain", "plan.json", "--formula", "--find", "up.weight")[0] == 2
