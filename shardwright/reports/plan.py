@@ -311,9 +311,11 @@ def _communication(facts: PlanFacts) -> Paragraph:
     p = facts.plan.prediction
     took = f"{seconds(p.communication_s)} on its own, {seconds(p.exposed_s)} of the step"
     title = f"Communication ({size(p.communication_bytes)} sent by each device per step, {took})"
+    stages = facts.plan.execution.num_stages
+    lines = [f"listed: one device of each of the {stages} stages, added up; above: an equal share"] if stages > 1 else []
     if not rows:
         return Paragraph(title, ["none"])
-    return Paragraph(title, [], ("what", "how", "axis", ">sent", ">time"), rows)
+    return Paragraph(title, lines, ("what", "how", "axis", ">sent", ">time"), rows)
 
 
 def _memory(plan: Plan) -> Paragraph:

@@ -194,11 +194,14 @@ def serial(p: Prediction) -> str:
 
 def modules_note(plan: Plan) -> str:
     """What the times of the table of modules are."""
-    p, count = plan.prediction, plan.mesh.num_microbatches
+    p, count, stages = plan.prediction, plan.mesh.num_microbatches, plan.execution.num_stages
     rest = f"the optimizer's {seconds(p.optimizer_s)} are not among them" if p.optimizer_s else ""
     listed = f"{seconds(p.compute_s + p.communication_s)} with nothing overlapping, of a step of {seconds(p.step_s)}"
     together = "all repeats of a block" + (f" and all {count} microbatches" if count > 1 else "")
-    return f"{together} together; compute and communication of one device, {listed}" + (f"; {rest}" if rest else "")
+    whose = f"one device, {listed}"
+    if stages > 1:
+        whose = f"one device of each of the {stages} stages, added up, in a step of {seconds(p.step_s)}"
+    return f"{together} together; compute and communication of {whose}" + (f"; {rest}" if rest else "")
 
 
 class Standing(NamedTuple):

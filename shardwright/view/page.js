@@ -74,7 +74,7 @@ function drawCommunication() {
   const rows = plan.communication.map((t) => ({ cells: [`${t.count} ${t.what}${t.count > 1 ? "s" : ""}`, element("code", {}, `${t.axis}: ${t.before} → ${t.after}`),
     t.text, bar([[t.seconds, "communication", time(t.seconds)]], longest), time(t.seconds), bytes(t.sent_bytes)] }));
   at("communication").append(element("h2", {}, "Communication"),
-    element("p", {}, `Each device sends ${bytes(plan.prediction.communication_bytes)} per step, taking ${time(plan.prediction.communication_s)}, of which compute waits for ${time(plan.prediction.exposed_s)}.`),
+    element("p", {}, `Each device sends ${bytes(plan.prediction.communication_bytes)} per step, taking ${time(plan.prediction.communication_s)}, of which compute waits for ${time(plan.prediction.exposed_s)}.${plan.stages.length > 1 ? ` That is an equal share; listed is one device of each of the ${plan.stages.length} stages, added up.` : ""}`),
     rows.length ? table([["what"], ["layout"], ["how"], ["time", false, true], ["", true], ["sent", true]], rows) : "None.");
 }
 

@@ -32,6 +32,8 @@ def test_a_report_says_what_each_stage_has_and_sends_and_how_long_it_waits() -> 
     text = str(PlanReport(plan))
     assert "mesh [x=4] for each of 2 stages" in text
     assert f"Pipeline (2 stages of {run.chunks_per_stage} chunks each, schedule interleaved)" in text
+    assert "listed: one device of each of the 2 stages, added up" in text
+    assert "compute and communication of one device of each of the 2 stages, added up, in a step of" in text
     assert "2 × [x=4]" in str(ComparisonReport({"one": plan, "other": plan}))
     assert "2 × [x=4]" in str(why_not(plan, "ddp"))
     assert "for each of 2 stages" in str(TimelineReport(plan, plan_timeline(plan, plan.execution)))
