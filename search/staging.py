@@ -141,19 +141,19 @@ class Stager:
         return (1 + min(self._over.values(), default=1.0)) / 2
 
     def _likeliest(self, spaces: Sequence[Space]) -> list[_Way]:
-        """The mesh of the least floor, with those that lead to it, and the numbers of microbatches that do.
+        """The mesh of the least floor, with those that lead to it, and their numbers of microbatches.
 
         From the mesh whose inner axis is a machine to the next smaller or larger inner axis, while that is less.
         """
         line, machine = sorted(spaces, key=_inner), machine_size(self.tuner.solver.cluster)
         near = min(range(len(line)), key=lambda i: abs(_inner(line[i]) - machine))
-        found = _while_less(
-            line, near, lambda space: self._way(space, _first(self._counts(space), space)), lambda way: way.floor_s
-        )
-        best = min(found, key=lambda way: way.floor_s)
-        while best.number and (fewer := self._way(best.space, best.number - 1)).floor_s < best.floor_s:
-            best = fewer
-            found.append(best)
+        return list(chain.from_iterable(_while_less(line, near, self._downhill, _least_s)))
+
+    def _downhill(self, space: Space) -> list[_Way]:
+        """On one mesh, from the number of microbatches that is tried first to fewer, while the floor falls."""
+        found = [self._way(space, _first(self._counts(space), space))]
+        while (last := found[-1]).number and (fewer := self._way(space, last.number - 1)).floor_s < last.floor_s:
+            found.append(fewer)
         return found
 
     def _counts(self, space: Space) -> list[int]:

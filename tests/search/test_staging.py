@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,18 @@ from shardwright.pcg.step.execution import SCHEDULES, Execution, Schedule
 from shardwright.pcg.step.lifetimes import lifetimes
 from shardwright.pcg.step.recompute import Recompute
 from shardwright.search import planner as search_planner
-from shardwright.search.asked import Stages
+from shardwright.search.asked import Asked, Stages
 from shardwright.search.check import check_plan
 from shardwright.search.fitting import Fitter
 from shardwright.search.folding import Folded
+from shardwright.search.pins import Pins
 from shardwright.search.plan import Alternative, Plan
 from shardwright.search.planner import Planner
 from shardwright.search.solving import Solver
+from shardwright.search.spaces import Space
 from shardwright.search.spreading import said_by_block, spread_out, stored_by_stage
+from shardwright.search.staging import Stager
+from shardwright.search.tuning import Tuner
 from tests.each import each
 from tests.search.graphs import blocks, cluster, every_choice
 
@@ -342,3 +347,18 @@ def test_each_stage_keeps_gathered_weights_as_long_as_it_has_room() -> None:
     anywhere = stored_by_stage(ample, found)
     assert set(lifetimes(anywhere.graph).values()) == {"zero-1"}
     assert stored_by_stage(ample, found, ("zero-3",)) == found
+
+
+def test_a_mesh_is_judged_by_its_best_number_of_microbatches() -> None:
+    """One whose devices have no example each in the number that is tried first may be the best in fewer."""
+    graph, own = blocks(batch=16, width=64, layers=8, seq=8), planner(8)
+    kept = Pins.of(graph, own.cluster, Asked(stages=2), None)
+
+    class Told(Stager):
+        def _floor_s(self, space: Space, count: int) -> float:
+            return 1.0 if (space.mesh.sizes, count) == ((4,), 4) else 2.0 + 1 / len(space.mesh)
+
+    stager = Told(Tuner(own.solver, graph, own.execution, kept, own.progress), inf)
+    (spaces,) = kept.staged.values()
+    found = {(way.space.mesh.sizes, way.number): way.floor_s for way in stager._likeliest(spaces)}
+    assert min(found.values()) == 1.0
