@@ -7,7 +7,7 @@ STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test mutants lint types matrix sweep operators bench bench-search bench-accuracy bench-rules bench-gains format clean
+.PHONY: help setup demo test mutants lint types matrix sweep operators bench bench-search bench-accuracy bench-rules bench-gains site site-check format clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -62,12 +62,23 @@ bench-rules: $(STAMP) ## generate and prove rules, mutate them, see which the se
 bench-gains: $(STAMP) ## see which rules fire on which models, and what they gain; ends docs/rules.md with its tables
 	$(PY) -m bench.gains
 
+site: $(VENV)/.docs ## build the documentation into site/, with every link checked; nothing in it is loaded from other hosts
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
+	@! grep -rlE '<(script|link|img|iframe)[^>]+(src|href)="?(https?:)?//' site --include='*.html'
+
+site-check: $(STAMP) ## run every command and snippet of the documentation, the slow ones too: 10 to 20 minutes
+	OMP_NUM_THREADS=1 $(PY) -m bench.pages
+
+$(VENV)/.docs: $(STAMP)
+	$(PY) -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev,docs]'
+	@touch $@
+
 format: $(STAMP) ## format the code and mend what the linter can
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 
 clean: ## remove .venv, builds and caches
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build dist site *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMP): pyproject.toml constraints.txt

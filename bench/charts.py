@@ -1,4 +1,4 @@
-"""Two charts as SVG text, drawn without a plotting library so that they are small, and the same on every machine."""
+"""Three charts as SVG text, drawn without a plotting library so that they are small, and the same on every machine."""
 
 from __future__ import annotations
 
@@ -67,6 +67,23 @@ def strips(title: str, y_label: str, groups: Sequence[str], series: Sequence[Ser
                 middle, at = LEFT + step * group + offset, y(median(mine))
                 parts.append(_line(middle - 7, at, middle + 7, at, colour, 2.5))
     return _svg(title, "", y_label, parts, [s.name for s in series])
+
+
+def ranges(title: str, x_label: str, rows: Sequence[tuple[str, float, float, float]]) -> str:
+    """Ratios by name: the least, the middle and the most of each, beside 1."""
+    low, high = min(1.0, *(row[1] for row in rows)) - 0.05, max(1.0, *(row[3] for row in rows)) + 0.05
+    step = (HEIGHT - TOP - BOTTOM) / len(rows)
+
+    def x(value: float) -> float:
+        return LEFT + (WIDTH - LEFT - RIGHT) * (value - low) / (high - low)
+
+    parts = [_line(x(1), TOP, x(1), HEIGHT - BOTTOM, "#888")]
+    parts += [_tick_x(x(t / 10), f"{t / 10:g}") for t in range(ceil(low * 10), floor(high * 10) + 1)]
+    for number, (name, least, middle, most) in enumerate(rows):
+        y = TOP + step * (number + 0.6)
+        parts += [_text(LEFT + 6, y - 12, name, "start"), _line(x(least), y, x(most), y, COLOURS[0], 2.5)]
+        parts.append(_dots([(x(middle), y)], COLOURS[1]))
+    return _svg(title, x_label, "", parts, [])
 
 
 # ---- pieces ----

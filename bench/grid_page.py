@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
@@ -10,6 +12,7 @@ from math import inf
 from pathlib import Path
 from statistics import median
 
+from bench.charts import Series, strips
 from bench.grid_store import Found, Key
 from shardwright.pcg.mesh import TIME
 
@@ -35,6 +38,8 @@ capture.
 {count} cases: the plan is at most {bound:.0%} slower than the best of the grid in {good}, and at the median
 {median:.1%} faster ({branchy:.1%} for mixtures of experts and models with branches: {names}). Plans are above their
 bounds by {gap:.1%} at the median, at most {most:.1%}. Planning takes {planning:.1f} s at the median.
+
+![plans beside the best of the grid](search-grid.svg)
 
 | model | cluster | gap | by | bound | plan | step | best of the grid | step | ways | costed | planning | grid |
 |---|---|--:|---|--:|---|--:|---|--:|--:|--:|--:|--:|
@@ -104,6 +109,25 @@ def page(table: Sequence[Row], bound: float) -> str:
     return head + "".join(map(_line, table)) + STALE * any(row.is_stale for row in table)
 
 
+def chart(table: Sequence[Row]) -> str:
+    """Gaps by kind of model and of GPU, as SVG."""
+    points = defaultdict[str, list[tuple[float, float]]](list)
+    families = sorted({_family(row) for row in table})
+    for row in table:
+        points[_gpu(row)].append((families.index(_family(row)), 100 * row.gap))
+    title = "Steps of plans beside the best of the grid; below 0: faster"
+    series = [Series(gpu, points[gpu]) for gpu in sorted(points)]
+    return strips(title, "plan / best of the grid", families, series, 30)
+
+
+def _family(row: Row) -> str:
+    return re.split("[ ,-]", row.model)[0]
+
+
+def _gpu(row: Row) -> str:
+    return row.cluster.rpartition(" ")[2].removeprefix("dgx-").partition("-")[0]
+
+
 def _faster(table: Sequence[Row]) -> float:
     """By how much plans are faster than the best of the grid, at the median, relative to that."""
     return -_median([row.gap for row in table])
@@ -131,6 +155,7 @@ def _step(step_s: float | None) -> str:
 def write(table: Sequence[Row], bound: float) -> None:
     """But for the other sections of the page, which stay."""
     replace_section(GRID, page(table, bound))
+    PAGE.with_name("search-grid.svg").write_text(chart(table), encoding="utf-8")
 
 
 def replace_section(heading: str, text: str) -> None:

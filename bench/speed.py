@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from bench.charts import ranges
 from bench.gpt import Size
 from bench.plans import forced, single
 from bench.rounds import CPU, FORWARD_BACKWARD, STEP, Samples, quartiles, ratio, run_rounds, slowest_rank
@@ -111,6 +113,8 @@ Before the first round, every contender's loss and gradients were seen to equal 
 |---|---|---|---|---|--:|--:|
 """
 NOTES = """
+![ratios of the table](speed-ratios.svg)
+
 The last two columns are medians of forward and backward. Layouts are the same on both sides: *tuned DDP* is
 `DistributedDataParallel(gradient_as_bucket_view=True, static_graph=True)`; *fully_shard* is FSDP2 on every block and
 on the root; both tensor-parallel baselines split attention by heads and the MLP by hidden units, the embeddings and the
@@ -130,6 +134,13 @@ def page(size: Size, num_rounds: int, both: dict[str, Samples], alone: dict[str,
         **{name: getattr(size, name) for name in size.__dataclass_fields__},
     )
     return head + "\n".join([*(row(p, both) for p in PAIRS), row(SINGLE, alone)]) + "\n" + NOTES
+
+
+def chart(text: str) -> str:
+    """The ratios of the page's table, as SVG."""
+    found = re.findall(r"^\| ([^|]+) \| ([^|]+) \| ([\d.]+) \(([\d.]+)–([\d.]+)\)", text, re.MULTILINE)
+    rows = [(f"{ours} / {theirs}", float(low), float(mid), float(high)) for ours, theirs, mid, low, high in found]
+    return ranges("Time of forward and backward, ours to theirs", "median and quartiles; below 1: faster", rows)
 
 
 def row(pair: Pair, times: dict[str, Samples]) -> str:
@@ -160,6 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not options.dry:
         _, heading, rest = PAGE.read_text().partition("\n## ")  # of what `bench.pipelines` writes
         PAGE.write_text(text + heading + rest)
+        PAGE.with_name("speed-ratios.svg").write_text(chart(text))
     ratios = {p: ratio(t[p.ours], t[p.theirs]).median for p, t in [*((p, both) for p in PAIRS), (SINGLE, alone)]}
     slow = [f"{p.ours} takes {r:.2f} × {p.theirs}" for p, r in ratios.items() if r > BOUND]
     for line in slow:

@@ -11,6 +11,7 @@ import sys
 import tomllib
 from fnmatch import fnmatch
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -193,7 +194,7 @@ def test_command_is_declared() -> None:
 
 def test_every_direct_dependency_is_pinned() -> None:
     project = pyproject()["project"]
-    direct = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
+    direct = [*project["dependencies"], *chain(*project["optional-dependencies"].values())]
     missing = {requirement_name(requirement) for requirement in direct} - set(pins())
     assert not missing, f"constraints.txt does not pin {sorted(missing)}"
 
@@ -209,10 +210,10 @@ def test_pins_satisfy_what_is_required() -> None:
 def test_pins_are_exact_and_for_every_build() -> None:
     """A local suffix such as +cpu would shut out machines with another build of torch."""
     for name, version in pins().items():
-        assert re.fullmatch(r"[0-9]+(\.[0-9]+)*", version), f"{name}=={version}"
+        assert re.fullmatch(r"[0-9]+(\.[0-9]+)*(\.post[0-9]+)?", version), f"{name}=={version}"
 
 
 def test_pins_are_the_only_ones() -> None:
     project = pyproject()["project"]
-    direct = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
+    direct = [*project["dependencies"], *chain(*project["optional-dependencies"].values())]
     assert not [requirement for requirement in direct if "==" in requirement]

@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from bench.charts import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Series, scatter, strips
+from bench.charts import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Series, ranges, scatter, strips
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -41,6 +41,17 @@ def test_strips_bound_errors_and_mark_medians() -> None:
     bars = [e for e in ET.fromstring(text).findall(f"{SVG}line") if e.attrib["stroke-width"] == "2.5"]
     assert len(bars) == 2  # one per group that has points
     assert float(bars[0].attrib["y1"]) == pytest.approx(zero - 2.5 / 60 * (HEIGHT - TOP - BOTTOM), abs=0.1)
+
+
+def test_ranges_lie_beside_one() -> None:
+    text = ranges("t", "ratio", [("fast", 0.7, 0.8, 0.9), ("slow", 1.1, 1.2, 1.3)])
+    lines = ET.fromstring(text).findall(f"{SVG}line")
+    (one,) = [line for line in lines if line.attrib["stroke"] == "#888"]
+    spans = [line for line in lines if line.attrib["stroke-width"] == "2.5"]
+    ((fast, _),), ((slow, _),) = dots(text, 0), dots(text, 1)
+    middle = float(one.attrib["x1"])
+    assert LEFT < float(spans[0].attrib["x1"]) < fast < float(spans[0].attrib["x2"]) < middle
+    assert middle < float(spans[1].attrib["x1"]) < slow < float(spans[1].attrib["x2"]) < WIDTH - RIGHT
 
 
 def test_charts_are_the_same_every_time() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from bench import grid_page
 from bench.grid import SETUPS, Grid, grid, plan, solve, step_s, ways
-from bench.grid_page import GRID, TIME_NEEDED, TITLE, WITHIN, page, replace_section, rows
+from bench.grid_page import GRID, TIME_NEEDED, TITLE, WITHIN, chart, page, replace_section, rows
 from bench.grid_store import Cell, Found, Key, kept, write
 from shardwright.search.folding import Folded
 from shardwright.search.restrict import DATA, TENSOR, ZERO
@@ -113,6 +113,7 @@ def test_the_page_says_in_what_a_plan_differs(mesh: dict[str, int] | None, recom
     assert row.differs == differs
     text = page([row], 0.03)
     assert f"| -10.0% | {differs} | 4.0% |" in text
+    assert ">T5<" in chart([row])
     words = " ".join(text.split())
     assert "at the median 10.0% faster (10.0% for mixtures" in words
     assert "above their bounds by 4.0% at the median" in words

@@ -9,7 +9,7 @@ import torch
 from bench.gpt import Size, build
 from bench.rounds import STEP, quartiles, ratio, slowest_rank
 from bench.search import Task, measure, section
-from bench.speed import PAIRS, SINGLE, check_agreement, num_parameters, one_rank, page, two_ranks
+from bench.speed import PAIRS, SINGLE, chart, check_agreement, num_parameters, one_rank, page, two_ranks
 from bench.trainers import Trainer
 from shardwright.cost.clusters.local import default_cluster
 from shardwright.lowering.launch import run_ranks
@@ -27,7 +27,10 @@ def test_every_contender_trains_the_same_model() -> None:
         assert samples.shape == (2, 3)
         assert (samples[:, 1] >= samples[:, 0]).all()
     text = page(TINY, 2, both, alone)
-    assert all(f"| {pair.ours} | {pair.theirs} |" in text for pair in (*PAIRS, SINGLE))
+    drawn = chart(text)
+    for pair in (*PAIRS, SINGLE):
+        assert f"| {pair.ours} | {pair.theirs} |" in text
+        assert f">{pair.ours} / {pair.theirs}<" in drawn
 
 
 def trainer(loss: float, gradient: float) -> Trainer:

@@ -14,6 +14,7 @@ from shardwright.pcg.errors import PlanError
 from shardwright.pcg.step.execution import Execution
 from shardwright.search.plan import Plan, fingerprint
 from shardwright.search.planner import Planner
+from shardwright.search.restrict import ROLES
 from tests.each import each
 from tests.search.graphs import cluster, every_choice, mlp
 
@@ -28,6 +29,12 @@ def test_a_saved_plan_is_the_same_plan(plan: Plan, tmp_path: Path) -> None:
     loaded = Plan.load(tmp_path / "plan.json")
     assert loaded == plan
     assert [str(n.source) for n in loaded.graph.nodes] == [str(n.source) for n in plan.graph.nodes]
+
+
+def test_a_plan_may_be_asked_for_with_any_role(plan: Plan) -> None:
+    for role in ROLES:
+        asked = replace(plan.asked, mesh=plan.mesh, roles=(role,) * len(plan.mesh.names))
+        assert Plan.from_json(replace(plan, asked=asked).to_json()).asked.roles == asked.roles
 
 
 def test_a_plan_keeps_its_precision_and_old_files_may_have_one(plan: Plan) -> None:
