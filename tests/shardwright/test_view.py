@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import html
 import json
 import re
-import shutil
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bench.browser import browser, findings, opened
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.mesh import Mesh
@@ -116,18 +114,11 @@ def in_browser(found: Plan, folder: Path, script: str, width: int = 1280) -> Any
 
     Nothing is to be said on the console.
     """
-    browser = shutil.which("chromium")
-    if browser is None:
+    if browser() is None:
         pytest.skip("no chromium to lay the page out")
-    put = f"<script>{script}; document.title = 'ANSWER ' + JSON.stringify(answer);</script>"
-    target = folder / "plan.html"
-    target.write_text(page(found).replace("</body>", put + "</body>"), encoding="utf-8")
-    options = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", f"--window-size={width},2000"]
-    command = [browser, *options, "--dump-dom", f"--user-data-dir={folder / 'profile'}", target.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert [line for line in done.stderr.splitlines() if "CONSOLE" in line] == []
-    (answer,) = re.findall(r"<title>ANSWER (.*?)</title>", done.stdout)
-    return json.loads(html.unescape(answer))
+    answer, console = opened(page(found), folder, script, width)
+    assert console == []
+    return answer
 
 
 def test_nothing_is_clipped_at_1280_pixels(tmp_path: Path) -> None:
@@ -163,6 +154,21 @@ def test_a_browser_draws_what_happens_over_time(tmp_path: Path) -> None:
     assert re.fullmatch(r".+s, from .+ on", when)
     assert re.fullmatch(r"(forward|backward) of microbatch \d", microbatch)
     assert (answer["rows"], answer["sorted"]) == (1 + len(names), "bytes ↑")
+
+
+def test_a_browser_shows_the_numbers_of_explain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a plan in stages with others beside it; what the page lacks is told. `python -m bench.browser` has many."""
+    if browser() is None:
+        pytest.skip("no chromium to lay the page out")
+    planner = Planner(Cluster.preset("dgx-h100", 1), every_choice)
+    found = planner.plan(blocks(64, 2048, 6, 512), "Net", mesh=Mesh.of(dp=4), roles=("zero",), stages=2)
+    (how,) = findings(found, tmp_path)
+    assert re.fullmatch(r"\d+ kB, ready after \d+ ms", how)
+    longer = replace(found, prediction=replace(found.prediction, step_s=1.01 * found.prediction.step_s))
+    monkeypatch.setattr("bench.browser.page", lambda plan: page(found))
+    *wrong, _ = findings(longer, tmp_path)
+    assert [line.partition(" ")[0] for line in wrong] == ["1280", "1920"]
+    assert all(seconds(longer.prediction.step_s) in line for line in wrong)
 
 
 def test_the_script_runs_for_one_device(tmp_path: Path) -> None:
