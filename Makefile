@@ -51,6 +51,7 @@ bench-search: $(STAMP) ## compare plans with the best of a grid, and time planni
 	OMP_NUM_THREADS=1 $(PY) -m bench.within
 	OMP_NUM_THREADS=1 $(PY) -m bench.sequence
 	$(PY) -m bench.search
+	$(PY) -m bench.growth
 
 bench-accuracy: $(STAMP) ## compare predictions with published runs and with this machine; writes pages and charts in docs/
 	$(PY) -m bench.predictions

@@ -1,9 +1,10 @@
-"""Three charts as SVG text, drawn without a plotting library so that they are small, and the same on every machine."""
+"""Charts as SVG text, drawn without a plotting library so that they are small, and the same on every machine."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import ceil, floor, log10
 from statistics import median
 
@@ -41,6 +42,27 @@ def scatter(title: str, x_label: str, y_label: str, series: Sequence[Series], ba
     parts = [_polygon([(x(a), y(b)) for a, b in corners]), _line(x(low), y(low), x(high), y(high), "#888")]
     parts += [_tick_x(x(t), _number(t)) for t in shown] + [_tick_y(y(t), _number(t)) for t in shown]
     parts += [_dots([(x(a), y(b)) for a, b in s.points], colour) for s, colour in zip(series, COLOURS, strict=False)]
+    return _svg(title, x_label, y_label, parts, [s.name for s in series])
+
+
+def curves(title: str, x_label: str, y_label: str, series: Sequence[Series]) -> str:
+    """Lines through points on two logarithmic axes, each with a range of its own."""
+    ranges_of = [[point[axis] for s in series for point in s.points] for axis in (0, 1)]
+    (left, right), (low, high) = ((log10(min(own)) - 0.05, log10(max(own)) + 0.05) for own in ranges_of)
+
+    def x(value: float) -> float:
+        return LEFT + (WIDTH - LEFT - RIGHT) * (log10(value) - left) / (right - left)
+
+    def y(value: float) -> float:
+        return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * (log10(value) - low) / (high - low)
+
+    along = sorted({value for s in series for value, _ in s.points})
+    up = [f * 10.0**e for e in range(floor(low), ceil(high) + 1) for f in (1, 2, 5)]
+    parts = [_tick_x(x(value), _number(value)) for value in along]
+    parts += [_tick_y(y(t), _number(t)) for t in up if low <= log10(t) <= high]
+    for s, colour in zip(series, COLOURS, strict=False):
+        placed = [(x(a), y(b)) for a, b in s.points]
+        parts += [_line(*one, *other, colour, 1.5) for one, other in pairwise(placed)] + [_dots(placed, colour)]
     return _svg(title, x_label, y_label, parts, [s.name for s in series])
 
 

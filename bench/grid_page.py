@@ -18,8 +18,9 @@ from shardwright.pcg.mesh import TIME
 
 PAGE = Path(__file__).parents[1] / "docs" / "search.md"
 TITLE = "# What the search finds, and how long it takes\n"
-GRID, SEQUENCE, WITHIN, TIME_NEEDED = HEADINGS = (
+GRID, SEQUENCE, WITHIN, TIME_NEEDED, GROWTH = HEADINGS = (
     "## Plans beside a brute-force grid", "## Long sequences", "## Layouts within memory", "## Planning time",
+    "## How planning time grows",
 )  # fmt: skip
 INTRODUCTION = """\
 ## Plans beside a brute-force grid

@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from bench.charts import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Series, ranges, scatter, strips
+from bench.charts import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Series, curves, ranges, scatter, strips
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -29,6 +29,18 @@ def test_scatter_draws_every_point_where_it_belongs() -> None:
     assert "a &lt; b &amp; c" in text
     labels = {t.text for t in ET.fromstring(text).findall(f"{SVG}text")}
     assert {"x", "y", "one", "two", "1", "100"} <= labels
+
+
+def test_curves_join_their_points_on_axes_of_their_own() -> None:
+    text = curves("t", "layers", "seconds", [Series("one", [(8, 1), (16, 2), (32, 4)]), Series("two", [(8, 400)])])
+    (ax, ay), (bx, by), (cx, cy) = dots(text, 0)
+    assert bx == pytest.approx((ax + cx) / 2, abs=0.1)
+    assert by == pytest.approx((ay + cy) / 2, abs=0.1)
+    assert dots(text, 1)[0][1] < cy < ay
+    lines = [line for line in ET.fromstring(text).findall(f"{SVG}line") if line.attrib["stroke-width"] == "1.5"]
+    assert len(lines) == 2  # a single point has none
+    labels = {t.text for t in ET.fromstring(text).findall(f"{SVG}text")}
+    assert {"8", "16", "32", "1", "200", "layers", "seconds"} <= labels
 
 
 def test_strips_bound_errors_and_mark_medians() -> None:
