@@ -168,8 +168,9 @@ def plan(
             told; proofs are kept in the cache folder.
         time_limit_s: seconds of search, in each precision, after which the best plan so far is finished, which takes a
             little longer; so does Ctrl-C. The plan says so, and its bound is that of all meshes.
-        stages: so many pipeline stages, `mesh` being that of one of them; "auto": as many as are best. By default there
-            are none, unless nothing fits without, devices are unlike, or GPUs are far from what their work takes.
+        stages: so many pipeline stages, `mesh` being that of one of them; 1: none; "auto": as many as are best. By
+            default they are tried where they may pay: nothing fits without, devices are unlike, or the best plan for
+            GPUs takes more than 1.25 times an equal share of all work.
         schedule: the order of microbatches in these, "gpipe", "1f1b", "eager-1f1b", "interleaved" or "zero-bubble"; by
             default the best.
         progress: called with a line of text now and then.
