@@ -256,8 +256,8 @@ def compile(
         PlanError: the plan is for another model, batch, precision or cluster, or cannot run on this device.
         InfeasibleError: no plan is predicted to fit the devices; its `plan` is the smallest, in case you know better.
         RuleError: the rule file cannot be read, or no rule of it can be used.
-        DistributedError: as many ranks are running as the plan is not for, as where the best one leaves some of them
-            idle; another rank failed; or this one has another model or a batch of other shapes than rank 0.
+        DistributedError: another number of ranks is running than the plan is for (the best one may leave some idle);
+            another rank failed; or this one has another model or a batch of other shapes than rank 0.
     """
     from shardwright.lazy import LazyParallelModule
 
