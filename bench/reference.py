@@ -78,21 +78,24 @@ def _call(name: str, function: Callable[..., object]) -> str:
 
 
 def _text(value: object) -> str:
-    """A docstring as Markdown: sections are lists, what is indented is code."""
+    """A docstring as Markdown: sections are lists, what is indented is code, what is said alike is said once."""
     told, section = list[str](), ""
     for line in (inspect.getdoc(value) or "").splitlines():
         if line in ("Args:", "Raises:", "Returns:", "Attributes:"):
             section = line
             told.append(f"**{line.removesuffix(':')}**\n")
         elif section and (entry := re.fullmatch(r" {4}(\w+): (.*)", line)):
-            told.append(f"- `{entry[1]}`: {entry[2]}")
+            alike = told[-1].startswith("- ") and told[-1].endswith(f": {entry[2]}")
+            told[-1:] = (
+                [told[-1].replace(":", f", `{entry[1]}`:", 1)] if alike else [told[-1], f"- `{entry[1]}`: {entry[2]}"]
+            )
         elif section and line.startswith("    "):
             told.append("  " + line.strip())
         elif re.match(r"\w+ {2,}\S", line):  # a field and what it holds, in columns
             told.append("- `{}`: {}".format(*line.split(maxsplit=1)))
         else:
             told.append("  " + line.strip() if line.startswith("  ") else line)
-    return "\n".join(told) + "\n"
+    return re.sub(r"docs/([\w-]+)\.md", r"[\1](../\1.md)", "\n".join(told)) + "\n"
 
 
 def main() -> None:

@@ -168,8 +168,9 @@ def plan(
             told; proofs are kept in the cache folder.
         time_limit_s: seconds of search, in each precision, after which the best plan so far is finished, which takes a
             little longer; so does Ctrl-C. The plan says so, and its bound is that of all meshes.
-        stages: so many pipeline stages, `mesh` being that of one of them; "auto": as many as are best. By default there
-            are none, unless nothing fits without, devices are unlike, or GPUs are far from what their work takes.
+        stages: so many pipeline stages, `mesh` being that of one of them; 1: none; "auto": as many as are best. By
+            default they are tried where they may pay: nothing fits without, devices are unlike, or the best plan for
+            GPUs takes more than 1.25 times an equal share of all work.
         schedule: the order of microbatches in these, "gpipe", "1f1b", "eager-1f1b", "interleaved" or "zero-bubble"; by
             default the best.
         progress: called with a line of text now and then.
@@ -255,8 +256,8 @@ def compile(
         PlanError: the plan is for another model, batch, precision or cluster, or cannot run on this device.
         InfeasibleError: no plan is predicted to fit the devices; its `plan` is the smallest, in case you know better.
         RuleError: the rule file cannot be read, or no rule of it can be used.
-        DistributedError: as many ranks are running as the plan is not for, as where the best one leaves some of them
-            idle; another rank failed; or this one has another model or a batch of other shapes than rank 0.
+        DistributedError: another number of ranks is running than the plan is for (the best one may leave some idle);
+            another rank failed; or this one has another model or a batch of other shapes than rank 0.
     """
     from shardwright.lazy import LazyParallelModule
 

@@ -44,7 +44,8 @@ from shardwright.pcg.files import require_writable
 @click.option("--depth", type=click.IntRange(1), help="Levels of modules to show; by default what fits a page.")
 @click.option("--find", "name", metavar="NAME", help="What becomes of one parameter, operator or module of the model.")
 @click.option("--why-not", "strategy", metavar="STRATEGY",
-              help="What another way would take at its best: ddp, zero-1, zero-2, fsdp, hsdp, tp, cp.")  # fmt: skip
+              help="What another way would take at its best: "
+              "ddp, zero-1, zero-2, fsdp, hsdp, tp, cp, ulysses.")  # fmt: skip
 @click.option("--what-if", "changes", metavar="CHANGES", type=parse_changes,
               help="The plan if that were so: nodes, bandwidth, memory, flops, batch or seq, as nodes=2x,batch=128. "
               "Another batch or seq needs the model, as FILE.py:FUNCTION or --hf-config.")  # fmt: skip

@@ -225,7 +225,8 @@ def search_options(command: Command) -> Command:
             "--stages",
             type=parse_stages,
             metavar="NUMBER",
-            help="Pipeline stages, --mesh being that of one of them, or 'auto': as many as are best. By default none.",
+            help="Pipeline stages, --mesh being that of one of them, or 'auto': as many as are best. 1: none. "
+            "By default they are tried where they may pay.",
         ),
         schedule=click.option(
             "--schedule", type=click.Choice(SCHEDULES), help="The order of microbatches in stages; by default the best."
