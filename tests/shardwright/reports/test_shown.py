@@ -83,6 +83,24 @@ def test_another_file_another_source_or_a_damaged_one_is_worked_out_anew(
         assert len(worked_out) == number
 
 
+def test_a_file_that_is_replaced_meanwhile_is_not_taken_for_the_old_one(
+    file: Path, worked_out: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, own = file.read_text(), Shown.of_plan
+    new = old.replace('"Net"', '"Other"')
+
+    def slowly(plan: Plan) -> Shown:
+        file.write_text(new)
+        return own(plan)
+
+    monkeypatch.setattr(Shown, "of_plan", slowly)
+    assert Shown.load(file).facts["model"] == "Net"
+    assert Shown.load(file).facts["model"] == "Other"
+    file.write_text(old)
+    assert Shown.load(file).facts["model"] == "Net"
+    assert worked_out == ["Net", "Other"]
+
+
 def test_old_ones_go_and_a_folder_that_cannot_be_written_is_no_error(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
