@@ -32,10 +32,12 @@ def read_whole(path: Path, what: str, error: type[ShardwrightError]) -> bytes:
         raise error(f"{path}: cannot read {what}: {problem.strerror or problem}") from problem
 
 
-def require_writable(path: Path, what: str, error: type[ShardwrightError]) -> None:
-    """Raise what `write_whole` would raise there; nothing is left behind."""
+def require_writable(path: Path, what: str, error: type[ShardwrightError], *, make_folder: bool = False) -> None:
+    """Raise what `write_whole` would raise there; nothing is left behind but a folder that is made."""
     partial = _partial(path)
     try:
+        if make_folder:
+            path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():
             raise IsADirectoryError(EISDIR, "Is a directory")
         partial.touch()

@@ -108,9 +108,8 @@ def _solver() -> Check:
 def _cache() -> Check:
     folder = cache_folder()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        require_writable(folder / "doctor", "anything", MachineError)
-    except (OSError, MachineError) as error:
+        require_writable(folder / "doctor", "anything", MachineError, make_folder=True)
+    except MachineError as error:
         return Check("cache folder", "finding", str(error), "set XDG_CACHE_HOME to a folder that can be written")
     return Check("cache folder", "ok", str(folder))
 

@@ -42,8 +42,9 @@ def test_every_error_has_its_status() -> None:
     errors: dict[int, list[BaseException]] = {
         USAGE: [PlanError("x"), ValueError("x"), click.UsageError("x")],
         INFEASIBLE: [InfeasibleError("x", None)],
-        ENVIRONMENT: [MachineError("x"), DistributedError("x"), OSError(28, "No space left on device"), MemoryError()],
-    }
+        ENVIRONMENT: [MachineError("x"), DistributedError("x"), OSError(28, "No space left on device"), MemoryError(),
+                      ModuleNotFoundError("No module named 'z3'")],
+    }  # fmt: skip
     for status, raised in errors.items():
         assert [status_for(error) for error in raised] == [status] * len(raised)
 
