@@ -62,6 +62,22 @@ def test_what_the_machine_lacks_is_4(run: Run, monkeypatch: pytest.MonkeyPatch) 
         assert (status, message in err) == (ENVIRONMENT, True), (command, err)
 
 
+def test_a_plan_file_is_not_written_over_and_is_no_folder(run: Run) -> None:
+    Path("plan.json").write_text("{}")
+    Path("folder").mkdir()
+    for command, *rest in (["view"], ["profile", "models.py:net"]):
+        for name, message in (("plan.json", "this is the plan file"), ("folder/../plan.json", "this is the plan file")):
+            status, _, err = run(command, "plan.json", *rest, "-o", name)
+            assert (status, message in err) == (USAGE, True), err
+        for name in (".", "folder"):
+            status, _, err = run(command, name, *rest)
+            assert (status, "is a directory" in err) == (USAGE, True), err
+    assert Path("plan.json").read_text() == "{}"
+    assert "this is the plan file" in run("view", Path("plan.json").rename("plan.html").name)[2]
+    status, _, err = run("timeline", "plan.json", "--trace", ".")
+    assert (status, "cannot write the result: Is a directory" in err) == (ENVIRONMENT, True), err
+
+
 # ---- doctor ----
 
 
