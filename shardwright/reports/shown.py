@@ -91,7 +91,14 @@ class Shown(Report):
         return cls(shown, modules, told["facts"], told["timeline"], told["outdated"], told["unfit"])
 
     def keep(self, content: bytes) -> None:
-        """For who shows a plan file with this content later. A folder that cannot be written is no error."""
+        """For who shows a plan file with this content later. A folder that cannot be written is no error.
+
+        Nothing is kept where a user has rows of operators, which who reads the file alone does not have.
+        """
+        from shardwright.pcg.optable import ROWS, shipped
+
+        if shipped() != ROWS:
+            return
         with suppress(OSError, ShardwrightError):
             place = _place(content)
             write_whole(place, json.dumps(asdict(self)), "what is shown", PlanError, make_folder=True)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.optable import ROWS
 from shardwright.reports import shown
 from shardwright.reports.facts import PlanFacts
 from shardwright.reports.plan import PlanReport
@@ -99,6 +101,20 @@ def test_a_file_that_is_replaced_meanwhile_is_not_taken_for_the_old_one(
     file.write_text(old)
     assert Shown.load(file).facts["model"] == "Net"
     assert worked_out == ["Net", "Other"]
+
+
+def test_nothing_is_kept_of_what_the_file_alone_does_not_say(
+    file: Path, worked_out: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who reads a plan with an operator of the user's own is told that there is none, whatever was shown before."""
+    for name, row in (("own", ROWS["relu"]), ("relu", replace(ROWS["relu"], flops_per_element=9))):
+        with monkeypatch.context() as own:
+            own.setitem(ROWS, name, row)
+            Shown.load(file)
+    assert worked_out == ["Net", "Net"]
+    Shown.load(file)
+    Shown.load(file)
+    assert worked_out == ["Net"] * 3
 
 
 def test_old_ones_go_and_a_folder_that_cannot_be_written_is_no_error(
