@@ -96,6 +96,9 @@ def test_doctor_ends_by_the_worst_that_it_finds(run: Run, monkeypatch: pytest.Mo
     def silent(*given: object) -> None:
         raise DistributedError("2 ranks did not answer in 30 s")
 
+    def mute(*given: object) -> None:
+        raise TimeoutError
+
     def damaged() -> Check:
         raise RuntimeError("no such symbol")
 
@@ -105,6 +108,7 @@ def test_doctor_ends_by_the_worst_that_it_finds(run: Run, monkeypatch: pytest.Mo
         (FINDING, "set XDG_CACHE_HOME to a folder that can be written", lambda: None),
         (FINDING, "Shardwright is tested with torch 1.0", lambda: monkeypatch.setattr(examining, "TESTED", "1.0")),
         (ENVIRONMENT, "2 ranks did not answer in 30 s", lambda: monkeypatch.setattr(launch, "run_ranks", silent)),
+        (ENVIRONMENT, "TimeoutError ", lambda: monkeypatch.setattr(launch, "run_ranks", mute)),
         (ENVIRONMENT, "gave [3.0, 2.0], not 3",
          lambda: monkeypatch.setattr(launch, "run_ranks", lambda *given: [3.0, 2.0])),
         (ENVIRONMENT, "RuntimeError: no such symbol", lambda: monkeypatch.setattr(examining, "_backends", damaged)),
