@@ -102,8 +102,9 @@ def aligned(shown: str, printed: str) -> str:
             told.append(line)
             skipping = True
             continue
-        found = next((as_shown for found in lines if (as_shown := _as_shown(line, found)) or not skipping), None)
-        if not found:
+        tried = (_as_shown(line, found) for found in lines)
+        found = next((as_shown for as_shown in tried if as_shown is not None or not skipping), None)
+        if found is None:
             raise click.ClickException(f"the page shows\n{line}\nwhere this was printed:\n{printed}")
         told.append(found)
         skipping = False
@@ -113,12 +114,12 @@ def aligned(shown: str, printed: str) -> str:
     return "\n".join(told) + "\n"
 
 
-def _as_shown(line: str, found: str) -> str:
-    """`found` as much of it as is shown, or "" where it is something else: numbers and spaces may differ."""
+def _as_shown(line: str, found: str) -> str | None:
+    """`found` as much of it as is shown, or None where it is something else: numbers and spaces may differ."""
     start, dots, _ = line.partition("...") if line.endswith("...") else (line, "", "")
     ends = range(len(found), 0, -1) if dots else [len(found)]
-    cut = next((found[:end] for end in ends if _masked(found[:end]) == _masked(start)), "")
-    return cut.rstrip() + " " * start.endswith(" ") + dots if cut else ""
+    cut = next((found[:end] for end in ends if _masked(found[:end]) == _masked(start)), None)
+    return None if cut is None else cut.rstrip() + " " * start.endswith(" ") + dots
 
 
 def _masked(text: str) -> str:

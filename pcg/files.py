@@ -12,16 +12,32 @@ from shardwright.pcg.errors import ShardwrightError
 
 
 def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """Where this machine keeps what it measured and proved; it may be deleted at any time."""
+    """Where this machine keeps what it measured and proved; it may be deleted at any time.
+
+    Of a user without a home, a place where no file can be.
+    """
     base = environ.get("XDG_CACHE_HOME", "")
-    folder = Path(base) if Path(base).is_absolute() else Path.home() / ".cache"
+    try:
+        folder = Path(base) if Path(base).is_absolute() else Path.home() / ".cache"
+    except RuntimeError:
+        folder = Path(os.devnull)
     return folder / "shardwright"
 
 
-def require_writable(path: Path, what: str, error: type[ShardwrightError]) -> None:
-    """Raise what `write_whole` would raise there; nothing is left behind."""
+def read_whole(path: Path, what: str, error: type[ShardwrightError]) -> bytes:
+    """What a file holds. Raises `error`, which says that `what` cannot be read there, and why."""
+    try:
+        return path.read_bytes()
+    except OSError as problem:
+        raise error(f"{path}: cannot read {what}: {problem.strerror or problem}") from problem
+
+
+def require_writable(path: Path, what: str, error: type[ShardwrightError], *, make_folder: bool = False) -> None:
+    """Raise what `write_whole` would raise there; nothing is left behind but a folder that is made."""
     partial = _partial(path)
     try:
+        if make_folder:
+            path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():
             raise IsADirectoryError(EISDIR, "Is a directory")
         partial.touch()
@@ -31,7 +47,7 @@ def require_writable(path: Path, what: str, error: type[ShardwrightError]) -> No
 
 
 def _partial(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{os.getpid()}.partial")
+    return path.parent / f".{path.name}.{os.getpid()}.partial"
 
 
 def _unwritable(path: Path, what: str, error: type[ShardwrightError], problem: OSError) -> ShardwrightError:
@@ -43,11 +59,11 @@ def write_whole(path: Path, text: str, what: str, error: type[ShardwrightError],
 
     Raises `error`, which says that `what` cannot be written there, and why.
     """
-    partial = _partial(path)
+    partial, content = _partial(path), text.encode("utf-8")
     try:
         if make_folder:
             path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(text, encoding="utf-8")
+        partial.write_bytes(content)
         partial.replace(path)
     except OSError as problem:
         with suppress(OSError):

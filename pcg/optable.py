@@ -30,6 +30,13 @@ class OpTable(dict[str, Row]):
 
 
 TOPICS = (pointwise, structural, reductions, contractions, experts, indexing, neural)
-ROWS = OpTable(row for topic in TOPICS for row in topic.ROWS)
+
+
+def shipped() -> OpTable:
+    """Our own rows; `ROWS` may have some of a user's beside them."""
+    return OpTable(row for topic in TOPICS for row in topic.ROWS)
+
+
+ROWS = shipped()
 
 __all__ = ["Attr", "Attrs", "LocalShapes", "keep_attrs", "local_result_shape", "numpy_dtype"]

@@ -19,7 +19,7 @@ from typing import Any
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.predict import Prediction
 from shardwright.pcg.errors import PlanError, ShardwrightError, printable
-from shardwright.pcg.files import write_whole
+from shardwright.pcg.files import read_whole, write_whole
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.schema import load_schema, problem
@@ -231,20 +231,27 @@ class Plan:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan; an existing file is replaced only once the new one is complete."""
-        write_whole(Path(path), json.dumps(self.to_json(), indent=1) + "\n", "the plan", PlanError)
+        write_whole(Path(path), self.text(), "the plan", PlanError)
+
+    def text(self) -> str:
+        """What its file holds."""
+        return json.dumps(self.to_json(), indent=1) + "\n"
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Plan:
         """Read a plan file. Raises `PlanError` for a missing, truncated or unsupported file."""
+        return cls.from_bytes(read_whole(Path(path), "the plan", PlanError), str(path))
+
+    @classmethod
+    def from_bytes(cls, content: bytes, source: str) -> Plan:
+        """Read what a file holds. Raises `PlanError` for what is truncated or unsupported, naming the `source`."""
         try:
-            data = json.loads(Path(path).read_text(encoding="utf-8"))
-        except OSError as error:
-            raise PlanError(f"{path}: cannot read the plan: {error.strerror or error}") from error
+            data = json.loads(content.decode("utf-8"))
         except (ValueError, RecursionError) as error:
             raise PlanError(
-                f"{path}: not a complete JSON file ({error}); it may have been cut, make the plan again"
+                f"{source}: not a complete JSON file ({error}); it may have been cut, make the plan again"
             ) from error
-        return cls.from_json(data, str(path))
+        return cls.from_json(data, source)
 
 
 def _prediction(told: Mapping[str, Any], cluster: Cluster) -> Prediction:

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 import shardwright
+from shardwright.cli.examining import LEAST_PYTHON, TESTED
 from tests.each import each
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -39,6 +40,11 @@ def requirement_name(requirement: str) -> str:
 def pins() -> dict[str, str]:
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     return dict(line.split("==") for line in lines if line and not line.startswith("#"))
+
+
+def test_doctor_knows_the_versions() -> None:
+    assert version_key(pins()["torch"])[:2] == version_key(TESTED)
+    assert pyproject()["project"]["requires-python"] == f">={'.'.join(map(str, LEAST_PYTHON))}"
 
 
 def version_key(version: str) -> tuple[int, ...]:

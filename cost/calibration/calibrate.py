@@ -35,7 +35,8 @@ from shardwright.cost.calibration.workload import (
 from shardwright.cost.clusters.cluster import Cluster, threads_per_rank
 from shardwright.cost.clusters.local import cache_path, device_name, memory_per_rank_bytes
 from shardwright.pcg import checks
-from shardwright.pcg.errors import ClusterError
+from shardwright.pcg.errors import DistributedError, MachineError
+from shardwright.pcg.files import require_writable
 
 Tell = Callable[[str], None]
 DEVICES = ("cpu", "cuda")
@@ -66,8 +67,10 @@ def calibrate(
         workload: what to measure, in place of what follows from the other arguments.
 
     Raises:
-        ClusterError: fewer GPUs than ranks; a rank failed, or the time was not enough; the message has the rank's last
-            words. What was measured by then is kept.
+        ClusterError: an argument is wrong.
+        MachineError: there are fewer GPUs than ranks, or the result cannot be kept.
+        DistributedError: a rank failed, whose last words the message has, or the time was not enough. What was measured
+            by then is kept.
     """
     num_ranks = checks.positive_int(num_ranks, "calibrate", "num_ranks", "how many processes share this machine")
     checks.choice(device, "calibrate", "device", DEVICES)
@@ -77,6 +80,8 @@ def calibrate(
     _device_of(workload)  # before anything is measured
     load, num_cpus = os.getloadavg()[0], os.cpu_count() or 1
     target = cache_path(num_ranks, kind=workload.device)
+    if save:
+        require_writable(target, "the calibration", MachineError, make_folder=True)
     with _folder(target if save else None, workload) as folder:
         _run_ranks(workload, folder, limit_s, progress or _to_stderr)
         points = points_of(read_visits(folder / VISITS))
@@ -108,7 +113,7 @@ def _workload(num_ranks: int, device: str, thorough: bool, timeout_s: float) -> 
 
 
 def _device_of(workload: Workload) -> tuple[str, int]:
-    """Name, and memory of one rank; a `ClusterError` unless torch sees a GPU for every rank."""
+    """Name, and memory of one rank; a `MachineError` unless torch sees a GPU for every rank."""
     if workload.device == "cpu":
         return device_name(), memory_per_rank_bytes(workload.num_ranks)
     import torch
@@ -116,7 +121,7 @@ def _device_of(workload: Workload) -> tuple[str, int]:
     found = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if found < workload.num_ranks:
         advice = "give as many ranks as there are GPUs, or use device 'cpu'"
-        raise ClusterError(f"calibrate: {workload.num_ranks} ranks need a GPU each, torch sees {found}; {advice}")
+        raise MachineError(f"calibrate: {workload.num_ranks} ranks need a GPU each, torch sees {found}; {advice}")
     properties = torch.cuda.get_device_properties(0)
     return properties.name, properties.total_memory
 
@@ -195,7 +200,7 @@ class _Ranks:
                 self.processes.append(subprocess.Popen([*module, *arguments], stdout=out, stderr=err, env=environ))
 
     def watch(self, deadline: float, timeout_s: float, progress: Tell) -> None:
-        """Wait for every rank to end well; a `ClusterError` as soon as one does not, or at the deadline."""
+        """Wait for every rank to end well; a `DistributedError` as soon as one does not, or at the deadline."""
         num_told = 0
         while True:
             codes = [process.poll() for process in self.processes]
@@ -206,13 +211,13 @@ class _Ranks:
             failed = [rank for rank, code in enumerate(codes) if code]
             if failed:
                 ends = [f"rank {rank} ended with status {codes[rank]}: {self._last_words(rank)}" for rank in failed]
-                raise ClusterError(f"calibrate: {'; '.join(ends)}; correct the cause and calibrate again")
+                raise DistributedError(f"calibrate: {'; '.join(ends)}; correct the cause and calibrate again")
             if all(code == 0 for code in codes):
                 return
             if time.monotonic() > deadline:
                 last = passes[-1] if passes else "start"
                 advice = "the machine may be loaded; the same call goes on from there, or give a longer timeout_s"
-                raise ClusterError(f"calibrate: not done after {timeout_s:g} s, in '{last}'; {advice}")
+                raise DistributedError(f"calibrate: not done after {timeout_s:g} s, in '{last}'; {advice}")
             time.sleep(0.05)
 
     def end(self) -> None:

@@ -9,9 +9,11 @@ from torch.distributed import run
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+from shardwright.cli.status import ENVIRONMENT, FINDING, INTERRUPTED
+
 
 def main() -> None:
-    """Run torchrun with this process's arguments; a rank that failed becomes one line and its status."""
+    """Run torchrun with this process's arguments; a failed rank becomes a status; one that was killed, a line too."""
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     try:
         run.run(run.parse_args(sys.argv[1:]))
@@ -19,9 +21,10 @@ def main() -> None:
         rank, failure = error.get_first_failure()
         if failure.exitcode < 0:
             print(f"rank {rank} was ended by {failure.signal_name()}", file=sys.stderr)  # noqa: T201
-        sys.exit(1)
+            sys.exit(ENVIRONMENT)
+        sys.exit(FINDING)
     except (KeyboardInterrupt, SignalException):
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
 
 
 if __name__ == "__main__":

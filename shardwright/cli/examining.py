@@ -108,9 +108,8 @@ def _solver() -> Check:
 def _cache() -> Check:
     folder = cache_folder()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        require_writable(folder / "doctor", "anything", MachineError)
-    except (OSError, MachineError) as error:
+        require_writable(folder / "doctor", "anything", MachineError, make_folder=True)
+    except MachineError as error:
         return Check("cache folder", "finding", str(error), "set XDG_CACHE_HOME to a folder that can be written")
     return Check("cache folder", "ok", str(folder))
 
@@ -138,7 +137,8 @@ def _ranks(timeout_s: float) -> Check:
     try:
         sums = run_ranks(add_up, 2, timeout_s)
     except Exception as error:  # noqa: BLE001 - sockets, forks, limits: it is told, whatever it is
-        return Check("two ranks", "failure", str(error).strip().splitlines()[-1],
+        told = str(error).strip() or type(error).__name__
+        return Check("two ranks", "failure", told.splitlines()[-1],
                      "a firewall, or a limit of processes or shared memory, may be in the way")  # fmt: skip
     good = sums == [3.0, 3.0]
     told = "an all-reduce over gloo gives the sum" if good else f"an all-reduce over gloo gave {sums}, not 3"

@@ -22,10 +22,8 @@ from shardwright.cli.options import (
     parse_changes,
     plan_argument,
 )
-from shardwright.cli.planfiles import facts_to_show, shown_of, status_of, status_said
+from shardwright.cli.planfiles import facts_to_show, shown_of, status_of, status_said, target_beside
 from shardwright.cli.status import FINDING
-from shardwright.pcg.errors import MachineError
-from shardwright.pcg.files import require_writable
 
 
 @click.command(
@@ -138,8 +136,7 @@ def view(plan_file: Path, output: Path | None, profile_file: Path | None, open_i
     """
     from shardwright.view.page import write_page
 
-    target = output or plan_file.with_suffix(".html")
-    require_writable(target, "the page", MachineError)
+    target = target_beside(plan_file, output, ".html", "the page")
     shown, measured = shown_of(plan_file), None
     if profile_file is not None:
         from shardwright.reports.facts import PlanFacts

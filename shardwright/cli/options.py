@@ -30,7 +30,7 @@ FILE_PATH = click.Path(dir_okay=False, path_type=Path)
 CLUSTER_HELP = f"What to plan for: {CLUSTER_FORMS}"
 
 
-plan_argument = click.argument("plan_file", metavar="PLAN.json", type=PATH)
+plan_argument = click.argument("plan_file", metavar="PLAN.json", type=FILE_PATH)
 rules_argument = click.argument("file", required=False, type=PATH, metavar="[FILE]")
 
 

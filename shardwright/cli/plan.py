@@ -17,7 +17,7 @@ from shardwright.cli.options import (
     output_option,
     search_options,
 )
-from shardwright.cli.planfiles import status_said
+from shardwright.cli.planfiles import status_of, status_said
 
 if TYPE_CHECKING:
     from shardwright.cost.clusters.cluster import Cluster
@@ -58,13 +58,15 @@ def plan(model: Mapping[str, Any], cluster: Cluster, search: Mapping[str, Any], 
         terminal.note(
             f"saved {output}; look at it with: shardwright view {output} --output {output.with_suffix('.html')}"
         )
+    if form == "json":
+        terminal.show_json(found.to_json())
+        if output is None:
+            return status_of(found)
     from shardwright.reports.shown import Shown
 
     shown = Shown.of_plan(found)
     if output is not None:
-        shown.keep(output)
-    if form == "json":
-        terminal.show_json(found.to_json())
-    else:
+        shown.keep(found.text().encode())
+    if form != "json":
         terminal.show(shown, form)
     return status_said(shown.unfit)

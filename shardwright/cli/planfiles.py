@@ -10,7 +10,8 @@ from click.core import ParameterSource
 
 from shardwright.cli import terminal
 from shardwright.cli.status import INFEASIBLE
-from shardwright.pcg.errors import PlanError
+from shardwright.pcg.errors import MachineError, PlanError
+from shardwright.pcg.files import require_writable
 
 if TYPE_CHECKING:
     from shardwright.cost.clusters.cluster import Cluster
@@ -37,6 +38,15 @@ def shown_of(plan_file: Path) -> Shown:
     shown = Shown.load(plan_file)
     warn(plan_file, shown.outdated)
     return shown
+
+
+def target_beside(plan_file: Path, output: Path | None, suffix: str, what: str) -> Path:
+    """Where what is made of a plan file goes, by default beside it; an error, before the work, where it cannot."""
+    target = output or plan_file.with_suffix(suffix)
+    if target.resolve() == plan_file.resolve():
+        raise PlanError(f"{target}: this is the plan file, which {what} would replace; choose another path")
+    require_writable(target, what, MachineError)
+    return target
 
 
 def warn(plan_file: Path, told: str) -> None:

@@ -10,10 +10,8 @@ import click
 
 from shardwright.cli import terminal
 from shardwright.cli.options import examples, format_option, output_option, plan_argument
-from shardwright.cli.planfiles import facts_to_show, status_of
+from shardwright.cli.planfiles import facts_to_show, status_of, target_beside
 from shardwright.cli.run import refuse_missing, refuse_remote, train_on_ranks
-from shardwright.pcg.errors import MachineError
-from shardwright.pcg.files import require_writable
 
 
 @click.command(
@@ -38,8 +36,7 @@ def profile(plan_file: Path, model: str, output: Path | None, steps: int, seed: 
     """
     from shardwright.reports.profile import FORMAT, VERSION, Profile, ProfileReport
 
-    target = output or plan_file.with_suffix(".profile.json")
-    require_writable(target, "the profile", MachineError)
+    target = target_beside(plan_file, output, ".profile.json", "the profile")
     facts = facts_to_show(plan_file)
     plan = facts.plan
     if plan.prediction.memory.total_bytes > plan.prediction.device_bytes:

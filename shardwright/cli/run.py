@@ -26,7 +26,7 @@ from shardwright.cli.options import (
     reduce_dtype_option,
 )
 from shardwright.cli.planfiles import load_with_its_cluster, status_of
-from shardwright.cli.status import FINDING
+from shardwright.cli.status import ENVIRONMENT, FINDING
 from shardwright.pcg.errors import MachineError, ShardwrightError
 
 if TYPE_CHECKING:
@@ -132,14 +132,14 @@ def train_on_ranks(
 
 
 def launch(command: list[str], num_ranks: int, *, quiet: bool = False) -> int:
-    """Run a script (or `-m` module) on this many local ranks by torchrun; returns its exit status.
+    """Run a script (or `-m` module) on this many local ranks by torchrun; returns the exit status (`elastic`).
 
     `quiet`: what it prints goes to stderr.
     """
     torchrun = [sys.executable, "-m", "shardwright.cli.elastic", "--standalone", "--nproc-per-node", str(num_ranks)]
     out = sys.stderr if quiet else None
     status = subprocess.run([*torchrun, *command], env=environment(num_ranks), stdout=out, check=False).returncode
-    return FINDING if status else 0
+    return status if status in (0, ENVIRONMENT) else FINDING
 
 
 def _told(folder: Path) -> int:

@@ -19,4 +19,5 @@ def status_for(error: BaseException) -> int:
     """How a command ends that raised this."""
     if isinstance(error, InfeasibleError):
         return INFEASIBLE
-    return ENVIRONMENT if isinstance(error, MachineError | DistributedError | OSError | MemoryError) else USAGE
+    lacking = (MachineError, DistributedError, OSError, MemoryError, ImportError)
+    return ENVIRONMENT if isinstance(error, lacking) else USAGE

@@ -56,6 +56,7 @@ def train(settings: dict[str, Any]) -> None:
         times.append(time.perf_counter() - start)
         if told:
             click.echo(f"step {step + 1:>4}  loss {loss.item():.6f}  {seconds(times[-1])}")
+    step_s = statistics.median(times[min(WARM_UP, len(times) - 1) :])
     if settings.get("profile"):
         from shardwright.cli.measured import measure
 
@@ -66,14 +67,10 @@ def train(settings: dict[str, Any]) -> None:
 
         found = measure(parallel, again, settings["profiled_steps"])
         if told:
-            warm_s = statistics.median(times[min(WARM_UP, len(times) - 1) :])
-            Path(settings["profile"]).write_text(json.dumps({**found, "step_s": warm_s}), encoding="utf-8")
+            Path(settings["profile"]).write_text(json.dumps({**found, "step_s": step_s}), encoding="utf-8")
     if told:
-        warm = times[min(WARM_UP, len(times) - 1) :]
         predicted = predict(parallel.graph, cluster, parallel.execution).step_s
-        click.echo(
-            f"median step {seconds(statistics.median(warm))}, predicted {seconds(predicted)}, {cluster.provenance}"
-        )
+        click.echo(f"median step {seconds(step_s)}, predicted {seconds(predicted)}, {cluster.provenance}")
 
 
 def main() -> None:

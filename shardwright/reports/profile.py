@@ -7,12 +7,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
+from math import inf
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from shardwright.cost.timeline.tasks import COMPUTE
 from shardwright.pcg.errors import PlanError
-from shardwright.pcg.files import write_whole
+from shardwright.pcg.files import read_whole, write_whole
 from shardwright.reports.facts import PlanFacts
 from shardwright.reports.report import Paragraph, Report
 from shardwright.reports.units import percent, plural, seconds
@@ -56,10 +57,9 @@ class Profile:
     @classmethod
     def load(cls, path: Path) -> Profile:
         """Read a profile. Raises `PlanError` for what is none."""
+        content = read_whole(path, "the profile", PlanError)
         try:
-            data = json.loads(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise PlanError(f"{path}: cannot read the profile: {error.strerror or error}") from error
+            data = json.loads(content.decode("utf-8"))
         except (ValueError, RecursionError) as error:
             raise PlanError(f"{path}: not a complete JSON file ({error}); profile the plan again") from error
         return cls.from_json(data, str(path))
@@ -71,12 +71,9 @@ class Profile:
             raise PlanError(f"{source}: this is not a profile; expected what `shardwright profile` writes")
         given: dict[str, Any] = data
         told: dict[str, Any] = {field.name: given.get(field.name) for field in fields(cls)}
-        kinds: dict[str, type | tuple[type, ...]] = {"str": str, "int": int, "float": (int, float)}
-        wrong = [f.name for f in fields(cls) if not isinstance(told[f.name], kinds.get(str(f.type), list))]
-        parts: list[Any] = told["parts"] if isinstance(told["parts"], list) else []
-        if wrong or not all(map(_is_part, parts)):
-            raise PlanError(f"{source}: field {(wrong or ['parts'])[0]!r} is not as it should be; profile again")
-        told["parts"] = tuple((*part,) for part in parts)
+        if wrong := next((f.name for f in fields(cls) if not _is_a(str(f.type), told[f.name])), None):
+            raise PlanError(f"{source}: field {wrong!r} is not as it should be; profile again")
+        told["parts"] = tuple((*part,) for part in told["parts"])
         return cls(**told)
 
     def check(self, plan: Plan) -> None:
@@ -88,10 +85,25 @@ class Profile:
             )
 
 
+def _is_a(kind: str, value: object) -> bool:
+    """Whether a value of a file is of a field's type. Numbers are finite, and not negative."""
+    match value:
+        case bool():
+            return False
+        case int() | float():
+            return kind in ("float", type(value).__name__) and 0 <= value < inf
+        case str():
+            return kind == "str"
+        case list():
+            return kind.startswith("tuple") and all(map(_is_part, cast(list[object], value)))
+        case _:
+            return False
+
+
 def _is_part(part: object) -> bool:
     match part:
-        case [str(), str(), str(), int() | float() as taken]:
-            return not isinstance(taken, bool) and 0 <= taken < float("inf")
+        case [str(), str(), str(), taken_s]:
+            return _is_a("float", taken_s)
         case _:
             return False
 
@@ -195,7 +207,8 @@ class ProfileReport(Report):
     @property
     def covered(self) -> float:
         """The share of the profiled steps that is measured under some name."""
-        return min(1.0, sum(part[3] for part in self.profile.parts) / max(self.profile.profiled_step_s, 1e-12))
+        named_s = sum(taken_s for _, place, _, taken_s in self.profile.parts if place != ELSEWHERE)
+        return min(1.0, named_s / max(self.profile.profiled_step_s, 1e-12))
 
     def data(self) -> dict[str, Any]:
         own = self.profile

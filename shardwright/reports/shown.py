@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardwright.pcg.errors import PlanError, ShardwrightError
-from shardwright.pcg.files import cache_folder, write_whole
+from shardwright.pcg.files import cache_folder, read_whole, write_whole
 from shardwright.reports.report import Paragraph, Report
 
 if TYPE_CHECKING:
@@ -76,12 +76,13 @@ class Shown(Report):
     @classmethod
     def load(cls, plan_file: Path) -> Shown:
         """Of a plan file: as it is kept, else worked out and kept. Raises `PlanError` as `Plan.load` does."""
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            return cls._read(json.loads(_place(plan_file).read_text(encoding="utf-8")))
+        content = read_whole(plan_file, "the plan", PlanError)  # once: the file may be replaced in the meantime
+        with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+            return cls._read(json.loads(_place(content).read_text(encoding="utf-8")))
         from shardwright.search.plan import Plan
 
-        found = cls.of_plan(Plan.load(plan_file))
-        found.keep(plan_file)
+        found = cls.of_plan(Plan.from_bytes(content, str(plan_file)))
+        found.keep(content)
         return found
 
     @classmethod
@@ -89,10 +90,17 @@ class Shown(Report):
         shown, modules = ([Paragraph(**paragraph) for paragraph in told[name]] for name in ("shown", "modules"))
         return cls(shown, modules, told["facts"], told["timeline"], told["outdated"], told["unfit"])
 
-    def keep(self, plan_file: Path) -> None:
-        """For who shows this plan file later. A folder that cannot be written is no error."""
+    def keep(self, content: bytes) -> None:
+        """For who shows a plan file with this content later. A folder that cannot be written is no error.
+
+        Nothing is kept where a user has rows of operators, which who reads the file alone does not have.
+        """
+        from shardwright.pcg.optable import ROWS, shipped
+
+        if shipped() != ROWS:
+            return
         with suppress(OSError, ShardwrightError):
-            place = _place(plan_file)
+            place = _place(content)
             write_whole(place, json.dumps(asdict(self)), "what is shown", PlanError, make_folder=True)
             others = sorted(place.parent.iterdir(), key=lambda file: file.stat().st_mtime)
             for file in others[:-MOST_KEPT]:
@@ -118,8 +126,8 @@ class Shown(Report):
         return {**self.facts, "timeline": self.timeline}
 
 
-def _place(plan_file: Path) -> Path:
-    own = hashlib.sha256(_source() + plan_file.read_bytes()).hexdigest()
+def _place(content: bytes) -> Path:
+    own = hashlib.sha256(_source() + content).hexdigest()
     return cache_folder() / "shown" / f"{own[:32]}.json"
 
 

@@ -48,10 +48,12 @@ class Proven:
     @property
     def how(self) -> str:
         """In words."""
-        if not self.proofs:
+        if not self.sha256:
             return (
                 "not among the rules of this Shardwright; `shardwright rules show NAME FILE` tells of those of a file"
             )
+        if not self.proofs:
+            return "this Shardwright has no certificate of it"
         return f"{' and, independently, '.join(self.proofs)}; {self.solver}"
 
 

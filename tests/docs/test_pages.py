@@ -94,6 +94,7 @@ def test_what_a_page_shows_is_held_against_what_is_printed() -> None:
     assert aligned(shown, printed) == shown
     assert aligned(shown.replace("1.2 s", "900 ms"), printed) == shown  # numbers are those that came out
     assert aligned("step 1 ...\n...\n", printed) == "step 1 ...\n...\n"
-    for wrong in ("step 1  loss 4.71\n", shown.replace("median", "mean"), shown.replace("...\n", "")):
+    assert aligned("a\n\nb\n", "a\n\nb\n") == "a\n\nb\n"
+    for wrong in ("step 1  loss 4.71\n", "\n" + printed, shown.replace("median", "mean"), shown.replace("...\n", "")):
         with pytest.raises(click.ClickException):
             aligned(wrong, printed)

@@ -612,3 +612,10 @@ def test_run_a_script_and_its_failure(run: Run) -> None:
     assert status == 1
     assert "AssertionError" in err
     assert "ChildFailedError" not in err
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_killed_is_no_failure_of_the_script(run: Run) -> None:
+    Path("train.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
+    status, _, err = run("run", "train.py", "--cluster", "local:1")
+    assert (status, err) == (4, "rank 0 was ended by SIGKILL\n")

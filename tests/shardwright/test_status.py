@@ -42,8 +42,9 @@ def test_every_error_has_its_status() -> None:
     errors: dict[int, list[BaseException]] = {
         USAGE: [PlanError("x"), ValueError("x"), click.UsageError("x")],
         INFEASIBLE: [InfeasibleError("x", None)],
-        ENVIRONMENT: [MachineError("x"), DistributedError("x"), OSError(28, "No space left on device"), MemoryError()],
-    }
+        ENVIRONMENT: [MachineError("x"), DistributedError("x"), OSError(28, "No space left on device"), MemoryError(),
+                      ModuleNotFoundError("No module named 'z3'")],
+    }  # fmt: skip
     for status, raised in errors.items():
         assert [status_for(error) for error in raised] == [status] * len(raised)
 
@@ -59,6 +60,22 @@ def test_what_the_machine_lacks_is_4(run: Run, monkeypatch: pytest.MonkeyPatch) 
     for message, command in cases.items():
         status, _, err = run(*command)
         assert (status, message in err) == (ENVIRONMENT, True), (command, err)
+
+
+def test_a_plan_file_is_not_written_over_and_is_no_folder(run: Run) -> None:
+    Path("plan.json").write_text("{}")
+    Path("folder").mkdir()
+    for command, *rest in (["view"], ["profile", "models.py:net"]):
+        for name, message in (("plan.json", "this is the plan file"), ("folder/../plan.json", "this is the plan file")):
+            status, _, err = run(command, "plan.json", *rest, "-o", name)
+            assert (status, message in err) == (USAGE, True), err
+        for name in (".", "folder"):
+            status, _, err = run(command, name, *rest)
+            assert (status, "is a directory" in err) == (USAGE, True), err
+    assert Path("plan.json").read_text() == "{}"
+    assert "this is the plan file" in run("view", Path("plan.json").rename("plan.html").name)[2]
+    status, _, err = run("timeline", "plan.json", "--trace", ".")
+    assert (status, "cannot write the result: Is a directory" in err) == (ENVIRONMENT, True), err
 
 
 # ---- doctor ----
@@ -79,6 +96,9 @@ def test_doctor_ends_by_the_worst_that_it_finds(run: Run, monkeypatch: pytest.Mo
     def silent(*given: object) -> None:
         raise DistributedError("2 ranks did not answer in 30 s")
 
+    def mute(*given: object) -> None:
+        raise TimeoutError
+
     def damaged() -> Check:
         raise RuntimeError("no such symbol")
 
@@ -88,6 +108,7 @@ def test_doctor_ends_by_the_worst_that_it_finds(run: Run, monkeypatch: pytest.Mo
         (FINDING, "set XDG_CACHE_HOME to a folder that can be written", lambda: None),
         (FINDING, "Shardwright is tested with torch 1.0", lambda: monkeypatch.setattr(examining, "TESTED", "1.0")),
         (ENVIRONMENT, "2 ranks did not answer in 30 s", lambda: monkeypatch.setattr(launch, "run_ranks", silent)),
+        (ENVIRONMENT, "TimeoutError ", lambda: monkeypatch.setattr(launch, "run_ranks", mute)),
         (ENVIRONMENT, "gave [3.0, 2.0], not 3",
          lambda: monkeypatch.setattr(launch, "run_ranks", lambda *given: [3.0, 2.0])),
         (ENVIRONMENT, "RuntimeError: no such symbol", lambda: monkeypatch.setattr(examining, "_backends", damaged)),

@@ -45,7 +45,7 @@ from shardwright.cost.compute.kernels import measured
 from shardwright.cost.compute.work import Work
 from shardwright.lowering import kernels as runtime
 from shardwright.lowering.launch import run_ranks
-from shardwright.pcg.errors import ClusterError
+from shardwright.pcg.errors import ClusterError, DistributedError, MachineError
 from shardwright.pcg.optable import ROWS
 from tests.each import each
 
@@ -159,7 +159,7 @@ def test_points_of_another_measurement_are_not_used(change: str, monkeypatch: py
 
 def test_a_rank_that_fails_ends_the_calibration() -> None:
     problem = r"^calibrate: rank \d ended with status 1: .*No module named 'nowhere'.*; correct the cause and calibrate"
-    with pytest.raises(ClusterError, match=problem):
+    with pytest.raises(DistributedError, match=problem):
         calibrate(2, workload=tiny(2, overheads="nowhere"))
     assert not cache_path(2).exists()
 
@@ -177,7 +177,7 @@ def test_the_time_limit_ends_every_rank(monkeypatch: pytest.MonkeyPatch) -> None
         r"^calibrate: not done after 0\.3 s, in 'start'; the machine may be loaded; the same call goes on "
         r"from there, or give a longer timeout_s"
     )
-    with pytest.raises(ClusterError, match=problem):
+    with pytest.raises(DistributedError, match=problem):
         calibrate(2, workload=tiny(2), timeout_s=0.3)
     assert [process.poll() for process in started[0].processes] == [-9, -9]
 
@@ -200,8 +200,15 @@ def test_every_rank_needs_a_gpu(monkeypatch: pytest.MonkeyPatch, available: bool
     monkeypatch.setattr(torch.cuda, "is_available", lambda: available)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
     problem = rf"^calibrate: 2 ranks need a GPU each, torch sees {seen}; give as many ranks as there are GPUs"
-    with pytest.raises(ClusterError, match=problem):
+    with pytest.raises(MachineError, match=problem):
         calibrate(2, device="cuda", save=False)
+
+
+def test_what_could_not_be_kept_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
+    monkeypatch.setattr(module, "_run_ranks", lambda *given: pytest.fail("measured"))
+    with pytest.raises(MachineError, match="cannot write the calibration"):
+        calibrate(1)
 
 
 # --------------------------------------------------------------------------------------------------------------- noise

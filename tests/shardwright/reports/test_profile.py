@@ -59,6 +59,7 @@ def test_what_runs_as_one_is_compared_with_all_of_it_and_the_worst_is_first(fact
     own = next(both for where, both in report._one_by_one if where == block and both.measured_s)
     assert (own.measured_s, own.predicted_s) == (3.0, pytest.approx(both_s))
     assert report.kinds[0].name == ELSEWHERE
+    assert ProfileReport(facts, profile(facts.plan, (block, first, "forward", 0.25), parts[-1])).covered == 0.25
     assert [row.off_s for row in report.kinds] == sorted((row.off_s for row in report.kinds), key=abs, reverse=True)
     assert "measured 500 ms" in str(report)
     assert json.loads(json.dumps(report.data()))["kinds"][0]["measured_s"] == 9.0
@@ -113,12 +114,12 @@ def test_a_file_of_another_plan_or_none_is_refused(facts: PlanFacts, tmp_path: P
     with pytest.raises(PlanError, match="profile this plan"):
         ProfileReport(facts, replace(own, fingerprint="other"))
     data = json.loads(file.read_text())
-    for field, value in {
-        "parts": [["", OPTIMIZER, "step", -1]],
-        "step_s": "1",
-        "num_ranks": None,
-        "version": 9,
-    }.items():
+    part = ["", OPTIMIZER, "step"]
+    for field, value in [
+        ("parts", [[*part, -1]]), ("parts", [[*part, float("inf")]]), ("parts", [[*part, True]]), ("parts", [part]),
+        ("parts", "none"), ("step_s", "1"), ("step_s", -1), ("profiled_step_s", float("nan")), ("num_ranks", None),
+        ("num_steps", True), ("num_steps", 1.5), ("device", 1), ("version", 9),
+    ]:  # fmt: skip
         file.write_text(json.dumps({**data, field: value}))
         with pytest.raises(PlanError, match=r"field|is not a profile"):
             Profile.load(file)

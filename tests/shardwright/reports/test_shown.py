@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.optable import ROWS
 from shardwright.reports import shown
 from shardwright.reports.facts import PlanFacts
 from shardwright.reports.plan import PlanReport
@@ -81,6 +83,38 @@ def test_another_file_another_source_or_a_damaged_one_is_worked_out_anew(
         for _ in range(2):
             assert Shown.load(file).facts["model"] == "Other"
         assert len(worked_out) == number
+
+
+def test_a_file_that_is_replaced_meanwhile_is_not_taken_for_the_old_one(
+    file: Path, worked_out: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, own = file.read_text(), Shown.of_plan
+    new = old.replace('"Net"', '"Other"')
+
+    def slowly(plan: Plan) -> Shown:
+        file.write_text(new)
+        return own(plan)
+
+    monkeypatch.setattr(Shown, "of_plan", slowly)
+    assert Shown.load(file).facts["model"] == "Net"
+    assert Shown.load(file).facts["model"] == "Other"
+    file.write_text(old)
+    assert Shown.load(file).facts["model"] == "Net"
+    assert worked_out == ["Net", "Other"]
+
+
+def test_nothing_is_kept_of_what_the_file_alone_does_not_say(
+    file: Path, worked_out: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who reads a plan with an operator of the user's own is told that there is none, whatever was shown before."""
+    for name, row in (("own", ROWS["relu"]), ("relu", replace(ROWS["relu"], flops_per_element=9))):
+        with monkeypatch.context() as own:
+            own.setitem(ROWS, name, row)
+            Shown.load(file)
+    assert worked_out == ["Net", "Net"]
+    Shown.load(file)
+    Shown.load(file)
+    assert worked_out == ["Net"] * 3
 
 
 def test_old_ones_go_and_a_folder_that_cannot_be_written_is_no_error(

@@ -51,6 +51,7 @@ def test_a_rule_has_its_certificate_or_says_that_there_is_none(plan: Plan) -> No
     assert "every degree" in known.scope
     assert (unknown.sha256, unknown.proofs) == ("", ())
     assert "not among the rules" in unknown.how
+    assert replace(known, proofs=()).how == "this Shardwright has no certificate of it"
 
 
 def test_explain_and_the_page_show_it(plan: Plan, plain: Plan, tmp_path: Path) -> None:
