@@ -231,7 +231,7 @@ def test_from_the_command_line(run: Run) -> None:
             "tp",
             "--find",
             "up",
-        ): "--find, --why-not and --what-if are questions of their own; ask one",
+        ): "--find, --formula, --why-not and --what-if are questions of their own; ask one",
         ("models.py:net",): "a model is for --why-not and --what-if; explain needs none",
     }.items():
         status, _, err = run("explain", "plan.json", *arguments)
