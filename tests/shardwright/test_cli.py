@@ -23,6 +23,7 @@ from shardwright.cli.train import train
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.lowering.launch import run_ranks
 from shardwright.pcg.errors import DistributedError, ShardwrightError
+from shardwright.reports.shown import Shown
 from shardwright.reports.units import seconds, size
 from shardwright.search.plan import Plan
 from tests.each import each
@@ -313,10 +314,10 @@ def test_debug_shows_the_traceback(run: Run, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_bugs_are_told_as_such(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def crash(path: object) -> Plan:
+    def crash(path: object) -> Shown:
         raise KeyError("x")
 
-    monkeypatch.setattr(Plan, "load", crash)
+    monkeypatch.setattr(Shown, "load", crash)
     status, _, err = run("explain", "plan.json")
     assert status == 2
     assert err.startswith("error: unexpected KeyError: 'x' (test_cli.py:")
@@ -324,10 +325,10 @@ def test_bugs_are_told_as_such(run: Run, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_interruption_is_quiet(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(path: object) -> Plan:
+    def interrupt(path: object) -> Shown:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Plan, "load", interrupt)
+    monkeypatch.setattr(Shown, "load", interrupt)
     status, out, err = run("explain", "plan.json")
     assert (status, out, err.strip()) == (130, "", "interrupted")
 
