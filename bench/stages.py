@@ -161,7 +161,7 @@ def main(arguments: list[str] | None = None) -> int:
         grid_s, words = grid.run()
         times.append(time.process_time())
         planner = Planner(cluster, certified, rules=certified.by_name())
-        plain = planner.plan(graph)
+        plain = planner.plan(graph, stages=1)
         times.append(time.process_time())
         plan = Planner(cluster, certified, rules=certified.by_name()).plan(graph, stages="auto")
         times.append(time.process_time())
