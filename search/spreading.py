@@ -94,11 +94,13 @@ def stored_by_stage(solver: Solver, found: Candidate, zeros: Sequence[Zero] = ZE
     does not depend on the others. Weights that several stages read stay as they are. `zeros`: the lifetimes there are.
     """
     run, graph, stages = found.execution, found.graph, found.execution.num_stages
+    if stages == 1 or not found.fits:
+        return found
     own = lifetimes(graph)
     held = [{leaf for _, leaf in stage.held} & own.keys() for stage in solver.programs(graph, {}).program(run).stages]
     alone = {leaf for leaf, times in Counter(chain.from_iterable(held)).items() if times == 1}
     limits, given = solver.stage_limits(stages), dict[int, dict[str, Zero]]()
-    for zero in different(zeros, found.mesh) if found.fits and stages > 1 else ():
+    for zero in different(zeros, found.mesh):
         longer: dict[str, Zero] = {leaf: zero for leaf in alone if ZEROS.index(own[leaf]) > ZEROS.index(zero)}
         if not longer or len(given) == stages:
             break
