@@ -47,8 +47,8 @@ def section(found: dict[tuple[int, int], Timing]) -> str:
         f"{GROWTH}\n\nWritten by `python -m bench.growth` on {date.today().isoformat()}: {os.cpu_count()}-core CPU, "
         f"torch {torch.__version__}, one thread, each in a process of its own.\nA Llama with the sizes of Llama-3-8B, "
         "one sequence of 4,096 tokens for each H100. *Planning* is CPU time after capture, rules, comparison with "
-        "plans by hand and the check included.\nWhere a model's activations do not fit, more is tried: recomputation "
-        "by block, and pipeline stages; here from 64 layers on.\n\n"
+        "plans by hand and the check included.\nWhere not all that backward needs fits, more ways to run a step are "
+        "tried, so deeper models take longer.\n\n"
         f"![planning time by layers and by devices]({CHART})\n\n"
         "| layers | devices | operators | capture | planning | mesh |\n|--:|--:|--:|--:|--:|---|\n"
     )
