@@ -7,7 +7,7 @@ STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test mutants lint types matrix sweep operators bench bench-search bench-accuracy bench-rules bench-gains site site-check format clean
+.PHONY: help setup demo test mutants lint types matrix sweep operators bench bench-search bench-accuracy bench-rules bench-gains site site-check browser pages format clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -73,6 +73,12 @@ site-check: $(STAMP) ## run every command and snippet of the documentation, the 
 $(VENV)/.docs: $(STAMP)
 	$(PY) -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev,docs]'
 	@touch $@
+
+browser: ## install Chromium, in which pages of plans are tested (Debian and Ubuntu, as root)
+	@command -v chromium > /dev/null || { apt-get update -q && apt-get install -q -y --no-install-recommends chromium; } >&2
+
+pages: $(STAMP) ## open the page of every model of the zoo and of five large plans in Chromium: a quarter of an hour
+	OMP_NUM_THREADS=1 $(PY) -m bench.browser
 
 format: $(STAMP) ## format the code and mend what the linter can
 	$(PY) -m ruff check --fix .

@@ -2,7 +2,14 @@
 
 let query = "", named = new Set();
 
-const treeColumns = () => `minmax(240px,1.6fr) ${devices.map(() => "64px").join(" ")} minmax(150px,1fr) minmax(150px,.8fr) minmax(180px,1.1fr) 72px`;
+const LAYOUT_PX = { least: 64, chip: 14, letter: 6.7 };
+/** As wide as the longest layout of an axis, such as S(0,2048). */
+function layoutWidth(axis) {
+  let longest = 0;
+  walk(root, (module) => { for (const row of module.rows) longest = Math.max(longest, row.layouts[axis].length); });
+  return `${Math.max(LAYOUT_PX.least, Math.ceil(LAYOUT_PX.chip + LAYOUT_PX.letter * longest))}px`;
+}
+const treeColumns = () => `minmax(240px,1.6fr) ${devices.map(layoutWidth).join(" ")} minmax(150px,1fr) minmax(150px,.8fr) minmax(180px,1.1fr) 72px`;
 
 function drawModules() {
   const columns = treeColumns();

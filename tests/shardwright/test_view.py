@@ -115,7 +115,7 @@ def in_browser(found: Plan, folder: Path, script: str, width: int = 1280) -> Any
     Nothing is to be said on the console.
     """
     if browser() is None:
-        pytest.skip("no chromium to lay the page out")
+        pytest.skip("no Chromium to lay the page out: `make browser` installs it")
     answer, console = opened(page(found), folder, script, width)
     assert console == []
     return answer
@@ -133,6 +133,23 @@ def test_nothing_is_clipped_at_1280_pixels(tmp_path: Path) -> None:
         .filter((e) => e.clientWidth && e.scrollWidth > e.clientWidth + 1)
         .map((e) => e.className + ":" + e.textContent)]"""
     assert in_browser(found, tmp_path, script) == [1280]
+
+
+def test_long_layouts_have_room(tmp_path: Path) -> None:
+    """Fused projections of large models are split in blocks such as S(0,16384)."""
+    planner = Planner(Cluster.preset("dgx-h100", 2), every_choice)
+    found = planner.plan(mlp(), "Net", mesh=Mesh.of(dp=2), roles=("zero",))
+    script = """
+      walk(root, (module) => {
+        module.open = module.ownOpen = true;
+        for (const row of module.rows) row.layouts[0] = "S(0,16384)";
+      });
+      document.getElementById("modules").replaceChildren();
+      drawModules();
+      const chips = [...document.querySelectorAll("#tree .chip")];
+      const answer = [chips.length > 0, ...chips.map((e) => e.parentElement)
+        .filter((e) => e.clientWidth && e.scrollWidth > e.clientWidth + 1).map((e) => e.textContent)]"""
+    assert in_browser(found, tmp_path, script) == [True]
 
 
 def test_a_browser_draws_what_happens_over_time(tmp_path: Path) -> None:
@@ -159,7 +176,7 @@ def test_a_browser_draws_what_happens_over_time(tmp_path: Path) -> None:
 def test_a_browser_shows_the_numbers_of_explain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a plan in stages with others beside it; what the page lacks is told. `python -m bench.browser` has many."""
     if browser() is None:
-        pytest.skip("no chromium to lay the page out")
+        pytest.skip("no Chromium to lay the page out: `make browser` installs it")
     planner = Planner(Cluster.preset("dgx-h100", 1), every_choice)
     found = planner.plan(blocks(64, 2048, 6, 512), "Net", mesh=Mesh.of(dp=4), roles=("zero",), stages=2)
     (how,) = findings(found, tmp_path)
