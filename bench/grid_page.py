@@ -56,6 +56,8 @@ It enumerates for itself. Both sides are costed by the same timeline, on fake te
 * *by*: in what the two differ: the mesh of devices, the number of microbatches, what is made again, or else only
   layouts and lifetimes.
 * *bound*: how far the plan is above the lower bound that it reports (`SearchReport.bound_s`).
+* *plan*, *best of the grid*: the mesh (`mb`: microbatches), of the grid also the roles of its axes; for how long
+  gathered weights stay, the most frequent first (`kept`, `zero-1` to `zero-3`); what is made again.
 * *ways*, *costed*: how many the grid has, and how many the timeline costed. The others cannot be the best one that fits
   (`bench/grid.py` says why).
 * *planning*, *grid*: seconds of CPU time on one thread, after capture.

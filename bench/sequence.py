@@ -201,8 +201,12 @@ Written by `python -m bench.sequence` on {date}. Each forced kind is the best of
 * *tensor*: Megatron's tensor parallelism, with what lies between its regions split; *whole between*: not split.
 * *zero*: ZeRO on the batch. *a × b*: two of them on two axes.
 
-An empty cell: nothing of the kind fits or can be laid out. *gap*: how much slower the plan's step is than that of the
-fastest forced one; below 0 it is faster. *attention*: how the plan splits it. *planning*, *forced*: CPU time.
+The columns:
+
+* *gap*: how much slower the plan's step is than that of the fastest forced one. Below 0 it is faster.
+* *attention*: what each axis of the plan splits it along.
+* The named kinds: the step of the best forced plan. An empty cell: nothing of the kind fits or can be laid out.
+* *planning*, *forced*: CPU time.
 
 """
 
