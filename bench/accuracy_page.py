@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
+from datetime import date
 from pathlib import Path
 from statistics import mean, median
 from textwrap import fill
@@ -54,6 +55,9 @@ def page(results: Results, main: int) -> str:
     """The page as Markdown; `main` is the offset whose rows are shown one by one."""
     unfitted = [row for row in _of_offset(results, main).rows if not row.fitted]
     tables = {
+        "date": date.today().isoformat(),
+        "own": _own(results),
+        "summary": _summary(results, main),
         "main": str(main),
         "fitted": _range(sum(row.fitted for row in f.rows) for f in results.fitted),
         "offsets": _offsets(results),
@@ -75,6 +79,55 @@ def page(results: Results, main: int) -> str:
         "collectives": collectives.section(),
     }
     return re.sub(r"\{\{(\w+)\}\}", lambda match: tables[match[1]].rstrip(), TEMPLATE.read_text())
+
+
+def _own(results: Results) -> str:
+    """In words, how far the product's own constants are off."""
+    judged = [row for row in results.plain if not row.fitted]
+    sizes = sorted(round(100 * e.median) for e in _by_gpu(judged).values())
+    bridge = errors(results.bridge)
+    return (
+        f"beside llm-foundry's runs, predictions are {sizes[0]} to {sizes[-1]} % too {_pace(errors(judged))} at the "
+        f"median, beside Megatron-Bridge's {100 * bridge.median:.0f} % too {_pace(bridge)}"
+    )
+
+
+def _pace(e: Errors) -> str:
+    return "fast" if e.bias < 0 else "slow"
+
+
+def _summary(results: Results, main: int) -> str:
+    """Median errors of all that is compared."""
+    of_2023 = "own, but attention of 2023"
+    judged = [[row for row in f.rows if not row.fitted] for f in results.fitted]
+    own, dated = ([row for row in rows if not row.fitted] for rows in (results.plain, results.dated))
+    fits = [sorted(_by_gpu(rows)[gpu].median for rows in judged) for gpu in GPUS]
+    tables = sorted(collectives.medians())
+    lines = [
+        ["llm-foundry, bf16", "own", _medians(own), str(len(own))],
+        ["the same runs", of_2023, _medians(dated), str(len(dated))],
+        ["the same runs", "fitted, all offsets",
+         ", ".join(f"{gpu} {_span(found)}" for gpu, found in zip(GPUS, fits, strict=True)), _range(map(len, judged))],
+        ["llm-foundry, 8-bit", of_2023, _percent(errors(results.fp8).median), str(len(results.fp8))],
+        ["llm-foundry, earlier runs", f"fitted, offset {main}", _percent(errors(results.earlier).median),
+         str(len(results.earlier))],
+        ["Megatron-Bridge", "own", _percent(errors(results.bridge).median), str(len(results.bridge))],
+        ["collectives of NCCL", "NCCL's", f"{_span(tables)}, by table", str(collectives.num_rows())],
+    ]  # fmt: skip
+    return _table(["what", "constants", "median error", "rows"], lines, left=3)
+
+
+def _medians(rows: Sequence[Predicted]) -> str:
+    return ", ".join(f"{gpu} {_percent(e.median)}" for gpu, e in _by_gpu(rows).items())
+
+
+def _span(values: Sequence[float]) -> str:
+    """Of sorted values."""
+    return f"{100 * values[0]:.1f} to {_percent(values[-1])}"
+
+
+def _by_gpu(rows: Sequence[Predicted]) -> dict[str, Errors]:
+    return {gpu: errors(row for row in rows if row.run.gpu == gpu) for gpu in GPUS}
 
 
 def _verdict(results: Results) -> str:
@@ -210,7 +263,7 @@ def _earlier(results: Results) -> str:
     few = [("up to 2 sequences", lambda n: n <= 2), ("3 to 8", lambda n: 2 < n <= 8), ("more", lambda n: n > 8)]
     lines = [[f"{gpu}, microbatch {name}", *_cells(mine)] for gpu in GPUS for name, within in few
              if (mine := [r for r in rows if r.run.gpu == gpu and within(r.run.microbatch)])]  # fmt: skip
-    lines += [["all", *_cells(rows)], ["all, were weights gathered early", *_cells(results.soon)]]
+    lines += [["all", *_cells(rows)], ["all, weights gathered early", *_cells(results.soon)]]
     lines.append(["in the table too", *_cells(r for r in rows if r.run.name in table)])
     faster = median(table[r.run.name] / r.run.tokens_per_s - 1 for r in rows if r.run.name in table)
     repeated = sorted(row.run.spread for row in rows if len(row.run.published) > 1)
@@ -218,11 +271,11 @@ def _earlier(results: Results) -> str:
     found, soon = order(rows), order(results.soon)
     text = (
         f"Of pairs that differ by more than 5 %, {found.right} of {found.pairs} are predicted in order ({soon.right}, "
-        f"were weights gathered early); of those that both recompute or both do not, {sum(o.right for o in alike)} of "
-        f"{sum(o.pairs for o in alike)}. {len(repeated)} of these {len(rows)} configurations were run more than once, "
-        f"some under two versions of torch; their throughputs lie {_percent(median(repeated))} apart at the median, "
-        f"{_percent(repeated[-1])} at most. Those in the table too are {_percent(faster)} faster there, at the median: "
-        "a part of the bias."
+        f"were weights gathered early). Of those that both recompute or both do not, {sum(o.right for o in alike)} of "
+        f"{sum(o.pairs for o in alike)} are. {len(repeated)} of these {len(rows)} configurations were run more than "
+        f"once, some under two versions of torch. Their throughputs lie {_percent(median(repeated))} apart at the "
+        f"median, {_percent(repeated[-1])} at most. Those in the table too are {_percent(faster)} faster there, at the "
+        "median: a part of the bias."
     )
     head = ["runs", "rows", "median", "90th", "worst", "bias"]
     return _table(head, lines) + "\n" + fill(text, 118) + "\n"

@@ -139,22 +139,33 @@ def _split(rows: Sequence[Measured], every: int, offset: int) -> Split:
 
 
 INTRODUCTION = """\
-Errors of predicted times, |predicted / published − 1|. Nothing is fitted: links from `cost/clusters/machines.json`,
-NCCL's own constants (`cost/collectives/nccl.py`). How channels open and chunks wait was modelled with these tables in
-view, by constants of NCCL's source. The machine of `8-gpu-2023` is not named: it is taken for 8 V100, as which it
-changes protocols. Azure's table looks like an earlier NCCL's, which gave LL on Hopper 87.7 GB/s instead of 141, and
-so left it before 512 KiB. `8-gpu-2023` is off where NCCL's rows for Volta are: a ring under LL starts in 11 µs (15 by
-the rows) and carries 54 GB/s or more (39), one under LL128 carries 83 (110). Factors for each protocol would meet it,
-but a tenth of its rows are two."""
+Predicted times of single collectives, beside published ones. The error is that of the time,
+|predicted / published − 1|. Nothing is fitted in these tables: links come from `cost/clusters/machines.json`,
+constants from NCCL's source (`cost/collectives/nccl.py`). How channels open and chunks wait was modelled with these
+tables in view, by constants of that source. *LL*, *LL128* and *Simple* are NCCL's protocols, *opening* is where
+channels still open."""
+KNOWN_MISSES = """\
+Known misses:
+
+* The machine of `8-gpu-2023` is not named. It is taken for 8 V100, as which it changes protocols. It is off where
+  NCCL's rows for Volta are: a ring under LL starts in 11 µs (15 by the rows) and carries 54 GB/s or more (39), one
+  under LL128 carries 83 (110). Factors for each protocol would meet it, but a tenth of its rows are two.
+* Azure's table looks like an earlier NCCL's, which gave LL on Hopper 87.7 GB/s instead of 141, and so left it before
+  512 KiB."""
 FITTED = """\
-A tenth of the rows fitted (factors on latency and bandwidth, `bench/tuning.py`), the rest judged, at every
-offset. Two or three rows carry less than NCCL's constants do, where the machine is known:"""
+### With some rows fitted
+
+Here a tenth of the rows is fitted (factors on latency and bandwidth, `bench/tuning.py`) and the rest judged, at every
+offset. Where the machine is known, two or three rows tell less than NCCL's constants do."""
 NEIGHBOURS = """\
-About the floor: how far each row is from the line through its two neighbours in size (leave one out, logarithms of
-both), beside what is predicted without any row. The sizes of `8-gpu-2023` are apart by 4, the others' by 2:"""
+About the floor: the first three columns say how far each row is from the line through its two neighbours in size
+(leave one out, logarithms of both), the others what is predicted without any row. The sizes of `8-gpu-2023` are apart
+by 4, the others' by 2."""
 OTHERS = """\
-Other libraries' kernels from 1 GiB on, where links decide (mscclpp, 1 and 2 nodes; the best kernel of each; nothing
-fitted). Across nodes theirs are hierarchical, and NCCL's are not; ours are the times of NCCL's:"""
+### Other libraries
+
+Kernels of another library from 1 GiB on, where links decide: mscclpp, 1 and 2 nodes, the best kernel of each. Nothing
+is fitted. Across nodes theirs are hierarchical, and NCCL's are not; ours are the times of NCCL's."""
 
 
 def from_neighbours(rows: Sequence[Measured]) -> list[float]:
@@ -183,19 +194,31 @@ def section() -> str:
         _table(["table", "collective"], plain.items()),
         ["By what NCCL is said to run, on 8 H100:"],
         _table(["collective", "algorithm, protocol"], _grouped(known)),
+        ["The worst rows on known machines:"],
+        _rows(["table", "collective"], worst, lambda m: (m.table, m.collective)),
+        [KNOWN_MISSES],
+        [OTHERS],
+        _rows(["GPU", "collective", "ranks"], others(), lambda m: (m.gpu, m.collective, str(m.ranks))),
+        ["### The noise of these tables"],
+        [_noise(found)],
+        [NEIGHBOURS],
+        _smooth(found, plain),
         [FITTED],
         _fits(found, 10),
         ["Every second row fitted:"],
         _fits(found, 2),
-        [_noise(found)],
-        [NEIGHBOURS],
-        _smooth(found, plain),
-        ["The worst rows on known machines:"],
-        _rows(["table", "collective"], worst, lambda m: (m.table, m.collective)),
-        [OTHERS],
-        _rows(["GPU", "collective", "ranks"], others(), lambda m: (m.gpu, m.collective, str(m.ranks))),
     ]
     return "\n\n".join("\n".join(block) for block in blocks) + "\n"
+
+
+def num_rows() -> int:
+    """Of NCCL's tables."""
+    return sum(map(len, tables(measured()).values()))
+
+
+def medians() -> list[float]:
+    """The median error of each table of NCCL's, without a fit."""
+    return [float(np.median(np.abs([row.error for row in predicted(rows)]))) for rows in tables(measured()).values()]
 
 
 def others() -> list[Row]:
@@ -272,8 +295,8 @@ def _noise(found: dict[tuple[str, str], list[Measured]]) -> str:
     columns = np.array([row.repeat_s / row.seconds - 1 for row in ours])
     apart = np.array([abs(row.seconds / azure[row.num_bytes] - 1) for row in ours if row.num_bytes in azure])
     return (
-        f"The noise: one table's own two columns differ by {np.median(columns):.1%} at the median and "
-        f"{columns.max():.0%} at worst; the two tables of 8 H100 differ by {np.median(apart):.1%} at the median, "
+        f"One table's own two columns differ by {np.median(columns):.1%} at the median and {columns.max():.0%} at "
+        f"worst. The two tables of 8 H100 differ by {np.median(apart):.1%} at the median, "
         f"{np.quantile(apart, 0.9):.0%} at the 90th percentile and {apart.max():.0%} at worst, on {len(apart)} sizes."
     )
 

@@ -17,7 +17,18 @@ from bench.grid_store import Found, Key
 from shardwright.pcg.mesh import TIME
 
 PAGE = Path(__file__).parents[1] / "docs" / "search.md"
-TITLE = "# What the search finds, and how long it takes\n"
+TITLE = """\
+# What the search finds, and how long it takes
+
+The search chooses how a model is laid out and run. This page holds what it finds beside what other ways of planning
+find, and says how long it takes; it is for those who want to know whether a plan could be better. The one thing to
+take away: by the cost model, its plans are about as fast as the best that people set up by hand, or faster. How far
+they are from the best of all is known where the bound is near. Planning of large models takes longer than we aim at.
+
+All steps here are predicted, none was run; how true such predictions are is another question ([accuracy](accuracy.md)).
+Words such as *mesh*, *bound* and *recomputation* are explained in [words](concepts.md), the search in
+[planning](planning.md).
+"""
 GRID, SEQUENCE, WITHIN, TIME_NEEDED, GROWTH = HEADINGS = (
     "## Plans beside a brute-force grid", "## Long sequences", "## Layouts within memory", "## Planning time",
     "## How planning time grows",
@@ -25,22 +36,31 @@ GRID, SEQUENCE, WITHIN, TIME_NEEDED, GROWTH = HEADINGS = (
 INTRODUCTION = """\
 ## Plans beside a brute-force grid
 
-Written by `make bench-search` on {date} from `bench/data/grid.jsonl`, made on a {cpus}-core CPU. The grid is what
-people set up by hand: every mesh of one or two axes, each with a role of its own (data parallel, ZeRO, tensor
-parallel of up to 8 devices, context parallel, expert parallel), every number of microbatches, lifetime of gathered
-weights and kind of recomputation. It enumerates for itself; both sides are costed by the same timeline, on fake
-tensors, within the same memory. *Gap*: how much slower the plan's step is than that of the best way of the grid;
-below 0 it is faster. *By*: in what the two differ (the mesh of devices, the number of microbatches, what is made
-again, or else only layouts and lifetimes). *Bound*: how far the plan is above the lower bound that it reports
-(`SearchReport.bound_s`, which does not know what memory costs). Of the ways, so many were costed by the timeline;
-the others cannot be the best one that fits (`bench/grid.py` says why). Seconds are CPU time on one thread, after
-capture.
-
 {count} cases: the plan is at most {bound:.0%} slower than the best of the grid in {good}, and at the median
 {median:.1%} faster ({branchy:.1%} for mixtures of experts and models with branches: {names}). Plans are above their
-bounds by {gap:.1%} at the median, at most {most:.1%}. Planning takes {planning:.1f} s at the median.
+bounds by {gap:.1%} at the median, at most {most:.1%}. How much of that a better plan could gain is not known, as the
+bound does not know what memory costs. Planning takes {planning:.1f} s at the median.
+
+Written by `make bench-search` on {date} from `bench/data/grid.jsonl`, made on a {cpus}-core CPU. The grid is what
+people set up by hand:
+
+* every mesh of one or two axes, each with a role of its own: data parallel, ZeRO, tensor parallel of up to 8
+  devices, context parallel, expert parallel;
+* every number of microbatches, lifetime of gathered weights and kind of recomputation.
+
+It enumerates for itself. Both sides are costed by the same timeline, on fake tensors, within the same memory.
 
 ![plans beside the best of the grid](search-grid.svg)
+
+* *gap*: how much slower the plan's step is than that of the best way of the grid. Below 0 it is faster.
+* *by*: in what the two differ: the mesh of devices, the number of microbatches, what is made again, or else only
+  layouts and lifetimes.
+* *bound*: how far the plan is above the lower bound that it reports (`SearchReport.bound_s`).
+* *plan*, *best of the grid*: the mesh (`mb`: microbatches), of the grid also the roles of its axes; for how long
+  gathered weights stay, the most frequent first (`kept`, `zero-1` to `zero-3`); what is made again.
+* *ways*, *costed*: how many the grid has, and how many the timeline costed. The others cannot be the best one that fits
+  (`bench/grid.py` says why).
+* *planning*, *grid*: seconds of CPU time on one thread, after capture.
 
 | model | cluster | gap | by | bound | plan | step | best of the grid | step | ways | costed | planning | grid |
 |---|---|--:|---|--:|---|--:|---|--:|--:|--:|--:|--:|

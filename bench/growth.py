@@ -36,6 +36,23 @@ def measured(layers: int, nodes: int) -> Timing:
     return run_ranks(measure, 1, _LIMIT_S, args=(task,))[0]
 
 
+INTRODUCTION = """\
+{heading}
+
+Equal blocks are planned once, and devices enter by the sizes of meshes; so neither depth nor devices should matter
+much. Deeper models do take longer where not all that backward needs fits: more ways to run a step are tried then.
+
+Written by `python -m bench.growth` on {date}: {cpus}-core CPU, torch {torch}, one thread, each in a process of its own.
+The model is a Llama with the sizes of Llama-3-8B, with one sequence of 4,096 tokens for each H100. *planning* is CPU
+time after capture, with rules, comparison with plans by hand and the check.
+
+![planning time by layers and by devices]({chart})
+
+| layers | devices | operators | capture | planning | mesh |
+|--:|--:|--:|--:|--:|---|
+"""
+
+
 def section(found: dict[tuple[int, int], Timing]) -> str:
     """The table as Markdown."""
     rows = [
@@ -43,14 +60,8 @@ def section(found: dict[tuple[int, int], Timing]) -> str:
         f"| {t.mesh} |"
         for (layers, nodes), t in found.items()
     ]
-    head = (
-        f"{GROWTH}\n\nWritten by `python -m bench.growth` on {date.today().isoformat()}: {os.cpu_count()}-core CPU, "
-        f"torch {torch.__version__}, one thread, each in a process of its own.\nA Llama with the sizes of Llama-3-8B, "
-        "one sequence of 4,096 tokens for each H100. *Planning* is CPU time after capture, rules, comparison with "
-        "plans by hand and the check included.\nWhere not all that backward needs fits, more ways to run a step are "
-        "tried, so deeper models take longer.\n\n"
-        f"![planning time by layers and by devices]({CHART})\n\n"
-        "| layers | devices | operators | capture | planning | mesh |\n|--:|--:|--:|--:|--:|---|\n"
+    head = INTRODUCTION.format(
+        heading=GROWTH, date=date.today().isoformat(), cpus=os.cpu_count(), torch=torch.__version__, chart=CHART
     )
     return head + "\n".join(rows) + "\n"
 

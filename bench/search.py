@@ -159,17 +159,30 @@ def measure(task: Task) -> Timing:
 # ---- the page ----
 
 
+INTRODUCTION = """\
+{heading}
+
+Within what planning may take by our aims (*at most*): {good} of these {count}. The others miss it. What comes on top,
+and how to end planning early: [limits](limits.md#the-search).
+
+Written by `make bench-search` on {date}: {cpus}-core CPU, torch {torch}, one thread, each in a process of its own.
+
+* *build* includes importing transformers.
+* *CPU time* is that of all after capture: what it would take were the machine otherwise idle. *at most* is of it.
+* *gap*: how far the plan's predicted time may be above the optimum of the space searched.
+
+| model and cluster | nodes | build | capture | certificates | search | check | after capture | CPU time \
+| at most | mesh | gap | peak memory |
+|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|---|--:|--:|
+"""
+
+
 def section(timings: Sequence[tuple[Task, Timing]]) -> str:
     """The table as Markdown."""
-    head = (
-        f"{TIME_NEEDED}\n\nWritten by `make bench-search` on {date.today().isoformat()}: {os.cpu_count()}-core CPU, "
-        f"torch {torch.__version__}, one thread, each in a process of its own.\n"
-        "Building includes importing transformers; the gap is how far the plan's predicted time may be above the "
-        "optimum\nof the space searched. CPU time is that of all after capture: what it would take were the machine "
-        "otherwise idle.\n\n"
-        "| model and cluster | nodes | build | capture | certificates | search | check | after capture | CPU time "
-        "| at most | mesh | gap | peak memory |\n|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|---|--:|--:|\n"
-    )
+    head = INTRODUCTION.format(
+        heading=TIME_NEEDED, date=date.today().isoformat(), cpus=os.cpu_count(), torch=torch.__version__,
+        good=sum(t.after_capture_cpu_s <= task.bound_s for task, t in timings), count=len(timings),
+    )  # fmt: skip
     return head + "\n".join(_row(task, timing) for task, timing in timings) + "\n"
 
 

@@ -189,16 +189,36 @@ def best(planner: Planner, graph: Graph, kind: Iterator[Space]) -> Plan | None:
 # ---- the page ----
 
 
+INTRODUCTION = """\
+{heading}
+
+Long sequences and small batches can be split in many ways. In {count} cases the searched plan is at most {most:.1%}
+slower than the fastest plan that is forced to one kind of split, and up to {least:.1%} faster.
+
+Written by `python -m bench.sequence` on {date}. Each forced kind is the best of its meshes, tuned as the planner does:
+
+* *context*: keys and values are gathered. *ulysses*: all-to-alls change between heads and sequence.
+* *tensor*: Megatron's tensor parallelism, with what lies between its regions split; *whole between*: not split.
+* *zero*: ZeRO on the batch. *a × b*: two of them on two axes.
+
+The columns:
+
+* *gap*: how much slower the plan's step is than that of the fastest forced one. Below 0 it is faster.
+* *attention*: what each axis of the plan splits it along.
+* The named kinds: the step of the best forced plan. An empty cell: nothing of the kind fits or can be laid out.
+* *planning*, *forced*: CPU time.
+
+"""
+
+
 def section(found: Sequence[Found]) -> str:
     """The table as Markdown."""
-    head = (
-        f"{SEQUENCE}\n\nWritten by `python -m bench.sequence` on {date.today().isoformat()}: the searched plan beside "
-        "forced ones, each kind the best of its\nmeshes, tuned as the planner does. *Gap*: how much slower the plan's "
-        "step is than that of the fastest forced one; below 0\nit is faster. An empty cell: nothing of the kind fits "
-        f"or can be laid out. *Attention*: how the plan splits it. Seconds of planning\nare CPU time.\n\n"
-        f"| model | cluster | gap | plan | attention | step | {' | '.join(KINDS)} | planning | forced |\n"
-        f"|---|---|--:|---|---|--:|{'--:|' * len(KINDS)}--:|--:|\n"
+    gaps = [f.gap for f in found]
+    head = INTRODUCTION.format(
+        heading=SEQUENCE, date=date.today().isoformat(), count=len(found), most=max(gaps), least=-min(gaps)
     )
+    head += f"| model | cluster | gap | plan | attention | step | {' | '.join(KINDS)} | planning | forced |\n"
+    head += f"|---|---|--:|---|---|--:|{'--:|' * len(KINDS)}--:|--:|\n"
     return head + "".join(map(_row, found))
 
 

@@ -76,19 +76,40 @@ def cases(model: str) -> Iterator[Case]:
             yield Case(model, own_s / best - 1, hull_s / best - 1, below, then - start, judged - then)
 
 
+INTRODUCTION = """\
+{heading}
+
+Where memory is short, the search looks for the fastest layouts that fit. Of {count} such problems, what it finds is
+within 1 % of the optimum in {near}, and {most:.1%} above it at most.
+
+Written by `python -m bench.within` on {date}. The problems are small models on two and four local ranks, within 5 to
+95 % of the memory between the least and that of the fastest layouts. The optimum is that of an integer program (HiGHS),
+or its bound where it was not through. Each cell: at most, and at the median in brackets.
+
+* *gap*: how much slower the layouts found are than the optimum, in compute and communication.
+* *prices alone*: the same without branches (`search/within.py`).
+* *bound*: how far the search's bound is below the optimum.
+
+| model | problems | gap | prices alone | bound | within 1 % | search | integer program |
+|---|--:|--:|--:|--:|--:|--:|--:|
+"""
+
+
 def section(found: Sequence[Case]) -> str:
     """The table as Markdown."""
-    head = (
-        f"{WITHIN}\n\nWritten by `python -m bench.within` on {date.today().isoformat()}: {len(found)} layout problems "
-        "of small models on two and four local\nranks, within 5 to 95 % of the memory between the least and that of "
-        "the fastest layouts. *Gap*: how much slower\nthe layouts found are than the optimum of an integer program "
-        "(HiGHS), or its bound, in compute and communication;\n*prices alone*: without branches "
-        "(`search/within.py`); *bound*: how far the bound is below the optimum. Each at most, and\nat the median.\n\n"
-        "| model | problems | gap | prices alone | bound | within 1 % | search | integer program |\n"
-        "|---|--:|--:|--:|--:|--:|--:|--:|\n"
+    head = INTRODUCTION.format(
+        heading=WITHIN,
+        date=date.today().isoformat(),
+        count=len(found),
+        near=_near(found),
+        most=max(c.gap for c in found),
     )
     rows = ((name, [c for c in found if c.model == name]) for name in dict.fromkeys(c.model for c in found))
     return head + "".join(_row(name, own) for name, own in (*rows, ("all", list(found))))
+
+
+def _near(found: Sequence[Case]) -> int:
+    return sum(c.gap <= 0.01 for c in found)
 
 
 def _row(name: str, own: Sequence[Case]) -> str:
@@ -97,7 +118,7 @@ def _row(name: str, own: Sequence[Case]) -> str:
 
     spent = [f"{sum(values):.0f} s" for values in zip(*((c.cpu_s, c.judge_s) for c in own), strict=True)]
     gaps = [both(values) for values in zip(*((c.gap, c.hull_gap, c.below) for c in own), strict=True)]
-    cells = [name, str(len(own)), *gaps, f"{sum(c.gap <= 0.01 for c in own)} of {len(own)}", *spent]
+    cells = [name, str(len(own)), *gaps, f"{_near(own)} of {len(own)}", *spent]
     return "| " + " | ".join(cells) + " |\n"
 
 

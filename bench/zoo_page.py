@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
+from pathlib import Path
 
 import torch
 
@@ -61,34 +62,8 @@ class Row:
         return self.predicted_bytes / self.measured_bytes - 1
 
 
-INTRODUCTION = """\
-# Predictions on the local machine
-
-Written by `python -m bench.zoo_times` on {date}: {cpus}-core CPU, torch {torch}, ranks of one thread each under gloo;
-{load:.0f} processes were running when it began. Every model of `examples/zoo.py` takes whole training steps in fp32
-with AdamW (`fused=True`).
-
-Operators, kernels, collectives and a chain of parameters calibrate the machine, never a model. *Alone* is a step in
-processes of the plan's own, in {rounds} rounds of {alone} steps; its error is that of two calibrations, one before and
-one after, as `shardwright calibrate` makes them but for Python's garbage collection, which is off. A loop of plain
-Python says how much slower or faster those minutes were (drift).
-
-*Predicted* is what the {passes} passes of another calibration say, and *measured* what was measured in the same minutes
-and processes: after every {visits} points one of the plans takes {steps} steps, of which the first does not count. A
-processor that shares its core with other work of its host can be half as fast for seconds, and machines drift. *Noise*
-is how far the prediction by odd passes is from that by even ones, and odd turns from even ones. *CPU time* leaves out
-waiting: for another rank, and for a processor that other work has taken (but not that its core is shared). On an idle
-machine the wall time of a plan without communication is its CPU time; on a loaded one only the latter can be compared,
-and plans that communicate cannot be judged at all.
-
-Times are wall times of the slowest rank, and means but for the slowest tenth. A collective is timed from the moment at
-which the first rank comes to it, which counts part of a wait twice where the slowest rank's work is counted too.
-
-*searched* is the search's plan; *data*, *zero* and *tensor* are forced. Memory is all that torch's CPU allocator has
-handed out at the worst moment of a step, by the profiler's record, on top of every storage that is alive before it:
-parameters, buffers, optimizer states, the pool of gathered weights, buckets of gradients, the rank's batch. The record
-lacks what gloo's threads release, which can only make it too large: the least of {memory} steps counts.
-"""
+TEMPLATE = Path(__file__).with_suffix(".md")
+"""The page's prose, with {names} in place of its tables."""
 HEAD = """\
 | model | plan | alone | error | predicted | noise | measured | noise | error | CPU time | error \
 | memory | measured | error |
@@ -99,8 +74,22 @@ HEAD = """\
 def page(table: Sequence[Row], calibrations: Sequence[Calibration], load: float, facts: Mapping[str, int]) -> str:
     """The results as Markdown. `facts`: passes, points from turn to turn, steps of a turn, steps for memory."""
     machine = {"date": date.today().isoformat(), "cpus": os.cpu_count(), "torch": torch.__version__, "load": load}
-    sections = (section([row for row in table if row.num_ranks == c.num_ranks], c) for c in calibrations)
-    return INTRODUCTION.format(**machine, **facts) + "".join(sections)
+    sections = [(c, [row for row in table if row.num_ranks == c.num_ranks]) for c in calibrations]
+    tables = "".join(section(rows, c) for c, rows in sections)
+    takeaway = _takeaway([rows for _, rows in sections])
+    return TEMPLATE.read_text(encoding="utf-8").format(**machine, **facts, takeaway=takeaway, sections=tables)
+
+
+def _takeaway(tables: Sequence[Sequence[Row]]) -> str:
+    """How far steps alone and memory are off, over all tables."""
+    rows = [row for table in tables for row in table]
+    own = [[row for row in table if row.plan_name == "searched"] for table in tables]
+    medians = [statistics.median(abs(row.error_alone) for row in mine) for mine in (*tables, *own) if mine]
+    errors, memory = [row.error_alone for row in rows], max(abs(row.memory_error) for row in rows)
+    return (
+        f"a step is predicted within {max(medians):.0%} at the median, in single cases from {min(errors):+.0%} to "
+        f"{max(errors):+.0%}, and its memory within {memory:.0%}"
+    ).replace("%", " %")
 
 
 def section(table: Sequence[Row], around: Calibration) -> str:

@@ -155,7 +155,12 @@ def test_the_page_shows_errors_and_failures() -> None:
     text = page(
         [Cell("mlp", CASES[0], errors, mesh="[dp=2]", replicated="none"), Cell("mlp", CASES[1], failure="E: x")]
     )
-    assert "| mlp | 0e+00 | **failed** |" in text
+    assert (
+        "1 of 2 cells are within tolerance, and the largest error of a gradient is 0.0e+00 (mlp; data, 2 ranks),"
+        in text
+    )
+    assert "| plan | mlp |" in text
+    assert "| data, 2 ranks | 0e+00 |\n| zero, 2 ranks | **failed** |" in text
     assert "* data, 2 ranks: none" in text
     assert "**zero, 2 ranks failed**: `E: x`" in text
 
@@ -166,7 +171,10 @@ def test_a_model_that_cannot_be_cut_is_told_the_operator() -> None:
     assert cell.refused, cell.failure
     assert cell.good
     assert "batch cannot be cut into 2 microbatches exactly here" in cell.failure
-    assert "| resnext | refused |" in page([cell])
+    text = page([cell])
+    assert f"| {case} | refused |" in text
+    assert "1 of 1 cells are within tolerance.\n" in text
+    assert "*refused*: the model cannot be cut" in text
 
 
 def test_what_is_made_again_needs_blocks_and_attention() -> None:
