@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from shardwright.asking import what_if as what_if
     from shardwright.asking import why_not as why_not
     from shardwright.cost.clusters.cluster import Cluster as Cluster
+    from shardwright.lowering.checkpoint import make_checkpointable as make_checkpointable
     from shardwright.lowering.exact import seed_exactly as seed_exactly
     from shardwright.pcg.errors import ShardwrightError as ShardwrightError
     from shardwright.search.plan import Plan as Plan
@@ -30,6 +31,7 @@ _EXPORTS = {
     "Plan": "shardwright.search.plan",
     "ShardwrightError": "shardwright.pcg.errors",
     "compile": "shardwright.api",
+    "make_checkpointable": "shardwright.lowering.checkpoint",
     "plan": "shardwright.api",
     "seed_exactly": "shardwright.lowering.exact",
     "what_if": "shardwright.asking",
@@ -42,6 +44,7 @@ __all__ = [
     "ShardwrightError",
     "__version__",
     "compile",
+    "make_checkpointable",
     "plan",
     "seed_exactly",
     "what_if",
