@@ -31,7 +31,7 @@ from shardwright.cli.status import FINDING
         "explain plan.json --depth 2",
         "explain plan.json --find h.3.mlp.c_fc.weight",
         "explain plan.json --formula",
-        "explain plan.json --why-not fsdp",
+        "explain plan.json --why-not fsdp -o why-not-fsdp.json",
         "explain plan.json --what-if nodes=2x,bandwidth=0.5x",
         "explain plan.json train.py:make --what-if batch=2x",
     )
@@ -48,6 +48,7 @@ from shardwright.cli.status import FINDING
               help="The plan if that were so: nodes, bandwidth, memory, flops, batch or seq, as nodes=2x,batch=128. "
               "Another batch or seq needs the model, as FILE.py:FUNCTION or --hf-config.")  # fmt: skip
 @click.option("--formula", is_flag=True, help="Closed forms of seconds and bytes in nodes, batch and hidden size.")
+@output_option("Keep the answer of --why-not or --what-if here, for `view --answer`.")
 @format_option
 def explain(
     plan_file: Path,
@@ -58,6 +59,7 @@ def explain(
     strategy: str | None,
     changes: Mapping[str, str] | None,
     formula: bool,
+    output: Path | None,
     form: str,
 ) -> int:
     """Say in words and tables what a plan does.
@@ -76,13 +78,18 @@ def explain(
         raise click.UsageError("a model is for --why-not and --what-if; explain needs none")
     if strategy is not None or changes is not None:
         from shardwright.cli.asking import what_if, why_not
+        from shardwright.reports.answer import Answer
 
+        target = target_beside(plan_file, output, ".answer.json", "the answer") if output else None
         plan = facts_to_show(plan_file).plan
-        terminal.show(
-            why_not(plan, strategy, model, hf_config) if strategy else what_if(plan, changes or {}, model, hf_config),
-            form,
-        )
+        own = why_not(plan, strategy, model, hf_config) if strategy else what_if(plan, changes or {}, model, hf_config)
+        if target:
+            Answer.of(own, plan).save(target)
+            terminal.note(f"saved {target}; look at it with: shardwright view {plan_file} --answer {target}")
+        terminal.show(own, form)
         return 0
+    if output is not None:
+        raise click.UsageError("-o keeps an answer of --why-not or --what-if; explain prints everything else")
     if name is not None:
         from shardwright.reports.finding import FoundReport
 
@@ -123,17 +130,26 @@ def compare(plan_files: tuple[Path, ...], percent: float | None, form: str) -> i
 
 
 @click.command(
-    epilog=examples("view plan.json --output plan.html --open", "view plan.json --profile plan.profile.json")
+    epilog=examples(
+        "view plan.json --output plan.html --open",
+        "view plan.json --profile plan.profile.json",
+        "view plan.json --answer why-not-fsdp.json",
+    )
 )
 @plan_argument
 @output_option("Write the page here; by default beside the plan.")
 @click.option("--profile", "profile_file", type=FILE_PATH, help="What `shardwright profile` measured, to be shown too.")
+@click.option("--answer", "answer_files", type=FILE_PATH, multiple=True,
+              help="What `shardwright explain --why-not` or --what-if answered (-o); may be repeated.")  # fmt: skip
 @click.option("--open", "open_it", is_flag=True, help="Open it in the browser.")
-def view(plan_file: Path, output: Path | None, profile_file: Path | None, open_it: bool) -> int:
+def view(
+    plan_file: Path, output: Path | None, profile_file: Path | None, answer_files: tuple[Path, ...], open_it: bool
+) -> int:
     """Write a plan as a page for the browser.
 
     One HTML file that needs no network: the folded tree of modules with layouts, times, communication and bytes.
     """
+    from shardwright.reports.answer import Answer
     from shardwright.view.page import write_page
 
     target = target_beside(plan_file, output, ".html", "the page")
@@ -144,7 +160,10 @@ def view(plan_file: Path, output: Path | None, profile_file: Path | None, open_i
         from shardwright.search.plan import Plan
 
         measured = ProfileReport(PlanFacts(Plan.load(plan_file)), Profile.load(profile_file)).data()
-    write_page(shown, target, measured)
+    answers = [Answer.load(path) for path in answer_files]
+    for answer in answers:
+        answer.check(shown.facts)
+    write_page(shown, target, measured, answers)
     click.echo(target)
     if open_it:
         webbrowser.open(target.resolve().as_uri())

@@ -8,7 +8,7 @@ function table(columns, rows) {
 
 /** A button for every section that has a title. */
 function drawNav() {
-  at("nav").append(...["running", "step", "timeline", "memory", "where", "modules", "parameters", "compare", "profile", "rewrites", "communication", "unsplit"].filter((id) => at(id).children.length).map((id) =>
+  at("nav").append(...["running", "step", "timeline", "memory", "where", "modules", "parameters", "compare", "answers", "profile", "rewrites", "communication", "unsplit"].filter((id) => at(id).children.length).map((id) =>
     element("button", { onclick: () => at(id).scrollIntoView({ behavior: "smooth" }) }, at(id).children[0].textContent)));
 }
 
@@ -34,6 +34,17 @@ function drawCompare() {
 }
 
 const COMPARED_PARTS = [["compute", "compute"], ["communication", "exposed communication"], ["gathered", "slowdown and overheads"], ["optimizer", "optimizer"], ["whole", "bubble"]];
+
+/** Why not, and what if: the answers that were kept and given to the page. */
+function drawAnswers() {
+  if (!plan.answers.length) return;
+  at("answers").append(element("h2", {}, "Questions"), ...plan.answers.flatMap((own) => [element("h3", {}, own.title), ...own.lines.map((line) => element("p", {}, line)),
+    own.columns.length ? table(own.columns.map((title) => [title.replace(/^>/, ""), title.startsWith(">")]), own.rows.map((cells) => ({ cells: cells.map(indented) }))) : "",
+    ...own.notes.map((note) => element("p.note", {}, note))]));
+}
+
+/** A cell of a printed table, whose leading spaces say what it is a part of. */
+const indented = (text) => element("span", { style: `padding-left:${9 * text.search(/\S|$/)}px` }, text.trim());
 
 /** Measured against predicted, where a profile was given: kinds, blocks and operators, the most off first. */
 function drawProfile() {
@@ -101,6 +112,7 @@ drawWhere();
 drawModules();
 drawParameters();
 drawCompare();
+drawAnswers();
 drawProfile();
 drawRewrites();
 drawCommunication();

@@ -5,7 +5,8 @@ from __future__ import annotations
 import html
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,18 +17,21 @@ from shardwright.pcg.files import write_whole
 from shardwright.reports.shown import Shown
 
 if TYPE_CHECKING:
+    from shardwright.reports.answer import Answer
     from shardwright.search.plan import Plan
 
 _SCRIPTS = ("helpers", "charts", "course", "timeline", "memory", "modules", "parameters", "page")
 
 
-def page(plan: Plan | Shown, profile: Mapping[str, Any] | None = None) -> str:
+def page(plan: Plan | Shown, profile: Mapping[str, Any] | None = None, answers: Sequence[Answer] = ()) -> str:
     """The whole page as text. It loads nothing: no scripts, fonts or images from elsewhere.
 
-    `profile`: what was measured, as `ProfileReport.data` has it.
+    `profile`: what was measured, as `ProfileReport.data` has it; `answers`: to questions about this plan.
     """
     drawn = (plan if isinstance(plan, Shown) else Shown.of_plan(plan)).drawn
-    data = json.dumps({**drawn, "profile": profile, "version": __version__}, separators=(",", ":"), ensure_ascii=False)
+    asked = [asdict(paragraph) for answer in answers for paragraph in answer.paragraphs]
+    own = {**drawn, "profile": profile, "answers": asked, "version": __version__}
+    data = json.dumps(own, separators=(",", ":"), ensure_ascii=False)
     parts = {
         "title": html.escape(f"{drawn['model']} on {drawn['cluster']['name']}"),
         "style": _asset("page.css"),
@@ -37,9 +41,11 @@ def page(plan: Plan | Shown, profile: Mapping[str, Any] | None = None) -> str:
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _asset("page.html"))
 
 
-def write_page(plan: Plan | Shown, target: Path, profile: Mapping[str, Any] | None = None) -> None:
+def write_page(
+    plan: Plan | Shown, target: Path, profile: Mapping[str, Any] | None = None, answers: Sequence[Answer] = ()
+) -> None:
     """Write the page of a plan; an existing file is replaced only once the new one is complete."""
-    write_whole(target, page(plan, profile), "the page", PlanError)
+    write_whole(target, page(plan, profile, answers), "the page", PlanError)
 
 
 def _asset(name: str) -> str:

@@ -1,0 +1,76 @@
+"""An answer to `explain --why-not` or `--what-if`, kept in a file, for the page to show."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from shardwright.pcg.errors import PlanError
+from shardwright.pcg.files import read_whole, write_whole
+from shardwright.reports.report import Paragraph, Report
+from shardwright.search.plan import Plan
+
+FORMAT, VERSION = "shardwright-answer", 1
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What was answered, and of which plan: its model's `fingerprint`, its `mesh` and its predicted step."""
+
+    model: str
+    fingerprint: str
+    mesh: str
+    step_s: float
+    paragraphs: tuple[Paragraph, ...]
+
+    @classmethod
+    def of(cls, report: Report, plan: Plan) -> Answer:
+        """What a report says of a plan."""
+        step_s = plan.prediction.step_s
+        return cls(plan.model, plan.fingerprint, str(plan.mesh), step_s, tuple(report.paragraphs()))
+
+    def save(self, path: Path) -> None:
+        """Write it; an existing file is replaced only once the new one is complete."""
+        data = {"format": FORMAT, "version": VERSION, **asdict(self)}
+        write_whole(path, json.dumps(data, indent=1, ensure_ascii=False) + "\n", "the answer", PlanError)
+
+    @classmethod
+    def load(cls, path: Path) -> Answer:
+        """Read an answer. Raises `PlanError` for what is none."""
+        try:
+            given = json.loads(read_whole(path, "the answer", PlanError).decode("utf-8"))
+            if [given.pop(key) for key in ("format", "version")] != [FORMAT, VERSION]:
+                raise ValueError("another format or version")
+            told = {field.name: given[field.name] for field in fields(cls)}
+            told["paragraphs"] = tuple(_paragraph(one) for one in told["paragraphs"])
+            told["step_s"] = float(told["step_s"])
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise PlanError(
+                f"{path}: this is not an answer that `shardwright explain --why-not … -o FILE` wrote "
+                f"({type(error).__name__}: {error}); ask again"
+            ) from error
+        return cls(**told)
+
+    def check(self, shown: Mapping[str, Any]) -> None:
+        """Raise a `PlanError` where it is of another plan than `PlanReport.data` is."""
+        own = self.fingerprint, self.mesh, self.step_s
+        if own != (shown["fingerprint"], shown["mesh"], shown["prediction"]["step_s"]):
+            raise PlanError(
+                f"the answer is about a plan of {self.model} on mesh {self.mesh} with a step of {self.step_s:.4g} s, "
+                f"the plan is of {shown['model']} on mesh {shown['mesh']} with {shown['prediction']['step_s']:.4g} s; "
+                "ask about this plan"
+            )
+
+
+def _paragraph(told: Mapping[str, Any]) -> Paragraph:
+    """One of a file: texts, and rows of as many texts as there are columns."""
+    found = Paragraph(**told)
+    texts = (found.title, *found.lines, *found.columns, *found.notes, *(cell for row in found.rows for cell in row))
+    if not all(isinstance(text, str) for text in texts):
+        raise TypeError("what should be text is not")
+    if any(len(row) != len(found.columns) for row in found.rows):
+        raise ValueError("a row is not as long as the table has columns")
+    return found
