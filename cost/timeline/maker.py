@@ -23,7 +23,7 @@ from shardwright.pcg.step.actions import actions
 from shardwright.pcg.step.chunk import Chunk
 from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.schedules import phases
-from shardwright.pcg.step.sections import Share, computed_in_one, sections, shared, stretches, units
+from shardwright.pcg.step.sections import Places, Share, computed_in_one, places, sections, shared, stretches, units
 
 
 class Maker:
@@ -43,6 +43,11 @@ class Maker:
     def one(self) -> frozenset[str]:
         """What is computed in one stage."""
         return computed_in_one(self.steps.graph)
+
+    @cached_property
+    def places(self) -> Places:
+        """Of all operations."""
+        return places(self.cut)
 
     @cached_property
     def shared(self) -> frozenset[str]:
@@ -120,7 +125,7 @@ class Maker:
             steps, execution = self.steps, self.steps.execution
             own = [(self.cut[number].stretch, times) for number, times in share]
             if execution.num_stages > 1:
-                own = stretches(self.cut, share, self.one)
+                own = stretches(self.cut, share, self.one, self.places)
             chunk = Chunk(own, steps.parameters, execution, steps.num_bytes)
             todo = actions(chunk, hold=hold, late=execution.late_gathers, ahead=execution.overlap, two=two)
             name = " + ".join(f"{n} × {self.cut[s].name}" for s, n in share)

@@ -179,20 +179,33 @@ def shared(cut: Sequence[Section], one: Collection[str]) -> frozenset[str]:
     return frozenset(leaf for leaf, own in readers.items() if len(own) > 1)
 
 
-def stretches(cut: Sequence[Section], share: Share, one: Collection[str]) -> list[tuple[Stretch, int]]:
+Places = Mapping[str, tuple[int, Operation]]
+"""Every operation of a cut by its name, with its place in the order in which they run."""
+
+
+def places(cut: Sequence[Section]) -> Places:
+    """Of all operations."""
+    operations = (o for section in cut for o in section.stretch.operations)
+    return {o.name: (number, o) for number, o in enumerate(operations)}
+
+
+def stretches(cut: Sequence[Section], share: Share, one: Collection[str], known: Places) -> list[tuple[Stretch, int]]:
     """What a virtual stage runs: its share's stretches, behind what it reads of others but is not sent.
 
-    And without what it does not read of that. `one`: what is `computed_in_one` stage.
+    And without what it does not read of that. `one`: what is `computed_in_one` stage; `known`: the cut's `places`.
     """
     own = [cut[number].stretch for number, _ in share]
     made = {o.name for stretch in own for o in stretch.operations}
-    needed = {name for stretch in own for o in stretch.operations if o.name in one for name in o.reads}
-    before = list[Operation]()
-    for section in reversed(cut):
-        for o in reversed(section.stretch.operations):
-            if o.name in needed and o.name not in one:
-                needed.update(o.reads)
-                before += [o] if o.name not in made else []
+    todo = [name for stretch in own for o in stretch.operations if o.name in one for name in o.reads]
+    needed, before = set(todo), list[tuple[int, Operation]]()
+    while todo:
+        name = todo.pop()
+        if name in known and name not in one:
+            number, operation = known[name]
+            before += [(number, operation)] if name not in made else []
+            todo += (further := set(operation.reads) - needed)
+            needed |= further
+    before = sorted({number: operation for number, operation in before}.items())
     left = (tuple(o for o in stretch.operations if o.name in one or o.name in needed) for stretch in own)
     found = [(s._replace(operations=o), times) for s, o, (_, times) in zip(own, left, share, strict=True) if o]
-    return [(Stretch(tuple(reversed(before))), 1), *found] if before else found
+    return [(Stretch(tuple(operation for _, operation in before)), 1), *found] if before else found
