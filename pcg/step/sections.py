@@ -205,7 +205,7 @@ def stretches(cut: Sequence[Section], share: Share, one: Collection[str], known:
             before += [(number, operation)] if name not in made else []
             todo += (further := set(operation.reads) - needed)
             needed |= further
-    before = sorted({number: operation for number, operation in before}.items())
+    before = sorted(dict(before).items())
     left = (tuple(o for o in stretch.operations if o.name in one or o.name in needed) for stretch in own)
     found = [(s._replace(operations=o), times) for s, o, (_, times) in zip(own, left, share, strict=True) if o]
     return [(Stretch(tuple(operation for _, operation in before)), 1), *found] if before else found
