@@ -16,6 +16,7 @@ from shardwright.cli import terminal
 from shardwright.cli.options import (
     FILE_PATH,
     PATH,
+    Number,
     examples,
     format_option,
     output_option,
@@ -109,7 +110,7 @@ def explain(
 
 @click.command(epilog=examples("compare plan.json other-plan.json", "compare new.json old.json --fail-if-slower 2"))
 @click.argument("plan_files", metavar="PLAN.json...", nargs=-1, required=True, type=PATH)
-@click.option("--fail-if-slower", "percent", type=click.FloatRange(0), metavar="PERCENT",
+@click.option("--fail-if-slower", "percent", type=Number(0), metavar="PERCENT",
               help="End with status 1 where the first plan is slower by more than that than another that fits: a plan "
               "of the same model, or, where one is given, what it was compared with.")  # fmt: skip
 @format_option

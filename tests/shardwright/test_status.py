@@ -38,6 +38,17 @@ def test_every_command_ends_with_2_for_a_wrong_option_and_is_documented(run: Run
         assert f"`{' '.join(command)}`" in page, command
 
 
+def test_what_is_no_finite_number_is_a_wrong_option(run: Run) -> None:
+    """A comparison with `nan` is false, so that it would say anything of a plan."""
+    commands = [("compare", "plan.json", "--fail-if-slower"), ("doctor", "--timeout"), ("calibrate", "--timeout"),
+                ("rules", "verify", "--limit"), ("verify", "plan.json", "--timeout")]  # fmt: skip
+    for command in commands:
+        for given in ("nan", "inf"):
+            status, out, err = run(*command, given)
+            assert (status, out) == (USAGE, ""), command
+            assert f"'{given}' is not a finite number" in err
+
+
 def test_every_error_has_its_status() -> None:
     errors: dict[int, list[BaseException]] = {
         USAGE: [PlanError("x"), ValueError("x"), click.UsageError("x")],
