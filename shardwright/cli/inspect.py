@@ -71,10 +71,14 @@ def explain(
 
     --why-not and --what-if search again, which takes as long as planning.
     """
-    if sum(x is not None for x in (name, strategy, changes, formula or None)) > 1:
+    questions = {"--find": name, "--formula": formula or None, "--why-not": strategy, "--what-if": changes}
+    asked = [option for option, given in questions.items() if given is not None]
+    if len(asked) > 1:
         raise click.UsageError(
             "--find, --formula, --why-not and --what-if are questions of their own; ask one at a time"
         )
+    if asked and depth is not None:
+        raise click.UsageError(f"--depth is of the tree of modules, and {asked[0]} prints none; leave one of them out")
     if (model or hf_config) and strategy is None and changes is None:
         raise click.UsageError("a model is for --why-not and --what-if; explain needs none")
     if strategy is not None or changes is not None:
