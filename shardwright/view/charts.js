@@ -94,6 +94,10 @@ let redraw = () => {};
 addEventListener("resize", () => redraw());
 
 function drawWhere(focus = root) {
+  redrawn(at("where"), () => fillWhere(focus));
+}
+
+function fillWhere(focus) {
   const chart = element("div", { id: "icicle" });
   pixels = ((at("where").clientWidth || 1180) - 40) / 100;  // of one percent of the chart
   redraw = () => drawWhere(focus);
@@ -146,8 +150,8 @@ function tip(target, text) {
   target.addEventListener("mousemove", (event) => {
     box.textContent = text(event) || "";
     box.hidden = !box.textContent;
-    box.style.left = `${Math.min(event.clientX + 14, innerWidth - box.offsetWidth - 8)}px`;
-    box.style.top = `${Math.min(event.clientY + 14, innerHeight - box.offsetHeight - 8)}px`;
+    box.style.left = `${Math.max(8, Math.min(event.clientX + 14, innerWidth - box.offsetWidth - 8))}px`;
+    box.style.top = `${Math.max(8, Math.min(event.clientY + 14, innerHeight - box.offsetHeight - 8))}px`;
   });
   target.addEventListener("mouseleave", () => { box.hidden = true; });
 }

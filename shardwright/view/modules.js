@@ -23,7 +23,7 @@ function drawModules() {
   });
   const all = (open) => () => { walk(root, (module) => { module.open = open || module === root; }); drawTree(list); };
   at("modules").append(element("h2", {}, "Modules"),
-    element("p", {}, `Times: ${plan.modules_note}; bytes likewise. Blocks fold only if they are alike in everything shown here.`),
+    element("p", {}, `Times: ${plan.modules_note}; bytes likewise. Blocks fold only if they are alike in everything shown here. Keys: ↑ ↓ ← → and Enter.`),
     element("div.tools", {}, search, element("button", { onclick: all(true) }, "open all"),
       element("button", { onclick: all(false) }, "close all"), element("span.soft", { id: "hits" })), list);
   openFirst();
@@ -74,6 +74,10 @@ function matches(item) {
 }
 
 function drawTree(list) {
+  redrawn(list, () => fillTree(list));
+}
+
+function fillTree(list) {
   list.replaceChildren(element("div.row.head", {}, element("span", {}, "module or operator"),
     ...devices.map((axis) => element("span", {}, `axis ${axes[axis].name}`)), element("span", {}, "shape, and what shards it"),
     element("span", {}, "time"), element("span", {}, "communication"), element("span.right", {}, "weights")));
@@ -116,7 +120,13 @@ function ownRow(list, module, level) {
 }
 
 const clickable = (toggle, open) => ({ tabindex: 0, role: "treeitem", "aria-expanded": String(open), onclick: toggle,
-  onkeydown: (event) => { if (event.key === "Enter") toggle(); } });
+  onkeydown: (event) => {
+    const rows = [...at("tree").querySelectorAll("[tabindex]")], go = (by) => () => rows[rows.indexOf(event.currentTarget) + by]?.focus();
+    const act = { Enter: toggle, " ": toggle, ArrowDown: go(1), ArrowUp: go(-1), ArrowRight: open ? go(1) : toggle, ArrowLeft: open ? toggle : go(-1) }[event.key];
+    if (!act) return;
+    event.preventDefault();
+    act();
+  } });
 
 function moduleRow(list, module, level) {
   const toggle = () => { module.open = !module.open; drawTree(list); };

@@ -26,7 +26,7 @@ const everyParameter = () => once("parameters", () => plan.parameters.flatMap((a
 
 function drawParameters() {
   const asked = { query: "", column: 0, down: false, most: MOST_ROWS }, list = element("div.scroll", { tabindex: 0 }), count = element("span.soft");
-  const draw = () => { count.textContent = fillParameters(list, asked, draw); };
+  const draw = () => redrawn(list, () => { count.textContent = fillParameters(list, asked, draw); });
   at("parameters").append(element("h2", {}, "Parameters"),
     element("p", {}, "Copies: how many devices have the same part. Click on a title to sort."),
     element("div.tools", {}, element("input", { type: "search", placeholder: "search names, dtypes, layouts, lifetimes", "aria-label": "search parameters",

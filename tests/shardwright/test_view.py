@@ -173,6 +173,46 @@ def test_a_browser_draws_what_happens_over_time(tmp_path: Path) -> None:
     assert (answer["rows"], answer["sorted"]) == (1 + len(names), "bytes ↑")
 
 
+def test_the_keyboard_opens_and_sorts_and_keeps_the_focus(plan: Plan, tmp_path: Path) -> None:
+    """What is drawn anew has the focus where it was: else the next key would go to the top of the page."""
+    script = """
+      const focused = () => document.activeElement, answer = [];
+      const press = (key) => { focused().dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true })); say(); };
+      const say = () => answer.push(`${focused().getAttribute("aria-expanded") || ""} ${focused().textContent.trim().split(" ")[0]}`.trim());
+      root.open = false;
+      drawTree(at("tree"));
+      document.querySelector("#tree [tabindex]").focus();
+      ["Enter", "ArrowLeft", "ArrowRight", "ArrowDown", "ArrowUp", " "].forEach(press);
+      for (const title of ["bytes", "name"]) {
+        const button = [...document.querySelectorAll("#parameters th button")].find((b) => b.textContent.startsWith(title));
+        button.focus();
+        button.click();
+        say();
+      }
+      const colouring = [...document.querySelectorAll("#where button")].at(-1);
+      colouring.focus();
+      colouring.click();
+      answer.push(focused().textContent, focused().getAttribute("aria-pressed"));"""
+    answer = in_browser(plan, tmp_path, script)
+    inner = answer[3]
+    assert inner not in {"true ▾Net", "false ▸Net"}
+    tree = ["true ▾Net", "false ▸Net", "true ▾Net", inner, "true ▾Net", "false ▸Net"]
+    assert answer == [*tree, "bytes", "name", "colour by tp", "true"]
+
+
+def test_a_narrow_window_and_a_long_name_push_nothing_out_of_it(plan: Plan, tmp_path: Path) -> None:
+    """Tables scroll within their section; a tip breaks its words, and begins within the window."""
+    script = """
+      const cell = at("icicle").firstChild, shownTip = at("tip");
+      cell.dispatchEvent(new MouseEvent("mousemove", { clientX: 5, clientY: 5 }));
+      shownTip.textContent = "self_attn.".repeat(60);
+      const answer = [document.documentElement.scrollWidth <= innerWidth, shownTip.scrollWidth <= shownTip.clientWidth,
+        shownTip.getBoundingClientRect().left >= 0]"""
+    longer = replace(plan, model="Net" * 60)
+    for width in (800, 500):
+        assert in_browser(longer, tmp_path, script, width) == [True, True, True]
+
+
 def test_a_browser_shows_the_numbers_of_explain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a plan in stages with others beside it; what the page lacks is told. `python -m bench.browser` has many."""
     if browser() is None:
