@@ -14,6 +14,7 @@ from bench.browser import browser, findings, opened
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.mesh import Mesh
+from shardwright.reports.plan import PlanReport
 from shardwright.reports.units import seconds, size
 from shardwright.search.plan import Plan
 from shardwright.search.planner import Planner
@@ -178,13 +179,15 @@ def test_the_keyboard_opens_and_sorts_and_keeps_the_focus(plan: Plan, tmp_path: 
     script = """
       const focused = () => document.activeElement, answer = [];
       const press = (key) => { focused().dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true })); say(); };
-      const say = () => answer.push(`${focused().getAttribute("aria-expanded") || ""} ${focused().textContent.trim().split(" ")[0]}`.trim());
+      const word = () => focused().textContent.trim().split(" ")[0];
+      const say = () => answer.push(`${focused().getAttribute("aria-expanded") || ""} ${word()}`.trim());
       root.open = false;
       drawTree(at("tree"));
       document.querySelector("#tree [tabindex]").focus();
       ["Enter", "ArrowLeft", "ArrowRight", "ArrowDown", "ArrowUp", " "].forEach(press);
       for (const title of ["bytes", "name"]) {
-        const button = [...document.querySelectorAll("#parameters th button")].find((b) => b.textContent.startsWith(title));
+        const titles = [...document.querySelectorAll("#parameters th button")];
+        const button = titles.find((b) => b.textContent.startsWith(title));
         button.focus();
         button.click();
         say();
@@ -198,6 +201,16 @@ def test_the_keyboard_opens_and_sorts_and_keeps_the_focus(plan: Plan, tmp_path: 
     assert inner not in {"true ▾Net", "false ▸Net"}
     tree = ["true ▾Net", "false ▸Net", "true ▾Net", inner, "true ▾Net", "false ▸Net"]
     assert answer == [*tree, "bytes", "name", "colour by tp", "true"]
+
+
+def test_where_the_time_goes_has_the_rows_of_explain(plan: Plan, tmp_path: Path) -> None:
+    """Also a 0 where nothing of what is sent is hidden."""
+    script = """
+      const answer = [...document.querySelectorAll("#step tr")].slice(1).map((row) =>
+        [...row.children].filter((cell) => !cell.querySelector(".bar")).map((cell) => cell.textContent))"""
+    told = next(p for p in PlanReport(plan).paragraphs() if p.title == "Where the time goes").rows
+    assert any(row[-1] == "0" for row in told)
+    assert in_browser(plan, tmp_path, script) == [list(row) for row in told]
 
 
 def test_a_narrow_window_and_a_long_name_push_nothing_out_of_it(plan: Plan, tmp_path: Path) -> None:
