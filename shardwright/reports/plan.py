@@ -210,7 +210,7 @@ def _headline(facts: PlanFacts) -> Paragraph:
             + memory_warning(plan, p.memory.total_bytes),
             *(f"would fit       {line}" for line in remedies(plan)),
             f"a step          {way(facts)}",
-            f"beside others   {' '.join(standing(plan))}",
+            f"beside others   {standing(plan).line}",
             f"quality         {quality(plan)}",
             *([f"rewrites        {rewrites(plan)}"] if plan.report.rewrites else []),
             f"precision       {precision(facts)}",
