@@ -105,5 +105,5 @@ function atMemory(chart, x) {
   const held = chart.columns && chart.columns[Math.floor(x - GUTTER)];
   if (!held) return null;
   const lines = [...STACK].reverse().filter(([, category]) => held[category] > 0).map(([name, category]) => `${name} ${bytes(held[category])}`);
-  return { text: [`${bytes(summed(held))} at most, ${time(chart.time(x))}`, ...lines].join("\n") };
+  return { text: [`${bytes(summed(held))} at most, ${moment(chart.time(x))}`, ...lines].join("\n") };
 }

@@ -248,6 +248,21 @@ def test_weights_that_are_gathered_ahead_are_hidden() -> None:
     assert weights["dp"].hidden_s > 3 * weights["dp"].exposed_s
 
 
+def test_moments_are_told_apart_however_near_one_looks(tmp_path: Path) -> None:
+    """`3.00 s` at every line of a chart that shows a millisecond says nothing."""
+    code = """[1, 0.1, 1e-3, 1e-5].map((share) => {
+      zoomTo(course.step_s * (0.5 - share / 2), course.step_s * (0.5 + share / 2));
+      const apart = shownFor() / 5, told = [0, 1, 2, 3, 4].map((k) => moment(shown.from + k * apart, apart));
+      return [new Set(told).size, at("shown").textContent];
+    })"""
+    told = evaluated(plan("1f1b"), tmp_path, code)
+    assert [number for number, _ in told] == [5] * 4
+    assert "the whole step" in told[0][1]
+    for _, text in told[1:]:
+        begin, end = text.partition(" of ")[0].rpartition(", ")[2].split(" to ")
+        assert begin != end
+
+
 def test_a_plan_that_is_much_slower_does_not_flatten_the_others(tmp_path: Path) -> None:
     """Its bar is cut; what does not fit is apart, the smallest first, and says by how much."""
     base = plan("one stage")
