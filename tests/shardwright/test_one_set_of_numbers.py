@@ -25,6 +25,7 @@ from shardwright.reports.comparison import Beside
 from shardwright.reports.facts import PlanFacts, memory_verdict, serial_parts, step_parts, usable_bytes
 from shardwright.reports.finding import FoundReport
 from shardwright.reports.modules import module_tree
+from shardwright.reports.named import Names
 from shardwright.reports.plan import PlanReport
 from shardwright.reports.timeline import TimelineReport, plan_timeline, step_passes
 from shardwright.reports.tree import Module
@@ -438,4 +439,5 @@ def test_the_passes_of_a_step_add_up_to_it() -> None:
     told = str(TimelineReport(found, plan_timeline(found, found.execution)))
     assert re.search(r"\n  forward +2–3 ", told)
     assert re.search(r"at the peak +\w+ of microbatch [1-4] of 4: ", told)
-    assert f"peak: {found.prediction.peak_at}" in str(PlanReport(found))
+    moment = Names(found.graph).moment(found.prediction.peak_at)
+    assert f"peak: {moment}" in str(PlanReport(found))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from dataclasses import replace
 from functools import cache
@@ -146,6 +147,17 @@ def test_values_at_the_peak_add_up_to_memory_by_category(name: str) -> None:
             found[value.category] += value.num_bytes
         for category, num_bytes in stage.memory.by_category().items():
             assert found[category] == pytest.approx(num_bytes, rel=1e-6, abs=1), category
+
+
+@EACH
+def test_the_moment_of_a_peak_is_told_by_the_names_of_the_tree(name: str) -> None:
+    """And not by those of the graph, such as `linear_560`, which nobody finds anywhere."""
+    inner = {str(node.name) for node in plan(name).graph.nodes}
+    told = [facts(name).names.moment(stage.peak_at) for stage in facts(name).timeline.stages]
+    assert any(inner & set(stage.peak_at.split()) for stage in facts(name).timeline.stages)
+    assert not any(inner & set(moment.split()) for moment in told), told
+    assert any(re.search(r": \S+:\S+ .*of layers\.\d$", moment) for moment in told), told
+    assert f"peak: {told[fullest(facts(name))]}" in explained(name)
 
 
 def test_activations_at_the_peak_are_those_of_microbatches_in_flight() -> None:
