@@ -5,7 +5,7 @@ const naturally = new Intl.Collator("en", { numeric: true }).compare;
 const product = (sizes) => sizes.reduce((all, n) => all * n, 1);
 /** [title, what a row is sorted by, what is shown, whether it is a number] */
 const COLUMNS = [
-  ["name", (p) => p.full, (p) => element("span.name", {}, p.full)],
+  ["name", (p) => p.full, (p) => element("span.name", {}, shownInTree(p.full))],
   ["shape", (p) => product(p.shape), (p) => element("span.mono", {}, p.shape.join(" × ") || "number"), true],
   ["on a device", (p) => product(p.local_shape), (p) => element("span.mono", {}, p.local_shape.join(" × ") || "number"), true],
   ["dtype", (p) => p.dtype, (p) => p.dtype],

@@ -203,6 +203,21 @@ def test_the_keyboard_opens_and_sorts_and_keeps_the_focus(plan: Plan, tmp_path: 
     assert answer == [*tree, "bytes", "name", "colour by tp", "true"]
 
 
+def test_names_lead_to_the_tree(tmp_path: Path) -> None:
+    """From what is largest in memory, and from parameters: one operator has one name."""
+    found = Planner(cluster(4), every_choice).plan(blocks(layers=12), "Net", mesh=Mesh.of(dp=4), roles=("zero",))
+    script = """
+      const answer = ["memory", "parameters"].map((id) => [...document.querySelectorAll(`#${id} .link`)].map((name) => {
+        name.click();
+        return [name.textContent, Number(at("hits").textContent.split(" ")[0])];
+      }))"""
+    memory, parameters = in_browser(found, tmp_path, script)
+    assert {"mlp.up.weight", "mlp:relu"} <= {name for name, _ in memory}
+    assert all(1 <= hits <= 2 for _, hits in memory), memory
+    assert len(parameters) == len(list(found.graph.leaves("parameter")))
+    assert {hits for _, hits in parameters} == {1}
+
+
 def test_where_the_time_goes_has_the_rows_of_explain(plan: Plan, tmp_path: Path) -> None:
     """Also a 0 where nothing of what is sent is hidden."""
     script = """
