@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -47,6 +50,16 @@ def test_what_is_no_finite_number_is_a_wrong_option(run: Run) -> None:
             status, out, err = run(*command, given)
             assert (status, out) == (USAGE, ""), command
             assert f"'{given}' is not a finite number" in err
+
+
+def test_a_reader_that_stops_early_is_no_finding() -> None:
+    """`shardwright explain plan.json | head` ends with 0."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "shardwright", "rules", "list", "--help"]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_every_error_has_its_status() -> None:
