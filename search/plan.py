@@ -27,6 +27,7 @@ from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.pcg.step.lifetimes import Zero, lifetimes
 from shardwright.pcg.step.precisions import Precision
 from shardwright.pcg.text import parse_graph, print_graph
+from shardwright.pcg.units import seconds, size
 from shardwright.search.admission import admit
 from shardwright.search.asked import NOTHING, Asked
 
@@ -156,8 +157,8 @@ class Plan:
         idle = f" and {self.idle.num_devices} idle" if self.idle else ""
         return printable(
             f"Plan({self.model} on {cluster.name}, {cluster.num_devices} devices{idle}, mesh {self.mesh}:\n"
-            f"     step {own.step_s:.4g} s, {own.memory.total_bytes / 2**30:.4g} of "
-            f"{own.device_bytes / 2**30:.4g} GiB on each device)"
+            f"     step {seconds(own.step_s)}, {size(own.memory.total_bytes)} of {size(own.device_bytes)} "
+            "on each device)"
         )
 
     @property

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from shardwright.cli import terminal
-from shardwright.cli.options import examples, format_option, output_option
+from shardwright.cli.options import Number, examples, format_option, output_option
 
 
 @click.command(epilog=examples("calibrate 2", "plan examples/zoo.py:gpt2 --cluster local:2"))
@@ -15,7 +15,8 @@ from shardwright.cli.options import examples, format_option, output_option
 @output_option("Save the cluster in this file too.")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, help="What to measure.")
 @click.option("--thorough", is_flag=True, help="Five times as many passes, and bfloat16 too.")
-@click.option("--timeout", type=float, help="Seconds until the ranks are ended; 240 by default, 1200 if --thorough.")
+@click.option("--timeout", type=Number(0, min_open=True),
+              help="Seconds until the ranks are ended; 240 by default, 1200 if --thorough.")  # fmt: skip
 @format_option
 def calibrate(
     num_ranks: int, output: Path | None, device: str, thorough: bool, timeout: float | None, form: str

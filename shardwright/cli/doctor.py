@@ -5,12 +5,12 @@ from __future__ import annotations
 import click
 
 from shardwright.cli import terminal
-from shardwright.cli.options import examples, format_option
+from shardwright.cli.options import Number, examples, format_option
 from shardwright.cli.status import ENVIRONMENT, FINDING
 
 
 @click.command(epilog=examples("doctor", "doctor --format json"))
-@click.option("--timeout", type=click.FloatRange(1), default=30.0, show_default=True,
+@click.option("--timeout", type=Number(1), default=30.0, show_default=True,
               help="Seconds that two ranks have to add up a number.")  # fmt: skip
 @format_option
 def doctor(timeout: float, form: str) -> int:

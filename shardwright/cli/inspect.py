@@ -16,6 +16,7 @@ from shardwright.cli import terminal
 from shardwright.cli.options import (
     FILE_PATH,
     PATH,
+    Number,
     examples,
     format_option,
     output_option,
@@ -70,10 +71,14 @@ def explain(
 
     --why-not and --what-if search again, which takes as long as planning.
     """
-    if sum(x is not None for x in (name, strategy, changes, formula or None)) > 1:
+    questions = {"--find": name, "--formula": formula or None, "--why-not": strategy, "--what-if": changes}
+    asked = [option for option, given in questions.items() if given is not None]
+    if len(asked) > 1:
         raise click.UsageError(
             "--find, --formula, --why-not and --what-if are questions of their own; ask one at a time"
         )
+    if asked and depth is not None:
+        raise click.UsageError(f"--depth is of the tree of modules, and {asked[0]} prints none; leave one of them out")
     if (model or hf_config) and strategy is None and changes is None:
         raise click.UsageError("a model is for --why-not and --what-if; explain needs none")
     if strategy is not None or changes is not None:
@@ -109,7 +114,7 @@ def explain(
 
 @click.command(epilog=examples("compare plan.json other-plan.json", "compare new.json old.json --fail-if-slower 2"))
 @click.argument("plan_files", metavar="PLAN.json...", nargs=-1, required=True, type=PATH)
-@click.option("--fail-if-slower", "percent", type=click.FloatRange(0), metavar="PERCENT",
+@click.option("--fail-if-slower", "percent", type=Number(0), metavar="PERCENT",
               help="End with status 1 where the first plan is slower by more than that than another that fits: a plan "
               "of the same model, or, where one is given, what it was compared with.")  # fmt: skip
 @format_option

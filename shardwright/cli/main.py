@@ -71,6 +71,10 @@ def _run(arguments: Sequence[str] | None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the interpreter's last flush is quiet
         return 0
+    except SystemExit:  # click's own answer to a reader that is gone, such as `head`, is status 1
+        if isinstance(sys.stdout, click.utils.PacifyFlushWrapper):
+            return 0
+        raise
     except Exception as error:  # noqa: BLE001 - whatever it is, the user gets one line, or the traceback on request
         return _failed(error, f"unexpected {type(error).__name__}: {error} ({_place(error)})", f"{DEBUG}=1 shows more")
     return status if isinstance(status, int) else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import reduce, wraps
 from pathlib import Path
@@ -28,6 +29,16 @@ WHAT_IF = ("nodes", "bandwidth", "memory", "flops", "batch", "seq")
 PATH = click.Path(path_type=Path)
 FILE_PATH = click.Path(dir_okay=False, path_type=Path)
 CLUSTER_HELP = f"What to plan for: {CLUSTER_FORMS}"
+
+
+class Number(click.FloatRange):
+    """A finite number in a range: `nan` lies in every range of click's, and makes every comparison false."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ANN401 - as click has it
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a finite number.", param, ctx)
+        return number
 
 
 plan_argument = click.argument("plan_file", metavar="PLAN.json", type=FILE_PATH)

@@ -10,7 +10,7 @@ import click
 
 from shardwright.cli import terminal
 from shardwright.cli.coverage import coverage
-from shardwright.cli.options import FILE_PATH, examples, format_option, rules_argument, writable
+from shardwright.cli.options import FILE_PATH, Number, examples, format_option, rules_argument, writable
 
 if TYPE_CHECKING:
     from shardwright.verifier.rulefile import RuleFile
@@ -86,7 +86,7 @@ def generate(max_ops: int, output: Path, operators: str, seed: int, jobs: int, f
 @rules_argument
 @click.option("--base/--no-base", default=True, show_default=True,
               help="Prove the shipped rules and the lemmas anew as well, on which proofs rest.")  # fmt: skip
-@click.option("--limit", type=click.FloatRange(0, min_open=True), default=20.0, show_default=True, metavar="SECONDS",
+@click.option("--limit", type=Number(0, min_open=True), default=20.0, show_default=True, metavar="SECONDS",
               help="Of work for one rule; what takes longer is unknown.")  # fmt: skip
 @jobs_option
 @format_option

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardwright.cli import terminal
-from shardwright.cli.options import PATH, cluster_option, examples, format_option, model_options, search_options
+from shardwright.cli.options import (
+    PATH,
+    Number,
+    cluster_option,
+    examples,
+    format_option,
+    model_options,
+    search_options,
+)
 from shardwright.cli.planfiles import load_with_its_cluster, status_of
 from shardwright.pcg.errors import PlanError
 
@@ -37,7 +45,8 @@ if TYPE_CHECKING:
     show_default="1e-4, summed in 16 bits 1e-2, computed in them 1e-1",
     help="Relative error of a gradient.",
 )
-@click.option("--timeout", type=float, default=300.0, show_default=True, help="Seconds until a rank counts as stuck.")
+@click.option("--timeout", type=Number(0, min_open=True), default=300.0, show_default=True,
+              help="Seconds until a rank counts as stuck.")  # fmt: skip
 @click.option("--dry-run", is_flag=True,
               help="Check a plan file alone, on tensors without data: no model, no devices, any size.")  # fmt: skip
 @click.option("--rank", type=click.IntRange(0), default=0, show_default=True, help="Whose program, with --dry-run.")

@@ -98,7 +98,7 @@ class _Drawn:
             "device_bytes": stage.device_bytes,
             "memory": stage.memory.by_category(),
             "peak_s": stage.peak_s,
-            "peak_at": stage.peak_at,
+            "peak_at": self.facts.names.moment(stage.peak_at),
         }
 
     def _segment(

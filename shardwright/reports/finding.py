@@ -93,9 +93,11 @@ def find(tree: Module, name: str) -> list[Found]:
     Raises:
         PlanError: there is nothing of this name.
     """
+    dotted = name.partition("/")[0].replace(":", ".")  # as the timeline has it: `mlp.up:linear/combine`
     for module, at, shown_in in _walk(tree):
-        if found := list(_named(module, name, at, shown_in)):
-            return found
+        if found := list(_named(module, dotted, at, shown_in)):
+            exact = [f for f in found if ":" in name and f.row.name == dotted.rpartition(".")[2]]
+            return exact or found
     known = [f.name for f in _inside(tree, "", "")]
     near = get_close_matches(name, known, 3) or [n for n in known if n.endswith(f".{name.rpartition('.')[2]}")][:3]
     raise PlanError(
@@ -121,8 +123,12 @@ def _inside(module: Module, at: str, shown_in: str) -> Iterator[Found]:
 
 
 def _named(module: Module, rest: str, at: str, shown_in: str) -> Iterator[Found]:
-    """What is called `rest` from this module on."""
-    yield from (Found(_join(at, row.name), row, shown_in) for row in module.rows if row.name == rest)
+    """What is called `rest` from this module on; without a number, all of that name."""
+    yield from (
+        Found(_join(at, row.name), row, shown_in)
+        for row in module.rows
+        if rest in (row.name, row.name.partition("#")[0])
+    )
     for child in module.children:
         for member in child.members:
             inside = (child, _join(at, member), _join(shown_in, child.label))

@@ -73,6 +73,8 @@ def _row(facts: PlanFacts, node: Node, steps: Sequence[Transfer]) -> ModuleRow:
     name = str(node.attr("target")).rpartition(".")[2] if node.is_leaf else node.op
     if node.op == OPAQUE:
         name = str(node.attr("target"))
+    elif not node.is_leaf and node.name not in facts.constants:
+        name = facts.names.of(node.name)[1].rpartition(":")[2]  # of several the second is `add#2`, as in the timeline
     whole = ("whole",) * len(facts.mesh)
     return ModuleRow(
         facts.kind_of(node) if weight or node.name in facts.constants else "operator",

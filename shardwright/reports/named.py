@@ -22,6 +22,12 @@ class Names:
         self.blocks = list(dict.fromkeys(["", *(self._blocks[node.name] for node in graph.nodes)]))
         self._known = frozenset(self.blocks[1:])
 
+    def moment(self, text: str) -> str:
+        """`backward of microbatch 1 of 4: linear_560 weights` → `…: mlp.down_proj:linear weights of layers.79`."""
+        when, colon, what = text.partition(": ")
+        block, label = self.of(what)
+        return when + colon + label + (f" of {block}" if block else "")
+
     def of(self, text: str) -> tuple[str, str]:
         """`linear_560 backward` → `model.layers.79`, `mlp.down_proj:linear backward`."""
         block, words = "", list[str]()

@@ -124,5 +124,5 @@ def largest(facts: PlanFacts) -> Paragraph:
     ]
     where = f" of stage {stage}" if len(timeline.stages) > 1 else ""
     notes = [f"and {plural(len(rest), 'smaller kind')}: {size(sum(v.num_bytes for v in rest))}"] if rest else []
-    title = f"Largest in memory at the peak{where} ({timeline.stages[stage].peak_at})"
+    title = f"Largest in memory at the peak{where} ({facts.names.moment(timeline.stages[stage].peak_at)})"
     return Paragraph(title, [], ("category", "what", "in", ">", ">bytes"), rows, notes)

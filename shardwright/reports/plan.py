@@ -80,7 +80,7 @@ class PlanReport(Report):
             rounded(self.facts),
             self.modules(self.depth),
             _communication(self.facts),
-            _memory(self.plan),
+            _memory(self.facts),
             largest(self.facts),
             alternatives(self.plan),
             *rewrite_trace(self.facts),
@@ -210,7 +210,7 @@ def _headline(facts: PlanFacts) -> Paragraph:
             + memory_warning(plan, p.memory.total_bytes),
             *(f"would fit       {line}" for line in remedies(plan)),
             f"a step          {way(facts)}",
-            f"beside others   {' '.join(standing(plan))}",
+            f"beside others   {standing(plan).line}",
             f"quality         {quality(plan)}",
             *([f"rewrites        {rewrites(plan)}"] if plan.report.rewrites else []),
             f"precision       {precision(facts)}",
@@ -320,10 +320,11 @@ def _communication(facts: PlanFacts) -> Paragraph:
     return Paragraph(title, lines, ("what", "how", "axis", ">sent", ">time"), rows)
 
 
-def _memory(plan: Plan) -> Paragraph:
-    memory = plan.prediction.memory
+def _memory(facts: PlanFacts) -> Paragraph:
+    told = facts.plan.prediction
+    memory = told.memory
     title = f"Memory ({size(memory.total_bytes)} at the peak, on each device)"
-    peak = f"peak: {plan.prediction.peak_at}"
+    peak = f"peak: {facts.names.moment(told.peak_at)}"
     return Paragraph(title, [peak], ("category", ">bytes", ">share", ""), memory_rows(memory))
 
 

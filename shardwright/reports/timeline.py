@@ -13,6 +13,7 @@ from shardwright.cost.timeline.tasks import COMPUTE
 from shardwright.cost.timeline.timeline import StageTimeline, Timeline, simulate
 from shardwright.pcg.step.execution import Execution
 from shardwright.reports.facts import PlanFacts
+from shardwright.reports.named import Names
 from shardwright.reports.report import Paragraph, Report
 from shardwright.reports.running import device_mesh, way
 from shardwright.reports.units import bar, percent, plural, ranges, seconds, size
@@ -63,13 +64,16 @@ class TimelineReport(Report):
     def __init__(self, plan: Plan, timeline: Timeline) -> None:
         self.plan, self.timeline = plan, timeline
         self.is_pipeline = len(timeline.stages) > 1
+        self._names = Names(plan.graph)
 
     def paragraphs(self) -> list[Paragraph]:
         stages = [self._stages()] if self.is_pipeline else []
         return [self._headline(), *(stages or [self._parts()]), self._streams(), self._memory()]
 
     def data(self) -> dict[str, Any]:
-        stages = list(map(_stage_data, self.timeline.stages))
+        stages = [
+            {**_stage_data(stage), "peak_at": self._names.moment(stage.peak_at)} for stage in self.timeline.stages
+        ]
         return {"step_s": self.timeline.step_s, "num_microbatches": self._num_microbatches, "stages": stages}
 
     def _headline(self) -> Paragraph:
@@ -87,7 +91,7 @@ class TimelineReport(Report):
             f"bubble          {self._part(busiest.bubble_s)} in which there is nothing to do",
             f"memory          {size(memory)} of {size(fullest.device_bytes)} at the peak, after "
             f"{seconds(fullest.peak_s)}" + memory_warning(plan, memory),
-            f"at the peak     {fullest.peak_at}",
+            f"at the peak     {self._names.moment(fullest.peak_at)}",
         ])  # fmt: skip
 
     @property
@@ -122,7 +126,8 @@ class TimelineReport(Report):
     def _stages(self) -> Paragraph:
         rows = [
             (str(number), seconds(stage.compute_s), seconds(stage.exposed_s), seconds(stage.bubble_s),
-             percent(self._share(stage.bubble_s)), size(stage.memory.total_bytes), stage.peak_at)
+             percent(self._share(stage.bubble_s)), size(stage.memory.total_bytes),
+             self._names.moment(stage.peak_at))
             for number, stage in enumerate(self.timeline.stages)
         ]  # fmt: skip
         columns = (">stage", ">compute", ">exposed", ">bubble", ">of the step", ">peak memory", "at the peak")
@@ -151,5 +156,4 @@ def _stage_data(stage: StageTimeline) -> dict[str, Any]:
         "busy_s": dict(stage.busy_s),
         "memory": stage.memory.by_category(),
         "peak_s": stage.peak_s,
-        "peak_at": stage.peak_at,
     }

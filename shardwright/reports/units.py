@@ -1,21 +1,12 @@
-"""Numbers as people read them: three digits and a unit. Bytes are decimal, as on datasheets."""
+"""Numbers as people read them; seconds and bytes as the rest of the package has them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-_LEAST_S = 5e-9  # less is the rounding of sums of times
+from shardwright.pcg.units import seconds, size
 
-
-def seconds(value: float) -> str:
-    """`4.60 s`, `95.3 ms`, `12.0 µs`."""
-    return "0" if value < _LEAST_S else _scaled(value, ((1.0, "s"), (1e-3, "ms"))) or f"{_digits(value / 1e-6)} µs"
-
-
-def size(num_bytes: float) -> str:
-    """`65.7 GB`, `512 B`."""
-    large = _scaled(num_bytes, ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")))
-    return large or ("0" if num_bytes <= 0 else f"{num_bytes:.0f} B")
+__all__ = ["bar", "percent", "plural", "ranges", "seconds", "shape", "size", "times"]
 
 
 def percent(share: float) -> str:
@@ -59,12 +50,3 @@ def ranges(numbers: Sequence[int]) -> str:
         else:
             runs.append([number])
     return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs)
-
-
-def _scaled(value: float, units: Sequence[tuple[float, str]]) -> str:
-    """In the largest unit of which there is one, to three digits; "" where there is none."""
-    return next((f"{_digits(value / scale)} {unit}" for scale, unit in units if value >= 0.9995 * scale), "")
-
-
-def _digits(value: float) -> str:
-    return f"{value:.2f}" if value < 9.995 else f"{value:.1f}" if value < 99.95 else f"{value:.0f}"

@@ -210,6 +210,11 @@ class Standing(NamedTuple):
     headline: str
     text: str
 
+    @property
+    def line(self) -> str:
+        """Both in one line."""
+        return self.headline + (" " if self.text.startswith(("as ", "than ")) else ": ") + self.text
+
 
 def standing(plan: Plan) -> Standing:
     """Beside the best plan by hand that fits; or beside what else fits and is faster than the plan."""
@@ -219,13 +224,12 @@ def standing(plan: Plan) -> Standing:
         return Standing("not compared", "no other plan was tried")
     if not fitting:
         least = min(ranked, key=lambda a: a.prediction.memory.total_bytes)
-        text = f"none of {plural(len(ranked), 'other plan')} does; the smallest, {called(least)}, needs "
-        return Standing(
-            "nothing else fits" if fits(plan) else "nothing fits", text + size(least.prediction.memory.total_bytes)
-        )
+        who = f"none of {len(ranked)} other plans does; the smallest" if len(ranked) > 1 else "the only other plan"
+        needs = f"{who}, {called(least)}, needs {size(least.prediction.memory.total_bytes)}"
+        return Standing("nothing else fits" if fits(plan) else "nothing fits", needs)
     best = fitting[0]
     if not fits(plan):
-        return Standing("does not fit", f"{called(best)} does: {seconds(best.prediction.step_s)}")
+        return Standing("does not fit", f"{called(best)} does, with a step of {seconds(best.prediction.step_s)}")
     by_hand = [a for a in fitting if SEARCHED not in a.name]
     if by_hand and not faster_or_slower(best.prediction.step_s, plan.prediction.step_s).endswith("faster"):
         best = by_hand[0]
@@ -233,6 +237,8 @@ def standing(plan: Plan) -> Standing:
     headline = faster_or_slower(plan.prediction.step_s, best.prediction.step_s)
     than = "as" if headline == THE_SAME else "than"
     step = seconds(best.prediction.step_s) + (f", {ESTIMATED}" if best.estimated else "")
+    if SEARCHED not in best.name and plan.execution.num_stages > max(a.execution.num_stages for a in by_hand):
+        step += "; none by hand has stages"
     return Standing(headline, f"{than} the best {kind} that fits: {called(best)}, {step}")
 
 

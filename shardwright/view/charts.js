@@ -76,9 +76,9 @@ function drawRunning() {
 /** The parts of a step, which add up to it; of what is sent, what compute waits for and what is hidden. */
 function drawStep() {
   const { step_s } = plan.prediction, parts = Object.entries(plan.step.parts).flatMap(([name, s]) => (name === "exposed communication"
-    ? plan.sent.map((own) => [own.text, own.exposed_s, "communication", own.hidden_s]) : [[name, s, TIME_COLOURS[name], 0]]));
+    ? plan.sent.map((own) => [own.text, own.exposed_s, "communication", own.hidden_s]) : [[name, s, TIME_COLOURS[name], null]]));
   const seen = parts.filter(([, s, , hidden]) => s > 1e-9 * step_s || hidden > 0), widest = Math.max(...seen.map(([, s, , hidden]) => s + hidden));
-  const rows = seen.map(([name, s, own, hidden]) => ({ cells: [name, bar([[s, own, time(s)], [hidden, "hidden", `hidden ${time(hidden)}`]], widest), time(s), percent(s / step_s), hidden ? time(hidden) : ""] }));
+  const rows = seen.map(([name, s, own, hidden]) => ({ cells: [name, bar([[s, own, time(s)], [hidden, "hidden", `hidden ${time(hidden)}`]], widest), time(s), percent(s / step_s), hidden === null ? "" : time(hidden)] }));
   at("step").append(element("h2", {}, "Where the time goes"),
     element("p", {}, `The parts of the step of ${time(step_s)}${isPipeline ? ", of the stage that has most to do" : ""}: they add up to it. Hidden is what is sent while compute runs; in the bars it is pale.`),
     table([[""], ["", false, true], ["of the step", true], ["share", true], ["hidden", true]], rows));
@@ -94,6 +94,10 @@ let redraw = () => {};
 addEventListener("resize", () => redraw());
 
 function drawWhere(focus = root) {
+  redrawn(at("where"), () => fillWhere(focus));
+}
+
+function fillWhere(focus) {
   const chart = element("div", { id: "icicle" });
   pixels = ((at("where").clientWidth || 1180) - 40) / 100;  // of one percent of the chart
   redraw = () => drawWhere(focus);
@@ -146,8 +150,8 @@ function tip(target, text) {
   target.addEventListener("mousemove", (event) => {
     box.textContent = text(event) || "";
     box.hidden = !box.textContent;
-    box.style.left = `${Math.min(event.clientX + 14, innerWidth - box.offsetWidth - 8)}px`;
-    box.style.top = `${Math.min(event.clientY + 14, innerHeight - box.offsetHeight - 8)}px`;
+    box.style.left = `${Math.max(8, Math.min(event.clientX + 14, innerWidth - box.offsetWidth - 8))}px`;
+    box.style.top = `${Math.max(8, Math.min(event.clientY + 14, innerHeight - box.offsetHeight - 8))}px`;
   });
   target.addEventListener("mouseleave", () => { box.hidden = true; });
 }

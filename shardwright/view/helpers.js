@@ -27,6 +27,13 @@ function element(what, attributes = {}, ...children) {
 
 const at = (id) => document.getElementById(id);
 
+/** Draw what is in an element anew, and keep the focus: it goes to what takes the place of what had it. */
+function redrawn(holder, draw) {
+  const places = () => [...holder.querySelectorAll("button, [tabindex]")], place = places().indexOf(document.activeElement);
+  draw();
+  if (place >= 0) places()[place]?.focus({ preventScroll: true });
+}
+
 // ---- numbers, as reports/units.py has them: every page says what `explain` says ----
 
 /** To so many digits after the point; what lies in the middle goes to the even one. */

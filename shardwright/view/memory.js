@@ -18,10 +18,17 @@ function drawMemory() {
 
 const peakTitle = () => `The largest at the peak${isPipeline ? ` of stage ${course.fullest}, the fullest` : ""}: ${course.stages[course.fullest].peak_at}`;
 
+/** What a value at the peak is called, leading to the operator or parameter of the tree that it is named after. */
+function linked({ label, blocks }) {
+  const block = (blocks.match(/^[^\s,–]*/) || [""])[0], words = label.split(" ");
+  const own = words.find((word) => treeName(word, block).includes(".") && byName(treeName(word, block)).size);
+  return own ? shownInTree(own, block, label) : label;
+}
+
 /** Values at the peak, of which the largest are shown first. */
 function peakTable(all = false) {
   const MOST = 12, values = all ? plan.peak : plan.peak.slice(0, MOST), largest = plan.peak[0].num_bytes, rest = plan.peak.slice(values.length);
-  const rows = values.map((value) => ({ cells: [element("span", {}, element("i.dot", { style: `background:${colour(MEMORY_COLOURS[value.category])}` }), value.category), value.label,
+  const rows = values.map((value) => ({ cells: [element("span", {}, element("i.dot", { style: `background:${colour(MEMORY_COLOURS[value.category])}` }), value.category), linked(value),
     value.blocks, value.num_values > 1 ? `${value.num_values} ×` : "", bar([[value.num_bytes, MEMORY_COLOURS[value.category], bytes(value.num_bytes)]], largest, { thin: true }), bytes(value.num_bytes)] }));
   const made = element("div", {}, table([["category"], ["what"], ["in"], ["", true], ["", false, true], ["together", true]], rows));
   if (rest.length) made.append(element("button", { onclick: () => made.replaceChildren(peakTable(true)) }, `show ${rest.length} more, ${bytes(rest.reduce((sum, value) => sum + value.num_bytes, 0))}`));
@@ -105,5 +112,5 @@ function atMemory(chart, x) {
   const held = chart.columns && chart.columns[Math.floor(x - GUTTER)];
   if (!held) return null;
   const lines = [...STACK].reverse().filter(([, category]) => held[category] > 0).map(([name, category]) => `${name} ${bytes(held[category])}`);
-  return { text: [`${bytes(summed(held))} at most, ${time(chart.time(x))}`, ...lines].join("\n") };
+  return { text: [`${bytes(summed(held))} at most, ${moment(chart.time(x))}`, ...lines].join("\n") };
 }

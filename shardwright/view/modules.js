@@ -14,7 +14,7 @@ const treeColumns = () => `minmax(240px,1.6fr) ${devices.map(layoutWidth).join("
 function drawModules() {
   const columns = treeColumns();
   const list = element("div.tree", { id: "tree", role: "tree", style: `--columns:${columns}` });
-  const search = element("input", { type: "search", placeholder: "search modules, operators, layouts, collectives  ( / )",
+  const search = element("input", { id: "search", type: "search", placeholder: "search modules, operators, layouts, collectives  ( / )",
     "aria-label": "search", value: query, oninput: (event) => { query = event.target.value.trim().toLowerCase(); drawTree(list); } });
   document.addEventListener("keydown", (event) => {
     if (event.key !== "/" || document.activeElement === search) return;
@@ -23,7 +23,7 @@ function drawModules() {
   });
   const all = (open) => () => { walk(root, (module) => { module.open = open || module === root; }); drawTree(list); };
   at("modules").append(element("h2", {}, "Modules"),
-    element("p", {}, `Times: ${plan.modules_note}; bytes likewise. Blocks fold only if they are alike in everything shown here.`),
+    element("p", {}, `Times: ${plan.modules_note}; bytes likewise. Blocks fold only if they are alike in everything shown here. Keys: ↑ ↓ ← → and Enter.`),
     element("div.tools", {}, search, element("button", { onclick: all(true) }, "open all"),
       element("button", { onclick: all(false) }, "close all"), element("span.soft", { id: "hits" })), list);
   openFirst();
@@ -56,7 +56,7 @@ function byName(name, module = root) {
 }
 
 function resolve(module, rest, found) {
-  module.rows.filter((row) => row.name.toLowerCase() === rest).forEach((row) => found.add(row));
+  module.rows.filter((row) => [row.name, row.name.split("#")[0]].some((name) => name.toLowerCase() === rest)).forEach((row) => found.add(row));
   for (const child of module.children) {
     for (const member of child.members.map((m) => m.toLowerCase())) {
       if (rest === member) found.add(child);
@@ -73,12 +73,29 @@ function matches(item) {
   return query.split(/\s+/).every((word) => text.includes(word));
 }
 
+/** What the tree calls `mlp.up:linear/combine` of a block, as the timeline has it. */
+const treeName = (name, block = "") => `${block ? `${block}.` : ""}${name.split("/")[0].replace(":", ".")}`.toLowerCase();
+
+/** A text that leads to where something is in the tree. */
+function shownInTree(name, block = "", text = name) {
+  return element("button.link", { title: "show it among the modules", onclick: () => {
+    query = treeName(name, block);
+    at("search").value = query;
+    drawTree(at("tree"));
+    at("modules").scrollIntoView({ behavior: "smooth" });
+  } }, text);
+}
+
 function drawTree(list) {
+  redrawn(list, () => fillTree(list));
+}
+
+function fillTree(list) {
   list.replaceChildren(element("div.row.head", {}, element("span", {}, "module or operator"),
     ...devices.map((axis) => element("span", {}, `axis ${axes[axis].name}`)), element("span", {}, "shape, and what shards it"),
     element("span", {}, "time"), element("span", {}, "communication"), element("span.right", {}, "weights")));
   const hits = { count: 0 };
-  named = query.includes(".") ? byName(query) : new Set();
+  named = /[.:]/.test(query) ? byName(treeName(query)) : new Set();
   const found = query ? search(root, hits) : null;
   drawBranch(list, root, 0, found);
   at("hits").textContent = query ? `${hits.count} found` : "";
@@ -116,7 +133,13 @@ function ownRow(list, module, level) {
 }
 
 const clickable = (toggle, open) => ({ tabindex: 0, role: "treeitem", "aria-expanded": String(open), onclick: toggle,
-  onkeydown: (event) => { if (event.key === "Enter") toggle(); } });
+  onkeydown: (event) => {
+    const rows = [...at("tree").querySelectorAll("[tabindex]")], go = (by) => () => rows[rows.indexOf(event.currentTarget) + by]?.focus();
+    const act = { Enter: toggle, " ": toggle, ArrowDown: go(1), ArrowUp: go(-1), ArrowRight: open ? go(1) : toggle, ArrowLeft: open ? toggle : go(-1) }[event.key];
+    if (!act) return;
+    event.preventDefault();
+    act();
+  } });
 
 function moduleRow(list, module, level) {
   const toggle = () => { module.open = !module.open; drawTree(list); };

@@ -5,7 +5,7 @@ const naturally = new Intl.Collator("en", { numeric: true }).compare;
 const product = (sizes) => sizes.reduce((all, n) => all * n, 1);
 /** [title, what a row is sorted by, what is shown, whether it is a number] */
 const COLUMNS = [
-  ["name", (p) => p.full, (p) => element("span.name", {}, p.full)],
+  ["name", (p) => p.full, (p) => element("span.name", {}, shownInTree(p.full))],
   ["shape", (p) => product(p.shape), (p) => element("span.mono", {}, p.shape.join(" × ") || "number"), true],
   ["on a device", (p) => product(p.local_shape), (p) => element("span.mono", {}, p.local_shape.join(" × ") || "number"), true],
   ["dtype", (p) => p.dtype, (p) => p.dtype],
@@ -26,7 +26,7 @@ const everyParameter = () => once("parameters", () => plan.parameters.flatMap((a
 
 function drawParameters() {
   const asked = { query: "", column: 0, down: false, most: MOST_ROWS }, list = element("div.scroll", { tabindex: 0 }), count = element("span.soft");
-  const draw = () => { count.textContent = fillParameters(list, asked, draw); };
+  const draw = () => redrawn(list, () => { count.textContent = fillParameters(list, asked, draw); });
   at("parameters").append(element("h2", {}, "Parameters"),
     element("p", {}, "Copies: how many devices have the same part. Click on a title to sort."),
     element("div.tools", {}, element("input", { type: "search", placeholder: "search names, dtypes, layouts, lifetimes", "aria-label": "search parameters",

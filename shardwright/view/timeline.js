@@ -39,6 +39,11 @@ function timeChart(name, { height, draw, find }) {
 }
 
 const shownFor = () => shown.to - shown.from;
+/** A time of the step, to as many digits as tell it apart from one that lies `apart_s` from it: `3.00012 s`. */
+function moment(at_s, apart_s = shownFor() / 100) {
+  const [scale, unit] = shown.to >= 0.9995 ? [1, "s"] : shown.to >= 0.9995e-3 ? [1e-3, "ms"] : [1e-6, "µs"];
+  return `${(at_s / scale).toFixed(Math.max(0, Math.ceil(Math.log10(scale / apart_s) - 1e-9)))} ${unit}`;
+}
 const showAll = () => zoomTo(0, course.step_s);
 const KEYS = { ArrowLeft: () => moveBy(-0.2), ArrowRight: () => moveBy(0.2), ArrowUp: () => chooseStage(shown.stage - 1),
   ArrowDown: () => chooseStage(shown.stage + 1), "+": () => zoomBy(0.5), "=": () => zoomBy(0.5), "-": () => zoomBy(2), 0: showAll,
@@ -71,7 +76,7 @@ function showPeak() {
 function paintAll() {
   inks = {};
   charts.forEach(paint);
-  const part = shownFor() < 0.9999 * course.step_s ? `${time(shown.from)} to ${time(shown.to)} of ${time(course.step_s)}` : `the whole step, ${time(course.step_s)}`;
+  const part = shownFor() < 0.9999 * course.step_s ? `${moment(shown.from)} to ${moment(shown.to)} of ${time(course.step_s)}` : `the whole step, ${time(course.step_s)}`;
   const together = charts[0].together ? `; ${charts[0].together} passes too short to tell apart are drawn as shares of their time` : "";
   at("shown").textContent = (isPipeline ? `stage ${shown.stage}, ` : "") + part + together;
   if (isPipeline) at("stage").value = String(shown.stage);
@@ -102,7 +107,8 @@ function paintTimes({ pen, x, wide }, height) {
     pen.fillStyle = ink("line");
     pen.fillRect(left, AXIS - 4, 1, height);
     pen.fillStyle = ink("soft");
-    if (left + 3 + pen.measureText(time(number * distance)).width < GUTTER + wide) pen.fillText(time(number * distance), left + 3, AXIS / 2);
+    const text = number ? moment(number * distance, distance) : "0";
+    if (left + 3 + pen.measureText(text).width < GUTTER + wide) pen.fillText(text, left + 3, AXIS / 2);
   }
 }
 
@@ -304,7 +310,7 @@ function atRow(chart, x, y) {
     const [from, to] = totalsOf(stage).sums;
     return { stage: chosen, text: from <= now && now < to ? `waits for sums of gradients, ${time(to - from)}` : isPipeline ? `stage ${stage}: nothing to do` : "" };
   }
-  const { segment } = place, offset = now - place.begin, when = (from, to) => `${time(to - from)}, from ${time(place.begin + from)} on`;
+  const { segment } = place, offset = now - place.begin, when = (from, to) => `${time(to - from)}, from ${moment(place.begin + from)} on`;
   if (row.stream === undefined && !row.blocks) {
     return { stage: chosen, span: [place.begin, place.begin + segment.ready_s],
       text: `${isPipeline ? `stage ${stage}: ` : ""}${nameOf(place)}\n${when(0, segment.ready_s)}\ncompute ${time(segment.compute_s)}, waits ${time(segment.waiting_s)}` };

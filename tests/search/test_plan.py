@@ -68,7 +68,7 @@ def test_a_plan_keeps_its_precision_and_old_files_may_have_one(plan: Plan) -> No
 
 def test_a_plan_shows_itself_in_two_lines(plan: Plan) -> None:
     assert repr(plan) == (
-        "Plan(Mlp on test, 4 devices, mesh [x=4]:\n     step 0.0005357 s, 0.0002899 of 16 GiB on each device)"
+        "Plan(Mlp on test, 4 devices, mesh [x=4]:\n     step 536 µs, 311 kB of 17.2 GB on each device)"
     )
 
 

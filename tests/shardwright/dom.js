@@ -17,6 +17,7 @@ class Element {
   get offsetHeight() { return 20; }
   focus() {}
   scrollIntoView() {}
+  querySelectorAll() { return []; }
   getContext() { return new Proxy({}, { get: (_, key) => (key === "measureText" ? (text) => ({ width: 6 * text.length }) : () => ({})) }); }
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from dataclasses import replace
 from functools import cache
@@ -148,6 +149,17 @@ def test_values_at_the_peak_add_up_to_memory_by_category(name: str) -> None:
             assert found[category] == pytest.approx(num_bytes, rel=1e-6, abs=1), category
 
 
+@EACH
+def test_the_moment_of_a_peak_is_told_by_the_names_of_the_tree(name: str) -> None:
+    """And not by those of the graph, such as `linear_560`, which nobody finds anywhere."""
+    inner = {str(node.name) for node in plan(name).graph.nodes}
+    told = [facts(name).names.moment(stage.peak_at) for stage in facts(name).timeline.stages]
+    assert any(inner & set(stage.peak_at.split()) for stage in facts(name).timeline.stages)
+    assert not any(inner & set(moment.split()) for moment in told), told
+    assert any(re.search(r": \S+:\S+ .*of layers\.\d$", moment) for moment in told), told
+    assert f"peak: {told[fullest(facts(name))]}" in explained(name)
+
+
 def test_activations_at_the_peak_are_those_of_microbatches_in_flight() -> None:
     """The first of two stages has two in flight under 1F1B, and four blocks; the last of one has been given back."""
     values = peak_values(facts("1f1b"), 0)
@@ -246,6 +258,21 @@ def test_weights_that_are_gathered_ahead_are_hidden() -> None:
     """Those of one block while the one before computes; only the first one is waited for."""
     weights = {own.axis: own for own in sent(facts("one stage")) if own.kind == "weights"}
     assert weights["dp"].hidden_s > 3 * weights["dp"].exposed_s
+
+
+def test_moments_are_told_apart_however_near_one_looks(tmp_path: Path) -> None:
+    """`3.00 s` at every line of a chart that shows a millisecond says nothing."""
+    code = """[1, 0.1, 1e-3, 1e-5].map((share) => {
+      zoomTo(course.step_s * (0.5 - share / 2), course.step_s * (0.5 + share / 2));
+      const apart = shownFor() / 5, told = [0, 1, 2, 3, 4].map((k) => moment(shown.from + k * apart, apart));
+      return [new Set(told).size, at("shown").textContent];
+    })"""
+    told = evaluated(plan("1f1b"), tmp_path, code)
+    assert [number for number, _ in told] == [5] * 4
+    assert "the whole step" in told[0][1]
+    for _, text in told[1:]:
+        begin, end = text.partition(" of ")[0].rpartition(", ")[2].split(" to ")
+        assert begin != end
 
 
 def test_a_plan_that_is_much_slower_does_not_flatten_the_others(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from shardwright.asking import why_not
+from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.timeline.program import program
 from shardwright.cost.timeline.timeline import simulate
 from shardwright.reports.comparison import ComparisonReport
@@ -12,6 +13,7 @@ from shardwright.reports.facts import PlanFacts
 from shardwright.reports.plan import PlanReport
 from shardwright.reports.stages import stage_facts
 from shardwright.reports.timeline import TimelineReport, plan_timeline
+from shardwright.reports.wording import standing
 from shardwright.search.planner import Planner
 from tests.search.graphs import blocks, cluster, every_choice
 
@@ -38,6 +40,15 @@ def test_a_report_says_what_each_stage_has_and_sends_and_how_long_it_waits() -> 
     assert "2 × [x=4]" in str(why_not(plan, "ddp"))
     assert "for each of 2 stages" in str(TimelineReport(plan, plan_timeline(plan, plan.execution)))
     assert len(json.loads(json.dumps(PlanReport(plan).data()))["stages"]) == 2
+
+
+def test_stages_are_not_said_to_win_by_what_others_were_not_given() -> None:
+    """Plans by hand have no stages here: people do have them."""
+    planner = Planner(Cluster.preset("dgx-h100", 1), every_choice)
+    for stages, told in ((1, False), (2, True)):
+        plan = planner.plan(blocks(64, 2048, 4, 512), "Net", stages=stages, microbatches=4)
+        assert {a.execution.num_stages for a in plan.alternatives if "search on" not in a.name} == {1}
+        assert standing(plan).text.endswith("; none by hand has stages") is told, standing(plan)
 
 
 def test_a_plan_without_stages_has_no_table_of_them() -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -36,6 +39,27 @@ def test_every_command_ends_with_2_for_a_wrong_option_and_is_documented(run: Run
         assert (status, out) == (USAGE, ""), command
         assert f"try: shardwright {' '.join(command)} --help" in err
         assert f"`{' '.join(command)}`" in page, command
+
+
+def test_what_is_no_finite_number_is_a_wrong_option(run: Run) -> None:
+    """A comparison with `nan` is false, so that it would say anything of a plan."""
+    commands = [("compare", "plan.json", "--fail-if-slower"), ("doctor", "--timeout"), ("calibrate", "--timeout"),
+                ("rules", "verify", "--limit"), ("verify", "plan.json", "--timeout")]  # fmt: skip
+    for command in commands:
+        for given in ("nan", "inf"):
+            status, out, err = run(*command, given)
+            assert (status, out) == (USAGE, ""), command
+            assert f"'{given}' is not a finite number" in err
+
+
+def test_a_reader_that_stops_early_is_no_finding() -> None:
+    """`shardwright explain plan.json | head` ends with 0."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "shardwright", "rules", "list", "--help"]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_every_error_has_its_status() -> None:

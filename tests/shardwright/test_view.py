@@ -14,6 +14,7 @@ from bench.browser import browser, findings, opened
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.mesh import Mesh
+from shardwright.reports.plan import PlanReport
 from shardwright.reports.units import seconds, size
 from shardwright.search.plan import Plan
 from shardwright.search.planner import Planner
@@ -171,6 +172,73 @@ def test_a_browser_draws_what_happens_over_time(tmp_path: Path) -> None:
     assert re.fullmatch(r".+s, from .+ on", when)
     assert re.fullmatch(r"(forward|backward) of microbatch \d", microbatch)
     assert (answer["rows"], answer["sorted"]) == (1 + len(names), "bytes ↑")
+
+
+def test_the_keyboard_opens_and_sorts_and_keeps_the_focus(plan: Plan, tmp_path: Path) -> None:
+    """What is drawn anew has the focus where it was: else the next key would go to the top of the page."""
+    script = """
+      const focused = () => document.activeElement, answer = [];
+      const press = (key) => { focused().dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true })); say(); };
+      const word = () => focused().textContent.trim().split(" ")[0];
+      const say = () => answer.push(`${focused().getAttribute("aria-expanded") || ""} ${word()}`.trim());
+      root.open = false;
+      drawTree(at("tree"));
+      document.querySelector("#tree [tabindex]").focus();
+      ["Enter", "ArrowLeft", "ArrowRight", "ArrowDown", "ArrowUp", " "].forEach(press);
+      for (const title of ["bytes", "name"]) {
+        const titles = [...document.querySelectorAll("#parameters th button")];
+        const button = titles.find((b) => b.textContent.startsWith(title));
+        button.focus();
+        button.click();
+        say();
+      }
+      const colouring = [...document.querySelectorAll("#where button")].at(-1);
+      colouring.focus();
+      colouring.click();
+      answer.push(focused().textContent, focused().getAttribute("aria-pressed"));"""
+    answer = in_browser(plan, tmp_path, script)
+    inner = answer[3]
+    assert inner not in {"true ▾Net", "false ▸Net"}
+    tree = ["true ▾Net", "false ▸Net", "true ▾Net", inner, "true ▾Net", "false ▸Net"]
+    assert answer == [*tree, "bytes", "name", "colour by tp", "true"]
+
+
+def test_names_lead_to_the_tree(tmp_path: Path) -> None:
+    """From what is largest in memory, and from parameters: one operator has one name."""
+    found = Planner(cluster(4), every_choice).plan(blocks(layers=12), "Net", mesh=Mesh.of(dp=4), roles=("zero",))
+    script = """
+      const answer = ["memory", "parameters"].map((id) => [...document.querySelectorAll(`#${id} .link`)].map((name) => {
+        name.click();
+        return [name.textContent, Number(at("hits").textContent.split(" ")[0])];
+      }))"""
+    memory, parameters = in_browser(found, tmp_path, script)
+    assert {"mlp.up.weight", "mlp:relu"} <= {name for name, _ in memory}
+    assert all(1 <= hits <= 2 for _, hits in memory), memory
+    assert len(parameters) == len(list(found.graph.leaves("parameter")))
+    assert {hits for _, hits in parameters} == {1}
+
+
+def test_where_the_time_goes_has_the_rows_of_explain(plan: Plan, tmp_path: Path) -> None:
+    """Also a 0 where nothing of what is sent is hidden."""
+    script = """
+      const answer = [...document.querySelectorAll("#step tr")].slice(1).map((row) =>
+        [...row.children].filter((cell) => !cell.querySelector(".bar")).map((cell) => cell.textContent))"""
+    told = next(p for p in PlanReport(plan).paragraphs() if p.title == "Where the time goes").rows
+    assert any(row[-1] == "0" for row in told)
+    assert in_browser(plan, tmp_path, script) == [list(row) for row in told]
+
+
+def test_a_narrow_window_and_a_long_name_push_nothing_out_of_it(plan: Plan, tmp_path: Path) -> None:
+    """Tables scroll within their section; a tip breaks its words, and begins within the window."""
+    script = """
+      const cell = at("icicle").firstChild, shownTip = at("tip");
+      cell.dispatchEvent(new MouseEvent("mousemove", { clientX: 5, clientY: 5 }));
+      shownTip.textContent = "self_attn.".repeat(60);
+      const answer = [document.documentElement.scrollWidth <= innerWidth, shownTip.scrollWidth <= shownTip.clientWidth,
+        shownTip.getBoundingClientRect().left >= 0]"""
+    longer = replace(plan, model="Net" * 60)
+    for width in (800, 500):
+        assert in_browser(longer, tmp_path, script, width) == [True, True, True]
 
 
 def test_a_browser_shows_the_numbers_of_explain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

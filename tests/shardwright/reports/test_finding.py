@@ -34,10 +34,25 @@ def test_every_parameter_is_found_by_its_name(plan: Plan) -> None:
 def test_what_is_inside_a_module_is_found(plan: Plan) -> None:
     tree = module_tree(PlanFacts(plan))
     names = [found.name for found in find(tree, "layers.7.mlp")]
-    assert names[:3] == ["layers.7.mlp.linear", "layers.7.mlp.relu", "layers.7.mlp.linear"]
+    assert names[:3] == ["layers.7.mlp.linear", "layers.7.mlp.relu", "layers.7.mlp.linear#2"]
     assert {"layers.7.mlp.up.weight", "layers.7.mlp.down.weight"} <= {*names}
     assert [f.name for f in find(tree, "mlp.up.weight")] == ["layers.0.mlp.up.weight"]
-    assert {f.row.name for f in find(tree, "layers.7.mlp.linear")} == {"linear"}
+    assert [f.row.name for f in find(tree, "layers.7.mlp.linear")] == ["linear", "linear#2"]
+
+
+def test_what_the_timeline_names_is_found_by_that_name(plan: Plan) -> None:
+    """And is one operator: the timeline, memory, profiles and rewrites call it so."""
+    facts = PlanFacts(plan)
+    tree, labels = module_tree(facts), list[str]()
+    for node in plan.graph.nodes:
+        if node.is_leaf or node.is_parallel or node.name in facts.constants:
+            continue
+        block, label = facts.names.of(node.name)
+        labels.append(f"{block}.{label}" if block else label)
+        (found,) = find(tree, labels[-1])
+        assert found.row.name.partition("#")[0] == node.op
+        assert find(tree, f"{labels[-1]}/combine") == [found]
+    assert len(set(labels)) == len(labels) > 30
 
 
 @pytest.mark.parametrize("name", ["layers.12.mlp.up.weight", "layers.1.mlp.up.weigh", "layers.1", "nothing", ""])

@@ -20,6 +20,7 @@ from shardwright.reports import units
 from shardwright.reports.comparison import ComparisonReport
 from shardwright.reports.facts import DISPATCH, PlanFacts
 from shardwright.reports.modules import module_tree
+from shardwright.reports.named import Names
 from shardwright.reports.plan import PlanReport
 from shardwright.reports.rounding import roundings
 from shardwright.reports.tree import Module
@@ -261,7 +262,7 @@ def test_the_last_tenth_of_the_memory_is_never_said_to_fit(data: Plan, share: fl
 
 def test_the_moment_of_the_peak_and_what_is_exposed_are_told(data: Plan) -> None:
     text = str(PlanReport(data))
-    assert f"peak: {data.prediction.peak_at}" in text
+    assert f"peak: {Names(data.graph).moment(data.prediction.peak_at)}" in text
     assert "microbatch 1 of 1" in data.prediction.peak_at
     assert f"exposed communication {units.seconds(data.prediction.exposed_s)}" in text
     assert f"bubble {units.seconds(1.0)}" in str(
