@@ -43,6 +43,7 @@ class Alternative:
 
     `estimated`: of one block for all that are equal (`search.folding`), not of the whole graph.
     `execution`: how it is run. `lifetimes`: those of its gathered parameters, the most frequent first.
+    `remedy`: with or on what it would fit (`search.remedies.cheapest`), or "".
     """
 
     name: str
@@ -52,6 +53,7 @@ class Alternative:
     execution: Execution = DEFAULT
     lifetimes: tuple[Zero, ...] = ()
     estimated: bool = False
+    remedy: str = ""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -61,6 +63,7 @@ class Alternative:
             "execution": self.execution.to_json(),
             "lifetimes": list(self.lifetimes),
             "estimated": self.estimated,
+            **({"remedy": self.remedy} if self.remedy else {}),
             "prediction": self.prediction.to_json(),
         }
 
@@ -70,7 +73,8 @@ class Alternative:
         execution = Execution.from_json(data.get("execution", {}))
         prediction, zeros = _prediction(data, cluster), tuple(data.get("lifetimes", ()))
         mesh, estimated = Mesh.of(**data["mesh"]), data.get("estimated", False)
-        return cls(data["name"], mesh, prediction, data["fits"], execution, zeros, estimated)
+        remedy = data.get("remedy", "")
+        return cls(data["name"], mesh, prediction, data["fits"], execution, zeros, estimated, remedy)
 
 
 @dataclass(frozen=True, slots=True)

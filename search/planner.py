@@ -39,7 +39,7 @@ from shardwright.search.idle import asked_for, on_a_part, with_idle
 from shardwright.search.pins import Pins
 from shardwright.search.plan import Alternative, Plan, Rewrite, SearchReport, fingerprint, most_frequent
 from shardwright.search.problem import NoLayoutsError
-from shardwright.search.remedies import remedies
+from shardwright.search.remedies import remedied, remedies
 from shardwright.search.rewriting import Rewriter
 from shardwright.search.solving import Candidate, Solver, different, rank
 from shardwright.search.spaces import Space
@@ -275,8 +275,8 @@ class Planner:
             stop.reason,
         )
         return Plan(
-            best.graph, self.cluster, model, fingerprint(graph), best.prediction, _others(chosen, costed), report,
-            best.execution, asked,
+            best.graph, self.cluster, model, fingerprint(graph), best.prediction,
+            _others(chosen, costed, {} if stop.reached else remedied(costed, tuner)), report, best.execution, asked,
         )  # fmt: skip
 
     def _staged(
@@ -378,12 +378,12 @@ def _may_keep_more(candidate: Candidate) -> bool:
     return candidate.is_tight or not candidate.fits or candidate.execution.recompute != "none"
 
 
-def _others(chosen: _Way, costed: Sequence[Candidate]) -> tuple[Alternative, ...]:
-    return tuple(_alternative(c) for c in costed if _way(c) != chosen)
+def _others(chosen: _Way, costed: Sequence[Candidate], remedy: Mapping[int, str]) -> tuple[Alternative, ...]:
+    return tuple(_alternative(c, remedy.get(id(c), "")) for c in costed if _way(c) != chosen)
 
 
-def _alternative(c: Candidate) -> Alternative:
-    return Alternative(c.name, c.mesh, c.prediction, c.fits, c.execution, most_frequent(c.graph), c.folded)
+def _alternative(c: Candidate, remedy: str) -> Alternative:
+    return Alternative(c.name, c.mesh, c.prediction, c.fits, c.execution, most_frequent(c.graph), c.folded, remedy)
 
 
 def _fits(fitter: Fitter, groups: Sequence[Sequence[Candidate]], stop: Stop) -> Iterator[Fitted]:

@@ -1,30 +1,45 @@
-"""What would make a model fit that does not, the fastest way first.
+"""What would make a plan fit that does not.
 
-More devices, a smaller batch and offload are costed by the same model. Pipeline stages are none of it: the search has
-tried them.
+Of the plan itself, where nothing fits: all ways, the fastest first. More devices, a smaller batch and offload are
+costed by the same model. Pipeline stages are none of it: the search has tried them. Of plans that it is compared with:
+the cheapest way that is known without a search (`cheapest`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from math import ceil, prod
 
 from shardwright.cost.clusters.cluster import Cluster
+from shardwright.cost.collectives.moves import AFTER_THE_LOOP_S
 from shardwright.cost.predict import predict
-from shardwright.cost.timeline.memory import safe_bytes
+from shardwright.cost.timeline.memory import SAFE_SHARE, safe_bytes
+from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
-from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.step.execution import Execution
+from shardwright.pcg.step.lifetimes import with_lifetimes
+from shardwright.pcg.step.recompute import RECOMPUTES
+from shardwright.pcg.step.time import check_time
+from shardwright.pcg.units import size as said
 from shardwright.search.domain import CertifiedSplits
 from shardwright.search.pins import Pins
-from shardwright.search.plan import Remedy
+from shardwright.search.plan import Remedy, most_frequent
 from shardwright.search.problem import NoLayoutsError
-from shardwright.search.restrict import ZERO
+from shardwright.search.restrict import DATA, EXPERT, FREE, ZERO
 from shardwright.search.solving import Candidate, Solver, over_time, rank
 from shardwright.search.spaces import microbatch_counts
-from shardwright.search.tuning import Tuner
+from shardwright.search.tuning import Tuner, named
+from shardwright.search.within import time_and_bytes
 
 _LARGER = (2, 4, 8, 16)
+_MOST_REMEDIED = 3
+"""Of the plans that it is compared with and that do not fit: the smallest."""
+_MOST_SOLVED = 2
+"""Of larger clusters, on each of which a plan's layouts are found anew: a tenth of a second each for 80 layers."""
+_BY_BATCH = (DATA, ZERO, EXPERT)
 
 
 def remedies(graph: Graph, best: Candidate, tuner: Tuner) -> tuple[Remedy, ...]:
@@ -39,12 +54,20 @@ def remedies(graph: Graph, best: Candidate, tuner: Tuner) -> tuple[Remedy, ...]:
 
 def _without_pins(best: Candidate, tuner: Tuner) -> Iterator[Remedy]:
     """What is there on the same devices, where more memory or other layouts may be used."""
-    limit = safe_bytes(tuner.solver.cluster.device.memory_bytes)
-    if tuner.solver.limit_bytes < limit and best.prediction.memory.total_bytes <= limit:
-        yield Remedy("without the pin of memory", best.prediction.step_s)
+    if tuner.solver.limit_bytes < safe_bytes(tuner.solver.cluster.device.memory_bytes):
+        known = (c for c in (best, *tuner.tried) if _fits_the_device(c))
+        if (fastest := min(known, key=lambda c: c.prediction.step_s, default=None)) is not None:
+            yield Remedy(f"{named(fastest)}, without the pin of memory", fastest.prediction.step_s)
     free = min((c for c in tuner.tried if tuner.pins.limits and not c.limits), key=rank, default=None)
     if free is not None and free.fits:
         yield Remedy(f"{free.name}, without the pins", free.prediction.step_s)
+
+
+def _fits_the_device(c: Candidate) -> bool:
+    """Whether it can be run, and fits where all of the memory may be used."""
+    problem, solution, _ = c.solved
+    in_loop = time_and_bytes(problem, solution)[0] < AFTER_THE_LOOP_S
+    return in_loop and c.prediction.memory.total_bytes <= safe_bytes(c.prediction.device_bytes)
 
 
 def _more_devices(graph: Graph, solver: Solver, pins: Pins, tuner: Tuner) -> Iterator[Remedy]:
@@ -106,3 +129,138 @@ def _offload(best: Candidate, solver: Solver) -> Iterator[Remedy]:
     prediction = predict(best.graph, solver.cluster, execution)
     if solver.fits(prediction):
         yield Remedy("activations offloaded to the host's memory (costed, not run)", prediction.step_s)
+
+
+# ---- of plans that it is compared with ----
+
+
+def remedied(costed: Sequence[Candidate], tuner: Tuner) -> Mapping[int, str]:
+    """By identity, with or on what the smallest of those that do not fit would fit."""
+    unfit = sorted((c for c in costed if not c.fits), key=rank)[:_MOST_REMEDIED]
+    larger = _Larger(tuner)
+    return {id(c): cheapest(c, tuner, larger) for c in unfit}
+
+
+def cheapest(candidate: Candidate, tuner: Tuner, larger: _Larger) -> str:
+    """With or on what a plan would fit: `with ZeRO-3`, `on 512 devices`.
+
+    What changes the least comes first: how the same layouts are run, the batch, more machines, offload, larger devices.
+    """
+    ways = (
+        _run_otherwise(candidate, tuner), _in_microbatches(candidate, tuner), _on_a_batch(candidate, tuner),
+        larger.fitting(candidate), _offloaded(candidate, tuner),
+    )  # fmt: skip
+    needed_bytes = ceil(candidate.prediction.memory.total_bytes / SAFE_SHARE)
+    return next((found for way in ways for found in way), f"on devices of {said(needed_bytes)}")
+
+
+def _run_otherwise(c: Candidate, tuner: Tuner) -> Iterator[str]:
+    """The same layouts, with more that is made again, or with weights gathered for every use."""
+    solver, repeats = tuner.solver, tuner.folded.repeats if c.folded else {}
+    if isinstance(c.execution.recompute, str):
+        for mode in RECOMPUTES[RECOMPUTES.index(c.execution.recompute) + 1 :]:
+            with suppress(PlanError):
+                run = replace(c.execution, recompute=mode, split=())
+                if solver.fits(solver.predicted(c.graph, run, repeats)):
+                    yield f"with {mode} recomputation"
+    if set(most_frequent(c.graph)) - {"zero-3"}:
+        parameters = [leaf.name for leaf in c.graph.leaves("parameter")]
+        graph = with_lifetimes(c.graph, dict.fromkeys(parameters, "zero-3"))
+        if solver.fits(solver.predicted(graph, c.execution, repeats)):
+            yield "with ZeRO-3"
+
+
+def _in_microbatches(c: Candidate, tuner: Tuner) -> Iterator[str]:
+    """In as many as leave every device an example, where another number was asked for."""
+    if tuner.pins.microbatches is None or tuner.obstacle or FREE in c.roles:
+        return
+    degree, devices = _data_degree(c), _devices(c)
+    counts = [n for n in microbatch_counts(tuner.pins.size) if tuner.pins.size // n % degree == 0]
+    if counts and counts[-1] > c.mesh.num_microbatches:
+        found = _alike(c, tuner.solver, tuner, over_time(devices, counts[-1]))
+        if found is not None and found.fits:
+            yield f"in {counts[-1]} microbatches"
+
+
+def _on_a_batch(c: Candidate, tuner: Tuner) -> Iterator[str]:
+    """With an example for each device, where the batch does not divide, and devices have more: by what is kept."""
+    degree, count = _data_degree(c), c.mesh.num_microbatches
+    examples = tuner.pins.size // count
+    if examples < 2 or examples % degree == 0:
+        return
+    for role, extent in zip(c.roles, _devices(c).sizes, strict=True):
+        examples //= extent if role in _BY_BATCH and examples % extent == 0 else 1
+    memory = c.prediction.memory
+    values = memory.activations_bytes + memory.temporary_bytes + memory.slack_bytes
+    used_bytes = memory.total_bytes - values * (1 - 1 / examples)
+    if used_bytes <= tuner.solver.limit_of(c.prediction.device_bytes):
+        yield f"with a batch of {degree * count}, which divides among the devices"
+
+
+def _offloaded(c: Candidate, tuner: Tuner) -> Iterator[str]:
+    if tuner.solver.cluster.device.kind == "cpu" or c.execution.num_stages > 1:
+        return
+    repeats = tuner.folded.repeats if c.folded else {}
+    with suppress(PlanError):
+        if tuner.solver.fits(tuner.solver.predicted(c.graph, replace(c.execution, offload=True), repeats)):
+            yield "with activations offloaded to the host's memory (costed, not run)"
+
+
+class _Larger:
+    """Clusters of more machines, on which plans are laid out in the same way along longer axes."""
+
+    def __init__(self, tuner: Tuner) -> None:
+        self.tuner, self._solvers = tuner, dict[int, Solver]()
+
+    def fitting(self, c: Candidate) -> Iterator[str]:
+        """With more devices along the outermost axis; what cannot shrink to what fits is left out."""
+        if FREE in c.roles or c.roles[0] not in _BY_BATCH or c.limits:
+            return
+        likely = [times for times in _LARGER if self._least_bytes(c, times) <= self.tuner.solver.limit_bytes]
+        for times in likely[:_MOST_SOLVED]:
+            solver = self._solver(times)
+            if solver is None:
+                return
+            devices = _devices(c)
+            wider = Mesh(devices.names, (times * devices.sizes[0], *devices.sizes[1:]))
+            found = _alike(c, solver, self.tuner, over_time(wider, c.mesh.num_microbatches))
+            if found is not None and found.fits:
+                yield f"on {solver.cluster.num_devices} devices"
+
+    def _least_bytes(self, c: Candidate, times: int) -> float:
+        """What stays of its memory with so many times the devices."""
+        memory, share = c.prediction.memory, 1 - 1 / times
+        sharded = memory.stored_bytes if c.roles[0] == ZERO else 0
+        divides = self.tuner.pins.size // c.mesh.num_microbatches % (times * _data_degree(c)) == 0
+        values = memory.activations_bytes + memory.temporary_bytes + memory.slack_bytes if divides else 0
+        return memory.total_bytes - share * (sharded + values)
+
+    def _solver(self, times: int) -> Solver | None:
+        if times not in self._solvers:
+            cluster = _larger(self.tuner.solver.cluster, times)
+            if cluster is None:
+                return None
+            self._solvers[times] = Solver(cluster, self.tuner.solver.certified).within(self.tuner.solver.limit_bytes)
+        return self._solvers[times]
+
+
+def _alike(c: Candidate, solver: Solver, tuner: Tuner, mesh: Mesh) -> Candidate | None:
+    """Laid out by the same roles and run in the same way on another mesh, if that can be."""
+    with suppress(PlanError):
+        run = replace(c.execution, split=(), recompute_by_stage=())
+        found = solver.solve(tuner.folded, mesh, c.roles, c.name, run, (c.lifetimes,), c.priced, limits=c.limits)
+        if mesh.num_microbatches > 1:
+            check_time(found.graph, found.execution)
+        return found
+    return None
+
+
+def _devices(c: Candidate) -> Mesh:
+    """Its mesh without the axis of time."""
+    first = TIME in c.mesh.names
+    return Mesh(c.mesh.names[first:], c.mesh.sizes[first:])
+
+
+def _data_degree(c: Candidate) -> int:
+    """Among how many devices the batch has to be divisible."""
+    return prod(extent for role, extent in zip(c.roles, _devices(c).sizes, strict=True) if role in _BY_BATCH)

@@ -126,8 +126,9 @@ class Beside(NamedTuple):
     @classmethod
     def alternative(cls, plan: Plan, other: Alternative) -> Beside:
         """A plan that the plan was compared with."""
-        found = cls.of(plan, other.prediction, memory_remark(plan, other))
-        return cls(found.faster, ", ".join(filter(None, (found.remark, ESTIMATED * other.estimated))))
+        unfit = memory_remark(plan, other)
+        found, remedy = cls.of(plan, other.prediction, unfit), f" (would fit {other.remedy})" if other.remedy else ""
+        return cls(found.faster, ", ".join(filter(None, (found.remark + remedy, ESTIMATED * other.estimated))))
 
 
 def _row(name: str, way: tuple[str, ...], own: Prediction, beside: Beside) -> tuple[str, ...]:

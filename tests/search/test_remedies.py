@@ -1,0 +1,116 @@
+"""With or on what plans would fit that a plan is compared with."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from math import ceil
+from typing import Any
+
+import pytest
+
+from shardwright.cost.timeline.memory import SAFE_SHARE
+from shardwright.pcg.errors import PlanError
+from shardwright.pcg.graph import Graph
+from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.step.execution import Execution
+from shardwright.pcg.step.lifetimes import Zero
+from shardwright.pcg.units import size
+from shardwright.reports.comparison import Beside, ComparisonReport
+from shardwright.search.asked import Asked
+from shardwright.search.pins import Pins
+from shardwright.search.plan import Plan
+from shardwright.search.planner import Planner
+from shardwright.search.remedies import remedied
+from shardwright.search.solving import Candidate, Solver, over_time
+from shardwright.search.tuning import Tuner
+from tests.search.graphs import blocks, cluster, every_choice, mlp
+
+BLOCKS, WEIGHTS = blocks(16, 64, layers=4, seq=16), mlp(64, 128, 256, layers=4)
+
+
+def tuned(graph: Graph, devices: int = 4, **asked: Any) -> Tuner:
+    own = cluster(devices)
+    return Tuner(Solver(own, every_choice), graph, Execution(), Pins.of(graph, own, Asked(**asked)), lambda told: None)
+
+
+def solved(
+    tuner: Tuner, roles: tuple[str, ...] = ("zero",), zero: Zero = "zero-3", microbatches: int = 1, **run: Any
+) -> Candidate:
+    n = tuner.solver.cluster.num_devices
+    mesh = over_time(Mesh(("x",), (n,)) if len(roles) == 1 else Mesh(("x", "y"), (n // 2, 2)), microbatches)
+    return tuner.solver.solve(tuner.folded, mesh, roles, "by hand", Execution(**run), (zero,))
+
+
+def told(tuner: Tuner, candidate: Candidate, limit_bytes: float) -> str:
+    """Its remedy where so much may be used."""
+    tuner.solver.limit_bytes = int(limit_bytes)
+    (found,) = remedied([replace(candidate, fits=False)], tuner).values()
+    return found
+
+
+def between(one: Candidate, other: Candidate) -> float:
+    used, less = (c.prediction.memory.total_bytes for c in (one, other))
+    assert less < used
+    return (used + less) / 2
+
+
+def test_the_same_layouts_run_otherwise_come_first() -> None:
+    tuner = tuned(BLOCKS)
+    plain = solved(tuner)
+    assert told(tuner, plain, between(plain, solved(tuned(BLOCKS), recompute="full"))) == "with full recomputation"
+    tuner = tuned(BLOCKS)
+    stays = solved(tuner, zero="zero-2", recompute="full")
+    assert told(tuner, stays, between(stays, solved(tuned(BLOCKS), recompute="full"))) == "with ZeRO-3"
+
+
+def test_more_microbatches_are_named_where_another_number_was_asked_for() -> None:
+    tuner = tuned(WEIGHTS, microbatches=1)
+    whole, many = solved(tuner), solved(tuned(WEIGHTS), microbatches=16)
+    assert told(tuner, whole, between(whole, many)) == "in 16 microbatches"
+    tuner = tuned(WEIGHTS)
+    assert "microbatches" not in told(tuner, whole, between(whole, many))
+
+
+def test_a_batch_that_does_not_divide_should() -> None:
+    """6 examples on each of 4 devices are much more than one."""
+    graph = blocks(6, 16, layers=2, seq=16)
+    tuner = tuned(graph)
+    whole = solved(tuner, recompute="full")
+    each = solved(tuned(blocks(4, 16, layers=2, seq=16)), recompute="full")
+    assert told(tuner, whole, 1.1 * each.prediction.memory.total_bytes) == (
+        "with a batch of 4, which divides among the devices"
+    )
+
+
+def test_more_machines_are_those_on_which_the_same_plan_fits() -> None:
+    tuner = tuned(WEIGHTS)
+    own, twice, often = (solved(tuned(WEIGHTS, n)) for n in (4, 8, 16))
+    assert told(tuner, own, between(own, twice)) == "on 8 devices"
+    assert told(tuned(WEIGHTS), own, between(twice, often)) == "on 16 devices"
+
+
+def test_else_larger_devices_are_named() -> None:
+    tuner = tuned(WEIGHTS)
+    parts = solved(tuner, ("tensor",))
+    needed = ceil(parts.prediction.memory.total_bytes / SAFE_SHARE)
+    assert told(tuner, parts, 0.5 * parts.prediction.memory.total_bytes) == f"on devices of {size(needed)}"
+
+
+def test_the_smallest_have_a_remedy_that_files_and_tables_tell() -> None:
+    need = Planner(cluster(4), every_choice).plan(BLOCKS).prediction.memory.total_bytes
+    plan = Planner(cluster(4, memory_bytes=int(0.6 * need)), every_choice).plan(BLOCKS, stages=1)
+    unfit = sorted((a for a in plan.alternatives if not a.fits), key=lambda a: a.prediction.memory.total_bytes)
+    assert all(a.remedy for a in unfit[:3])
+    assert not any(a.remedy for a in (*unfit[3:], *(a for a in plan.alternatives if a.fits)))
+    remark = Beside.alternative(plan, unfit[0]).remark
+    assert f" too much (would fit {unfit[0].remedy})" in remark
+    assert remark in str(ComparisonReport({"plan": plan}))
+    data = plan.to_json()
+    assert Plan.from_json(json.loads(json.dumps(data))) == plan
+    for other in data["alternatives"]:  # as files of before are
+        other.pop("remedy", None)
+    assert not any(a.remedy for a in Plan.from_json(data).alternatives)
+    data["alternatives"][0]["remedy"] = 3
+    with pytest.raises(PlanError, match="remedy"):
+        Plan.from_json(data)
