@@ -133,9 +133,9 @@ def test_memory_is_a_limit_as_that_of_the_device() -> None:
 
 def test_what_pins_leave_no_room_for_would_fit_without_them() -> None:
     need = FREE.prediction.memory.total_bytes
-    plan = planned(f"memory<={need // 10}B", SMALL)
+    plan = planned(f"memory<={need // 3}B", SMALL)
     (own,) = (r for r in plan.report.remedies if r.what.endswith(", without the pin of memory"))
-    assert own.step_s < plan.prediction.step_s  # that of the smallest
+    assert own.step_s < plan.prediction.step_s  # the fastest that is known, not the smallest
     small = Planner(cluster(4, memory_bytes=need // 2), every_choice)
     pinned = small.plan(SMALL, pins="*=whole", recompute="none", microbatches=1)
     assert any(remedy.what.endswith(", without the pins") for remedy in pinned.report.remedies)
