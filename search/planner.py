@@ -223,12 +223,12 @@ class Planner:
         tuner = Tuner(solver, graph, self.execution, kept, self.progress)
         compared &= self.cluster.num_devices > 1
         alternatives = list(stop.within(tuner.baselines())) if compared else []
-        by_hand, needed = len(tuner.tried), kept.guided or not alternatives
+        num_by_hand, needed = len(tuner.tried), kept.guided or not alternatives
         try:
             found = list(stop.within(tuner.searched(alternatives), needed=needed)) if kept.spaces else []
         except NoLayoutsError as error:
             raise blamed(error, graph, asked, tuner) from error
-        tried = [tuner.tried[by_hand:] if kept.guided else list(tuner.tried)]
+        tried = [tuner.tried[num_by_hand:] if kept.guided else list(tuner.tried)]
         if compared:
             alternatives += stop.within(tuner.sequence_baselines())
             shared = () if kept.guided else groupby(tuner.tried[len(tried[0]) :], key=lambda c: c.name)
@@ -237,9 +237,10 @@ class Planner:
         zeros = kept.spaces[0].zeros if spaces is not None else ZEROS
         fitter = Fitter(solver, tuner.folded, values=kept.recompute is None, zeros=zeros)
         fits = list(_fits(fitter, tried, stop))
-        staged, beside = self._staged(tuner, [*pool, *(f.candidate for f in fits)], fits, stop, needed=not found)
+        staged, beside, by_hand = self._staged(tuner, pool, fits, stop, needed=not found, compared=compared)
         if staged:
-            pool, found, tried = [*staged, *pool], [*found, *staged], [*tried, beside]
+            pool = [*staged, *by_hand * (spaces is None and not (kept.mesh or kept.limits)), *pool]
+            found, tried, alternatives = [*found, *staged], [*tried, beside], [*alternatives, *by_hand]
             fits += _fits(fitter, [beside], stop)
         elif not found and needed:
             raise blamed(tuner.refused, graph, asked, tuner)
@@ -280,23 +281,26 @@ class Planner:
         )  # fmt: skip
 
     def _staged(
-        self, tuner: Tuner, known: Sequence[Candidate], fits: Sequence[Fitted], stop: Stop, *, needed: bool
-    ) -> tuple[list[Candidate], list[Candidate]]:
-        """The best plan of each number of pipeline stages that may win, and all that was tried of these.
+        self, tuner: Tuner, pool: Sequence[Candidate], fits: Sequence[Fitted], stop: Stop, *, needed: bool,
+        compared: bool,
+    ) -> tuple[list[Candidate], list[Candidate], list[Candidate]]:  # fmt: skip
+        """The best plan of each number of pipeline stages that may win, all that was tried of these, and one by hand.
 
         Where none are asked for: if nothing that is known fits, devices are unlike, or the best plan takes so much
         longer than its work would that stages may save some of the rest. Not the last on CPUs: who waits for another
         stage leaves it memory bandwidth that the timeline does not know of.
         """
+        known = (*pool, *(f.candidate for f in fits))
         fastest_s = min((c.prediction.step_s for c in known if c.fits), default=inf)
         is_far = self.cluster.device.kind != "cpu" and fastest_s > _FAR * tuner.ideal_s(tuner.modes[0])
         unasked = tuner.pins.asked.stages is None and not self.cluster.parts
         if unasked and fastest_s < inf and not is_far:
-            return [], []
+            return [], [], []
         limit_bytes = tuner.solver.limit_bytes
         stager = Stager(tuner, min((f.mixed_s(limit_bytes) for f in fits if f.candidate.fits), default=inf))
         found = {c.execution.num_stages: c for c in stop.within(stager.plans(), needed=needed)}
-        return list(found.values()), stager.tried
+        by_hand = list(stop.within(stager.by_hand()))[-1:] if found and compared else []
+        return list(found.values()), stager.tried, list(map(tuner.told, by_hand))
 
     def _rewritten(
         self, rewriter: Rewriter, tried: Sequence[Candidate], fits: Sequence[Fitted], stop: Stop

@@ -18,6 +18,8 @@ from shardwright.search.limits import NO_LIMITS, Limits
 from shardwright.search.restrict import CONTEXT, DATA, EXPERT, FREE, SEQUENCE, TENSOR, ULYSSES, ZERO
 
 AXES = ("x", "y", "z", "w")
+BATCH_AXES = ("dp", "zero")
+"""Those of plans by hand that divide the batch."""
 LONGEST_FIRST: tuple[Zero, ...] = ("zero-1", "zero-2", "zero-3")
 """Lifetimes of gathered parameters: the longer, the less is sent and the more is kept."""
 MOST_MICROBATCHES = 256
@@ -95,6 +97,22 @@ def staged_spaces(num_devices: int, pipeline: Pipeline) -> list[Space]:
     """Every mesh of a stage, each axis of which may do anything."""
     free = free_spaces(num_devices // pipeline.stages)
     return [s._replace(name=f"{pipeline} x {s.name}", pipeline=pipeline) for s in free]
+
+
+def staged_by_hand(cluster: Cluster, pipeline: Pipeline) -> list[Space]:
+    """ZeRO-1 among groups of tensor parallelism, each in one machine, in every stage: as Megatron-LM is run."""
+    devices, machine = cluster.num_devices // pipeline.stages, machine_size(cluster)
+    found = list[Space]()
+    for tensor in [1, *degrees(devices)] if devices > 1 else [1]:
+        if tensor > machine:
+            break
+        ways = [("dp", "data", ZERO, devices // tensor), ("tp", "tensor", TENSOR, tensor)]
+        axes = [way for way in ways if way[-1] > 1] or ways[:1]
+        names, words, roles, sizes = zip(*axes, strict=True)
+        split = [f"{word} {size}" for word, size in zip(words, sizes, strict=True) if size > 1]
+        name = " x ".join([*split, str(pipeline)])
+        found.append(Space(name, Mesh(names, sizes), roles, ("zero-1",), pipeline=pipeline))
+    return found
 
 
 def nested(space: Space, cluster: Cluster) -> Space | None:

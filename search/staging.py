@@ -21,7 +21,7 @@ from shardwright.pcg.step.parameters import blocks_of
 from shardwright.pcg.step.recompute import RECOMPUTES, Recompute
 from shardwright.search.problem import NoLayoutsError
 from shardwright.search.solving import Candidate, over_time, rank, share_of_step
-from shardwright.search.spaces import Pipeline, Space, divided, machine_size
+from shardwright.search.spaces import Pipeline, Space, divided, machine_size, staged_by_hand
 from shardwright.search.spreading import spread_out
 from shardwright.search.tuning import Tuner
 
@@ -29,6 +29,8 @@ _DEEP = 4
 """So many microbatches a stage are tried first: the bubble is a fifth of the step."""
 _MOST_TRIED = 12
 """Of meshes with a number of microbatches; seldom are so many not ruled out."""
+_MOST_BY_HAND = 8
+"""Of meshes by hand with a number of microbatches, of all numbers of stages."""
 _CHUNKS = (2, 4, 8)
 """Of a stage, where they are interleaved."""
 _NEARLY = 1.5
@@ -93,6 +95,52 @@ class Stager:
                     if 0 <= beside < len(self._counts(space)) and (space, beside) not in seen:
                         seen.add((space, beside))
                         ahead.append(self._way(space, beside))
+
+    def by_hand(self) -> Iterator[Candidate]:
+        """Plans as people make them with as many stages as were tried, each better than the last.
+
+        ZeRO-1, tensor parallelism within a machine, the least recomputation that fits, equal stages, and no order that
+        Megatron-LM does not have. What is faster than they are does not count: they are what it is compared with.
+        """
+        asked, best = self.tuner.pins.asked.schedule, None
+        own, ahead = Pipeline(1, asked or "1f1b", 2 if asked == "interleaved" else 1), list[_Way]()
+        for stages in dict.fromkeys(c.execution.num_stages for c in self.tried):
+            ahead += self._likeliest(staged_by_hand(self.tuner.solver.cluster, own._replace(stages=stages)))
+        seen = {way[1:] for way in ahead}
+        for _ in range(_MOST_BY_HAND):
+            way = min(ahead, key=lambda way: way.floor_s, default=None)
+            if way is None or way.floor_s == inf or (best and best.fits and way.floor_s >= best.prediction.step_s):
+                break
+            ahead.remove(way)
+            _, space, number = way
+            try:
+                found = min(self._ways_by_hand(space, self._counts(space)[number]), key=rank)
+            except PlanError:
+                continue
+            if best is None or rank(found) < rank(best):
+                best = found
+                yield found
+                beside = [n for n in (number - 1, number + 1) if 0 <= n < len(self._counts(space))]
+                ahead += [self._way(space, n) for n in beside if (space, n) not in seen]
+                seen |= {(space, n) for n in beside}
+
+    def _ways_by_hand(self, space: Space, count: int) -> Iterator[Candidate]:
+        """In every order, with the least that is made again with which the first of them fits."""
+        solver, pipeline, modes = self.tuner.solver, space.pipeline, self.tuner.modes
+        for mode in modes:
+            found = solver.solve(
+                self.tuner.folded, over_time(space.mesh, count), space.roles, space.name,
+                space.run(self.tuner.execution, mode), space.zeros, space.zeros[-1],
+            )  # fmt: skip
+            yield found
+            interleaved = (pipeline._replace(schedule="interleaved", chunks=chunks) for chunks in _CHUNKS)
+            free = self.tuner.pins.asked.schedule is None and count % pipeline.stages == 0
+            for order in interleaved if free else ():
+                name = space.name.replace(str(pipeline), str(order))
+                if (own := self._ordered(found, order, name)) is not None:
+                    yield own
+            if found.fits:
+                break
 
     def _may_win(self, stages: int) -> bool:
         """Whether equal shares of all work, with the least bubble of any schedule, take less than what is there."""
@@ -199,6 +247,11 @@ class Stager:
 
     def _in_order(self, found: Candidate, pipeline: Pipeline) -> Candidate | None:
         """None where there are too few blocks."""
+        own = self._ordered(found, pipeline, f"{pipeline} x {found.name.partition(' x ')[2]}")
+        return None if own is None else self._spread(own)
+
+    def _ordered(self, found: Candidate, pipeline: Pipeline, name: str) -> Candidate | None:
+        """With equal stages; None where there are too few blocks."""
         solver, folded = self.tuner.solver, self.tuner.folded
         execution = replace(
             found.execution, schedule=pipeline.schedule, chunks_per_stage=pipeline.chunks, split=(),
@@ -208,9 +261,7 @@ class Stager:
             prediction = solver.predicted(found.graph, execution, folded.repeats)
         except PlanError:
             return None
-        name = f"{pipeline} x {found.name.partition(' x ')[2]}"
-        own = replace(found, name=name, execution=execution, prediction=prediction, fits=solver.fits(prediction))
-        return self._spread(own)
+        return replace(found, name=name, execution=execution, prediction=prediction, fits=solver.fits(prediction))
 
 
 def _while_less(line: Sequence[_A], start: int, known: Callable[[_A], _B], measure: Callable[[_B], float]) -> list[_B]:

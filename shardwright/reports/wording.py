@@ -238,7 +238,8 @@ def standing(plan: Plan) -> Standing:
     than = "as" if headline == THE_SAME else "than"
     step = seconds(best.prediction.step_s) + (f", {ESTIMATED}" if best.estimated else "")
     if SEARCHED not in best.name and plan.execution.num_stages > max(a.execution.num_stages for a in by_hand):
-        step += "; none by hand has stages"
+        staged = any(a.execution.num_stages > 1 and SEARCHED not in a.name for a in plan.alternatives)
+        step += "; none by hand with stages fits" if staged else "; none by hand has stages"
     return Standing(headline, f"{than} the best {kind} that fits: {called(best)}, {step}")
 
 

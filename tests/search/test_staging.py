@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -20,15 +21,15 @@ from shardwright.pcg.step.execution import SCHEDULES, Execution, Schedule
 from shardwright.pcg.step.lifetimes import lifetimes
 from shardwright.pcg.step.recompute import Recompute
 from shardwright.search import planner as search_planner
-from shardwright.search.asked import Asked, Stages
+from shardwright.search.asked import Asked, RecomputeMode, Stages
 from shardwright.search.check import check_plan
 from shardwright.search.fitting import Fitter
-from shardwright.search.folding import Folded
+from shardwright.search.folding import Folded, fold
 from shardwright.search.pins import Pins
 from shardwright.search.plan import Alternative, Plan
 from shardwright.search.planner import Planner
-from shardwright.search.solving import Solver
-from shardwright.search.spaces import Space
+from shardwright.search.solving import Candidate, Solver
+from shardwright.search.spaces import Pipeline, Space, staged_by_hand
 from shardwright.search.spreading import said_by_block, spread_out, stored_by_stage
 from shardwright.search.staging import Stager
 from shardwright.search.tuning import Tuner
@@ -362,3 +363,66 @@ def test_a_mesh_is_judged_by_its_best_number_of_microbatches() -> None:
     (spaces,) = kept.staged.values()
     found = {(way.space.mesh.sizes, way.number): way.floor_s for way in stager._likeliest(spaces)}
     assert min(found.values()) == 1.0
+
+
+def test_plans_with_stages_are_compared_with_the_best_by_hand_that_has_them() -> None:
+    """ZeRO-1 and tensor parallelism in equal stages: as good as the best of all ways to run them, found one by one."""
+    graph, search = blocks(batch=32, width=64, layers=8, seq=8), planner()
+    for stages, microbatches in ((2, None), (4, 8), (8, None)):
+        plan = search.plan(graph, stages=stages, microbatches=microbatches)
+        (other,) = (a for a in plan.alternatives if "search on" not in a.name and a.execution.num_stages > 1)
+        assert f"pipeline {stages} " in other.name
+        assert other.execution.schedule in ("1f1b", "interleaved")
+        assert (other.execution.split, other.execution.num_stages) == ((), stages)
+        assert set(other.lifetimes) <= {"zero-1"}
+        assert other.prediction.step_s >= plan.prediction.step_s
+        own = search.solver
+        found = list[float]()
+        for count in [microbatches] if microbatches else [4, 8, 16, 32]:
+            for space in staged_by_hand(search.cluster, Pipeline(stages)):
+                mesh = Mesh(("mb", *space.mesh.names), (count, *space.mesh.sizes))
+                if 32 // count % space.data_degree or count < stages:
+                    continue
+                run = space.run(Execution(), "none")
+                c = own.solve(fold(graph), mesh, space.roles, space.name, run, space.zeros, "zero-1")
+                found.append(c.prediction.step_s)
+                for chunks in (2, 4) if count % stages == 0 else ():
+                    with suppress(PlanError):
+                        order = replace(run, schedule="interleaved", chunks_per_stage=chunks)
+                        found.append(own.predicted(c.graph, order, fold(graph).repeats).step_s)
+        assert other.prediction.step_s == pytest.approx(min(found), rel=1e-9)
+
+
+def test_stages_by_hand_keep_to_machines_and_have_all_devices() -> None:
+    boxes = Cluster.preset("dgx-h100", 4)
+    found = {s.name: (s.mesh.sizes, s.roles) for s in staged_by_hand(boxes, Pipeline(2))}
+    assert found == {
+        "data 16 x pipeline 2 (1f1b)": ((16,), ("zero",)),
+        "data 8 x tensor 2 x pipeline 2 (1f1b)": ((8, 2), ("zero", "tensor")),
+        "data 4 x tensor 4 x pipeline 2 (1f1b)": ((4, 4), ("zero", "tensor")),
+        "data 2 x tensor 8 x pipeline 2 (1f1b)": ((2, 8), ("zero", "tensor")),
+    }
+    assert [s.name for s in staged_by_hand(boxes, Pipeline(4))][-1] == "tensor 8 x pipeline 4 (1f1b)"
+    assert [s.name for s in staged_by_hand(boxes, Pipeline(32))] == ["pipeline 32 (1f1b)"]
+
+
+def test_a_plan_by_hand_with_stages_is_chosen_where_it_is_better(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But not against a mesh or pins that it does not know; nor is it made where nothing is compared."""
+    graph, real = blocks(batch=32, width=64, layers=8, seq=8), Stager.by_hand
+
+    def quick(self: Stager) -> Iterator[Candidate]:
+        for found in real(self):
+            yield replace(found, prediction=replace(found.prediction, step_s=1e-9))
+
+    monkeypatch.setattr(Stager, "by_hand", quick)
+    again: RecomputeMode = {"layers.0": "full"}  # blocks told apart are not folded, nor solved once more
+    plan = planner().plan(graph, stages=2, recompute=again)
+    assert plan.mesh.names[1] == "dp"
+    assert all(" x pipeline 2" not in a.name for a in plan.alternatives)
+    kept: list[dict[str, Any]] = [{"mesh": Mesh.of(x=2, y=2)}, {"pins": "x=2"}]
+    for asked in kept:
+        plan = planner().plan(graph, stages=2, recompute=again, **asked)
+        assert plan.mesh.names[1] == "x"
+        assert any(" x pipeline 2" in a.name for a in plan.alternatives)
+    plan = planner().plan(graph, stages=2, recompute=again, compared=False)
+    assert not any(" x pipeline 2" in a.name for a in plan.alternatives)

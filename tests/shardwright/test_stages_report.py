@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 from shardwright.asking import why_not
 from shardwright.cost.clusters.cluster import Cluster
@@ -43,12 +44,19 @@ def test_a_report_says_what_each_stage_has_and_sends_and_how_long_it_waits() -> 
 
 
 def test_stages_are_not_said_to_win_by_what_others_were_not_given() -> None:
-    """Plans by hand have no stages here: people do have them."""
+    """Nor by what does not fit; plans of before have none by hand with stages."""
     planner = Planner(Cluster.preset("dgx-h100", 1), every_choice)
-    for stages, told in ((1, False), (2, True)):
+    for stages in (1, 2):
         plan = planner.plan(blocks(64, 2048, 4, 512), "Net", stages=stages, microbatches=4)
-        assert {a.execution.num_stages for a in plan.alternatives if "search on" not in a.name} == {1}
-        assert standing(plan).text.endswith("; none by hand has stages") is told, standing(plan)
+        by_hand = [a for a in plan.alternatives if "search on" not in a.name]
+        assert {a.execution.num_stages for a in by_hand} == {1, stages}
+        assert "; none by hand" not in standing(plan).text
+        without = [a for a in by_hand if a.execution.num_stages == 1]
+        told = standing(replace(plan, alternatives=tuple(without))).text
+        assert told.endswith("; none by hand has stages") is (stages == 2)
+        large = [replace(a, fits=False) for a in by_hand if a.execution.num_stages > 1]
+        told = standing(replace(plan, alternatives=(*without, *large))).text
+        assert told.endswith("; none by hand with stages fits") is (stages == 2)
 
 
 def test_a_plan_without_stages_has_no_table_of_them() -> None:
