@@ -1,14 +1,21 @@
-"""Seconds and bytes as people read them: three digits and a unit. Bytes are decimal, as on datasheets."""
+"""Seconds and bytes as people read them: three digits and a unit, or hours and minutes.
+
+Bytes are decimal, as on datasheets.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+_HOUR_S = 3599.5
 _LEAST_S = 5e-9  # less is the rounding of sums of times
 
 
 def seconds(value: float) -> str:
-    """`4.60 s`, `95.3 ms`, `12.0 µs`."""
+    """`30 h 43 min`, `4.60 s`, `95.3 ms`, `12.0 µs`."""
+    if value >= _HOUR_S:
+        hours, minutes = divmod(round(value / 60), 60)
+        return f"{hours} h {minutes} min"
     return "0" if value < _LEAST_S else _scaled(value, ((1.0, "s"), (1e-3, "ms"))) or f"{_digits(value / 1e-6)} µs"
 
 

@@ -194,7 +194,7 @@ def _on_a_batch(c: Candidate, tuner: Tuner) -> Iterator[str]:
     values = memory.activations_bytes + memory.temporary_bytes + memory.slack_bytes
     used_bytes = memory.total_bytes - values * (1 - 1 / examples)
     if used_bytes <= tuner.solver.limit_of(c.prediction.device_bytes):
-        yield f"with a batch of {degree * count}, which divides among the devices"
+        yield f"with a batch of {degree * count}"
 
 
 def _offloaded(c: Candidate, tuner: Tuner) -> Iterator[str]:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from math import prod
 from typing import Any, NamedTuple
 
 from shardwright.cost.predict import Prediction
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.step.lifetimes import lifetimes
-from shardwright.reports.facts import fits, memory_remark, memory_verdict, ranked_alternatives
+from shardwright.reports.facts import fits, memory_remark, memory_verdict, ranked_alternatives, usable_bytes
 from shardwright.reports.lifetimes import lifetime_names
 from shardwright.reports.report import OWN, Paragraph, Report
 from shardwright.reports.running import again_name, device_mesh
 from shardwright.reports.units import percent, seconds, size
-from shardwright.reports.wording import ESTIMATED, faster_or_slower
+from shardwright.reports.wording import ESTIMATED, SEARCHED, faster_or_slower
 from shardwright.search.plan import Alternative, Plan
+from shardwright.search.spaces import BATCH_AXES, batch_size
 
 _COLUMNS = ("plan", "mesh", ">mb.", "weights", "again", ">step", "", ">compute", ">exposed", ">memory", "")
 
@@ -27,7 +29,7 @@ class ComparisonReport(Report):
 
     def paragraphs(self) -> list[Paragraph]:
         plans = list(self.plans.values())
-        return [alternatives(plans[0]) if len(plans) == 1 else self._side_by_side()]
+        return alternatives(plans[0]) if len(plans) == 1 else [self._side_by_side()]
 
     def data(self) -> dict[str, object]:
         return {name: run_as(p) | p.prediction.to_json() for name, p in self.plans.items()}
@@ -43,16 +45,26 @@ class ComparisonReport(Report):
         return Paragraph("Plans", [*lines, LEGEND], _COLUMNS, rows)
 
 
-def alternatives(plan: Plan) -> Paragraph:
-    """The plan beside the baselines and the best plans of other meshes."""
-    rows = [
-        _row(OWN, _columns(plan), plan.prediction, Beside.own(plan)),
-        *(_row(a.name, _columns(a), a.prediction, Beside.alternative(plan, a)) for a in ranked_alternatives(plan)),
-    ]
+def alternatives(plan: Plan) -> list[Paragraph]:
+    """The plan beside the baselines and the best plans of other meshes; what does not fit is apart, the smallest first.
+
+    As the page has it: how fast it would be is no measure of what cannot be run.
+    """
+
+    def rows(others: Iterable[Alternative]) -> list[tuple[str, ...]]:
+        return [_row(a.name, _columns(a), a.prediction, Beside.alternative(plan, a)) for a in others]
+
+    ranked = ranked_alternatives(plan)
+    fitting = [a for a in ranked if memory_verdict(plan, a) == "fits"]
+    unfit = sorted((a for a in ranked if a not in fitting), key=lambda a: a.prediction.memory.total_bytes)
+    own = _row(OWN, _columns(plan), plan.prediction, Beside.own(plan))
     lines = ["by the timeline, in which communication and compute overlap", LEGEND]
     if any(a.estimated for a in plan.alternatives):
         lines.append(f"{ESTIMATED}: of one block for all that are equal; the others are of the whole graph")
-    return Paragraph("Compared with", lines, _COLUMNS, rows)
+    found = [Paragraph("Compared with", lines, _COLUMNS, [own, *rows(fitting)])]
+    if unfit:
+        found.append(Paragraph(f"Do not fit in {size(usable_bytes(plan))}", [], _COLUMNS, rows(unfit)))
+    return found
 
 
 LEGEND = "mb.: microbatches of a step; weights: how long gathered ones stay; again: what backward makes again"
@@ -104,7 +116,7 @@ ABSURD = 10
 class Beside(NamedTuple):
     """What is said of a plan beside another: how much faster it is, and what else; each is "" where there is nothing.
 
-    What does not fit is not said to be faster or slower than a plan that does: it cannot be run.
+    What does not fit is not said to be faster or slower: it cannot be run.
     """
 
     faster: str
@@ -120,7 +132,7 @@ class Beside(NamedTuple):
         """Another prediction beside a plan. `unfit`: what is said of its memory if that does not fit."""
         step_s = plan.prediction.step_s
         if unfit:
-            return cls("" if fits(plan) else faster_or_slower(other.step_s, step_s), unfit)
+            return cls("", unfit)
         return cls(faster_or_slower(other.step_s, step_s), "absurd" if other.step_s > ABSURD * step_s else "")
 
     @classmethod
@@ -128,7 +140,20 @@ class Beside(NamedTuple):
         """A plan that the plan was compared with."""
         unfit = memory_remark(plan, other)
         found, remedy = cls.of(plan, other.prediction, unfit), f" (would fit {other.remedy})" if other.remedy else ""
-        return cls(found.faster, ", ".join(filter(None, (found.remark + remedy, ESTIMATED * other.estimated))))
+        remarks = found.remark + remedy, undivided(plan, other), ESTIMATED * other.estimated
+        return cls(found.faster, ", ".join(filter(None, remarks)))
+
+
+def undivided(plan: Plan, other: Alternative) -> str:
+    """Of a plan by hand, that its devices cannot share the batch, so that all or some compute the same; or ""."""
+    if SEARCHED in other.name:
+        return ""
+    size, mesh = batch_size(plan.graph), other.mesh
+    degree = prod(n for name, n in zip(mesh.names, mesh.sizes, strict=True) if name in BATCH_AXES)
+    if size // mesh.num_microbatches % degree == 0:
+        return ""
+    cut = f" in {mesh.num_microbatches} microbatches" if mesh.num_microbatches > 1 else ""
+    return f"the batch of {size}{cut} does not divide among {degree}"
 
 
 def _row(name: str, way: tuple[str, ...], own: Prediction, beside: Beside) -> tuple[str, ...]:

@@ -82,7 +82,7 @@ class PlanReport(Report):
             _communication(self.facts),
             _memory(self.facts),
             largest(self.facts),
-            alternatives(self.plan),
+            *alternatives(self.plan),
             *rewrite_trace(self.facts),
             _unsplit(self.facts),
         ]

@@ -46,7 +46,8 @@ const scaled = (value, units) => {
   const [scale, unit] = units.find(([s]) => value >= 0.9995 * s) || [];
   return scale ? `${digits(value / scale)} ${unit}` : "";
 };
-const time = (s) => (s < 5e-9 ? "0" : scaled(s, [[1, "s"], [1e-3, "ms"]]) || `${digits(s / 1e-6)} µs`);
+const hours = (minutes) => `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
+const time = (s) => (s < 5e-9 ? "0" : s >= 3599.5 ? hours(Number(fixed(s / 60, 0))) : scaled(s, [[1, "s"], [1e-3, "ms"]]) || `${digits(s / 1e-6)} µs`);
 const bytes = (n) => scaled(n, [[1e12, "TB"], [1e9, "GB"], [1e6, "MB"], [1e3, "kB"]]) || (n <= 0 ? "0" : `${fixed(n, 0)} B`);
 function percent(share) {
   const value = 100 * share;

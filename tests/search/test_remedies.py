@@ -78,9 +78,7 @@ def test_a_batch_that_does_not_divide_should() -> None:
     tuner = tuned(graph)
     whole = solved(tuner, recompute="full")
     each = solved(tuned(blocks(4, 16, layers=2, seq=16)), recompute="full")
-    assert told(tuner, whole, 1.1 * each.prediction.memory.total_bytes) == (
-        "with a batch of 4, which divides among the devices"
-    )
+    assert told(tuner, whole, 1.1 * each.prediction.memory.total_bytes) == "with a batch of 4"
 
 
 def test_more_machines_are_those_on_which_the_same_plan_fits() -> None:
@@ -114,3 +112,29 @@ def test_the_smallest_have_a_remedy_that_files_and_tables_tell() -> None:
     data["alternatives"][0]["remedy"] = 3
     with pytest.raises(PlanError, match="remedy"):
         Plan.from_json(data)
+
+
+def test_what_does_not_fit_is_apart_and_says_why_it_computes_the_same_on_all() -> None:
+    """The smallest first, never faster or slower, also where the plan does not fit itself."""
+    graph = blocks(6, 16, layers=2, seq=16)
+    plan = Planner(cluster(4), every_choice).plan(graph, stages=1)
+    for own in (plan, replace(plan, report=replace(plan.report, limit_bytes=1))):
+        others = [replace(a, fits=number % 2 == 0) for number, a in enumerate(plan.alternatives)]
+        tables = ComparisonReport({"plan": replace(own, alternatives=tuple(others))}).paragraphs()
+        assert [table.title.split(" in ")[0] for table in tables] == ["Compared with", "Do not fit"]
+        unfit = sorted((a for a in others if not a.fits), key=lambda a: a.prediction.memory.total_bytes)
+        fitting = sorted((a for a in others if a.fits), key=lambda a: a.prediction.step_s)
+        names = [[row[0] for row in table.rows] for table in tables]
+        assert names == [["this plan", *(a.name for a in fitting)], [a.name for a in unfit]]
+        assert not any("faster" in cell or "slower" in cell for row in tables[1].rows for cell in row)
+    (whole,) = (a for a in plan.alternatives if a.name == "ZeRO-3")
+    assert "the batch of 6 does not divide among 4" in Beside.alternative(plan, whole).remark
+    for other in plan.alternatives:
+        told = "does not divide" in Beside.alternative(plan, other).remark
+        assert told is (other.name in ("data parallel", "ZeRO-2", "ZeRO-3")), other.name
+
+
+def test_where_all_fit_there_is_one_table() -> None:
+    plan = Planner(cluster(4), every_choice).plan(BLOCKS, stages=1)
+    assert [table.title for table in ComparisonReport({"plan": plan}).paragraphs()] == ["Compared with"]
+    assert not any("divide" in Beside.alternative(plan, a).remark for a in plan.alternatives)

@@ -201,7 +201,7 @@ def test_numbers_are_written_alike(tmp_path: Path) -> None:
     """The page's script has the units of `explain`, also where a number lies in the middle of two."""
     values = [0, 1e-12, 4e-9, 5.1e-9, 1e-7, 9.994e-6, 9.995e-6, 0.00125, 0.0999499, 0.09995, 0.5, 0.99949, 0.9995, 1.0,
               2.675, 59.95, 99.95, 100.5, 101.5, 1234.5, 1, 2, 511, 999, 999.5, 1000, 1005, 100_500_000, 101_500_000,
-              12_345_678, 9.995e9, 3.3e12, 1e15]  # fmt: skip
+              12_345_678, 9.995e9, 3.3e12, 1e15, 3599.4, 3599.5, 3600, 3630, 3690, 110_557]  # fmt: skip
     shares = [0, 1e-9, 0.0009, 0.001, 0.00125, 0.0994, 0.0995, 0.125, 0.225, 0.5, 0.985, 0.99, 0.9901, 0.9999, 1]
     said = evaluated(plan("mlp"), tmp_path, f"[{values}.map(time), {values}.map(bytes), {shares}.map(percent)]")
     assert said == [list(map(seconds, values)), list(map(size, values)), list(map(percent, shares))]

@@ -12,6 +12,8 @@ from tests.each import each
         (units.seconds(0), "0"), (units.seconds(4e-18), "0"), (units.seconds(3e-7), "0.30 µs"),
         (units.seconds(0.00999), "9.99 ms"),
         (units.seconds(0.9999), "1.00 s"), (units.seconds(123), "123 s"),
+        (units.seconds(3599.4), "3599 s"), (units.seconds(3599.5), "1 h 0 min"),
+        (units.seconds(110_557), "30 h 43 min"),
         (units.size(0), "0"), (units.size(12), "12 B"), (units.size(999_900), "1.00 MB"),
         (units.size(65.7e9), "65.7 GB"),
         (units.percent(0), "0 %"), (units.percent(0.0002), "under 0.1 %"), (units.percent(0.034), "3.4 %"),
