@@ -237,7 +237,7 @@ def standing(plan: Plan) -> Standing:
     headline = faster_or_slower(plan.prediction.step_s, best.prediction.step_s)
     than = "as" if headline == THE_SAME else "than"
     step = seconds(best.prediction.step_s) + (f", {ESTIMATED}" if best.estimated else "")
-    if SEARCHED not in best.name and plan.execution.num_stages > max(a.execution.num_stages for a in by_hand):
+    if SEARCHED not in best.name and plan.execution.num_stages > 1 == max(a.execution.num_stages for a in by_hand):
         staged = any(a.execution.num_stages > 1 and SEARCHED not in a.name for a in plan.alternatives)
         step += "; none by hand with stages fits" if staged else "; none by hand has stages"
     return Standing(headline, f"{than} the best {kind} that fits: {called(best)}, {step}")

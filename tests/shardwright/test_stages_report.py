@@ -51,6 +51,8 @@ def test_stages_are_not_said_to_win_by_what_others_were_not_given() -> None:
         by_hand = [a for a in plan.alternatives if "search on" not in a.name]
         assert {a.execution.num_stages for a in by_hand} == {1, stages}
         assert "; none by hand" not in standing(plan).text
+        deeper = replace(plan, execution=replace(plan.execution, num_stages=stages**2, split=()))
+        assert "; none by hand" not in standing(deeper).text
         without = [a for a in by_hand if a.execution.num_stages == 1]
         told = standing(replace(plan, alternatives=tuple(without))).text
         assert told.endswith("; none by hand has stages") is (stages == 2)
