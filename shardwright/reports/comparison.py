@@ -29,20 +29,24 @@ class ComparisonReport(Report):
 
     def paragraphs(self) -> list[Paragraph]:
         plans = list(self.plans.values())
-        return alternatives(plans[0]) if len(plans) == 1 else [self._side_by_side()]
+        return alternatives(plans[0]) if len(plans) == 1 else self._side_by_side()
 
     def data(self) -> dict[str, object]:
         return {name: run_as(p) | p.prediction.to_json() for name, p in self.plans.items()}
 
-    def _side_by_side(self) -> Paragraph:
+    def _side_by_side(self) -> list[Paragraph]:
+        """In the order in which they are given; of those after the first, what does not fit is apart."""
         first = next(iter(self.plans.values()))
         plans = self.plans.values()
         beside = [Beside.own(p) if p is first else Beside.of(first, p.prediction, memory_remark(p)) for p in plans]
         named = zip(self.plans.items(), beside, strict=True)
-        rows = [_row(name, _columns(p), p.prediction, own) for (name, p), own in named]
+        rows = [(p is first or fits(p), _row(name, _columns(p), p.prediction, own)) for (name, p), own in named]
         several = len({plan.fingerprint for plan in self.plans.values()}) > 1
         lines = ["these plans are for different models or batches"] if several else []
-        return Paragraph("Plans", [*lines, LEGEND], _COLUMNS, rows)
+        found = [Paragraph("Plans", [*lines, LEGEND], _COLUMNS, [row for fitting, row in rows if fitting])]
+        if unfit := [row for fitting, row in rows if not fitting]:
+            found.append(Paragraph("Do not fit", [], _COLUMNS, unfit))
+        return found
 
 
 def alternatives(plan: Plan) -> list[Paragraph]:

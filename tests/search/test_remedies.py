@@ -138,3 +138,12 @@ def test_where_all_fit_there_is_one_table() -> None:
     plan = Planner(cluster(4), every_choice).plan(BLOCKS, stages=1)
     assert [table.title for table in ComparisonReport({"plan": plan}).paragraphs()] == ["Compared with"]
     assert not any("divide" in Beside.alternative(plan, a).remark for a in plan.alternatives)
+
+
+def test_of_several_plans_those_that_do_not_fit_come_last() -> None:
+    plan = Planner(cluster(4), every_choice).plan(BLOCKS, stages=1)
+    small = replace(plan, report=replace(plan.report, limit_bytes=1))
+    one, other = ComparisonReport({"a": plan, "b": small, "c": replace(plan)}).paragraphs()
+    assert ([row[0] for row in one.rows], [row[0] for row in other.rows]) == (["a", "c"], ["b"])
+    (only,) = ComparisonReport({"b": small, "a": plan}).paragraphs()
+    assert [row[0] for row in only.rows] == ["b", "a"]
