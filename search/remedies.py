@@ -39,6 +39,8 @@ _MOST_REMEDIED = 3
 """Of the plans that it is compared with and that do not fit: the smallest."""
 _MOST_SOLVED = 2
 """Of larger clusters, on each of which a plan's layouts are found anew: a tenth of a second each for 80 layers."""
+_MOST_TIMES = 4
+"""Devices with more times the memory are none that one could take instead."""
 _BY_BATCH = (DATA, ZERO, EXPERT)
 
 
@@ -142,7 +144,7 @@ def remedied(costed: Sequence[Candidate], tuner: Tuner) -> Mapping[int, str]:
 
 
 def cheapest(candidate: Candidate, tuner: Tuner, larger: _Larger) -> str:
-    """With or on what a plan would fit: `with ZeRO-3`, `on 512 devices`.
+    """With or on what a plan would fit: `with ZeRO-3`, `on 512 devices`; "" where nothing near is known.
 
     What changes the least comes first: how the same layouts are run, the batch, more machines, offload, larger devices.
     """
@@ -151,7 +153,8 @@ def cheapest(candidate: Candidate, tuner: Tuner, larger: _Larger) -> str:
         larger.fitting(candidate), _offloaded(candidate, tuner),
     )  # fmt: skip
     needed_bytes = ceil(candidate.prediction.memory.total_bytes / SAFE_SHARE)
-    return next((found for way in ways for found in way), f"on devices of {said(needed_bytes)}")
+    is_near = needed_bytes <= _MOST_TIMES * candidate.prediction.device_bytes
+    return next((found for way in ways for found in way), f"on devices of {said(needed_bytes)}" if is_near else "")
 
 
 def _run_otherwise(c: Candidate, tuner: Tuner) -> Iterator[str]:

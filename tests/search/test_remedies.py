@@ -93,6 +93,10 @@ def test_else_larger_devices_are_named() -> None:
     parts = solved(tuner, ("tensor",))
     needed = ceil(parts.prediction.memory.total_bytes / SAFE_SHARE)
     assert told(tuner, parts, 0.5 * parts.prediction.memory.total_bytes) == f"on devices of {size(needed)}"
+    device = replace(tuner.solver.cluster.device, memory_bytes=needed // 5)
+    small = replace(parts, prediction=replace(parts.prediction, device_bytes=device.memory_bytes))
+    tuner.solver.cluster = replace(tuner.solver.cluster, device=device)
+    assert not told(tuner, small, 0.9 * device.memory_bytes)
 
 
 def test_the_smallest_have_a_remedy_that_files_and_tables_tell() -> None:
