@@ -108,7 +108,7 @@ def test_verdicts_are_plain_data_too(run: Run) -> None:
 def test_what_takes_too_long_is_unknown(run: Run) -> None:
     status, out, _ = run("rules", "verify", write(SERIAL), "--no-base", "--limit", "1e-9")
     assert status == 0
-    assert "no proof within 1e-09 s" in out
+    assert "0 certified, 0 refuted, 1 unknown" in out  # the limit may end what comes before the proof, too
 
 
 def test_certificates_in_the_file_are_not_believed(run: Run) -> None:
