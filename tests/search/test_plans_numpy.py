@@ -21,7 +21,7 @@ from shardwright.pcg.capture import Captured, capture, find_loss
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.importing import LOSS
 from shardwright.pcg.interpret import denote, run_devices, run_serial
-from tests.models import zoo
+from tests.models import grid, zoo
 
 CASES = [*forced(2), TWO_AXES[-1], Case("searched (fast links)", 4, fast_links=True)]
 WITH_DROPOUT = ("gpt", "gpt2", "bert", "t5")
@@ -77,8 +77,7 @@ def assert_same_outputs(parallel: Graph, serial: Graph, found: Mapping[str, list
             np.testing.assert_allclose(array, expected.values[names[key]], rtol=1e-9, atol=1e-12, err_msg=key)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.parametrize("name", zoo())
+@pytest.mark.parametrize(("name", "case"), grid(CASES, each=2))
 def test_devices_compute_what_the_serial_graph_does(name: str, case: Case) -> None:
     """In train mode: dropout included, which draws from the reference semantics' own generator."""
     expected = example(name, train=True)
