@@ -584,7 +584,7 @@ def test_ranks_share_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     assert environment(2)["OMP_NUM_THREADS"] == "7"
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("forked")
 def test_run_a_model(run: Run) -> None:
     status, out, err = run("run", "models.py:net", "--cluster", "local:2", "--steps", "3",
                            "--precision", "up=fp32,*=amp_bf16")  # fmt: skip
