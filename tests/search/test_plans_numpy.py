@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from bench.accuracy import prepare
 from bench.plans import TWO_AXES, Case, forced
 from examples.zoo import ZOO
 from shardwright.pcg.capture import Captured, capture, find_loss
@@ -40,15 +41,19 @@ class Example:
 @lru_cache(maxsize=2)
 def example(name: str, train: bool) -> Example:
     """A captured model, its leaves in fp64, the serial graph's values and torch's loss in fp32."""
-    torch.manual_seed(0)
-    model, batch = ZOO[name]()
-    captured = capture(model.train(train), batch)
+    if train:
+        known = prepare(name)
+        model, batch, captured, loss = known.model, known.batch, known.captured, known.reference.loss
+    else:
+        torch.manual_seed(0)
+        model, batch = ZOO[name]()
+        captured = capture(model.eval(), batch)
+        with torch.no_grad():
+            found = find_loss(model(**batch))
+        assert found is not None
+        loss = found.item()
     leaves = as_leaves(captured, model, batch)
-    values = run_serial(captured.graph, leaves)
-    with torch.no_grad():
-        loss = find_loss(model(**batch))
-    assert loss is not None
-    return Example(captured, leaves, values, loss.item())
+    return Example(captured, leaves, run_serial(captured.graph, leaves), loss)
 
 
 def as_leaves(captured: Captured, model: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, Array]:
