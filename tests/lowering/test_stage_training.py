@@ -35,7 +35,7 @@ from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.types import TensorType
 from tests.lowering.parallelize import follow
 from tests.lowering.pipelines import evenly, gradients, of_one_stage
-from tests.lowering.runs import Case, whole
+from tests.lowering.runs import Case, load_backends, whole
 
 SEED, HIDDEN = 3, 8
 
@@ -345,6 +345,7 @@ def test_compiled_stages() -> None:
             p.p = 0.0
     found = case(model)
     todo = plans(found)[:1]
+    load_backends()
 
     def run() -> list[tuple[float, dict[str, Tensor | None]]]:
         results = list[tuple[float, dict[str, Tensor | None]]]()
