@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 from collections.abc import Iterator
 
 import pytest
 import torch
+
+LOADED_BY_RANKS = ("shardwright.lowering.dispatch", "shardwright.lowering.kernels")
+"""What every forked rank would load by itself, thousands of times."""
 
 
 def pytest_sessionstart() -> None:
@@ -27,6 +31,8 @@ def pytest_collection_finish() -> None:
 
     Nor are captured models and plans, which tests keep, after every 700 new objects: that takes an eighth of the time.
     """
+    for name in LOADED_BY_RANKS:
+        importlib.import_module(name)
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 10, 10)
