@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import logging
 import os
 from collections.abc import Iterator
 
@@ -22,6 +23,8 @@ def pytest_sessionstart() -> None:
     `torch.export` does. So the first backward comes now, before any test's module is loaded, and with no GPU in sight.
     """
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    # pytest listens to loggers that do not propagate, and torch writes long traces of each export for whom listens
+    logging.getLogger("torch.__trace").propagate = True
     torch.ones((), requires_grad=True).backward()
     gc.disable()
 
