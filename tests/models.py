@@ -19,16 +19,15 @@ def zoo(*names: str) -> list[Any]:
     return [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in names or ZOO]
 
 
-def grid(cases: Sequence[Any], each: int, *, always: Sequence[Any] = ()) -> list[Any]:
-    """Cells (name, case) of the grid of all models and cases, for `parametrize`: so many of the cases for each model.
+def grid(cases: Sequence[Any], each: int, *, names: Sequence[str] = ()) -> list[Any]:
+    """Cells (name, case) of the grid of models and cases, for `parametrize`: so many of the cases for each model.
 
-    The next model takes the cases that follow, so that every case has its models. Those of `always` are for all.
+    The next model takes the cases that follow, so that every case has its models.
     """
-    drawn = [case for case in cases if case not in always]
     cells = list[Any]()
-    for number, name in enumerate(ZOO):
-        taken = range(len(drawn)) if WHOLE_GRIDS else {(number * each + i) % len(drawn) for i in range(each)}
-        for case in [*always, *(drawn[i] for i in sorted(taken))]:
+    for number, name in enumerate(names or ZOO):
+        taken = range(len(cases)) if WHOLE_GRIDS else sorted((number * each + i) % len(cases) for i in range(each))
+        for case in (cases[i] for i in taken):
             cells.append(pytest.param(name, case, id=f"{name}-{case}", marks=pytest.mark.xdist_group(name)))
     found = {str(cell.values[1]) for cell in cells}
     assert found == {str(case) for case in cases}, "more cases than all models take together"
