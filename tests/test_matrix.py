@@ -21,8 +21,10 @@ from tests.each import each
 from tests.models import grid
 
 SPLITTING = [case for case in CASES if case.name != "searched"]
-TWO_RANKS = [case for case in SPLITTING if case.num_ranks == 2]
-FOUR_RANKS = [case for case in SPLITTING if case.num_ranks == 4 and case.roles in (None, (ZERO, TENSOR))]
+DATA_2, ZERO_2, TENSOR_2, SEARCHED_2 = (case for case in SPLITTING if case.num_ranks == 2)
+ZERO_TENSOR_4, SEARCHED_4 = (c for c in SPLITTING if c.num_ranks == 4 and c.roles in (None, (ZERO, TENSOR)))
+# in turn: a model has the first of these, or the others
+TWO_RANKS, FOUR_RANKS = [DATA_2, TENSOR_2, ZERO_2, SEARCHED_2], [SEARCHED_4, ZERO_TENSOR_4]
 
 
 def assert_equals_single_process(name: str, case: Case) -> None:
