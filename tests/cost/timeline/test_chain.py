@@ -101,7 +101,7 @@ def test_too_few_units_are_refused(units: int, stages: int) -> None:
 
 
 def test_very_many_units_are_spread_as_well() -> None:
-    """Neighbours are taken together, so that 6,000 take no longer than a few hundred; also where one takes nearly all."""
+    """Neighbours are taken together: 6,000 take no longer than a few hundred, also where one takes nearly all."""
     random = Random(7)
     units = tuple(Unit(random.choice((1.0, 2.0, 5.0)), 1.0, 1.0, random.random()) for _ in range(6000))
     places = [Place((units,), 4 - stage) for stage in range(4)]
