@@ -8,6 +8,7 @@ from shardwright.cost.timeline.program import program
 from shardwright.cost.timeline.timeline import simulate
 from shardwright.lowering.dryrun import DryRun
 from shardwright.pcg.stages import cut
+from shardwright.pcg.step.meshes import stage_meshes, stage_of
 from shardwright.pcg.step.messages import Message
 from shardwright.pcg.step.time import as_run
 from shardwright.reports.report import Paragraph, Report
@@ -28,10 +29,10 @@ class DryRunReport(Report):
         self.plan, self.run = plan, run
         lowered = as_run(plan.graph, plan.execution).validate()
         self.program = program(lowered, plan.cluster, plan.execution)
-        self.stage, num_stages = run.rank // plan.mesh.num_devices, plan.execution.num_stages
+        self.stage = stage_of(stage_meshes(plan.mesh, plan.execution), run.rank)
         self.messages = self.program.messages(self.stage)
-        if num_stages > 1:
-            self.messages += cut(lowered, plan.execution).messages(self.stage, num_stages)
+        if plan.execution.num_stages > 1:
+            self.messages += cut(lowered, plan.execution).messages(run.rank)
         timeline = simulate(self.program.without(UNSEEN)).stages[self.stage]
         memory = timeline.memory.by_category()
         self.memory = {name: num_bytes for name, num_bytes in memory.items() if name not in UNSEEN}

@@ -18,6 +18,7 @@ from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import Execution, Schedule
 from shardwright.pcg.step.lifetimes import Zero, with_lifetimes
+from shardwright.pcg.step.meshes import num_devices
 from shardwright.pcg.step.operations import Operations
 from shardwright.pcg.step.sections import sections, units
 from shardwright.pcg.step.time import as_run
@@ -69,7 +70,7 @@ def step(parallel: ParallelModule, batch: dict[str, Tensor]) -> Outcome:
 
 def in_stages(found: Case, graph: Graph, execution: Execution) -> list[Outcome]:
     """On every rank."""
-    world = execution.num_stages * graph.mesh.num_devices
+    world = num_devices(graph.mesh, execution)
     return run_ranks(lambda: step(found.lower(graph, execution), found.batch), world, 60)
 
 
