@@ -109,6 +109,11 @@ class Execution:
     def num_virtual_stages(self) -> int:
         return self.num_stages * self.chunks_per_stage
 
+    @property
+    def share_of_largest(self) -> float:
+        """What part of a model the largest stage has, where all devices have equal ones."""
+        return max(self.stage_sizes) / sum(self.stage_sizes) if self.stage_sizes else 1 / self.num_stages
+
     def _checked_sizes(self) -> tuple[int, ...]:
         sizes, owner, name = self.stage_sizes, "Execution", "stage_sizes"
         if not isinstance(sizes, Sequence) or isinstance(sizes, str) or (sizes and len(sizes) != self.num_stages):

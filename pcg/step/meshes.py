@@ -54,8 +54,8 @@ def stage_of(meshes: Sequence[Mesh], rank: int) -> int:
 
 
 def in_words(meshes: Sequence[Mesh]) -> str:
-    """`[x=4]`, `2 stages of [x=4]`, or `stages of [x=4] and [x=2]`."""
+    """`[x=4]`, `2 stages of mesh [x=4]`, or `stages of meshes [x=4] and [x=2]`."""
     if len(set(meshes)) == 1:
-        return f"{meshes[0]}" if len(meshes) == 1 else f"{len(meshes)} stages of {meshes[0]}"
+        return f"{meshes[0]}" if len(meshes) == 1 else f"{len(meshes)} stages of mesh {meshes[0]}"
     *most, last = map(str, meshes)
-    return f"stages of {', '.join(most)} and {last}"
+    return f"stages of meshes {', '.join(most)} and {last}"

@@ -146,10 +146,15 @@ def parse_recompute(text: str) -> RecomputeMode:
 
 
 def parse_stages(text: str) -> Stages:
-    """A number of pipeline stages, or "auto"."""
+    """A number of pipeline stages, the devices of each ("4,2"), or "auto"."""
     if text == "auto" or (text.isdecimal() and int(text)):
         return "auto" if text == "auto" else int(text)
-    raise ShardwrightError(f"--stages {text!r}: expected a number of pipeline stages, or 'auto'")
+    parts = text.split(",")
+    if len(parts) > 1 and all(part.isdecimal() and int(part) for part in parts):
+        return tuple(map(int, parts))
+    raise ShardwrightError(
+        f"--stages {text!r}: expected a number of pipeline stages, the devices of each such as 4,2, or 'auto'"
+    )
 
 
 def parse_changes(text: str) -> dict[str, str]:
@@ -226,6 +231,7 @@ def search_options(command: Command) -> Command:
             type=parse_stages,
             metavar="NUMBER",
             help="Pipeline stages, --mesh being that of one of them, or 'auto': as many as are best. 1: none. "
+            "'4,2': a stage of 4 devices and one of 2, --mesh being that of the largest. "
             "By default they are tried where they may pay.",
         ),
         schedule=click.option(

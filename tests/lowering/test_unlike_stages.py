@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 
+from shardwright.cli.dryrun import DryRunReport
+from shardwright.cost.clusters.cluster import Cluster
+from shardwright.cost.predict import predict
+from shardwright.lowering.dryrun import dry_run
 from shardwright.pcg.step.execution import Schedule
 from shardwright.pcg.step.lifetimes import Zero
+from shardwright.search.plan import Plan, SearchReport
 from tests.lowering.pipelines import evenly, in_one_process, in_stages, of_one_stage, worst_error
 from tests.lowering.test_microbatches import case
 
@@ -31,6 +37,23 @@ def test_steps_are_those_of_one_process(name: str, cells: list[Cell]) -> None:
     for sizes, schedule, chunks, roles, many, zero in cells:
         graph = of_one_stage(found, roles, many, zero)
         execution = replace(evenly(graph, len(sizes), schedule, chunks), stage_sizes=sizes)
-        by_rank = in_stages(found, graph, execution)
-        print(sizes, schedule, roles, worst_error(by_rank, expected))
-        assert worst_error(by_rank, expected) < 1e-11, (sizes, schedule, roles, many, zero)
+        assert worst_error(in_stages(found, graph, execution), expected) < 1e-11, (sizes, schedule, roles, many, zero)
+
+
+@pytest.mark.parametrize(("sizes", "roles"), [((2, 1), ("tensor",)), ((1, 2), ("data",))])
+def test_dry_runs_of_all_ranks_are_as_predicted(sizes: tuple[int, ...], roles: tuple[str, ...]) -> None:
+    """What ranks of a stage send is what those of the next one receive."""
+    found = case("gpt")
+    graph = of_one_stage(found, roles, 4)
+    execution = replace(evenly(graph, 2), stage_sizes=sizes)
+    prediction = predict(graph, Cluster.local(3), execution)
+    plan = Plan(graph, Cluster.local(3), "GPT", "", prediction, (), SearchReport(0.0, 1, 0.0, 1 << 60), execution)
+    both: dict[str, Counter[tuple[str, int]]] = {"send": Counter(), "receive": Counter()}
+    for rank in range(3):
+        report = DryRunReport(plan, dry_run(graph, rank, execution))
+        assert not [f for f in report.findings if not f.startswith("memory in all")], rank
+        for message, times in report.run.messages.items():
+            if message.collective in both:
+                both[message.collective][message.axis, message.num_bytes] += times
+    assert len(both["send"]) > 1
+    assert both["send"] == both["receive"]

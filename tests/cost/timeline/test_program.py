@@ -467,7 +467,7 @@ def test_the_slower_way_of_a_value_and_its_gradient_counts(layout: Layout, way: 
     steps: Any = SimpleNamespace(graph=graph, num_bytes={"v": 1e8 / share})
     there, back = (StageLayout((8,), (way,), first) for first in (0, 8))
     expected = resharding_s(SLOW_NETWORK, (64, 1024), 1e8, there, back)[0]
-    assert _hop_s(["v"], (0, 1), steps, SLOW_NETWORK) == pytest.approx(expected)
+    assert _hop_s(["v"], (0, 1), [steps] * 2, SLOW_NETWORK) == pytest.approx(expected)
 
 
 def test_stages_on_equal_parts_of_a_mixed_cluster_are_built_once() -> None:
