@@ -92,7 +92,7 @@ def _execution(ways: Mapping[str, Any], own: Execution) -> Execution:
 
     given = {name: value for name, value in ways.items() if value is not None}
     if given.keys() & {"num_stages", "chunks_per_stage"}:
-        given["split"] = ()
+        given["split"], given["stage_sizes"] = (), ()
     try:
         return replace(own, **given)
     except FieldError as error:

@@ -41,12 +41,21 @@ def of_one_stage(
     return with_lifetimes(graph, {leaf.name: zero for leaf in graph.leaves("parameter")})
 
 
-def evenly(graph: Graph, stages: int, schedule: Schedule = "1f1b", chunks: int = 1, **options: Any) -> Execution:
-    """An execution whose virtual stages have about equally many sections."""
+def evenly(
+    graph: Graph,
+    stages: int,
+    schedule: Schedule = "1f1b",
+    chunks: int = 1,
+    sizes: tuple[int, ...] = (),
+    **options: Any,
+) -> Execution:
+    """An execution whose virtual stages have about equally many sections. `sizes`: `stage_sizes`."""
     many = len(units(sections(Operations(as_run(graph, Execution(**options))), {}, by_block=True)))
     parts = stages * chunks
     split = tuple(many // parts + (number < many % parts) for number in range(parts))
-    return Execution(num_stages=stages, chunks_per_stage=chunks, schedule=schedule, split=split, **options)
+    return Execution(
+        num_stages=stages, stage_sizes=sizes, chunks_per_stage=chunks, schedule=schedule, split=split, **options
+    )
 
 
 def in_one_process(found: Case) -> Outcome:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 
@@ -36,7 +35,7 @@ def test_steps_are_those_of_one_process(name: str, cells: list[Cell]) -> None:
     expected = in_one_process(found)
     for sizes, schedule, chunks, roles, many, zero in cells:
         graph = of_one_stage(found, roles, many, zero)
-        execution = replace(evenly(graph, len(sizes), schedule, chunks), stage_sizes=sizes)
+        execution = evenly(graph, len(sizes), schedule, chunks, sizes)
         assert worst_error(in_stages(found, graph, execution), expected) < 1e-11, (sizes, schedule, roles, many, zero)
 
 
@@ -45,7 +44,7 @@ def test_dry_runs_of_all_ranks_are_as_predicted(sizes: tuple[int, ...], roles: t
     """What ranks of a stage send is what those of the next one receive."""
     found = case("gpt")
     graph = of_one_stage(found, roles, 4)
-    execution = replace(evenly(graph, 2), stage_sizes=sizes)
+    execution = evenly(graph, 2, sizes=sizes)
     prediction = predict(graph, Cluster.local(3), execution)
     plan = Plan(graph, Cluster.local(3), "GPT", "", prediction, (), SearchReport(0.0, 1, 0.0, 1 << 60), execution)
     both: dict[str, Counter[tuple[str, int]]] = {"send": Counter(), "receive": Counter()}
