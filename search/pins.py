@@ -193,7 +193,7 @@ def _staged(
 def _check_mesh(mesh: Mesh, roles: Sequence[str] | None, cluster: Cluster, asked: Stages | None) -> None:
     stages = asked if isinstance(asked, int) else 1
     if isinstance(asked, tuple):
-        stages = 0  # whose meshes differ from this one
+        stages = len(asked) if len(set(asked)) == 1 else 0  # 0: their meshes differ from this one
     if stages > 1 and mesh.num_devices * stages != cluster.num_devices:
         raise PlanError(
             f"{stages} stages of mesh {mesh} have {mesh.num_devices * stages} devices, cluster {cluster.name} has "

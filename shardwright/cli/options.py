@@ -145,6 +145,14 @@ def parse_recompute(text: str) -> RecomputeMode:
     return cast("RecomputeMode", _by_name(text, "--recompute", "a mode, or pairs such as 'model.layers.*=full'"))
 
 
+def parse_sizes(text: str) -> tuple[int, ...]:
+    """How many devices each stage has along the first axis: "2,1"."""
+    parts = text.split(",")
+    if all(part.isdecimal() and int(part) for part in parts):
+        return tuple(map(int, parts))
+    raise ShardwrightError(f"--stage-sizes {text!r}: expected a number of devices for each stage, such as 2,1")
+
+
 def parse_stages(text: str) -> Stages:
     """A number of pipeline stages, the devices of each ("4,2"), or "auto"."""
     if text == "auto" or (text.isdecimal() and int(text)):

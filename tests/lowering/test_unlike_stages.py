@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
+from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from shardwright.cli.dryrun import DryRunReport
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.predict import predict
 from shardwright.lowering.dryrun import dry_run
+from shardwright.lowering.inputs import NUM_FIRST
+from shardwright.lowering.launch import run_ranks
+from shardwright.lowering.module import lower
+from shardwright.lowering.movement import take
+from shardwright.lowering.storage import slices
+from shardwright.pcg.errors import DistributedError
 from shardwright.pcg.step.execution import Schedule
 from shardwright.pcg.step.lifetimes import Zero
 from shardwright.search.plan import Plan, SearchReport
-from tests.lowering.pipelines import evenly, in_one_process, in_stages, of_one_stage, worst_error
+from tests.lowering.pipelines import evenly, in_one_process, in_stages, of_one_stage, step, worst_error
 from tests.lowering.test_microbatches import case
 
 Cell = tuple[tuple[int, ...], Schedule, int, tuple[str, ...], int, Zero]
@@ -56,3 +66,47 @@ def test_dry_runs_of_all_ranks_are_as_predicted(sizes: tuple[int, ...], roles: t
                 both[message.collective][message.axis, message.num_bytes] += times
     assert len(both["send"]) > 1
     assert both["send"] == both["receive"]
+
+
+def test_ranks_may_pass_their_own_shards_of_the_batch() -> None:
+    """Those of a stage along whose axis there is one rank have the global tensor; who could pass a shard has to."""
+    found = case("gpt")
+    expected = in_one_process(found)
+    graph = of_one_stage(found, ("data",), 2)
+    execution = evenly(graph, 2, sizes=(2, 1))
+
+    def body(whole: int) -> tuple[torch.Tensor, dict[str, torch.Tensor | None]]:
+        parallel, own = found.lower(graph, execution), dict(found.batch)
+        for key, layouts in parallel.input_layouts.items():
+            for axis, dim, blocks in (
+                slices(own[key].shape, layouts, parallel.ranks) if dist.get_rank() != whole else ()
+            ):
+                own[key] = take(own[key], axis, dim, blocks)
+        return step(parallel, own)
+
+    assert worst_error(run_ranks(lambda: body(-1), 3, 60), expected) < 1e-11
+    with pytest.raises(DistributedError, match="rank 0 passed the global tensor, rank 1 a shard of it; pass the same"):
+        run_ranks(lambda: body(0), 3, 60)
+
+
+def test_a_rank_that_fails_is_named_by_those_that_wait_for_it() -> None:
+    """The one rank of the first stage waits for gradients of both of the second, of which one never begins."""
+    found = case("gpt")
+    graph = of_one_stage(found, ("data",), 2)
+    execution = evenly(graph, 2, sizes=(1, 2))
+
+    def body() -> str:
+        own: dict[str, Any] = {"constants": found.captured.constants, "check_inputs": "never"}
+        parallel = lower(graph, found.model, timeout_s=3, execution=execution, **own)
+        for _ in range(NUM_FIRST):  # in these, ranks compare how they draw
+            parallel.forward_backward(**found.batch)
+        if dist.get_rank() == 2:
+            time.sleep(8)
+            return ""
+        with pytest.raises(DistributedError) as error:
+            parallel.forward_backward(**found.batch)
+        return str(error.value)
+
+    said = run_ranks(body, 3, 60)[0]
+    assert said.startswith("rank 0, pipeline stage 0: waited for what ")
+    assert "stage 1 (rank 2): " in said
