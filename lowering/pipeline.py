@@ -54,6 +54,11 @@ class Pipeline:
         self.num_microbatches = 1 if ranks.time is None else ranks.time.size
         types = stages.graph.types
         self.trained = {name for names in stages.sent for name in names if types[name].grad}
+        hops = [(own, own + 1, own - 1) for own in range(ranks.stages.rank, len(stages), ranks.stages.size)]
+        out = [hop for own, after, before in hops for hop in ((FORWARD, own, after), (BACKWARD, own, before))]
+        into = [hop for own, after, before in hops for hop in ((FORWARD, before, own), (BACKWARD, after, own))]
+        self.pieces = {hop: self._sent(*hop) for hop in out}
+        self.kinds = {hop: self._received(*hop) for hop in into}
         size = ranks.stages.size
         ways = list[tuple[str, int, int]]()
         for stage in range(len(stages) - 1):
@@ -187,8 +192,7 @@ class Pipeline:
             return
         channel = self._channel(way, source, target)
         if isinstance(channel, Outgoing):
-            pieces = self._pieces(way, source, target, sends=True)
-            channel.send(f"what {self._named(item)} gives", values, pieces)
+            channel.send(f"what {self._named(item)} gives", values, self.pieces[way, source, target])
         else:
             self.mail[way, target, item.microbatch] = list(values)
 
@@ -201,26 +205,32 @@ class Pipeline:
         for item in items:
             stage = self._virtual(item)
             source = stage - 1 if item.direction == FORWARD else stage + 1
-            names = self._crossing(item.direction, source, stage) if item.direction != "weights" else ()
-            if names and self._channel(item.direction, source, stage) is channel:
-                yield Message(f"what {self._named(item)} needs", self._kinds(item.direction, source, stage))
+            kinds = self.kinds.get((item.direction, source, stage))
+            if kinds and self._channel(item.direction, source, stage) is channel:
+                yield Message(f"what {self._named(item)} needs", kinds)
 
     def _crossing(self, way: str, source: int, target: int) -> list[str]:
         """What goes from a virtual stage to the one beside it, in order: values, or gradients of some of them."""
         names = self.stages.given(min(source, target))
         return [name for name in names if way == FORWARD or name in self.trained]
 
-    def _pieces(self, way: str, source: int, target: int, *, sends: bool) -> list[tuple[Piece, ...]]:
-        """Of each of these, what this rank sends, or receives."""
+    def _sent(self, way: str, source: int, target: int) -> list[tuple[Piece, ...]]:
+        """Of each of these, what this rank sends."""
         number, place = min(source, target), self.ranks.place
-        names = self._crossing(way, source, target)
-        return [self.stages.pieces(way, number, name, place, sends=sends) for name in names]
+        return [
+            self.stages.pieces(way, number, name, place, sends=True) for name in self._crossing(way, source, target)
+        ]
 
-    def _kinds(self, way: str, source: int, target: int) -> tuple[Kind, ...]:
-        types, names = self.stages.graph.types, self._crossing(way, source, target)
+    def _received(self, way: str, source: int, target: int) -> tuple[Kind, ...]:
+        """Of each of these, what this rank receives."""
+        types, number, place = self.stages.graph.types, min(source, target), self.ranks.place
         return tuple(
-            Kind(types[name].local_shape(self.ranks.mesh), getattr(torch, types[name].dtype), pieces)
-            for name, pieces in zip(names, self._pieces(way, source, target, sends=False), strict=True)
+            Kind(
+                types[name].local_shape(self.ranks.mesh),
+                getattr(torch, types[name].dtype),
+                self.stages.pieces(way, number, name, place, sends=False),
+            )
+            for name in self._crossing(way, source, target)
         )
 
     def _start_sum(self, loss: Tensor) -> dist.Work | None:

@@ -65,8 +65,8 @@ _OPTIONS = {"num_microbatches": "--microbatches", "num_stages": "--stages", "sta
               help="Pipeline stages, each with the plan's mesh; the cluster needs devices for all. By default the "
               "plan's.")  # fmt: skip
 @click.option("--stage-sizes", type=parse_sizes, metavar="N,N",
-              help="Stages of unlike sizes: of each, the devices along the first axis of its mesh, the plan's being that "
-              "of the largest.")  # fmt: skip
+              help="Stages of unlike sizes: of each, the devices along the first axis of its mesh; the plan's mesh is "
+              "that of the largest.")  # fmt: skip
 @click.option("--chunks", "chunks_per_stage", type=click.IntRange(1),
               help="Virtual stages of each stage, with --schedule interleaved; by default the plan's.")  # fmt: skip
 @click.option("--schedule", type=click.Choice(SCHEDULES),
