@@ -311,9 +311,9 @@ def _communication(facts: PlanFacts) -> Paragraph:
     took = f"{seconds(p.communication_s)} on its own, {seconds(p.exposed_s)} of the step"
     title = f"Communication ({size(p.communication_bytes)} sent by each device per step, {took})"
     stages = facts.plan.execution.num_stages
-    lines = (
-        [f"listed: one device of each of the {stages} stages, added up; above: an equal share"] if stages > 1 else []
-    )
+    largest = ", each as large as the largest" if facts.plan.execution.stage_sizes else ""
+    lines = [f"listed: one device of each of the {stages} stages{largest}, added up; above: an equal share"]
+    lines = lines if stages > 1 else []
     if not rows:
         return Paragraph(title, ["none"])
     return Paragraph(title, lines, ("what", "how", "axis", ">sent", ">time"), rows)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from math import prod
 
-from shardwright.asking import why_not
+from shardwright.asking import what_if, why_not
 from shardwright.cost.timeline.program import program
 from shardwright.cost.timeline.timeline import simulate
 from shardwright.pcg.mesh import Mesh
@@ -66,3 +66,12 @@ def test_a_plan_without_stages_has_no_table_of_them() -> None:
     plan = Planner(cluster(2), every_choice).plan(blocks(layers=2))
     assert stage_facts(PlanFacts(plan)) == []
     assert "Pipeline" not in str(PlanReport(plan))
+
+
+def test_what_if_on_other_devices_says_that_the_stages_are_others() -> None:
+    search = Planner(cluster(6), every_choice)
+    plan = search.plan(blocks(batch=32, width=64, layers=8, seq=8), stages=[4, 2])
+    found = what_if(plan, nodes="2x")
+    assert found.other.cluster.num_devices == 12
+    assert "stages of 4 + 2 devices were asked for, not of 12: now the search chose" in str(found)
+    assert what_if(plan, memory="2x").other.execution.stage_sizes == plan.execution.stage_sizes
