@@ -171,7 +171,7 @@ class Programs:
         stages, meshes = execution.num_stages, stage_meshes(self.graph.mesh, execution)
         modes = execution.recompute_by_stage or (execution.recompute,) * stages
         parts = [self.cluster] * stages
-        if self.cluster.parts and stages > 1:
+        if (self.cluster.parts or execution.stage_sizes) and stages > 1:  # which may lie anywhere across machines
             own = (self.cluster.part(range(*ends)) for ends in pairwise(first_ranks(meshes)))
             parts = [replace(part, name=self.cluster.name) for part in own]
         return [
