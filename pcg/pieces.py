@@ -4,7 +4,7 @@ Layouts are by axis, so both stages have the same ones; along an axis of k devic
 
     S       who receives gets what it has in common with each that sends, along all axes together
     R, C    each that receives gets the copy of one that sends: device j there that of device ⌊j·k/m⌋ here
-    P       each that sends gives its summand to one: the nearest there, who adds up what it gets; others there have 0
+    P       device i here gives its summand to device ⌊i·m/k⌋ there, which adds up what it gets; others there have 0
 
 This is the identity on the logical tensor, in every layout. Gradients come back by the same rule in the dual layouts:
 what is R both ways is copied both ways; what is C is copied, and of its gradient, P, all summands come back once.
@@ -92,7 +92,7 @@ def _meet(layout: Layout, x: int, y: int, k: int, m: int) -> bool:
     if layout.is_shard:
         return True
     if layout.kind == "P":
-        return y == (x * m // k if m <= k else -(-x * m // k))
+        return y == x * m // k
     return x == y * k // m
 
 
