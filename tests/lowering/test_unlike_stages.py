@@ -24,6 +24,7 @@ from shardwright.pcg.step.execution import Schedule
 from shardwright.pcg.step.lifetimes import Zero
 from shardwright.search.plan import Plan, SearchReport
 from tests.lowering.pipelines import evenly, in_one_process, in_stages, of_one_stage, step, worst_error
+from tests.lowering.runs import doubled
 from tests.lowering.test_microbatches import case
 
 Cell = tuple[tuple[int, ...], Schedule, int, tuple[str, ...], int, Zero]
@@ -46,6 +47,24 @@ def test_steps_are_those_of_one_process(name: str, cells: list[Cell]) -> None:
     for sizes, schedule, chunks, roles, many, zero in cells:
         graph = of_one_stage(found, roles, many, zero)
         execution = evenly(graph, len(sizes), schedule, chunks, sizes)
+        assert worst_error(in_stages(found, graph, execution), expected) < 1e-11, (sizes, schedule, roles, many, zero)
+
+
+MORE: list[Cell] = [
+    ((2, 2, 1), "1f1b", 1, ("tensor",), 4, "kept"), ((1, 2), "zero-bubble", 1, ("tensor", "data"), 4, "zero-2"),
+    ((1, 2), "gpipe", 1, ("zero", "tensor"), 1, "zero-3"), ((2, 1), "interleaved", 2, ("tensor",), 4, "kept"),
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["t5", "bert", "vit"])
+def test_steps_of_more_models(name: str) -> None:
+    """Encoders, of which one is read by all blocks of a decoder."""
+    found = doubled(name)
+    expected = in_one_process(found)
+    for sizes, schedule, chunks, roles, many, zero in MORE:
+        graph = of_one_stage(found, roles, many, zero)
+        execution = evenly(graph, len(sizes), schedule, chunks, sizes, recompute="full")
         assert worst_error(in_stages(found, graph, execution), expected) < 1e-11, (sizes, schedule, roles, many, zero)
 
 
