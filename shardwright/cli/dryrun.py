@@ -29,7 +29,9 @@ class DryRunReport(Report):
         self.plan, self.run = plan, run
         lowered = as_run(plan.graph, plan.execution).validate()
         self.program = program(lowered, plan.cluster, plan.execution)
-        self.stage = stage_of(stage_meshes(plan.mesh, plan.execution), run.rank)
+        meshes = stage_meshes(plan.mesh, plan.execution)
+        self.stage = stage_of(meshes, run.rank)
+        self.mesh = meshes[self.stage]
         self.messages = self.program.messages(self.stage)
         if plan.execution.num_stages > 1:
             self.messages += cut(lowered, plan.execution).messages(run.rank)
@@ -71,7 +73,7 @@ class DryRunReport(Report):
     # ---- for people ----
 
     def paragraphs(self) -> list[Paragraph]:
-        run, mesh = self.run, self.plan.mesh
+        run, mesh = self.run, self.mesh
         title = f"{'PASSED' if self.passed else 'FAILED'}: dry run of {self.plan.model} on mesh {mesh}"
         size, count, who = self.plan.cluster.num_devices, self.plan.execution.num_stages, "which all"
         if count > 1:

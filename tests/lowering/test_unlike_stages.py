@@ -80,6 +80,7 @@ def test_dry_runs_of_all_ranks_are_as_predicted(sizes: tuple[int, ...], roles: t
     for rank in range(3):
         report = DryRunReport(plan, dry_run(graph, rank, execution))
         assert not [f for f in report.findings if not f.startswith("memory in all")], rank
+        assert f"dry run of GPT on mesh [mb=4, x={sizes[int(rank >= sizes[0])]}]\n" in str(report)
         for message, times in report.run.messages.items():
             if message.collective in both:
                 both[message.collective][message.axis, message.num_bytes] += times
