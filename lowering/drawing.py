@@ -4,6 +4,9 @@ Ranks that are seeded alike draw from their default generator, as one process do
 one of the first steps, as with a seed for each rank, the program has a stream of its own from then on, which starts in
 the state of rank 0's generator; the default ones are the user's, for data of each rank's own. Where they begin to
 differ later, steps have been made with different masks: an error, at most `WATCH_EVERY` steps later.
+
+On CPUs every rank draws the masks of whole tensors, as one process does. On other devices a step draws one number, and
+of each mask a rank draws its own part from a generator whose state follows from that number, the mask's and the part.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from shardwright.lowering.exact import Draw, current_draw, step_draws
 from shardwright.lowering.launch import Ranks
 from shardwright.pcg.errors import ShardwrightError
 from shardwright.pcg.graph import Graph
+from shardwright.pcg.step.execution import draws_whole
 
 NUM_STATES = 3
 WATCH_EVERY = 16
@@ -35,8 +39,10 @@ class Drawing:
         self.ranks = ranks
         self.own: Tensor | None = None
         self.draws = any(node.may_draw for node in graph.nodes)
+        self.by_part = not draws_whole(ranks.device.type)
         self._from_torch = any(node.may_draw and not node.is_random for node in graph.nodes)
         self._first: Tensor | None = None  # the state before the first microbatch
+        self._step = Draw()  # where masks have numbers, the first draw of this step
         self._begun: _Comparison | None = None
         self._history = self._num_watched = 0
 
@@ -88,9 +94,12 @@ class Drawing:
             with step_draws(num_draws) as draw:
                 yield draw
             return
+        yield self._numbered()
+
+    def _numbered(self) -> Draw:
+        """The first draw of a step whose masks have numbers; its seed is a number that torch's generator draws."""
         if self.ranks.is_dry:
-            yield Draw(0)
-            return
+            return Draw(0, 0, self.by_part)
         generator = self.generator
         if self.own is not None:
             generator = torch.Generator(self.ranks.device)
@@ -98,10 +107,19 @@ class Drawing:
         seed = torch.randint(1 << 62, (), generator=generator, device=generator.device)
         if self.own is not None:
             self.own = generator.get_state()
-        yield Draw(int(seed), 0)
+        return Draw(int(seed), 0, self.by_part)
 
     @contextmanager
-    def microbatch(self, *, first: bool, last: bool) -> Generator[None]:
+    def microbatch(self, num_draws: int, *, first: bool, last: bool) -> Generator[Draw]:
+        """Around a forward of a step that draws so many masks; yields the first draw."""
+        numbered = self.by_part and self.draws and current_draw().seed is None
+        if numbered and first:
+            self._step = self._numbered()
+        with self._alike(first=first, last=last), step_draws(num_draws if last else 0) as draw:
+            yield self._step if numbered else draw
+
+    @contextmanager
+    def _alike(self, *, first: bool, last: bool) -> Generator[None]:
         """Around a forward. Every microbatch draws what one process draws for the whole batch, and takes its part."""
         if not self.draws or (self.own is None and first and last):
             yield

@@ -31,7 +31,7 @@ from shardwright.lowering.values import checked
 from shardwright.pcg.errors import DistributedError, PlanError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.stages import STAGES, channel
-from shardwright.pcg.step.execution import DEFAULT, Execution
+from shardwright.pcg.step.execution import DEFAULT, Execution, draws_whole
 from shardwright.pcg.step.late import check_backward
 from shardwright.pcg.step.meshes import first_ranks, in_words, stage_meshes
 from shardwright.pcg.step.messages import Message
@@ -62,8 +62,10 @@ class DryRun:
         return sum(self.memory.values())
 
 
-def dry_run(graph: Graph, rank: int = 0, execution: Execution = DEFAULT) -> DryRun:
+def dry_run(graph: Graph, rank: int = 0, execution: Execution = DEFAULT, kind: str = "cpu") -> DryRun:
     """Run a rank's program of a validated parallel graph; no model is needed. `execution`: as `lower` takes it.
+
+    `kind`: of the devices that it is for, which decides how masks are drawn.
 
     Raises `PlanError` for a rank that the mesh does not have and a model that does not train, `DistributedError` where
     there is a process group.
@@ -77,6 +79,7 @@ def dry_run(graph: Graph, rank: int = 0, execution: Execution = DEFAULT) -> DryR
     with _pretended(rank, size), private.FakeTensorMode() as mode, Tape(mode) as tape:
         constants = dict(_leaves(graph, "constant"))
         parallel = lower(graph, hollow_model(graph), constants=constants, execution=execution)
+        parallel._drawing.by_part = not draws_whole(kind)
         misshapen: dict[str, None] = {}
         for runner in parallel._runners:
             runner.program = checked(runner.program, misshapen)

@@ -27,13 +27,17 @@ from shardwright.pcg.importing import memory_order
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """Which draw of a process: its seed and number, or no seed where torch's own generator draws."""
+    """Which draw of a process: its seed and number, or no seed where torch's own generator draws.
+
+    `by_part`: torch's generator draws each part of the mask, in a state that follows from seed, number and part.
+    """
 
     seed: int | None = None
     number: int = 0
+    by_part: bool = False
 
     def __add__(self, count: int) -> Draw:
-        return Draw(self.seed, self.number + count)
+        return Draw(self.seed, self.number + count, self.by_part)
 
 
 class ExactRandom:

@@ -6,7 +6,9 @@ Everything here works on one rank's part of its operands and lets autograd throu
 from __future__ import annotations
 
 import builtins
+import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
@@ -242,7 +244,7 @@ class _Dropout(Function):
 
 
 def dropout(x: Tensor, p: float, draw: Draw, shard: Shard | None) -> Tensor:
-    """Dropout whose mask is the single process's.
+    """Dropout whose mask is the single process's, but for draws by part, whose masks depend on how `x` is cut.
 
     With a seed the rank computes its own shard of the mask. Else it draws the mask of the whole tensor from the default
     generator and keeps its shard of it, so masks and generator state are bitwise those of `native_dropout` in a single
@@ -251,16 +253,19 @@ def dropout(x: Tensor, p: float, draw: Draw, shard: Shard | None) -> Tensor:
     """
     if draw.seed is None and shard is None and x.is_contiguous():
         return torch.native_dropout(x, p, True)[0]
+    if draw.by_part:
+        return drop(x, p, draw, shard)
     return drop(x, p, ahead(x.shape if shard is None else shard.shape, p, draw, x.dtype, x.device), shard)
 
 
 def ahead(shape: Sequence[int], p: float, draw: Draw, dtype: torch.dtype, device: torch.device) -> Tensor | Draw:
     """The keep-mask of a contiguous tensor, as `native_dropout` draws it; on a GPU the draw depends on the dtype.
 
-    With a seed nothing need be drawn ahead: the draw says all.
+    With a seed nothing need be drawn ahead: the draw says all. What several dropouts share is the same however each of
+    them is cut, so it is not drawn by part.
     """
     if draw.seed is not None:
-        return draw
+        return replace(draw, by_part=False)
     if device.type == "cpu":
         return torch.empty(tuple(shape), dtype=torch.bool).bernoulli_(1 - p)
     return torch.native_dropout(torch.ones(tuple(shape), dtype=dtype, device=device), p, True)[1]
@@ -277,4 +282,16 @@ def _own(x: Tensor, p: float, drawn: Tensor | Draw, shard: Shard | None) -> Tens
         return drawn if shard is None else shard.take(drawn)
     shape, cuts = (x.shape, None) if shard is None else (shard.shape, shard.cuts())
     assert drawn.seed is not None
+    if drawn.by_part and not torch.compiler.is_compiling():  # compiled, the other is one kernel as well
+        return _part_mask(x, 1 - p, drawn, cuts or ())
     return keep_mask(shape, 1 - p, drawn.seed, drawn.number, x.device, cuts)
+
+
+def _part_mask(x: Tensor, keep: float, drawn: Draw, cuts: Sequence[Sequence[Slice]]) -> Tensor:
+    """The mask of a part, drawn by torch's generator: the same on all ranks that hold this part, and each time."""
+    mask = torch.empty(x.shape, dtype=torch.bool, device=x.device)
+    if isinstance(x, FakeTensor):
+        return mask
+    name = repr((drawn.seed, drawn.number, [[tuple(own) for own in dim] for dim in cuts]))
+    state = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little") >> 1
+    return mask.bernoulli_(keep, generator=torch.Generator(x.device).manual_seed(state))

@@ -13,7 +13,6 @@ from torch.autograd.graph import get_gradient_edge
 
 from shardwright.lowering.collectives import reduce
 from shardwright.lowering.drawing import Drawing
-from shardwright.lowering.exact import step_draws
 from shardwright.lowering.handover import hand_over
 from shardwright.lowering.inputs import Inputs
 from shardwright.lowering.launch import Ranks
@@ -143,8 +142,7 @@ class Training(Fixed):
         runner = self._runner
         runner.blocks.begin(first=first, last=last)
         try:
-            alike, draws = self._drawing.microbatch(first=first, last=last), step_draws(self._num_draws if last else 0)
-            with alike, draws as draw:
+            with self._drawing.microbatch(self._num_draws, first=first, last=last) as draw:
                 outputs = runner.run(local, draw)
             loss = outputs.pop(LOSS)
             roots = [get_gradient_edge(loss)] if loss.requires_grad else []

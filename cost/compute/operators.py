@@ -15,6 +15,7 @@ from shardwright.pcg.factors import parts_of
 from shardwright.pcg.graph import Node
 from shardwright.pcg.layout import Layouts, local_shape
 from shardwright.pcg.optable import ROWS, LocalShapes
+from shardwright.pcg.step.execution import draws_whole
 from shardwright.pcg.types import ITEM_BYTES, TensorType
 
 _Shape = tuple[int, ...]
@@ -120,6 +121,11 @@ class NodeCost:
         )
 
 
+def num_drawn(kind: str, result: TensorType, local: Sequence[int]) -> int:
+    """Elements of its result that a random operator draws on a device of this kind, which has a part of this shape."""
+    return result.num_elements if draws_whole(kind) else prod(local)
+
+
 @lru_cache(maxsize=1 << 16)
 def _part_costs(
     compute: Compute,
@@ -138,6 +144,6 @@ def _part_costs(
     signature = row.signature([t.shape for t in operands], own) if row else None
     local = tuple(TensorType(shape, t.dtype, (), t.grad) for t, shape in zip(operands, shapes, strict=True))
     mine = TensorType(returned, result.dtype, (), result.grad)
-    drawn = result.num_elements if row is not None and row.random else 0
+    drawn = num_drawn(compute.device.kind, result, returned) if row is not None and row.random else 0
     found = passes(Local(row, own, signature, extents, local, mine, drawn, written, senders))
     return found, compute.passes_s(op, found)

@@ -325,7 +325,7 @@ def _lookup(part: Local) -> Passes:
 
 
 def _random(part: Local) -> Passes:
-    """Every device draws the mask of the whole tensor, one byte an element, and takes its part."""
+    """A device draws a mask, one byte an element: its own part's, or the whole one's, of which it takes its part."""
     assert part.row is not None
     drawn, local = part.drawn, part.result.num_elements
     moved = _bytes(part.operands) + part.result.num_bytes

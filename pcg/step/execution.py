@@ -228,3 +228,12 @@ def _patterns(names: object, owner: str) -> tuple[str, ...]:
 
 DEFAULT = Execution()
 """The graph's own dtypes, everything kept for backward: what the search begins with."""
+
+
+def draws_whole(kind: str) -> bool:
+    """Whether ranks on devices of this kind draw the masks of whole tensors, as one process does.
+
+    So masks are those of one process without `seed_exactly`, for time that does not shrink with the number of ranks,
+    and for memory that the whole mask takes. Elsewhere a rank draws its own part alone.
+    """
+    return kind == "cpu"

@@ -127,6 +127,6 @@ def _dry_run(model: Mapping[str, Any], plan_file: Path | None, search: Mapping[s
         from shardwright.cli.dryrun import DryRunReport
         from shardwright.lowering.dryrun import dry_run
 
-        report = DryRunReport(plan, dry_run(plan.graph, rank, plan.execution))
+        report = DryRunReport(plan, dry_run(plan.graph, rank, plan.execution, plan.cluster.device.kind))
     terminal.show(report, form)
     return status_of(plan) if report.passed else 1

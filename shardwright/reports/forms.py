@@ -15,6 +15,7 @@ from functools import cached_property
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
+from shardwright.cost.compute.operators import num_drawn
 from shardwright.cost.compute.work import Local, Passes, Work, passes
 from shardwright.pcg.analysis import is_whole, written
 from shardwright.pcg.errors import PlanError
@@ -167,12 +168,12 @@ class Formulas:
         )
         kind, row = types[node.name], node.row
         mine = TensorType(self._grown(node.name, at), kind.dtype, (), kind.grad)
-        drawn = kind.num_elements if row is not None and row.random else 0
         i, j = _times(self.dims[node.name])
+        whole = TensorType((kind.num_elements * at[0] ** i * at[1] ** j,), kind.dtype)
+        random = row is not None and row.random
+        drawn = num_drawn(self.steps.compute.device.kind, whole, mine.shape) if random else 0
         own = dict(node.attrs)
-        return passes(
-            Local(row, own, signature, extents, local, mine, drawn * at[0] ** i * at[1] ** j, written(self.graph, node))
-        )
+        return passes(Local(row, own, signature, extents, local, mine, drawn, written(self.graph, node)))
 
     def _node(self, node: Node) -> Form:
         """Seconds of an operator's passes in a step."""
