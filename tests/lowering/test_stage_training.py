@@ -87,6 +87,7 @@ def fresh(model: nn.Module) -> Case:
 
 PLANS: list[tuple[int, tuple[str, ...], int, dict[str, Any]]] = [
     (4, (), 4, {}), (2, ("zero",), 2, {"schedule": "interleaved", "chunks": 2}), (2, ("data",), 4, {}),
+    (3, ("zero",), 4, {"sizes": (2, 1, 1)}), (3, ("tensor",), 2, {"sizes": (1, 2, 1), "schedule": "zero-bubble"}),
 ]  # fmt: skip
 """Stages, roles of the axes of a stage, microbatches, and the rest of the execution: all for four ranks."""
 

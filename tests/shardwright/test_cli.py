@@ -441,6 +441,11 @@ def test_verify_pipeline_stages(run: Run) -> None:
     status, out, err = run("verify", "staged.py:staged", *given)
     assert status == 0, err
     assert out.startswith("PASSED: Staged on mesh [x=1], 6 gradients, 6 buffers")
+    unlike = ("--cluster", "local:3", "--stages", "2,1", "--mesh", "x=2", "--roles", "data", "--microbatches", "1")
+    status, out, err = run("verify", "staged.py:staged", *unlike)
+    assert status == 0, err
+    assert out.startswith("PASSED: Staged on mesh [x=2], 6 gradients, 6 buffers")
+    assert_error(run("verify", "staged.py:staged", "--stages", "2,0"), "--stages '2,0': expected a number of pipeline")
     assert _worst([{"a": 1.0}, {"a": 2.0, "b": 3.0}], ("a", "b", "c")) == {"a": 2.0, "b": 3.0, "c": math.inf}
 
 
