@@ -19,6 +19,7 @@ from shardwright.pcg.importing import flat_batch
 from shardwright.pcg.layout import Layout, Layouts, R, format_layouts
 from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.parallel import PARTITION
+from shardwright.pcg.step.meshes import stage_of
 from shardwright.pcg.types import TensorType
 
 
@@ -72,7 +73,7 @@ class BatchCheck:
         self.inputs = {item.key: item.type for item in inputs.values()}
         self.options, self.ranks = dict(options), ranks
         self.slices = {key: slices(kind.shape, kind.layouts, ranks) for key, kind in self.inputs.items()}
-        self.own_shapes = {key: self._own_shape(kind) for key, kind in self.inputs.items()}
+        self.own_shapes = {key: self._own_shape(kind, ranks.mesh) for key, kind in self.inputs.items()}
         """Of this rank's part of an input, all microbatches together."""
         self.dtypes: dict[str, torch.dtype] = {key: getattr(torch, kind.dtype) for key, kind in self.inputs.items()}
 
@@ -81,8 +82,12 @@ class BatchCheck:
         """How the tensors of a batch lie on the ranks."""
         return {key: without_time(kind.layouts, self.ranks.mesh) for key, kind in self.inputs.items()}
 
-    def _own_shape(self, kind: TensorType) -> tuple[int, ...]:
-        mesh = self.ranks.mesh
+    def is_whole(self, key: str, rank: int) -> bool:
+        """Whether a rank's own shard is the global tensor: in some stages, where their sizes are unlike."""
+        mesh, kind = self.ranks.meshes[stage_of(self.ranks.meshes, rank)], self.inputs[key]
+        return self._own_shape(kind, mesh) == kind.shape
+
+    def _own_shape(self, kind: TensorType, mesh: Mesh) -> tuple[int, ...]:
         return replace(kind, layouts=without_time(kind.layouts, mesh)).local_shape(mesh)
 
     def local(self, batch: Mapping[str, Any]) -> list[dict[str, Tensor]]:

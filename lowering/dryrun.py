@@ -33,6 +33,7 @@ from shardwright.pcg.graph import Graph
 from shardwright.pcg.stages import STAGES, channel
 from shardwright.pcg.step.execution import DEFAULT, Execution, draws_whole
 from shardwright.pcg.step.late import check_backward
+from shardwright.pcg.step.meshes import first_ranks, in_words, stage_meshes
 from shardwright.pcg.step.messages import Message
 
 GROUP_SIZE = 32
@@ -70,12 +71,10 @@ def dry_run(graph: Graph, rank: int = 0, execution: Execution = DEFAULT, kind: s
     there is a process group.
     """
     check_backward(graph)
-    start, size = time.perf_counter(), execution.num_stages * graph.mesh.num_devices
+    meshes = stage_meshes(graph.mesh, execution)
+    start, size = time.perf_counter(), first_ranks(meshes)[-1]
     if not 0 <= rank < size:
-        what = (
-            f"the mesh {graph.mesh}" if execution.num_stages == 1 else f"{execution.num_stages} stages of {graph.mesh}"
-        )
-        verb = "has" if execution.num_stages == 1 else "have"
+        what, verb = (f"the mesh {graph.mesh}", "has") if len(meshes) == 1 else (in_words(meshes), "have")
         raise PlanError(f"rank {rank}: {what} {verb} ranks 0 to {size - 1}; choose one of them")
     with _pretended(rank, size), private.FakeTensorMode() as mode, Tape(mode) as tape:
         constants = dict(_leaves(graph, "constant"))
@@ -197,7 +196,7 @@ def _names(parallel: ParallelModule) -> dict[str, str]:
     found: dict[str, str] = {a.group.group_name: a.name for a in ranks.all_axes if a.group is not None}
     if pipeline is not None:
         found |= {one.group.group_name: channel(*way) for way, one in pipeline.channels.items()}
-        found |= {group.group_name: STAGES for group in pipeline.shared.groups.values()}
+        found |= {holders.group.group_name: STAGES for holders in pipeline.shared.holders.values()}
     return found
 
 

@@ -2,36 +2,81 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
+from math import gcd, prod
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
-import torch
+import numpy as np
 import torch.distributed as dist
+from numpy.typing import NDArray
 
-from shardwright.pcg.mesh import Mesh
-
-
-def grid_of(mesh: Mesh, num_stages: int) -> torch.Tensor:
-    """The numbers of all ranks, by stage and place of the mesh."""
-    return torch.arange(num_stages * mesh.num_devices).reshape(num_stages, *(mesh.device_sizes or (1,)))
+from shardwright.pcg.mesh import TIME, Mesh
+from shardwright.pcg.step.meshes import first_ranks, stage_of
 
 
-_Key = tuple[str, tuple[tuple[int, ...], ...], float]
+def grids_of(meshes: Sequence[Mesh]) -> list[NDArray[np.int64]]:
+    """The numbers of all ranks, by place of the mesh, of each stage."""
+    firsts = first_ranks(meshes)
+    return [
+        np.arange(first, first + mesh.num_devices).reshape(mesh.device_sizes or (1,))
+        for first, mesh in zip(firsts, meshes, strict=False)
+    ]
+
+
+Line = tuple[int, ...]
+
+
+def lines(meshes: Sequence[Mesh], dims: Sequence[int]) -> list[Line]:
+    """The ranks that differ along these axes of their stage's mesh only."""
+    found = list[Line]()
+    for grid in grids_of(meshes):
+        size = prod(grid.shape[dim] for dim in dims)
+        found += map(tuple, np.moveaxis(grid, dims, range(-len(dims), 0)).reshape(-1, size).tolist())
+    return found
+
+
+def columns(meshes: Sequence[Mesh], stages: Sequence[int]) -> list[Line]:
+    """The ranks of some stages, parted such that each part has equally many of a stage: as many parts as can be.
+
+    Of each part, those of the first of the stages come first. Where meshes are equal, a part is a place.
+    """
+    grids = grids_of(meshes)
+    axis = min(int(TIME in meshes[0].names), grids[0].ndim - 1)
+    sizes = [grids[stage].shape[axis] for stage in stages]
+    many = gcd(*sizes)
+    parted = [grids[stage].reshape(many, size // many, -1) for stage, size in zip(stages, sizes, strict=True)]
+    joined = np.concatenate(parted, 1).swapaxes(1, 2)
+    return list(map(tuple, joined.reshape(-1, joined.shape[-1]).tolist()))
+
+
+def across(meshes: Sequence[Mesh], stages: Sequence[int]) -> list[Line]:
+    """Those that may send to each other: where meshes are equal, at one place; of unlike ones, all."""
+    found = columns(meshes, stages)
+    return found if len({meshes[stage] for stage in stages}) == 1 else [tuple(rank for line in found for rank in line)]
+
+
+def first_in(meshes: Sequence[Mesh], stages: Sequence[int], rank: int, stage: int) -> int:
+    """Of the ranks of a stage, the first in the column of this rank."""
+    line = next(line for line in columns(meshes, stages) if rank in line)
+    return next(other for other in line if stage_of(meshes, other) == stage)
+
+
+_Key = tuple[str, tuple[Line, ...], float]
 _GROUPS: WeakValueDictionary[_Key, dist.ProcessGroup] = WeakValueDictionary()
 """Groups that this process is in. Every one costs three threads under gloo, and buffers of the device under NCCL."""
 _OF_OTHERS: WeakKeyDictionary[dist.ProcessGroup, set[_Key]] = WeakKeyDictionary()
 """Groups that this process is not in, which others find again: by the group of all ranks."""
 
 
-def my_group(grid: torch.Tensor, timeout_s: float, use: str = "") -> dist.ProcessGroup | None:
-    """The group of the ranks that differ from this one along the last dimension of the grid only; one for all modules.
+def my_group(lines: Sequence[Line], timeout_s: float, use: str = "") -> dist.ProcessGroup | None:
+    """The group of the line that this rank is in; one for all modules.
 
-    None where this rank is not in the grid, once all ranks have made the others' groups. torch's registry keeps groups
+    None where it is in none, once all ranks have made the others' groups. torch's registry keeps groups
     alive until they are destroyed, on all ranks alike: all find one, or none does. (A group that only its members make
     has a name that depends on how many groups each of them is in, so that members may not find each other.)
     """
-    lines = tuple(map(tuple, grid.reshape(-1, grid.shape[-1]).tolist()))
-    key = use, lines, timeout_s
+    key = use, tuple(lines), timeout_s
     known = _GROUPS.get(key)
     assert dist.group.WORLD is not None
     of_others = _OF_OTHERS.setdefault(dist.group.WORLD, set())

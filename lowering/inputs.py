@@ -92,18 +92,19 @@ class Inputs:
         """The number of the shard that this rank holds of an input, or that it passes the whole of it."""
         if value.shape == self.batch.inputs[key].shape:
             return _WHOLE
-        number = 0
+        number, many = 0, 1
         for axis, _, _ in self.batch.slices[key]:
             if isinstance(axis, Axis):
-                number = number * axis.size + axis.rank
-        return number
+                number, many = number * axis.size + axis.rank, many * axis.size
+        return number * self.ranks.world + many - 1  # of so many: not as many in stages of unlike sizes
 
     def _check(self, key: str, passed: Sequence[tuple[int, int]]) -> None:
         """That ranks which pass the same part of an input pass the same values."""
         where = f"batch: {key!r} in step {self.step}"
         whole = [rank for rank, (shard, _) in enumerate(passed) if shard == _WHOLE]
-        if 0 < len(whole) < len(passed):
-            others = [rank for rank in range(len(passed)) if rank not in whole]
+        others = [rank for rank in range(len(passed)) if rank not in whole]
+        whole = [rank for rank in whole if not others or not self.batch.is_whole(key, rank)]
+        if whole and others:
             raise BatchError(
                 f"{where}: {_ranks(whole)} passed the global tensor, {_ranks(others)} a shard of it; "
                 "pass the same on every rank: the global tensor, or each rank's own shard"

@@ -23,11 +23,12 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from shardwright.lowering import private
-from shardwright.lowering.groups import grid_of, my_group
+from shardwright.lowering.groups import Line, columns, grids_of, lines, my_group
 from shardwright.lowering.movement import Axis, MeshAxis, Time
 from shardwright.pcg.errors import DistributedError, ShardwrightError
 from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.stages import STAGES
+from shardwright.pcg.step.meshes import first_ranks, in_words, stage_of
 
 TIMEOUT_S = 600.0
 
@@ -36,11 +37,12 @@ TIMEOUT_S = 600.0
 class Ranks:
     """The mesh as this rank sees it, in its pipeline stage. `device_mesh` is the full one that its DTensors lie on.
 
-    `time` is the axis of microbatches; `stages`: the ranks at this place of the mesh, one in each stage. `is_dry`: the
-    other ranks are not there, and nothing is really sent.
+    `time` is the axis of microbatches; `stages`: the ranks at this place of the mesh, one in each stage, or as many of
+    each as `groups.columns` has. `meshes`: those of all stages. `is_dry`: the other ranks are not there, and nothing is
+    really sent.
     """
 
-    mesh: Mesh
+    meshes: tuple[Mesh, ...]
     axes: tuple[MeshAxis, ...]
     device_mesh: DeviceMesh
     device: torch.device
@@ -50,18 +52,24 @@ class Ranks:
     _merged: dict[tuple[str, ...], Axis] = field(default_factory=dict, repr=False)
 
     @property
+    def mesh(self) -> Mesh:
+        """That of this stage."""
+        return self.meshes[self.stages.rank]
+
+    @property
     def world(self) -> int:
         """How many ranks there are, in all stages."""
-        return self.stages.size * self.mesh.num_devices
+        return first_ranks(self.meshes)[-1]
+
+    @property
+    def place(self) -> int:
+        """The number of this rank in its stage."""
+        return dist.get_rank() - first_ranks(self.meshes)[self.stages.rank]
 
     @property
     def all_axes(self) -> tuple[MeshAxis, ...]:
         """Whatever has a group: of the mesh, several as one, and the stages."""
         return (*self.axes, *self._merged.values(), self.stages)
-
-    def at(self, stage: int) -> int:
-        """The number of the rank at this place of another stage."""
-        return dist.get_rank() + (stage - self.stages.rank) * self.mesh.num_devices
 
     @property
     def time(self) -> Time | None:
@@ -75,22 +83,18 @@ class Ranks:
             return axis
         if names not in self._merged:
             dims = [self.mesh.index(name) for name in names]
-            with private.unset_fake_temporarily():
-                grid = grid_of(self.mesh, self.stages.size)
-                last = list(range(grid.dim() - len(dims), grid.dim()))
-                group = my_group(grid.movedim([1 + dim for dim in dims], last).flatten(last[0]), self.timeout_s)
+            group = self.group(lines(self.meshes, dims))
             assert group is not None
             self._merged[names] = Axis("_".join(names), dist.get_world_size(group), dist.get_rank(group), group)
         return self._merged[names]
 
-    def across(self, stages: Sequence[int], use: str) -> dist.ProcessGroup | None:
-        """The ranks at this place of some stages, if this is one of them; a group of its own for each use.
+    def group(self, lines: Sequence[Line], use: str = "") -> dist.ProcessGroup | None:
+        """That of the line that this rank is in, if it is in one; a group of its own for each use.
 
         Every rank must ask for the same ones in the same order, also those of other stages.
         """
         with private.unset_fake_temporarily():
-            places = grid_of(self.mesh, self.stages.size).reshape(self.stages.size, -1)
-            return my_group(places[list(stages)].T, self.timeout_s, use)
+            return my_group(lines, self.timeout_s, use)
 
     def forget_groups(self) -> None:
         """Hold none any more."""
@@ -130,44 +134,44 @@ def leave() -> None:
         ranks.forget_groups()
 
 
-def connect(mesh: Mesh, timeout_s: float = TIMEOUT_S, num_stages: int = 1) -> Ranks:
+def connect(mesh: Mesh | Sequence[Mesh], timeout_s: float = TIMEOUT_S) -> Ranks:
     """One process group per mesh axis, each with the timeout. Every rank must call this, with the same arguments.
 
-    The mesh is that of a pipeline stage, of which there are `num_stages`; the first has the first ranks. Groups are
+    `mesh`: the only one, or those of all pipeline stages; the first has the first ranks. Groups are
     shared with other modules of this process; one in which a collective failed stays broken for all of them.
     Raises `DistributedError` where the number of ranks is not that of all stages' meshes.
     """
     join(timeout_s)
-    world, wanted = dist.get_world_size(), num_stages * mesh.num_devices
+    meshes = (mesh,) if isinstance(mesh, Mesh) else tuple(mesh)
+    world, wanted = dist.get_world_size(), first_ranks(meshes)[-1]
     if world != wanted:
-        what = f"{mesh}" if num_stages == 1 else f"{num_stages} stages of {mesh}"
         raise DistributedError(
-            f"the plan is for {wanted} ranks {what}, but {world} are running; start it with "
+            f"the plan is for {wanted} ranks {in_words(meshes)}, but {world} are running; start it with "
             f"`torchrun --nproc-per-node {wanted}`, or plan for a cluster of {world} ranks"
         )
     device = private.default_device()
     with private.unset_fake_temporarily():
-        axes, stages, device_mesh = _axes(mesh, device, timeout_s, num_stages)
-    ranks = Ranks(mesh, axes, device_mesh, device, timeout_s, stages, dist.get_backend() == private.FAKE)
+        axes, stages, device_mesh = _axes(meshes, device, timeout_s)
+    ranks = Ranks(meshes, axes, device_mesh, device, timeout_s, stages, dist.get_backend() == private.FAKE)
     _CONNECTED.add(ranks)
     return ranks
 
 
 def _axes(
-    mesh: Mesh, device: torch.device, timeout_s: float, num_stages: int
+    meshes: tuple[Mesh, ...], device: torch.device, timeout_s: float
 ) -> tuple[tuple[MeshAxis, ...], Axis, DeviceMesh]:
-    grid = grid_of(mesh, num_stages)
-    own, names = dist.get_rank() // mesh.num_devices, mesh.names or ("all",)
-    groups = [group for dim in range(1, grid.dim()) if (group := my_group(grid.movedim(dim, -1), timeout_s))]
-    device_mesh = DeviceMesh.from_group(groups, device.type, mesh=grid[own], mesh_dim_names=names)
+    own = stage_of(meshes, dist.get_rank())
+    grid, mesh, many = torch.from_numpy(grids_of(meshes)[own]), meshes[own], len(meshes)
+    groups = [group for dim in range(grid.dim()) if (group := my_group(lines(meshes, [dim]), timeout_s))]
+    device_mesh = DeviceMesh.from_group(groups, device.type, mesh=grid, mesh_dim_names=mesh.names or ("all",))
     axes = tuple(
         Time(name, size) if name == TIME else Axis(name, size, dist.get_rank(group), group if size > 1 else None)
         for name, size, group in zip(mesh.names, mesh.sizes, groups, strict=False)
     )
-    column = my_group(grid.movedim(0, -1), timeout_s) if num_stages > 1 else None
+    column = my_group(columns(meshes, range(many)), timeout_s) if many > 1 else None
     if column is not None:
         private.tell_overflows_beside(device_mesh, column)
-    return axes, Axis(STAGES, num_stages, own, column), device_mesh
+    return axes, Axis(STAGES, many, own, column), device_mesh
 
 
 # ---- forked local ranks ----

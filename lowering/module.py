@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,16 +17,19 @@ from shardwright.lowering.checkpoint import make_checkpointable
 from shardwright.lowering.clipping import clip_gradients
 from shardwright.lowering.drawing import Drawing
 from shardwright.lowering.exact import num_draws
+from shardwright.lowering.groups import across
 from shardwright.lowering.inputs import CheckInputs, Inputs
 from shardwright.lowering.launch import TIMEOUT_S, Ranks, connect
 from shardwright.lowering.outside import find_outside
 from shardwright.lowering.parts import bake, mirror, names_of
-from shardwright.lowering.pipeline import Pipeline, Shared
+from shardwright.lowering.pipeline import Pipeline
 from shardwright.lowering.precision import check_device, set_products
 from shardwright.lowering.program import Program
 from shardwright.lowering.runner import Runner, own_leaf
+from shardwright.lowering.shared import Holders, Shared
 from shardwright.lowering.storage import Held, check_model, hold_buffer, hold_parameter
 from shardwright.lowering.training import Training
+from shardwright.pcg import pieces
 from shardwright.pcg.errors import PlanError, ShardwrightError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.importing import names_by_first, tied_names
@@ -34,6 +37,7 @@ from shardwright.pcg.layout import Layouts, R
 from shardwright.pcg.mesh import TIME
 from shardwright.pcg.stages import Stages, cut, not_run
 from shardwright.pcg.step.execution import DEFAULT, Execution
+from shardwright.pcg.step.meshes import stage_meshes
 from shardwright.pcg.step.parameters import find_parameters
 from shardwright.pcg.step.precisions import Precision
 from shardwright.pcg.step.schedules import orders
@@ -62,7 +66,7 @@ def lower(
     """
     graph = as_run(graph, execution).validate()
     check_stages(graph, execution, precision)
-    ranks = connect(graph.mesh, timeout_s, execution.num_stages)
+    ranks = connect(stage_meshes(graph.mesh, execution), timeout_s)
     check_device(precision, ranks.device.type)
     constants, options = constants or {}, options or {}
     return ParallelModule(graph, model, ranks, constants, options, execution, check_inputs, precision=precision)
@@ -113,11 +117,12 @@ class ParallelModule(Training):
         self._products = precision if ranks.device.type == "cuda" else None
         set_products(self._products)
         self.training = model.training
+        stages = cut(graph, execution) if execution.num_virtual_stages > 1 else Stages(graph, {}, (), ranks.meshes)
+        graph = replace(graph, mesh=ranks.mesh) if graph.mesh != ranks.mesh else graph
         self.graph, self.ranks = graph, ranks
         self._held: dict[str, Held] = {}
         self.elsewhere = set[str]()  # what other pipeline stages have
         self._leaves = {name: value.to(ranks.device) for name, value in constants.items()}
-        stages = cut(graph, execution) if execution.num_virtual_stages > 1 else Stages(graph, {}, ())
         self._hold(graph, model, stages)
         self._frozen = [held for held in self._held.values() if not held.inside.requires_grad]
         self._batch = BatchCheck(find_inputs(graph)[0], options, ranks)
@@ -148,19 +153,23 @@ class ParallelModule(Training):
             held = self._held if not number else {name: own_leaf(one) for name, one in self._held.items()}
             outside = find_outside(stages.graphs[stage], execution, self.graph)
             self._runners.append(Runner(outside, ranks, self._leaves, held))
-        groups = dict[str, dist.ProcessGroup]()
-        for leaf, holders in stages.holders(ranks.stages.size).items():
-            if len(holders) > 1 and (group := ranks.across(holders, "shared")) is not None:
-                held = self._of(leaf)
-                held.counts = ranks.stages.rank == holders[0]
-                groups |= {held.name: group} if held.inside.requires_grad else {}
-        shared_by_stages = Shared(groups)
+        shared_by_stages = Shared(ranks, dict(self._shared(stages)))
         for runner in self._runners:
             runner.reducer.hold_back = shared_by_stages.hold_back
         many = replace(execution, num_microbatches=self.graph.mesh.num_microbatches)
         items = orders(many)[ranks.stages.rank]
         around = self._loss_axis, self._by_microbatch, shared_by_stages
         self._pipeline = Pipeline(stages, self._runners, items, ranks, *around)
+
+    def _shared(self, stages: Stages) -> Iterator[tuple[str, Holders]]:
+        """What this stage trains together with others, by name."""
+        ranks = self.ranks
+        for leaf, holders in stages.holders.items():
+            if len(holders) > 1 and (group := ranks.group(across(ranks.meshes, holders), "shared")) is not None:
+                held, kind = self._of(leaf), self.graph.types[leaf]
+                held.counts = ranks.stages.rank == holders[0]
+                if held.inside.requires_grad:
+                    yield held.name, Holders(holders, group, pieces.Tensor(kind.shape, kind.layouts))
 
     def _virtual_stages(self, stages: Stages) -> range:
         return range(self.ranks.stages.rank, len(stages), self.ranks.stages.size)

@@ -8,7 +8,6 @@ stages; those of parameters that several stages have, over these at the end of t
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,17 +17,18 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from shardwright.lowering.apart import Apart, give_to_weights
 from shardwright.lowering.channels import Incoming, Kind, Message, Outgoing, channels
 from shardwright.lowering.exact import Draw
+from shardwright.lowering.groups import first_in
 from shardwright.lowering.launch import Ranks
 from shardwright.lowering.movement import Axis
-from shardwright.lowering.reducer import Finished
 from shardwright.lowering.runner import Runner
+from shardwright.lowering.shared import Shared
 from shardwright.pcg.errors import DistributedError
-from shardwright.pcg.stages import Stages, given
+from shardwright.pcg.pieces import Piece
+from shardwright.pcg.stages import BACKWARD, FORWARD, Stages, given
 from shardwright.pcg.step.late import LOSS
 from shardwright.pcg.step.schedules import Item
 
 Scale = Callable[[Tensor], Tensor]
-_FORWARD, _BACKWARD = "forward", "backward"
 
 
 class Pipeline:
@@ -53,18 +53,20 @@ class Pipeline:
         self.items, self.by_microbatch = list(items), by_microbatch
         self.num_microbatches = 1 if ranks.time is None else ranks.time.size
         types = stages.graph.types
-        self.kinds = {
-            name: Kind(types[name].local_shape(stages.graph.mesh), getattr(torch, types[name].dtype))
-            for names in stages.sent
-            for name in names
-        }
-        self.trained = {name for name in self.kinds if types[name].grad}
+        self.trained = {name for names in stages.sent for name in names if types[name].grad}
+        hops = [(own, own + 1, own - 1) for own in range(ranks.stages.rank, len(stages), ranks.stages.size)]
+        out = [hop for own, after, before in hops for hop in ((FORWARD, own, after), (BACKWARD, own, before))]
+        into = [hop for own, after, before in hops for hop in ((FORWARD, before, own), (BACKWARD, after, own))]
+        self.pieces = {hop: self._sent(*hop) for hop in out}
+        self.kinds = {hop: self._received(*hop) for hop in into}
         size = ranks.stages.size
         ways = list[tuple[str, int, int]]()
         for stage in range(len(stages) - 1):
             here, there = stage % size, (stage + 1) % size
-            ways += [(_FORWARD, here, there), (_BACKWARD, there, here)]
+            ways += [(FORWARD, here, there), (BACKWARD, there, here)]
         self.channels = channels(ranks, ways)
+        self.last = (len(stages) - 1) % size
+        self.teller = first_in(ranks.meshes, range(size), dist.get_rank(), self.last)
         self.mail: dict[tuple[str, int, int], list[Tensor]] = {}  # between chunks of one stage
         self.alive: dict[tuple[int, int], tuple[dict[str, Tensor], list[GradientEdge | None]]] = {}
         self.put_off: dict[tuple[int, int], list[Apart]] = {}
@@ -73,7 +75,7 @@ class Pipeline:
 
     def step(self, local: Sequence[Mapping[str, Tensor]], draw: Draw, scale: Scale | None) -> Tensor:
         """The loss of a step, on every rank. `scale`: of the loss before its backward; None: there is no backward."""
-        items = [item for item in self.items if scale is not None or item.direction == _FORWARD]
+        items = [item for item in self.items if scale is not None or item.direction == FORWARD]
         self.alive.clear()
         self.put_off.clear()
         self.mail.clear()
@@ -85,12 +87,12 @@ class Pipeline:
                     channel.begin(self._to_come(items, channel))
             for item in items:
                 self.now = self._named(item)
-                if item.direction == _FORWARD:
+                if item.direction == FORWARD:
                     summand = self._forward(item, local[item.microbatch], draw, keep=scale is not None)
                     if summand is not None:
                         loss += summand
                         work = self._start_sum(loss) if self._is_last(item) else work
-                elif item.direction == _BACKWARD and scale is not None:
+                elif item.direction == BACKWARD and scale is not None:
                     self._backward(item, scale)
                 else:
                     self._weights(item)
@@ -121,7 +123,7 @@ class Pipeline:
         """The summand of the loss, in the stage that has it."""
         runner, stage = self.runners[item.chunk], self._virtual(item)
         names = self.stages.received(stage)
-        got = dict(zip(names, self._take(_FORWARD, stage - 1, stage, item), strict=True)) if names else {}
+        got = dict(zip(names, self._take(FORWARD, stage - 1, stage, item), strict=True)) if names else {}
         for name in self.trained.intersection(got):
             got[name].requires_grad_(keep)
         self._begin(runner, item, frees=not keep)
@@ -129,7 +131,7 @@ class Pipeline:
             outputs = runner.run({**batch, **got}, draw)
         sent = [outputs.pop(given(name)) for name in self.stages.given(stage)]
         loss = outputs.pop(LOSS, None)
-        self._send(_FORWARD, stage, stage + 1, item, sent)
+        self._send(FORWARD, stage, stage + 1, item, sent)
         if keep:
             self.alive[item.chunk, item.microbatch] = got, self._roots(stage, sent, loss)
         written = {k: v for k, v in outputs.items() if self._is_last(item) or k in self.by_microbatch}
@@ -143,7 +145,7 @@ class Pipeline:
         if stage + 1 == len(self.stages):
             gradients = [scale(torch.ones_like(self.loss))]
         elif self.trained.intersection(self.stages.given(stage)):
-            gradients = self._take(_BACKWARD, stage + 1, stage, item)
+            gradients = self._take(BACKWARD, stage + 1, stage, item)
         self._begin(runner, item, frees=self._is_last(item))
         pairs = [(root, g) for root, g in zip(roots, gradients, strict=True) if root is not None]
         ends = self._is_last(item) and not runner.in_two
@@ -153,7 +155,7 @@ class Pipeline:
             self.put_off[item.chunk, item.microbatch] = runner.saved.put_off.copy()
             runner.saved.put_off.clear()
         back = [got[name] for name in self.stages.received(stage) if name in self.trained]
-        self._send(_BACKWARD, stage, stage - 1, item, [torch.zeros_like(x) if x.grad is None else x.grad for x in back])
+        self._send(BACKWARD, stage, stage - 1, item, [torch.zeros_like(x) if x.grad is None else x.grad for x in back])
 
     def _roots(self, stage: int, sent: Sequence[Tensor], loss: Tensor | None) -> list[GradientEdge | None]:
         """Where the backward of what a stage gives begins: autograd's nodes, so that the values are let go of."""
@@ -174,7 +176,7 @@ class Pipeline:
     def _begin(self, runner: Runner, item: Item, *, frees: bool) -> None:
         if self.ranks.time is not None:
             self.ranks.time.rank = item.microbatch
-        first = item.microbatch == 0 and item.direction == _FORWARD
+        first = item.microbatch == 0 and item.direction == FORWARD
         runner.blocks.begin(first=first, last=self._is_last(item), frees=frees and self._is_last(item))
 
     # ---- between stages ----
@@ -190,7 +192,7 @@ class Pipeline:
             return
         channel = self._channel(way, source, target)
         if isinstance(channel, Outgoing):
-            channel.send(f"what {self._named(item)} gives", values)
+            channel.send(f"what {self._named(item)} gives", values, self.pieces[way, source, target])
         else:
             self.mail[way, target, item.microbatch] = list(values)
 
@@ -202,12 +204,34 @@ class Pipeline:
         """What a channel gives in a step."""
         for item in items:
             stage = self._virtual(item)
-            if item.direction == _FORWARD:
-                source, names = stage - 1, self.stages.received(stage)
-            else:
-                source, names = stage + 1, tuple(n for n in self.stages.given(stage) if n in self.trained)
-            if item.direction != "weights" and names and self._channel(item.direction, source, stage) is channel:
-                yield Message(f"what {self._named(item)} needs", tuple(self.kinds[name] for name in names))
+            source = stage - 1 if item.direction == FORWARD else stage + 1
+            kinds = self.kinds.get((item.direction, source, stage))
+            if kinds and self._channel(item.direction, source, stage) is channel:
+                yield Message(f"what {self._named(item)} needs", kinds)
+
+    def _crossing(self, way: str, source: int, target: int) -> list[str]:
+        """What goes from a virtual stage to the one beside it, in order: values, or gradients of some of them."""
+        names = self.stages.given(min(source, target))
+        return [name for name in names if way == FORWARD or name in self.trained]
+
+    def _sent(self, way: str, source: int, target: int) -> list[tuple[Piece, ...]]:
+        """Of each of these, what this rank sends."""
+        number, place = min(source, target), self.ranks.place
+        return [
+            self.stages.pieces(way, number, name, place, sends=True) for name in self._crossing(way, source, target)
+        ]
+
+    def _received(self, way: str, source: int, target: int) -> tuple[Kind, ...]:
+        """Of each of these, what this rank receives."""
+        types, number, place = self.stages.graph.types, min(source, target), self.ranks.place
+        return tuple(
+            Kind(
+                types[name].local_shape(self.ranks.mesh),
+                getattr(torch, types[name].dtype),
+                self.stages.pieces(way, number, name, place, sends=False),
+            )
+            for name in self._crossing(way, source, target)
+        )
 
     def _start_sum(self, loss: Tensor) -> dist.Work | None:
         """Sum the loss over the ranks of the last stage, in place."""
@@ -217,10 +241,10 @@ class Pipeline:
 
     def _share(self, loss: Tensor) -> None:
         """From the stage that has the loss to all others."""
-        column, last = self.ranks.stages, (len(self.stages) - 1) % self.ranks.stages.size
-        self.now = f"the loss, which comes from stage {last}"
+        column = self.ranks.stages
+        self.now = f"the loss, which comes from stage {self.last}"
         if column.group is not None:
-            dist.broadcast(loss, self.ranks.at(last), column.group)
+            dist.broadcast(loss, self.teller, column.group)
 
     # ---- words and numbers ----
 
@@ -233,30 +257,3 @@ class Pipeline:
     def _named(self, item: Item) -> str:
         chunk = f", chunk {item.chunk}" if len(self.runners) > 1 else ""
         return f"{item.direction} of microbatch {item.microbatch + 1} of {self.num_microbatches}{chunk}"
-
-
-class Shared:
-    """Parameters that several stages have: their gradients are summed over these at the end of a step."""
-
-    def __init__(self, groups: Mapping[str, dist.ProcessGroup]) -> None:
-        """`groups`: of the ranks that have it, by the parameter's name."""
-        self.groups = dict(sorted(groups.items()))
-        self.found: dict[str, list[Finished]] = {}
-
-    def hold_back(self, finished: Finished) -> bool:
-        """Whether it is kept until the end of the step."""
-        name = finished[0].name
-        if name in self.groups:
-            self.found.setdefault(name, []).append(finished)
-        return name in self.groups
-
-    def summed(self, like: Mapping[str, Any]) -> Iterator[Finished]:
-        """Every gradient, summed over the stages; `like`: how parameters are held, by name."""
-        found, self.found = self.found, {}
-        for name, group in self.groups.items():
-            held, parts = like[name], [part for _, part, _ in found.get(name, [])]
-            total = parts[0].contiguous() if parts else torch.zeros_like(held.inside)
-            for part in parts[1:]:
-                total += part
-            dist.all_reduce(total, group=group)
-            yield held, total, None

@@ -9,7 +9,8 @@
 A value that a later stage reads goes from stage to stage. To a stage it is a leaf, `received`, in the layouts that it
 has where it was made: `send` is the identity on the logical tensor, from the devices of one stage to those of the next,
 and adjoint to itself, so that the gradient comes back in the dual layouts. Hence a graph with `send` in it denotes what
-it denotes without, and a stage is a graph like any other.
+it denotes without, and a stage is a graph like any other. Its mesh is its own: stages may be of unlike sizes, and a
+rank is then sent what it has of a value by those that have it (`pcg.pieces`).
 """
 
 from __future__ import annotations
@@ -18,19 +19,26 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import prod
 
-from shardwright.pcg.errors import PlanError
+from shardwright.pcg.errors import GraphError, PlanError
 from shardwright.pcg.graph import Graph, Node, make_attrs
+from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.node import RECEIVED, leaf
 from shardwright.pcg.parallel import COMBINE, PARTITION, REDUCE, REPLICATE, SEND
+from shardwright.pcg.pieces import Piece, Tensor, received, sent
 from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.late import LOSS
+from shardwright.pcg.step.meshes import first_ranks, stage_meshes, stage_of
 from shardwright.pcg.step.messages import Message
 from shardwright.pcg.step.operations import Operations
 from shardwright.pcg.step.schedules import ends
 from shardwright.pcg.step.sections import computed_in_one, sections, spread, units
+from shardwright.pcg.types import ITEM_BYTES, TensorType
 
 _LATE, _EARLY = (COMBINE, REPLICATE), (REDUCE, PARTITION)
+FORWARD, BACKWARD = "forward", "backward"
+"""The ways that what is sent goes: values, and their gradients."""
 STAGES = "stages"
 """What the ranks at one place of several stages' meshes are called, as an axis that is summed over."""
 _GIVEN = "to the next stage: "
@@ -42,14 +50,24 @@ class Stages:
 
     where   the virtual stage of every operator that lies in one
     sent    what each virtual stage gives the next one, in order
+    meshes  of the stages; that of the graph is the largest of them
     """
 
     graph: Graph
     where: Mapping[str, int]
     sent: tuple[tuple[str, ...], ...]
+    meshes: tuple[Mesh, ...]
 
     def __len__(self) -> int:
         return len(self.sent) + 1
+
+    @property
+    def num_stages(self) -> int:
+        return len(self.meshes)
+
+    def mesh(self, stage: int) -> Mesh:
+        """That of a virtual stage."""
+        return self.meshes[stage % self.num_stages]
 
     @cached_property
     def graphs(self) -> tuple[Graph, ...]:
@@ -60,33 +78,62 @@ class Stages:
         return self.sent[stage - 1] if stage else ()
 
     def given(self, stage: int) -> tuple[str, ...]:
-        return self.sent[stage] if stage < len(self.sent) else ()
+        return self.sent[stage] if 0 <= stage < len(self.sent) else ()
 
-    def messages(self, stage: int, num_stages: int) -> Counter[Message]:
-        """What a rank of a pipeline stage sends to others and receives from them in a step, and sums with them."""
-        mesh, types, found = self.graph.mesh, self.graph.types, Counter[Message]()
+    def pieces(self, way: str, number: int, name: str, place: int, *, sends: bool) -> tuple[Piece, ...]:
+        """What a rank sends, or receives, of a value from a virtual stage to the next one, or of its gradient back.
+
+        `place`: the rank's, in its stage. `number`: the virtual stage that has the value first.
+        """
+        kind = self.graph.types[name]
+        tensor, ends = Tensor(kind.shape, kind.layouts), (self.mesh(number), self.mesh(number + 1))
+        if way == BACKWARD:
+            tensor, ends = tensor.dual, (ends[1], ends[0])
+        return (sent if sends else received)(tensor, *ends, place)
+
+    def messages(self, rank: int) -> Counter[Message]:
+        """What a rank sends to other stages and receives from them in a step, and sums with them."""
+        stage, many, found = stage_of(self.meshes, rank), self.num_stages, Counter[Message]()
+        types, mesh, place = self.graph.types, self.meshes[stage], rank - first_ranks(self.meshes)[stage]
         for number, names in enumerate(self.sent):
-            here, there = ends(number, num_stages)
+            here, there = ends(number, many)
             for name in names if here != there else ():
-                num_bytes, ways = types[name].local_bytes(mesh), [("forward", here, there)]
-                ways += [("backward", there, here)] if types[name].grad else []
+                ways = [(FORWARD, here, there)]
+                ways += [(BACKWARD, there, here)] if types[name].grad else []
                 for way, source, target in ways:
                     verb = {source: "send", target: "receive"}.get(stage)
-                    if verb is not None:
+                    if verb is None:
+                        continue
+                    for piece in self.pieces(way, number, name, place, sends=verb == "send"):
+                        num_bytes = prod(piece.shape) * ITEM_BYTES[types[name].dtype]
                         found[Message(verb, channel(way, source, target), num_bytes)] += mesh.num_microbatches
-        if num_stages > 1:
+        if many > 1:
             found[Message("broadcast", STAGES, types[self.graph.loss].local_bytes(mesh))] += 1
-        for name, holders in self.holders(num_stages).items():
+        for name, holders in self.holders.items():
             if stage in holders and len(holders) > 1 and types[name].grad:
-                found[Message("all_reduce", STAGES, types[name].local_bytes(mesh))] += 1
+                found.update(self._summed(types[name], holders, stage, place))
         return found
 
-    def holders(self, num_stages: int) -> Mapping[str, tuple[int, ...]]:
+    def _summed(self, kind: TensorType, holders: tuple[int, ...], stage: int, place: int) -> Iterator[Message]:
+        """What a rank sends and receives to sum a gradient over the stages that hold a parameter."""
+        mesh = self.meshes[stage]
+        if len({self.meshes[other] for other in holders}) == 1:
+            yield Message("all_reduce", STAGES, kind.local_bytes(mesh))
+            return
+        tensor, size = Tensor(kind.shape, kind.layouts), ITEM_BYTES[kind.dtype]
+        for other in (self.meshes[other] for other in holders if other != stage):
+            for piece in sent(tensor, mesh, other, place):
+                yield Message("send", STAGES, prod(piece.shape) * size)
+            for piece in received(tensor, other, mesh, place):
+                yield Message("receive", STAGES, prod(piece.shape) * size)
+
+    @cached_property
+    def holders(self) -> Mapping[str, tuple[int, ...]]:
         """The stages that hold each parameter, as they read it, by leaf."""
         found = defaultdict[str, set[int]](set)
         for number, graph in enumerate(self.graphs):
             for node in graph.leaves("parameter"):
-                found[node.name].add(number % num_stages)
+                found[node.name].add(number % self.num_stages)
         return {name: tuple(sorted(stages)) for name, stages in found.items()}
 
     def _graph(self, stage: int) -> Graph:
@@ -99,14 +146,14 @@ class Stages:
             read = {str(node.attr("target")) for node in nodes if node.op == "buffer"}
             further = {key for key, name in whole.outputs if key in read and name not in self.where} - own
             if not further:
-                return Graph(nodes, tuple(outputs), whole.mesh)
+                return Graph(nodes, tuple(outputs), self.mesh(stage))
             own |= further
 
     def _nodes(self, stage: int, needed: set[str]) -> tuple[Node, ...]:
         """What a virtual stage runs to give its results, and the leaves that it reads."""
-        whole, received, nodes = self.graph, set(self.received(stage)), list[Node]()
+        whole, own, nodes = self.graph, set(self.received(stage)), list[Node]()
         for node in reversed(whole.nodes):
-            if node.name in received:
+            if node.name in own:
                 nodes.append(self._leaf(node))
             elif node.name in needed or self.where.get(node.name) == stage or node.op == "input":
                 nodes.append(node)
@@ -186,8 +233,9 @@ def cut(graph: Graph, execution: Execution) -> Stages:
         tuple(name for name in order if where[name] <= stage < last[name])
         for stage in range(execution.num_virtual_stages - 1)
     )
-    stages = Stages(graph, where, sent)
+    stages = Stages(graph, where, sent, stage_meshes(graph.mesh, execution))
     _check_buffers(stages, execution)
+    _check_sizes(stages)
     return stages
 
 
@@ -209,6 +257,18 @@ def _check_buffers(stages: Stages, execution: Execution) -> None:
                 f"buffer {key!r} is written in virtual stages {sorted(write)}, of which the same devices have several; "
                 "use another schedule than 'interleaved'"
             )
+
+
+def _check_sizes(stages: Stages) -> None:
+    """Raise a `PlanError` for what stages of unlike sizes cannot do."""
+    whole = stages.graph
+    for number, mesh in enumerate(stages.meshes):
+        if mesh == whole.mesh:
+            continue
+        try:
+            replace(whole, mesh=mesh).validate()
+        except GraphError as error:
+            raise PlanError(f"stage {number} on mesh {mesh}, the largest on {whole.mesh}: {error}") from error
 
 
 def _where(graph: Graph, execution: Execution) -> dict[str, int]:

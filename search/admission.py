@@ -17,6 +17,8 @@ from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import OPAQUE, Graph, Node
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.rows.experts import ACTIVATIONS
+from shardwright.pcg.step.execution import Execution
+from shardwright.pcg.step.meshes import first_ranks, in_words, num_devices, stage_meshes
 from shardwright.pcg.types import ITEM_BYTES, is_float
 
 MOST_BYTES = 2**80
@@ -39,19 +41,26 @@ def _check_meshes(mesh: Mesh, devices: int, told: Mapping[str, Any]) -> None:
     given = Mesh(tuple(told["mesh"]["names"]), tuple(told["mesh"]["sizes"]))
     if given != mesh:
         raise PlanError(f"mesh: expected {mesh}, as the graph has it, got {given}")
-    if (own := mesh.num_devices * (stages := _stages(told))) != devices:
-        where = f"{stages} stages of mesh {mesh} have" if stages > 1 else f"mesh {mesh} has"
+    meshes = stage_meshes(mesh, _sized(told))
+    if (own := first_ranks(meshes)[-1]) != devices:
+        where = f"{in_words(meshes)} have" if len(meshes) > 1 else f"mesh {mesh} has"
         raise PlanError(f"{where} {own} devices, its cluster {devices}")
     known = {devices, devices + (told.get("idle") or {"num_devices": 0})["num_devices"]}
     for number, alternative in enumerate(told["alternatives"]):
         other = Mesh.of(**alternative["mesh"])
-        if (own := other.num_devices * _stages(alternative)) not in known:
+        if (own := num_devices(other, _sized(alternative))) not in known:
             place = f"alternatives[{number}].mesh"
             raise PlanError(f"{place}: {other} has {own} devices, the cluster {devices}")
 
 
 def _stages(told: Mapping[str, Any]) -> int:
     return told.get("execution", {}).get("num_stages", 1)
+
+
+def _sized(told: Mapping[str, Any]) -> Execution:
+    """What it says about the sizes of stages."""
+    sizes = told.get("execution", {}).get("stage_sizes", ())
+    return Execution(num_stages=_stages(told), stage_sizes=tuple(sizes))
 
 
 def _check_split(told: Mapping[str, Any]) -> None:

@@ -28,8 +28,8 @@ PinsLike = str | Sequence[str] | Mapping[str, str | int | Mapping[str, str]]
 """Pins as texts, or by name: `{"lm_head.weight": {"tp": "S(0)"}, "tensor": "<=8"}`."""
 Kept = Literal["whole", "sharded", "gathered"]
 """How a parameter is kept along an axis, as reports call it: whole, sharded as it is used, or gathered for use."""
-Stages = int | Literal["auto"]
-"""How many pipeline stages a plan has; "auto": as many as are best."""
+Stages = int | Literal["auto"] | Sequence[int]
+"""How many pipeline stages a plan has, or how many devices each of them has; "auto": as many as are best."""
 MEMORY, RESIDUAL, STAGES = "memory", "residual", "stages"
 
 _KEPT: Mapping[str, Kept] = {
@@ -155,7 +155,8 @@ class Asked:
         microbatches: of a step.
         recompute: what backward makes again.
         pins: the texts of layouts and bounds.
-        stages: pipeline stages; the mesh is that of one. None: there are none.
+        stages: pipeline stages; the mesh is that of one. Numbers of devices: of each stage; the mesh is that of the
+            largest. None: there are none.
         schedule: of their microbatches; None: the best.
     """
 
@@ -170,7 +171,12 @@ class Asked:
     def __post_init__(self) -> None:
         if self.recompute is not None:
             object.__setattr__(self, "recompute", Execution(recompute=self.recompute).recompute)
-        if self.stages not in (None, "auto"):
+        if isinstance(self.stages, Sequence) and not isinstance(self.stages, str):
+            own = tuple(checks.positive_int(n, "", "stages", "how many devices each stage has") for n in self.stages)
+            if len(own) < 2:
+                raise PlanError(f"stages={list(own)}: expected the devices of each of several stages; give two or more")
+            object.__setattr__(self, "stages", own)
+        elif self.stages not in (None, "auto"):
             checks.positive_int(self.stages, "", "stages", "how many pipeline stages there are, or 'auto'")
         if self.stages == "auto" and self.mesh is not None:
             raise PlanError("stages='auto' with a mesh, which is that of one stage: say how many stages have it")
@@ -190,7 +196,8 @@ class Asked:
         if self.recompute is not None:
             yield f"recompute {_again(self.recompute)}", replace(self, recompute=None)
         if self.stages is not None:
-            yield f"stages {self.stages}", replace(self, stages=None, schedule=None)
+            told = ",".join(map(str, self.stages)) if isinstance(self.stages, tuple) else self.stages
+            yield f"stages {told}", replace(self, stages=None, schedule=None)
         if self.schedule is not None:
             yield f"schedule {self.schedule}", replace(self, schedule=None)
         for pin in self.pins:
@@ -202,11 +209,11 @@ class Asked:
     def to_json(self) -> dict[str, Any]:
         """What was asked for, and nothing else."""
         mesh = None if self.mesh is None else dict(zip(self.mesh.names, self.mesh.sizes, strict=True))
-        again = self.recompute
+        again, stages = self.recompute, list(self.stages) if isinstance(self.stages, tuple) else self.stages
         if again is not None:
             again = Execution(recompute=again).to_json().get("recompute", "none")
         found = {"mesh": mesh, "roles": self.roles and list(self.roles), "microbatches": self.microbatches,
-                 "recompute": again, "pins": list(self.pins) or None, "stages": self.stages,
+                 "recompute": again, "pins": list(self.pins) or None, "stages": stages,
                  "schedule": self.schedule}  # fmt: skip
         return {name: value for name, value in found.items() if value is not None}
 
@@ -223,7 +230,7 @@ class Asked:
             data.get("microbatches"),
             again,
             pins,
-            data.get("stages"),
+            tuple(stages) if isinstance(stages := data.get("stages"), list) else stages,
             data.get("schedule"),
         )
 

@@ -392,14 +392,15 @@ _TIME_S, _KEPT_BYTES = attrgetter("time_s"), attrgetter("kept_bytes")
 
 
 def shares(run: Execution, mesh: Mesh) -> tuple[float, float]:
-    """What part of the bytes of a model the first of equal stages keeps: of parameters, and of one microbatch's values.
+    """What part of the bytes of a model the first of its stages keeps: of parameters, and of one microbatch's values.
 
     It keeps the values of as many microbatches as its schedule has in flight there.
     """
     if run.num_stages == 1:
         return 1.0, 1.0
-    kept = most_in_flight(replace(run, num_microbatches=mesh.num_microbatches), 0) / run.num_virtual_stages
-    return 1 / run.num_stages, kept
+    share = run.share_of_largest
+    in_flight = most_in_flight(replace(run, num_microbatches=mesh.num_microbatches), 0)
+    return share, in_flight * share / run.chunks_per_stage
 
 
 def _most_bytes(graph: Graph) -> float:

@@ -38,16 +38,23 @@ class _Smaller(NamedTuple):
     cluster: Cluster
 
 
-def asked_for(cluster: Cluster, mesh: Mesh) -> tuple[Cluster, Idle]:
-    """What of a cluster a mesh of fewer devices runs on. A `PlanError` where there is no such part."""
-    part, total = smaller_cluster(cluster, mesh.num_devices), cluster.num_devices
+def asked_for(cluster: Cluster, mesh: Mesh | None, stages: tuple[int, ...] = ()) -> tuple[Cluster, Idle]:
+    """What of a cluster a mesh of fewer devices runs on, or stages of so many devices.
+
+    A `PlanError` where there is no such part.
+    """
+    own = sum(stages) if mesh is None or stages else mesh.num_devices
+    what = f"stages={list(stages)}" if stages else f"mesh {mesh}"
+    part, total = smaller_cluster(cluster, own), cluster.num_devices
     if part is None:
         sizes = " × ".join(str(level.size) for level in reversed(cluster.levels))
         raise PlanError(
-            f"mesh {mesh} has {mesh.num_devices} devices: of cluster {cluster.name} ({sizes}), no equal shares of its "
-            f"units have so many; choose a mesh of {total} devices, or of as many on each of some units"
+            f"{what} {'have' if stages else 'has'} {own} devices: of cluster {cluster.name} ({sizes}), no equal shares "
+            f"of its units have so many; choose {'stages' if stages else 'a mesh'} of {total} devices, or of as many "
+            "on each of some units"
         )
-    return part, Idle(cluster.name, total - part.num_devices, f"a mesh of {mesh.num_devices} was asked for")
+    asked = f"stages of {own} devices were asked for" if stages else f"a mesh of {own} was asked for"
+    return part, Idle(cluster.name, total - own, asked)
 
 
 def with_idle(plan: Plan, graph: Graph, execution: Execution, certified: CertifiedSplits,

@@ -14,7 +14,7 @@ from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.step.parameters import blocks_of
 from shardwright.pcg.step.recompute import RECOMPUTES
-from shardwright.search.asked import MEMORY, STAGES, Asked, Bound, LayoutPin, RecomputeMode, parse
+from shardwright.search.asked import MEMORY, STAGES, Asked, Bound, LayoutPin, RecomputeMode, Stages, parse
 from shardwright.search.limits import BOUNDED, NO_LIMITS, Limits
 from shardwright.search.restrict import FREE, ROLES
 from shardwright.search.spaces import (
@@ -47,7 +47,8 @@ class Pins:
         nested: by the sizes of a mesh of two axes, the one of three that is cut from it (`spaces.nested`).
         memory_bytes: that plans may use on each device, where that is less than there is.
         limits: what layouts keep to, on every mesh.
-        staged: the meshes of a stage that are searched, by the number of stages, the fewest first; where no number is
+        staged: the meshes of a stage that are searched, by the number of stages, the fewest first, and by the devices
+            of each where they are unlike; where no number is
             asked for, only where stages may pay (`Planner._staged`).
         asked: all of this in the user's words.
         guided: whether it is said what to search: then no other plan takes the place of what is found.
@@ -63,7 +64,7 @@ class Pins:
     asked: Asked = field(default_factory=Asked)
     guided: bool = False
     nested: Mapping[tuple[int, ...], Space] = field(default_factory=dict)
-    staged: Mapping[int, Sequence[Space]] = field(default_factory=dict)
+    staged: Mapping[int | tuple[int, ...], Sequence[Space]] = field(default_factory=dict)
 
     @property
     def by_block(self) -> bool:
@@ -96,7 +97,7 @@ class Pins:
             microbatches = mesh.num_microbatches
             mesh = Mesh(mesh.names[1:], mesh.sizes[1:]) if len(mesh) > 1 else Mesh(("x",), (1,))
         if mesh is not None:
-            _check_mesh(mesh, asked.roles, cluster, asked.stages if isinstance(asked.stages, int) else 1)
+            _check_mesh(mesh, asked.roles, cluster, asked.stages)
         if microbatches is not None:
             _check_count(microbatches, size)
         limits, bounds = _limits(graph, mesh, asked.pins)
@@ -123,7 +124,7 @@ class Pins:
             spaces = [s._replace(limits=limits) for s in known if limits.allow(s.mesh, s.roles)]
             if not guided:
                 finer = {s.mesh.sizes: cut for s in spaces if (cut := nested(s, cluster)) is not None}
-        on = {p: tuple(_staged(p, asked, mesh, limits, cluster)) for p in stages if p > 1}
+        on = {p: tuple(_staged(p, asked, mesh, limits, cluster)) for p in stages if p != 1}
         staged = {p: own for p, own in on.items() if own}
         return cls(
             mesh, microbatches, recompute, size, () if only else tuple(spaces), memory_bytes, limits, asked, guided,
@@ -131,45 +132,68 @@ class Pins:
         )  # fmt: skip
 
 
-def _stages(asked: Asked, graph: Graph, cluster: Cluster, bound: Bound | None, *, given: bool) -> list[int]:
-    """The numbers of pipeline stages that plans may have; 1: none.
+def _stages(
+    asked: Asked, graph: Graph, cluster: Cluster, bound: Bound | None, *, given: bool
+) -> list[int | tuple[int, ...]]:
+    """The numbers of pipeline stages that plans may have; 1: none. Where they are unlike, the devices of each stage.
 
     `bound`: of those that the search chooses from. `given`: it is told where to search, on meshes of all devices.
     """
-    n, most = cluster.num_devices, max(1, len(blocks_of(graph)))
-    if isinstance(asked.stages, int):
+    n, most, stages = cluster.num_devices, max(1, len(blocks_of(graph))), asked.stages
+    if isinstance(stages, (int, tuple)):
+        told, count = (f"{list(stages)}", len(stages)) if isinstance(stages, tuple) else (f"{stages}", stages)
         if bound is not None:
-            raise PlanError(
-                f"pin {bound.text!r}: it bounds what is chosen, but stages={asked.stages} is given; leave one out"
-            )
-        if n % asked.stages:
-            raise PlanError(f"stages={asked.stages} does not divide the {n} devices of cluster {cluster.name}")
-        if asked.stages > most:
+            raise PlanError(f"pin {bound.text!r}: it bounds what is chosen, but stages={told} is given; leave one out")
+        if isinstance(stages, tuple) and sum(stages) != n:
+            raise PlanError(f"stages={told} have {sum(stages)} devices, cluster {cluster.name} has {n}")
+        if n % count and not isinstance(stages, tuple):
+            raise PlanError(f"stages={told} does not divide the {n} devices of cluster {cluster.name}")
+        if count > most:
             blocks = len(blocks_of(graph))
-            raise PlanError(f"stages={asked.stages}: the model has {blocks} blocks to put on them; choose fewer")
-        return [asked.stages]
-    known = [1, *(() if given and asked.stages is None else (p for p in degrees(n) if p <= most))]
+            raise PlanError(f"stages={told}: the model has {blocks} blocks to put on them; choose fewer")
+        return [count if isinstance(stages, tuple) and len(set(stages)) == 1 else stages]
+    known: list[int | tuple[int, ...]] = [1]
+    if not given or stages is not None:
+        own = tuple(part.num_devices for part in cluster.parts)
+        unlike = [own] if len(set(own)) > 1 and len(own) <= most and all(max(own) % size == 0 for size in own) else []
+        known += [*(p for p in degrees(n) if p <= most), *unlike]
     if bound is None:
         return known
-    found = [p for p in known if bound.low <= p <= (bound.high or p)]
+    found = [p for p in known if bound.low <= _count(p) <= (bound.high or _count(p))]
     if not found:
         raise PlanError(f"pin {bound.text!r}: of the numbers of stages that are possible, {known}, it leaves none")
     return found
 
 
-def _staged(stages: int, asked: Asked, mesh: Mesh | None, limits: Limits, cluster: Cluster) -> Iterator[Space]:
+def _count(stages: int | tuple[int, ...]) -> int:
+    return len(stages) if isinstance(stages, tuple) else stages
+
+
+def _staged(
+    stages: int | tuple[int, ...], asked: Asked, mesh: Mesh | None, limits: Limits, cluster: Cluster
+) -> Iterator[Space]:
     """Meshes of a stage; of the one that is given, where it is."""
     chunks = 2 if asked.schedule == "interleaved" else 1
-    pipeline = Pipeline(stages, asked.schedule or "1f1b", chunks)
+    devices = stages if isinstance(stages, tuple) else ()
+    pipeline = Pipeline(_count(stages), asked.schedule or "1f1b", chunks, devices)
     if mesh is not None:
+        pipeline.sizes_on(mesh)
         roles = tuple(asked.roles or (FREE,) * len(mesh))
         found = [Space(f"{pipeline} x search on {mesh}", mesh, roles, pipeline=pipeline)]
     else:
         found = staged_spaces(cluster.num_devices, pipeline)
+        if not found and devices and asked.stages == devices:
+            raise PlanError(
+                f"stages={list(devices)}: no mesh of {max(devices)} devices has a first axis that can be cut to all of "
+                "these numbers; choose such that the numbers of devices divide the largest"
+            )
     yield from (s._replace(limits=limits) for s in found if limits.allow(s.mesh, s.roles))
 
 
-def _check_mesh(mesh: Mesh, roles: Sequence[str] | None, cluster: Cluster, stages: int) -> None:
+def _check_mesh(mesh: Mesh, roles: Sequence[str] | None, cluster: Cluster, asked: Stages | None) -> None:
+    stages = asked if isinstance(asked, int) else 1
+    if isinstance(asked, tuple):
+        stages = len(asked) if len(set(asked)) == 1 else 0  # 0: their meshes differ from this one
     if stages > 1 and mesh.num_devices * stages != cluster.num_devices:
         raise PlanError(
             f"{stages} stages of mesh {mesh} have {mesh.num_devices * stages} devices, cluster {cluster.name} has "

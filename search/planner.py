@@ -157,7 +157,8 @@ class Planner:
             microbatches: so many in a step.
             recompute: what backward makes again: a mode, or modes and lists of places by block of the model.
             pins: what layouts, degrees and memory keep to (`search.asked`).
-            stages: so many pipeline stages, `mesh` being that of one; "auto": as many as are best. By default none,
+            stages: so many pipeline stages, `mesh` being that of one; or how many devices each has, `mesh` being that
+                of the largest; "auto": as many as are best. By default none,
                 unless nothing fits without, devices are unlike, or GPUs are far from what their work takes.
             schedule: the order of microbatches in these; by default the best.
             spaces: to search in place of all meshes.
@@ -178,7 +179,10 @@ class Planner:
         def planned(cluster: Cluster) -> Plan:
             return self._on(cluster)._plan(graph, model, asked, spaces, compared, stop)
 
-        given = mesh is not None or spaces is not None or stages not in (None, 1, "auto")
+        given = mesh is not None or spaces is not None or asked.stages not in (None, 1, "auto")
+        if isinstance(asked.stages, tuple) and sum(asked.stages) < self.cluster.num_devices:
+            part, idle = asked_for(self.cluster, mesh, asked.stages)
+            return replace(planned(part), idle=idle)
         if mesh is not None and mesh.num_devices < self.cluster.num_devices and stages in (None, 1):
             part, idle = asked_for(self.cluster, mesh)
             return replace(planned(part), idle=idle)

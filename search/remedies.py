@@ -163,7 +163,7 @@ def _run_otherwise(c: Candidate, tuner: Tuner) -> Iterator[str]:
     if isinstance(c.execution.recompute, str):
         for mode in RECOMPUTES[RECOMPUTES.index(c.execution.recompute) + 1 :]:
             with suppress(PlanError):
-                run = replace(c.execution, recompute=mode, split=())
+                run = replace(c.execution, recompute=mode, split=(), recompute_by_stage=())
                 if solver.fits(solver.predicted(c.graph, run, repeats)):
                     yield f"with {mode} recomputation"
     if set(most_frequent(c.graph)) - {"zero-3"}:
@@ -217,7 +217,7 @@ class _Larger:
 
     def fitting(self, c: Candidate) -> Iterator[str]:
         """With more devices along the outermost axis; what cannot shrink to what fits is left out."""
-        if FREE in c.roles or c.roles[0] not in _BY_BATCH or c.limits:
+        if FREE in c.roles or c.roles[0] not in _BY_BATCH or c.limits or c.execution.stage_sizes:
             return
         likely = [times for times in _LARGER if self._least_bytes(c, times) <= self.tuner.solver.limit_bytes]
         for times in likely[:_MOST_SOLVED]:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from itertools import pairwise
 from math import inf, isfinite
 from typing import NamedTuple, TypeVar
 
@@ -26,6 +27,7 @@ from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.step.again import made_again
 from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.pcg.step.lifetimes import Zero, with_lifetimes
+from shardwright.pcg.step.meshes import first_ranks, stage_meshes
 from shardwright.search.blocks import blocked_choices
 from shardwright.search.building import ProblemBuilder
 from shardwright.search.domain import CertifiedSplits
@@ -144,13 +146,12 @@ class Solver:
         """Whether no stage needs more than it may use."""
         return prediction.memory.total_bytes <= self.limit_of(prediction.device_bytes)
 
-    def stage_limits(self, num_stages: int) -> list[int]:
-        """What plans may use on the devices of each of as many stages of equally many devices."""
-        if num_stages == 1 or not self.cluster.parts:
-            return [self.limit_bytes] * num_stages
-        size = self.cluster.num_devices // num_stages
-        parts = (self.cluster.part(range(stage * size, (stage + 1) * size)) for stage in range(num_stages))
-        return [self.limit_of(part.device.memory_bytes) for part in parts]
+    def stage_limits(self, execution: Execution, mesh: Mesh) -> list[int]:
+        """What plans may use on the devices of each stage; the mesh is that of the largest."""
+        if execution.num_stages == 1 or not self.cluster.parts:
+            return [self.limit_bytes] * execution.num_stages
+        ends = pairwise(first_ranks(stage_meshes(mesh, execution)))
+        return [self.limit_of(self.cluster.part(range(*own)).device.memory_bytes) for own in ends]
 
     def builder(self, mesh: Mesh, execution: Execution = DEFAULT) -> tuple[ProblemBuilder, Eliminator]:
         """One for all meshes of these sizes: the names of axes of devices play no part."""
@@ -216,9 +217,9 @@ class Solver:
 
         However long gathered parameters stay: what stays longest is sent least often. Equal blocks are laid out alike.
         0, which says nothing, where kernels run at rates of their own (tf32, fp8), or stages on devices of their
-        own, which the problem does not know.
+        own or meshes of unlike sizes, which the problem does not know.
         """
-        if execution.rates or (self.cluster.parts and execution.num_stages > 1):
+        if execution.rates or execution.stage_sizes or (self.cluster.parts and execution.num_stages > 1):
             return 0.0
         longest = different(LONGEST_FIRST, mesh)[0]
         problem, eliminator = self.problem(folded, mesh, roles, execution, longest, limits, relaxed=True)
@@ -278,7 +279,7 @@ class Solver:
         result may then not fit, or not be the best. A `NoLayoutsError` where no layouts can be run so.
         """
         problem, eliminator = self.problem(folded, mesh, roles, execution, priced, limits)
-        usable = sum(self.stage_limits(execution.num_stages)) / execution.num_stages  # of the share of an average stage
+        usable = sum(self.stage_limits(execution, mesh)) / execution.num_stages  # of the share of an average stage
         limit = usable - self.cluster.device.context_bytes
         free = Prices(beside=beside)
         fastest = eliminator.solve(problem, free)
@@ -418,11 +419,12 @@ def different(zeros: Sequence[_L], mesh: Mesh) -> list[_L | Zero]:
 def share_of_step(execution: Execution, mesh: Mesh) -> float:
     """What a step takes of the time of all microbatches through all stages, one after the other.
 
-    Stages are equal, each waits for the first microbatch and after the last one; `schedules` says how long.
+    Devices have equal parts of it, each stage waits for the first microbatch and after the last one; `schedules` says
+    how long.
     """
     stages, many = execution.num_stages, mesh.num_microbatches
     shorter = 3 if execution.schedule == "zero-bubble" else execution.chunks_per_stage
-    return (1 + (stages - 1) / (many * shorter)) / stages
+    return (1 + (stages - 1) / (many * shorter)) * execution.share_of_largest
 
 
 def _blocked_choices(graph: Graph) -> Mapping[str, tuple[str, ...]]:

@@ -26,15 +26,36 @@ MOST_MICROBATCHES = 256
 
 
 class Pipeline(NamedTuple):
-    """So many stages, one after the other, of so many chunks each, in the order of a schedule."""
+    """So many stages, one after the other, of so many chunks each, in the order of a schedule.
+
+    `devices`: of each stage, where their numbers are unlike.
+    """
 
     stages: int = 1
     schedule: Schedule = "1f1b"
     chunks: int = 1
+    devices: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         chunks = f" of {self.chunks} chunks" if self.chunks > 1 else ""
-        return f"pipeline {self.stages}{chunks} ({self.schedule})"
+        return f"pipeline {'+'.join(map(str, self.devices)) or self.stages}{chunks} ({self.schedule})"
+
+    def sizes_on(self, mesh: Mesh) -> tuple[int, ...]:
+        """How many devices stages of unlike sizes have along the first axis, if the mesh is that of the largest.
+
+        Raises:
+            PlanError: they have no such meshes.
+        """
+        if not self.devices:
+            return ()
+        rest = mesh.num_devices // mesh.sizes[0]
+        if mesh.num_devices != max(self.devices) or any(n % rest or mesh.sizes[0] % (n // rest) for n in self.devices):
+            raise PlanError(
+                f"stages of {' + '.join(map(str, self.devices))} devices on mesh {mesh}: it has to be that of the "
+                f"largest, with {max(self.devices)} devices, and the others' differ from it along axis "
+                f"{mesh.names[0]!r} alone, in a size that divides {mesh.sizes[0]}; choose another mesh or other numbers"
+            )
+        return tuple(n // rest for n in self.devices)
 
 
 class Space(NamedTuple):
@@ -58,6 +79,7 @@ class Space(NamedTuple):
             num_stages=self.pipeline.stages,
             schedule=self.pipeline.schedule,
             chunks_per_stage=self.pipeline.chunks,
+            stage_sizes=self.pipeline.sizes_on(self.mesh),
         )
 
     @property
@@ -94,8 +116,11 @@ def free_spaces(num_devices: int) -> list[Space]:
 
 
 def staged_spaces(num_devices: int, pipeline: Pipeline) -> list[Space]:
-    """Every mesh of a stage, each axis of which may do anything."""
-    free = free_spaces(num_devices // pipeline.stages)
+    """Every mesh of a stage, each axis of which may do anything; of stages of unlike sizes, that of the largest."""
+    if pipeline.devices:
+        free = [s for s in free_spaces(max(pipeline.devices)) if _serves(s.mesh, pipeline)]
+    else:
+        free = free_spaces(num_devices // pipeline.stages)
     return [s._replace(name=f"{pipeline} x {s.name}", pipeline=pipeline) for s in free]
 
 
@@ -113,6 +138,13 @@ def staged_by_hand(cluster: Cluster, pipeline: Pipeline) -> list[Space]:
         name = " x ".join([*split, str(pipeline)])
         found.append(Space(name, Mesh(names, sizes), roles, ("zero-1",), pipeline=pipeline))
     return found
+
+
+def _serves(mesh: Mesh, pipeline: Pipeline) -> bool:
+    try:
+        return bool(pipeline.sizes_on(mesh))
+    except PlanError:
+        return False
 
 
 def nested(space: Space, cluster: Cluster) -> Space | None:

@@ -40,7 +40,7 @@ def spread_out(
     run, repeats = found.execution, repeats or {}
     if run.num_stages == 1 or not (found.fits or not solver.fits(found.prediction)):
         return found
-    limits = solver.stage_limits(run.num_stages)
+    limits = solver.stage_limits(run, found.mesh)
     programs, best = solver.programs(found.graph, repeats), (inf, inf)
     run = chosen = run if run.split else programs.spread(run)
     for _ in range(_MOST_SPREADS):
@@ -99,7 +99,7 @@ def stored_by_stage(solver: Solver, found: Candidate, zeros: Sequence[Zero] = ZE
     own = lifetimes(graph)
     held = [{leaf for _, leaf in stage.held} & own.keys() for stage in solver.programs(graph, {}).program(run).stages]
     alone = {leaf for leaf, times in Counter(chain.from_iterable(held)).items() if times == 1}
-    limits, given = solver.stage_limits(stages), dict[int, dict[str, Zero]]()
+    limits, given = solver.stage_limits(run, found.mesh), dict[int, dict[str, Zero]]()
     for zero in different(zeros, found.mesh):
         longer: dict[str, Zero] = {leaf: zero for leaf in alone if ZEROS.index(own[leaf]) > ZEROS.index(zero)}
         if not longer or len(given) == stages:

@@ -17,6 +17,7 @@ from typing import NamedTuple, TypeVar
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.step.execution import DEFAULT
+from shardwright.pcg.step.meshes import stage_meshes
 from shardwright.pcg.step.parameters import blocks_of
 from shardwright.pcg.step.recompute import RECOMPUTES, Recompute
 from shardwright.search.problem import NoLayoutsError
@@ -70,7 +71,7 @@ class Stager:
 
         The least floor is tried first, then what differs from the best of a mesh by one number of microbatches.
         """
-        promising = [spaces for stages, spaces in self.tuner.pins.staged.items() if self._may_win(stages)]
+        promising = [own for own in self.tuner.pins.staged.values() if self._may_win(own[0].pipeline.stages)]
         ahead = list(chain.from_iterable(_while_less(promising, len(promising) // 2, self._likeliest, _least_s)))
         seen, best = {way[1:] for way in ahead}, dict[int | Space, Candidate]()
         for _ in range(_MOST_TRIED):
@@ -97,14 +98,14 @@ class Stager:
                         ahead.append(self._way(space, beside))
 
     def by_hand(self) -> Iterator[Candidate]:
-        """Plans as people make them with as many stages as were tried, each better than the last.
+        """Plans as people make them with as many stages of equal size as were tried, each better than the last.
 
         ZeRO-1, tensor parallelism within a machine, the least recomputation that fits, equal stages, and no order that
         Megatron-LM does not have. What is faster than they are does not count: they are what it is compared with.
         """
         asked, best = self.tuner.pins.asked.schedule, None
         own, ahead = Pipeline(1, asked or "1f1b", 2 if asked == "interleaved" else 1), list[_Way]()
-        for stages in dict.fromkeys(c.execution.num_stages for c in self.tried):
+        for stages in dict.fromkeys(c.execution.num_stages for c in self.tried if not c.execution.stage_sizes):
             ahead += self._likeliest(staged_by_hand(self.tuner.solver.cluster, own._replace(stages=stages)))
         seen = {way[1:] for way in ahead}
         for _ in range(_MOST_BY_HAND):
@@ -232,13 +233,15 @@ class Stager:
 
     def _scheduled(self, found: Candidate) -> Iterator[Candidate]:
         """The same layouts in other orders, where none is asked for."""
-        stages = found.execution.num_stages
+        stages, devices = found.execution.num_stages, tuple[int, ...]()
+        if found.execution.stage_sizes:
+            devices = tuple(mesh.num_devices for mesh in stage_meshes(found.mesh, found.execution))
         if self.tuner.pins.asked.schedule not in (None, "interleaved"):
             return
         divides = found.mesh.num_microbatches % stages == 0
-        ways = [Pipeline(stages, "interleaved", chunks) for chunks in _CHUNKS if divides]
+        ways = [Pipeline(stages, "interleaved", chunks, devices) for chunks in _CHUNKS if divides]
         if self.tuner.pins.asked.schedule is None:
-            ways.append(Pipeline(stages, "zero-bubble"))
+            ways.append(Pipeline(stages, "zero-bubble", 1, devices))
         for pipeline in ways:
             own = self._in_order(found, pipeline)
             if own is not None:

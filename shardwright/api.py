@@ -168,9 +168,10 @@ def plan(
             told; proofs are kept in the cache folder.
         time_limit_s: seconds of search, in each precision, after which the best plan so far is finished, which takes a
             little longer; so does Ctrl-C. The plan says so, and its bound is that of all meshes.
-        stages: so many pipeline stages, `mesh` being that of one of them; 1: none; "auto": as many as are best. By
-            default they are tried where they may pay: nothing fits without, devices are unlike, or the best plan for
-            GPUs takes more than 1.25 times an equal share of all work.
+        stages: so many pipeline stages, `mesh` being that of one of them; 1: none; "auto": as many as are best. Of
+            unlike sizes, the devices of each, as `[4, 2]`: `mesh` is then that of the largest, and the first axis of
+            the others is shorter. By default they are tried where they may pay: nothing fits without, devices are
+            unlike, or the best plan for GPUs takes more than 1.25 times an equal share of all work.
         schedule: the order of microbatches in these, "gpipe", "1f1b", "eager-1f1b", "interleaved" or "zero-bubble"; by
             default the best.
         progress: called with a line of text now and then.

@@ -132,6 +132,8 @@ def what_if(
         _check_model(graph, plan, model)
     other_devices = cluster.num_devices != plan.cluster.num_devices
     asked = replace(plan.asked, mesh=None, roles=None) if other_devices else plan.asked
+    if other_devices and isinstance(asked.stages, tuple):
+        asked = replace(asked, stages="auto")
     other = _search(plan, graph, cluster, asked, progress)
     return WhatIfReport(plan, other, {name: change.text for name, change in changes.items()})
 

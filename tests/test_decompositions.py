@@ -31,6 +31,7 @@ from shardwright.substitutions.decompositions import DECOMPOSITIONS, MAXIMUM
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.match import places
 from tests.lowering.runs import Case, assert_trains_as_serial
+from tests.models import grid
 
 RULES: Mapping[str, Equation] = {rule.name: rule for rule in (*DECOMPOSITIONS, *MAXIMUM)}
 
@@ -218,8 +219,7 @@ def test_the_search_keeps_a_vocabulary_sharded_up_to_the_loss(num_ranks: int) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_ranks", [2, 4])
-@pytest.mark.parametrize("name", ["bert", "gpt2", "llama"])
+@pytest.mark.parametrize(("name", "num_ranks"), grid([4, 2], each=1, names=("bert", "gpt2", "llama")))
 def test_models_of_the_zoo_train_with_decompositions(name: str, num_ranks: int) -> None:
     prepared = prepare(name)
     gpus = replace(SLOW_LINKS, kind="cuda")  # gloo's reduce-scatter costs what its all-reduce does: no use for norms

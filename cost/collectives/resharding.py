@@ -10,8 +10,9 @@ the source, s on the target. Replica j of the target is served by replica ⌊j·
                      links are faster (Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters
                      Using Megatron-LM", 2021, section 4.1)
 
-A partial sum goes on as one: it is a tensor with one more dimension, that of its summands, which lies on equally many
-devices of both stages.
+A partial sum goes on as one: it is a tensor with one more dimension, that of its summands. Where that lies on more
+devices of the one stage than of the other, it is cut into as many as both have room for, so that what the busiest sends
+or receives is right.
 
 All ranks of both stages send or receive at once: the time is that of the busiest one, over the outermost level that
 separates any two ranks of the stages (an upper bound where only some pairs are that far apart). In a mixed cluster the
@@ -24,7 +25,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import count
-from math import ceil, gcd, prod
+from math import ceil, gcd, lcm, prod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -149,7 +150,8 @@ def _stacked(
     shape: tuple[int, ...], source: StageLayout, target: StageLayout
 ) -> tuple[tuple[int, ...], StageLayout, StageLayout]:
     """The same without partial layouts."""
-    return (*shape, *source.num_summands), source.stacked(len(shape)), target.stacked(len(shape))
+    summands = map(lcm, source.num_summands, target.num_summands)
+    return (*shape, *summands), source.stacked(len(shape)), target.stacked(len(shape))
 
 
 def _overlaps(shape: tuple[int, ...], source: StageLayout, target: StageLayout) -> list[NDArray[np.int64]]:
@@ -208,7 +210,8 @@ def _check(shape: Sequence[int], source: StageLayout, target: StageLayout) -> No
             problem = f"{len(placed.layouts)} layouts for the {len(placed.sizes)} axes of its mesh {list(placed.sizes)}"
             raise ClusterError(f"resharding: the {side} has {problem}; give one for each axis")
         _steps(tuple(shape), 0, placed.layouts, placed.sizes)
-    if source.num_summands != target.num_summands:
+    partial = [[layout.kind == "P" for layout in placed.layouts] for placed in (source, target)]
+    if source.num_summands != target.num_summands and partial[0] != partial[1]:
         sums = [" × ".join(map(str, placed.num_summands)) or "1" for placed in (source, target)]
         problem = f"the source is a sum of {sums[0]} parts, the target one of {sums[1]}"
         raise ClusterError(f"resharding: {problem}; reduce it inside its stage, then move it")

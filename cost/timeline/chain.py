@@ -11,6 +11,7 @@ section 5.2, where a stage's devices are chosen too, and memory rules stages out
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from math import inf
 from typing import NamedTuple
 
@@ -24,6 +25,8 @@ _STEP = 2e-3
 _EVEN = 1e-4
 """Of the slowest stage's time: what a full memory counts, or a stage as slow as that, where plans take the same."""
 _ROUNDING = 1e-9
+MOST_UNITS = 512
+"""Of more, neighbours are taken together until there are about so many that take equally long: tables are square."""
 
 _Floats = NDArray[np.float64]
 
@@ -91,7 +94,8 @@ def chained(places: Sequence[Place], num_microbatches: int) -> Spread | None:
     if num_units < len(places):
         problem = f"{len(places)} virtual stages, but the model has only {num_units} sections to put on them"
         raise PlanError(f"{problem}; choose fewer stages or chunks, or name the model's blocks in `repeats`")
-    known = {place: _table(place) for place in dict.fromkeys(places)}
+    ends = _ends(places)
+    known = {place: _table(_together(place, ends)) for place in dict.fromkeys(places)}
     tables = [known[place] for place in places]
     if (least := _path(tables, inf)) is None:
         return None
@@ -107,8 +111,32 @@ def chained(places: Sequence[Place], num_microbatches: int) -> Spread | None:
         if found is not None and (found_s := _step_s(tables, found, num_microbatches)) < fastest_s:
             fastest, fastest_s = found, found_s
         at = int(np.searchsorted(bounds, bounds[at] * (1 + _STEP), side="right"))
-    sizes = tuple(end - start for start, end in fastest)
+    sizes = tuple(ends[end] - ends[start] for start, end in fastest)
     return Spread(sizes, tuple(int(t.way[start, end]) for t, (start, end) in zip(tables, fastest, strict=True)))
+
+
+def _ends(places: Sequence[Place]) -> list[int]:
+    """Where stages may begin and end, by number of unit."""
+    units = places[0].ways[0]
+    if len(units) <= MOST_UNITS:
+        return list(range(len(units) + 1))
+    until = np.cumsum([unit.seconds for unit in units])
+    steps = np.linspace(0.0, until[-1], MOST_UNITS + 1)[1:-1]
+    own = {0, len(units), *(int(i) + 1 for i in np.searchsorted(until, steps))}
+    further = np.linspace(0, len(units), len(places) + 1)  # where few units take nearly all of the time
+    return sorted(own.union(map(int, further)))
+
+
+def _together(place: Place, ends: Sequence[int]) -> Place:
+    """With the units between each of these places and the next as one."""
+    return place._replace(ways=tuple(tuple(_one(way[a:b]) for a, b in pairwise(ends)) for way in place.ways))
+
+
+def _one(units: Sequence[Unit]) -> Unit:
+    if len(units) == 1:
+        return units[0]
+    seconds, stored, kept, peaks = zip(*units, strict=True)
+    return Unit(sum(seconds), sum(stored), sum(kept), max(peaks))
 
 
 def _table(place: Place) -> _Table:

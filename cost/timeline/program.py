@@ -25,7 +25,9 @@ from shardwright.cost.timeline.streams import SegmentTimeline
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.layout import Layouts, local_shape
+from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import DEFAULT, Execution
+from shardwright.pcg.step.meshes import first_ranks, in_words, stage_meshes
 from shardwright.pcg.step.recompute import Recompute
 from shardwright.pcg.step.schedules import ends, most_in_flight
 from shardwright.pcg.step.sections import (
@@ -44,7 +46,7 @@ def program(
     execution: Execution = DEFAULT,
     repeats: Mapping[str, int] | None = None,
 ) -> StepProgram:
-    """The program of a validated parallel graph. Its mesh is that of one stage.
+    """The program of a validated parallel graph. Its mesh is that of one stage, the largest.
 
     Its batch is one microbatch of the execution's, which may be cut further along the mesh's axis of time.
 
@@ -67,7 +69,8 @@ class Programs:
     def __init__(self, graph: Graph, cluster: Cluster, repeats: Mapping[str, int] | None = None) -> None:
         self.graph, self.cluster, self.repeats = graph, cluster, repeats or {}
         self._steps: dict[Execution, Steps] = {}
-        self._makers: dict[tuple[Execution, Cluster], Maker] = {}
+        self._graphs: dict[Mesh, Graph] = {graph.mesh: graph}
+        self._makers: dict[tuple[Execution, Cluster, Mesh], Maker] = {}
         self._simulated: dict[tuple[object, ...], SegmentTimeline] = {}
 
     def program(self, execution: Execution = DEFAULT) -> StepProgram:
@@ -75,10 +78,10 @@ class Programs:
         graph, cluster = self.graph, self.cluster
         many = execution.num_microbatches * graph.mesh.num_microbatches
         execution = replace(execution, num_microbatches=many)
-        per_stage, stages = graph.mesh.num_devices, execution.num_stages
-        if per_stage * stages > cluster.num_devices:
-            what = f"{stages} stages of mesh {graph.mesh} need" if stages > 1 else f"mesh {graph.mesh} needs"
-            problem = f"{what} {per_stage * stages} devices, cluster {cluster.name!r} has {cluster.num_devices}"
+        meshes, stages = stage_meshes(graph.mesh, execution), execution.num_stages
+        if (needed := first_ranks(meshes)[-1]) > cluster.num_devices:
+            what = f"{in_words(meshes)} need" if stages > 1 else f"mesh {graph.mesh} needs"
+            problem = f"{what} {needed} devices, cluster {cluster.name!r} has {cluster.num_devices}"
             raise PlanError(f"{problem}; choose {'fewer stages or ' if stages > 1 else ''}a larger cluster")
         if execution.offload and cluster.device.kind == "cpu":
             raise PlanError("offload: a CPU's memory is the host's; run without offload")
@@ -88,17 +91,17 @@ class Programs:
         if num_chunks > 1:
             execution = execution if execution.split else self.spread(execution)
             shares = spread(cut, execution.split)
-        connections = stages_bytes(cluster, stages, per_stage)
+        connections = stages_bytes(cluster, stages, min(mesh.num_devices for mesh in meshes))
         own = [[shares[c * stages + stage] for c in range(execution.chunks_per_stage)] for stage in range(stages)]
         pieces = [maker.pieces(each, execution) for maker, each in zip(makers, own, strict=True)]
         sums_s = [0.0] * stages
         if stages > 1:
             held = [makers[0].shared & {leaf for piece in each for leaf in piece.leaves} for each in pieces]
-            sums_s = _sums_s(held, makers[0].steps, cluster)
-        hops_s, sent = _hops(shares, cut, makers[0].steps, cluster, stages)
+            sums_s = _sums_s(held, [maker.steps for maker in makers], cluster)
+        hops_s, sent, received = _hops(shares, cut, [maker.steps for maker in makers], cluster)
         found = tuple(
             maker.stage(each, execution, connections, sum_s, posted)
-            for maker, each, sum_s, posted in zip(makers, pieces, sums_s, _posted(sent, stages), strict=True)
+            for maker, each, sum_s, posted in zip(makers, pieces, sums_s, _posted(sent, received, stages), strict=True)
         )
         return StepProgram(execution, found, hops_s, sent, self._simulated)
 
@@ -164,94 +167,111 @@ class Programs:
         ]
 
     def _makers_of(self, execution: Execution) -> list[Maker]:
-        """Those of all stages. Stages that are run alike on equal devices share theirs."""
-        stages, size = execution.num_stages, self.graph.mesh.num_devices
+        """Those of all stages. Stages that are run alike on equally many equal devices share theirs."""
+        stages, meshes = execution.num_stages, stage_meshes(self.graph.mesh, execution)
         modes = execution.recompute_by_stage or (execution.recompute,) * stages
         parts = [self.cluster] * stages
-        if self.cluster.parts and stages > 1:
-            own = (self.cluster.part(range(stage * size, (stage + 1) * size)) for stage in range(stages))
+        if (self.cluster.parts or execution.stage_sizes) and stages > 1:  # which may lie anywhere across machines
+            own = (self.cluster.part(range(*ends)) for ends in pairwise(first_ranks(meshes)))
             parts = [replace(part, name=self.cluster.name) for part in own]
         return [
-            self._maker(self._alike(replace(execution, recompute=mode)), part)
-            for mode, part in zip(modes, parts, strict=True)
+            self._maker(self._alike(replace(execution, recompute=mode)), part, mesh)
+            for mode, part, mesh in zip(modes, parts, meshes, strict=True)
         ]
 
-    def _maker(self, alike: Execution, part: Cluster) -> Maker:
-        if (alike, part) not in self._makers:
-            steps = self.steps(alike) if part is self.cluster else Steps(self.graph, part, alike)
-            self._makers[alike, part] = Maker(steps, self.repeats)
-        return self._makers[alike, part]
+    def _maker(self, alike: Execution, part: Cluster, mesh: Mesh) -> Maker:
+        if (alike, part, mesh) not in self._makers:
+            graph = self._graphs.setdefault(mesh, replace(self.graph, mesh=mesh))
+            is_whole = part is self.cluster and graph is self.graph
+            steps = self.steps(alike) if is_whole else Steps(graph, part, alike)
+            self._makers[alike, part, mesh] = Maker(steps, self.repeats)
+        return self._makers[alike, part, mesh]
 
     def _alike(self, execution: Execution) -> Execution:
         """The execution without what operations and pieces of stages do not depend on."""
         return replace(
             execution, num_microbatches=1, chunks_per_stage=1, schedule="1f1b", split=(), recompute_by_stage=(),
-            num_stages=min(execution.num_stages, 2),
+            stage_sizes=(), num_stages=min(execution.num_stages, 2),
         )  # fmt: skip
 
 
 def _hops(
-    shares: Sequence[Share], cut: Sequence[Section], steps: Steps, cluster: Cluster, num_stages: int
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Seconds and bytes between neighbours in `shares`. Equal hops are costed once."""
-    known, hops, sent = dict[tuple[object, ...], float](), list[float](), list[float]()
-    num_ranks = steps.graph.mesh.num_devices
+    shares: Sequence[Share], cut: Sequence[Section], steps: Sequence[Steps], cluster: Cluster
+) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]:
+    """Seconds between neighbours in `shares`, bytes on each device of the one and of the other.
+
+    `steps`: of each stage. Equal hops are costed once.
+    """
+    known, hops, sent, received = dict[tuple[object, ...], float](), list[float](), list[float](), list[float]()
+    firsts = first_ranks([own.graph.mesh for own in steps])
     for number, (share, after) in enumerate(pairwise(shares)):
         last = share[-1][0]
         names = tuple(sorted(crossing(cut, last, inside=after[0][0] == last)))
-        pair = ends(number, num_stages)
-        ranks = min(pair) * num_ranks, (max(pair) + 1) * num_ranks - 1
-        key = names, pair if cluster.parts or pair[0] == pair[1] else between(*ranks, cluster.levels)
+        pair = ends(number, len(steps))
+        ranks = firsts[min(pair)], firsts[max(pair) + 1] - 1
+        sizes = tuple(steps[stage].graph.mesh for stage in pair)
+        key = names, sizes, pair if cluster.parts or pair[0] == pair[1] else between(*ranks, cluster.levels)
         if key not in known:
             known[key] = _hop_s(names, pair, steps, cluster) if pair[0] != pair[1] else 0.0
         hops.append(known[key])
-        sent.append(sum(steps.num_bytes[name] for name in names) if pair[0] != pair[1] else 0.0)
-    return tuple(hops), tuple(sent)
+        for stage, found in zip(pair, (sent, received), strict=True):
+            found.append(sum(steps[stage].num_bytes[name] for name in names) if pair[0] != pair[1] else 0.0)
+    return tuple(hops), tuple(sent), tuple(received)
 
 
-def _posted(sent: Sequence[float], num_stages: int) -> list[float]:
+def _posted(sent: Sequence[float], received: Sequence[float], num_stages: int) -> list[float]:
     """Bytes of messages that each stage holds beside its values: the next one that comes, and a gradient that goes."""
     found = [[0.0] * num_stages for _ in range(3)]
-    for number, num_bytes in enumerate(sent):
+    for number, (own, its) in enumerate(zip(sent, received, strict=True)):
         here, there = ends(number, num_stages)
-        for kind, stage in enumerate((there, here, there)):
+        for kind, (stage, num_bytes) in enumerate(((there, its), (here, own), (there, its))):
             found[kind][stage] = max(found[kind][stage], num_bytes)
     return [sum(kinds) for kinds in zip(*found, strict=True)]
 
 
-def _hop_s(names: Iterable[str], pair: tuple[int, int], steps: Steps, cluster: Cluster) -> float:
+def _hop_s(names: Iterable[str], pair: tuple[int, int], steps: Sequence[Steps], cluster: Cluster) -> float:
     """Values go on in their own layouts, one after the other, their gradients come back in theirs: the slower way."""
 
     def way_s(*ends: int, back: bool) -> float:
-        total = 0.0
+        total, own = 0.0, steps[ends[0]]
         for name in names:
-            kind = steps.graph.types[name]
+            kind = own.graph.types[name]
             if kind.grad or not back:
                 layouts = tuple(layout.dual if back else layout for layout in kind.layouts)
-                total += _between_s(steps, cluster, kind, layouts, steps.num_bytes[name], ends)
+                total += _between_s(steps, cluster, kind, layouts, own.num_bytes[name], ends)
         return total
 
     return max(way_s(*pair, back=False), way_s(*reversed(pair), back=True))
 
 
 def _between_s(
-    steps: Steps, cluster: Cluster, kind: TensorType, layouts: Layouts, num_bytes: float, ends: tuple[int, ...]
+    steps: Sequence[Steps],
+    cluster: Cluster,
+    kind: TensorType,
+    layouts: Layouts,
+    num_bytes: float,
+    ends: tuple[int, ...],
 ) -> float:
-    """From one stage to another, in the same layouts on both: that of one microbatch. `num_bytes`: on each device."""
-    mesh = steps.graph.mesh
+    """From one stage to another, in the same layouts on both: that of one microbatch.
+
+    `num_bytes`: on each device of the first one.
+    """
+    meshes = [own.graph.mesh for own in steps]
+    mesh, firsts = meshes[0], first_ranks(meshes)
     time = len(mesh) - len(mesh.devices)
     shape, layouts = local_shape(kind.shape, layouts[:time], mesh.sizes[:time]), layouts[time:]
-    here, there = (StageLayout(mesh.devices.sizes, layouts, stage * mesh.num_devices) for stage in ends)
+    here, there = (StageLayout(meshes[stage].devices.sizes, layouts, firsts[stage]) for stage in ends)
     return resharding_s(cluster, shape, num_bytes * here.num_parts, here, there)[0]
 
 
-def _sums_s(shared: Sequence[Collection[str]], steps: Steps, cluster: Cluster) -> list[float]:
+def _sums_s(shared: Sequence[Collection[str]], steps: Sequence[Steps], cluster: Cluster) -> list[float]:
     """By stage, to sum the gradients of parameters that others hold too: in a ring, over the links of the outermost."""
     found = [0.0] * len(shared)
     for leaf, count in Counter(chain.from_iterable(shared)).items():
-        parameter, own = steps.parameters[leaf], [stage for stage, held in enumerate(shared) if leaf in held]
+        own = [stage for stage, held in enumerate(shared) if leaf in held]
+        parameter = steps[own[0]].parameters[leaf]
         if count > 1 and parameter.grad:
-            kind = steps.graph.types[leaf]
+            kind = steps[own[0]].graph.types[leaf]
             one_s = _between_s(steps, cluster, kind, kind.layouts, parameter.reduced_bytes, (own[0], own[-1]))
             for stage in own:
                 found[stage] += 2 * (count - 1) / count * one_s

@@ -49,6 +49,8 @@ class Execution:
         offload: kept activations wait for backward in the host's memory.
         num_microbatches: the graph's batch is one microbatch; a step accumulates the gradients of this many.
         num_stages: how many pipeline stages the model's blocks are spread over; the mesh is that of one stage.
+        stage_sizes: of stages of unlike sizes, how many devices each has along the first axis of devices of its mesh,
+            which is the plan's mesh otherwise (`pcg.step.meshes`); (): all are as the plan's mesh.
         chunks_per_stage: virtual stages of each stage; more than one with schedule "interleaved" only.
         schedule: the order of microbatches on a stage; see `shardwright.pcg.step.schedules`.
         split: how many sections of the model (blocks, and what comes before and after them; `pcg.step.sections`) each
@@ -71,6 +73,7 @@ class Execution:
     offload: bool = False
     num_microbatches: int = 1
     num_stages: int = 1
+    stage_sizes: tuple[int, ...] = ()
     chunks_per_stage: int = 1
     schedule: Schedule = "1f1b"
     split: tuple[int, ...] = ()
@@ -97,6 +100,7 @@ class Execution:
         checks.positive_int(self.num_microbatches, owner, "num_microbatches", "how many microbatches make a step")
         checks.positive_int(self.num_stages, owner, "num_stages", "over how many stages the blocks are spread")
         checks.positive_int(self.chunks_per_stage, owner, "chunks_per_stage", "how many virtual stages a stage has")
+        object.__setattr__(self, "stage_sizes", self._checked_sizes())
         object.__setattr__(self, "split", self._checked_split())
         object.__setattr__(self, "recompute_by_stage", self._checked_modes())
         self._check_schedule()
@@ -104,6 +108,18 @@ class Execution:
     @property
     def num_virtual_stages(self) -> int:
         return self.num_stages * self.chunks_per_stage
+
+    @property
+    def share_of_largest(self) -> float:
+        """What part of a model the largest stage has, where all devices have equal ones."""
+        return max(self.stage_sizes) / sum(self.stage_sizes) if self.stage_sizes else 1 / self.num_stages
+
+    def _checked_sizes(self) -> tuple[int, ...]:
+        sizes, owner, name = self.stage_sizes, "Execution", "stage_sizes"
+        if not isinstance(sizes, Sequence) or isinstance(sizes, str) or (sizes and len(sizes) != self.num_stages):
+            problem = f"expected a number of devices for each of the {self.num_stages} stages, got {sizes!r}"
+            raise checks.FieldError(owner, name, f"{problem}; give one for each")
+        return tuple(checks.positive_int(n, owner, name, "devices along the first axis of a stage") for n in sizes)
 
     def _checked_split(self) -> tuple[int, ...]:
         split, many = self.split, self.num_virtual_stages
@@ -139,7 +155,7 @@ class Execution:
             own["precision"] = dict(self.precision)
         if isinstance(self.recompute, tuple):
             own["recompute"] = {k: list(again) if isinstance(again, tuple) else again for k, again in self.recompute}
-        for name in ("per_microbatch", "split", "recompute_by_stage"):
+        for name in ("per_microbatch", "split", "stage_sizes", "recompute_by_stage"):
             own[name] = list(own[name])
         return {name: x for name, x in own.items() if x not in (getattr(DEFAULT, name), [])}
 

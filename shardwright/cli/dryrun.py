@@ -8,6 +8,7 @@ from shardwright.cost.timeline.program import program
 from shardwright.cost.timeline.timeline import simulate
 from shardwright.lowering.dryrun import DryRun
 from shardwright.pcg.stages import cut
+from shardwright.pcg.step.meshes import stage_meshes, stage_of
 from shardwright.pcg.step.messages import Message
 from shardwright.pcg.step.time import as_run
 from shardwright.reports.report import Paragraph, Report
@@ -28,10 +29,12 @@ class DryRunReport(Report):
         self.plan, self.run = plan, run
         lowered = as_run(plan.graph, plan.execution).validate()
         self.program = program(lowered, plan.cluster, plan.execution)
-        self.stage, num_stages = run.rank // plan.mesh.num_devices, plan.execution.num_stages
+        meshes = stage_meshes(plan.mesh, plan.execution)
+        self.stage = stage_of(meshes, run.rank)
+        self.mesh = meshes[self.stage]
         self.messages = self.program.messages(self.stage)
-        if num_stages > 1:
-            self.messages += cut(lowered, plan.execution).messages(self.stage, num_stages)
+        if plan.execution.num_stages > 1:
+            self.messages += cut(lowered, plan.execution).messages(run.rank)
         timeline = simulate(self.program.without(UNSEEN)).stages[self.stage]
         memory = timeline.memory.by_category()
         self.memory = {name: num_bytes for name, num_bytes in memory.items() if name not in UNSEEN}
@@ -70,7 +73,7 @@ class DryRunReport(Report):
     # ---- for people ----
 
     def paragraphs(self) -> list[Paragraph]:
-        run, mesh = self.run, self.plan.mesh
+        run, mesh = self.run, self.mesh
         title = f"{'PASSED' if self.passed else 'FAILED'}: dry run of {self.plan.model} on mesh {mesh}"
         size, count, who = self.plan.cluster.num_devices, self.plan.execution.num_stages, "which all"
         if count > 1:

@@ -156,11 +156,24 @@ def parse_recompute(text: str) -> RecomputeMode:
     return cast("RecomputeMode", _by_name(text, "--recompute", "a mode, or pairs such as 'model.layers.*=full'"))
 
 
+def parse_sizes(text: str) -> tuple[int, ...]:
+    """How many devices each stage has along the first axis: "2,1"."""
+    parts = text.split(",")
+    if all(part.isdecimal() and int(part) for part in parts):
+        return tuple(map(int, parts))
+    raise ShardwrightError(f"--stage-sizes {text!r}: expected a number of devices for each stage, such as 2,1")
+
+
 def parse_stages(text: str) -> Stages:
-    """A number of pipeline stages, or "auto"."""
+    """A number of pipeline stages, the devices of each ("4,2"), or "auto"."""
     if text == "auto" or (text.isdecimal() and int(text)):
         return "auto" if text == "auto" else int(text)
-    raise ShardwrightError(f"--stages {text!r}: expected a number of pipeline stages, or 'auto'")
+    parts = text.split(",")
+    if len(parts) > 1 and all(part.isdecimal() and int(part) for part in parts):
+        return tuple(map(int, parts))
+    raise ShardwrightError(
+        f"--stages {text!r}: expected a number of pipeline stages, the devices of each such as 4,2, or 'auto'"
+    )
 
 
 def parse_changes(text: str) -> dict[str, str]:
@@ -237,6 +250,7 @@ def search_options(command: Command) -> Command:
             type=parse_stages,
             metavar="NUMBER",
             help="Pipeline stages, --mesh being that of one of them, or 'auto': as many as are best. 1: none. "
+            "'4,2': a stage of 4 devices and one of 2, --mesh being that of the largest. "
             "By default they are tried where they may pay.",
         ),
         schedule=click.option(

@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardwright.cli import terminal
-from shardwright.cli.options import CLUSTER_FORMS, PATH, examples, format_option, parse_cluster, plan_argument, writable
+from shardwright.cli.options import (
+    CLUSTER_FORMS,
+    PATH,
+    examples,
+    format_option,
+    parse_cluster,
+    parse_sizes,
+    plan_argument,
+    writable,
+)
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.files import write_whole
 from shardwright.pcg.step.execution import OPTIMIZERS, REDUCE_DTYPES, SCHEDULES
@@ -22,7 +31,8 @@ if TYPE_CHECKING:
     from shardwright.cost.clusters.cluster import Cluster
     from shardwright.pcg.step.execution import Execution
 
-_OPTIONS = {"num_microbatches": "--microbatches", "num_stages": "--stages", "chunks_per_stage": "--chunks"}
+_OPTIONS = {"num_microbatches": "--microbatches", "num_stages": "--stages", "stage_sizes": "--stage-sizes",
+            "chunks_per_stage": "--chunks"}  # fmt: skip
 """Fields of `Execution` whose options have other names."""
 
 
@@ -54,6 +64,9 @@ _OPTIONS = {"num_microbatches": "--microbatches", "num_stages": "--stages", "chu
 @click.option("--stages", "num_stages", type=click.IntRange(1),
               help="Pipeline stages, each with the plan's mesh; the cluster needs devices for all. By default the "
               "plan's.")  # fmt: skip
+@click.option("--stage-sizes", type=parse_sizes, metavar="N,N",
+              help="Stages of unlike sizes: of each, the devices along the first axis of its mesh; the plan's mesh is "
+              "that of the largest.")  # fmt: skip
 @click.option("--chunks", "chunks_per_stage", type=click.IntRange(1),
               help="Virtual stages of each stage, with --schedule interleaved; by default the plan's.")  # fmt: skip
 @click.option("--schedule", type=click.Choice(SCHEDULES),
@@ -91,8 +104,10 @@ def _execution(ways: Mapping[str, Any], own: Execution) -> Execution:
     from shardwright.pcg.checks import FieldError
 
     given = {name: value for name, value in ways.items() if value is not None}
+    if sizes := given.get("stage_sizes"):
+        given = {"num_stages": len(sizes), **given}
     if given.keys() & {"num_stages", "chunks_per_stage"}:
-        given["split"] = ()
+        given = {"stage_sizes": (), **given, "split": ()}
     try:
         return replace(own, **given)
     except FieldError as error:

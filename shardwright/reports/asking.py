@@ -98,6 +98,9 @@ class WhatIfReport(Report):
         if plan.asked.mesh is not None and other.asked.mesh is None:
             asked, count = plan.asked.mesh, other.cluster.num_devices
             yield f"mesh {asked} was asked for, which is none of {count} devices: now the search chose"
+        if isinstance(plan.asked.stages, tuple) and other.asked.stages != plan.asked.stages:
+            asked, count = " + ".join(map(str, plan.asked.stages)), other.cluster.num_devices
+            yield f"stages of {asked} devices were asked for, not of {count}: now the search chose"
 
     def data(self) -> dict[str, Any]:
         return {"changes": dict(self.changes), "plan": _data(self.plan), "other": _data(self.other)}

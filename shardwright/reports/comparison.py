@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from shardwright.cost.predict import Prediction
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.step.lifetimes import lifetimes
+from shardwright.pcg.step.meshes import stage_meshes
 from shardwright.reports.facts import fits, memory_remark, memory_verdict, ranked_alternatives, usable_bytes
 from shardwright.reports.lifetimes import lifetime_names
 from shardwright.reports.report import OWN, Paragraph, Report
@@ -86,8 +87,10 @@ def run_as(plan: Plan | Alternative) -> dict[str, Any]:
 
 
 def stages_mesh(plan: Plan | Alternative) -> str:
-    """The mesh of devices, or how many stages have such a mesh: `4 × [dp=8]`."""
+    """The mesh of devices, or how many stages have such a mesh: `4 × [dp=8]`; or all: `[dp=8] + [dp=4]`."""
     count, own = plan.execution.num_stages, device_mesh(plan.mesh)
+    if plan.execution.stage_sizes:
+        return " + ".join(map(device_mesh, stage_meshes(plan.mesh, plan.execution)))
     return f"{count} × {own}" if count > 1 else own
 
 

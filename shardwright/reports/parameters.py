@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import asdict, dataclass
+from math import prod
 from typing import Any
 
 from shardwright.pcg.graph import Node
+from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.step.meshes import first_ranks, stage_meshes
 from shardwright.pcg.step.parameters import module_block
-from shardwright.pcg.types import ITEM_BYTES
+from shardwright.pcg.types import ITEM_BYTES, TensorType
 from shardwright.reports.facts import PlanFacts, StoredAs
 from shardwright.reports.lifetimes import lifetime_name
 from shardwright.reports.units import ranges
@@ -44,11 +47,11 @@ def stored_parameters(facts: PlanFacts) -> dict[str, StoredFacts]:
 
 def _stored(facts: PlanFacts, leaf: Node) -> StoredFacts:
     kind, mesh, stages = facts.graph.types[leaf.name], facts.mesh, facts.program.stages
-    size, copies = mesh.num_devices, mesh.num_devices
-    for degree, layout in zip(mesh.device_sizes, kind.layouts, strict=True):
-        copies //= degree if layout.is_shard else 1
     own = [n for n, stage in enumerate(stages) if any(leaf.name in piece.leaves for piece in stage.pieces)]
     own = own or [*range(len(stages))]
+    meshes = stage_meshes(mesh, facts.plan.execution)
+    firsts, mesh = first_ranks(meshes), meshes[own[0]]
+    copies = sum(_copies(meshes[stage], kind) for stage in own)
     return StoredFacts(
         kind.shape,
         kind.local_shape(mesh),
@@ -58,9 +61,15 @@ def _stored(facts: PlanFacts, leaf: Node) -> StoredFacts:
         lifetime_name(facts.lifetimes[leaf.name], mesh) if leaf.name in facts.lifetimes else "",
         kind.num_elements * ITEM_BYTES[kind.dtype],
         kind.local_bytes(mesh),
-        ranges([rank for stage in own for rank in range(stage * size, (stage + 1) * size)]),
-        copies * len(own),
+        ranges([rank for stage in own for rank in range(firsts[stage], firsts[stage + 1])]),
+        copies,
     )
+
+
+def _copies(mesh: Mesh, kind: TensorType) -> int:
+    """How many devices of a stage have the same part."""
+    parts = (n for n, layout in zip(mesh.device_sizes, kind.layouts, strict=True) if layout.is_shard)
+    return mesh.num_devices // prod(parts)
 
 
 def parameters_data(facts: PlanFacts) -> list[dict[str, Any]]:

@@ -27,7 +27,7 @@ from shardwright.reports.parameters import parameters_data
 from shardwright.reports.peak import fullest, largest, peak_values
 from shardwright.reports.report import Paragraph, Report
 from shardwright.reports.rounding import precision, rounded
-from shardwright.reports.running import device_mesh, gathered, made_again, running_data, statistics, way
+from shardwright.reports.running import gathered, made_again, meshes, running_data, statistics, way
 from shardwright.reports.stages import stage_facts, stages
 from shardwright.reports.trace import rewrite_trace, trace_data
 from shardwright.reports.tree import Module, ModuleRow, Totals, own_by_use
@@ -197,9 +197,8 @@ def _headline(facts: PlanFacts) -> Paragraph:
     plan, p, cluster = facts.plan, facts.plan.prediction, facts.plan.cluster
     is_split = cluster.num_devices == 1 or any(axis.share_of_compute["whole"] < 1 for axis in facts.axes)
     devices = f"{plural(cluster.num_devices, 'device')} ({cluster.device.name})"
-    each = f" for each of {count} stages" if (count := plan.execution.num_stages) > 1 else ""
     return Paragraph(
-        f"{plan.model} on {cluster.name}: {devices}, mesh {device_mesh(plan.mesh)}{each}"
+        f"{plan.model} on {cluster.name}: {devices}, {meshes(plan.mesh, plan.execution)}"
         + (f", {count} microbatches" if (count := plan.mesh.num_microbatches) > 1 else ""),
         [
             *([f"not all used    {idle(plan)}"] if plan.idle else []),
@@ -312,9 +311,9 @@ def _communication(facts: PlanFacts) -> Paragraph:
     took = f"{seconds(p.communication_s)} on its own, {seconds(p.exposed_s)} of the step"
     title = f"Communication ({size(p.communication_bytes)} sent by each device per step, {took})"
     stages = facts.plan.execution.num_stages
-    lines = (
-        [f"listed: one device of each of the {stages} stages, added up; above: an equal share"] if stages > 1 else []
-    )
+    largest = ", each as large as the largest" if facts.plan.execution.stage_sizes else ""
+    lines = [f"listed: one device of each of the {stages} stages{largest}, added up; above: an equal share"]
+    lines = lines if stages > 1 else []
     if not rows:
         return Paragraph(title, ["none"])
     return Paragraph(title, lines, ("what", "how", "axis", ">sent", ">time"), rows)

@@ -10,6 +10,7 @@ from shardwright.cost.timeline.memory import MemoryVerdict, verdict
 from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.lifetimes import ZEROS
+from shardwright.pcg.step.meshes import stage_meshes
 from shardwright.reports.again import Remade
 from shardwright.reports.facts import PlanFacts
 from shardwright.reports.lifetimes import lifetime_name, lifetime_words
@@ -24,6 +25,14 @@ def device_mesh(mesh: Mesh) -> str:
     """The mesh of devices, without the axis of time: `[dp=8, tp=8]`."""
     axes = [(name, size) for name, size in zip(mesh.names, mesh.sizes, strict=True) if name != TIME]
     return str(Mesh.of(**dict(axes)))
+
+
+def meshes(mesh: Mesh, execution: Execution) -> str:
+    """Of all stages: `mesh [dp=8] for each of 4 stages`, `meshes [dp=8], [dp=4] for 2 stages`."""
+    own, count = [device_mesh(each) for each in stage_meshes(mesh, execution)], execution.num_stages
+    if len(set(own)) > 1:
+        return f"meshes {', '.join(own)} for {count} stages"
+    return f"mesh {own[0]}" + (f" for each of {count} stages" if count > 1 else "")
 
 
 _MOST_NAMED = 3

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from shardwright.pcg.step.meshes import stage_meshes
 from shardwright.pcg.step.operations import Operations
 from shardwright.pcg.step.sections import sections, spread
 from shardwright.reports.facts import PlanFacts
 from shardwright.reports.report import Paragraph
+from shardwright.reports.running import device_mesh
 from shardwright.reports.units import percent, plural, ranges, seconds, size
 
 
@@ -15,6 +17,7 @@ class StageFacts(NamedTuple):
     """One stage, on each of its devices.
 
     has            its blocks, and what lies around them, in order; of each chunk
+    mesh           of its devices
     sent_bytes     to the next stage, of a microbatch through all of its chunks
     """
 
@@ -25,6 +28,7 @@ class StageFacts(NamedTuple):
     exposed_s: float
     bubble_s: float
     memory_bytes: int
+    mesh: str
 
 
 def stage_facts(facts: PlanFacts) -> list[StageFacts]:
@@ -32,6 +36,7 @@ def stage_facts(facts: PlanFacts) -> list[StageFacts]:
     run, count, made = facts.plan.execution, facts.plan.execution.num_stages, facts.program
     if count == 1:
         return []
+    own = stage_meshes(facts.plan.mesh, run)
     cut = sections(Operations(facts.graph, run), {}, by_block=True)
     chunks = [_named([cut[number].name for number, _ in share]) for share in spread(cut, made.execution.split)]
     return [
@@ -43,8 +48,9 @@ def stage_facts(facts: PlanFacts) -> list[StageFacts]:
             stage.exposed_s,
             stage.bubble_s,
             stage.memory.total_bytes,
+            device_mesh(mesh),
         )
-        for number, stage in enumerate(facts.timeline.stages)
+        for number, (stage, mesh) in enumerate(zip(facts.timeline.stages, own, strict=True))
     ]
 
 
@@ -62,6 +68,10 @@ def stages(facts: PlanFacts) -> list[Paragraph]:
     ]  # fmt: skip
     lines = ["sends: to the next stage, by each device, of one microbatch; its gradient comes back the same way"]
     columns = (">stage", "has", ">sends", ">compute", ">exposed", ">bubble", ">peak memory")
+    if run.stage_sizes:
+        columns = (columns[0], "mesh", *columns[1:])
+        rows = [(row[0], s.mesh, *row[1:]) for row, s in zip(rows, found, strict=True)]
+        lines.append("meshes: as layouts are by axis, a stage of fewer devices has larger parts of what is sent")
     return [Paragraph(title, lines, columns, rows)]
 
 

@@ -12,10 +12,11 @@ from shardwright.cost.timeline.streams import SegmentTimeline
 from shardwright.cost.timeline.tasks import COMPUTE
 from shardwright.cost.timeline.timeline import StageTimeline, Timeline, simulate
 from shardwright.pcg.step.execution import Execution
+from shardwright.pcg.step.meshes import num_devices
 from shardwright.reports.facts import PlanFacts
 from shardwright.reports.named import Names
 from shardwright.reports.report import Paragraph, Report
-from shardwright.reports.running import device_mesh, way
+from shardwright.reports.running import meshes, way
 from shardwright.reports.units import bar, percent, plural, ranges, seconds, size
 from shardwright.reports.wording import memory_rows, memory_warning
 from shardwright.search.plan import Plan
@@ -77,10 +78,9 @@ class TimelineReport(Report):
         return {"step_s": self.timeline.step_s, "num_microbatches": self._num_microbatches, "stages": stages}
 
     def _headline(self) -> Paragraph:
-        plan, stages, busiest, fullest = self.plan, self.timeline.stages, self.timeline.busiest, self.timeline.fullest
-        used, available = plan.mesh.num_devices * len(stages), plan.cluster.num_devices
-        title = f"Timeline of {plan.model} on {plan.cluster.name}, mesh {device_mesh(plan.mesh)}"
-        title += f" for each of {len(stages)} stages" if self.is_pipeline else ""
+        plan, busiest, fullest = self.plan, self.timeline.busiest, self.timeline.fullest
+        used, available = num_devices(plan.mesh, plan.execution), plan.cluster.num_devices
+        title = f"Timeline of {plan.model} on {plan.cluster.name}, {meshes(plan.mesh, plan.execution)}"
         title += f"; {used} of {plural(available, 'device')} in use" if used < available else ""
         memory = fullest.memory.total_bytes
         return Paragraph(title, [

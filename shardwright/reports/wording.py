@@ -200,7 +200,8 @@ def modules_note(plan: Plan) -> str:
     together = "all repeats of a block" + (f" and all {count} microbatches" if count > 1 else "")
     whose = f"one device, {listed}"
     if stages > 1:
-        whose = f"one device of each of the {stages} stages, added up, in a step of {seconds(p.step_s)}"
+        largest = ", each as large as the largest" if plan.execution.stage_sizes else ""
+        whose = f"one device of each of the {stages} stages{largest}, added up, in a step of {seconds(p.step_s)}"
     return f"{together} together; compute and communication of {whose}" + (f"; {rest}" if rest else "")
 
 

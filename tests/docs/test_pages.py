@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import runpy
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,23 +16,10 @@ from torch.distributed.run import parse_args
 from bench.pages import COLUMNS, PAGES, aligned, commands, read
 from shardwright import workers
 from shardwright.cli.main import cli, main
-from shardwright.lowering.launch import run_ranks
 from shardwright.pcg.aten import HANDLERS
 from shardwright.pcg.errors import ShardwrightError
 from shardwright.pcg.optable import ROWS
-
-
-def launch(command: Sequence[str], num_ranks: int) -> int:
-    """What torchrun does, on forked ranks."""
-
-    def rank() -> None:
-        is_module = command[0] == "-m"
-        sys.argv = list(command[is_module:])
-        (runpy.run_module if is_module else runpy.run_path)(sys.argv[0], run_name="__main__")
-        sys.stdout.flush()
-
-    run_ranks(rank, num_ranks)
-    return 0
+from tests.shardwright.command import launch
 
 
 @pytest.fixture

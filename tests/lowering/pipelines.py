@@ -18,6 +18,7 @@ from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import Execution, Schedule
 from shardwright.pcg.step.lifetimes import Zero, with_lifetimes
+from shardwright.pcg.step.meshes import num_devices
 from shardwright.pcg.step.operations import Operations
 from shardwright.pcg.step.sections import sections, units
 from shardwright.pcg.step.time import as_run
@@ -40,12 +41,21 @@ def of_one_stage(
     return with_lifetimes(graph, {leaf.name: zero for leaf in graph.leaves("parameter")})
 
 
-def evenly(graph: Graph, stages: int, schedule: Schedule = "1f1b", chunks: int = 1, **options: Any) -> Execution:
-    """An execution whose virtual stages have about equally many sections."""
+def evenly(
+    graph: Graph,
+    stages: int,
+    schedule: Schedule = "1f1b",
+    chunks: int = 1,
+    sizes: tuple[int, ...] = (),
+    **options: Any,
+) -> Execution:
+    """An execution whose virtual stages have about equally many sections. `sizes`: `stage_sizes`."""
     many = len(units(sections(Operations(as_run(graph, Execution(**options))), {}, by_block=True)))
     parts = stages * chunks
     split = tuple(many // parts + (number < many % parts) for number in range(parts))
-    return Execution(num_stages=stages, chunks_per_stage=chunks, schedule=schedule, split=split, **options)
+    return Execution(
+        num_stages=stages, stage_sizes=sizes, chunks_per_stage=chunks, schedule=schedule, split=split, **options
+    )
 
 
 def in_one_process(found: Case) -> Outcome:
@@ -69,7 +79,7 @@ def step(parallel: ParallelModule, batch: dict[str, Tensor]) -> Outcome:
 
 def in_stages(found: Case, graph: Graph, execution: Execution) -> list[Outcome]:
     """On every rank."""
-    world = execution.num_stages * graph.mesh.num_devices
+    world = num_devices(graph.mesh, execution)
     return run_ranks(lambda: step(found.lower(graph, execution), found.batch), world, 60)
 
 

@@ -117,26 +117,34 @@ def parallel_step(parallel: ParallelModule, batch: Batch) -> Step:
     return outcome(parallel, parallel.forward_backward(**batch))
 
 
-def assert_same_step(found: Step, expected: Step, tolerance: float) -> None:
+def load_backends() -> None:
+    """Load here, once, what every rank that compiles would load by itself: a second each."""
+    from torch._dynamo import lookup_backend
+
+    lookup_backend("aot_eager")
+
+
+def assert_same_step(found: Step, expected: Step, tolerance: float, case: str = "") -> None:
     """Losses, gradients and buffers agree.
 
     A gradient's error is its largest deviation relative to its own largest element, or, for gradients that are zero but
-    for rounding, to a thousandth of the largest element of all gradients.
+    for rounding, to a thousandth of the largest element of all gradients. `case`: what failed, of several.
     """
-    torch.testing.assert_close(found.loss, expected.loss, rtol=tolerance, atol=0)
-    assert found.gradients.keys() == expected.gradients.keys()
+    told = f"{case}: " if case else ""
+    torch.testing.assert_close(found.loss, expected.loss, rtol=tolerance, atol=0, msg=lambda m: f"{told}loss: {m}")
+    assert found.gradients.keys() == expected.gradients.keys(), case
     largest = max(float(g.abs().max()) for g in expected.gradients.values() if g is not None)
     for name, gradient in expected.gradients.items():
         got = found.gradients[name]
         if gradient is None:
-            assert got is None or not got.any(), name
+            assert got is None or not got.any(), told + name
             continue
-        assert got is not None, name
+        assert got is not None, told + name
         scale = max(float(gradient.abs().max()), 1e-3 * largest)
-        assert float((got - gradient).abs().max()) <= 10 * tolerance * scale, name
+        assert float((got - gradient).abs().max()) <= 10 * tolerance * scale, told + name
     for name, buffer in expected.buffers.items():
-        torch.testing.assert_close(found.buffers[name], buffer, rtol=tolerance, atol=tolerance, msg=name)
-    assert torch.equal(found.generator, expected.generator)
+        torch.testing.assert_close(found.buffers[name], buffer, rtol=tolerance, atol=tolerance, msg=told + name)
+    assert torch.equal(found.generator, expected.generator), case
 
 
 def assert_trains_as_serial(case: Case, graph: Graph, tolerance: float = 1e-11) -> None:

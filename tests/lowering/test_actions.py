@@ -18,6 +18,7 @@ from shardwright.cost.timeline.steps import Steps
 from shardwright.lowering import blocks, reducer
 from shardwright.lowering.buffers import BufferSet
 from shardwright.lowering.emit import emit
+from shardwright.lowering.launch import run_ranks
 from shardwright.lowering.module import ParallelModule
 from shardwright.lowering.outside import find_outside
 from shardwright.pcg.graph import Graph
@@ -241,9 +242,10 @@ def test_awkward_orders_train_as_one_process_does(name: str) -> None:
         parallel.zero_grad()
         return parallel_step(parallel, found.batch)
 
-    for graph in own_graphs(found):
-        for step in found.on_ranks(graph, body):
-            assert_same_step(step, expected, 1e-5)
+    todo = own_graphs(found)
+    for steps in run_ranks(lambda: [body(found.lower(graph)) for graph in todo], 2, 60):
+        for number, step in enumerate(steps):
+            assert_same_step(step, expected, 1e-5, f"graph {number}")
 
 
 RUNS = [
@@ -260,15 +262,23 @@ RUNS = [
 def test_ranks_do_what_the_list_says(name: str, recompute: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """In two steps, under data parallelism, ZeRO-3 storage and split weights; with the gathered memory of the list."""
     found, run = own_case(name) if name in OWN else of_zoo(name), Execution(recompute=recompute)
-    for graph in own_graphs(found) if name in OWN else graphs(found):
+    todo = own_graphs(found) if name in OWN else graphs(found)
 
-        def body(parallel: ParallelModule) -> tuple[list[Events], float]:
+    def body() -> list[tuple[list[Events], float]]:
+        seen = list[tuple[list[Events], float]]()
+        for graph in todo:
+            parallel = found.lower(graph, run)
             steps = Spy(parallel, run, monkeypatch).steps(parallel, found.batch)
             monkeypatch.undo()
-            return steps, sum(map(num_bytes, chain(*parallel._runner.blocks.pool._free.values())))
+            seen.append((steps, sum(map(num_bytes, chain(*parallel._runner.blocks.pool._free.values())))))
+        return seen
 
+    for graph in todo:
         assert priced(graph, run) == lowered(graph, run)
-        assert found.on_ranks(graph, body, run) == [([lowered(graph, run)] * 2, pooled(graph, run))] * 2
+    ranks = run_ranks(body, 2, 60)
+    for number, graph in enumerate(todo):
+        wanted = [lowered(graph, run)] * 2, pooled(graph, run)
+        assert [seen[number] for seen in ranks] == [wanted] * 2, f"graph {number}"
 
 
 def test_blocks_and_units_have_one_size_on_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
+from shardwright.lowering.groups import columns
 from shardwright.lowering.launch import connect, leave, run_ranks
 from shardwright.pcg.errors import DistributedError, PlanError
 from shardwright.pcg.mesh import Mesh
@@ -154,8 +155,8 @@ def test_groups_of_other_ranks_are_made_once() -> None:
     """Also on ranks that are in none of them, so that all agree on which are new."""
 
     def rank() -> list[bool]:
-        ranks = connect(Mesh(), 10, num_stages=3)
+        ranks = connect([Mesh()] * 3, 10)
         asked = [(0, 2), (0, 2), (1, 2), (0, 2)]
-        return [ranks.across(stages, "test") is not None for stages in asked]
+        return [ranks.group(columns(ranks.meshes, stages), "test") is not None for stages in asked]
 
     assert run_ranks(rank, 3, 30) == [[True, True, False, True], [False, False, True, False], [True] * 4]

@@ -70,18 +70,27 @@ def test_any_values_may_be_made_again(name: str, number: int, monkeypatch: pytes
     """
     found, rng = doubled(name), random.Random(7)
     expected = serial_step(found)
-    for graph, inside in product(graphs(found), (True, False)):
-        for run in (some_places(graph, rng, inside=inside) for _ in range(number)):
+    todo = [
+        (graph, inside, some_places(graph, rng, inside=inside))
+        for graph, inside in product(graphs(found), (True, False))
+        for _ in range(number)
+    ]
 
-            def body(parallel: ParallelModule, run: Execution = run) -> tuple[Step, dict[str, Any]]:
-                spy = Spy(parallel, run, monkeypatch)
-                return parallel_step(parallel, found.batch), dict(spy.events)
+    def body() -> list[tuple[Step, dict[str, Any]]]:
+        taken = list[tuple[Step, dict[str, Any]]]()
+        for graph, _, run in todo:
+            parallel = found.lower(graph, run)
+            spy = Spy(parallel, run, monkeypatch)
+            taken.append((parallel_step(parallel, found.batch), dict(spy.events)))
+            monkeypatch.undo()
+        return taken
 
+    for taken in run_ranks(body, 2, 120):
+        for (graph, inside, run), (step, events) in zip(todo, taken, strict=True):
+            assert_same_step(step, expected, 1e-9, str(run))
             wanted = lowered(graph, run)
-            for step, events in found.on_ranks(graph, body, run):
-                assert_same_step(step, expected, 1e-9)
-                for verb in ("gather", "scatter", "reduce") if inside and name == "gpt" else ():
-                    assert events.get(verb, []) == wanted.get(verb, []), run
+            for verb in ("gather", "scatter", "reduce") if inside and name == "gpt" else ():
+                assert events.get(verb, []) == wanted.get(verb, []), run
 
 
 def test_blocks_that_are_gathered_piece_by_piece_are_made_again(monkeypatch: pytest.MonkeyPatch) -> None:

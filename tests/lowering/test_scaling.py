@@ -12,6 +12,7 @@ from shardwright.lowering.private import unwrap
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import DEFAULT, Execution
+from shardwright.pcg.step.meshes import num_devices
 from shardwright.search.planner import Planner
 from tests.each import each
 from tests.lowering.pipelines import evenly, of_one_stage
@@ -29,7 +30,7 @@ def overflowing(
     `number`: in the gradient of which of the optimizer's parameters. `way`: how it is made and used. `overflows`: the
     rank, or the last one.
     """
-    example, num_ranks = case("gpt"), graph.mesh.num_devices * run.num_stages
+    example, num_ranks = case("gpt"), num_devices(graph.mesh, run)
 
     def step(parallel: ParallelModule) -> tuple[bool, float]:
         owned = list(parallel.parameters())[:: -1 if way == "reversed" else 1]
@@ -82,3 +83,5 @@ def test_in_pipeline_stages() -> None:
     for overflows in (0, 3):
         assert overflowing(graph, 1, "plain", run, overflows) == [(False, SCALE / 2)] * 4
     assert overflowing(graph, -1, "plain", run) == [(True, SCALE)] * 4
+    for overflows in (0, 1, 2):
+        assert overflowing(graph, 1, "plain", evenly(graph, 2, sizes=(2, 1)), overflows) == [(False, SCALE / 2)] * 3

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import re
 import signal
 import time
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -136,16 +140,16 @@ def seen(
     return {int(file.name): tuple(json.loads(file.read_text())) for file in tmp_path.iterdir()}
 
 
-def assert_told(found: Seen, others: list[int], words: str, stages: int = WORLD) -> None:
+def assert_told(found: Seen, others: list[int], words: str, stages: int = WORLD, of: str = "") -> None:
     """The others raise in time; what they waited for; that nothing goes on."""
-    assert set(others) <= found.keys()
+    assert set(others) <= found.keys(), of
     for rank in others:
         kind, text, seconds, again = found[rank]
-        assert kind == "DistributedError", (rank, found[rank])
-        assert seconds < 2.5 * TIMEOUT_S, (rank, seconds)
-        assert re.search(words, text), (rank, text)
-        assert f"pipeline stage {rank * stages // WORLD}" in text, (rank, text)
-        assert "a step before failed" in again, (rank, again)
+        assert kind == "DistributedError", (of, rank, found[rank])
+        assert seconds < 2.5 * TIMEOUT_S, (of, rank, seconds)
+        assert re.search(words, text), (of, rank, text)
+        assert f"pipeline stage {rank * stages // WORLD}" in text, (of, rank, text)
+        assert "a step before failed" in again, (of, rank, again)
 
 
 WAITED = r"(forward|backward) of microbatch \d of 4|the loss, which comes from|the sum of gradients|the end of the step"
@@ -157,8 +161,6 @@ WAITED = r"(forward|backward) of microbatch \d of 4|the loss, which comes from|t
         pytest.param(in_item(kill, "backward", 1), id="killed"),
         pytest.param(in_item(refuse, "forward", 2), id="raises"),
         pytest.param(in_item(overflow, "backward", 0), id="out of memory"),
-        pytest.param(in_item(sleep, "forward", 1), id="stuck", marks=pytest.mark.slow),
-        pytest.param(in_item(sleep, "backward", 3), id="stuck in the last backward", marks=pytest.mark.slow),
     ],
 )
 def test_others_are_told(fault: Fault, tmp_path: Path) -> None:
@@ -168,22 +170,62 @@ def test_others_are_told(fault: Fault, tmp_path: Path) -> None:
         assert found[1][0] in ("ValueError", "OutOfMemoryError", "DistributedError")
 
 
-@pytest.mark.slow
-def test_a_rank_that_is_stuck_at_the_end_of_a_step(tmp_path: Path) -> None:
-    """The last stage has the loss; the first and the last one have the embedding."""
-    (tmp_path / "loss").mkdir()
-    found = seen(tmp_path / "loss", instead_of("_share", sleep), failing=3)
-    assert_told(found, [0, 1, 2], "the loss, which comes from stage 3")
-    (tmp_path / "sums").mkdir()
-    found = seen(tmp_path / "sums", in_sums, failing=0)
-    assert_told(found, [3], "the sum of gradients that several stages have")
+@dataclass(frozen=True)
+class Stuck:
+    """A rank that goes on after the others' patience has ended, and who of them is told what."""
+
+    name: str
+    fault: Fault
+    others: list[int]
+    words: str
+    failing: int = FAILING
+    roles: tuple[str, ...] = ()
+
+
+STUCK = [
+    Stuck("forward", in_item(sleep, "forward", 1), [0, 2, 3], WAITED),
+    Stuck("last backward", in_item(sleep, "backward", 3), [0, 2, 3], WAITED),
+    # the last stage has the loss; the first and the last one have the embedding
+    Stuck("loss", instead_of("_share", sleep), [0, 1, 2], "the loss, which comes from stage 3", 3),
+    Stuck("sums", in_sums, [3], "the sum of gradients that several stages have", 0),
+    Stuck("tensor", in_item(sleep, "forward", 1), [0, 2, 3], WAITED, roles=("tensor",)),
+    Stuck("zero", in_item(sleep, "forward", 1), [0, 2, 3], WAITED, roles=("zero",)),
+]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("role", ["tensor", "zero"])
-def test_stages_of_several_ranks(role: str, tmp_path: Path) -> None:
-    found = seen(tmp_path, in_item(sleep, "forward", 1), (role,))
-    assert_told(found, [0, 2, 3], WAITED, stages=2)
+@pytest.mark.parametrize("stuck", [STUCK[:3], STUCK[3:]], ids=lambda stuck: ", ".join(s.name for s in stuck))
+def test_a_rank_is_stuck(stuck: list[Stuck], tmp_path: Path) -> None:
+    """In an item, at the end of a step, in a stage of several ranks. Three beside each other, as they mostly wait."""
+    runs = dict[str, Callable[[], Seen]]()
+    for one in stuck:
+        (folder := tmp_path / one.name).mkdir()
+        runs[one.name] = partial(seen, folder, one.fault, one.roles, failing=one.failing)
+    found = beside_each_other(runs)
+    for one in stuck:
+        assert_told(found[one.name], one.others, one.words, WORLD // 2 ** len(one.roles), of=one.name)
+
+
+def beside_each_other(runs: Mapping[str, Callable[[], Seen]]) -> dict[str, Seen]:
+    """What they give, each in a fork, from which it forks its ranks."""
+    context = multiprocessing.get_context("fork")
+    queue = context.SimpleQueue()
+
+    def run(name: str) -> None:
+        try:
+            queue.put((name, runs[name]()))
+        except BaseException:  # noqa: BLE001 - the parent tells it
+            queue.put((name, traceback.format_exc()))
+
+    case()  # captured once
+    forks = [context.Process(target=run, args=(name,)) for name in runs]
+    for fork in forks:
+        fork.start()
+    found = dict(queue.get() for _ in runs)
+    for fork in forks:
+        fork.join()
+    assert [f"{name}: {told}" for name, told in found.items() if isinstance(told, str)] == []
+    return found
 
 
 @pytest.mark.parametrize("check", ["first", "never"])

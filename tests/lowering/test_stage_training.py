@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import tempfile
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -34,7 +35,7 @@ from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.types import TensorType
 from tests.lowering.parallelize import follow
 from tests.lowering.pipelines import evenly, gradients, of_one_stage
-from tests.lowering.runs import Case, whole
+from tests.lowering.runs import Case, load_backends, whole
 
 SEED, HIDDEN = 3, 8
 
@@ -69,12 +70,24 @@ class Net(nn.Module):
 
 
 def case(model: nn.Module | None = None) -> Case:
+    """The net, captured once in this process, which nothing may change; or another model on its batch."""
+    return usual() if model is None else fresh(model)
+
+
+@cache
+def usual() -> Case:
     torch.manual_seed(0)
-    return Case((model or Net()).double(), {"ids": torch.randint(12, (8, 3)), "targets": torch.randint(12, (8, 3))})
+    return fresh(Net())
+
+
+def fresh(model: nn.Module) -> Case:
+    torch.manual_seed(0)
+    return Case(model.double(), {"ids": torch.randint(12, (8, 3)), "targets": torch.randint(12, (8, 3))})
 
 
 PLANS: list[tuple[int, tuple[str, ...], int, dict[str, Any]]] = [
     (4, (), 4, {}), (2, ("zero",), 2, {"schedule": "interleaved", "chunks": 2}), (2, ("data",), 4, {}),
+    (3, ("zero",), 4, {"sizes": (2, 1, 1)}), (3, ("tensor",), 2, {"sizes": (1, 2, 1), "schedule": "zero-bubble"}),
 ]  # fmt: skip
 """Stages, roles of the axes of a stage, microbatches, and the rest of the execution: all for four ranks."""
 
@@ -167,23 +180,27 @@ def test_losses_that_are_called_and_added_up() -> None:
         assert_equal([got for _, got in by_rank], expected, 1e-10)
 
 
-@pytest.mark.parametrize("norm_type", [2.0, float("inf"), 1.0])
-def test_clipping_counts_every_parameter_once(norm_type: float) -> None:
-    found = case()
+def test_clipping_counts_every_parameter_once() -> None:
+    found, norm_types = case(), (2.0, float("inf"), 1.0)
 
-    def clip(model: nn.Module) -> tuple[float, dict[str, Tensor | None]]:
-        with seed_exactly(SEED):
-            backward(model, found)
-        if isinstance(model, ParallelModule):
-            norm = model.clip_grad_norm_(0.1, norm_type)
-        else:
-            norm = nn.utils.clip_grad_norm_(model.parameters(), 0.1, norm_type)
-        return float(norm), gradients(model)
+    def clip(model: nn.Module) -> tuple[dict[float, float], dict[str, Tensor | None]]:
+        norms, clipped = dict[float, float](), dict[str, Tensor | None]()
+        for norm_type in norm_types:
+            model.zero_grad()
+            with seed_exactly(SEED):
+                backward(model, found)
+            if isinstance(model, ParallelModule):
+                norms[norm_type] = float(model.clip_grad_norm_(0.1, norm_type))
+            else:
+                norms[norm_type] = float(nn.utils.clip_grad_norm_(model.parameters(), 0.1, norm_type))
+            for name, gradient in gradients(model).items():
+                clipped[f"{name} by norm {norm_type}"] = None if gradient is None else gradient.clone()
+        return norms, clipped
 
-    norm, expected = in_one(found, clip)
+    norms, expected = in_one(found, clip)
     for by_rank in under_all(found, clip):
-        assert {own for own, _ in by_rank} == {by_rank[0][0]}
-        assert by_rank[0][0] == pytest.approx(norm, rel=1e-10)
+        assert all(own == by_rank[0][0] for own, _ in by_rank)
+        assert by_rank[0][0] == pytest.approx(norms, rel=1e-10)
         assert_equal([got for _, got in by_rank], expected, 1e-10)
 
 
@@ -323,12 +340,13 @@ def _exactly(run: Callable[[Any], Any], argument: Any) -> Any:
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own, in dynamo
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # so too
 def test_compiled_stages() -> None:
-    found = case()
-    for p in found.model.modules():
+    model = Net()
+    for p in model.modules():
         if isinstance(p, nn.Dropout):
             p.p = 0.0
-    found = Case(found.model, found.batch)
+    found = case(model)
     todo = plans(found)[:1]
+    load_backends()
 
     def run() -> list[tuple[float, dict[str, Tensor | None]]]:
         results = list[tuple[float, dict[str, Tensor | None]]]()
@@ -352,17 +370,17 @@ def test_masks_of_torchs_generator() -> None:
     def run(model: ParallelModule) -> tuple[list[float], dict[str, Tensor | None]]:
         seeded = torch.get_rng_state()
         optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.0), list[float]()
-        for number in range(20):
+        for number in range(8):
             losses.append(float(backward(model, found)))
             optimizer.step()
-            optimizer.param_groups[0]["lr"] = 0.1 * (number > 10)
-            if number < 19:
+            optimizer.param_groups[0]["lr"] = 0.1 * (number > 3)
+            if number < 7:
                 optimizer.zero_grad()
         with torch.no_grad():
             losses.append(float(model(**found.batch)))
         state = torch.get_rng_state()
         torch.set_rng_state(seeded)
-        for _ in range(21):
+        for _ in range(9):
             torch.randint(1 << 62, ())
         assert torch.equal(state, torch.get_rng_state())
         return losses, {**weights(model), **{f"gradient of {n}": g for n, g in gradients(model).items()}}
@@ -472,10 +490,10 @@ class Feature(nn.Module):
 
 def test_all_ranks_make_the_same_groups() -> None:
     """The last stage alone sums over two axes: there its head reads other examples along both than the embedding."""
-    found, mesh = case(), Mesh.of(x=2, y=2)
-    found.model.requires_grad_(False)
-    found.model.tok.requires_grad_(True)
-    found = Case(found.model, found.batch)
+    model, mesh = Net(), Mesh.of(x=2, y=2)
+    model.requires_grad_(False)
+    model.tok.requires_grad_(True)
+    found = case(model)
     serial = found.captured.graph
     usual = follow(serial, mesh, (0, 1))
     (head,) = (node.name for node in serial.nodes if node.op == "linear" and "tok_weight" in node.inputs)

@@ -15,7 +15,6 @@ from torch.nn import functional as F
 from examples.zoo import GPT
 from shardwright.lowering.dryrun import dry_run
 from shardwright.lowering.launch import run_ranks
-from shardwright.lowering.module import ParallelModule
 from shardwright.pcg.capture import capture
 from shardwright.pcg.errors import GraphError, PlanError, ShardwrightError
 from shardwright.pcg.graph import Graph, Node
@@ -23,7 +22,15 @@ from shardwright.pcg.layout import Layouts, R, S
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.types import TensorType
-from tests.lowering.runs import Case, assert_same_step, assert_trains_as_serial, parallel_step, serial_step
+from tests.lowering.runs import (
+    Case,
+    Step,
+    assert_same_step,
+    assert_trains_as_serial,
+    load_backends,
+    parallel_step,
+    serial_step,
+)
 
 BATCH, VOCAB, HIDDEN, FFN, SEQ = 8, 20, 16, 24, 12
 
@@ -185,15 +192,22 @@ def test_convolutions(convolutions: Case, storage: dict[str, Layouts], data_axes
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own, in dynamo
-@pytest.mark.parametrize("storage", [DATA, MEGATRON | VOCAB_SPLIT], ids=["data", "tensor"])
-def test_programs_compile_without_graph_breaks(net: Case, storage: dict[str, Layouts]) -> None:
+def test_programs_compile_without_graph_breaks(net: Case) -> None:
     expected = serial_step(net)
+    layouts = {"data": net.graph(TWO, DATA, data_axes=(0,)), "tensor": net.graph(TWO, MEGATRON | VOCAB_SPLIT)}
+    load_backends()
 
-    def body(parallel: ParallelModule) -> None:
-        parallel.compile(backend="aot_eager", fullgraph=True)
-        assert_same_step(parallel_step(parallel, net.batch), expected, 1e-11)
+    def body() -> dict[str, Step]:
+        steps = dict[str, Step]()
+        for name, graph in layouts.items():
+            parallel = net.lower(graph)
+            parallel.compile(backend="aot_eager", fullgraph=True)
+            steps[name] = parallel_step(parallel, net.batch)
+        return steps
 
-    net.on_ranks(net.graph(TWO, storage, data_axes=(0,) if storage is DATA else ()), body)
+    for steps in run_ranks(body, 2, 120):
+        for name, step in steps.items():
+            assert_same_step(step, expected, 1e-11, name)
 
 
 @pytest.mark.slow
@@ -207,6 +221,7 @@ def test_programs_that_gather_blocks_compile() -> None:
     expected = serial_step(found)
     storage = {name: (S(0),) for name, _ in found.model.named_parameters()} | {"ids": (S(0),), "targets": (S(0),)}
     graph = found.graph(TWO, storage, data_axes=(0,))
+    load_backends()
 
     def body() -> list[int]:
         numbers = list[int]()

@@ -134,9 +134,26 @@ def lifted_topic(number: int) -> dict[str, Lifted]:
     return lift_all((*TOPICS, UNCOVERED)[number])
 
 
+def topic_of(name: str) -> int:
+    return next(i for i, topic in enumerate((*TOPICS, UNCOVERED)) if name in topic)
+
+
 def lifted(name: str) -> Lifted:
     """The calls of a handler, or those that an operator's row does not express."""
-    return lifted_topic(next(i for i, topic in enumerate((*TOPICS, UNCOVERED)) if name in topic))[name]
+    return lifted_topic(topic_of(name))[name]
+
+
+@cache
+def in_numpy(topic: int) -> Mapping[str, np.ndarray]:
+    """Every value of the graph that all handlers of a topic share."""
+    one = next(iter(lifted_topic(topic).values()))
+    return run_serial(one.graph, {k: to_numpy(v) for k, v in one.leaves.items()})
+
+
+@cache
+def in_torch(topic: int) -> Mapping[str, Tensor]:
+    one = next(iter(lifted_topic(topic).values()))
+    return run_torch(one.graph, one.leaves)
 
 
 def to_numpy(value: Tensor) -> np.ndarray:
@@ -189,7 +206,7 @@ def test_a_lifted_call_computes_what_torch_does(name: str) -> None:
     missed = {path: made for path, made in one.targets.items() if name not in map(key_of, made)}
     assert not missed, f"torch.export makes no {name} of these cases"
     assert not one.opaque()
-    values = run_serial(one.graph, {k: to_numpy(v) for k, v in one.leaves.items()})
+    values = in_numpy(topic_of(name))
     for result, want, where in one.results:
         assert one.graph.types[result].dtype == dtype_name(want.dtype)
         assert_close(values[result], want, where)
@@ -201,8 +218,7 @@ def test_a_lifted_call_computes_what_torch_does(name: str) -> None:
 @each("name", [*CASES, *UNCOVERED])
 def test_a_lifted_call_has_torchs_gradients(name: str) -> None:
     """By the rows' torch expressions, as lowered programs have them."""
-    one = lifted(name)
-    values = run_torch(one.graph, one.leaves)
+    one, values = lifted(name), in_torch(topic_of(name))
     parameters = {k: v for k, v in one.after.named_parameters() if call_of(k) in one.calls}
     leaves = {str(n.attr("target")): one.leaves[n.name] for n in one.graph.leaves("parameter")}
     got = gradients([values[result] for result, _, _ in one.results], {k: leaves[k] for k in parameters if k in leaves})
@@ -215,7 +231,7 @@ def test_arguments_that_no_row_expresses_make_it_opaque(target: str) -> None:
     one = lifted(target)
     assert one.opaque() == {target}
     assert all(made.count(target) == 1 for made in one.targets.values())
-    values = run_torch(one.graph, one.leaves)
+    values = in_torch(topic_of(target))
     for result, want, where in one.results:
         assert_close(to_numpy(values[result]), want, where)
 

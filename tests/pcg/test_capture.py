@@ -16,7 +16,6 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from bench.accuracy import prepare
-from examples.zoo import ZOO
 from shardwright.pcg.capture import Captured, capture, find_loss
 from shardwright.pcg.errors import CaptureError, UnsupportedOperatorError
 from shardwright.pcg.graph import OPAQUE
@@ -48,9 +47,9 @@ def values_by_target(model: nn.Module, captured: Captured, batch: Mapping[str, A
     return {**dict(model.named_parameters()), **dict(model.named_buffers()), **captured.constants, **batch}
 
 
-def numpy_loss(model: nn.Module, batch: Mapping[str, Any]) -> float:
+def numpy_loss(model: nn.Module, batch: Mapping[str, Any], known: Captured | None = None) -> float:
     """The captured graph's loss by the NumPy interpreter, on the model's own values."""
-    captured = capture(model, batch)
+    captured = known or capture(model, batch)
     values = values_by_target(model, captured, batch)
     leaves = {n.name: values[str(n.attr("target"))].detach().numpy() for n in captured.graph.nodes if n.is_leaf}
     return float(run_serial(captured.graph, leaves)[dict(captured.graph.outputs)["loss"]])
@@ -66,14 +65,11 @@ def test_every_model_is_captured_with_its_loss_and_without_opaque_operators(name
     assert {str(n.attr("target")) for n in graph.leaves("parameter")} == set(captured.aliases)
 
 
-@each("name", ["mlp", "llama", "vit", "mixtral", "qwen3_moe", "resnext", "dlrm"])
+@pytest.mark.parametrize("name", zoo("mlp", "llama", "vit", "mixtral", "qwen3_moe", "resnext", "dlrm"))
 def test_the_captured_graph_computes_the_models_loss(name: str) -> None:
     """Models without dropout, in NumPy and double precision where the graph allows."""
-    torch.manual_seed(0)
-    model, batch = ZOO[name]()
-    expected = find_loss(model(**batch))
-    assert expected is not None
-    assert numpy_loss(model, batch) == pytest.approx(expected.item(), rel=2e-5)
+    found = prepare(name)
+    assert numpy_loss(found.model, found.batch, found.captured) == pytest.approx(found.reference.loss, rel=2e-5)
 
 
 class Tied(nn.Module):

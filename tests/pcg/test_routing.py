@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 
-from examples.zoo import ZOO
+from bench.accuracy import prepare
 from shardwright.pcg.capture import capture
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.interpret import run_serial
 from tests.each import each
 from tests.experts import EXPERTS, SIZE, Sorted, deepseek, ends_of, grouped_mm, mixture
+from tests.models import zoo
 
 LIFTED = ("experts", "expert_linear", "grouped_mm", "sort_indices", "histc", "index", "opaque")
 
@@ -51,15 +51,19 @@ def test_no_order_is_left(name: str, expected: dict[str, int]) -> None:
     assert_computes(model, batch, graph)
 
 
-@each("make", [ZOO["mixtral"], ZOO["qwen3_moe"], deepseek], ids=["mixtral", "qwen3_moe", "deepseek"])
-def test_models_of_transformers(make: Callable[[], tuple[nn.Module, dict[str, Tensor]]]) -> None:
-    torch.manual_seed(0)
-    model, batch = make()
-    graph = capture(model, batch).graph
+@pytest.mark.parametrize("name", [*zoo("mixtral", "qwen3_moe"), "deepseek"])
+def test_models_of_transformers(name: str) -> None:
+    if name == "deepseek":
+        torch.manual_seed(0)
+        model, batch = deepseek()
+        graph = capture(model, batch).graph
+    else:
+        known = prepare(name)
+        model, batch, graph = known.model, known.batch, known.captured.graph
     for captured in (graph, capture(model, batch, precision="amp_bf16").graph):  # where a sum is made in float32
         found = counted(captured)
         assert found.pop("index") == 4  # of the attention mask
-        assert found == {"experts": 1 if make is deepseek else 2}
+        assert found == {"experts": 1 if name == "deepseek" else 2}
     (node, *_) = graph.leaves("experts")
     assert node.source.module.endswith("mlp.experts")
     up, down = (graph.types[name].shape for name in node.inputs[3:])

@@ -15,13 +15,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from bench.accuracy import prepare
 from bench.plans import TWO_AXES, Case, forced
 from examples.zoo import ZOO
 from shardwright.pcg.capture import Captured, capture, find_loss
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.importing import LOSS
 from shardwright.pcg.interpret import denote, run_devices, run_serial
-from tests.models import zoo
+from tests.models import grid, zoo
 
 CASES = [*forced(2), TWO_AXES[-1], Case("searched (fast links)", 4, fast_links=True)]
 WITH_DROPOUT = ("gpt", "gpt2", "bert", "t5")
@@ -40,15 +41,19 @@ class Example:
 @lru_cache(maxsize=2)
 def example(name: str, train: bool) -> Example:
     """A captured model, its leaves in fp64, the serial graph's values and torch's loss in fp32."""
-    torch.manual_seed(0)
-    model, batch = ZOO[name]()
-    captured = capture(model.train(train), batch)
+    if train:
+        known = prepare(name)
+        model, batch, captured, loss = known.model, known.batch, known.captured, known.reference.loss
+    else:
+        torch.manual_seed(0)
+        model, batch = ZOO[name]()
+        captured = capture(model.eval(), batch)
+        with torch.no_grad():
+            found = find_loss(model(**batch))
+        assert found is not None
+        loss = found.item()
     leaves = as_leaves(captured, model, batch)
-    values = run_serial(captured.graph, leaves)
-    with torch.no_grad():
-        loss = find_loss(model(**batch))
-    assert loss is not None
-    return Example(captured, leaves, values, loss.item())
+    return Example(captured, leaves, run_serial(captured.graph, leaves), loss)
 
 
 def as_leaves(captured: Captured, model: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, Array]:
@@ -77,8 +82,7 @@ def assert_same_outputs(parallel: Graph, serial: Graph, found: Mapping[str, list
             np.testing.assert_allclose(array, expected.values[names[key]], rtol=1e-9, atol=1e-12, err_msg=key)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.parametrize("name", zoo())
+@pytest.mark.parametrize(("name", "case"), grid(CASES, each=2))
 def test_devices_compute_what_the_serial_graph_does(name: str, case: Case) -> None:
     """In train mode: dropout included, which draws from the reference semantics' own generator."""
     expected = example(name, train=True)

@@ -19,6 +19,7 @@ from shardwright.pcg.errors import PlanError, ShardwrightError
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import SCHEDULES, Execution, Schedule
 from shardwright.pcg.step.lifetimes import lifetimes
+from shardwright.pcg.step.meshes import stage_meshes
 from shardwright.pcg.step.recompute import Recompute
 from shardwright.search import planner as search_planner
 from shardwright.search.asked import Asked, RecomputeMode, Stages
@@ -147,6 +148,17 @@ def test_stages_are_tried_where_nothing_fits_without() -> None:
         ({"schedule": "1f1b"}, "schedule='1f1b' without stages=: it is that of pipeline stages; give both"),
         ({"stages": 2, "schedule": "2f2b"}, "schedule: expected one of"),
         ({"stages": 2, "mesh": Mesh.of(x=8)}, "2 stages of mesh [x=8] have 16 devices, cluster test has 8"),
+        ({"stages": [8]}, "stages=[8]: expected the devices of each of several stages; give two or more"),
+        ({"stages": [4, 0]}, "stages: expected a positive integer, got 0"),
+        ({"stages": [8, 4]}, "stages=[8, 4] have 12 devices, cluster test has 8"),
+        ({"stages": [4, 1, 1, 1, 1]}, "stages=[4, 1, 1, 1, 1]: the model has 4 blocks to put on them"),
+        ({"stages": [5, 3]}, "stages=[5, 3]: no mesh of 5 devices has a first axis that can be cut to all of these"),
+        ({"stages": [4, 2, 2], "pins": "stages<=2"}, "but stages=[4, 2, 2] is given; leave one out"),
+        (
+            {"stages": [6, 2], "mesh": Mesh.of(x=2, y=3)},
+            "stages of 6 + 2 devices on mesh [x=2, y=3]: it has to be that of the largest, with 6 devices, and the oth",
+        ),
+        ({"stages": [4, 4], "mesh": Mesh.of(x=2)}, "2 stages of mesh [x=2] have 4 devices, cluster test has 8"),
     ],
 )
 def test_what_cannot_be_asked_is_refused(asked: dict[str, Any], message: str) -> None:
@@ -426,3 +438,66 @@ def test_a_plan_by_hand_with_stages_is_chosen_where_it_is_better(monkeypatch: py
         assert any(" x pipeline 2" in a.name for a in plan.alternatives)
     plan = planner().plan(graph, stages=2, recompute=again, compared=False)
     assert not any(" x pipeline 2" in a.name for a in plan.alternatives)
+
+
+def test_stages_have_as_many_devices_as_is_asked_for(tmp_path: Path) -> None:
+    """The largest has most of the blocks; what is left of the cluster stays idle; equal numbers are plain stages."""
+    graph = blocks(batch=32, width=64, layers=8, seq=8)
+    asked: list[tuple[tuple[int, ...], int, dict[str, Any]]] = [
+        ((4, 2), 6, {}), ((2, 4), 8, {"mesh": Mesh.of(x=2, y=2)}), ((2, 1, 1), 4, {"schedule": "1f1b"}),
+        ((4, 2), 6, {"schedule": "interleaved", "microbatches": 4}),
+    ]  # fmt: skip
+    for stages, num_devices, options in asked:
+        plan = planner(num_devices).plan(graph, stages=stages, **options)
+        run = plan.execution
+        assert tuple(mesh.num_devices for mesh in stage_meshes(plan.mesh, run)) == stages
+        assert max(run.stage_sizes) == plan.mesh.devices.sizes[0]
+        assert plan.cluster.num_devices == sum(stages)
+        assert (plan.idle.num_devices if plan.idle else 0) == num_devices - sum(stages)
+        assert predict(plan.graph, plan.cluster, run) == plan.prediction
+        sections = [sum(run.split[stage :: len(stages)]) for stage in range(len(stages))]
+        if run.chunks_per_stage == 1:
+            assert max(sections) == sections[stages.index(max(stages))]
+        plan.save(tmp_path / "plan.json")
+        loaded = Plan.load(tmp_path / "plan.json")
+        assert (loaded.execution, loaded.asked) == (run, plan.asked)
+        assert loaded.asked.stages == stages
+        check_plan(loaded, graph, every_choice)
+    equal, plain = (planner().plan(graph, stages=stages) for stages in ((4, 4), 2))
+    assert equal.execution == plain.execution
+
+
+def test_a_file_of_other_sizes_is_refused() -> None:
+    plan = planner(6).plan(blocks(batch=32, width=64, layers=8, seq=8), stages=(4, 2), mesh=Mesh.of(x=4))
+    data = plan.to_json()
+    assert data["execution"]["stage_sizes"] == [4, 2]
+    for sizes, message in (
+        ([4, 1], "have 5 devices, its cluster 6"),
+        ([4, 3], "stage_sizes [4, 3]: expected divisors of the 4 devices along 'x' of mesh"),
+        ([2, 2], "the largest of them 4; give the mesh of the largest stage"),
+        ([4], "stage_sizes: expected a number of devices for each of the 2 stages, got"),
+        ([4, 0], "execution.stage_sizes[1]: expected at least 1, got 0"),
+    ):
+        wrong = {**data, "execution": {**data["execution"], "stage_sizes": sizes}}
+        with pytest.raises(PlanError) as error:
+            Plan.from_json(wrong)
+        assert message in str(error.value)
+
+
+def test_parts_of_a_cluster_of_unlike_numbers_of_devices_may_be_stages() -> None:
+    """Unasked they are tried, beside stages of equal sizes; as each is run on its own devices, the fast have more."""
+    graph, unit = blocks(batch=32, width=64, layers=11, seq=64), mixed(times=3.0)
+    slow, fast = (replace(cluster(2), device=part.device) for part in unit.parts)
+    joined = Cluster.join([slow, slow, fast], Level("net", 3, 1e7, 1e-5))
+    merged = replace(
+        joined, parts=(replace(joined.parts[0], levels=(*slow.levels, Level("net", 2, 1e7, 1e-5))), joined.parts[2])
+    )
+    assert [part.num_devices for part in merged.parts] == [4, 2]
+    assert [*Pins.of(graph, merged, Asked()).staged] == [2, 3, 6, (4, 2)]
+    assert [*Pins.of(graph, joined, Asked()).staged] == [2, 3, 6]
+    search = Planner(merged, every_choice)
+    plan = search.plan(graph, stages=(4, 2), schedule="1f1b", compared=False)
+    assert plan.execution.split[1] > 4
+    check_plan(plan, graph, every_choice)
+    best = search.plan(graph, compared=False)
+    assert best.prediction.step_s <= plan.prediction.step_s * 1.001

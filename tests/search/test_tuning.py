@@ -384,8 +384,8 @@ def test_a_forced_plan_is_not_faster_than_the_searched_one() -> None:
     for batch, link in product((1, 2), (1e9, 1e12)):
         search, graph = planner(4, link_bytes_per_s=link), blocks(batch, 32, layers=2, seq=256)
         step_s = search.plan(graph).prediction.step_s
-        for roles, mesh in product(product(("context", "tensor", "zero"), repeat=2), meshes(4)):
-            space = Space("forced", mesh, roles[: len(mesh)])
+        pairs = product(("context", "tensor", "zero"), repeat=2)
+        for space in dict.fromkeys(Space("forced", m, roles[: len(m)]) for roles, m in product(pairs, meshes(4))):
             forced = search.plan(graph, spaces=[space], compared=False)
             assert step_s <= forced.prediction.step_s * (1 + 1e-9), (batch, link, space)
 

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable
+import os
+import runpy
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
+
+import torch.distributed as dist
+
+from shardwright.lowering.launch import run_ranks
 
 Run = Callable[..., tuple[int, str, str]]
 """`run("plan", "models.py:net")` gives (status, stdout, stderr)."""
@@ -24,6 +32,23 @@ class Net(nn.Module):
 def net():
     return Net(), {"x": torch.randn(4, 8)}
 """
+
+
+def launch(command: Sequence[str], num_ranks: int, *, quiet: bool = False) -> int:
+    """What torchrun does, on forked ranks, which have loaded everything already; raises where one of them fails."""
+
+    def rank() -> None:
+        os.environ["RANK"] = str(dist.get_rank())
+        is_module = command[0] == "-m"
+        sys.argv = list(command[is_module:])
+        sys.modules.pop(sys.argv[0], None)  # a module that a test has loaded is run all the same
+        with contextlib.redirect_stdout(sys.stderr) if quiet else contextlib.nullcontext():
+            (runpy.run_module if is_module else runpy.run_path)(sys.argv[0], run_name="__main__")
+        sys.stdout.flush()
+        sys.stderr.flush()
+
+    run_ranks(rank, num_ranks, grace_s=20.0)
+    return 0
 
 
 def write(*rules: object, name: str = "mine.json") -> str:

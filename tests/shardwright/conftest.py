@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from shardwright import workers
 from shardwright.cli.main import main
-from tests.shardwright.command import MODELS, Run
+from shardwright.cli.status import FINDING
+from shardwright.pcg.errors import DistributedError
+from tests.shardwright.command import MODELS, Run, launch
 
 
 @pytest.fixture
@@ -29,3 +33,18 @@ def run(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.M
         return stopped.value.code, out, err
 
     return run
+
+
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks of a command are forked, where it is not torchrun that is tested: it takes seconds to load all anew."""
+
+    def forked(command: Sequence[str], num_ranks: int, *, quiet: bool = False) -> int:
+        try:
+            return launch(command, num_ranks, quiet=quiet)
+        except DistributedError as error:
+            if "SystemExit" not in str(error):  # nor has a rank said why it ended
+                sys.stderr.write(f"{error}\n")
+            return FINDING
+
+    monkeypatch.setattr("shardwright.cli.run.launch", forked)

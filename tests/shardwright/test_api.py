@@ -234,7 +234,7 @@ def _refusal(model: nn.Module, given: Mapping[str, Any], batch: Batch) -> str:
 
 def test_the_search_chooses_among_precisions() -> None:
     model, batch = example()
-    cluster = sw.Cluster.preset("dgx-h100")
+    cluster = sw.Cluster.preset("dgx-h100", 1, 4)
     each: dict[str, Plan] = {p: plan(model, cluster, kwargs=batch, precision=p) for p in ("fp32", "amp_bf16")}
     found = plan(model, cluster, kwargs=batch, precision=("fp32", "amp_bf16", "fp32"))
     best = min(each.values(), key=lambda plan: plan.prediction.step_s)

@@ -441,6 +441,11 @@ def test_verify_pipeline_stages(run: Run) -> None:
     status, out, err = run("verify", "staged.py:staged", *given)
     assert status == 0, err
     assert out.startswith("PASSED: Staged on mesh [x=1], 6 gradients, 6 buffers")
+    unlike = ("--cluster", "local:3", "--stages", "2,1", "--mesh", "x=2", "--roles", "data", "--microbatches", "1")
+    status, out, err = run("verify", "staged.py:staged", *unlike)
+    assert status == 0, err
+    assert out.startswith("PASSED: Staged on mesh [x=2], 6 gradients, 6 buffers")
+    assert_error(run("verify", "staged.py:staged", "--stages", "2,0"), "--stages '2,0': expected a number of pipeline")
     assert _worst([{"a": 1.0}, {"a": 2.0, "b": 3.0}], ("a", "b", "c")) == {"a": 2.0, "b": 3.0, "c": math.inf}
 
 
@@ -584,7 +589,7 @@ def test_ranks_share_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     assert environment(2)["OMP_NUM_THREADS"] == "7"
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("forked")
 def test_run_a_model(run: Run) -> None:
     status, out, err = run("run", "models.py:net", "--cluster", "local:2", "--steps", "3",
                            "--precision", "up=fp32,*=amp_bf16")  # fmt: skip
@@ -597,14 +602,15 @@ def test_run_a_model(run: Run) -> None:
 @pytest.mark.slow
 def test_run_a_script_and_its_failure(run: Run) -> None:
     Path("train.py").write_text(
-        "import sys, torch, shardwright as sw\n"
+        "import sys\n"
+        "assert sys.argv[1] == 'good'\n"
+        "import torch, shardwright as sw\n"
         "from models import net\n"
         "torch.manual_seed(0)\n"
         "model, batch = net()\n"
         "parallel = sw.compile(model, sw.Cluster.local(2))\n"
         "loss = parallel.forward_backward(**batch).item()\n"
         "print(f'loss {loss}')\n"  # one write: two ranks' do not mix
-        "assert sys.argv[1] == 'good'\n"
     )
     status, out, err = run("run", "train.py", "--cluster", "local:2", "--", "good")
     assert status == 0, err

@@ -108,7 +108,7 @@ def test_verdicts_are_plain_data_too(run: Run) -> None:
 def test_what_takes_too_long_is_unknown(run: Run) -> None:
     status, out, _ = run("rules", "verify", write(SERIAL), "--no-base", "--limit", "1e-9")
     assert status == 0
-    assert "no proof within 1e-09 s" in out
+    assert "0 certified, 0 refuted, 1 unknown" in out  # the limit may end what comes before the proof, too
 
 
 def test_certificates_in_the_file_are_not_believed(run: Run) -> None:
@@ -412,12 +412,12 @@ def test_a_false_rule_that_claims_a_certificate_changes_no_model(run: Run) -> No
     assert json.loads(Path("plan.json").read_text())["report"]["rewrites"] == []
 
 
+@pytest.mark.usefixtures("forked")
 def test_ranks_read_the_rule_file(run: Run) -> None:
-    status, out, err = run(
-        "run", "models.py:net", "--rules", write(SERIAL), "--cluster", "local:2", "--steps", "1"
-    )  # fmt: skip
+    status, out, err = run("run", "models.py:net", "--rules", write(SERIAL), "--cluster", "local:2", "--steps", "1")
     assert status == 0, err
     assert out.startswith("step    1  loss ")
     status, _, err = run("run", "models.py:net", "--rules", write(FALSE), "--cluster", "local:2", "--steps", "1")
     assert status == 2
-    assert "error: mine.json: no rule of it can be used; `shardwright rules verify mine.json` says why" in err
+    told = "error: mine.json: no rule of it can be used; `shardwright rules verify mine.json` says why"
+    assert err.count(told) == 1, err

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from math import prod
 
-from shardwright.asking import why_not
+from shardwright.asking import what_if, why_not
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.timeline.program import program
 from shardwright.cost.timeline.timeline import simulate
+from shardwright.pcg.mesh import Mesh
 from shardwright.reports.comparison import ComparisonReport
 from shardwright.reports.facts import PlanFacts
+from shardwright.reports.parameters import stored_parameters
 from shardwright.reports.plan import PlanReport
 from shardwright.reports.stages import stage_facts
 from shardwright.reports.timeline import TimelineReport, plan_timeline
@@ -61,7 +64,35 @@ def test_stages_are_not_said_to_win_by_what_others_were_not_given() -> None:
         assert told.endswith("; none by hand with stages fits") is (stages == 2)
 
 
+def test_reports_say_the_mesh_of_each_stage_where_they_are_unlike() -> None:
+    search = Planner(cluster(6), every_choice)
+    plan = search.plan(blocks(batch=32, width=64, layers=8, seq=8), stages=[4, 2], mesh=Mesh.of(x=2, y=2))
+    found, text = stage_facts(PlanFacts(plan)), str(PlanReport(plan))
+    assert [s.mesh for s in found] == ["[x=2, y=2]", "[x=1, y=2]"]
+    assert "6 devices (test), meshes [x=2, y=2], [x=1, y=2] for 2 stages" in text
+    assert "asked for       mesh x=2,y=2; stages 4,2" in text
+    assert "stage  mesh        has" in text
+    assert "[x=2, y=2] + [x=1, y=2]" in str(ComparisonReport({"one": plan, "other": plan}))
+    told = str(TimelineReport(plan, plan_timeline(plan, plan.execution)))
+    assert "meshes [x=2, y=2], [x=1, y=2] for 2 stages\n" in told
+    stored = stored_parameters(PlanFacts(plan))
+    by_ranks = {own.ranks for own in stored.values()}
+    assert {"0–3", "4–5"} <= by_ranks
+    for own in stored.values():
+        ranks = 6 if own.ranks == "0–5" else 4 if own.ranks == "0–3" else 2
+        assert own.copies * prod(own.shape) == ranks * prod(own.local_shape) or own.ranks == "0–5"
+
+
 def test_a_plan_without_stages_has_no_table_of_them() -> None:
     plan = Planner(cluster(2), every_choice).plan(blocks(layers=2))
     assert stage_facts(PlanFacts(plan)) == []
     assert "Pipeline" not in str(PlanReport(plan))
+
+
+def test_what_if_on_other_devices_says_that_the_stages_are_others() -> None:
+    search = Planner(cluster(6), every_choice)
+    plan = search.plan(blocks(batch=32, width=64, layers=8, seq=8), stages=[4, 2])
+    found = what_if(plan, nodes="2x")
+    assert found.other.cluster.num_devices == 12
+    assert "stages of 4 + 2 devices were asked for, not of 12: now the search chose" in str(found)
+    assert what_if(plan, memory="2x").other.execution.stage_sizes == plan.execution.stage_sizes

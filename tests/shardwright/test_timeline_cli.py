@@ -54,6 +54,7 @@ WAYS: list[tuple[tuple[str, ...], Execution]] = [
      Execution(num_stages=2, num_microbatches=4, schedule="interleaved", chunks_per_stage=2)),
     (("--no-overlap",), Execution(overlap=False)),
     (("--late-gathers",), Execution(late_gathers=True)),
+    (("--stage-sizes", "2,4"), Execution(num_stages=2, stage_sizes=(2, 4))),
 ]  # fmt: skip
 
 
@@ -125,6 +126,12 @@ def test_a_smaller_device_has_its_own_limit(run: Run) -> None:
             ("--cluster", "local:2"),
             "mesh [x=4] needs 4 devices, cluster 'local-2' has 2; choose a larger cluster",
         ),
+        (("--stage-sizes", "4,x"), "--stage-sizes '4,x': expected a number of devices for each stage, such as 2,1"),
+        (
+            ("--stage-sizes", "4,2", "--stages", "3"),
+            "--stage-sizes: expected a number of devices for each of the 3 stages, got (4, 2); give one for each",
+        ),
+        (("--stage-sizes", "4,2"), "stages of meshes [x=4] and [x=2] need 6 devices, cluster 'dgx-h100' has 4; choose"),
         (("--stages", "0"), "Invalid value for '--stages': 0 is not in the range x>=1."),
         (("--stages", "16", "--cluster", "preset:dgx-h100:8"), "16 virtual stages, but the model has only 10 sections"),
         (("--offload", "--cluster", "local:4"), "offload: a CPU's memory is the host's; run without offload"),

@@ -98,3 +98,20 @@ def test_nothing_fits_where_nothing_is_free(free_bytes: float) -> None:
 def test_too_few_units_are_refused(units: int, stages: int) -> None:
     with pytest.raises(PlanError, match=f"{stages} virtual stages, but the model has only {units} sections to put on"):
         chained([Place(((Unit(1.0),) * units,))] * stages, 4)
+
+
+def test_very_many_units_are_spread_as_well() -> None:
+    """Neighbours are taken together: 6,000 take no longer than a few hundred, also where one takes nearly all."""
+    random = Random(7)
+    units = tuple(Unit(random.choice((1.0, 2.0, 5.0)), 1.0, 1.0, random.random()) for _ in range(6000))
+    places = [Place((units,), 4 - stage) for stage in range(4)]
+    found = chained(places, 8)
+    assert found is not None
+    assert sum(found.sizes) == len(units)
+    total_s = sum(unit.seconds for unit in units)
+    assert measured(places, found, 8)[0] <= 1.01 * (total_s + 7 * total_s / 4)
+    one = (*units[:2999], Unit(1e9), *units[3000:])
+    lopsided = chained([Place((one,))] * 4, 8)
+    assert lopsided is not None
+    assert sum(lopsided.sizes) == len(units)
+    assert min(lopsided.sizes) >= 1

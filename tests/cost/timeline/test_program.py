@@ -467,7 +467,7 @@ def test_the_slower_way_of_a_value_and_its_gradient_counts(layout: Layout, way: 
     steps: Any = SimpleNamespace(graph=graph, num_bytes={"v": 1e8 / share})
     there, back = (StageLayout((8,), (way,), first) for first in (0, 8))
     expected = resharding_s(SLOW_NETWORK, (64, 1024), 1e8, there, back)[0]
-    assert _hop_s(["v"], (0, 1), steps, SLOW_NETWORK) == pytest.approx(expected)
+    assert _hop_s(["v"], (0, 1), [steps] * 2, SLOW_NETWORK) == pytest.approx(expected)
 
 
 def test_stages_on_equal_parts_of_a_mixed_cluster_are_built_once() -> None:
@@ -497,6 +497,26 @@ def test_uneven_stages_are_balanced() -> None:
         assert best <= simulated(graph, replace(run, split=(first, 8 - first))).busiest.at_work_s * (1 + 1e-3)
 
 
+def test_stages_of_unlike_sizes_are_as_quick_and_as_full_as_their_own_meshes() -> None:
+    """The larger one has more blocks, also as the second; what a stage keeps and sends is that of its own mesh."""
+    graph, run = planned("data", 6), Execution(num_stages=2, num_microbatches=8)
+    equal = program(graph, cluster(8), run)
+    first, second = (program(graph, cluster(5), replace(run, stage_sizes=sizes)) for sizes in ((4, 1), (1, 4)))
+    assert first.execution.split[0] > equal.execution.split[0] > second.execution.split[0]
+    split = (4, 4)
+    alone, whole, small = (
+        simulate(program(graph, cluster(8), replace(run, split=split, stage_sizes=sizes)))
+        for sizes in ((), (4, 1), (1, 4))
+    )
+    assert whole.stages[0].memory == alone.stages[0].memory
+    assert small.stages[1].memory == alone.stages[1].memory
+    for number, found in ((1, whole), (0, small)):
+        assert found.stages[number].compute_s > 2 * alone.stages[number].compute_s
+        assert found.step_s > alone.step_s
+    only = Programs(replace(graph, mesh=Mesh.of(x=1)), cluster(2)).program(replace(run, split=split))
+    assert simulate(only).stages[1].memory == whole.stages[1].memory
+
+
 def test_allocators_hold_more_than_is_used_on_gpus() -> None:
     memory = simulate(program(planned("tensor", 3), on_gpus())).fullest.memory
     used = memory.total_bytes - memory.slack_bytes - memory.communication_bytes
@@ -511,6 +531,8 @@ def test_allocators_hold_more_than_is_used_on_gpus() -> None:
     ("run", "options", "message"),
     [
         (Execution(num_stages=3), {}, "3 stages of mesh [x=4] need 12 devices, cluster 'test' has 8; ch"),
+        (Execution(num_stages=3, stage_sizes=(4, 4, 2)), {}, "stages of meshes [x=4], [x=4] and [x=2] need 10 devices"),
+        (Execution(num_stages=2, stage_sizes=(4, 3)), {}, "stage_sizes [4, 3]: expected divisors of the 4 devices"),
         (Execution(offload=True), {}, "offload: a CPU's memory is the host's; run without offload"),
         (PLAIN, {"repeats": {"layers.7": 2}}, "repeats: 'layers.7': no operator lies in it; name one of the"),
         (PLAIN, {"repeats": {"layers.1": 0}}, "repeats.'layers.1': expected a positive integer, got 0; it is how"),

@@ -128,6 +128,7 @@ def test_a_file_of_another_plan_or_none_is_refused(facts: PlanFacts, tmp_path: P
         Profile.load(file)
 
 
+@pytest.mark.usefixtures("forked")
 def test_two_ranks_are_profiled_and_the_page_shows_it(run: Run) -> None:
     assert (
         run("plan", "models.py:net", "--cluster", "local:2", "--mesh", "tp=2", "--roles", "tensor", "-o", "plan.json")[

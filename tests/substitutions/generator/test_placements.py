@@ -22,6 +22,7 @@ from shardwright.substitutions.generator.typetable import PlacedType, Template, 
 from shardwright.substitutions.terms import Apply, subterms
 from shardwright.verifier.placement.typing import prove_placement, required_guard
 from tests.each import each
+from tests.models import WHOLE_GRIDS
 from tests.verifier import gradients
 from tests.verifier.gradients import gradient_difference
 from tests.verifier.rechecking import recheck
@@ -162,7 +163,7 @@ def test_contexts_are_units_of_work_and_hold_every_operator() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("context", PLACEMENT_CONTEXTS, ids=lambda context: context.name)
+@pytest.mark.parametrize("context", PLACEMENT_CONTEXTS[:: 1 if WHOLE_GRIDS else 2], ids=lambda context: context.name)
 def test_nothing_differs_on_devices(context: PlacementContext) -> None:
     rules = candidates(context, 3, 0)
     assert rules

@@ -1,0 +1,78 @@
+"""Parameters that several pipeline stages have: their gradients are summed over these at the end of a step.
+
+Stages of equal sizes hold equal parts of them, which are summed over the ranks at one place. Of unlike sizes, each rank
+gets from every other stage what that has of its part, and adds all up in the order of the stages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from shardwright.lowering.channels import Kind, joined, part_of
+from shardwright.lowering.launch import Ranks
+from shardwright.lowering.reducer import Finished
+from shardwright.pcg import pieces
+from shardwright.pcg.step.meshes import first_ranks
+
+
+class Holders(NamedTuple):
+    """The stages that have a parameter, a group of ranks that have all of it together, and how it lies on a stage."""
+
+    stages: tuple[int, ...]
+    group: dist.ProcessGroup
+    tensor: pieces.Tensor
+
+
+class Shared:
+    """What a rank's stage shares with others, by the parameter's name."""
+
+    def __init__(self, ranks: Ranks, holders: Mapping[str, Holders]) -> None:
+        self.ranks, self.holders = ranks, dict(sorted(holders.items()))
+        self.found: dict[str, list[Finished]] = {}
+
+    def hold_back(self, finished: Finished) -> bool:
+        """Whether it is kept until the end of the step."""
+        name = finished[0].name
+        if name in self.holders:
+            self.found.setdefault(name, []).append(finished)
+        return name in self.holders
+
+    def summed(self, like: Mapping[str, Any]) -> Iterator[Finished]:
+        """Every gradient, summed over the stages; `like`: how parameters are held, by name."""
+        found, self.found = self.found, {}
+        for name, holders in self.holders.items():
+            held, parts = like[name], [part for _, part, _ in found.get(name, [])]
+            total = parts[0].contiguous() if parts else torch.zeros_like(held.inside)
+            for part in parts[1:]:
+                total += part
+            if len({self.ranks.meshes[stage] for stage in holders.stages}) == 1:
+                dist.all_reduce(total, group=holders.group)
+            else:
+                total = self._exchanged(total, holders)
+            yield held, total, None
+
+    def _exchanged(self, own: Tensor, holders: Holders) -> Tensor:
+        """The sum over stages of unlike sizes."""
+        meshes, place, me = self.ranks.meshes, self.ranks.place, self.ranks.stages.rank
+        todo, shape, rooms = list[dist.P2POp](), tuple(own.shape), dict[int, tuple[Kind, list[Tensor]]]()
+        for stage in holders.stages:
+            if stage == me:
+                continue
+            first = first_ranks(meshes)[stage]
+            for piece in pieces.sent(holders.tensor, meshes[me], meshes[stage], place):
+                todo.append(dist.P2POp(dist.isend, part_of(own, piece), first + piece.place, holders.group))
+            kind = Kind(shape, own.dtype, pieces.received(holders.tensor, meshes[stage], meshes[me], place))
+            rooms[stage] = kind, [own.new_empty(piece.shape) for piece in kind.pieces]
+            for piece, room in zip(kind.pieces, rooms[stage][1], strict=True):
+                todo.append(dist.P2POp(dist.irecv, room, first + piece.place, holders.group))
+        for work in dist.batch_isend_irecv(todo) if todo else ():
+            work.wait()
+        total = torch.zeros_like(own)
+        for stage in holders.stages:
+            total += own if stage == me else joined(*rooms[stage])
+        return total
