@@ -117,7 +117,7 @@ class Incoming(_Channel):
         message, values, works = self.posted
         self.wait(works, message.what)
         self._post()
-        return [joined(kind, parts) for kind, parts in zip(message.kinds, values, strict=True)]
+        return [joined(kind, parts, self.ranks.device) for kind, parts in zip(message.kinds, values, strict=True)]
 
     def _post(self) -> None:
         self.posted = None
@@ -139,11 +139,11 @@ def part_of(value: Tensor, piece: Piece) -> Tensor:
     return (value if piece.is_whole else value[_at(piece.where, value.shape)]).contiguous()
 
 
-def joined(kind: Kind, parts: Sequence[Tensor]) -> Tensor:
+def joined(kind: Kind, parts: Sequence[Tensor], device: torch.device) -> Tensor:
     """What has come of a value, piece by piece. Where several ranks send the same place, they are summands."""
     if len(parts) == 1 and kind.pieces[0].is_whole:
         return parts[0].view(kind.dtype)
-    whole = torch.zeros(kind.shape, dtype=kind.dtype, device=parts[0].device if parts else None)
+    whole = torch.zeros(kind.shape, dtype=kind.dtype, device=device)
     for piece, part in zip(kind.pieces, parts, strict=True):
         whole[_at(piece.where, kind.shape)] += part.view(kind.dtype)
     return whole

@@ -74,5 +74,5 @@ class Shared:
             work.wait()
         total = torch.zeros_like(own)
         for stage in holders.stages:
-            total += own if stage == me else joined(*rooms[stage])
+            total += own if stage == me else joined(*rooms[stage], self.ranks.device)
         return total
