@@ -41,7 +41,9 @@ from shardwright.cli.status import FINDING
 @click.argument("model", required=False, metavar="[FILE.py:FUNCTION]")
 @click.option("--hf-config", type=FILE_PATH, help="The model as a transformers config.json; see --what-if.")
 @click.option("--depth", type=click.IntRange(1), help="Levels of modules to show; by default what fits a page.")
-@click.option("--find", "name", metavar="NAME", help="What becomes of one parameter, operator or module of the model.")
+@click.option("--find", "--param", "--op", "name", metavar="NAME",
+              help="What becomes of one parameter, operator or module of the model.")  # fmt: skip
+@click.option("--memory", is_flag=True, help="Only the memory: by category, and what is largest at the peak.")
 @click.option("--why-not", "strategy", metavar="STRATEGY",
               help="What another way would take at its best: "
               "ddp, zero-1, zero-2, fsdp, hsdp, tp, cp, ulysses.")  # fmt: skip
@@ -57,6 +59,7 @@ def explain(
     hf_config: Path | None,
     depth: int | None,
     name: str | None,
+    memory: bool,
     strategy: str | None,
     changes: Mapping[str, str] | None,
     formula: bool,
@@ -71,11 +74,17 @@ def explain(
 
     --why-not and --what-if search again, which takes as long as planning.
     """
-    questions = {"--find": name, "--formula": formula or None, "--why-not": strategy, "--what-if": changes}
+    questions = {
+        "--find": name,
+        "--memory": memory or None,
+        "--formula": formula or None,
+        "--why-not": strategy,
+        "--what-if": changes,
+    }
     asked = [option for option, given in questions.items() if given is not None]
     if len(asked) > 1:
         raise click.UsageError(
-            "--find, --formula, --why-not and --what-if are questions of their own; ask one at a time"
+            "--find, --memory, --formula, --why-not and --what-if are questions of their own; ask one at a time"
         )
     if asked and depth is not None:
         raise click.UsageError(f"--depth is of the tree of modules, and {asked[0]} prints none; leave one of them out")
@@ -108,7 +117,7 @@ def explain(
         terminal.show(FormulaReport(facts), form)
         return status_of(facts.plan)
     shown = shown_of(plan_file)
-    terminal.show(shown.at(depth), form)
+    terminal.show(shown.of_memory if memory else shown.at(depth), form)
     return status_said(shown.unfit)
 
 

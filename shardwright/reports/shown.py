@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -113,6 +113,15 @@ class Shown(Report):
         own = self.modules[min(depth, len(self.modules)) - 1]
         shown = [own if paragraph.title == own.title else paragraph for paragraph in self.shown]
         return Shown(shown, self.modules, self.facts, self.timeline, self.outdated, self.unfit)
+
+    @property
+    def of_memory(self) -> Shown:
+        """What is said of memory alone."""
+        shown = [paragraph for paragraph in self.shown if "memory" in paragraph.title.lower()]
+        names = ("model", "mesh", "fits", "memory", "unfit", "usable_bytes", "limit_bytes", "peak")
+        predicted = {name: self.facts["prediction"][name] for name in ("memory", "peak_at", "device_bytes")}
+        facts = {**{name: self.facts[name] for name in names}, "prediction": predicted}
+        return replace(self, shown=shown, modules=(), facts=facts)
 
     def paragraphs(self) -> Sequence[Paragraph]:
         return self.shown

@@ -231,7 +231,7 @@ def test_from_the_command_line(run: Run) -> None:
             "tp",
             "--find",
             "up",
-        ): "--find, --formula, --why-not and --what-if are questions of their own; ask one",
+        ): "--find, --memory, --formula, --why-not and --what-if are questions of their own; ask one",
         ("--find", "up", "--depth", "2"): "--depth is of the tree of modules, and --find prints none",
         ("--formula", "--depth", "2"): "--depth is of the tree of modules, and --formula prints none",
         ("models.py:net",): "a model is for --why-not and --what-if; explain needs none",

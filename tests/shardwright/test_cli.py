@@ -167,9 +167,28 @@ def test_explain_finds_a_parameter(run: Run) -> None:
     status, out, _ = run("explain", "plan.json", "--find", "down.weight")
     assert status == 0
     assert out.startswith("down.weight: weight, float32\n")
+    assert (
+        run("explain", "plan.json", "--param", "down.weight")[1]
+        == out
+        == run("explain", "plan.json", "--op", "down.weight")[1]
+    )
     status, _, err = run("explain", "plan.json", "--find", "down.wait")
     assert status == 2
     assert "no parameter, operator or module of this name; there is down.weight" in err
+
+
+def test_explain_says_the_memory_alone(run: Run) -> None:
+    whole = run("plan", "models.py:net", "-o", "plan.json")[1]
+    out = run("explain", "plan.json", "--memory")[1]
+    first, second = out.strip().split("\n\n")
+    assert first.startswith("Memory (")
+    assert second.startswith("Largest in memory at the peak (")
+    assert first in whole
+    assert second in whole
+    told = json.loads(run("explain", "plan.json", "--memory", "--format", "json")[1])
+    assert told["prediction"]["memory"] == json.loads(Path("plan.json").read_text())["prediction"]["memory"]
+    assert "compute_s" not in told["prediction"]
+    assert run("explain", "plan.json", "--memory", "--depth", "1")[0] == 2
 
 
 @each(
