@@ -108,7 +108,7 @@ function fillWhere(focus) {
   const buttons = devices.map((index) => element("button", { "aria-pressed": String(index === colourAxis),
     onclick: () => { colourAxis = index; drawWhere(focus); } }, `colour by ${axes[index].name}`));
   at("where").replaceChildren(element("h2", {}, "Compute and communication by module"),
-    element("p", {}, `Width is time: ${plan.modules_note}. The orange foot of a cell is communication. Click to zoom.`),
+    element("p", {}, `Width is time: ${plan.modules_note}. The orange foot of a cell is communication. Click, or press Enter, to zoom.`),
     element("div.tools.crumbs", {}, ...crumbs.map((module) =>
       element("button", { onclick: () => drawWhere(module) }, module.label + (module.count > 1 ? ` ×${module.count}` : ""))),
       element("span.push", {}), ...(devices.length > 1 ? buttons : [])),
@@ -123,12 +123,13 @@ function fill(chart, item, left, width, level) {
   const name = item.label || item.name, repeated = item.count > 1 ? ` ×${item.count}` : "";
   const share = item.communication_s / (item.compute_s + item.communication_s || 1);
   const named = width * pixels >= LETTER * (name.length + repeated.length) + PADDING;  // a name is shown whole, or not
+  const zoom = () => drawWhere(item.uses ? item : item.parent);
   const cell = element(named ? "div.cell" : "div.cell.narrow", { style: `left:${left}%;width:${width}%;top:${26 * level}px;background:${colour(use)}`,
-    onclick: () => drawWhere(item.uses ? item : item.parent) }, named ? name + repeated : "");
+    onclick: zoom, ...(item.uses ? { tabindex: 0, role: "button", onkeydown: (event) => { if (event.key === "Enter") zoom(); } } : {}) }, named ? name + repeated : "");
   if (share > 0) cell.append(element("i", { style: `width:${100 * share}%` }));
   tip(cell, () => `${item.uses ? path(item) : `${path(item.parent)}: ${name}`}${repeated}\n${time(cost(item))}, of which ` +
     `communication ${percent(share)}\n` + devices.map((i) => `${axes[i].name}: ` + (item.uses ? usesText(item.uses[i])
-    : `${item.use[i]}, ${item.layouts[i]}`)).join("\n"));
+    : `${item.use[i]}, ${item.layouts[i]}`)).join("\n"), true);
   chart.append(cell);
   if (!item.uses) return level;
   let deepest = level, x = left;
@@ -145,13 +146,18 @@ function usesText(uses) {
   return USES.filter((use) => uses[use] / total > 0.005).map((use) => `${USE_WORDS[use]} ${percent(uses[use] / total)}`).join(", ") || "–";
 }
 
-function tip(target, text) {
-  const box = at("tip");
-  target.addEventListener("mousemove", (event) => {
+/** `keys`: where it has the focus, too. */
+function tip(target, text, keys = false) {
+  const box = at("tip"), hide = () => { box.hidden = true; };
+  const show = (event, x, y) => {
     box.textContent = text(event) || "";
     box.hidden = !box.textContent;
-    box.style.left = `${Math.max(8, Math.min(event.clientX + 14, innerWidth - box.offsetWidth - 8))}px`;
-    box.style.top = `${Math.max(8, Math.min(event.clientY + 14, innerHeight - box.offsetHeight - 8))}px`;
-  });
-  target.addEventListener("mouseleave", () => { box.hidden = true; });
+    box.style.left = `${Math.max(8, Math.min(x + 14, innerWidth - box.offsetWidth - 8))}px`;
+    box.style.top = `${Math.max(8, Math.min(y + 14, innerHeight - box.offsetHeight - 8))}px`;
+  };
+  target.addEventListener("mousemove", (event) => show(event, event.clientX, event.clientY));
+  target.addEventListener("mouseleave", hide);
+  if (!keys) return;
+  target.addEventListener("focus", (event) => { const own = target.getBoundingClientRect(); show(event, own.left, own.bottom); });
+  target.addEventListener("blur", hide);
 }

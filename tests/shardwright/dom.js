@@ -16,6 +16,7 @@ class Element {
   get offsetWidth() { return 100; }
   get offsetHeight() { return 20; }
   focus() {}
+  getBoundingClientRect() { return { left: 1, bottom: 1 }; }
   scrollIntoView() {}
   querySelectorAll() { return []; }
   getContext() { return new Proxy({}, { get: (_, key) => (key === "measureText" ? (text) => ({ width: 6 * text.length }) : () => ({})) }); }

@@ -174,6 +174,19 @@ def test_a_browser_draws_what_happens_over_time(tmp_path: Path) -> None:
     assert (answer["rows"], answer["sorted"]) == (1 + len(names), "bytes ↑")
 
 
+def test_the_keyboard_zooms_where_the_time_goes(plan: Plan, tmp_path: Path) -> None:
+    script = """
+      const cells = () => [...document.querySelectorAll("#icicle .cell[tabindex]")];
+      const told = document.getElementById("tip");
+      const before = cells().length, answer = [before > 1, told.hidden];
+      cells()[1].focus();
+      answer.push(told.hidden, told.textContent.includes("of which communication"));
+      const second = cells()[1].textContent;
+      cells()[1].dispatchEvent(new KeyboardEvent("keydown", { key: "Enter" }));
+      answer.push(cells().length < before, cells()[0].textContent === second);"""
+    assert in_browser(plan, tmp_path, script) == [True, True, False, True, True, True]
+
+
 def test_the_keyboard_opens_and_sorts_and_keeps_the_focus(plan: Plan, tmp_path: Path) -> None:
     """What is drawn anew has the focus where it was: else the next key would go to the top of the page."""
     script = """
