@@ -72,7 +72,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the interpreter's last flush is quiet
         return 0
     except SystemExit:  # click's own answer to a reader that is gone, such as `head`, is status 1
-        if type(sys.stdout).__name__ == "PacifyFlushWrapper":
+        if type(sys.stdout).__name__.endswith("PacifyFlushWrapper"):
             return 0
         raise
     except Exception as error:  # noqa: BLE001 - whatever it is, the user gets one line, or the traceback on request
