@@ -4,7 +4,8 @@ Chromium opens each page, 1280 and 1920 pixels wide, light and dark, with everyt
 the network or said on the console, nothing may be wider than what holds it, and every number with a unit that `explain`
 prints has to be on the page: of the step and its parts, memory, stages, communication, weights and what is largest at
 the peak. Of the plan file these are the step and the memory of the plan and of every other plan. Left out are shares
-(the page draws them), notes on what is not listed, and the table of modules, whose page is a tree of other parts.
+(the page draws them), notes on what is not listed, the parts of other plans' steps and memory (it draws those too), and
+the table of modules, whose page is a tree of other parts.
 
     python -m bench.browser [NAME ...]    prints a table; 1 where a page lacks anything
 """
@@ -50,7 +51,7 @@ UNFOLDED = """
       .map((e) => `${e.tagName} ${e.className}: ${e.textContent.slice(0, 60)}`),
   };"""
 _QUANTITY = re.compile(r"(?<![\w.])\d[\d.,]*\s(?:ns|µs|ms|s|min|h|B|kB|MB|GB|TB)(?![\w/])")
-_ELSEWHERE = ("Modules", "Compared with")
+_ELSEWHERE = ("Modules", "Compared with", "Do not fit")
 """Paragraphs of `explain` that the page shows in another form."""
 
 
@@ -111,7 +112,7 @@ def said(plan: Plan) -> set[str]:
     told = plan.to_json()  # of the file, which has the numbers whole
     for own in (told, *told["alternatives"]):
         prediction = own["prediction"]
-        found |= {seconds(prediction["step_s"]), size(sum(prediction["memory"].values()))}
+        found |= quantities(f"{seconds(prediction['step_s'])}, {size(sum(prediction['memory'].values()))}")
     return found
 
 
