@@ -163,7 +163,8 @@ def seed_exactly(seed: int) -> ExactRandom:
     Call it in each process, beside `torch.manual_seed`, before training. Then `F.dropout` and its kin (dropout in
     attention, alpha, feature and in-place dropout, `Tensor.bernoulli_(p)`) draw by a counter-based generator: the n-th
     mask of the process is Philox(seed, n, place of the element). A lowered program computes of each mask its own part
-    alone, the same under every plan; without `seed_exactly` each rank draws all of it from torch's generator.
+    alone, the same under every plan. Without `seed_exactly` each rank draws on a CPU all of it from torch's generator,
+    on a GPU its own part, by a number that torch's generator gives for the step.
 
     The counter goes on by one with every mask that is drawn: once for each dropout with 0 < p < 1 in train mode, in the
     order of the calls, and for a lowered program by all of the model's dropouts per step, microbatches or not. Torch's

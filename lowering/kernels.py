@@ -253,7 +253,7 @@ def dropout(x: Tensor, p: float, draw: Draw, shard: Shard | None) -> Tensor:
     """
     if draw.seed is None and shard is None and x.is_contiguous():
         return torch.native_dropout(x, p, True)[0]
-    if draw.by_part:
+    if draw.seed is not None:
         return drop(x, p, draw, shard)
     return drop(x, p, ahead(x.shape if shard is None else shard.shape, p, draw, x.dtype, x.device), shard)
 
