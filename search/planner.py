@@ -243,7 +243,7 @@ class Planner:
         fits = list(_fits(fitter, tried, stop))
         staged, beside, by_hand = self._staged(tuner, pool, fits, stop, needed=not found, compared=compared)
         if staged:
-            pool = [*staged, *by_hand * (spaces is None and not (kept.mesh or kept.limits)), *pool]
+            pool = [*staged, *(by_hand if spaces is None and not (kept.mesh or kept.limits) else ()), *pool]
             found, tried, alternatives = [*found, *staged], [*tried, beside], [*alternatives, *by_hand]
             fits += _fits(fitter, [beside], stop)
         elif not found and needed:
