@@ -30,6 +30,8 @@ _MOST_WALKS = 8
 """So many plans, those that would be the fastest with everything kept; each takes some ten predictions."""
 _WITHOUT = {"none": 1.0, "selective": 0.9, "full": 0.75}
 """The part of a step that is left where nothing is made again: forward is a third of the work."""
+LITTLE = 1e-3
+"""Of a step: no try is worth less, nor may a plan of folded blocks be further from that of the whole graph."""
 _HIGHEST_PRICE = 1e3
 """Of all bytes that are kept, against the whole step: at that price nothing is worth keeping."""
 
@@ -187,21 +189,22 @@ def _exposed(candidate: Candidate) -> Sequence[float]:
 def by_block(fitter: Fitter, found: Fitted, whole: Candidate) -> Iterator[Candidate]:
     """The whole plan with as many of its last blocks as fit keeping more: backward needs those first.
 
-    Each block takes about the same, so two tries or three find how many that are.
+    Each block takes about the same, so two tries or three find how many that are, and what further ones would gain.
     """
     if found.larger is None:
         return
     names, home, limit = blocks_of(whole.graph), _home(whole.graph), fitter.solver.limit_bytes
-    fits, (fewest, least), (most, largest) = 0, (0, _bytes(whole)), (len(names) + 1, found.larger_bytes)
+    fits, gained_s, (fewest, least), (most, largest) = 0, 0.0, (0, _bytes(whole)), (len(names) + 1, found.larger_bytes)
     for _ in range(_MIXTURES):
         share = (limit - least) / (largest - least) if largest > least else 0.0
         number = min(int(fewest + share * (most - fewest)), most - 1)
-        if number <= fits:
+        if number <= fits or (fits and (number - fits) / fits * gained_s < LITTLE * whole.prediction.step_s):
             return
         mixed = found.own.mixed(found.larger, frozenset(names[-number:]), home)
         tried = fitter.judged(whole, mixed)
         if tried.fits:
             fits, fewest, least = number, number, _bytes(tried)
+            gained_s = whole.prediction.step_s - tried.prediction.step_s
             yield tried
         else:
             most, largest = number, _bytes(tried)

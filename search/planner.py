@@ -33,7 +33,7 @@ from shardwright.search.anytime import Stop
 from shardwright.search.asked import Asked, PinsLike, RecomputeMode, Stages, texts
 from shardwright.search.blame import blamed
 from shardwright.search.domain import CertifiedSplits
-from shardwright.search.fitting import Fitted, Fitter, by_block
+from shardwright.search.fitting import LITTLE, Fitted, Fitter, by_block
 from shardwright.search.folding import Folded
 from shardwright.search.idle import asked_for, on_a_part, with_idle
 from shardwright.search.pins import Pins
@@ -54,8 +54,6 @@ _MOST_WHOLE = 4
 _FAR = 1.25
 """How many times as long as an equal share of all work takes the best plan takes where stages are tried unasked: less
 is hardly ever gained by them, as they idle and exchange messages themselves."""
-_ABOUT = 1e-3
-"""How far a plan of folded blocks may be from that of the whole graph."""
 
 
 @contextmanager
@@ -351,7 +349,7 @@ class Planner:
         best_s, about = best.prediction.step_s, {way: f.mixed_s(fitter.solver.limit_bytes) for way, f in fitted.items()}
         for way in sorted(about, key=lambda way: about[way])[:_MOST_WHOLE]:
             is_apart = best_s < best.prediction.step_s
-            if about[way] >= best_s * (1 - _ABOUT) and (is_apart or way != _way(best)):
+            if about[way] >= best_s * (1 - LITTLE) and (is_apart or way != _way(best)):
                 continue
             plain = whole[way] if way in whole else rewriter.again_whole(fitted[way].candidate)
             for mixed in by_block(fitter, fitted[way], plain):
@@ -416,4 +414,4 @@ def _way(candidate: Candidate) -> _Way:
 def _about(candidate: Candidate) -> tuple[bool, float]:
     """Its rank, a little better."""
     unfit, measure = rank(candidate)
-    return unfit, measure * (1 - _ABOUT)
+    return unfit, measure * (1 - LITTLE)

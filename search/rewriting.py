@@ -20,7 +20,7 @@ from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.again import made_again_of_part
 from shardwright.pcg.step.asked import still_there
 from shardwright.pcg.step.operations import Operations
-from shardwright.search.folding import Folded
+from shardwright.search.folding import Folded, fold
 from shardwright.search.leaves import LeafSearch, Leaves, Rewritten
 from shardwright.search.plan import Rewrite
 from shardwright.search.problem import Way
@@ -163,8 +163,9 @@ class Rewriter:
 
     def again_whole(self, candidate: Candidate) -> Candidate:
         """As `Solver.again_whole`."""
-        found = self.solver.again_whole(self.whole(candidate), candidate)
-        return replace(found, rewrites=candidate.rewrites)
+        whole = self.whole(candidate)
+        folded = fold(whole) if candidate.rewrites else self.folded
+        return replace(self.solver.again_whole(whole, folded, candidate), rewrites=candidate.rewrites)
 
 
 def _is_better(new: Candidate, old: Candidate) -> bool:

@@ -41,6 +41,7 @@ from shardwright.search.plan import Rewrite
 from shardwright.search.problem import NoLayoutsError, Prices, Problem, Restrict, Solution, Way
 from shardwright.search.restrict import DATA, FREE, role_restriction
 from shardwright.search.spaces import LONGEST_FIRST
+from shardwright.search.unfolding import unfolded
 from shardwright.search.within import HULL_TOLERANCE, kept_bytes, time_and_bytes, within_memory
 
 _MEMORY_TRIES = 3
@@ -59,7 +60,8 @@ class Candidate:
 
     Attributes:
         bound_s: none whose gathered parameters stay as long as is `priced`, and that keeps no more than the memory, has
-            a smaller sum on this mesh. For other lifetimes it says nothing: `Tuner.bound_s` is for all of them.
+            a smaller sum on this mesh, with folded blocks laid out alike. For other lifetimes it says nothing:
+            `Tuner.bound_s` is for all of them.
         graph: of the whole model, or of one whose blocks are `folded`.
         roles: of the axes of devices; `limits`: what else its layouts keep to.
         lifetimes: for how long gathered parameters stay; `priced`: the lifetime that the layouts were chosen for.
@@ -326,28 +328,31 @@ class Solver:
         """Of a graph whose blocks occur so often; those that were asked for last are known."""
         return self._programs(graph, tuple(repeats.items()))
 
-    def again_whole(self, graph: Graph, candidate: Candidate) -> Candidate:
-        """The same for the whole graph, of which a candidate has only a few blocks: at its price of a byte, if it fits.
+    def again_whole(self, graph: Graph, folded: Folded, candidate: Candidate) -> Candidate:
+        """The same for the whole graph, of which a candidate has a few blocks: all that are alike are laid out alike.
 
-        Else it is solved as if nothing were known. Its stages have the same blocks, if those are all its sections.
+        What does not fit so is solved as if nothing were known. Its stages have the same blocks, if those are all its
+        sections.
         """
         try:
-            return self._again_whole(graph, candidate)
+            return self._again_whole(graph, folded, candidate)
         except PlanError:
             if not (run := candidate.execution).split:
                 raise
             anew = replace(run, split=(), recompute_by_stage=())
-            return self._again_whole(graph, replace(candidate, execution=anew))
+            return self._again_whole(graph, folded, replace(candidate, execution=anew))
 
-    def _again_whole(self, graph: Graph, candidate: Candidate) -> Candidate:
-        c, whole = candidate, Folded(graph)
-        problem, eliminator = self.problem(whole, c.mesh, c.roles, c.execution, c.priced, c.limits)
-        at = c.solved[2]
-        prices = at._replace(byte=at.byte * (1 + HULL_TOLERANCE))  # the smaller end of the hull's edge at the limit
-        solution = eliminator.solve(problem, prices)
-        bound_s = solution.bound - prices.byte * (self.limit_bytes - self.cluster.device.context_bytes)
-        made = _Draft(c.name, bound_s, (problem, solution, prices), c.roles, c.execution, c.priced, c.limits)
-        found = self._finish(made, whole, (c.lifetimes,))
+    def _again_whole(self, graph: Graph, folded: Folded, candidate: Candidate) -> Candidate:
+        c, whole, solved = candidate, Folded(graph), candidate.solved
+        problem, solution, at = solved
+        if (all_blocks := unfolded(problem, folded, graph)) is None:
+            all_blocks, eliminator = self.problem(whole, c.mesh, c.roles, c.execution, c.priced, c.limits)
+            at = at._replace(byte=at.byte * (1 + HULL_TOLERANCE))  # the smaller end of the hull's edge at the limit
+            solution = eliminator.solve(all_blocks, at)
+            solved = all_blocks, solution, at
+        made = _Draft(c.name, c.bound_s, solved, c.roles, c.execution, c.priced, c.limits)
+        laid_out = materialize(all_blocks, solution, self.certified)
+        found = self._stored(made, laid_out, {}, (c.lifetimes,))
         if found.fits or not c.fits:
             return found
         return self.solve(
@@ -363,11 +368,17 @@ class Solver:
         )
 
     def _finish(self, draft: _Draft, folded: Folded, zeros: Sequence[Lifetimes]) -> Candidate:
+        """As `_stored`, of the graph that the problem is of."""
+        problem, solution, _ = draft.solved
+        return self._stored(draft, materialize(problem, solution, self.certified), folded.repeats, zeros)
+
+    def _stored(
+        self, draft: _Draft, solved: Graph, repeats: Mapping[str, int], zeros: Sequence[Lifetimes]
+    ) -> Candidate:
         """With the first lifetime that fits or with the last one, whichever is better."""
         problem, solution, prices = draft.solved
-        solved = materialize(problem, solution, self.certified)
         in_loop = time_and_bytes(problem, solution)[0] < AFTER_THE_LOOP_S
-        parameters, repeats = [leaf.name for leaf in solved.leaves("parameter")], folded.repeats
+        parameters = [leaf.name for leaf in solved.leaves("parameter")]
         if self.excess_bytes(kept_bytes(problem, solution, problem.stored)):
             zeros = zeros[-1:]  # the longer a gathered parameter stays, the more is there
         found: list[Candidate] = []

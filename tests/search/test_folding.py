@@ -77,7 +77,7 @@ def test_the_memory_of_folded_blocks_is_that_of_the_whole_in_every_category() ->
     for role in ("data", "zero", "tensor"):
         few = solver.solve(fold(graph), mesh, (role,), role)
         memory = predict(few.graph, solver.cluster, repeats=fold(graph).repeats).memory
-        whole = solver.again_whole(graph, few).prediction.memory
+        whole = solver.again_whole(graph, fold(graph), few).prediction.memory
         found, expected = memory.by_category(), whole.by_category()
         for category in {**found, **expected}:
             error = abs(found.get(category, 0) - expected.get(category, 0))
