@@ -149,9 +149,9 @@ def _joined(before: Sequence[int], after: Sequence[int]) -> Iterator[list[int]]:
 def _moves_batch(graph: Graph, node: Node) -> bool:
     """Whether the dimensions before the last two were not neighbours before this permutation, and those it follows.
 
-    Strides join any dimension of one element with its neighbours.
+    Strides join any dimension of one element, on one device, with its neighbours.
     """
-    shape = graph.types[node.name].shape
+    shape = graph.types[node.name].local_shape(graph.mesh)
     dims, source = list(range(len(shape))), node
     while source.op in ("permute", REPLICATE):
         if source.op == "permute":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +10,8 @@ import torch
 
 from shardwright.pcg.analysis import computed_once, copies_data, cut_with, kept_constants, read_again, saved_by, written
 from shardwright.pcg.builder import GraphBuilder
+from shardwright.pcg.graph import Graph
+from shardwright.pcg.mesh import Mesh
 from tests.each import each
 
 
@@ -74,6 +77,18 @@ def test_dimensions_of_one_element_are_joined_with_any(shape: tuple[int, ...]) -
     tensor = torch.zeros(shape).permute(0, 2, 1, 3)
     copies = tensor.reshape(-1, *tensor.shape[2:]).data_ptr() != tensor.data_ptr()
     assert copies_data(graph, graph.by_name[moved]) == copies
+    b = GraphBuilder()
+    x = b.leaf("x", "input", (2 * shape[0], *shape[1:]), "float32", "x")
+    moved = b.op("permute", x, dims=(0, 2, 1, 3))
+    y = b.leaf("y", "input", (2 * shape[0], shape[2], 5, 6), "float32", "y")
+    serial = b.graph([("z", b.op("matmul", moved, y))])
+    splits = {"permute": ("d0",), "matmul": ("_0",)}
+    nodes = (
+        replace(n, split=splits.get(n.op, ()), attrs=tuple((k, ("S(0)",) if k == "layouts" else v) for k, v in n.attrs))
+        for n in serial.nodes
+    )
+    graph = Graph(tuple(nodes), serial.outputs, Mesh.of(x=2))
+    assert copies_data(graph, graph.by_name[moved]) == copies, "as one device has it"
 
 
 def test_a_scale_in_between_saves_no_copy() -> None:
