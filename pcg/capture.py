@@ -9,8 +9,8 @@ captured without any data.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,7 +21,9 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake
 from torch.amp.autocast_mode import autocast
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from shardwright.pcg.alike import Forward, alike
 from shardwright.pcg.aten import dtype_name
+from shardwright.pcg.depth import Run, deepened, runs, shortened
 from shardwright.pcg.errors import CaptureError, PlanError, UnsupportedOperatorError
 from shardwright.pcg.exporting import export
 from shardwright.pcg.graph import OPAQUE, Graph
@@ -30,7 +32,7 @@ from shardwright.pcg.importing import LOSS, Importer, tied_names
 from shardwright.pcg.modules import in_own_precision
 from shardwright.pcg.precision import check_precision, low_dtype
 from shardwright.pcg.regions import Marker
-from shardwright.pcg.state import Kept, settled
+from shardwright.pcg.state import Found, Kept, settled
 from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.precisions import PrecisionMode, base_of
 from shardwright.pcg.unseen import unseen_refused
@@ -77,8 +79,7 @@ class _LossOnly(nn.Module):
 
     def forward(self, **batch: Any) -> torch.Tensor:
         self.marker.tensor = next(x for x in tree_leaves(batch) if isinstance(x, torch.Tensor))
-        autocasts = autocast(self.marker.device, getattr(torch, self.low)) if self.low else nullcontext()
-        with self.kept.watched(), unseen_refused(self.model), autocasts:
+        with self.kept.watched(), unseen_refused(self.model), _autocast(self.marker.device, self.low):
             result = self.model(**batch, **self.options)
         loss = find_loss(result)
         if loss is None:
@@ -88,6 +89,11 @@ class _LossOnly(nn.Module):
                 " batch)"
             )
         return loss
+
+
+def _autocast(device: str, low: str) -> AbstractContextManager[object]:
+    """In this 16-bit format; "": none."""
+    return autocast(device, getattr(torch, low)) if low else nullcontext()
 
 
 def _describe(result: Any) -> str:
@@ -165,11 +171,32 @@ def capture(
             exported = export(_LossOnly(model, options, marker, low, kept), model, tensors, mode, marker)
         return Importer(model, exported, tensors, num_microbatches, execution.is_per_microbatch).run()
 
+    def forward(copy: nn.Module, batch: Mapping[str, Any]) -> object:
+        with in_own_precision(copy, precision, device), _autocast(device, low):
+            return find_loss(copy(**batch, **options))
+
     with unset_fake_temporarily():  # the caller may still be in the mode that the model was built in
-        graph, constants = settled(model, once)
+        layers = [] if execution.per_microbatch else runs(model)
+        found = _of_few(model, tensors, layers, once, forward) if layers else None
+        graph, constants = found or settled(model, once)
     if strict:
         _refuse_opaque(graph)
     return Captured(graph, tied_names(model), constants, options, precision, execution.per_microbatch)
+
+
+def _of_few(
+    model: nn.Module, tensors: Mapping[str, Any], layers: Sequence[Run], once: Callable[[Kept], Found], forward: Forward
+) -> Found | None:
+    """As `settled`, from a few of the layers of long lists; None where these are not seen to repeat."""
+    try:
+        if not alike(model, tensors, layers, forward):
+            return None
+        with shortened(model, layers):
+            graph, constants = settled(model, once)
+    except Exception:  # whatever it is, it is said of the whole model
+        return None
+    whole = deepened(graph, layers)
+    return None if whole is None else (whole, constants)
 
 
 def _checked_modules(model: nn.Module, per_microbatch: Sequence[str]) -> Execution:

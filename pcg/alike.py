@@ -1,0 +1,171 @@
+"""Whether the layers of a long list all do the same: a model runs on tensors without data, and its operators are noted.
+
+Both the whole model and the shortened one run so. Every layer from the third on has to call the same operators with the
+same numbers on the same values: its own, those of the layer right before, or those that all read. What lies outside has
+to be equal in both. That is a statement about all layers, not about a sample of them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+from torch._export.utils import _compiling_state_context
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter, tree_leaves, tree_map
+
+from shardwright.pcg.depth import KEPT, Run, shortened
+
+_MOST_NUMBERS = 4096
+"""Of a constant that is compared by value."""
+_Place = tuple[str, int]
+"""A layer of the list at a path, or a stretch outside of all of them, under the path ""."""
+Forward = Callable[[nn.Module, Mapping[str, Any]], object]
+
+
+def alike(model: nn.Module, tensors: Mapping[str, Any], found: Sequence[Run], forward: Forward) -> bool:
+    """Whether the shortened model stands for the whole one. `forward` runs a copy of it on a batch without data."""
+    mode = FakeTensorMode()
+    named = {name: t for name, t in (*model.named_parameters(), *model.named_buffers())}
+    for tensor in (*named.values(), *tree_leaves(tensors)):
+        mode = getattr(tensor, "fake_mode", mode)
+
+    def fake(value: Any) -> Any:
+        return mode.from_tensor(value) if isinstance(value, Tensor) and not hasattr(value, "fake_mode") else value
+
+    memo = {id(tensor): fake(tensor) for tensor in named.values()}
+    copy = deepcopy(model, memo)  # whose Python state may change, and which has no data
+    batch = tree_map(fake, dict(tensors))
+    quiet = mock.patch.object(logging.getLogger(FakeTensor.__module__), "disabled", new=True)  # of what fails here
+    with quiet, mock.patch.object(mode, "allow_non_fake_inputs", new=True):  # of what is no parameter or buffer
+        whole = _Notes(copy, batch, found, mode, forward)
+        with shortened(copy, found):
+            short = _Notes(copy, batch, found, mode, forward)
+    return whole.are_as(short)
+
+
+class _Notes(TorchDispatchMode):
+    """What a model calls, layer by layer."""
+
+    def __init__(
+        self, model: nn.Module, batch: Mapping[str, Any], found: Sequence[Run], mode: FakeTensorMode, forward: Forward
+    ) -> None:
+        super().__init__()
+        self.found = {run.path: run for run in found}
+        self.calls: dict[_Place, list[object]] = {}
+        self._made: dict[int, tuple[_Place, int]] = {}  # by storage, where in which place it was made
+        self._stays: list[object] = []
+        self._in: _Place | None = None
+        tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        tensors |= {f"batch {number}": t for number, t in enumerate(tree_iter(batch)) if isinstance(t, Tensor)}
+        self._leaves = {_storage(tensor): name for name, tensor in reversed(tensors.items())}
+        hooks = [hook for run in found for hook in self._watched(model.get_submodule(run.path), run)]
+        try:
+            with mode, self, _compiling_state_context():  # as when it is exported
+                self.result = self._said(forward(model, batch))
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _watched(self, layers: nn.Module, run: Run) -> list[Any]:
+        hooks = list[Any]()
+        for number, layer in enumerate(layers.children()):
+            if number >= run.start:
+                place = (run.path, number)
+                hooks.append(layer.register_forward_pre_hook(lambda *_, place=place: self._enter(place)))
+                hooks.append(layer.register_forward_hook(lambda *_: self._enter(None)))
+        return hooks
+
+    def _enter(self, place: _Place | None) -> None:
+        if place is not None:
+            if self._in is not None or place in self.calls:
+                raise ValueError("a layer runs twice, or inside another one")
+            self.calls[place] = []
+        self._in = place
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> object:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if func.namespace == "prim":
+            return result
+        if self._in is None:
+            own = next(reversed(self.calls), None)
+            place = own if own is not None and not own[0] else ("", len(self.calls_outside))
+        else:
+            place = self._in
+        calls = self.calls.setdefault(place, [])
+        said = str(func), torch.is_grad_enabled(), *(self._said(x, place) for x in (args, kwargs))
+        for number, tensor in enumerate(tree_iter(result)):
+            if isinstance(tensor, Tensor) and _storage(tensor) not in self._leaves:
+                storage = _storage(tensor)
+                if storage not in self._made:
+                    self._made[storage] = place, len(calls)
+                    self._stays.append(tensor.untyped_storage())
+        calls.append((*said, self._said(result, place)))
+        return result
+
+    @property
+    def calls_outside(self) -> list[list[object]]:
+        return [calls for (path, _), calls in self.calls.items() if not path]
+
+    def _said(self, value: object, at: _Place = ("", -1)) -> object:
+        return tuple(self._named(x, at) if isinstance(x, Tensor) else x for x in tree_iter(value))
+
+    def _named(self, tensor: Tensor, at: _Place) -> object:
+        """Where a tensor comes from, as seen from a place, and what it looks like."""
+        storage, (path, number) = _storage(tensor), at
+        kind = tuple(tensor.shape), tensor.dtype, tensor.stride(), tensor.storage_offset(), tensor.requires_grad
+        if storage in self._leaves:
+            name, own = self._leaves[storage], f"{path}.{number}."
+            return ("own", name.removeprefix(own), kind) if path and name.startswith(own) else ("leaf", name, kind)
+        if storage not in self._made:
+            return ("constant", _value(tensor), kind)
+        (home, layer), place = self._made[storage]
+        if (home, layer) == at:
+            return ("own", place, kind)
+        if home and home == path and layer == number - 1:
+            return ("before", place, kind)
+        if home and home != path and (home, layer + 1) not in self.calls:
+            return ("last", home, place, kind)
+        return (home, layer, place, kind)
+
+    def are_as(self, short: _Notes) -> bool:
+        """Whether the notes of the shortened model say all that these say."""
+        if self.result != short.result or self.calls_outside != short.calls_outside:
+            return False
+        for path, run in self.found.items():
+            own, few = ([notes.calls.get((path, n)) for n in range(run.start, run.stop)] for notes in (self, short))
+            if None in own or few[KEPT:] != [None] * (len(few) - KEPT):
+                return False
+            if own[:KEPT] != few[:KEPT] or any(calls != own[KEPT - 2] for calls in own[KEPT - 2 :]):
+                return False
+        return _order(self) == _order(short)
+
+
+def _order(notes: _Notes) -> list[str]:
+    """The lists, and stretches outside of them, in the order in which they run."""
+    found = list[str]()
+    for path, _ in notes.calls:
+        if not path or not found or found[-1] != path:
+            found.append(path)
+    return found
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def _value(tensor: Tensor) -> object:
+    """Of a tensor that forward makes of numbers; of another one, what equals nothing else."""
+    if isinstance(tensor, FakeTensor) or tensor.numel() > _MOST_NUMBERS:
+        return object()
+    with unset_fake_temporarily():
+        return tensor.detach().tolist()

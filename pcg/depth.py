@@ -1,0 +1,196 @@
+"""Deep models are captured from a few of their layers: the layers of a list that are alike are exported once.
+
+    long list ──shortened──▶ four layers exported ──deepened──▶ the graph of all of them
+        └──────── both run on tensors without data, operator by operator: all layers must do the same (`pcg.alike`)
+
+So capture takes about as long however deep a model is. What is not seen to repeat is exported whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import NamedTuple
+
+from torch import nn
+
+from shardwright.pcg.graph import Graph, Node
+
+KEPT = 4
+"""Layers that are exported: the first reads what comes before, the last is read behind; the third stands for the rest."""
+_FEWEST = 8
+"""Of fewer layers, all are exported."""
+
+
+class Run(NamedTuple):
+    """The last layers of a list, which have equal parts: from number `start` on, up to `stop`."""
+
+    path: str
+    start: int
+    stop: int
+
+    def block(self, number: int) -> str:
+        return f"{self.path}.{number}"
+
+
+def runs(model: nn.Module) -> list[Run]:
+    """The outermost lists of a model that end in many layers of equal parts."""
+    found = list[Run]()
+    for path, layers in model.named_modules():
+        if not path or not isinstance(layers, (nn.ModuleList, nn.Sequential)) or _is_inside(path, found):
+            continue
+        if list(layers._modules) != [str(number) for number in range(len(layers))]:
+            continue
+        parts, start = [_parts(layer) for layer in layers], len(layers)
+        while start and parts[start - 1] == parts[-1]:
+            start -= 1
+        if len(layers) - start >= _FEWEST and len(set(map(id, layers))) == len(layers):
+            found.append(Run(path, start, len(layers)))
+    return found
+
+
+def _is_inside(path: str, found: Sequence[Run]) -> bool:
+    return any(path.startswith(f"{run.path}.") for run in found)
+
+
+def _parts(layer: nn.Module) -> Hashable:
+    """What a layer is made of. What it does with that is seen when it runs."""
+    tensors = (*layer.named_parameters(), *layer.named_buffers())
+    return (
+        tuple((name, type(part), part.training) for name, part in layer.named_modules()),
+        tuple((name, type(t), tuple(t.shape), t.dtype, t.requires_grad) for name, t in tensors),
+    )
+
+
+@contextmanager
+def shortened(model: nn.Module, found: Sequence[Run]) -> Generator[None]:
+    """While it is entered, each of the lists has `KEPT` of the layers of its run."""
+    dropped = dict[str, dict[str, nn.Module | None]]()
+    try:
+        for run in found:
+            layers = model.get_submodule(run.path)._modules
+            names = [str(number) for number in range(run.start + KEPT, run.stop)]
+            dropped[run.path] = {name: layers.pop(name) for name in names}
+        yield
+    finally:
+        for path, layers in dropped.items():
+            model.get_submodule(path)._modules.update(layers)
+
+
+def deepened(graph: Graph, found: Sequence[Run]) -> Graph | None:
+    """The graph of all layers, from that of a shortened model; None where its layers do not make up a chain."""
+    for run in found:
+        blocks = _Blocks(graph, run)
+        if not blocks.are_alike():
+            return None
+        graph = blocks.all_of_them()
+    return _drawn_in_order(graph)
+
+
+class _Blocks:
+    """The nodes of a graph that lie in the layers of a run, parameters and buffers included."""
+
+    def __init__(self, graph: Graph, run: Run) -> None:
+        self.graph, self.run = graph, run
+        prefixes = [f"{run.block(run.start + number)}." for number in range(KEPT)]
+        self.nodes: list[list[Node]] = [[] for _ in prefixes]
+        self.home = dict[str, tuple[int, int]]()  # by name, the block and the place in it
+        for node in graph.nodes:
+            where = f"{node.attr('target') if node.is_leaf else node.source.module}."
+            for number, prefix in enumerate(prefixes):
+                if where.startswith(prefix):
+                    self.home[node.name] = number, len(self.nodes[number])
+                    self.nodes[number].append(node)
+
+    def are_alike(self) -> bool:
+        """Whether the third block is as the fourth, and nothing that lies outside depends on which block it follows."""
+        *_, third, last = self.nodes
+        if not third or [self._seen(n, KEPT - 2) for n in third] != [self._seen(n, KEPT - 1) for n in last]:
+            return False
+        if any(node.op == "constant" for node in (*third, *last)):
+            return False
+        read = {i for node in self.graph.nodes if node.name not in self.home for i in node.inputs}
+        read |= {name for _, name in self.graph.outputs}
+        between = any(self.home.get(name, (0, 0))[0] in range(1, KEPT - 1) for name in read)
+        return not between and not {name for _, name in self.graph.outputs} & self.home.keys() and self._in_one_piece()
+
+    def _in_one_piece(self) -> bool:
+        """Whether operators of the blocks lie side by side, one block after the other."""
+        operators = [node for node in self.graph.nodes if not node.is_leaf]
+        numbers = [self.home.get(node.name, (-1, 0))[0] for node in operators]
+        inside = [i for i, number in enumerate(numbers) if number >= 0]
+        run = numbers[inside[0] : inside[-1] + 1] if inside else []
+        return -1 not in run and run == sorted(run)
+
+    def _seen(self, node: Node, number: int) -> Hashable:
+        """A node of a block, said such that it is equal for a node of another one that does the same."""
+        attrs = tuple((key, value) for key, value in node.attrs if key not in ("seed", "target"))
+        path = str(node.attr("target")) if node.is_leaf else node.source.module
+        return (
+            node.op,
+            attrs,
+            self._within(path, number),
+            node.source.line,
+            tuple(self._place(i, number) for i in node.inputs),
+        )
+
+    def _within(self, path: str, number: int) -> str:
+        return path.removeprefix(self.run.block(self.run.start + number))
+
+    def _place(self, name: str, number: int) -> Hashable:
+        block, place = self.home.get(name, (-1, 0))
+        return ("own", place) if block == number else ("before", place) if block == number - 1 else ("far", name)
+
+    def all_of_them(self) -> Graph:
+        """With copies of the third block between that and the last one, which is the last of all."""
+        third = self.nodes[-2]
+        before = {node.name: number for number, node in enumerate(self.nodes[-3])}
+        numbers = range(self.run.start + KEPT - 1, self.run.stop)
+        called = {number: [f"{node.name}_of_{number}" for node in third] for number in numbers}
+        called[numbers.start - 1] = [node.name for node in third]
+        own = {node.name: place for place, node in enumerate(third)}
+
+        def copies(number: int) -> Iterator[Node]:
+            for place, node in enumerate(third):
+                inputs = (
+                    called[number][own[i]] if i in own else called[number - 1][before[i]] if i in before else i
+                    for i in node.inputs
+                )
+                yield self._copy(replace(node, name=called[number][place], inputs=tuple(inputs)), number)
+
+        made = {number: list(copies(number)) for number in numbers}
+        last = {node.name: name for node, name in zip(self.nodes[-1], called[numbers[-1]], strict=True)}
+        nodes, done = list[Node](), set[str]()
+        for node in self.graph.nodes:
+            if node.name not in last:
+                nodes.append(replace(node, inputs=tuple(last.get(i, i) for i in node.inputs)))
+                continue
+            kind = node.op if node.is_leaf else ""  # leaves come first, by kind
+            if kind not in done:
+                done.add(kind)
+                nodes += (c for own in made.values() for c in own if (c.op if c.is_leaf else "") == kind)
+        outputs = tuple((key, last.get(name, name)) for key, name in self.graph.outputs)
+        return Graph(tuple(nodes), outputs, self.graph.mesh)
+
+    def _copy(self, node: Node, number: int) -> Node:
+        """With the names of the layer that it lies in."""
+        old, new = self.run.block(self.run.start + KEPT - 2), self.run.block(number)
+
+        def said(path: str) -> str:
+            return new + path.removeprefix(old) if f"{path}.".startswith(f"{old}.") else path
+
+        attrs = tuple(
+            (key, said(str(value)) if key == "target" and node.is_leaf else value) for key, value in node.attrs
+        )
+        return replace(node, attrs=attrs, source=replace(node.source, module=said(node.source.module)))
+
+
+def _drawn_in_order(graph: Graph) -> Graph:
+    """Random numbers are drawn in the order of the program, whose draws are numbered."""
+    seeds: Mapping[str, int] = {n.name: number for number, n in enumerate(n for n in graph.nodes if n.is_random)}
+    nodes = (
+        replace(n, attrs=tuple((k, seeds[n.name] if k == "seed" else v) for k, v in n.attrs)) if n.name in seeds else n
+        for n in graph.nodes
+    )
+    return Graph(tuple(nodes), graph.outputs, graph.mesh)
