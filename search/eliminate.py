@@ -72,7 +72,7 @@ class Eliminator:
         interner = self.interner if len(problem.time_s) < MANY_VARIABLES else Interner()
         model = Model.of(problem, prices, interner)
         for variable, choices in allowed.items():
-            model.keep(variable, interner.call(np.array, tuple(choices.tolist())))
+            model.keep(variable, choices.tolist())
         model.drop_dominated()
         order = problem.order
         if order is None or any(now > then for now, then in zip(model.sizes, order.sizes, strict=True)):
