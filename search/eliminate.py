@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import prod
+from math import inf, prod
 
 import numpy as np
 
@@ -71,38 +71,44 @@ class Eliminator:
         """The same where only these choices of some variables are allowed; it is not kept."""
         interner = self.interner if len(problem.time_s) < MANY_VARIABLES else Interner()
         model = Model.of(problem, prices, interner)
+        known = () if allowed else problem.solved.values()  # at other prices
+        ceiling = min((model.cost(solution.choices) for solution in known), default=inf)
         for variable, choices in allowed.items():
-            model.keep(variable, interner.call(np.array, tuple(choices.tolist())))
+            model.keep(variable, choices.tolist())
         model.drop_dominated()
         order = problem.order
         if order is None or any(now > then for now, then in zip(model.sizes, order.sizes, strict=True)):
             order = problem.order = model.min_fill()
-        return _solve(model, order, _ROUNDS)
+        return _solve(model, order, _ROUNDS, ceiling)
 
 
-def _solve(model: Model, order: Order, rounds: int) -> Solution:
-    """By elimination if its tables are small; else only of what is in series or parallel, the rest within bounds."""
+def _solve(model: Model, order: Order, rounds: int, ceiling: float) -> Solution:
+    """By elimination if its tables are small; else only of what is in series or parallel, the rest within bounds.
+
+    `ceiling`: some solution costs no more.
+    """
     elimination = _Elimination(model)
     if order.largest_table < LARGE_TABLE and order.largest_result <= LARGE_RESULT:
         return elimination.run(order.variables)
     for v in order.variables:
         if elimination.is_series(v):
             elimination.eliminate(v)
-    return elimination.with_rest(_within_bounds(elimination.rest(), rounds))
+    return elimination.with_rest(_within_bounds(elimination.rest(), rounds, ceiling - elimination.constant))
 
 
-def _within_bounds(model: Model, rounds: int) -> Solution:
+def _within_bounds(model: Model, rounds: int, ceiling: float) -> Solution:
     """Without the choices whose lower bound exceeds the cost of a solution."""
-    found = relax([u.value for u in model.unary], {scope: table.value for scope, table in model.edges.items()})
+    tables = {scope: table.value for scope, table in model.edges.items()}
+    found = relax([u.value for u in model.unary], tables, ceiling)
     first = Solution(found.choices, found.objective, min(found.bound, found.objective))
     if found.is_tight:
         return first
-    left = model.left_with([np.flatnonzero(bounds <= found.objective + found.slack) for bounds in found.bounds])
+    left = model.left_with(found.left)
     left.drop_dominated()
     if (exact := _eliminated(left)) is not None:
         return exact
     if rounds and sum(left.sizes) < _FEWER * sum(model.sizes):
-        best = min(_solve(left, left.min_fill(), rounds - 1), first, key=lambda s: s.objective)
+        best = min(_solve(left, left.min_fill(), rounds - 1, found.ceiling), first, key=lambda s: s.objective)
     else:
         choices = improved(model, found.choices, lambda part: s.choices if (s := _eliminated(part)) else None)
         best = replace(first, choices=choices, objective=model.cost(choices))

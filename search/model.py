@@ -32,7 +32,8 @@ class Model:
     @classmethod
     def of(cls, problem: Problem, prices: Prices, interner: Interner) -> Model:
         pairs = zip(problem.time_s, problem.kept_bytes, strict=True)
-        unary = [t if prices.byte == 0.0 else interner.call(_priced, t, b, prices.byte) for t, b in pairs]
+        free = {b: prices.byte == 0.0 or not b.value.any() for b in set(problem.kept_bytes)}
+        unary = [t if free[b] else interner.call(_priced, t, b, prices.byte) for t, b in pairs]
         edges = dict(problem.edges)
         if prices.beside != 1.0:
             edges |= {edge: interner.call(np.multiply, edges[edge], prices.beside) for edge in problem.beside}
@@ -66,16 +67,16 @@ class Model:
             around = sorted(self.neighbours[v])
             tables = [self.edges[min(v, n), max(v, n)] for n in around]
             first = tuple(v < n for n in around)
-            self.keep(v, self.interner.call(_undominated, before, first, *tables))
+            self.keep(v, self.interner.call(_undominated, before, first, *tables).value)
             if self.unary[v] is not before:
                 lost.append(v)
         return lost
 
-    def keep(self, v: int, choices: Interned[np.ndarray]) -> None:
+    def keep(self, v: int, left: Sequence[int]) -> None:
         """Keep only these of a variable's choices."""
-        if len(choices.value) == len(self.unary[v].value):
+        if len(left) == len(self.unary[v].value):
             return
-        cut = partial(self.interner.call, _cut)
+        cut, choices = partial(self.interner.call, _cut), self.interner.of(tuple(left))
         self.unary[v], self.kept[v] = cut(self.unary[v], choices, 0), cut(self.kept[v], choices, 0)
         for n in self.neighbours[v]:
             edge = (min(v, n), max(v, n))
@@ -85,7 +86,7 @@ class Model:
         """A model of its own with fewer choices; what `kept` says of it is in choices of this one."""
         model = Model(self.interner, list(self.unary), dict(self.edges))
         for v, choices in enumerate(keep):
-            model.keep(v, self.interner.call(np.array, tuple(choices.tolist())))
+            model.keep(v, choices.tolist())
         return model
 
     def min_fill(self) -> Order:
@@ -121,10 +122,10 @@ def _priced(time_s: np.ndarray, kept_bytes: np.ndarray, price: float) -> np.ndar
     return time_s + price * kept_bytes
 
 
-def _undominated(unary: np.ndarray, first: Sequence[bool], *tables: np.ndarray) -> np.ndarray:
+def _undominated(unary: np.ndarray, first: Sequence[bool], *tables: np.ndarray) -> tuple[int, ...]:
     """`undominated`, of tables in which the variable comes first or second."""
-    return undominated(unary, [t if f else t.T for f, t in zip(first, tables, strict=True)])
+    return tuple(undominated(unary, [t if f else t.T for f, t in zip(first, tables, strict=True)]).tolist())
 
 
-def _cut(table: np.ndarray, keep: np.ndarray, axis: int) -> np.ndarray:
+def _cut(table: np.ndarray, keep: Sequence[int], axis: int) -> np.ndarray:
     return np.ascontiguousarray(np.take(table, keep, axis))

@@ -17,7 +17,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import inf, isfinite
+from math import inf, isfinite, nextafter
 
 import numpy as np
 
@@ -27,6 +27,8 @@ _SWEEPS = 24
 _STALLED = 3
 _RISES = 1e-4
 """The bound has to rise by so much of itself, or a better solution be found, for more sweeps to be worth their time."""
+_FEWER = 0.8
+"""The share of the choices that may be left for the others to be dropped between sweeps."""
 _COMPARED = 2**16
 """Entries that are compared in one step, about."""
 TOLERANCE = 1e-9
@@ -62,7 +64,8 @@ def undominated(unary: np.ndarray, tables: Sequence[np.ndarray]) -> np.ndarray:
 class Relaxed:
     """A solution and its cost, a lower bound of all, and for every choice one of all solutions that hold it.
 
-    `slack`: by how much rounding may have made the bounds too high.
+    `slack`: by how much rounding may have made the bounds too high. `ceiling`: the least cost that is known, be it
+    that of this solution or of another one.
     """
 
     choices: tuple[int, ...]
@@ -70,37 +73,80 @@ class Relaxed:
     bound: float
     bounds: list[np.ndarray]
     slack: float
+    ceiling: float
+
+    @property
+    def left(self) -> list[np.ndarray]:
+        """Of every variable, the choices that an optimum may hold."""
+        return [np.flatnonzero(bounds <= self.ceiling + self.slack) for bounds in self.bounds]
 
     @property
     def is_tight(self) -> bool:
         return self.objective <= self.bound + self.slack
 
 
-def relax(unary: Sequence[np.ndarray], edges: Edges) -> Relaxed:
-    """Sweeps until the bound meets the cost of a solution, or rises no more. Costs are not negative."""
-    best, bound, bounds = ((0,) * len(unary), inf), 0.0, [np.zeros(len(table)) for table in unary]
-    clip = _some_scale(unary, edges)
+def relax(unary: Sequence[np.ndarray], edges: Edges, ceiling: float = inf) -> Relaxed:
+    """Sweeps until the bound meets the cost of a solution, or rises no more. Costs are not negative.
+
+    `ceiling`: a solution, which need not be known here, costs no more. What costs more is left out of further sweeps:
+    they take less time, and their bounds, which are of what is left, are higher.
+    """
+    best, bound, left = ((0,) * len(unary), inf), 0.0, _Left(unary, edges)
+    clip = 1.5 * ceiling if isfinite(ceiling) else _some_scale(unary, edges)
     for number in range(1, _CLIPS + 1):
-        model, stalled = Reparametrization(unary, edges, clip), 0
+        model, stalled, slack = left.reparametrization(clip), 0, TOLERANCE * clip
         orders = (range(len(unary)), model.growing())
         for _ in range(_SWEEPS):
             before, known = model.constant, best[1]
             model.sweep(forward=True)
             model.sweep(forward=False)
-            found = (model.read_off(order) for order in orders)
+            found = [left.choices(model.read_off(order)) for order in orders]
             best = min((best, *((x, _cost(unary, edges, x)) for x in found)), key=lambda pair: pair[1])
-            bound = max(bound, model.constant)
+            ceiling = min(ceiling, best[1])
+            bound = max(bound, min(model.constant, ceiling))
+            left.drop(model, ceiling + slack)
             rises = model.constant > before + _RISES * model.constant or best[1] < known
             stalled = 0 if rises else stalled + 1
-            if best[1] <= bound + TOLERANCE * clip or stalled == _STALLED:
+            if best[1] <= bound + slack or stalled == _STALLED:
                 break
             if isfinite(best[1]) and not _is_apt(clip, best[1]) and number < _CLIPS:  # more sweeps are for one that is
                 break
-        bounds = [np.maximum(old, new) for old, new in zip(bounds, model.bounds, strict=True)]
         if _is_apt(clip, best[1]):
             break
         clip = 1.5 * best[1] if isfinite(best[1]) else 10 * clip
-    return Relaxed(*best, bound, bounds, TOLERANCE * clip)
+    return Relaxed(*best, bound, left.bounds, TOLERANCE * clip, ceiling)
+
+
+class _Left:
+    """Which choices are left, by number; the bounds of all, also of those that have been dropped.
+
+    `most`: bounds of what is left are no higher, as a solution with dropped choices may cost as little.
+    """
+
+    def __init__(self, unary: Sequence[np.ndarray], edges: Edges) -> None:
+        self.unary, self.edges = unary, edges
+        self.kept = [np.arange(len(table)) for table in unary]
+        self.bounds, self.most = [np.zeros(len(table)) for table in unary], inf
+
+    def reparametrization(self, clip: float) -> Reparametrization:
+        """A new one of what is left."""
+        own = [table[kept] for table, kept in zip(self.unary, self.kept, strict=True)]
+        between = {(i, j): table[self.kept[i]][:, self.kept[j]] for (i, j), table in self.edges.items()}
+        return Reparametrization(own, between, clip)
+
+    def choices(self, numbers: Sequence[int]) -> tuple[int, ...]:
+        """The choices that have these numbers among those that are left."""
+        return tuple(int(kept[number]) for kept, number in zip(self.kept, numbers, strict=True))
+
+    def drop(self, model: Reparametrization, most: float) -> None:
+        """Drop what is bounded above `most`, if that is enough to be worth the copies."""
+        for bounds, kept, new in zip(self.bounds, self.kept, model.bounds, strict=True):
+            bounds[kept] = np.maximum(bounds[kept], np.minimum(new, self.most))
+        stay = [bounds[kept] <= most for bounds, kept in zip(self.bounds, self.kept, strict=True)]
+        if sum(map(np.count_nonzero, stay)) < _FEWER * sum(map(len, stay)):
+            self.kept = [kept[own] for kept, own in zip(self.kept, stay, strict=True)]
+            model.keep(stay)
+            self.most = min(self.most, nextafter(most, inf))
 
 
 def _is_apt(clip: float, cost: float) -> bool:
@@ -129,12 +175,20 @@ class Reparametrization:
     def __init__(self, unary: Sequence[np.ndarray], edges: Edges, clip: float) -> None:
         self.unary = [np.minimum(table, clip) for table in unary]
         self.edges = [np.minimum(table, clip) for table in edges.values()]
+        self.ends = list(edges)
         self.constant = 0.0
         self.bounds = [np.zeros(len(table)) for table in unary]
         self.around: list[list[tuple[int, int]]] = [[] for _ in unary]  # of each variable: (neighbour, edge)
         for e, (i, j) in enumerate(edges):
             self.around[i].append((j, e))
             self.around[j].append((i, e))
+
+    def keep(self, stay: Sequence[np.ndarray]) -> None:
+        """Only these choices, a mask for each variable."""
+        self.unary = [table[own] for table, own in zip(self.unary, stay, strict=True)]
+        self.bounds = [table[own] for table, own in zip(self.bounds, stay, strict=True)]
+        for e, (i, j) in enumerate(self.ends):
+            self.edges[e] = self.edges[e].compress(stay[i], 0).compress(stay[j], 1)
 
     def sweep(self, *, forward: bool) -> None:
         """Move costs along the order of the variables, or against it."""

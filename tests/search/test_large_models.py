@@ -110,14 +110,21 @@ def descent(problem: Problem, price: float) -> float:
     return cost
 
 
-def test_what_sweeps_say_is_true() -> None:
-    """No bound is above a solution, of no choice above one that holds it; and what is tight is the optimum."""
+@pytest.mark.parametrize("above", [np.inf, 1.5, 1.0])
+def test_what_sweeps_say_is_true(above: float) -> None:
+    """No bound is above a solution, of no choice above one that holds it; and what is tight is the optimum.
+
+    Also where a cost is known beforehand, be it that of the optimum, and what is above it left out.
+    """
     for seed in range(40):
         rng = np.random.default_rng(seed)
         problem = random_problem(rng, [3] * 6, 0.7)
-        found = relax([t.value for t in problem.time_s], tables(problem))
         every = [(objective(problem, c), c) for c in product(range(3), repeat=6)]
         best = min(value for value, _ in every)
+        found = relax([t.value for t in problem.time_s], tables(problem), above * best)
+        left = [set(choices.tolist()) for choices in found.left]
+        assert all(value > best + 1e-12 or all(c in own for c, own in zip(choices, left, strict=True))
+                   for value, choices in every)  # fmt: skip
         assert found.bound <= best + 1e-12
         assert all(found.bounds[v][c] <= value + 1e-12 for value, choices in every for v, c in enumerate(choices))
         assert not found.is_tight or found.objective == pytest.approx(best)

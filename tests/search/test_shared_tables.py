@@ -14,10 +14,10 @@ import pytest
 from shardwright.pcg.mesh import Mesh
 from shardwright.search import eliminate
 from shardwright.search.building import ProblemBuilder
-from shardwright.search.eliminate import Eliminator
+from shardwright.search.eliminate import Eliminator, minimize_last
 from shardwright.search.interning import Interned, Interner
 from shardwright.search.problem import Costs, Prices, Problem, Way
-from tests.search.graphs import cluster, every_choice, mlp
+from tests.search.graphs import cluster, every_choice, mlp, num_made
 
 Array = np.ndarray
 
@@ -205,6 +205,18 @@ def test_lifetimes_of_weights_share_the_tables_of_all_else() -> None:
     differ = {name for name in first.closures if first.closures[name] is not second.closures[name]}
     stored = {node.name for node in mlp().leaves("parameter")}
     assert differ == stored & set(first.closures)
+
+
+def test_prices_of_a_byte_share_the_tables_of_what_keeps_nothing() -> None:
+    """Of a chain in which only the last variable keeps bytes, what is far from it is eliminated once."""
+    model, interner, made = chain(6), Interner(), list[int]()
+    model.kept_bytes[5] = interned(np.arange(4.0))
+    solver = Eliminator(interner)
+    for price in (0.1, 0.2):
+        check(solver, model, price, f"price {price}")
+        made.append(num_made(interner, minimize_last))
+    assert made[0] >= 5
+    assert made[1] - made[0] <= 3
 
 
 def test_tables_of_large_problems_do_not_stay_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
