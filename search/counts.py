@@ -53,11 +53,13 @@ class Counts:
         """
         if not (yield from self._at(0)):  # in which nothing is gathered or summed twice
             return
-        number = self.number or (0 if self.found[0].fits else self._next(0))
-        while number and not (yield from self._at(number)):
-            number //= 2
-        self.number = number
-        if number:
+        if not self.number and not self.found[0].fits:
+            self.number = self._next(0)
+            if not (yield from self._at(self.number)):  # what fits cannot win
+                return
+        while not (yield from self._at(self.number)):
+            self.number //= 2
+        if self.number:
             yield from self._up()
             yield from self._down()
             self._take(0)

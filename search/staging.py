@@ -64,7 +64,7 @@ class Stager:
         del self.modes[1:-1]  # what lies between is found value by value
         folded = tuner.folded
         self._num_blocks = len(blocks_of(folded.graph)) + sum(times - 1 for times in folded.repeats.values())
-        self._over = inf  # how many times its floor a step took at least
+        self._over = inf  # how many times its floor a step took at least where all is kept
 
     def plans(self) -> Iterator[Candidate]:
         """Plans that are the best of their number of stages by then.
@@ -160,7 +160,9 @@ class Stager:
         if not found.execution.split:
             found = spread_out(self.tuner.solver, found, self.tuner.folded.repeats)
         self.fastest_s = min(self.fastest_s, found.prediction.step_s if found.fits else inf)
-        self._over = min(self._over, found.prediction.step_s / way.floor_s)
+        run = found.execution
+        if run.recompute == "none" and not run.recompute_by_stage:  # else memory decides, and some blocks may keep more
+            self._over = min(self._over, found.prediction.step_s / way.floor_s)
         return found
 
     def _spread(self, found: Candidate) -> Candidate:
