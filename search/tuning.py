@@ -80,6 +80,7 @@ class Tuner:
         self.counts = self._counts()
         self.fastest_s = inf
         self.tried: list[Candidate] = []
+        self._tried: dict[tuple[Space, RecomputeMode, int], Candidate] = {}
         self._start: dict[RecomputeMode, int] = {}  # the number of microbatches that fitted last
         self._ideal: dict[RecomputeMode, float] = {}
         self._over: dict[Hashable, float] = {}  # the least part of floors that steps took: what is shared counts twice
@@ -186,7 +187,7 @@ class Tuner:
                     modes = list[RecomputeMode]((best.execution.recompute,)) if best.fits else modes[-1:]
                 if any_found and self._excess_bytes(space, modes[0]):  # nor does anything fit there
                     continue
-                if ways := list(self.ways(space, modes, min(self.fastest_s, most_s))):
+                if ways := list(self.ways(space, modes, self.fastest_s if self.fastest_s < inf else most_s)):
                     own, any_found = min(ways, key=rank), True
                     best = own if best is None else min(best, own, key=rank)
                     yield own, space, modes
@@ -367,6 +368,8 @@ class Tuner:
         Where that comes near the best plan by now, of the other lifetime too, and with layouts for which all overlaps
         that can, where by their sum a faster plan is likely.
         """
+        if (known := self._tried.get((space, mode, count))) is not None:
+            return known
         execution, mesh = space.run(self.execution, mode), over_time(space.mesh, count)
         best: Candidate | None = None
         zeros = _priced(space.zeros, mesh)
@@ -389,6 +392,7 @@ class Tuner:
             alike = _alike(space)
             self._over[alike] = min(self._over.get(alike, 1.0), best.prediction.step_s / floor_s)
         self.tried.append(best)
+        self._tried[space, mode, count] = best
         return best
 
     def bound_s(self, num_microbatches: int, execution: Execution) -> float:

@@ -495,6 +495,18 @@ def test_while_nothing_fits_what_takes_long_is_left_for_later(monkeypatch: pytes
     assert len(list(tuner.searched([_found(fits=False)]))) == len(tuner.spaces) == 2
     last = (tuner.modes[-1],)
     assert asked == [(8.0, last), (8.0, last), (inf, last), (inf, ("none",))]
+    asked.clear()
+    tuner.fastest_s = 9.0
+    assert not list(tuner.searched([_found(fits=True)]))
+    assert asked == [(9.0, ("none",))] * 2  # that of a plan that fits, however long it is
+
+
+def test_a_way_is_tried_once() -> None:
+    search = planner(2)
+    tuner = Tuner(search.solver, GRAPH, search.execution, Pins.of(GRAPH, search.cluster, Asked()), lambda message: None)
+    (space,) = tuner.spaces
+    assert tuner.tried_with(space, "none", 1) is tuner.tried_with(space, "none", 1)
+    assert len(tuner.tried) == 1
 
 
 def _found(*, fits: bool) -> Any:
