@@ -15,7 +15,7 @@ from math import inf
 from shardwright.search.solving import Candidate, rank
 
 Proposals = Generator[float, bool, None]
-"""Floors, each of a way that is tried if True is sent."""
+"""Seconds, about which what is next takes at least; it is tried if True is sent."""
 
 
 class Counts:
@@ -31,10 +31,13 @@ class Counts:
         counts: Sequence[int],
         tried: Callable[[int], Candidate],
         floor_s: Callable[[int], float],
+        eased_s: Callable[[Candidate], float],
         limit_bytes: float,
         number: int = 0,
     ) -> None:
+        """`eased_s`: about what a plan would take if memory were ample: more microbatches save no more than that."""
         self.counts, self._tried, self._floor_s, self.limit_bytes = counts, tried, floor_s, limit_bytes
+        self._eased_s = eased_s
         self.number = min(number, len(counts) - 1)
         self.found: dict[int, Candidate] = {}
 
@@ -44,17 +47,19 @@ class Counts:
         return next(reversed(self.found.values()))
 
     def proposals(self) -> Proposals:
-        """The floor of a count each, which is tried if True is sent, and else not.
+        """The floor of each count; before that of more than fit, what these would take if memory were ample.
 
         After the fewest, it goes on with `number`, or with half as many until one is tried.
         """
         if not (yield from self._at(0)):  # in which nothing is gathered or summed twice
             return
-        number = self.number or (0 if self.found[0].fits else self._next(0))
-        while number and not (yield from self._at(number)):
-            number //= 2
-        self.number = number
-        if number:
+        if not self.number and not self.found[0].fits:
+            self.number = self._next(0)
+            if not (yield from self._at(self.number)):  # what fits cannot win
+                return
+        while not (yield from self._at(self.number)):
+            self.number //= 2
+        if self.number:
             yield from self._up()
             yield from self._down()
             self._take(0)
@@ -75,10 +80,12 @@ class Counts:
                 return
 
     def _further(self) -> Proposals:
-        """More of them, while that is faster."""
+        """More of them, while that is faster, and memory costs enough."""
         found = self.found[self.number]
         for more in range(self.number + 1, len(self.counts)):
-            if not (found.fits and found.is_tight and (yield from self._at(more))):
+            if not (found.fits and found.is_tight and (yield self._eased_s(found))):
+                return
+            if not (yield from self._at(more)):
                 return
             if rank(self.found[more]) >= rank(found):
                 return

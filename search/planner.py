@@ -292,14 +292,14 @@ class Planner:
         longer than its work would that stages may save some of the rest. Not the last on CPUs: who waits for another
         stage leaves it memory bandwidth that the timeline does not know of.
         """
-        known = (*pool, *(f.candidate for f in fits))
-        fastest_s = min((c.prediction.step_s for c in known if c.fits), default=inf)
+        limit_bytes = tuner.solver.limit_bytes
+        known_s = [c.prediction.step_s for c in pool if c.fits]
+        fastest_s = min(known_s + [f.mixed_s(limit_bytes) for f in fits if f.candidate.fits], default=inf)
         is_far = self.cluster.device.kind != "cpu" and fastest_s > _FAR * tuner.ideal_s(tuner.modes[0])
         unasked = tuner.pins.asked.stages is None and not self.cluster.parts
         if unasked and fastest_s < inf and not is_far:
             return [], [], []
-        limit_bytes = tuner.solver.limit_bytes
-        stager = Stager(tuner, min((f.mixed_s(limit_bytes) for f in fits if f.candidate.fits), default=inf))
+        stager = Stager(tuner, fastest_s)
         found = {c.execution.num_stages: c for c in stop.within(stager.plans(), needed=needed)}
         by_hand = list(stop.within(stager.by_hand()))[-1:] if found and compared else []
         return list(found.values()), stager.tried, list(map(tuner.told, by_hand))

@@ -64,7 +64,7 @@ class Stager:
         del self.modes[1:-1]  # what lies between is found value by value
         folded = tuner.folded
         self._num_blocks = len(blocks_of(folded.graph)) + sum(times - 1 for times in folded.repeats.values())
-        self._over: dict[int, float] = {}  # by number of stages, the least part of its floor that a step took
+        self._over = inf  # how many times its floor a step took at least where all is kept
 
     def plans(self) -> Iterator[Candidate]:
         """Plans that are the best of their number of stages by then.
@@ -78,11 +78,11 @@ class Stager:
             ahead = [way for way in ahead if not self._loses(way)]
             if not ahead:
                 break
-            way = min(ahead, key=lambda way: way.floor_s * self._usual(way.space))
+            way = min(ahead, key=_floor_s)
             ahead.remove(way)
             space, number = way.space, way.number
             try:
-                found = self._best(space, number)
+                found = self._best(way)
             except PlanError as error:  # also of a schedule that the microbatches or the blocks do not allow
                 self.tuner.refused = NoLayoutsError(str(error))
                 continue
@@ -109,7 +109,7 @@ class Stager:
             ahead += self._likeliest(staged_by_hand(self.tuner.solver.cluster, own._replace(stages=stages)))
         seen = {way[1:] for way in ahead}
         for _ in range(_MOST_BY_HAND):
-            way = min(ahead, key=lambda way: way.floor_s, default=None)
+            way = min(ahead, key=_floor_s, default=None)
             if way is None or way.floor_s == inf or (best and best.fits and way.floor_s >= best.prediction.step_s):
                 break
             ahead.remove(way)
@@ -152,17 +152,17 @@ class Stager:
         ideal_s = self.tuner.ideal_s(self.modes[0]) / self.tuner.solver.quicker(stages)
         return ideal_s * stages * min(share_of_step(run, many) for run in runs) < self.fastest_s
 
-    def _best(self, space: Space, number: int) -> Candidate:
-        """With so many microbatches, in the order in which it is the fastest."""
-        found = self._fitting(space, self._counts(space)[number])
-        over = max(1.0, self.tuner.over(space))
-        stages = space.pipeline.stages
-        self._over[stages] = min(self._over.get(stages, inf), over)
+    def _best(self, way: _Way) -> Candidate:
+        """In the order in which it is the fastest."""
+        found = self._fitting(way.space, self._counts(way.space)[way.number])
         found = self._spread(found)
         found = min([found, *self._scheduled(found)], key=rank)
         if not found.execution.split:
             found = spread_out(self.tuner.solver, found, self.tuner.folded.repeats)
         self.fastest_s = min(self.fastest_s, found.prediction.step_s if found.fits else inf)
+        run = found.execution
+        if run.recompute == "none" and not run.recompute_by_stage:  # else memory decides, and some blocks may keep more
+            self._over = min(self._over, found.prediction.step_s / way.floor_s)
         return found
 
     def _spread(self, found: Candidate) -> Candidate:
@@ -181,13 +181,9 @@ class Stager:
         return _Way(self._floor_s(space, self._counts(space)[number]), space, number)
 
     def _loses(self, way: _Way) -> bool:
-        return way.floor_s == inf or way.floor_s * self._usual(way.space) >= self.fastest_s
-
-    def _usual(self, space: Space) -> float:
-        """How many times its floor a step takes, by what has been tried; less sure of another number of stages."""
-        if (own := self._over.get(space.pipeline.stages)) is not None:
-            return own
-        return (1 + min(self._over.values(), default=1.0)) / 2
+        """By how steps compare with their floors; half of what is above those may be saved."""
+        usual = (1 + max(1.0, self._over)) / 2 if self._over < inf else 1.0
+        return way.floor_s == inf or way.floor_s * usual >= self.fastest_s
 
     def _likeliest(self, spaces: Sequence[Space]) -> list[_Way]:
         """The mesh of the least floor, with those that lead to it, and their numbers of microbatches.
@@ -286,7 +282,11 @@ def _while_less(line: Sequence[_A], start: int, known: Callable[[_A], _B], measu
 
 
 def _least_s(ways: Sequence[_Way]) -> float:
-    return min(way.floor_s for way in ways)
+    return min(map(_floor_s, ways))
+
+
+def _floor_s(way: _Way) -> float:
+    return way.floor_s
 
 
 def _inner(space: Space) -> int:

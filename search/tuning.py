@@ -28,18 +28,23 @@ from shardwright.search.counts import Counts, Proposals
 from shardwright.search.folding import Folded, fold
 from shardwright.search.limits import Limits
 from shardwright.search.pins import Pins
-from shardwright.search.problem import NoLayoutsError
+from shardwright.search.problem import NoLayoutsError, Prices
 from shardwright.search.restrict import FREE
 from shardwright.search.solving import Candidate, Solver, different, over_time, rank
 from shardwright.search.spaces import Space, baselines, divided, microbatch_counts, sequence_baselines
+from shardwright.search.within import time_and_bytes
 
 Progress = Callable[[str], None]
 _MANY = 1024
 """From so many devices on, two axes are too coarse, and one of three is tried; on fewer, none was found to gain."""
 _OF_BOUND = 0.5
 """The part of a mesh's bound that a plan may take once it is rewritten: bounds are of operators as they are written."""
-_NEAR = 1.1
-"""Where a plan is this much slower than the best one by now, layouts for the other lifetime are not tried."""
+_NEAR = 1.15
+"""Where a plan is this much slower than the best one by now, other layouts for the same way to run are not tried."""
+_BEHIND = 1.25
+"""Where a plan by hand is this much slower than another of another kind, other degrees of it are not tried."""
+_PATIENT = 4.0
+"""While nothing fits, what takes so many times the least bound of all meshes is left for when all have been tried."""
 _MODES: dict[Recompute, str] = {
     "none": "", "selective": ", selective recomputation", "full": ", full recomputation",
 }  # fmt: skip
@@ -49,6 +54,10 @@ def named(candidate: Candidate) -> str:
     """Its name, with what is made again."""
     mode = candidate.execution.recompute
     return candidate.name + (_MODES[mode] if isinstance(mode, str) else ", recomputation by block")
+
+
+_Found = tuple[Candidate, Space, Sequence[RecomputeMode]]
+"""A plan, its space, and all that was made again there."""
 
 
 class Tuner:
@@ -71,6 +80,7 @@ class Tuner:
         self.counts = self._counts()
         self.fastest_s = inf
         self.tried: list[Candidate] = []
+        self._tried: dict[tuple[Space, RecomputeMode, int], Candidate] = {}
         self._start: dict[RecomputeMode, int] = {}  # the number of microbatches that fitted last
         self._ideal: dict[RecomputeMode, float] = {}
         self._over: dict[Hashable, float] = {}  # the least part of floors that steps took: what is shared counts twice
@@ -132,33 +142,24 @@ class Tuner:
             if best is not None and excess_bytes[i]:
                 break
             rival_s = min(best[0].prediction.step_s, fastest_s) if best is not None and best[0].fits else inf
+            if best is not None and inf > rival_s and best[0].prediction.step_s > _BEHIND * rival_s:
+                break
             ways = ((way, spaces[i]) for way in self.ways(spaces[i], rival_s=rival_s))
             best = min(chain([] if best is None else [best], ways), key=lambda found: rank(found[0]), default=None)
         return best
 
     def searched(self, known: Sequence[Candidate]) -> Iterator[Candidate]:
-        """The best plan of every mesh, or of the one that is given.
+        """The best plan of every mesh, or of the one that is given; on the best, all that may be made again is tried.
 
-        The mesh of the least bound comes first, and those of twice the step of a plan by then are left out. On
-        every one, what the best known plan makes again is made again; on the best, the rest is tried too. A
-        `NoLayoutsError` where no mesh has layouts that can be run.
+        A `NoLayoutsError` where no mesh has layouts that can be run.
         """
         best = None if self.pins.guided else min(known, key=rank, default=None)
         if self.pins.guided:  # what was not asked for does not count
             self.fastest_s = inf
-        found: list[tuple[Candidate, Space, Sequence[RecomputeMode]]] = []
-        for space in self._promising():
-            modes = self.modes
-            if best is not None and best.fits:
-                modes = list[RecomputeMode]((best.execution.recompute,))
-            if found and self._excess_bytes(space, modes[0]):  # nor does anything fit there
-                continue
-            if not (ways := list(self.ways(space, modes, self.fastest_s))):
-                continue
-            own = min(ways, key=rank)
-            best = own if best is None else min(best, own, key=rank)
-            found.append((own, space, modes))
-            yield self.told(own)
+        found = list[_Found]()
+        for own in self._over_meshes(best):
+            found.append(own)
+            yield self.told(own[0])
         if not found:
             if best is not None and best.fits:  # which nothing can win against
                 return
@@ -166,11 +167,32 @@ class Tuner:
         own, space, tried = min(found, key=lambda entry: self._promise(entry[0]))
         if self.pins.size % space.mesh.num_devices and (between := self._between(own, space)) is not own:
             yield self.told(own := between)
-        if self._has_room(own, space):
+        if self._has_room(own, space) or self._excess_bytes(space, tried[0]):
             return
         rest = list[RecomputeMode](m for m in self.modes if m not in tried and self.ideal_s(m) < own.prediction.step_s)
         if rest and (ways := list(self.ways(space, rest, self.fastest_s))):
             yield self.told(min(ways, key=rank))
+
+    def _over_meshes(self, best: Candidate | None) -> Iterator[_Found]:
+        """The best plan of every mesh, that of the least bound first; those of twice the step of a plan are left out.
+
+        On every one, what the best plan by then makes again is made again; while none fits, what keeps the least. So
+        long, what takes a few times the least bound of all is left for when all have been tried.
+        """
+        any_found = False
+        for most_s in (_PATIENT * min(map(self._least_s, self.spaces), default=inf), inf):
+            for space in self._promising():
+                modes = self.modes
+                if best is not None:
+                    modes = list[RecomputeMode]((best.execution.recompute,)) if best.fits else modes[-1:]
+                if any_found and self._excess_bytes(space, modes[0]):  # nor does anything fit there
+                    continue
+                if ways := list(self.ways(space, modes, self.fastest_s if self.fastest_s < inf else most_s)):
+                    own, any_found = min(ways, key=rank), True
+                    best = own if best is None else min(best, own, key=rank)
+                    yield own, space, modes
+            if best is not None and best.fits:
+                return
 
     def nested(self, like: Candidate) -> Iterator[Candidate]:
         """On the mesh of three axes that is cut from that of a plan, run as what was tried there and is the best."""
@@ -292,9 +314,23 @@ class Tuner:
             counts,
             lambda count: self.tried_with(space, mode, count),
             lambda count: self.floor_s(space, mode, count),
+            lambda found: self._eased_s(space, mode, found),
             self.solver.limit_bytes,
             self._start.get(mode, 0),
         )
+
+    def _eased_s(self, space: Space, mode: RecomputeMode, found: Candidate) -> float:
+        """About what a plan would take if memory were ample: less by the share that it adds to the sum of the layouts.
+
+        0 where the longest lifetime has no layouts.
+        """
+        problem, solution, prices = found.solved
+        own_s, _ = time_and_bytes(problem, solution, prices.beside)
+        try:
+            longest, eliminator = self.solver.problem(*self._longest(space, mode, found.mesh.num_microbatches))
+        except NoLayoutsError:
+            return 0.0
+        return found.prediction.step_s * eliminator.solve(longest, Prices(beside=prices.beside)).bound / own_s
 
     def over(self, space: Space) -> float:
         """The least part of its floor that a step on these devices took; 0 where none is known."""
@@ -329,9 +365,11 @@ class Tuner:
     def tried_with(self, space: Space, mode: RecomputeMode, count: int) -> Candidate:
         """With layouts for which nothing overlaps, and gathers of the likeliest lifetime.
 
-        Where that comes near the best plan by now, of the other lifetime too. With layouts for which all overlaps that
-        can, where by their sum a faster plan is likely.
+        Where that comes near the best plan by now, of the other lifetime too, and with layouts for which all overlaps
+        that can, where by their sum a faster plan is likely.
         """
+        if (known := self._tried.get((space, mode, count))) is not None:
+            return known
         execution, mesh = space.run(self.execution, mode), over_time(space.mesh, count)
         best: Candidate | None = None
         zeros = _priced(space.zeros, mesh)
@@ -340,9 +378,9 @@ class Tuner:
         for priced, beside in product(zeros, self.solver.besides):
             asked = self.folded, mesh, space.roles, execution, priced, space.limits
             if best is not None:
-                overlaps = beside < 1 and self.solver.floor_s(*asked) < self.fastest_s
-                is_near = beside == 1 and best.prediction.step_s <= _NEAR * self.fastest_s
-                if not best.fits or not (overlaps or is_near):
+                if not best.fits or best.prediction.step_s > _NEAR * self.fastest_s:
+                    continue
+                if beside < 1 and self.solver.floor_s(*asked) >= self.fastest_s:
                     continue
             found = self.solver.solve(
                 *asked[:3], space.name, execution, space.zeros, priced, beside=beside, limits=space.limits
@@ -354,6 +392,7 @@ class Tuner:
             alike = _alike(space)
             self._over[alike] = min(self._over.get(alike, 1.0), best.prediction.step_s / floor_s)
         self.tried.append(best)
+        self._tried[space, mode, count] = best
         return best
 
     def bound_s(self, num_microbatches: int, execution: Execution) -> float:

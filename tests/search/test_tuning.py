@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import product
@@ -348,6 +349,10 @@ def test_degrees_of_a_strategy_have_to_win_against_the_likeliest(monkeypatch: py
     assert best is not None
     assert best[1].name == "2"
     assert asked == [("1", inf), ("2", 6.0), ("0", 4.0)]
+    for fastest_s, expected in ((5.0, [("1", inf), ("2", 5.0), ("0", 4.0)]), (4.0, [("1", inf)])):  # it is far behind
+        asked.clear()
+        tuner._best(spaces, fastest_s)
+        assert asked == expected
     asked.clear()
     monkeypatch.setattr(tuner, "_excess_bytes", lambda space, mode: 4.0 - floors_s[space.name])
     tuner._best(spaces[1:])
@@ -398,8 +403,12 @@ def test_executions_of_other_precisions_are_kept() -> None:
 
 
 def _tried(monkeypatch: pytest.MonkeyPatch, floors_s: dict[str, dict[int, float]], steps_s: dict[int, float],
-           rival_s: float, start: int = 0, over: float = 1.0) -> list[tuple[str, int]]:  # fmt: skip
-    """What a tuner tries on one space, of kinds of recomputation and numbers with these floors, all of which fit."""
+           rival_s: float, start: int = 0, over: float = 1.0,
+           eased_s: float = 0.0) -> list[tuple[str, int]]:  # fmt: skip
+    """What a tuner tries on one space, of kinds of recomputation and numbers with these floors, all of which fit.
+
+    `eased_s`: of each of them, if memory were ample.
+    """
     search, tried = planner(), list[tuple[str, int]]()
     space = Pins.of(GRAPH, search.cluster, Asked(Mesh.of(x=2), ("data",))).spaces[0]
     tuner = Tuner(search.solver, GRAPH, search.execution, Pins.of(GRAPH, search.cluster, Asked()), lambda message: None)
@@ -416,6 +425,7 @@ def _tried(monkeypatch: pytest.MonkeyPatch, floors_s: dict[str, dict[int, float]
     tuner._over = {_alike(space): over}
     monkeypatch.setattr(tuner, "tried_with", found)
     monkeypatch.setattr(tuner, "floor_s", lambda space, mode, count: floors_s[mode][count])
+    monkeypatch.setattr(tuner, "_eased_s", lambda space, mode, found: eased_s)
     monkeypatch.setattr("shardwright.search.tuning.divided", lambda space, counts, size: counts)
     list(tuner.ways(space, cast("Any", list(floors_s)), rival_s))
     return tried
@@ -447,6 +457,64 @@ def test_a_number_that_cannot_win_any_more_gives_way_to_fewer(monkeypatch: pytes
     assert tried == [("none", 1), ("full", 1), ("full", 4)]
 
 
+def test_more_microbatches_are_tried_where_memory_costs_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    for eased_s, counts in ((3.9, [1, 2]), (4.0, [1])):
+        tried = _tried(monkeypatch, {"none": {1: 1.0, 2: 1.5}}, {1: 4.0, 2: 3.0}, inf, eased_s=eased_s)
+        assert [count for _, count in tried] == counts
+
+
+def test_memory_costs_what_layouts_within_it_take_more() -> None:
+    """Nothing where it is ample, if parameters stay for as long as they can; the more, the less of it there is."""
+    space, shares = Space("", Mesh.of(x=2), (FREE,), ("zero-1",)), list[float]()
+    free = planner(link_bytes_per_s=1e8)
+    ample = free.solver.solve(Folded(GRAPH), space.mesh, space.roles, "", Execution(), space.zeros, "kept")
+    for share in (1.0, 0.9, 0.5):
+        search = limited(planner(link_bytes_per_s=1e8), share * ample.prediction.memory.total_bytes)
+        pins = Pins.of(GRAPH, search.cluster, Asked())
+        tuner = Tuner(search.solver, GRAPH, search.execution, pins, lambda message: None)
+        found = search.solver.solve(tuner.folded, space.mesh, space.roles, "", Execution(), space.zeros, "kept")
+        shares.append(tuner._eased_s(space, "none", found) / found.prediction.step_s)
+    assert shares[0] == pytest.approx(1.0)
+    assert shares[0] > shares[1] > shares[2] > 0
+
+
+def test_while_nothing_fits_what_takes_long_is_left_for_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every mesh is tried up to a few times the least bound; then all of them up to any time, what keeps the least."""
+    search, asked = planner(4), list[tuple[float, tuple[str, ...]]]()
+    tuner = Tuner(search.solver, GRAPH, search.execution, Pins.of(GRAPH, search.cluster, Asked()), lambda message: None)
+    bounds_s = {space.mesh.sizes: 2.0 + i for i, space in enumerate(tuner.spaces)}
+
+    def ways(space: Space, modes: Sequence[str], rival_s: float) -> list[Any]:
+        asked.append((rival_s, tuple(modes)))
+        return [_found(fits=True)] if rival_s == inf else []
+
+    monkeypatch.setattr(tuner, "ways", ways)
+    monkeypatch.setattr(tuner, "told", lambda candidate: candidate)
+    monkeypatch.setattr(tuner, "_least_s", lambda space: bounds_s[space.mesh.sizes])
+    monkeypatch.setattr(tuner, "_excess_bytes", lambda space, mode: 0.0)
+    assert len(list(tuner.searched([_found(fits=False)]))) == len(tuner.spaces) == 2
+    last = (tuner.modes[-1],)
+    assert asked == [(8.0, last), (8.0, last), (inf, last), (inf, ("none",))]
+    asked.clear()
+    tuner.fastest_s = 9.0
+    assert not list(tuner.searched([_found(fits=True)]))
+    assert asked == [(9.0, ("none",))] * 2  # that of a plan that fits, however long it is
+
+
+def test_a_way_is_tried_once() -> None:
+    search = planner(2)
+    tuner = Tuner(search.solver, GRAPH, search.execution, Pins.of(GRAPH, search.cluster, Asked()), lambda message: None)
+    (space,) = tuner.spaces
+    assert tuner.tried_with(space, "none", 1) is tuner.tried_with(space, "none", 1)
+    assert len(tuner.tried) == 1
+
+
+def _found(*, fits: bool) -> Any:
+    mesh, memory = SimpleNamespace(num_microbatches=1), SimpleNamespace(total_bytes=1.0)
+    prediction = SimpleNamespace(step_s=9.0, memory=memory)
+    return SimpleNamespace(fits=fits, is_tight=False, execution=Execution(), mesh=mesh, prediction=prediction)
+
+
 def test_counts_go_up_until_they_fit_and_down_until_they_do_not() -> None:
     """From one with which another mesh fitted, or half as many until they may win."""
     fits = {1: False, 2: False, 4: True, 8: True}
@@ -460,7 +528,7 @@ def test_counts_go_up_until_they_fit_and_down_until_they_do_not() -> None:
             prediction = SimpleNamespace(step_s=count, memory=memory)
             return cast("Candidate", SimpleNamespace(prediction=prediction, fits=fits[count], is_tight=True))
 
-        counts = Counts([n for n in fits if n <= most], at, float, 100.0, start)
+        counts = Counts([n for n in fits if n <= most], at, float, lambda found: 0.0, 100.0, start)
         floors = counts.proposals()
         with suppress(StopIteration):
             floor_s = next(floors)
