@@ -33,7 +33,11 @@ class Counts:
         floor_s: Callable[[int], float],
         limit_bytes: float,
         number: int = 0,
+        *,
+        first: bool = False,
     ) -> None:
+        """`first`: the first that fits is enough."""
+        self._first = first
         self.counts, self._tried, self._floor_s, self.limit_bytes = counts, tried, floor_s, limit_bytes
         self.number = min(number, len(counts) - 1)
         self.found: dict[int, Candidate] = {}
@@ -50,12 +54,17 @@ class Counts:
         """
         if not (yield from self._at(0)):  # in which nothing is gathered or summed twice
             return
+        if self._first and self.found[0].fits:
+            return
         number = self.number or (0 if self.found[0].fits else self._next(0))
         while number and not (yield from self._at(number)):
             number //= 2
         self.number = number
         if number:
             yield from self._up()
+        if self._first:
+            return
+        if number:
             yield from self._down()
             self._take(0)
         yield from self._further()

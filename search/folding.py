@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import NamedTuple
 
 from shardwright.pcg.graph import Graph, Node
@@ -17,6 +18,8 @@ from shardwright.pcg.step.parameters import module_block
 
 MIN_TIMES = 4
 """Runs of fewer blocks stay as they are."""
+MANY_NODES = 2**12
+"""From so many on, what is left after folding is large: a try takes seconds, and each way to run it is tried once."""
 
 
 class Repeated(NamedTuple):
@@ -57,10 +60,15 @@ class Folded:
     copies: Mapping[str, Sequence[Mapping[str, str]]] = field(default_factory=dict)
     last: Mapping[str, str] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def repeats(self) -> Mapping[str, int]:
         """How often each block occurs."""
         return {r.block: r.times for r in self.repeated}
+
+    @property
+    def is_large(self) -> bool:
+        """Whether each try takes so long that only the likeliest are made."""
+        return len(self.graph.nodes) >= MANY_NODES
 
     def times(self, name: str) -> int:
         """How often a node occurs."""

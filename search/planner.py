@@ -225,7 +225,7 @@ class Planner:
         kept = self._pins(graph, asked, spaces)
         solver = self.solver if kept.memory_bytes is None else self.solver.within(kept.memory_bytes)
         tuner = Tuner(solver, graph, self.execution, kept, self.progress)
-        compared &= self.cluster.num_devices > 1
+        compared &= self.cluster.num_devices > 1 and not (tuner.folded.is_large and tuner.nothing_fits)
         alternatives = list(stop.within(tuner.baselines())) if compared else []
         num_by_hand, needed = len(tuner.tried), kept.guided or not alternatives
         try:
@@ -281,7 +281,8 @@ class Planner:
         )
         return Plan(
             best.graph, self.cluster, model, fingerprint(graph), best.prediction,
-            _others(chosen, costed, {} if stop.reached else remedied(costed, tuner)), report, best.execution, asked,
+            _others(chosen, costed, {} if stop.reached or tuner.folded.is_large else remedied(costed, tuner)),
+            report, best.execution, asked,
         )  # fmt: skip
 
     def _staged(
@@ -296,9 +297,10 @@ class Planner:
         """
         known = (*pool, *(f.candidate for f in fits))
         fastest_s = min((c.prediction.step_s for c in known if c.fits), default=inf)
-        is_far = self.cluster.device.kind != "cpu" and fastest_s > _FAR * tuner.ideal_s(tuner.modes[0])
+        may_be_far = self.cluster.device.kind != "cpu" and not tuner.folded.is_large
+        is_far = may_be_far and fastest_s > _FAR * tuner.ideal_s(tuner.modes[0])
         unasked = tuner.pins.asked.stages is None and not self.cluster.parts
-        if unasked and fastest_s < inf and not is_far:
+        if unasked and ((fastest_s < inf and not is_far) or (fastest_s == inf and tuner.nothing_fits)):
             return [], [], []
         limit_bytes = tuner.solver.limit_bytes
         stager = Stager(tuner, min((f.mixed_s(limit_bytes) for f in fits if f.candidate.fits), default=inf))
@@ -353,7 +355,8 @@ class Planner:
             is_apart = best_s < best.prediction.step_s
             if about[way] >= best_s * (1 - _ABOUT) and (is_apart or way != _way(best)):
                 continue
-            plain = whole[way] if way in whole else rewriter.again_whole(fitted[way].candidate)
+            own = fitted[way].candidate
+            plain = whole[way] if way in whole else rewriter.again_whole(own) if own.folded else own
             for mixed in by_block(fitter, fitted[way], plain):
                 self.progress(f"{named(mixed)}, blocks apart: {mixed.prediction.step_s * 1e3:.1f} ms")
                 best_s = min(best_s, mixed.prediction.step_s)
@@ -395,8 +398,12 @@ def _alternative(c: Candidate, remedy: str) -> Alternative:
 
 
 def _fits(fitter: Fitter, groups: Sequence[Sequence[Candidate]], stop: Stop) -> Iterator[Fitted]:
-    """What plans should keep; of one group after the other, as of each so many are looked at as are worth it."""
-    best_s = inf
+    """What plans should keep; of one group after the other, as of each so many are looked at as are worth it.
+
+    Of a large model only what would be faster than all that fits.
+    """
+    fitting = (c.prediction.step_s for c in chain.from_iterable(groups) if c.fits and fitter.folded.is_large)
+    best_s = min(fitting, default=inf)
     for group in groups:
         for fitted in stop.within(fitter.best(filter(_may_keep_more, group), best_s)):
             best_s = min(best_s, fitted.candidate.prediction.step_s)

@@ -249,7 +249,7 @@ class Solver:
     ) -> float:
         """No layouts keep less of parameters, their gradients and moments on a device. Errors as in `problem`."""
         problem, _ = self.problem(folded, mesh, roles, execution, priced, limits)
-        return sum(float(problem.kept_bytes[variable].value.min()) for variable in problem.stored)
+        return _least_stored(problem)
 
     def excess_bytes(self, stored_bytes: float, device_bytes: int | None = None) -> float:
         """By how much these are too many, whatever else a step keeps; 0 where they may fit.
@@ -284,7 +284,8 @@ class Solver:
         free = Prices(beside=beside)
         fastest = eliminator.solve(problem, free)
         _check_finite(problem, fastest, roles, priced)
-        if limit < kept_bytes(problem, fastest) <= _NEARLY * limit:  # not all of that is there at once
+        is_near = limit < kept_bytes(problem, fastest) <= _NEARLY * limit  # not all of that is there at once
+        if is_near and not self.excess_bytes(_least_stored(problem)):
             draft = _Draft(name, fastest.bound, (problem, fastest, free), tuple(roles), execution, priced, limits)
             found = self._finish(draft, folded, different(zeros, mesh))
             if found.fits:
@@ -372,7 +373,7 @@ class Solver:
             zeros = zeros[-1:]  # the longer a gathered parameter stays, the more is there
         found: list[Candidate] = []
         for zero in zeros:
-            if any(c.fits for c in found) and zero != zeros[-1]:
+            if any(c.fits for c in found) and (zero != zeros[-1] or folded.is_large):
                 continue
             known = zero == "zero-3" == draft.priced
             own: dict[str, Zero] = dict.fromkeys(parameters, zero) if isinstance(zero, str) else dict(zero)
@@ -391,6 +392,11 @@ class Solver:
 
 def _programs(cluster: Cluster, graph: Graph, repeats: tuple[tuple[str, int], ...]) -> Programs:
     return Programs(graph, cluster, dict(repeats))
+
+
+def _least_stored(problem: Problem) -> float:
+    """No choices keep less of parameters, their gradients and moments."""
+    return sum(float(problem.kept_bytes[variable].value.min()) for variable in problem.stored)
 
 
 def _check_finite(problem: Problem, solution: Solution, roles: Sequence[str], zero: Zero) -> None:
