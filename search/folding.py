@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
+from shardwright.pcg.analysis import constant_nodes, read_again
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.step.parameters import module_block
 
@@ -69,6 +70,16 @@ class Folded:
     def is_large(self) -> bool:
         """Whether each try takes so long that only the likeliest are made."""
         return len(self.graph.nodes) >= MANY_NODES
+
+    @cached_property
+    def constants(self) -> frozenset[str]:
+        """As `constant_nodes` has them: all problems of the graph ask."""
+        return constant_nodes(self.graph)
+
+    @cached_property
+    def read_again(self) -> set[str]:
+        """As the function of this name has them."""
+        return read_again(self.graph)
 
     def times(self, name: str) -> int:
         """How often a node occurs."""

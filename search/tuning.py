@@ -390,11 +390,12 @@ class Tuner:
         """
         execution, mesh = space.run(self.execution, mode), over_time(space.mesh, count)
         best: Candidate | None = None
-        besides, zeros = self.solver.besides, _priced(space.zeros, mesh)
+        besides = self.solver.besides
+        zeros = _priced(space.zeros, mesh)
         if space.pipeline.stages > 1:
             zeros = zeros[::-1]
         if self.folded.is_large:  # those of the floor
-            besides, zeros = besides[-1:], (self._longest(space, mode, count)[4],)
+            besides, zeros = besides[-1:], zeros[:1] if space.pipeline.stages > 1 else different(space.zeros, mesh)[:1]
         for priced, beside in product(zeros, besides):
             asked = self.folded, mesh, space.roles, execution, priced, space.limits
             if best is not None:
