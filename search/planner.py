@@ -9,11 +9,9 @@ and communication overlap, judges what was found: plans of all meshes and baseli
 
 from __future__ import annotations
 
-import gc
 import time
 from collections import Counter
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from itertools import chain, groupby
@@ -32,6 +30,7 @@ from shardwright.pcg.step.time import check_time
 from shardwright.search.anytime import Stop
 from shardwright.search.asked import Asked, PinsLike, RecomputeMode, Stages, texts
 from shardwright.search.blame import blamed
+from shardwright.search.collector import collector_paused
 from shardwright.search.domain import CertifiedSplits
 from shardwright.search.fitting import Fitted, Fitter, by_block
 from shardwright.search.folding import Folded
@@ -56,24 +55,6 @@ _FAR = 1.25
 is hardly ever gained by them, as they idle and exchange messages themselves."""
 _ABOUT = 1e-3
 """How far a plan of folded blocks may be from that of the whole graph."""
-
-
-@contextmanager
-def _collector_paused() -> Generator[None]:
-    """A search makes millions of objects that stay and hardly a cycle; to look for those took a quarter of its time.
-
-    Frozen and thawed, they count as old: else all of them would be looked at once when the collector goes on.
-    """
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            if not gc.get_freeze_count():  # what the caller froze stays so
-                gc.freeze()
-                gc.unfreeze()
-            gc.enable()
 
 
 class Planner:
@@ -128,7 +109,7 @@ class Planner:
         run, priced = execution or self.execution, different(zeros, mesh)[-1]
         return self.solver.solve(Folded(graph), mesh, roles, name, run, zeros, priced, cutoff_s)
 
-    @_collector_paused()
+    @collector_paused()
     def plan(
         self,
         graph: Graph,

@@ -159,7 +159,7 @@ class Tuner:
             modes = self.modes
             if best is not None and best.fits:
                 modes = list[RecomputeMode]((best.execution.recompute,))
-            if found and self._excess_bytes(space, modes[0]):  # nor does anything fit there
+            if found and (self._is_hopeless or self._excess_bytes(space, modes[0])):  # nor does anything fit there
                 continue
             if not (ways := list(self.ways(space, modes, self.fastest_s))):
                 continue
@@ -194,8 +194,12 @@ class Tuner:
     def _promising(self) -> Iterator[Space]:
         """Spaces that may win when their turn comes, even if rewrites lower their bound; the least bound first.
 
-        Of large models those of the least bounds, and of the same axes in two orders the first.
+        Of large models those of the least bounds, and of the same axes in two orders the first; all as they come where
+        nothing can fit.
         """
+        if self._is_hopeless:
+            yield from self.spaces
+            return
         begun = set[Hashable]()
         for bound_s, space in sorted(((self._least_s(space), space) for space in self.spaces), key=itemgetter(0)):
             if self.fastest_s <= _OF_BOUND * bound_s < inf:
@@ -299,6 +303,11 @@ class Tuner:
             return found.fits
         in_fewest = found.execution.recompute == "none" and found.mesh.num_microbatches == self._fewest(space)
         return in_fewest and found.fits and not found.is_tight
+
+    @property
+    def _is_hopeless(self) -> bool:
+        """Whether nothing can fit of a large model: then one mesh is tried."""
+        return self.folded.is_large and self.nothing_fits
 
     @property
     def nothing_fits(self) -> bool:
