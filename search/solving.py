@@ -6,6 +6,7 @@ byte: what only the finished graph shows, such as gathered weights, is made room
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from typing import NamedTuple, TypeVar
 
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.collectives.moves import AFTER_THE_LOOP_S
+from shardwright.cost.compute.compute import compute_on
 from shardwright.cost.predict import Prediction, predicted
 from shardwright.cost.timeline.clock import SHARING
 from shardwright.cost.timeline.memory import safe_bytes
@@ -23,14 +25,16 @@ from shardwright.cost.timeline.program import Programs
 from shardwright.pcg.analysis import constant_nodes
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
+from shardwright.pcg.layout import R
 from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.step.again import made_again
 from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.pcg.step.lifetimes import Zero, with_lifetimes
 from shardwright.pcg.step.meshes import first_ranks, stage_meshes
+from shardwright.pcg.types import TensorType
 from shardwright.search.blocks import blocked_choices
 from shardwright.search.building import ProblemBuilder
-from shardwright.search.domain import CertifiedSplits
+from shardwright.search.domain import CertifiedSplits, storage_domain
 from shardwright.search.eliminate import Eliminator
 from shardwright.search.folding import Folded
 from shardwright.search.least import least_s
@@ -250,6 +254,15 @@ class Solver:
         """No layouts keep less of parameters, their gradients and moments on a device. Errors as in `problem`."""
         problem, _ = self.problem(folded, mesh, roles, execution, priced, limits)
         return _least_stored(problem)
+
+    def all_stored_bytes(self, folded: Folded) -> float:
+        """What one device would keep of all parameters, their gradients and moments."""
+        graph, counts = folded.graph, Counter[TensorType]()
+        for leaf in graph.leaves("parameter"):
+            counts[graph.types[leaf.name]] += folded.times(leaf.name)
+        one, compute = ((R,),), compute_on(self.cluster.device)
+        found = ((storage_domain(kind, one, (1,), compute), times) for kind, times in counts.items())
+        return sum(times * float(domain.kept_bytes.min()) for domain, times in found)
 
     def excess_bytes(self, stored_bytes: float, device_bytes: int | None = None) -> float:
         """By how much these are too many, whatever else a step keeps; 0 where they may fit.

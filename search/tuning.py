@@ -321,9 +321,7 @@ class Tuner:
 
     @cached_property
     def _stored_bytes(self) -> float:
-        """Of all parameters, with their gradients and moments."""
-        execution = replace(self.execution, recompute=self.modes[0])
-        return self.solver.stored_bytes(self.folded, Mesh(("x",), (1,)), (DATA,), execution, "zero-3")
+        return self.solver.all_stored_bytes(self.folded)
 
     def _cannot_hold(self, space: Space) -> bool:
         """Whether what is stored alone is too much.

@@ -11,6 +11,7 @@ import pytest
 from shardwright.pcg.graph import Node
 from shardwright.pcg.inference import infer
 from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.step.execution import DEFAULT
 from shardwright.pcg.step.lifetimes import Zero, with_lifetimes
 from shardwright.pcg.types import TensorType
 from shardwright.reports.facts import fits
@@ -60,6 +61,14 @@ def tuner(limit_bytes: float = 0.0) -> Tuner:
 def stored_bytes() -> float:
     """What one device would store."""
     return tuner()._stored_bytes
+
+
+def test_what_is_stored_is_what_the_problem_of_one_device_has() -> None:
+    for graph in (GRAPH, blocks(16, 16, layers=8, seq=16)):
+        search, folded = planner_of(8), fold(graph)
+        one = search.solver.stored_bytes(folded, Mesh.of(x=1), ("data",), DEFAULT, "zero-3")
+        assert search.solver.all_stored_bytes(folded) == one
+        assert not search.solver.excess_bytes(one)
 
 
 def test_as_many_nodes_as_are_left_after_folding_count(monkeypatch: pytest.MonkeyPatch) -> None:
