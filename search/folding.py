@@ -19,8 +19,6 @@ from shardwright.pcg.step.parameters import module_block
 
 MIN_TIMES = 4
 """Runs of fewer blocks stay as they are."""
-MANY_NODES = 2**12
-"""From so many on, what is left after folding is large: a try takes seconds, and each way to run it is tried once."""
 
 
 class Repeated(NamedTuple):
@@ -52,6 +50,7 @@ class Folded:
         copies: by block that stands for several, for each of these in order, what its nodes and what it reads of the
             block before it are called there.
         last: by the values that are read behind a run, what they are called in its last block.
+        is_large: whether a try takes so long that a search makes only the likeliest.
     """
 
     graph: Graph
@@ -60,16 +59,12 @@ class Folded:
     alike: Mapping[str, str] = field(default_factory=dict)
     copies: Mapping[str, Sequence[Mapping[str, str]]] = field(default_factory=dict)
     last: Mapping[str, str] = field(default_factory=dict)
+    is_large: bool = False
 
     @cached_property
     def repeats(self) -> Mapping[str, int]:
         """How often each block occurs."""
         return {r.block: r.times for r in self.repeated}
-
-    @property
-    def is_large(self) -> bool:
-        """Whether each try takes so long that only the likeliest are made."""
-        return len(self.graph.nodes) >= MANY_NODES
 
     @cached_property
     def constants(self) -> frozenset[str]:

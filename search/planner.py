@@ -241,7 +241,9 @@ class Planner:
         whole = {_way(c): c for c in stop.within(self._whole(rewriter, ranked), needed=True)}
         best = min(whole.values(), key=rank)
         if not best.fits and any(c.fits for c in ranked):  # the estimate was too low
-            again = Fitter(solver, Folded(rewriter.whole(best)), values=fitter.values, zeros=zeros).best([best])
+            again = Fitter(
+                solver, Folded(rewriter.whole(best), is_large=tuner.folded.is_large), values=fitter.values, zeros=zeros
+            ).best([best])
             best = min([best, *(f.candidate for f in stop.within(again))], key=rank)
         best = min([best, *stop.within(self._apart(rewriter, fitter, fitted, whole, best))], key=rank)
         chosen, best = _way(best), stored_by_stage(solver, said_by_block(solver, spread_out(solver, best)), zeros)

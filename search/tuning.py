@@ -35,6 +35,8 @@ from shardwright.search.solving import Candidate, Solver, different, over_time, 
 from shardwright.search.spaces import Space, baselines, divided, microbatch_counts, sequence_baselines
 
 Progress = Callable[[str], None]
+MANY_NODES = 2**12
+"""From so many on, what is left after folding is large: a try takes seconds, and each way to run it is tried once."""
 _MANY = 1024
 """From so many devices on, two axes are too coarse, and one of three is tried; on fewer, none was found to gain."""
 _MOST_MESHES = 2
@@ -474,7 +476,8 @@ def _alike(space: Space) -> Hashable:
 def folded(graph: Graph, pins: Pins) -> Folded:
     """The graph with its equal blocks folded, where all of them are run and pinned alike."""
     found = Folded(graph) if pins.by_block else fold(graph)
-    return Folded(graph) if pins.limits.tell_apart(graph, found.alike) else found
+    found = Folded(graph) if pins.limits.tell_apart(graph, found.alike) else found
+    return replace(found, is_large=len(found.graph.nodes) >= MANY_NODES)
 
 
 def _priced(zeros: Sequence[Zero], mesh: Mesh) -> Sequence[Zero]:

@@ -15,7 +15,7 @@ from shardwright.pcg.step.execution import DEFAULT
 from shardwright.pcg.step.lifetimes import Zero, with_lifetimes
 from shardwright.pcg.types import TensorType
 from shardwright.reports.facts import fits
-from shardwright.search import folding
+from shardwright.search import tuning
 from shardwright.search.asked import Asked
 from shardwright.search.check import check_plan
 from shardwright.search.fitting import Fitter
@@ -35,7 +35,7 @@ GRAPH = blocks(16, 16, layers=3, seq=16)
 @pytest.fixture
 def large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every model counts as large."""
-    monkeypatch.setattr(folding, "MANY_NODES", 1)
+    monkeypatch.setattr(tuning, "MANY_NODES", 1)
 
 
 @pytest.fixture
@@ -72,13 +72,16 @@ def test_what_is_stored_is_what_the_problem_of_one_device_has() -> None:
 
 
 def test_as_many_nodes_as_are_left_after_folding_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    deep = blocks(16, 16, layers=8, seq=16)
+    """Not those of the whole graph, on which a plan of a folded one is solved again."""
+    deep, own = blocks(16, 16, layers=8, seq=16), planner_of(8).cluster
     left = len(fold(deep).graph.nodes)
     assert left < len(deep.nodes)
     for most, is_large in ((left, True), (left + 1, False)):
-        monkeypatch.setattr(folding, "MANY_NODES", most)
-        assert fold(deep).is_large == is_large
-        assert Folded(deep).is_large
+        monkeypatch.setattr(tuning, "MANY_NODES", most)
+        assert tuning.folded(deep, Pins.of(deep, own, Asked())).is_large == is_large
+        by_block = Asked(recompute={"layers.*": "full"})
+        assert tuning.folded(deep, Pins.of(deep, own, by_block)).is_large
+    assert not Folded(deep).is_large
 
 
 def test_each_way_is_tried_once(large: None, solved: list[Candidate]) -> None:
@@ -152,7 +155,7 @@ def test_where_nothing_can_fit_stages_are_not_tried(is_large: bool, monkeypatch:
         init(self, *args)
 
     monkeypatch.setattr(Stager, "__init__", noted)
-    monkeypatch.setattr(folding, "MANY_NODES", 1 if is_large else 2**12)
+    monkeypatch.setattr(tuning, "MANY_NODES", 1 if is_large else 2**12)
     graph, stored = blocks(16, 16, layers=8, seq=16), 0.0
     search = planner_of(8)
     own = Tuner(search.solver, graph, search.execution, Pins.of(graph, search.cluster, Asked()), lambda message: None)
