@@ -59,13 +59,17 @@ class Graph:
         """The type of every node's result, inferred once. Raises a `GraphError` at the first bad node."""
         types: dict[str, TensorType] = {}
         for node in self.nodes:
-            if node.name in types:
-                raise GraphError(f"{node}: a node of this name exists already; names are unique")
-            missing = [name for name in node.inputs if name not in types]
-            if missing:
-                raise GraphError(f"{node}: operand %{missing[0]} is not defined before it; order nodes topologically")
-            types[node.name] = infer(node, [types[name] for name in node.inputs], self.mesh)
+            types[node.name] = self._typed(node, types)
         return types
+
+    def _typed(self, node: Node, types: Mapping[str, TensorType]) -> TensorType:
+        """The type of a node's result, from those of what is before it."""
+        if node.name in types:
+            raise GraphError(f"{node}: a node of this name exists already; names are unique")
+        missing = [name for name in node.inputs if name not in types]
+        if missing:
+            raise GraphError(f"{node}: operand %{missing[0]} is not defined before it; order nodes topologically")
+        return infer(node, [types[name] for name in node.inputs], self.mesh)
 
     @cached_property
     def users(self) -> Mapping[str, tuple[str, ...]]:
@@ -146,6 +150,21 @@ class Graph:
                     f"read C before it is replicated, on {wrong}"
                 )
         return self
+
+    def validated_beside(self, known: Graph) -> Graph:
+        """As `validate`, for a graph that is much the same as one that is typed: only what differs is inferred."""
+        types: dict[str, TensorType] = {}
+        before, known_types = known.by_name, known.types
+        for node in self.nodes:
+            is_known = before.get(node.name) is node and self.mesh == known.mesh and node.name not in types
+            if is_known and all(types.get(name) is known_types[name] for name in node.inputs):
+                types[node.name] = known_types[node.name]
+                continue
+            kind = self._typed(node, types)
+            own = known_types.get(node.name)
+            types[node.name] = own if own is not None and own == kind else kind
+        self.__dict__["types"] = types  # as the cached property keeps it
+        return self.validate()
 
     def without_dead_nodes(self) -> Graph:
         """Nodes that no output needs are dropped, leaves included; inputs stay, they are the batch's contract."""

@@ -16,7 +16,7 @@ import numpy as np
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.collectives.moves import MoveCosts, TensorClass
 from shardwright.cost.compute.compute import compute_on
-from shardwright.pcg.analysis import Written, constant_nodes, is_whole, read_again, saved_by, written
+from shardwright.pcg.analysis import Written, is_whole, saved_by, written
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.layout import Layout, Layouts, P, R, S
@@ -89,7 +89,7 @@ class ProblemBuilder:
         """
         folded = graph if isinstance(graph, Folded) else Folded(graph)
         if blocked is None:
-            blocked = blocked_choices(folded.graph, constant_nodes(folded.graph))
+            blocked = blocked_choices(folded.graph, folded.constants)
         return _Build(self, folded, restrict, boundary or {}, blocked, way or Way(), limited).run()
 
     def certified_of(self, node: Node, graph: Graph, blocked: Mapping[str, tuple[str, ...]]) -> frozenset[str]:
@@ -133,7 +133,7 @@ class _Build:
         self.types = graph.types
         self.interner = builder.interner
         self.kinds = {name: self.interner.of(kind) for name, kind in self.types.items()}
-        self.constants, self.again = constant_nodes(graph), read_again(graph)
+        self.constants, self.again = folded.constants, folded.read_again
         self.problem = Problem(graph, builder.mesh)
         self.first_read = {after: before for before, after in self.carried.items()}
         self.results = dict.fromkeys(name for _, name in graph.outputs)

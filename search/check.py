@@ -17,12 +17,14 @@ from shardwright.pcg.stages import cut
 from shardwright.pcg.step.again import made_again
 from shardwright.pcg.step.schedules import check, orders
 from shardwright.pcg.step.time import as_run, check_time
+from shardwright.search.collector import collector_paused
 from shardwright.search.domain import CertifiedSplits
 from shardwright.search.plan import Plan, attributes, fingerprint, structure
 from shardwright.search.replay import replay
 from shardwright.substitutions.equations import Equation
 
 
+@collector_paused()
 def check_plan(
     plan: Plan, captured: Graph, certified: CertifiedSplits, rules: Mapping[str, Equation] | None = None
 ) -> None:

@@ -34,8 +34,14 @@ class Counts:
         eased_s: Callable[[Candidate], float],
         limit_bytes: float,
         number: int = 0,
+        *,
+        first: bool = False,
     ) -> None:
-        """`eased_s`: about what a plan would take if memory were ample: more microbatches save no more than that."""
+        """`eased_s`: about what a plan would take if memory were ample: more microbatches save no more than that.
+
+        `first`: the first that fits is enough.
+        """
+        self._first = first
         self.counts, self._tried, self._floor_s, self.limit_bytes = counts, tried, floor_s, limit_bytes
         self._eased_s = eased_s
         self.number = min(number, len(counts) - 1)
@@ -53,6 +59,8 @@ class Counts:
         """
         if not (yield from self._at(0)):  # in which nothing is gathered or summed twice
             return
+        if self._first and self.found[0].fits:
+            return
         if not self.number and not self.found[0].fits:
             self.number = self._next(0)
             if not (yield from self._at(self.number)):  # what fits cannot win
@@ -61,6 +69,9 @@ class Counts:
             self.number //= 2
         if self.number:
             yield from self._up()
+        if self._first:
+            return
+        if self.number:
             yield from self._down()
             self._take(0)
         yield from self._further()

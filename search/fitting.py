@@ -80,7 +80,7 @@ class Fitter:
         excess_bytes = self.solver.excess_bytes
         told = ((c, c.prediction) for c in candidates)
         able = [c for c, own in told if not excess_bytes(own.memory.stored_bytes, own.device_bytes)]
-        for candidate in sorted(able, key=_kept_s)[:_MOST_WALKS]:
+        for candidate in sorted(able, key=_kept_s)[: 1 if self.folded.is_large else _MOST_WALKS]:
             if _kept_s(candidate) >= best_s:
                 return
             walk = _Walk(self, candidate)
@@ -160,7 +160,7 @@ class _Walk:
         found = self._fitted(best)
         if not found.candidate.fits:
             return None
-        for _ in range(_HULL_STEPS):
+        for _ in range(1 if self.fitter.folded.is_large else _HULL_STEPS):
             if over.num_bytes <= best.num_bytes or best.seconds <= over.seconds:
                 break
             between = problem.solve((best.seconds - over.seconds) / (over.num_bytes - best.num_bytes))

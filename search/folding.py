@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import NamedTuple
 
+from shardwright.pcg.analysis import constant_nodes, read_again
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.step.parameters import module_block
 
@@ -48,6 +50,7 @@ class Folded:
         copies: by block that stands for several, for each of these in order, what its nodes and what it reads of the
             block before it are called there.
         last: by the values that are read behind a run, what they are called in its last block.
+        is_large: whether a try takes so long that a search makes only the likeliest.
     """
 
     graph: Graph
@@ -56,11 +59,22 @@ class Folded:
     alike: Mapping[str, str] = field(default_factory=dict)
     copies: Mapping[str, Sequence[Mapping[str, str]]] = field(default_factory=dict)
     last: Mapping[str, str] = field(default_factory=dict)
+    is_large: bool = False
 
-    @property
+    @cached_property
     def repeats(self) -> Mapping[str, int]:
         """How often each block occurs."""
         return {r.block: r.times for r in self.repeated}
+
+    @cached_property
+    def constants(self) -> frozenset[str]:
+        """As `constant_nodes` has them: all problems of the graph ask."""
+        return constant_nodes(self.graph)
+
+    @cached_property
+    def read_again(self) -> set[str]:
+        """As the function of this name has them."""
+        return read_again(self.graph)
 
     def times(self, name: str) -> int:
         """How often a node occurs."""

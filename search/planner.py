@@ -9,11 +9,9 @@ and communication overlap, judges what was found: plans of all meshes and baseli
 
 from __future__ import annotations
 
-import gc
 import time
 from collections import Counter
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from itertools import chain, groupby
@@ -32,6 +30,7 @@ from shardwright.pcg.step.time import check_time
 from shardwright.search.anytime import Stop
 from shardwright.search.asked import Asked, PinsLike, RecomputeMode, Stages, texts
 from shardwright.search.blame import blamed
+from shardwright.search.collector import collector_paused
 from shardwright.search.domain import CertifiedSplits
 from shardwright.search.fitting import LITTLE, Fitted, Fitter, by_block
 from shardwright.search.folding import Folded
@@ -54,24 +53,6 @@ _MOST_WHOLE = 4
 _FAR = 1.25
 """How many times as long as an equal share of all work takes the best plan takes where stages are tried unasked: less
 is hardly ever gained by them, as they idle and exchange messages themselves."""
-
-
-@contextmanager
-def _collector_paused() -> Generator[None]:
-    """A search makes millions of objects that stay and hardly a cycle; to look for those took a quarter of its time.
-
-    Frozen and thawed, they count as old: else all of them would be looked at once when the collector goes on.
-    """
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            if not gc.get_freeze_count():  # what the caller froze stays so
-                gc.freeze()
-                gc.unfreeze()
-            gc.enable()
 
 
 class Planner:
@@ -126,7 +107,7 @@ class Planner:
         run, priced = execution or self.execution, different(zeros, mesh)[-1]
         return self.solver.solve(Folded(graph), mesh, roles, name, run, zeros, priced, cutoff_s)
 
-    @_collector_paused()
+    @collector_paused()
     def plan(
         self,
         graph: Graph,
@@ -223,7 +204,7 @@ class Planner:
         kept = self._pins(graph, asked, spaces)
         solver = self.solver if kept.memory_bytes is None else self.solver.within(kept.memory_bytes)
         tuner = Tuner(solver, graph, self.execution, kept, self.progress)
-        compared &= self.cluster.num_devices > 1
+        compared &= self.cluster.num_devices > 1 and not (tuner.folded.is_large and tuner.nothing_fits)
         alternatives = list(stop.within(tuner.baselines())) if compared else []
         num_by_hand, needed = len(tuner.tried), kept.guided or not alternatives
         try:
@@ -258,7 +239,9 @@ class Planner:
         whole = {_way(c): c for c in stop.within(self._whole(rewriter, ranked), needed=True)}
         best = min(whole.values(), key=rank)
         if not best.fits and any(c.fits for c in ranked):  # the estimate was too low
-            again = Fitter(solver, Folded(rewriter.whole(best)), values=fitter.values, zeros=zeros).best([best])
+            again = Fitter(
+                solver, Folded(rewriter.whole(best), is_large=tuner.folded.is_large), values=fitter.values, zeros=zeros
+            ).best([best])
             best = min([best, *(f.candidate for f in stop.within(again))], key=rank)
         best = min([best, *stop.within(self._apart(rewriter, fitter, fitted, whole, best))], key=rank)
         chosen, best = _way(best), stored_by_stage(solver, said_by_block(solver, spread_out(solver, best)), zeros)
@@ -279,7 +262,8 @@ class Planner:
         )
         return Plan(
             best.graph, self.cluster, model, fingerprint(graph), best.prediction,
-            _others(chosen, costed, {} if stop.reached else remedied(costed, tuner)), report, best.execution, asked,
+            _others(chosen, costed, {} if stop.reached or tuner.folded.is_large else remedied(costed, tuner)),
+            report, best.execution, asked,
         )  # fmt: skip
 
     def _staged(
@@ -295,9 +279,10 @@ class Planner:
         limit_bytes = tuner.solver.limit_bytes
         known_s = [c.prediction.step_s for c in pool if c.fits]
         fastest_s = min(known_s + [f.mixed_s(limit_bytes) for f in fits if f.candidate.fits], default=inf)
-        is_far = self.cluster.device.kind != "cpu" and fastest_s > _FAR * tuner.ideal_s(tuner.modes[0])
+        may_be_far = self.cluster.device.kind != "cpu" and not tuner.folded.is_large
+        is_far = may_be_far and fastest_s > _FAR * tuner.ideal_s(tuner.modes[0])
         unasked = tuner.pins.asked.stages is None and not self.cluster.parts
-        if unasked and fastest_s < inf and not is_far:
+        if unasked and ((fastest_s < inf and not is_far) or (fastest_s == inf and tuner.nothing_fits)):
             return [], [], []
         stager = Stager(tuner, fastest_s)
         found = {c.execution.num_stages: c for c in stop.within(stager.plans(), needed=needed)}
@@ -351,7 +336,8 @@ class Planner:
             is_apart = best_s < best.prediction.step_s
             if about[way] >= best_s * (1 - LITTLE) and (is_apart or way != _way(best)):
                 continue
-            plain = whole[way] if way in whole else rewriter.again_whole(fitted[way].candidate)
+            own = fitted[way].candidate
+            plain = whole[way] if way in whole else rewriter.again_whole(own) if own.folded else own
             for mixed in by_block(fitter, fitted[way], plain):
                 self.progress(f"{named(mixed)}, blocks apart: {mixed.prediction.step_s * 1e3:.1f} ms")
                 best_s = min(best_s, mixed.prediction.step_s)
@@ -393,8 +379,12 @@ def _alternative(c: Candidate, remedy: str) -> Alternative:
 
 
 def _fits(fitter: Fitter, groups: Sequence[Sequence[Candidate]], stop: Stop) -> Iterator[Fitted]:
-    """What plans should keep; of one group after the other, as of each so many are looked at as are worth it."""
-    best_s = inf
+    """What plans should keep; of one group after the other, as of each so many are looked at as are worth it.
+
+    Of a large model only what would be faster than all that fits.
+    """
+    fitting = (c.prediction.step_s for c in chain.from_iterable(groups) if c.fits and fitter.folded.is_large)
+    best_s = min(fitting, default=inf)
     for group in groups:
         for fitted in stop.within(fitter.best(filter(_may_keep_more, group), best_s)):
             best_s = min(best_s, fitted.candidate.prediction.step_s)

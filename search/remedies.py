@@ -97,7 +97,7 @@ def _by_hand(graph: Graph, cluster: Cluster, certified: CertifiedSplits, pins: P
     if pins.memory_bytes is not None:
         solver = solver.within(pins.memory_bytes)
     tuner = Tuner(solver, graph, like.execution, pins, lambda message: None)
-    return next((found for found in tuner.baselines() if found.fits), None)
+    return next((found for found in tuner.baselines(able=True) if found.fits), None)
 
 
 def _smaller_batch(tuner: Tuner) -> Iterator[Remedy]:

@@ -37,6 +37,8 @@ def replay(graph: Graph, rewrites: Sequence[Rewrite], rules: Mapping[str, Equati
 
     Raises `PlanError` where a step does not apply or its rule is not certified.
     """
+    if not rewrites:
+        return graph
     done, taken = list[tuple[Part, Graph]](), set[str]()
     for rewrite in rewrites:
         part = _part(graph, rewrite)

@@ -6,6 +6,7 @@ byte: what only the finished graph shows, such as gathered weights, is made room
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from typing import NamedTuple, TypeVar
 
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.collectives.moves import AFTER_THE_LOOP_S
+from shardwright.cost.compute.compute import compute_on
 from shardwright.cost.predict import Prediction, predicted
 from shardwright.cost.timeline.clock import SHARING
 from shardwright.cost.timeline.memory import safe_bytes
@@ -23,14 +25,16 @@ from shardwright.cost.timeline.program import Programs
 from shardwright.pcg.analysis import constant_nodes
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
+from shardwright.pcg.layout import R
 from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.step.again import made_again
 from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.pcg.step.lifetimes import Zero, with_lifetimes
 from shardwright.pcg.step.meshes import first_ranks, stage_meshes
+from shardwright.pcg.types import TensorType
 from shardwright.search.blocks import blocked_choices
 from shardwright.search.building import ProblemBuilder
-from shardwright.search.domain import CertifiedSplits
+from shardwright.search.domain import CertifiedSplits, storage_domain
 from shardwright.search.eliminate import Eliminator
 from shardwright.search.folding import Folded
 from shardwright.search.least import least_s
@@ -251,7 +255,16 @@ class Solver:
     ) -> float:
         """No layouts keep less of parameters, their gradients and moments on a device. Errors as in `problem`."""
         problem, _ = self.problem(folded, mesh, roles, execution, priced, limits)
-        return sum(float(problem.kept_bytes[variable].value.min()) for variable in problem.stored)
+        return _least_stored(problem)
+
+    def all_stored_bytes(self, folded: Folded) -> float:
+        """What one device would keep of all parameters, their gradients and moments."""
+        graph, counts = folded.graph, Counter[TensorType]()
+        for leaf in graph.leaves("parameter"):
+            counts[graph.types[leaf.name]] += folded.times(leaf.name)
+        one, compute = ((R,),), compute_on(self.cluster.device)
+        found = ((storage_domain(kind, one, (1,), compute), times) for kind, times in counts.items())
+        return sum(times * float(domain.kept_bytes.min()) for domain, times in found)
 
     def excess_bytes(self, stored_bytes: float, device_bytes: int | None = None) -> float:
         """By how much these are too many, whatever else a step keeps; 0 where they may fit.
@@ -286,7 +299,8 @@ class Solver:
         free = Prices(beside=beside)
         fastest = eliminator.solve(problem, free)
         _check_finite(problem, fastest, roles, priced)
-        if limit < kept_bytes(problem, fastest) <= _NEARLY * limit:  # not all of that is there at once
+        is_near = limit < kept_bytes(problem, fastest) <= _NEARLY * limit  # not all of that is there at once
+        if is_near and not self.excess_bytes(_least_stored(problem)):
             draft = _Draft(name, fastest.bound, (problem, fastest, free), tuple(roles), execution, priced, limits)
             found = self._finish(draft, folded, different(zeros, mesh))
             if found.fits:
@@ -370,12 +384,14 @@ class Solver:
     def _finish(self, draft: _Draft, folded: Folded, zeros: Sequence[Lifetimes]) -> Candidate:
         """As `_stored`, of the graph that the problem is of."""
         problem, solution, _ = draft.solved
-        return self._stored(draft, materialize(problem, solution, self.certified), folded.repeats, zeros)
+        graph = materialize(problem, solution, self.certified)
+        return self._stored(draft, graph, folded.repeats, zeros, first=folded.is_large)
 
     def _stored(
-        self, draft: _Draft, solved: Graph, repeats: Mapping[str, int], zeros: Sequence[Lifetimes]
-    ) -> Candidate:
-        """With the first lifetime that fits or with the last one, whichever is better."""
+        self, draft: _Draft, solved: Graph, repeats: Mapping[str, int], zeros: Sequence[Lifetimes], *,
+        first: bool = False,
+    ) -> Candidate:  # fmt: skip
+        """With the first lifetime that fits or with the last one, whichever is better; or with the `first` alone."""
         problem, solution, prices = draft.solved
         in_loop = time_and_bytes(problem, solution)[0] < AFTER_THE_LOOP_S
         parameters = [leaf.name for leaf in solved.leaves("parameter")]
@@ -383,7 +399,7 @@ class Solver:
             zeros = zeros[-1:]  # the longer a gathered parameter stays, the more is there
         found: list[Candidate] = []
         for zero in zeros:
-            if any(c.fits for c in found) and zero != zeros[-1]:
+            if any(c.fits for c in found) and (zero != zeros[-1] or first):
                 continue
             known = zero == "zero-3" == draft.priced
             own: dict[str, Zero] = dict.fromkeys(parameters, zero) if isinstance(zero, str) else dict(zero)
@@ -402,6 +418,11 @@ class Solver:
 
 def _programs(cluster: Cluster, graph: Graph, repeats: tuple[tuple[str, int], ...]) -> Programs:
     return Programs(graph, cluster, dict(repeats))
+
+
+def _least_stored(problem: Problem) -> float:
+    """No choices keep less of parameters, their gradients and moments."""
+    return sum(float(problem.kept_bytes[variable].value.min()) for variable in problem.stored)
 
 
 def _check_finite(problem: Problem, solution: Solution, roles: Sequence[str], zero: Zero) -> None:

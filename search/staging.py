@@ -74,7 +74,7 @@ class Stager:
         promising = [own for own in self.tuner.pins.staged.values() if self._may_win(own[0].pipeline.stages)]
         ahead = list(chain.from_iterable(_while_less(promising, len(promising) // 2, self._likeliest, _least_s)))
         seen, best = {way[1:] for way in ahead}, dict[int | Space, Candidate]()
-        for _ in range(_MOST_TRIED):
+        for _ in range(1 if self.tuner.folded.is_large else _MOST_TRIED):
             ahead = [way for way in ahead if not self._loses(way)]
             if not ahead:
                 break

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import cached_property
 from heapq import heappop, heappush
 from itertools import chain, product
 from math import inf, prod
@@ -29,14 +30,18 @@ from shardwright.search.folding import Folded, fold
 from shardwright.search.limits import Limits
 from shardwright.search.pins import Pins
 from shardwright.search.problem import NoLayoutsError, Prices
-from shardwright.search.restrict import FREE
+from shardwright.search.restrict import DATA, FREE
 from shardwright.search.solving import Candidate, Solver, different, over_time, rank
 from shardwright.search.spaces import Space, baselines, divided, microbatch_counts, sequence_baselines
 from shardwright.search.within import time_and_bytes
 
 Progress = Callable[[str], None]
+MANY_NODES = 2**12
+"""From so many on, what is left after folding is large: a try takes seconds, and each way to run it is tried once."""
 _MANY = 1024
 """From so many devices on, two axes are too coarse, and one of three is tried; on fewer, none was found to gain."""
+_MOST_MESHES = 2
+"""That are searched for a large model."""
 _OF_BOUND = 0.5
 """The part of a mesh's bound that a plan may take once it is rewritten: bounds are of operators as they are written."""
 _NEAR = 1.15
@@ -114,9 +119,14 @@ class Tuner:
             return [1]
         return counts
 
-    def baselines(self) -> Iterator[Candidate]:
-        """Plans that people choose by hand, each the best over its degrees, microbatches and recomputation."""
+    def baselines(self, *, able: bool = False) -> Iterator[Candidate]:
+        """Plans that people choose by hand, each the best over its degrees, microbatches and recomputation.
+
+        `able`: without those for which what is stored alone is too much. Of large models, always.
+        """
         for spaces in baselines(self.solver.cluster):
+            if (able or self.folded.is_large) and all(map(self._cannot_hold, spaces)):
+                continue
             if (found := self._best(spaces)) is not None:
                 yield self.told(found[0])
 
@@ -133,18 +143,18 @@ class Tuner:
         others have to win against too, once there is one of theirs to compare it with.
         """
         best: tuple[Candidate, Space] | None = None
-        mode = self.modes[0]
+        mode, is_large = self.modes[0], self.folded.is_large
         excess_bytes = [self._excess_bytes(space, mode) for space in spaces]
         outlook = [
             (e, 0.0 if e else self.floor_s(s, mode, self._fewest(s))) for e, s in zip(excess_bytes, spaces, strict=True)
         ]
         for i in sorted(range(len(spaces)), key=outlook.__getitem__):
-            if best is not None and excess_bytes[i]:
+            if best is not None and (excess_bytes[i] or is_large):
                 break
             rival_s = min(best[0].prediction.step_s, fastest_s) if best is not None and best[0].fits else inf
             if best is not None and inf > rival_s and best[0].prediction.step_s > _BEHIND * rival_s:
                 break
-            ways = ((way, spaces[i]) for way in self.ways(spaces[i], rival_s=rival_s))
+            ways = ((way, spaces[i]) for way in self.ways(spaces[i], rival_s=rival_s, once=is_large))
             best = min(chain([] if best is None else [best], ways), key=lambda found: rank(found[0]), default=None)
         return best
 
@@ -179,13 +189,17 @@ class Tuner:
         On every one, what the best plan by then makes again is made again; while none fits, what keeps the least. So
         long, what takes a few times the least bound of all is left for when all have been tried.
         """
-        any_found = False
-        for most_s in (_PATIENT * min(map(self._least_s, self.spaces), default=inf), inf):
+        any_found, limits_s = False, [inf]
+        if not self._is_hopeless:
+            limits_s.insert(0, _PATIENT * min(map(self._least_s, self.spaces), default=inf))
+        for most_s in limits_s:
             for space in self._promising():
                 modes = self.modes
                 if best is not None:
                     modes = list[RecomputeMode]((best.execution.recompute,)) if best.fits else modes[-1:]
-                if any_found and self._excess_bytes(space, modes[0]):  # nor does anything fit there
+                if any_found and (
+                    self._is_hopeless or self._excess_bytes(space, modes[0])
+                ):  # nor does anything fit there
                     continue
                 if ways := list(self.ways(space, modes, self.fastest_s if self.fastest_s < inf else most_s)):
                     own, any_found = min(ways, key=rank), True
@@ -206,10 +220,23 @@ class Tuner:
             yield self.told(self.tried_with(space, mode, like.mesh.num_microbatches))
 
     def _promising(self) -> Iterator[Space]:
-        """Spaces that may win when their turn comes, even if rewrites lower their bound; the least bound first."""
+        """Spaces that may win when their turn comes, even if rewrites lower their bound; the least bound first.
+
+        Of large models those of the least bounds, and of the same axes in two orders the first; all as they come where
+        nothing can fit.
+        """
+        if self._is_hopeless:
+            yield from self.spaces
+            return
+        begun = set[Hashable]()
         for bound_s, space in sorted(((self._least_s(space), space) for space in self.spaces), key=itemgetter(0)):
-            if not self.fastest_s <= _OF_BOUND * bound_s < inf:
-                yield space
+            if self.fastest_s <= _OF_BOUND * bound_s < inf:
+                continue
+            axes = *sorted(zip(space.mesh.sizes, space.roles, strict=True)), space.limits
+            if self.folded.is_large and (axes in begun or len(begun) == _MOST_MESHES):
+                continue
+            begun.add(axes)
+            yield space
 
     def _least_s(self, space: Space) -> float:
         """No plan on these devices in the fewest microbatches takes less, nor much less in more of them."""
@@ -219,8 +246,10 @@ class Tuner:
     def _between(self, best: Candidate, space: Space) -> Candidate:
         """The same with layouts of a price between those at which nothing and all overlaps.
 
-        Of few examples a step is short, and what is summed at its end is much of it.
+        Of few examples a step is short, and what is summed at its end is much of it. Not for large models.
         """
+        if self.folded.is_large:
+            return best
         beside, ways = prod(self.solver.besides) ** 0.5, list[Candidate]()
         for priced in _priced(space.zeros, best.mesh) if beside < 1 else ():
             with suppress(NoLayoutsError):
@@ -244,16 +273,24 @@ class Tuner:
         return candidate
 
     def ways(
-        self, space: Space, modes: Sequence[RecomputeMode] | None = None, rival_s: float = inf
+        self,
+        space: Space,
+        modes: Sequence[RecomputeMode] | None = None,
+        rival_s: float = inf,
+        *,
+        once: bool = False,
     ) -> Iterator[Candidate]:
         """For each kind of recomputation that could be the best, the best number of microbatches that was found.
 
         The likeliest, of all kinds and numbers, is tried first. `rival_s`: the step of a plan that fits, against which
         these have to win. Where nothing can fit, only what keeps the least is tried, and nothing against a rival.
+        `once`: no more than one is tried.
         """
         modes, counts, fastest_s = modes or self.modes, divided(space, self.counts, self.pins.size), rival_s
         if self._excess_bytes(space, modes[0]):
             modes, counts = modes[-1:] if rival_s == inf else (), counts[-1:]
+        if once:
+            modes, counts = modes[:1], counts[:1]
         runs: list[tuple[RecomputeMode, Counts]] = [(m, self._microbatches(space, m, counts)) for m in modes]
         ahead: list[tuple[float, int, Proposals | None]] = [(0.0, 0, None)] if runs else []
         while ahead:
@@ -290,8 +327,39 @@ class Tuner:
 
     def _has_room(self, found: Candidate, space: Space) -> bool:
         """Whether all is kept with memory to spare, in the fewest microbatches: more recomputation only adds time."""
+        if self.folded.is_large:
+            return found.fits
         in_fewest = found.execution.recompute == "none" and found.mesh.num_microbatches == self._fewest(space)
         return in_fewest and found.fits and not found.is_tight
+
+    @property
+    def _is_hopeless(self) -> bool:
+        """Whether nothing can fit of a large model: then one mesh is tried."""
+        return self.folded.is_large and self.nothing_fits
+
+    @property
+    def nothing_fits(self) -> bool:
+        """Whether an equal share of what is stored is too much for a device, however a step is run, or in stages."""
+        return self._share_is_too_much(self.solver.cluster.num_devices)
+
+    def _share_is_too_much(self, num_shares: int) -> bool:
+        """Whether so many devices cannot store all parameters, gradients and moments; False where devices differ."""
+        solver = self.solver
+        return not solver.cluster.parts and bool(solver.excess_bytes(self._stored_bytes / num_shares))
+
+    @cached_property
+    def _stored_bytes(self) -> float:
+        return self.solver.all_stored_bytes(self.folded)
+
+    def _cannot_hold(self, space: Space) -> bool:
+        """Whether what is stored alone is too much.
+
+        Of a large model first by equal shares, for all of which one problem does.
+        """
+        shared = prod(size for role, size in zip(space.roles, space.mesh.sizes, strict=True) if role != DATA)
+        if self.folded.is_large and self._share_is_too_much(shared * space.pipeline.stages):
+            return True
+        return bool(self._excess_bytes(space, self.modes[0]))
 
     def _excess_bytes(self, space: Space, mode: RecomputeMode) -> float:
         """By how much what is stored alone is too much for these devices, however a step is run; 0: it may fit.
@@ -317,6 +385,7 @@ class Tuner:
             lambda found: self._eased_s(space, mode, found),
             self.solver.limit_bytes,
             self._start.get(mode, 0),
+            first=self.folded.is_large,
         )
 
     def _eased_s(self, space: Space, mode: RecomputeMode, found: Candidate) -> float:
@@ -372,13 +441,18 @@ class Tuner:
             return known
         execution, mesh = space.run(self.execution, mode), over_time(space.mesh, count)
         best: Candidate | None = None
+        besides = self.solver.besides
         zeros = _priced(space.zeros, mesh)
         if space.pipeline.stages > 1:
             zeros = zeros[::-1]
-        for priced, beside in product(zeros, self.solver.besides):
+        if self.folded.is_large:  # those of the floor
+            besides, zeros = besides[-1:], zeros[:1] if space.pipeline.stages > 1 else different(space.zeros, mesh)[:1]
+        for priced, beside in product(zeros, besides):
             asked = self.folded, mesh, space.roles, execution, priced, space.limits
             if best is not None:
-                if not best.fits or best.prediction.step_s > _NEAR * self.fastest_s:
+                if not best.fits:  # what could win is of no use
+                    break
+                if best.prediction.step_s > _NEAR * self.fastest_s:
                     continue
                 if beside < 1 and self.solver.floor_s(*asked) >= self.fastest_s:
                     continue
@@ -445,7 +519,8 @@ def _alike(space: Space) -> Hashable:
 def folded(graph: Graph, pins: Pins) -> Folded:
     """The graph with its equal blocks folded, where all of them are run and pinned alike."""
     found = Folded(graph) if pins.by_block else fold(graph)
-    return Folded(graph) if pins.limits.tell_apart(graph, found.alike) else found
+    found = Folded(graph) if pins.limits.tell_apart(graph, found.alike) else found
+    return replace(found, is_large=len(found.graph.nodes) >= MANY_NODES)
 
 
 def _priced(zeros: Sequence[Zero], mesh: Mesh) -> Sequence[Zero]:

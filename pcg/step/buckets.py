@@ -7,6 +7,7 @@ place, small ones in flat buckets. Units are launched in one order on every rank
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 BLOCK_BYTES = 128 << 20
@@ -39,7 +40,7 @@ class Buckets(Generic[T]):
     """Makes units of gradients, in the order in which these are complete."""
 
     def __init__(self) -> None:
-        self._open: dict[Hashable, list[tuple[T, float]]] = {}
+        self._open: dict[Hashable, _Bucket[T]] = {}
 
     def add(self, gradient: T, key: Hashable, num_bytes: float, more: int = 0) -> list[T] | None:
         """The unit that this gradient completes, if it does. `key` says with which others it can be summed.
@@ -48,12 +49,19 @@ class Buckets(Generic[T]):
         """
         if num_bytes >= LARGE_BYTES:
             return [gradient]
-        bucket = self._open.setdefault(key, [])
-        bucket.append((gradient, (1 + more) * num_bytes))
-        if more or sum(size for _, size in bucket) < BUCKET_BYTES:
+        bucket = self._open.setdefault(key, _Bucket())
+        bucket.members.append(gradient)
+        bucket.num_bytes += (1 + more) * num_bytes
+        if more or bucket.num_bytes < BUCKET_BYTES:
             return None
-        return [member for member, _ in self._open.pop(key)]
+        return self._open.pop(key).members
 
     def rest(self) -> list[list[T]]:
         """The buckets that are not full when all gradients are there."""
-        return [[member for member, _ in bucket] for bucket in self._open.values()]
+        return [bucket.members for bucket in self._open.values()]
+
+
+@dataclass
+class _Bucket(Generic[T]):
+    members: list[T] = field(default_factory=list)
+    num_bytes: float = 0.0

@@ -44,8 +44,9 @@ def with_lifetimes(graph: Graph, lifetimes: Mapping[str, Zero]) -> Graph:
             raise PlanError(f"{leaf!r} is no parameter of the graph; give the name of a leaf, as {min(parameters)!r}")
         if zero not in ZEROS:
             raise PlanError(f"{leaf}: {zero!r} is no lifetime of a parameter; choose one of {list(ZEROS)}")
-    ways = {way[-1].name: list(_rebuilt(graph, way, zero)) for way, zero in _ways(graph, lifetimes)}
-    old = {node.name for way, _ in _ways(graph, lifetimes) for node in way}
+    known = list(_ways(graph, lifetimes))
+    ways = {way[-1].name: list(_rebuilt(graph, way, zero)) for way, zero in known}
+    old = {node.name for way, _ in known for node in way}
     ends = {last: made[-1].name for last, made in ways.items()}
     nodes: list[Node] = []
     for node in graph.nodes:
@@ -55,7 +56,7 @@ def with_lifetimes(graph: Graph, lifetimes: Mapping[str, Zero]) -> Graph:
             inputs = tuple(ends.get(name, name) for name in node.inputs)
             nodes.append(node if inputs == node.inputs else replace(node, inputs=inputs))
     outputs = tuple((key, ends.get(name, name)) for key, name in graph.outputs)
-    return replace(graph, nodes=tuple(nodes), outputs=outputs).validate()
+    return replace(graph, nodes=tuple(nodes), outputs=outputs).validated_beside(graph)
 
 
 def _ways(graph: Graph, lifetimes: Mapping[str, Zero]) -> Iterator[tuple[Sequence[Node], Zero]]:

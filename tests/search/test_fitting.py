@@ -107,6 +107,7 @@ def candidate(name: str, step_s: float, num_bytes: int = 0) -> Candidate:
         "fits": True,
         "execution": DEFAULT,
         "rewrites": (),
+        "folded": True,
     }
     return cast("Candidate", SimpleNamespace(**own))
 

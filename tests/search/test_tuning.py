@@ -338,7 +338,7 @@ def test_degrees_of_a_strategy_have_to_win_against_the_likeliest(monkeypatch: py
     floors_s, steps_s = {"0": 4.0, "1": 2.0, "2": 3.0, "3": 1.0}, {"0": 5.0, "1": 6.0, "2": 4.0, "3": 9.0}
     asked = list[tuple[str, float]]()
 
-    def ways(space: Space, modes: object = None, rival_s: float = inf) -> list[Any]:
+    def ways(space: Space, modes: object = None, rival_s: float = inf, **_: bool) -> list[Any]:
         asked.append((space.name, rival_s))
         return [SimpleNamespace(name=space.name, fits=True, prediction=SimpleNamespace(step_s=steps_s[space.name]))]
 
@@ -520,7 +520,7 @@ def test_counts_go_up_until_they_fit_and_down_until_they_do_not() -> None:
     fits = {1: False, 2: False, 4: True, 8: True}
     memory = SimpleNamespace(activations_bytes=80.0, temporary_bytes=0.0, total_bytes=110.0)
 
-    def run(rival_s: float, start: int, most: int = 8) -> list[int]:
+    def run(rival_s: float, start: int, most: int = 8, *, first: bool = False) -> list[int]:
         tried = list[int]()
 
         def at(count: int) -> Candidate:
@@ -528,7 +528,7 @@ def test_counts_go_up_until_they_fit_and_down_until_they_do_not() -> None:
             prediction = SimpleNamespace(step_s=count, memory=memory)
             return cast("Candidate", SimpleNamespace(prediction=prediction, fits=fits[count], is_tight=True))
 
-        counts = Counts([n for n in fits if n <= most], at, float, lambda found: 0.0, 100.0, start)
+        counts = Counts([n for n in fits if n <= most], at, float, lambda found: 0.0, 100.0, start, first=first)
         floors = counts.proposals()
         with suppress(StopIteration):
             floor_s = next(floors)
@@ -540,6 +540,9 @@ def test_counts_go_up_until_they_fit_and_down_until_they_do_not() -> None:
     assert run(5.0, 3) == [1, 2, 4]
     assert run(3.0, 3) == [1, 2]
     assert run(inf, 0, most=2) == [1, 2]  # none fits
+    assert run(inf, 3, first=True) == [1, 8]  # which is enough
+    fits[1] = True
+    assert run(inf, 3, first=True) == [1]
 
 
 def test_two_axes_are_cut_at_the_boundary_of_machines() -> None:

@@ -52,3 +52,21 @@ def test_a_fold_fills_a_bucket_but_does_not_close_it() -> None:
     fold = ("fold", 0, 1, BUCKET_BYTES)
     assert units([fold, fold]) == ([], [["fold", "fold"]])
     assert units([fold, ("last", 0, 1, 0)]) == ([["fold", "last"]], [])
+
+
+def test_filling_a_bucket_adds_each_gradient_once() -> None:
+    """A sum over all that is in it, for each that comes, grew with the square of their number."""
+    added = list[float]()
+
+    class Size(float):
+        def __radd__(self, other: float) -> float:
+            added.append(float(self))
+            return other + float(self)
+
+        def __rmul__(self, other: float) -> Size:
+            return Size(other * float(self))
+
+    buckets = Buckets[int]()
+    assert all(buckets.add(i, "a", Size(8)) is None for i in range(100))
+    assert len(added) == 100
+    assert buckets.rest() == [list(range(100))]
