@@ -8,7 +8,7 @@ to be equal in both. That is a statement about all layers, not about a sample of
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 from unittest import mock
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch._export.utils import _compiling_state_context
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter, tree_leaves, tree_map
+from torch.utils._pytree import tree_iter, tree_leaves, tree_map_only
 
 from shardwright.pcg.depth import KEPT, Run, shortened
 
@@ -31,23 +31,29 @@ Forward = Callable[[nn.Module, Mapping[str, Any]], object]
 
 def alike(model: nn.Module, tensors: Mapping[str, Any], found: Sequence[Run], forward: Forward) -> bool:
     """Whether the shortened model stands for the whole one. `forward` runs a copy of it on a batch without data."""
-    mode = FakeTensorMode()
-    named = {name: t for name, t in (*model.named_parameters(), *model.named_buffers())}
-    for tensor in (*named.values(), *tree_leaves(tensors)):
+    mode, own = FakeTensorMode(), dict(_tensors(model))
+    for tensor in (*own.values(), *tree_leaves(tensors)):
         mode = getattr(tensor, "fake_mode", mode)
 
-    def fake(value: Any) -> Any:
-        return mode.from_tensor(value) if isinstance(value, Tensor) and not hasattr(value, "fake_mode") else value
+    def fake(tensor: Tensor) -> Tensor:
+        return tensor if isinstance(tensor, FakeTensor) else mode.from_tensor(tensor)
 
-    memo = {id(tensor): fake(tensor) for tensor in named.values()}
-    copy = deepcopy(model, memo)  # whose Python state may change, and which has no data
-    batch = tree_map(fake, dict(tensors))
+    copy = deepcopy(model, {id(tensor): fake(tensor) for tensor in own.values()})  # whose Python state may change
+    batch = tree_map_only(Tensor, fake, dict(tensors))
     quiet = mock.patch.object(logging.getLogger(FakeTensor.__module__), "disabled", new=True)  # of what fails here
     with quiet, mock.patch.object(mode, "allow_non_fake_inputs", new=True):  # of what is no parameter or buffer
         whole = _Notes(copy, batch, found, mode, forward)
         with shortened(copy, found):
             short = _Notes(copy, batch, found, mode, forward)
     return whole.are_as(short)
+
+
+def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters, buffers and other attributes, by name."""
+    yield from model.named_parameters(remove_duplicate=False)
+    yield from model.named_buffers(remove_duplicate=False)
+    for path, module in model.named_modules():
+        yield from ((f"{path}.{name}", value) for name, value in vars(module).items() if isinstance(value, Tensor))
 
 
 class _Notes(TorchDispatchMode):
@@ -62,9 +68,8 @@ class _Notes(TorchDispatchMode):
         self._made: dict[int, tuple[_Place, int]] = {}  # by storage, where in which place it was made
         self._stays: list[object] = []
         self._in: _Place | None = None
-        tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-        tensors |= {f"batch {number}": t for number, t in enumerate(tree_iter(batch)) if isinstance(t, Tensor)}
-        self._leaves = {_storage(tensor): name for name, tensor in reversed(tensors.items())}
+        given = ((f"batch {number}", t) for number, t in enumerate(tree_iter(batch)) if isinstance(t, Tensor))
+        self._leaves = {_storage(tensor): name for name, tensor in reversed([*_tensors(model), *given])}
         hooks = [hook for run in found for hook in self._watched(model.get_submodule(run.path), run)]
         try:
             with mode, self, _compiling_state_context():  # as when it is exported
@@ -90,27 +95,29 @@ class _Notes(TorchDispatchMode):
         self._in = place
 
     def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+        self,
+        func: torch._ops.OpOverload,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> object:
-        kwargs = kwargs or {}
-        result = func(*args, **kwargs)
-        if func.namespace == "prim":
+        result = func(*args, **(kwargs or {}))
+        if func.namespace == "prim":  # a question about a tensor
             return result
-        if self._in is None:
-            own = next(reversed(self.calls), None)
-            place = own if own is not None and not own[0] else ("", len(self.calls_outside))
-        else:
-            place = self._in
+        place = self._in or self._outside()
         calls = self.calls.setdefault(place, [])
-        said = str(func), torch.is_grad_enabled(), *(self._said(x, place) for x in (args, kwargs))
-        for number, tensor in enumerate(tree_iter(result)):
+        read = self._said((args, kwargs), place)
+        for tensor in tree_iter(result):
             if isinstance(tensor, Tensor) and _storage(tensor) not in self._leaves:
-                storage = _storage(tensor)
-                if storage not in self._made:
-                    self._made[storage] = place, len(calls)
-                    self._stays.append(tensor.untyped_storage())
-        calls.append((*said, self._said(result, place)))
+                self._made.setdefault(_storage(tensor), (place, len(calls)))
+                self._stays.append(tensor.untyped_storage())  # else another one may get its number
+        calls.append((str(func), torch.is_grad_enabled(), read, self._said(result, place)))
         return result
+
+    def _outside(self) -> _Place:
+        """The stretch between layers that goes on, or a new one."""
+        last = next(reversed(self.calls), ("", 0))
+        return last if self.calls and not last[0] else ("", len(self.calls_outside))
 
     @property
     def calls_outside(self) -> list[list[object]]:

@@ -193,7 +193,7 @@ def _of_few(
             return None
         with shortened(model, layers):
             graph, constants = settled(model, once)
-    except Exception:  # whatever it is, it is said of the whole model
+    except Exception:  # noqa: BLE001  whatever it is, it is said of the whole model
         return None
     whole = deepened(graph, layers)
     return None if whole is None else (whole, constants)

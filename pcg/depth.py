@@ -8,6 +8,7 @@ So capture takes about as long however deep a model is. What is not seen to repe
 
 from __future__ import annotations
 
+import re
 from collections.abc import Generator, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,7 +19,7 @@ from torch import nn
 from shardwright.pcg.graph import Graph, Node
 
 KEPT = 4
-"""Layers that are exported: the first reads what comes before, the last is read behind; the third stands for the rest."""
+"""Layers that are exported: the first reads what comes before, the last is read behind, the third is like the rest."""
 _FEWEST = 8
 """Of fewer layers, all are exported."""
 
@@ -147,7 +148,7 @@ class _Blocks:
         third = self.nodes[-2]
         before = {node.name: number for number, node in enumerate(self.nodes[-3])}
         numbers = range(self.run.start + KEPT - 1, self.run.stop)
-        called = {number: [f"{node.name}_of_{number}" for node in third] for number in numbers}
+        called = {number: [self._called(node, number) for node in third] for number in numbers}
         called[numbers.start - 1] = [node.name for node in third]
         own = {node.name: place for place, node in enumerate(third)}
 
@@ -175,15 +176,21 @@ class _Blocks:
 
     def _copy(self, node: Node, number: int) -> Node:
         """With the names of the layer that it lies in."""
-        old, new = self.run.block(self.run.start + KEPT - 2), self.run.block(number)
+        attrs = node.attrs
+        if node.is_leaf:
+            attrs = tuple((key, self._said(str(value), number) if key == "target" else value) for key, value in attrs)
+        return replace(node, attrs=attrs, source=replace(node.source, module=self._said(node.source.module, number)))
 
-        def said(path: str) -> str:
-            return new + path.removeprefix(old) if f"{path}.".startswith(f"{old}.") else path
+    def _called(self, node: Node, number: int) -> str:
+        """Leaves are named by their paths, as everywhere."""
+        if node.is_leaf:
+            return re.sub(r"\W", "_", self._said(str(node.attr("target")), number))
+        return f"{node.name}_of_{number}"
 
-        attrs = tuple(
-            (key, said(str(value)) if key == "target" and node.is_leaf else value) for key, value in node.attrs
-        )
-        return replace(node, attrs=attrs, source=replace(node.source, module=said(node.source.module)))
+    def _said(self, path: str, number: int) -> str:
+        """A path in the third layer, as it is in another one."""
+        own = self.run.block(self.run.start + KEPT - 2)
+        return self.run.block(number) + path.removeprefix(own) if f"{path}.".startswith(f"{own}.") else path
 
 
 def _drawn_in_order(graph: Graph) -> Graph:

@@ -1,0 +1,311 @@
+"""Deep models captured from four of their layers: the same graph as of all, or all of them are exported."""
+
+# transformers' configurations take more keywords than their signatures name
+# pyright: reportCallIssue=false
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from shardwright.pcg import capture as capturing
+from shardwright.pcg.capture import Captured, capture
+from shardwright.pcg.depth import KEPT, deepened, runs
+from shardwright.search.check import difference
+from shardwright.search.plan import fingerprint
+from tests.each import each
+
+WIDTH = 8
+
+
+class Layer(nn.Module):
+    """A feed-forward layer with dropout, whose number is known."""
+
+    def __init__(self, number: int, drop: float = 0.1) -> None:
+        super().__init__()
+        self.number, self.drop = number, drop
+        self.norm, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 16), nn.Linear(16, WIDTH)
+        self.register_buffer("scale", torch.ones(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.down(torch.relu(self.up(self.norm(x) * self.scale)))
+        return x + nn.functional.dropout(y, self.drop, self.training)
+
+
+class Net(nn.Module):
+    """A stem, layers, a head that is not one of them, and a loss."""
+
+    def __init__(self, num: int = 10, layer: Callable[[int], nn.Module] = Layer) -> None:
+        super().__init__()
+        self.stem, self.layers, self.head = (
+            nn.Linear(4, WIDTH),
+            nn.ModuleList(map(layer, range(num))),
+            nn.Linear(WIDTH, 2),
+        )
+
+    def run(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.run(self.stem(x) * 0.5)).square().mean()
+
+
+def batch() -> dict[str, Tensor]:
+    return {"x": torch.randn(3, 4)}
+
+
+@contextmanager
+def exported_whole() -> Generator[None]:
+    with mock.patch.object(capturing, "runs", return_value=[]):
+        yield
+
+
+@contextmanager
+def noted(found: list[bool]) -> Generator[None]:
+    """Whether each capture was one of few layers."""
+    of_few = capturing._of_few
+
+    def noting(*args: Any) -> Any:
+        result = of_few(*args)
+        found.append(result is not None)
+        return result
+
+    with mock.patch.object(capturing, "_of_few", noting):
+        yield
+
+
+def both(model: nn.Module, given: dict[str, Any], **options: Any) -> tuple[Captured, Captured, bool]:
+    """Captured as it is, and with all layers exported; whether the first was of few."""
+    found = list[bool]()
+    with noted(found):
+        own = capture(model, given, **options)
+    with exported_whole():
+        return own, capture(model, given, **options), found == [True]
+
+
+def assert_same(own: Captured, whole: Captured) -> None:
+    assert difference(own.graph, whole.graph) is None
+    assert fingerprint(own.graph) == fingerprint(whole.graph)
+    assert [(n.op, str(n.source)) for n in own.graph.nodes] == [(n.op, str(n.source)) for n in whole.graph.nodes]
+    leaves = [[(n.name, n.attrs) for n in found.graph.nodes if n.is_leaf] for found in (own, whole)]
+    assert leaves[0] == leaves[1]
+    assert own.aliases == whole.aliases
+    assert own.constants.keys() == whole.constants.keys()
+
+
+@each("precision", [None, "amp_bf16", {"layers.*.norm": "fp32", "*": "amp_bf16"}])
+@each("num", [8, 9, 13])
+def test_the_graph_of_few_layers_is_that_of_all(precision: Any, num: int) -> None:
+    own, whole, of_few = both(Net(num), batch(), precision=precision)
+    assert of_few
+    assert_same(own, whole)
+
+
+def transformers() -> dict[str, tuple[nn.Module, dict[str, Any]]]:
+    from transformers import (  # takes seconds
+        GPT2Config,
+        GPT2LMHeadModel,
+        MixtralConfig,
+        MixtralForCausalLM,
+        T5Config,
+        T5ForConditionalGeneration,
+    )
+
+    ids = torch.randint(3, 90, (2, 8))
+    given = {"input_ids": ids, "labels": ids.clone()}
+    small: dict[str, Any] = {"vocab_size": 96, "use_cache": False, "pad_token_id": 0}
+    moe: dict[str, Any] = {"num_attention_heads": 2, "num_key_value_heads": 2, "num_local_experts": 4}
+    models = (
+        GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=9, n_head=2, **small)),
+        MixtralForCausalLM(MixtralConfig(hidden_size=16, intermediate_size=16, num_hidden_layers=8, **moe, **small)),
+        T5ForConditionalGeneration(
+            T5Config(d_model=16, d_ff=16, num_heads=2, d_kv=8, num_layers=9, decoder_start_token_id=0, **small)
+        ),
+    )
+    return {type(model).__name__: (model.train(), given) for model in models}
+
+
+def test_real_models_too() -> None:
+    for name, (model, given) in transformers().items():
+        own, whole, of_few = both(model, given)
+        assert of_few, name
+        assert_same(own, whole)
+
+
+class Numbered(Layer):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) / (self.number + 1)
+
+
+class SomeNumbered(Layer):
+    """What no sample of layers shows."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * (2.0 if self.number == 6 else 3.0)
+
+
+class Frozen(Layer):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.set_grad_enabled(self.number > 6):
+            return super().forward(x)
+
+
+class WithConstant(Layer):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + torch.tensor([float(self.number)])
+
+
+class Alternating(Net):
+    def run(self, x: Tensor) -> Tensor:
+        for number, layer in enumerate(self.layers):
+            x = layer(x) if number % 2 else layer(-x)
+        return x
+
+
+class Dense(Net):
+    """Each layer reads what the first one gave."""
+
+    def run(self, x: Tensor) -> Tensor:
+        first = x = self.layers[0](x)
+        for layer in [*self.layers][1:]:
+            x = layer(x + first)
+        return x
+
+
+class Collecting(Net):
+    def run(self, x: Tensor) -> Tensor:
+        seen = [x := layer(x) for layer in self.layers]
+        return torch.stack(seen).sum(0)
+
+
+class Backward(Net):
+    def run(self, x: Tensor) -> Tensor:
+        for layer in reversed(self.layers):
+            x = layer(x)
+        return x
+
+
+class Numbers(Net):
+    def run(self, x: Tensor) -> Tensor:
+        for number in range(10):
+            x = self.layers[number](x)
+        return x
+
+
+class Skipping(Net):
+    """Each layer reads what the one before the last gave, too."""
+
+    def run(self, x: Tensor) -> Tensor:
+        before = x
+        for layer in self.layers:
+            before, x = x, layer(x + before)
+        return x
+
+
+class Twice(Net):
+    def run(self, x: Tensor) -> Tensor:
+        return super().run(super().run(x))
+
+
+def odd(number: int) -> Layer:
+    return Layer(number, 0.2 if number == 5 else 0.1)
+
+
+WHOLE: dict[str, Callable[[], nn.Module]] = {
+    "numbered": lambda: Net(10, Numbered),
+    "one numbered": lambda: Net(10, SomeNumbered),
+    "gradients from one on": lambda: Net(10, Frozen),
+    "constants": lambda: Net(10, WithConstant),
+    "another dropout": lambda: Net(10, odd),
+    "operators between": Alternating,
+    "read by all": Dense,
+    "collected": Collecting,
+    "the last first": Backward,
+    "by number": Numbers,
+    "two before": Skipping,
+    "twice": Twice,
+}
+
+
+def test_what_does_not_repeat_is_exported_whole() -> None:
+    for name, make in WHOLE.items():
+        own, whole, of_few = both(make(), batch())
+        assert not of_few, name
+        assert difference(own.graph, whole.graph) is None, name
+
+
+def test_lists_of_few_or_shared_or_unlike_layers_are_no_runs() -> None:
+    assert [run[1:] for run in runs(Net(8))] == [(0, 8)]
+    assert not runs(Net(7))
+    shared = Layer(0)
+    assert not runs(Net(10, lambda number: shared))
+    assert [run[1:] for run in runs(Net(12, lambda n: Layer(n) if n > 1 else nn.Linear(WIDTH, WIDTH)))] == [(2, 12)]
+    assert not runs(Net(10, lambda n: Layer(n) if n < 9 else nn.Linear(WIDTH, WIDTH)))
+    frozen = Net(10)
+    next(frozen.layers[4].parameters()).requires_grad = False
+    assert [run[1:] for run in runs(frozen)] == []
+    nested = Net(8, lambda n: nn.Sequential(*map(Layer, range(8))))
+    assert [run.path for run in runs(nested)] == ["layers"]
+
+
+def test_other_layers_at_the_front_stay() -> None:
+    own, whole, of_few = both(Net(12, lambda n: Layer(n) if n > 1 else nn.Linear(WIDTH, WIDTH)), batch())
+    assert of_few
+    assert_same(own, whole)
+
+
+def test_the_model_stays_as_it_was() -> None:
+    class Remembering(Layer):
+        def forward(self, x: Tensor) -> Tensor:
+            self.seen = [*getattr(self, "seen", []), x][-1:]
+            return super().forward(x)
+
+    for model in (Net(10), Net(10, Numbered), Net(10, Remembering)):
+        names, given, state = [name for name, _ in model.named_modules()], batch(), torch.get_rng_state()
+        with mock.patch.object(capturing, "settled", side_effect=KeyError), pytest.raises(KeyError):  # what comes next
+            capture(model, given)
+        assert [name for name, _ in model.named_modules()] == names
+        assert torch.equal(torch.get_rng_state(), state)
+        values = [value for module in model.modules() for value in vars(module).values()]
+        assert not any(isinstance(value, FakeTensor) or (isinstance(value, list) and value) for value in values)
+        assert all(not module._forward_hooks and not module._forward_pre_hooks for module in model.modules())
+
+
+def test_models_without_data_are_captured_so_too() -> None:
+    with FakeTensorMode():
+        model, given = Net(10), batch()
+    own, whole, of_few = both(model, given)
+    assert of_few
+    assert_same(own, whole)
+
+
+def test_only_a_few_layers_are_exported() -> None:
+    exported = list[int]()
+    export = capturing.export
+
+    def counting(*args: Any) -> torch.export.ExportedProgram:
+        found = export(*args)
+        exported.append(sum("layer_norm" in str(node.target) for node in found.graph.nodes))
+        return found
+
+    with mock.patch.object(capturing, "export", counting):
+        assert sum(n.op == "layer_norm" for n in capture(Net(20), batch()).graph.nodes) == 20
+    assert exported == [KEPT]
+
+
+def test_a_graph_whose_layers_are_no_chain_is_not_deepened() -> None:
+    model = Net(KEPT)
+    with mock.patch("shardwright.pcg.depth._FEWEST", KEPT):
+        found = runs(model)
+    assert deepened(capture(model, batch()).graph, found) is not None
+    for other in (Collecting(KEPT), Skipping(KEPT), Alternating(KEPT), Net(KEPT, Numbered), Net(KEPT, WithConstant)):
+        assert deepened(capture(other, batch()).graph, found) is None, type(other).__name__
