@@ -83,10 +83,10 @@ def fake(build: Callable[[], Example]) -> Callable[[], Example]:
     return built
 
 
-def unrepeated(layers: int = 3333) -> Example:
+def unrepeated(layers: int = 3333, unit: int = 64) -> Example:
     """Products, biases and activations of some 115 widths, in an order in which no part repeats as a block."""
-    widths = [64 * (1 + i % 61) for i in range(layers)]
-    outer = [64 * (1 + i // 61) for i in range(layers)]
+    widths = [unit * (1 + i % 61) for i in range(layers)]
+    outer = [unit * (1 + i // 61) for i in range(layers)]
     sizes = [w + o for w, o in zip(widths, outer, strict=True)]
     parts: list[nn.Module] = []
     for before, after in pairwise([sizes[0], *sizes]):

@@ -32,7 +32,7 @@ _LIMIT_S = 1800.0
 def measured(layers: int, nodes: int) -> Timing:
     """One case, in a process of its own; each device has one sequence of 4,096 tokens."""
     build = partial(llama_8b, layers, 8 * nodes)
-    task = Task(f"{layers} layers", build, lambda: Cluster.preset("dgx-h100", nodes=nodes), 0.0)
+    task = Task(f"{layers} layers", build, lambda: Cluster.preset("dgx-h100", nodes=nodes), 0.0, stages=None)
     return run_ranks(measure, 1, _LIMIT_S, args=(task,))[0]
 
 

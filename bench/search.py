@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import date
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.clusters.local import default_cluster
 from shardwright.lowering.launch import run_ranks
 from shardwright.pcg.capture import capture
+from shardwright.search.asked import Stages
 from shardwright.search.check import check_plan
 from shardwright.search.planner import Planner
 from shardwright.verifier.choices import Certified
@@ -32,12 +34,16 @@ from shardwright.verifier.choices import Certified
 
 @dataclass(frozen=True)
 class Task:
-    """A model to plan and the cluster to plan it for; `bound_s` is what planning may take after capture."""
+    """A model to plan and the cluster to plan it for; `bound_s` is what planning may take after capture.
+
+    `stages`: as the planner takes them; None: tried where they may pay.
+    """
 
     name: str
     build: Callable[[], Example]
     cluster: Callable[[], Cluster]
     bound_s: float
+    stages: Stages | None = 1
 
 
 @dataclass(frozen=True)
@@ -112,13 +118,21 @@ def fake_llama(batch: int, seq: int, **sizes: Any) -> Example:
         torch.set_default_dtype(before)
 
 
+def h100(nodes: int) -> Callable[[], Cluster]:
+    return lambda: Cluster.preset("dgx-h100", nodes=nodes)
+
+
 TASKS = (
     Task("demo GPT-2, 6 layers, 2 local ranks", demo, lambda: default_cluster(2), 5.0),
-    Task("Llama-8B, 64 × 4096, 8 × 8 H100", llama_8b, lambda: Cluster.preset("dgx-h100", nodes=8), 3.0),
-    Task("Llama-70B, 64 × 4096, 32 × 8 H100", llama_70b, lambda: Cluster.preset("dgx-h100", nodes=32), 5.0),
-    Task("Llama-405B, 2048 × 8192, 2048 × 8 H100", llama_405b, lambda: Cluster.preset("dgx-h100", nodes=2048), 15.0),
-    Task("DeepSeek-V3, 2048 × 4096, 256 × 8 H100", deepseek_v3, lambda: Cluster.preset("dgx-h100", nodes=256), 15.0),
-    Task("10,000 operators, none repeated, 8 H100", fake(unrepeated), lambda: Cluster.preset("dgx-h100"), 20.0),
+    Task("Llama-8B, 64 × 4096, 8 × 8 H100", llama_8b, h100(8), 3.0),
+    Task("Llama-70B, 64 × 4096, 32 × 8 H100", llama_70b, h100(32), 5.0),
+    Task("Llama-405B, 2048 × 8192, 2048 × 8 H100", llama_405b, h100(2048), 15.0),
+    Task("DeepSeek-V3, 2048 × 4096, 256 × 8 H100", deepseek_v3, h100(256), 15.0),
+    Task("Llama-70B, with stages", llama_70b, h100(32), 8.0, None),
+    Task("Llama-405B, with stages", llama_405b, h100(2048), 15.0, None),
+    Task("DeepSeek-V3, with stages", deepseek_v3, h100(256), 15.0, None),
+    Task("10,000 operators, none repeated, 8 H100", fake(partial(unrepeated, unit=32)), h100(1), 20.0),
+    Task("10,000 operators of twice the width, which do not fit", fake(unrepeated), h100(1), 20.0),
 )
 
 _LIMIT_S = 1800.0
@@ -146,7 +160,8 @@ def measure(task: Task) -> Timing:
     capture_s, start_cpu = lap(), time.process_time()
     certified = Certified()
     certificates_s = lap()
-    plan = Planner(task.cluster(), certified, rules=certified.by_name()).plan(graph, task.name)
+    planner = Planner(task.cluster(), certified, rules=certified.by_name())
+    plan = planner.plan(graph, task.name, stages=task.stages)
     plan_s = lap()
     check_plan(plan, graph, certified, certified.by_name())
     check_s, cpu_s = lap(), time.process_time() - start_cpu
@@ -169,6 +184,7 @@ Written by `make bench-search` on {date}: {cpus}-core CPU, torch {torch}, one th
 
 * *build* includes importing transformers.
 * *CPU time* is that of all after capture: what it would take were the machine otherwise idle. *at most* is of it.
+* *with stages*: pipeline stages are tried too, on the same cluster; the other rows leave them out.
 * *gap*: how far the plan's predicted time may be above the optimum of the space searched.
 
 | model and cluster | nodes | build | capture | certificates | search | check | after capture | CPU time \

@@ -9,6 +9,7 @@ So capture takes about as long however deep a model is. What is not seen to repe
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Generator, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,6 +21,7 @@ from shardwright.pcg.graph import Graph, Node
 
 KEPT = 4
 """Layers that are exported: the first reads what comes before, the last is read behind, the third is like the rest."""
+_NAME = re.compile(r"(?P<stem>.*?)(_(?P<number>\d+))?(?P<rest>(_\d+x.*)?)")
 _FEWEST = 8
 """Of fewer layers, all are exported."""
 
@@ -147,8 +149,8 @@ class _Blocks:
         """With copies of the third block between that and the last one, which is the last of all."""
         third = self.nodes[-2]
         before = {node.name: number for number, node in enumerate(self.nodes[-3])}
-        numbers = range(self.run.start + KEPT - 1, self.run.stop)
-        called = {number: [self._called(node, number) for node in third] for number in numbers}
+        numbers, fresh = range(self.run.start + KEPT - 1, self.run.stop), _Fresh(self.graph)
+        called = {number: [self._called(node, number, fresh) for node in third] for number in numbers}
         called[numbers.start - 1] = [node.name for node in third]
         own = {node.name: place for place, node in enumerate(third)}
 
@@ -181,16 +183,40 @@ class _Blocks:
             attrs = tuple((key, self._said(str(value), number) if key == "target" else value) for key, value in attrs)
         return replace(node, attrs=attrs, source=replace(node.source, module=self._said(node.source.module, number)))
 
-    def _called(self, node: Node, number: int) -> str:
+    def _called(self, node: Node, number: int, fresh: _Fresh) -> str:
         """Leaves are named by their paths, as everywhere."""
         if node.is_leaf:
             return re.sub(r"\W", "_", self._said(str(node.attr("target")), number))
-        return f"{node.name}_of_{number}"
+        return fresh(node.name, number)
 
     def _said(self, path: str, number: int) -> str:
         """A path in the third layer, as it is in another one."""
         own = self.run.block(self.run.start + KEPT - 2)
         return self.run.block(number) + path.removeprefix(own) if f"{path}.".startswith(f"{own}.") else path
+
+
+class _Fresh:
+    """New names as `torch.export` makes them, by the numbers of what is called alike: of "addmm_7_1x", "addmm_9_1x"."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._last = Counter[str]()
+        self._found = dict[tuple[str, str, int], int]()
+        for node in graph.nodes:
+            stem, number, _ = self._parts(node.name)
+            self._last[stem] = max(self._last[stem], int(number or 0))
+
+    def __call__(self, name: str, layer: int) -> str:
+        """That of a copy in another layer."""
+        stem, number, rest = self._parts(name)
+        if (stem, number, layer) not in self._found:
+            self._last[stem] += 1
+            self._found[stem, number, layer] = self._last[stem]
+        return f"{stem}_{self._found[stem, number, layer]}{rest}"
+
+    def _parts(self, name: str) -> tuple[str, str, str]:
+        found = _NAME.fullmatch(name)
+        assert found is not None
+        return found["stem"], found["number"] or "", found["rest"]
 
 
 def _drawn_in_order(graph: Graph) -> Graph:

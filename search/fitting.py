@@ -84,7 +84,7 @@ class Fitter:
             if _kept_s(candidate) >= best_s:
                 return
             walk = _Walk(self, candidate)
-            if walk.most.candidate.prediction.step_s < best_s and (found := walk.run()) is not None:
+            if walk.most.candidate.prediction.step_s < best_s and (found := walk.run(best_s)) is not None:
                 best_s = min(best_s, found.candidate.prediction.step_s)
                 yield found
 
@@ -146,12 +146,17 @@ class _Walk:
     def _fitted(self, kept: Kept) -> Fitted:
         return Fitted(self.fitter.judged(self.candidate, kept.keeping), self.fitter.expanded(kept.keeping))
 
-    def run(self) -> Fitted | None:
-        """The fastest that fits; None where none was found."""
+    def run(self, best_s: float) -> Fitted | None:
+        """The best that fits; None where none was found. What does not come near `best_s` is not looked at further."""
         if self.most.candidate.fits:
             return self.most
-        found = [fitted for problem in self.problems if (fitted := self._along(problem)) is not None]
-        return min(found, key=lambda f: rank(f.candidate), default=None)
+        found, limit_bytes = list[Fitted](), self.fitter.solver.limit_bytes
+        for problem in self.problems:
+            if (fitted := self._along(problem)) is not None:
+                found.append(fitted)
+                if fitted.mixed_s(limit_bytes) >= best_s:
+                    break
+        return min(found, key=lambda f: (not f.candidate.fits, f.mixed_s(limit_bytes)), default=None)
 
     def _along(self, problem: KeepingProblem) -> Fitted | None:
         over, larger = problem.solve(0.0), self.most.candidate

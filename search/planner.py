@@ -50,6 +50,8 @@ from shardwright.substitutions.equations import Equation
 _Way = tuple[str, Mesh, Execution, tuple[Rewrite, ...]]
 _MOST_WHOLE = 4
 """How many plans are solved on the whole graph, which takes seconds each, because an estimate says they are faster."""
+_MOST_NESTED = 2
+"""On how many meshes cut from the likeliest ones three axes are tried."""
 _FAR = 1.25
 """How many times as long as an equal share of all work takes the best plan takes where stages are tried unasked: less
 is hardly ever gained by them, as they idle and exchange messages themselves."""
@@ -391,10 +393,13 @@ def _fits(fitter: Fitter, groups: Sequence[Sequence[Candidate]], stop: Stop) -> 
             yield fitted
 
 
-def _likeliest(fits: Sequence[Fitted], pool: Sequence[Candidate], limit_bytes: int) -> Candidate:
-    """The best by what is known before the whole graph is solved."""
+def _likeliest(fits: Sequence[Fitted], pool: Sequence[Candidate], limit_bytes: int) -> list[Candidate]:
+    """The best of the likeliest meshes, by what is known before the whole graph is solved."""
     by_blocks = [((not f.candidate.fits, f.mixed_s(limit_bytes)), f.candidate) for f in fits]
-    return min([*by_blocks, *((rank(c), c) for c in pool)], key=itemgetter(0))[1]
+    found = dict[tuple[int, ...], Candidate]()
+    for _, candidate in sorted([*by_blocks, *((rank(c), c) for c in pool)], key=itemgetter(0)):
+        found.setdefault(candidate.mesh.devices.sizes, candidate)
+    return list(found.values())[:_MOST_NESTED]
 
 
 def _way(candidate: Candidate) -> _Way:

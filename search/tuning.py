@@ -208,16 +208,16 @@ class Tuner:
             if best is not None and best.fits:
                 return
 
-    def nested(self, like: Candidate) -> Iterator[Candidate]:
-        """On the mesh of three axes that is cut from that of a plan, run as what was tried there and is the best."""
-        space = self.pins.nested.get(like.mesh.sizes[TIME in like.mesh.names :])
-        if like.mesh.num_devices < _MANY or space is None or self._least_s(space) >= self.fastest_s:
-            return
-        beside = [c for c in self.tried if c.mesh == like.mesh]
-        mode = min(beside, key=rank).execution.recompute
-        self.spaces = (*self.spaces, space)
-        with suppress(NoLayoutsError):
-            yield self.told(self.tried_with(space, mode, like.mesh.num_microbatches))
+    def nested(self, likely: Sequence[Candidate]) -> Iterator[Candidate]:
+        """On meshes of three axes that are cut from those of plans, run as what was tried there and is the best."""
+        for like in likely:
+            space = self.pins.nested.get(like.mesh.devices.sizes)
+            if like.mesh.num_devices < _MANY or space in (None, *self.spaces) or self._least_s(space) >= self.fastest_s:
+                continue
+            mode = min((c for c in self.tried if c.mesh == like.mesh), key=rank).execution.recompute
+            self.spaces = (*self.spaces, space)
+            with suppress(NoLayoutsError):
+                yield self.told(self.tried_with(space, mode, like.mesh.num_microbatches))
 
     def _promising(self) -> Iterator[Space]:
         """Spaces that may win when their turn comes, even if rewrites lower their bound; the least bound first.

@@ -394,7 +394,8 @@ def test_unasked_stages_are_tried_where_a_step_is_far_from_its_work(monkeypatch:
     """As it will be once some blocks keep more."""
     search, began = Planner(Cluster.preset("dgx-h100"), every_choice), list[float]()
     solver, pins = search.solver, SimpleNamespace(asked=Asked())
-    tuner: Any = SimpleNamespace(solver=solver, pins=pins, modes=["none"], ideal_s=lambda mode: 1.0, told=None)
+    own = {"folded": Folded(blocks()), "ideal_s": lambda mode: 1.0}
+    tuner: Any = SimpleNamespace(solver=solver, pins=pins, modes=["none"], told=None, **own)
     slow: Any = SimpleNamespace(fits=True, prediction=SimpleNamespace(step_s=1.4))
 
     def stager(tuner: object, fastest_s: float) -> Any:
