@@ -64,8 +64,9 @@ class Communication:
         link = between(source, target, self.cluster.levels)
         if link is None:
             return NOTHING.time_s(num_bytes)
-        base_s = nccl.send_base_s() if self.cluster.backend == "nccl" else gloo.BASE_S
-        return CostLine(base_s + link.hop_s, 1 / link.bytes_per_s).time_s(num_bytes)
+        base_s = nccl.send_base_s() if self.cluster.backend == "nccl" else gloo.SEND_S
+        hop_s = 0.0 if link.kind == "host" else link.hop_s  # which on a host is that of collectives, with their start
+        return CostLine(base_s + hop_s, 1 / link.bytes_per_s).time_s(num_bytes)
 
     def links(self, axis: int) -> tuple[Link, ...]:
         """What a group of `axis` has of the levels that it spans."""

@@ -22,6 +22,9 @@ from shardwright.cost.collectives.groups import Link
 # Start of a collective before its first hop: our measurement of 4 bytes between two ranks of one machine (EPYC Zen 4,
 # torch 2.13), less one hop.
 BASE_S = 100e-6
+# Start of a message whose receiver waits for it: our measurement of half a round trip of 4 bytes between two ranks of
+# one machine (34 to 38 µs, where an all-reduce of as many took 95 to 144; torch 2.13).
+SEND_S = 35e-6
 
 
 def algorithm(collective: Collective, links: tuple[Link, ...]) -> Algorithm:

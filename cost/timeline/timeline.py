@@ -11,9 +11,10 @@ runs. Its peak is a moment of one stage, with the task that runs then; no catego
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 from shardwright.cost.clusters.device import DeviceKind
@@ -22,11 +23,14 @@ from shardwright.cost.timeline.memory import Memory
 from shardwright.cost.timeline.segments import Stage, StepProgram
 from shardwright.cost.timeline.streams import SegmentTimeline, run
 from shardwright.cost.timeline.tasks import COMPUTE, Segment
-from shardwright.pcg.step.schedules import Item, Place, orders, progress, target
+from shardwright.pcg.step.execution import Execution, Schedule
+from shardwright.pcg.step.schedules import Item, orders, progress, target
 
 SLACK: dict[DeviceKind, float] = {"cuda": 0.05, "cpu": 0.0}
 """What the allocator holds beyond what is in use, as a share of it. cuda: assumed; blocks are rounded up, and freed
 ones do not always fit what is asked for next. cpu: freed memory of this size goes back to the system."""
+_MOST_COURSES = 8
+"""That are kept: of many stages and microbatches one has a hundred thousand steps."""
 NOT_ALLOCATED = ("context", "communication")
 """What a stage keeps beside the allocator."""
 
@@ -94,12 +98,13 @@ class Timeline:
 
 def simulate(program: StepProgram, sharing: Mapping[DeviceKind, Sharing] = SHARING) -> Timeline:
     """The timeline of a program. `sharing`: how compute and communication slow each other, by kind of device."""
-    schedules = orders(program.execution)
+    course = _course_of(program.execution)
+    schedules = course.orders
     timelines = [
         _stage_timelines(stage, items, sharing[stage.device.kind], program.simulated)
         for stage, items in zip(program.stages, schedules, strict=True)
     ]
-    all_starts, waits = _place(program, schedules, timelines)
+    all_starts, waits = _place(program, course, timelines)
     placed = [
         tuple(map(PlacedSegment, (*items, None), starts, own))
         for items, starts, own in zip(schedules, all_starts, timelines, strict=True)
@@ -115,8 +120,13 @@ def _stage_timelines(
     last = {(item.chunk, item.direction): number for number, item in enumerate(items)}
     seen: set[tuple[int, str]] = set()
     found: list[SegmentTimeline] = []
+    between = dict[tuple[int, str], SegmentTimeline]()  # of what is neither the first nor the last of its kind
     for number, item in enumerate(items):
         way = (item.chunk, item.direction)
+        is_between = way in seen and number != last[way]
+        if is_between and way in between:
+            found.append(between[way])
+            continue
         piece = stage.pieces[item.chunk]
         whole: Segment = getattr(piece, item.direction)
         when = (False, False) if whole.is_alike else (way not in seen, number == last[way])
@@ -128,6 +138,8 @@ def _stage_timelines(
             alike = other if other is not None and other.segment.tasks == segment.tasks else None  # but for its memory
             known[key] = run(segment, sharing, alike)
         found.append(known[key])
+        if is_between:
+            between[way] = known[key]
     if (stage, sharing) not in known:
         known[stage, sharing] = run(stage.end, sharing)
     return [*found, known[stage, sharing]]
@@ -136,30 +148,60 @@ def _stage_timelines(
 # --------------------------------------------------------------------------------------------------- between the stages
 
 
+class _Step(NamedTuple):
+    """An item on its stage, the place among all steps of the one that reads what it gives (-1: none), and its hop."""
+
+    stage: int
+    reader: int
+    hop: int
+
+
+class _Course(NamedTuple):
+    """The items of every stage in order, and all of them, each after what it needs: the same for any model."""
+
+    orders: Sequence[Sequence[Item]]
+    steps: Sequence[_Step]
+
+
+def _course_of(execution: Execution) -> _Course:
+    run = execution
+    return _course(run.schedule, run.num_stages, run.chunks_per_stage, run.num_microbatches)
+
+
+@lru_cache(maxsize=_MOST_COURSES)
+def _course(schedule: Schedule, stages: int, chunks: int, many: int) -> _Course:
+    run = Execution(schedule=schedule, num_stages=stages, chunks_per_stage=chunks, num_microbatches=many)
+    schedules, steps = orders(run), list[_Step]()
+    places = list(progress(schedules, run))
+    numbers = {place: number for number, place in enumerate(places)}
+    for stage, item in places:
+        reader = target(item, stage, stages, chunks)
+        hop = item.chunk * stages + stage - (item.direction == "backward")
+        steps.append(_Step(stage, -1 if reader is None else numbers[reader], hop))
+    return _Course(schedules, steps)
+
+
 def _place(
-    program: StepProgram,
-    schedules: Sequence[Sequence[Item]],
-    timelines: Sequence[Sequence[SegmentTimeline]],
+    program: StepProgram, course: _Course, timelines: Sequence[Sequence[SegmentTimeline]]
 ) -> tuple[list[list[float]], list[float]]:
     """When every segment of every stage starts, the last one of each being the end of the step.
 
     And for how long that end waits for sums that are still going on.
     """
-    execution, overlap = program.execution, program.execution.overlap
-    shape = num_stages, _ = execution.num_stages, execution.chunks_per_stage
-    arrived: dict[Place, float] = {}  # what an item reads of another; what it reads of its own stage is there before it
-    clocks, starts = [0.0] * num_stages, [list[float]() for _ in schedules]
+    num_stages, overlap, hops_s = program.execution.num_stages, program.execution.overlap, program.hops_s
+    arrived = [0.0] * len(course.steps)  # what a step reads of another; what it reads of its own stage is there before
+    clocks, starts = [0.0] * num_stages, [list[float]() for _ in range(num_stages)]
     sums = [0.0] * num_stages  # when each stage has summed its gradients; without overlap, how long it does
-    for stage, item in progress(schedules, execution):
-        timeline = timelines[stage][len(starts[stage])]
-        start = max(clocks[stage], arrived.get((stage, item), 0.0))
+    for number, (stage, reader, hop) in enumerate(course.steps):
+        own = starts[stage]
+        timeline = timelines[stage][len(own)]
+        start = max(clocks[stage], arrived[number])
         end = clocks[stage] = start + timeline.ready_s
-        starts[stage].append(start)
+        own.append(start)
         sums[stage] = (max(sums[stage], end) if overlap else sums[stage]) + timeline.seconds - timeline.ready_s
-        if (reader := target(item, stage, *shape)) is not None:
-            hop_s = program.hops_s[item.chunk * num_stages + stage - (item.direction == "backward")]
-            arrived[reader] = end + hop_s
-            clocks[stage] += 0.0 if overlap else hop_s
+        if reader >= 0:
+            arrived[reader] = end + hops_s[hop]
+            clocks[stage] += 0.0 if overlap else hops_s[hop]
     waits = [max(0.0, s - clock) if overlap else s for s, clock in zip(sums, clocks, strict=True)]
     for own, clock, wait_s in zip(starts, clocks, waits, strict=True):
         own.append(clock + wait_s)
@@ -173,10 +215,10 @@ def _stage(stage: Stage, placed: tuple[PlacedSegment, ...], wait_s: float, step_
     """`wait_s`: at the end, for sums."""
     busy = defaultdict[str, float](float)
     waiting = wait_s
-    for _, _, timeline in placed:
-        waiting += timeline.waiting_s
+    for timeline, times in Counter(place.timeline for place in placed).items():
+        waiting += times * timeline.waiting_s
         for stream, seconds in timeline.busy_s.items():
-            busy[stream] += seconds
+            busy[stream] += times * seconds
     compute_s = busy.get(COMPUTE, 0.0)
     memory, number = _peak(stage, placed)
     peak = placed[number]
@@ -197,16 +239,18 @@ def _stage(stage: Stage, placed: tuple[PlacedSegment, ...], wait_s: float, step_
 
 def _peak(stage: Stage, placed: Sequence[PlacedSegment]) -> tuple[Memory, int]:
     """Memory at the peak, and the number of the segment in which it is."""
-    now, total = defaultdict[str, float](float, stage.state), sum(stage.state.values())
-    best, found, at = -1.0, dict[str, float](), 0
-    for number, place in enumerate(placed):
-        timeline = place.timeline
+    nets = {place.timeline: sum(place.timeline.net.values()) for place in placed}
+    total, best, at = sum(stage.state.values()), -1.0, 0
+    for number, (_, _, timeline) in enumerate(placed):
         if total + timeline.peak_bytes > best:
             best, at = total + timeline.peak_bytes, number
-            found = {c: now.get(c, 0.0) + timeline.peak.get(c, 0.0) for c in (*now, *timeline.peak)}
+        total += nets[timeline]
+    found = defaultdict[str, float](float, stage.state)
+    for timeline, times in Counter(place.timeline for place in placed[:at]).items():
         for category, num_bytes in timeline.net.items():
-            now[category] += num_bytes
-            total += num_bytes
+            found[category] += times * num_bytes
+    for category, num_bytes in placed[at].timeline.peak.items():
+        found[category] += num_bytes
     allocated = best - sum(stage.state.get(category, 0.0) for category in NOT_ALLOCATED)
     return Memory.of({**found, "slack": SLACK[stage.device.kind] * allocated}), at
 
