@@ -234,20 +234,26 @@ class Stager:
             devices = tuple(mesh.num_devices for mesh in stage_meshes(found.mesh, found.execution))
         if self.tuner.pins.asked.schedule not in (None, "interleaved"):
             return
-        divides = found.mesh.num_microbatches % stages == 0
-        ways = [Pipeline(stages, "interleaved", chunks, devices) for chunks in _CHUNKS if divides]
-        if self.tuner.pins.asked.schedule is None:
-            ways.append(Pipeline(stages, "zero-bubble", 1, devices))
-        for pipeline in ways:
-            own = self._in_order(found, pipeline)
+        divides, best = found.mesh.num_microbatches % stages == 0, None
+        for chunks in reversed(_CHUNKS) if divides else ():  # the more, the shorter is the bubble, and the more is sent
+            own = self._in_order(found, Pipeline(stages, "interleaved", chunks, devices))
             if own is not None:
-                self.tried.append(own)
+                yield own
+                if best is not None and rank(own) >= rank(best):
+                    break
+                best = own
+        if self.tuner.pins.asked.schedule is None:
+            own = self._in_order(found, Pipeline(stages, "zero-bubble", 1, devices))
+            if own is not None:
                 yield own
 
     def _in_order(self, found: Candidate, pipeline: Pipeline) -> Candidate | None:
         """None where there are too few blocks."""
         own = self._ordered(found, pipeline, f"{pipeline} x {found.name.partition(' x ')[2]}")
-        return None if own is None else self._spread(own)
+        if own is not None:
+            own = self._spread(own)
+            self.tried.append(own)
+        return own
 
     def _ordered(self, found: Candidate, pipeline: Pipeline, name: str) -> Candidate | None:
         """With equal stages; None where there are too few blocks."""
