@@ -150,7 +150,7 @@ class _Notes(TorchDispatchMode):
             return [self._said(x, at) for x in value]
         if isinstance(value, dict):
             return {name: self._said(x, at) for name, x in value.items()}
-        return type(value), value  # True is 1
+        return repr(value)  # True is 1, and -0.0 is 0.0
 
     def _named(self, tensor: Tensor, at: _Place) -> object:
         """Where a tensor comes from, as seen from a place, and what it looks like."""
@@ -207,4 +207,4 @@ def _value(tensor: Tensor) -> object:
     if isinstance(tensor, FakeTensor) or tensor.numel() > _MOST_NUMBERS:
         return object()
     with unset_fake_temporarily():
-        return tensor.detach().tolist()
+        return repr(tensor.detach().tolist())

@@ -234,6 +234,11 @@ class BetaOrAlpha(Layer):
         return super().forward(torch.addmm(x, x, self.norm.weight.diag(), beta=beta, alpha=alpha))
 
 
+class PlusOrMinusZero(Layer):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.masked_fill(x > 0, -0.0 if self.number == 6 else 0.0))
+
+
 class ReadingFourth(Net):
     """The fourth is the last one of those that are exported."""
 
@@ -277,6 +282,7 @@ WHOLE: dict[str, Callable[[], nn.Module]] = {
     "twice": Twice,
     "another result": lambda: Net(10, VarianceOrMean),
     "another argument": lambda: Net(10, BetaOrAlpha),
+    "another sign of zero": lambda: Net(10, PlusOrMinusZero),
     "reads the fourth": ReadingFourth,
     "tied to the fourth": TiedToFourth,
     "a name that a copy would have": named_as_a_copy,
