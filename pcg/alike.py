@@ -8,7 +8,7 @@ to be equal in both. That is a statement about all layers, not about a sample of
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 from unittest import mock
@@ -21,6 +21,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_leaves, tree_map_only
 
 from shardwright.pcg.depth import KEPT, Run, shortened
+from shardwright.pcg.hooks import captured_hooks
+from shardwright.pcg.state import Kept
+from shardwright.pcg.unseen import unseen_refused
 
 _MOST_NUMBERS = 4096
 """Of a constant that is compared by value."""
@@ -31,21 +34,26 @@ Forward = Callable[[nn.Module, Mapping[str, Any]], object]
 
 def alike(model: nn.Module, tensors: Mapping[str, Any], found: Sequence[Run], forward: Forward) -> bool:
     """Whether the shortened model stands for the whole one. `forward` runs a copy of it on a batch without data."""
-    mode, own = FakeTensorMode(), dict(_tensors(model))
-    for tensor in (*own.values(), *tree_leaves(tensors)):
+    mode = FakeTensorMode()
+    for _, tensor in (*_tensors(model), *(("", leaf) for leaf in tree_leaves(tensors))):
         mode = getattr(tensor, "fake_mode", mode)
 
     def fake(tensor: Tensor) -> Tensor:
-        return tensor if isinstance(tensor, FakeTensor) else mode.from_tensor(tensor)
+        if not isinstance(tensor, FakeTensor):
+            return mode.from_tensor(tensor)
+        own = isinstance(tensor, nn.Parameter)  # else changes in place would show in the model's
+        return tensor if own else tensor.detach().requires_grad_(tensor.requires_grad)
 
-    copy = deepcopy(model, {id(tensor): fake(tensor) for tensor in own.values()})  # whose Python state may change
-    batch = tree_map_only(Tensor, fake, dict(tensors))
+    def noted() -> _Notes:
+        copy = deepcopy(model, {id(t): fake(t) for _, t in _tensors(model)})  # whose Python state may change
+        with captured_hooks(copy):
+            return _Notes(copy, tree_map_only(Tensor, fake, dict(tensors)), found, mode, forward)
+
     quiet = mock.patch.object(logging.getLogger(FakeTensor.__module__), "disabled", new=True)  # of what fails here
     with quiet, mock.patch.object(mode, "allow_non_fake_inputs", new=True):  # of what is no parameter or buffer
-        whole = _Notes(copy, batch, found, mode, forward)
-        with shortened(copy, found):
-            short = _Notes(copy, batch, found, mode, forward)
-    return whole.are_as(short)
+        whole = noted()
+        with shortened(model, found):
+            return whole.are_as(noted())
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -65,18 +73,21 @@ class _Notes(TorchDispatchMode):
         super().__init__()
         self.found = {run.path: run for run in found}
         self.calls: dict[_Place, list[object]] = {}
-        self._made: dict[int, tuple[_Place, int]] = {}  # by storage, where in which place it was made
-        self._stays: list[object] = []
+        self._made: dict[int, tuple[_Place, int, int]] = {}  # by storage, which result of which call of a place it is
         self._in: _Place | None = None
         given = ((f"batch {number}", t) for number, t in enumerate(tree_iter(batch)) if isinstance(t, Tensor))
-        self._leaves = {_storage(tensor): name for name, tensor in reversed([*_tensors(model), *given])}
+        leaves = [*_tensors(model), *given]
+        self._leaves = {_storage(tensor): name for name, tensor in reversed(leaves)}
+        self._stays = [tensor.untyped_storage() for _, tensor in leaves]  # else another one may get its number
         hooks = [hook for run in found for hook in self._watched(model.get_submodule(run.path), run)]
+        kept = Kept(model)
         try:
-            with mode, self, _compiling_state_context():  # as when it is exported
+            with unseen_refused(model), kept.watched(), mode, self, _compiling_state_context():  # as when exported
                 self.result = self._said(forward(model, batch))
         finally:
             for hook in hooks:
                 hook.remove()
+        self.changed = self._by_layer(kept.changed)
 
     def _watched(self, layers: nn.Module, run: Run) -> list[Any]:
         hooks = list[Any]()
@@ -86,6 +97,15 @@ class _Notes(TorchDispatchMode):
                 hooks.append(layer.register_forward_pre_hook(lambda *_, place=place: self._enter(place)))
                 hooks.append(layer.register_forward_hook(lambda *_: self._enter(None)))
         return hooks
+
+    def _by_layer(self, paths: Iterable[str]) -> dict[_Place, set[str]]:
+        """What the forward left changed (`pcg.state`), by the layer that has it."""
+        found = dict[_Place, set[str]]()
+        for path in paths:
+            layers = ((run, number) for run, number in self.calls if run and path.startswith(f"{run}.{number}."))
+            place = next(layers, ("", 0))
+            found.setdefault(place, set()).add(path.removeprefix(f"{place[0]}.{place[1]}."))
+        return found
 
     def _enter(self, place: _Place | None) -> None:
         if place is not None:
@@ -107,10 +127,10 @@ class _Notes(TorchDispatchMode):
         place = self._in or self._outside()
         calls = self.calls.setdefault(place, [])
         read = self._said((args, kwargs), place)
-        for tensor in tree_iter(result):
+        for number, tensor in enumerate(tree_iter(result)):
             if isinstance(tensor, Tensor) and _storage(tensor) not in self._leaves:
-                self._made.setdefault(_storage(tensor), (place, len(calls)))
-                self._stays.append(tensor.untyped_storage())  # else another one may get its number
+                self._made.setdefault(_storage(tensor), (place, len(calls), number))
+                self._stays.append(tensor.untyped_storage())
         calls.append((str(func), torch.is_grad_enabled(), read, self._said(result, place)))
         return result
 
@@ -124,7 +144,13 @@ class _Notes(TorchDispatchMode):
         return [calls for (path, _), calls in self.calls.items() if not path]
 
     def _said(self, value: object, at: _Place = ("", -1)) -> object:
-        return tuple(self._named(x, at) if isinstance(x, Tensor) else x for x in tree_iter(value))
+        if isinstance(value, Tensor):
+            return self._named(value, at)
+        if isinstance(value, (list, tuple)):
+            return [self._said(x, at) for x in value]
+        if isinstance(value, dict):
+            return {name: self._said(x, at) for name, x in value.items()}
+        return repr(value)  # True is 1, and -0.0 is 0.0
 
     def _named(self, tensor: Tensor, at: _Place) -> object:
         """Where a tensor comes from, as seen from a place, and what it looks like."""
@@ -135,7 +161,7 @@ class _Notes(TorchDispatchMode):
             return ("own", name.removeprefix(own), kind) if path and name.startswith(own) else ("leaf", name, kind)
         if storage not in self._made:
             return ("constant", _value(tensor), kind)
-        (home, layer), place = self._made[storage]
+        (home, layer), *place = self._made[storage]
         if (home, layer) == at:
             return ("own", place, kind)
         if home and home == path and layer == number - 1:
@@ -144,12 +170,18 @@ class _Notes(TorchDispatchMode):
             return ("last", home, place, kind)
         return (home, layer, place, kind)
 
+    def _of(self, place: _Place) -> object:
+        """What a layer does and leaves; None of one that does not run."""
+        return (self.calls[place], self.changed.get(place)) if place in self.calls else None
+
     def are_as(self, short: _Notes) -> bool:
         """Whether the notes of the shortened model say all that these say."""
         if self.result != short.result or self.calls_outside != short.calls_outside:
             return False
+        if self.changed.get(("", 0)) != short.changed.get(("", 0)):
+            return False
         for path, run in self.found.items():
-            own, few = ([notes.calls.get((path, n)) for n in range(run.start, run.stop)] for notes in (self, short))
+            own, few = ([notes._of((path, n)) for n in range(run.start, run.stop)] for notes in (self, short))
             if None in own or few[KEPT:] != [None] * (len(few) - KEPT):
                 return False
             if own[:KEPT] != few[:KEPT] or any(calls != own[KEPT - 2] for calls in own[KEPT - 2 :]):
@@ -175,4 +207,4 @@ def _value(tensor: Tensor) -> object:
     if isinstance(tensor, FakeTensor) or tensor.numel() > _MOST_NUMBERS:
         return object()
     with unset_fake_temporarily():
-        return tensor.detach().tolist()
+        return repr(tensor.detach().tolist())

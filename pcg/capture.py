@@ -27,7 +27,7 @@ from shardwright.pcg.depth import Run, deepened, runs, shortened
 from shardwright.pcg.errors import CaptureError, PlanError, UnsupportedOperatorError
 from shardwright.pcg.exporting import export
 from shardwright.pcg.graph import OPAQUE, Graph
-from shardwright.pcg.hooks import captured_hooks
+from shardwright.pcg.hooks import captured_hooks, refuse_backward_hooks
 from shardwright.pcg.importing import LOSS, Importer, tied_names
 from shardwright.pcg.modules import in_own_precision
 from shardwright.pcg.precision import check_precision, low_dtype
@@ -189,13 +189,14 @@ def _of_few(
 ) -> Found | None:
     """As `settled`, from a few of the layers of long lists; None where these are not seen to repeat."""
     try:
+        refuse_backward_hooks(model)
         if not alike(model, tensors, layers, forward):
             return None
         with shortened(model, layers):
             graph, constants = settled(model, once)
+        whole = deepened(graph, layers)
     except Exception:  # noqa: BLE001  whatever it is, it is said of the whole model
         return None
-    whole = deepened(graph, layers)
     return None if whole is None else (whole, constants)
 
 

@@ -82,13 +82,14 @@ def shortened(model: nn.Module, found: Sequence[Run]) -> Generator[None]:
 
 
 def deepened(graph: Graph, found: Sequence[Run]) -> Graph | None:
-    """The graph of all layers, from that of a shortened model; None where its layers do not make up a chain."""
+    """The graph of all layers, from that of a shortened model; None where its layers make up no chain."""
     for run in found:
         blocks = _Blocks(graph, run)
         if not blocks.are_alike():
             return None
         graph = blocks.all_of_them()
-    return _drawn_in_order(graph)
+    is_named = len({node.name for node in graph.nodes}) == len(graph.nodes)  # else a copy is called as another node
+    return _drawn_in_order(graph) if is_named else None
 
 
 class _Blocks:
@@ -113,10 +114,18 @@ class _Blocks:
             return False
         if any(node.op == "constant" for node in (*third, *last)):
             return False
-        read = {i for node in self.graph.nodes if node.name not in self.home for i in node.inputs}
-        read |= {name for _, name in self.graph.outputs}
-        between = any(self.home.get(name, (0, 0))[0] in range(1, KEPT - 1) for name in read)
-        return not between and not {name for _, name in self.graph.outputs} & self.home.keys() and self._in_one_piece()
+        if any(name in self.home for _, name in self.graph.outputs):
+            return False
+        return all(map(self._reads_what_stays, self.graph.nodes)) and self._in_one_piece()
+
+    def _reads_what_stays(self, node: Node) -> bool:
+        """Not weights of another layer but the first, nor from outside what one that is neither first nor last gave."""
+        own, outside = self.home.get(node.name, (-1, 0))[0], range(1, KEPT - 1)
+        for name in node.inputs:
+            number = self.home.get(name, (0, 0))[0]
+            if number not in (0, own) and (self.graph.by_name[name].is_leaf or (own < 0 and number in outside)):
+                return False
+        return True
 
     def _in_one_piece(self) -> bool:
         """Whether operators of the blocks lie side by side, one block after the other."""

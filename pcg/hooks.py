@@ -29,7 +29,7 @@ _FORWARD = {"_forward_pre_hooks": "forward pre-hook", "_forward_hooks": "forward
 @contextmanager
 def captured_hooks(model: nn.Module) -> Generator[None]:
     """Around the capture of a model. Raises `CaptureError` where it has hooks that training would not call."""
-    _refuse_backward_hooks(model)
+    refuse_backward_hooks(model)
     gave: dict[str, bool] = {}  # by hook, whether it has returned a value
     kept: list[tuple[dict[int, Hook], dict[int, Hook]]] = []
     for where, attribute, hooks in _hooks(model):
@@ -51,7 +51,8 @@ def captured_hooks(model: nn.Module) -> Generator[None]:
         )
 
 
-def _refuse_backward_hooks(model: nn.Module) -> None:
+def refuse_backward_hooks(model: nn.Module) -> None:
+    """A `CaptureError` where a module or a parameter has any, as the program would not call them."""
     for path, parameter in model.named_parameters():
         for attribute, register in _ON_PARAMETERS.items():
             for hook in (getattr(parameter, attribute) or {}).values():

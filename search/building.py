@@ -128,14 +128,15 @@ class _Build:
     ) -> None:
         self.b, self.restrict, self.boundary, self.blocked = builder, restrict, boundary, blocked
         self.folded, self.way, self.graph, self.limited = folded, way, folded.graph, limited
-        graph, self.carried = folded.graph, dict(pair for r in folded.repeated for pair in r.carried)
+        graph, carried = folded.graph, [pair for r in folded.repeated for pair in r.carried]
         self.sizes = builder.mesh.sizes
         self.types = graph.types
         self.interner = builder.interner
         self.kinds = {name: self.interner.of(kind) for name, kind in self.types.items()}
         self.constants, self.again = folded.constants, folded.read_again
         self.problem = Problem(graph, builder.mesh)
-        self.first_read = {after: before for before, after in self.carried.items()}
+        self.carried = {before for before, _ in carried}  # which several runs of blocks may begin with
+        self.first_read = {after: before for before, after in carried}
         self.results = dict.fromkeys(name for _, name in graph.outputs)
         self.closures: dict[str, Interned[Closure]] = {}
         self.charged: set[str] = set()

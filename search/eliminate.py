@@ -24,7 +24,7 @@ from shardwright.search.conditioning import improved
 from shardwright.search.interning import Forgetful, Interned, Interner
 from shardwright.search.model import Model
 from shardwright.search.problem import SERIAL, Costs, Order, Prices, Problem, Solution
-from shardwright.search.pruning import relax
+from shardwright.search.pruning import TOLERANCE, relax
 
 LARGE_TABLE = 2**20
 """Entries from which a table is worth dropping choices by bounds first; below, equal blocks sharing tables wins."""
@@ -93,7 +93,8 @@ def _solve(model: Model, order: Order, rounds: int, ceiling: float) -> Solution:
     for v in order.variables:
         if elimination.is_series(v):
             elimination.eliminate(v)
-    return elimination.with_rest(_within_bounds(elimination.rest(), rounds, ceiling - elimination.constant))
+    most = ceiling * (1 + TOLERANCE) - elimination.constant  # which may be nearly all of it, but for rounding
+    return elimination.with_rest(_within_bounds(elimination.rest(), rounds, most))
 
 
 def _within_bounds(model: Model, rounds: int, ceiling: float) -> Solution:

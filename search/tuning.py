@@ -189,7 +189,7 @@ class Tuner:
         On every one, what the best plan by then makes again is made again; while none fits, what keeps the least. So
         long, what takes a few times the least bound of all is left for when all have been tried.
         """
-        any_found, limits_s = False, [inf]
+        given, limits_s = set[int](), [inf]
         if not self._is_hopeless:
             limits_s.insert(0, _PATIENT * min(map(self._least_s, self.spaces), default=inf))
         for most_s in limits_s:
@@ -197,14 +197,14 @@ class Tuner:
                 modes = self.modes
                 if best is not None:
                     modes = list[RecomputeMode]((best.execution.recompute,)) if best.fits else modes[-1:]
-                if any_found and (
-                    self._is_hopeless or self._excess_bytes(space, modes[0])
-                ):  # nor does anything fit there
+                if given and (self._is_hopeless or self._excess_bytes(space, modes[0])):  # nor does anything fit there
                     continue
                 if ways := list(self.ways(space, modes, self.fastest_s if self.fastest_s < inf else most_s)):
-                    own, any_found = min(ways, key=rank), True
+                    own = min(ways, key=rank)
                     best = own if best is None else min(best, own, key=rank)
-                    yield own, space, modes
+                    if id(own) not in given:  # nor is it told again
+                        given.add(id(own))
+                        yield own, space, modes
             if best is not None and best.fits:
                 return
 

@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import pytest
@@ -18,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from shardwright.pcg import capture as capturing
 from shardwright.pcg.capture import Captured, capture
 from shardwright.pcg.depth import KEPT, deepened, runs
+from shardwright.pcg.errors import CaptureError
 from shardwright.search.check import difference
 from shardwright.search.plan import fingerprint
 from tests.each import each
@@ -216,6 +218,51 @@ class Twice(Net):
         return super().run(super().run(x))
 
 
+class VarianceOrMean(Layer):
+    """Two results of one operator, which look the same."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        variance, mean = torch.var_mean(x, -1, keepdim=True)
+        return super().forward(x) + (variance if self.number == 6 else mean)
+
+
+class BetaOrAlpha(Layer):
+    """One number under two names."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        beta, alpha = (2, 1) if self.number == 6 else (1, 2)
+        return super().forward(torch.addmm(x, x, self.norm.weight.diag(), beta=beta, alpha=alpha))
+
+
+class PlusOrMinusZero(Layer):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.masked_fill(x > 0, -0.0 if self.number == 6 else 0.0))
+
+
+class ReadingFourth(Net):
+    """The fourth is the last one of those that are exported."""
+
+    def run(self, x: Tensor) -> Tensor:
+        return super().run(x) + self.get_parameter("layers.3.up.weight").sum()
+
+
+class TiedToFourth(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.back = nn.Linear(WIDTH, 16)
+        self.back.weight = self.get_parameter("layers.3.up.weight")
+
+    def run(self, x: Tensor) -> Tensor:
+        return super().run(x) + self.back(x).mean()
+
+
+def named_as_a_copy() -> Net:
+    model = Net()
+    model.register_parameter("layers_6_up_weight", nn.Parameter(torch.ones(WIDTH)))
+    model.stem.register_forward_hook(lambda *call: call[-1] * model.get_parameter("layers_6_up_weight"))
+    return model
+
+
 def odd(number: int) -> Layer:
     return Layer(number, 0.2 if number == 5 else 0.1)
 
@@ -233,6 +280,12 @@ WHOLE: dict[str, Callable[[], nn.Module]] = {
     "by number": Numbers,
     "two before": Skipping,
     "twice": Twice,
+    "another result": lambda: Net(10, VarianceOrMean),
+    "another argument": lambda: Net(10, BetaOrAlpha),
+    "another sign of zero": lambda: Net(10, PlusOrMinusZero),
+    "reads the fourth": ReadingFourth,
+    "tied to the fourth": TiedToFourth,
+    "a name that a copy would have": named_as_a_copy,
 }
 
 
@@ -241,6 +294,104 @@ def test_what_does_not_repeat_is_exported_whole() -> None:
         own, whole, of_few = both(make(), batch())
         assert not of_few, name
         assert difference(own.graph, whole.graph) is None, name
+
+
+class Sixth(Layer):
+    """One of the layers that are not exported does what is refused."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        if self.number == 6:
+            self.act(y)
+        return y
+
+    def act(self, y: Tensor) -> None:
+        raise NotImplementedError
+
+
+class HookedInForward(Sixth):
+    def act(self, y: Tensor) -> None:
+        y.register_hook(lambda gradient: gradient * 2)
+
+
+class Counting(Sixth):
+    def act(self, y: Tensor) -> None:
+        self.steps = getattr(self, "steps", 0) + 1
+
+
+class Drawing(Sixth):
+    def act(self, y: Tensor) -> None:
+        random.random()
+
+
+class Seeding(Sixth):
+    def act(self, y: Tensor) -> None:
+        torch.manual_seed(3)
+
+
+def hooked(register: Callable[[Layer], object]) -> Net:
+    model = Net()
+    for number, layer in enumerate(model.layers):
+        if number == 6:
+            register(cast(Layer, layer))
+    return model
+
+
+REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "hook on a gradient": (lambda: Net(10, HookedInForward), "a hook is registered on the gradient"),
+    "state": (lambda: Net(10, Counting), "forward changes 'steps'"),
+    "a draw": (lambda: Net(10, Drawing), "forward draws from Python's random"),
+    "a seed": (lambda: Net(10, Seeding), "forward seeds torch's generator"),
+    "hook of a parameter": (
+        lambda: hooked(lambda layer: layer.up.weight.register_hook(lambda gradient: gradient)),
+        "layers.6.up.weight has the hook",
+    ),
+    "hook of backward": (
+        lambda: hooked(lambda layer: layer.register_full_backward_hook(lambda *_: None)),
+        "would not be called in training",
+    ),
+    "silent hook": (lambda: hooked(lambda layer: layer.register_forward_hook(lambda *_: None)), "returns nothing"),
+}
+
+
+@each("name", REFUSED)
+def test_what_a_layer_that_is_not_exported_does_is_refused(name: str) -> None:
+    make, message = REFUSED[name]
+    model, given, state = make(), batch(), (torch.get_rng_state(), random.getstate())
+    with pytest.raises(CaptureError, match=message):
+        capture(model, given)
+    assert torch.equal(torch.get_rng_state(), state[0])
+    assert random.getstate() == state[1]
+
+
+def test_what_settles_in_all_layers_alike_is_captured_of_few() -> None:
+    class Settling(Layer):
+        def forward(self, x: Tensor) -> Tensor:
+            self.width = x.shape[-1]
+            return super().forward(x) / self.width
+
+    own, whole, of_few = both(Net(10, Settling), batch())
+    assert of_few
+    assert_same(own, whole)
+
+
+def test_buffers_without_data_stay_free_of_gradients() -> None:
+    class Averaging(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("average", torch.zeros(WIDTH))
+
+        def run(self, x: Tensor) -> Tensor:
+            y = super().run(x)
+            self.get_buffer("average").mul_(0.9).add_(y.mean(0))
+            return y
+
+    with FakeTensorMode():
+        model, given = Averaging(), batch()
+    own, whole, of_few = both(model, given)
+    assert of_few
+    assert_same(own, whole)
+    assert not model.get_buffer("average").requires_grad
 
 
 def test_lists_of_few_or_shared_or_unlike_layers_are_no_runs() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import product
+from itertools import combinations, product
 
 import numpy as np
 import pytest
@@ -86,6 +86,21 @@ def test_random_models_are_solved_as_by_brute_force(seed: int, bounded: bool, mo
     solution = Eliminator(Interner()).solve(problem, Prices(price))
     assert solution.objective == pytest.approx(best)
     assert objective(problem, solution.choices, price) == pytest.approx(best)
+
+
+@each("seed", range(20))
+def test_what_costs_little_beside_a_known_solution_has_one_too(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what another price's solution costs, only rounding may be left for a part."""
+    monkeypatch.setattr(eliminate, "LARGE_TABLE", 100)
+    rng = np.random.default_rng(seed)
+    problem = random_problem(rng, [4] * 18, 0.0)
+    problem.kept_bytes = [Interned(np.zeros(4)) for _ in range(18)]
+    problem.time_s[12:] = [Interned(rng.random(4) * 1e-16) for _ in range(6)]
+    problem.edges = {(v, v + 1): Interned(rng.random((4, 4))) for v in range(11)}
+    problem.edges |= {scope: Interned(rng.random((4, 4)) * 1e-16) for scope in combinations(range(12, 18), 2)}
+    eliminator = Eliminator(Interner())
+    first = eliminator.solve(problem, Prices(0.0))
+    assert eliminator.solve(problem, Prices(0.7)).objective == pytest.approx(first.objective)
 
 
 def reparametrized(problem: Problem, clip: float) -> Reparametrization:

@@ -575,3 +575,14 @@ def test_on_many_devices_the_best_mesh_is_cut_to_three_axes(monkeypatch: pytest.
     assert (found.mesh.sizes, found.execution.recompute, found.fits) == ((2, 2, 2, 2), "none", True)
     assert search.plan(graph).prediction.step_s <= found.prediction.step_s
     assert tried(Asked(), fastest_s=1e-9) == tried(Asked(pins=texts("y<=4"))) == []
+
+
+def test_where_nothing_fits_meshes_are_told_once() -> None:
+    """What was put off is tried then, and the rest is known."""
+    told, search = list[str](), planner(8, link_bytes_per_s=1e9)
+    search.progress = told.append
+    most = search.plan(GRAPH, recompute="none", microbatches=1).prediction.memory.total_bytes
+    told.clear()
+    plan = limited(search, 0.12 * most).plan(GRAPH, recompute="none", microbatches=1)
+    assert not fits(plan)
+    assert len(set(told)) == len(told)
