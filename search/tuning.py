@@ -445,12 +445,15 @@ class Tuner:
         zeros = _priced(space.zeros, mesh)
         if space.pipeline.stages > 1:
             zeros = zeros[::-1]
-        if self.folded.is_large:  # those of the floor
-            besides, zeros = besides[-1:], zeros[:1] if space.pipeline.stages > 1 else different(space.zeros, mesh)[:1]
+        if (is_large := self.folded.is_large) and space.pipeline.stages == 1:  # first those of the floor
+            zeros = list(dict.fromkeys((*different(space.zeros, mesh)[:1], *zeros)))
+        elif is_large:
+            zeros = zeros[:1]
+        besides = besides[-1:] if is_large else besides
         for priced, beside in product(zeros, besides):
             asked = self.folded, mesh, space.roles, execution, priced, space.limits
             if best is not None:
-                if not best.fits:  # what could win is of no use
+                if best.fits == is_large:  # what could win is of no use; of a large model, only what fits is of any
                     break
                 if best.prediction.step_s > _NEAR * self.fastest_s:
                     continue
