@@ -49,7 +49,8 @@ from shardwright.substitutions.equations import Equation
 
 _Way = tuple[str, Mesh, Execution, tuple[Rewrite, ...]]
 _MOST_WHOLE = 4
-"""How many plans are solved on the whole graph, which takes seconds each, because an estimate says they are faster."""
+"""How many plans are laid out and judged on the whole graph, which takes as long as ten tries, because an estimate says
+that they are faster."""
 _MOST_NESTED = 2
 """On how many meshes cut from the likeliest ones three axes are tried."""
 _FAR = 1.25

@@ -37,7 +37,8 @@ from shardwright.search.within import time_and_bytes
 
 Progress = Callable[[str], None]
 MANY_NODES = 2**12
-"""From so many on, what is left after folding is large: a try takes seconds, and each way to run it is tried once."""
+"""From so many on, what is left after folding is large: a try takes seconds; each way to run it is tried once, and
+again only where it does not fit."""
 _MANY = 1024
 """From so many devices on, two axes are too coarse, and one of three is tried; on fewer, none was found to gain."""
 _MOST_MESHES = 2

@@ -98,7 +98,8 @@ class Timeline:
 
 def simulate(program: StepProgram, sharing: Mapping[DeviceKind, Sharing] = SHARING) -> Timeline:
     """The timeline of a program. `sharing`: how compute and communication slow each other, by kind of device."""
-    course = _course_of(program.execution)
+    own = program.execution
+    course = _course(own.schedule, own.num_stages, own.chunks_per_stage, own.num_microbatches)
     schedules = course.orders
     timelines = [
         _stage_timelines(stage, items, sharing[stage.device.kind], program.simulated)
@@ -161,11 +162,6 @@ class _Course(NamedTuple):
 
     orders: Sequence[Sequence[Item]]
     steps: Sequence[_Step]
-
-
-def _course_of(execution: Execution) -> _Course:
-    run = execution
-    return _course(run.schedule, run.num_stages, run.chunks_per_stage, run.num_microbatches)
 
 
 @lru_cache(maxsize=_MOST_COURSES)

@@ -72,7 +72,7 @@ def test_what_is_stored_is_what_the_problem_of_one_device_has() -> None:
 
 
 def test_as_many_nodes_as_are_left_after_folding_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not those of the whole graph, on which a plan of a folded one is solved again."""
+    """Not those of the whole graph, on which a plan of a folded one is laid out."""
     deep, own = blocks(16, 16, layers=8, seq=16), planner_of(8).cluster
     left = len(fold(deep).graph.nodes)
     assert left < len(deep.nodes)
