@@ -14,13 +14,14 @@ import argparse
 import os
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import date
 from functools import partial
-from itertools import pairwise
-from typing import Any
+from itertools import chain, pairwise
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import numpy as np
@@ -45,7 +46,7 @@ from bench.zoo_times import WORKLOAD, passes
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.timeline.program import program
 from shardwright.cost.timeline.timeline import simulate
-from shardwright.lowering.channels import Incoming, Outgoing
+from shardwright.lowering.channels import Channel, Incoming, Outgoing
 from shardwright.lowering.launch import run_ranks
 from shardwright.lowering.module import lower
 from shardwright.lowering.pipeline import Pipeline
@@ -220,8 +221,8 @@ def whole(way: Way) -> tuple[Tensor, dict[str, Tensor]]:
 # ---- running ----
 
 
-def race(ways: Sequence[Way], graphs: Sequence[Graph], num_rounds: int) -> tuple[dict[str, Samples], list[list[float]]]:
-    """On a rank: every way's times of ours and of theirs; and, by way and round, the share in which ours waits."""
+def race(ways: Sequence[Way], graphs: Sequence[Graph], num_rounds: int) -> tuple[dict[str, Samples], list[Idle]]:
+    """On a rank: every way's times of ours and of theirs; and, by way, how ours waits."""
     trainers = list[Trainer]()
     for way, graph in zip(ways, graphs, strict=True):
         expected = whole(way)
@@ -232,10 +233,29 @@ def race(ways: Sequence[Way], graphs: Sequence[Graph], num_rounds: int) -> tuple
     return times, [idle(trainer, num_rounds) for trainer in trainers[::2]]
 
 
-def idle(trainer: Trainer, num_rounds: int) -> list[float]:
-    """The share of every step in which this rank waits for other stages."""
-    shares = list[float]()
-    with waiting() as waits:
+class Span(NamedTuple):
+    """Of a call, by the machine's clock, which all ranks read."""
+
+    start: float
+    end: float
+
+
+class Idle(NamedTuple):
+    """A rank's share of every step in which it waits for other stages; what it sent and took in them, by channel."""
+
+    shares: list[float]
+    sent: dict[str, list[Span]]
+    taken: dict[str, list[Span]]
+
+
+def idle(trainer: Trainer, num_rounds: int) -> Idle:
+    """How this rank waits."""
+    found = Idle([], defaultdict(list), defaultdict(list))
+    with (
+        spans((Channel, "wait"), (Pipeline, "_share")) as waits,
+        spans((Outgoing, "send")) as sent,
+        spans((Incoming, "take")) as taken,
+    ):
         for _ in range(num_rounds):
             dist.barrier()
             waits.clear()
@@ -244,26 +264,36 @@ def idle(trainer: Trainer, num_rounds: int) -> list[float]:
             own_s = time.perf_counter() - start
             slowest = torch.tensor(own_s)
             dist.all_reduce(slowest, dist.ReduceOp.MAX)
-            shares.append((sum(waits) + float(slowest) - own_s) / float(slowest))
-    return shares
+            waited_s = sum(span.end - span.start for _, span in waits)
+            found.shares.append((waited_s + float(slowest) - own_s) / float(slowest))
+    for calls, messages in ((sent, found.sent), (taken, found.taken)):
+        for channel, span in calls:
+            messages[channel.group.group_name].append(span)
+    return found
+
+
+def delays(ranks: Sequence[Idle]) -> list[float]:
+    """Seconds from when each message that its receiver waits for is sent until that goes on."""
+    sent, taken = ({k: v for own in ranks for k, v in getattr(own, what).items()} for what in ("sent", "taken"))
+    pairs = chain.from_iterable(zip(sent[channel], taken[channel], strict=True) for channel in sent)
+    return [its.end - own.start for own, its in pairs if its.start < own.start]
 
 
 @contextmanager
-def waiting() -> Generator[list[float]]:
-    """Collects how long this rank waits for messages of other stages, and at the end of a step for the loss."""
-    found = list[float]()
+def spans(*places: tuple[type, str]) -> Generator[list[tuple[Any, Span]]]:
+    """Collects when some methods are called: on what object, from when to when."""
+    found = list[tuple[Any, Span]]()
 
     def timed(call: Callable[..., object]) -> Callable[..., object]:
-        def run(*operands: object) -> object:
+        def run(owner: object, *operands: object) -> object:
             start = time.perf_counter()
             try:
-                return call(*operands)
+                return call(owner, *operands)
             finally:
-                found.append(time.perf_counter() - start)
+                found.append((owner, Span(start, time.perf_counter())))
 
         return run
 
-    places = ((Incoming, "take"), (Outgoing, "finish"), (Pipeline, "_share"))
     patches = [patch.object(owner, name, timed(getattr(owner, name))) for owner, name in places]
     for one in patches:
         one.start()
@@ -276,13 +306,14 @@ def waiting() -> Generator[list[float]]:
 
 @dataclass(frozen=True)
 class Result:
-    """Of a way: its plan, seconds of ours and of theirs, and by stage the share of a step in which ours waits."""
+    """Of a way: its plan, seconds of ours and of theirs, by stage the share of a step in which ours waits, `delays`."""
 
     way: Way
     graph: Graph
     ours: Samples
     theirs: Samples
     measured: list[float]
+    delays: list[float]
 
 
 def results(ways: Sequence[Way], num_rounds: int) -> list[Result]:
@@ -291,8 +322,10 @@ def results(ways: Sequence[Way], num_rounds: int) -> list[Result]:
     by_rank = run_ranks(race, ways[0].num_stages, TIMEOUT_S, args=(ways, graphs, num_rounds))
     times, found = slowest_rank([rank[0] for rank in by_rank]), list[Result]()
     for number, (way, graph) in enumerate(zip(ways, graphs, strict=True)):
-        measured = [float(np.median(rank[1][number])) for rank in by_rank]
-        found.append(Result(way, graph, times[f"ours, {way.name}"], times[f"theirs, {way.name}"], measured))
+        idles = [rank[1][number] for rank in by_rank]
+        measured = [float(np.median(rank.shares)) for rank in idles]
+        own, its = (times[f"{whose}, {way.name}"] for whose in ("ours", "theirs"))
+        found.append(Result(way, graph, own, its, measured, delays(idles)))
     return found
 
 
@@ -322,11 +355,12 @@ rows say what the runtime costs, not how much faster stages make a step.
 BUBBLES = """
 **Bubbles** of the two stages of the above, as shares of a step (the first stage, the second one). Predicted by a
 calibration of the same minutes; measured: the time in which a rank waits for the other one, the median of as many
-steps. Their error is of the mean of both stages; the aim is 10 % at most. Predictions know nothing of the calls that a
-backward in two parts takes beside its kernels, and one slow step of a rank is a wait of the other one.
+steps. Their error is of the mean of both stages; the aim is 10 % at most. One slow moment of a rank is a wait of the
+other one. *Message*: from when a message is sent until its receiver, which waits for it, goes on; predicted and the
+median of those measured.
 
-| width | schedule | predicted | measured | error |
-|--:|---|---|---|--:|
+| width | schedule | predicted | measured | error | message |
+|--:|---|---|---|--:|--:|
 """
 
 
@@ -337,7 +371,7 @@ def section(found: Sequence[Result], cluster: Cluster, num_rounds: int, loads: t
         before=loads[0], after=loads[1],
     )  # fmt: skip
     rows = [_row(one) for one in found]
-    shares = [_shares(one, bubbles(one, cluster)) for one in found if one.way.num_stages == cluster.num_devices]
+    shares = [_shares(one, cluster) for one in found if one.way.num_stages == cluster.num_devices]
     return HEADING + head + "".join(rows) + BUBBLES + "".join(shares)
 
 
@@ -348,11 +382,14 @@ def _row(one: Result) -> str:
     return "| " + " | ".join([str(one.way.num_stages), str(one.way.size.hidden), schedule, *ratios, *ms]) + " |\n"
 
 
-def _shares(one: Result, predicted: Sequence[float]) -> str:
+def _shares(one: Result, cluster: Cluster) -> str:
+    predicted = bubbles(one, cluster)
     both = [", ".join(f"{share:.1%}" for share in shares) for shares in (predicted, one.measured)]
+    hops_s = (program(one.graph, cluster, one.way.execution).hops_s[0], float(np.median(one.delays)))
+    message = ", ".join(f"{seconds * 1e3:.2f} ms" for seconds in hops_s)
     error = float(np.mean(predicted) / np.mean(one.measured) - 1)
     schedule = f"{one.way.schedule}{', tied head' if one.way.tied else ''}"
-    return "| " + " | ".join([str(one.way.size.hidden), schedule, *both, f"{error:+.0%}"]) + " |\n"
+    return "| " + " | ".join([str(one.way.size.hidden), schedule, *both, f"{error:+.0%}", message]) + " |\n"
 
 
 def write(text: str) -> None:

@@ -47,7 +47,9 @@ Works = list[tuple[dist.Work, int]]
 """With the rank that each waits for."""
 
 
-class _Channel:
+class Channel:
+    """Of one way between two stages, on one side of it."""
+
     way: str  # in words
 
     def __init__(self, ranks: Ranks, stage: int, group: dist.ProcessGroup) -> None:
@@ -68,7 +70,7 @@ class _Channel:
             ) from error
 
 
-class Outgoing(_Channel):
+class Outgoing(Channel):
     """Sends to another stage."""
 
     way = "which goes to"
@@ -96,7 +98,7 @@ class Outgoing(_Channel):
             self.running = None
 
 
-class Incoming(_Channel):
+class Incoming(Channel):
     """Receives from another stage."""
 
     way = "which comes from"

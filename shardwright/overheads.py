@@ -11,10 +11,12 @@ from math import ceil
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from shardwright.api import certified_choices
 from shardwright.cost.clusters.local import default_cluster
 from shardwright.lowering import collectives, kernels
+from shardwright.lowering.apart import Apart, PutOff, give_to_weights
 from shardwright.lowering.module import lower
 from shardwright.lowering.movement import Axis
 from shardwright.pcg.capture import capture
@@ -49,6 +51,23 @@ def chain_step(num_parameters: int, num_ranks: int) -> Callable[[], None]:
         module.forward_backward(**batch)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+
+    return step
+
+
+def products(number: int, *, in_two: bool) -> Callable[[], None]:
+    """Forward and backward of so many small products with weights, one after the other.
+
+    `in_two`: with gradients of weights in a second part, as in a pipeline stage that others wait for.
+    """
+    weights, put_off = [torch.full((4, 4), 0.25, requires_grad=True) for _ in range(number)], list[Apart]()
+
+    def step() -> None:
+        x = torch.ones(4, 4, requires_grad=True)
+        for weight in weights:
+            x = PutOff.apply(put_off, linear, (weight,), x) if in_two else linear(x, weight)
+        x.backward(torch.ones_like(x))
+        give_to_weights(put_off)
 
     return step
 

@@ -105,6 +105,7 @@ def _device(points: Mapping[str, Point], workload: Workload, name: str, memory_b
         kind=kind,
         update_overhead_s=max(0.0, parameter_s - sum(operators["mul"])),
         step_overhead_s=max(0.0, step_s - sum(operators["sum"])),
+        put_off_s=_put_off_s(points, among_others["linear"][0] / operators["linear"][0]) if kind == "cpu" else 0.0,
         context_bytes=CONTEXT_BYTES if kind == "cuda" else 0,
         operators=operators,
     )
@@ -120,6 +121,11 @@ def _overheads(points: Mapping[str, Point]) -> tuple[float, float]:
     few, many = (points[f"chain {length}"].seconds for length in CHAINS)
     parameter_s = max(0.0, (many - few) / (CHAINS[1] - CHAINS[0]))
     return parameter_s, few - CHAINS[0] * parameter_s
+
+
+def _put_off_s(points: Mapping[str, Point], longer: float) -> float:
+    """What a product takes longer whose weight has its gradient in a second part: among others, as all that it does."""
+    return longer * max(0.0, points["backward in two"].seconds - points["backward in one"].seconds)
 
 
 def _operators(points: Mapping[str, Point], workload: Workload) -> dict[str, tuple[float, float]]:

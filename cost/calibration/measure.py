@@ -171,6 +171,11 @@ class Rank:
         ]
         # Small, and slow to make.
         yield [_Task(f"chain {length}", lambda n=length: self._chains[n], Clock.dispatch_s) for length in CHAINS]
+        yield [
+            _Task(key, lambda two=two: self.overheads.products(_DISPATCHED, in_two=two), *of_many)
+            for key, two in (("backward in one", False), ("backward in two", True))
+            if not self.clock.on_gpu
+        ]
         for dtype in workload.dtypes:
             for probe in kernel_probes(workload.sizes, dtype):
                 makes = {probe.key: lambda p=probe: self._kernel(p)}

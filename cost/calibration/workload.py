@@ -22,8 +22,8 @@ _TRIMMED = 0.1
 class Workload:
     """What is measured. Sizes of collectives are of the full tensor of a group, as `Communication` counts them.
 
-    `overheads` names the module with the lowering's `runtime`, `chain_step` and `collective`: ranks import it, costs do
-    not.
+    `overheads` names the module with the lowering's `runtime`, `chain_step`, `products` and `collective`: ranks
+    import it, costs do not.
     `seconds_per_point` are divided among `num_passes`, which are apart by as long as a pass takes.
     """
 

@@ -44,6 +44,8 @@ class Device:
         kernel_s: the least time of a kernel on the device itself, which its dispatch does not hide.
         update_overhead_s: dispatch of the optimizer's update of one parameter.
         step_overhead_s: what a step takes once, whatever the model.
+        put_off_s: how much longer the host needs for an operator whose gradients of weights are left to a second part
+            of backward, in both parts and forward together.
         context_bytes: what the driver, loaded kernels and libraries' workspaces take of the memory, whatever the model;
             less than all of it.
         operators: measured dispatch of operators of the op table, (forward, backward) seconds by name; `op_overhead_s`
@@ -69,6 +71,7 @@ class Device:
     kernel_s: float = 0.0
     update_overhead_s: float = 0.0
     step_overhead_s: float = 0.0
+    put_off_s: float = 0.0
     context_bytes: int = 0
     operators: Mapping[str, tuple[float, float]] = field(default_factory=dict, hash=False)
     kernels: tuple[Kernel, ...] = field(default=(), hash=False)
@@ -110,7 +113,7 @@ class Device:
 
 _LEAST = ("memory_bytes", "memory_bytes_per_s", "matmul_efficiency", "attention_efficiency",
           "attention_backward_efficiency")  # fmt: skip
-_MOST = ("op_overhead_s", "kernel_s", "update_overhead_s", "step_overhead_s")
+_MOST = ("op_overhead_s", "kernel_s", "update_overhead_s", "step_overhead_s", "put_off_s")
 
 
 def slowest_device(devices: Sequence[Device]) -> Device:
@@ -189,6 +192,7 @@ _CHECKS: Mapping[str, tuple[checks.Check, str]] = {
     "kernel_s": (checks.non_negative, "seconds"),
     "update_overhead_s": (checks.non_negative, "seconds"),
     "step_overhead_s": (checks.non_negative, "seconds"),
+    "put_off_s": (checks.non_negative, "seconds"),
     "context_bytes": (_count, "the bytes that the driver and loaded kernels take, or 0"),
     "operators": (_passes, "seconds"),
     "paces": (_passes, "times"),

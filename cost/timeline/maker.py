@@ -54,9 +54,11 @@ class Maker:
         """Parameters that several sections read."""
         return shared(self.cut, self.one)
 
-    def pieces(self, shares: Sequence[Share], execution: Execution) -> tuple[ChunkSegments, ...]:
-        """One for each chunk of a stage."""
-        two = "weights" in phases(execution.schedule)
+    def pieces(
+        self, shares: Sequence[Share], execution: Execution, *, first: bool = False
+    ) -> tuple[ChunkSegments, ...]:
+        """One for each chunk of a stage. In the `first` one backward has one part: nobody waits for its gradients."""
+        two = "weights" in phases(execution.schedule) and not first
         hold = execution.num_stages == 1 and (execution.num_microbatches == 1 or execution.schedule != "gpipe")
         return tuple(self._piece(share, hold=hold, two=two) for share in shares)
 

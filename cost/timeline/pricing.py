@@ -192,6 +192,7 @@ class _Backward(_Pass):
     def __init__(self, steps: Steps, chunk: Chunk, actions: Actions, two: bool) -> None:
         super().__init__(steps, chunk)
         self.actions, self.apart = actions, frozenset(actions.of("weights"))
+        self.put_off_s = steps.cluster.device.put_off_s / 2 if two else 0.0  # in each part
         self.later = Recorder(steps.execution.overlap) if two else self.recorder
         self.later_readers = _Readers(self.later) if two else self.readers
         self.fetches = _Fetches(chunk, self.recorder) if steps.execution.offload else None
@@ -258,7 +259,7 @@ class _Backward(_Pass):
         """What gives gradients to activations, or all of an operation's backward."""
         name, cost = f"{occurrence.operation.name} backward", self.steps.costs[occurrence.operation.name]
         if cost.back_stream == COMPUTE:
-            of_weights_s = 0.0 if occurrence.number in self.apart else cost.weight_s
+            of_weights_s = self.put_off_s if occurrence.number in self.apart else cost.weight_s
             task = self.among(name, cost.ways_back, cost.backward_s + of_weights_s)
         else:
             task = self.recorder.launch(name, cost.back_stream, cost.backward_s, blocks=True, messages=cost.sent_back)
@@ -276,7 +277,7 @@ class _Backward(_Pass):
 
     def _weights(self, occurrence: Occurrence) -> None:
         name, cost = occurrence.operation.name, self.steps.costs[occurrence.operation.name]
-        task = self.later.compute(f"{name} weights", cost.weight_s)
+        task = self.later.compute(f"{name} weights", cost.weight_s + self.put_off_s)
         self._note(occurrence, task, self.later_readers)
         self._contribute(occurrence, task)
 

@@ -93,7 +93,10 @@ class Programs:
             shares = spread(cut, execution.split)
         connections = stages_bytes(cluster, stages, min(mesh.num_devices for mesh in meshes))
         own = [[shares[c * stages + stage] for c in range(execution.chunks_per_stage)] for stage in range(stages)]
-        pieces = [maker.pieces(each, execution) for maker, each in zip(makers, own, strict=True)]
+        pieces = [
+            maker.pieces(own[stage], execution, first=stage == 0)
+            for stage, maker in zip(range(stages), makers, strict=True)
+        ]
         sums_s = [0.0] * stages
         if stages > 1:
             held = [makers[0].shared & {leaf for piece in each for leaf in piece.leaves} for each in pieces]

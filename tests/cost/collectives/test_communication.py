@@ -234,8 +234,10 @@ def test_sending_takes_the_level_where_two_ranks_meet() -> None:
     assert model.send_s(0, 7, 1e9) == pytest.approx(8.4e-6 + 1e-6 + 1e9 / FAST)
     assert model.send_s(7, 8, 1e9) == pytest.approx(8.4e-6 + 1e-5 + 1e9 / SLOW)
     local = Communication(LOCAL, (2,))
-    assert local.send_s(0, 1, 0.0) == pytest.approx(gloo.SEND_S)
-    apart = Communication(replace(LOCAL, levels=tuple(replace(own, kind="network") for own in LOCAL.levels)), (2,))
+    assert local.send_s(0, 1, 1e6) == pytest.approx(gloo.SEND_S + 1e6 * 0.3e-9)  # as of a measured broadcast
+    one = replace(LOCAL, collectives=MEASURED[:1])
+    assert Communication(one, (2,)).send_s(0, 1, 1e6) == pytest.approx(gloo.SEND_S + 1e6 / 1e9)
+    apart = Communication(replace(one, levels=tuple(replace(own, kind="network") for own in LOCAL.levels)), (2,))
     assert apart.send_s(0, 1, 0.0) == pytest.approx(gloo.SEND_S + 1e-4)
 
 

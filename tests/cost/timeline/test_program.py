@@ -567,3 +567,19 @@ def test_programs_that_share_pieces_are_those_made_alone(run: Execution) -> None
             found = simulate(shared.program(own))
             assert found.step_s == alone.step_s
             assert [s.memory for s in found.stages] == [s.memory for s in alone.stages]
+
+
+def test_the_first_stage_has_a_backward_of_one_part_and_others_pay_for_two() -> None:
+    graph, run = planned("data", 6), Execution(num_stages=2, num_microbatches=4, schedule="zero-bubble")
+    free = cluster(8)
+    dear = replace(free, device=replace(free.device, put_off_s=1e-3))
+    (first, last), paid = program(graph, free, run).stages, program(graph, dear, run).stages
+    assert not first.pieces[0].weights.tasks
+    whole = program(graph, free, replace(run, schedule="1f1b")).stages[0].pieces[0]
+    assert first.pieces[0].backward.tasks == whole.backward.tasks == paid[0].pieces[0].backward.tasks
+    products = [task.name for task in last.pieces[0].weights.tasks if task.name.endswith(" weights")]
+    for way in ("backward", "weights"):
+        before, after = (getattr(stage.pieces[0], way).tasks for stage in (last, paid[1]))
+        longer_s = sum(task.seconds for task in after) - sum(task.seconds for task in before)
+        assert longer_s == pytest.approx(len(products) * 0.5e-3)
+    assert len(products) >= 2
