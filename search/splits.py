@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from shardwright.pcg.analysis import constant_nodes
@@ -31,7 +31,7 @@ class Part:
     ends: tuple[str, ...]
     graph: Graph
 
-    @property
+    @cached_property
     def operators(self) -> frozenset[str]:
         return frozenset(node.name for node in self.graph.nodes if not node.is_leaf)
 
