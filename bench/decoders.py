@@ -176,7 +176,7 @@ def decoder(sizes: Decoder, seq: int, *, even: bool = False, blocks: int = 1) ->
 def captured(sizes: Decoder, batch: int, seq: int, even: bool = False) -> Graph:
     """The serial graph of the model with one block, for `batch` sequences of `seq` tokens.
 
-    `even` makes Llama's attention the stand-in that can be split along the sequence (see `LlamaBlock`).
+    `even` makes Llama's attention the stand-in of which every part of the sequence has as much work (see `LlamaBlock`).
     """
     with FakeTensorMode():
         model = decoder(sizes, seq, even=even)

@@ -85,7 +85,7 @@ def t5_3b(batch: int, seq: int, decoded: int) -> Callable[[], Example]:
 
 
 def causal(sizes: Decoder, batch: int, seq: int) -> Callable[[], Example]:
-    """Attention that is causal by itself, without a mask: its queries cannot be split along the sequence."""
+    """Attention that is causal by itself, without a mask: of parts of its queries the last has the most work."""
 
     def build() -> Example:
         with FakeTensorMode():

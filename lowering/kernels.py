@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.profiler import record_function
 from torch.nn import functional as F
+from torch.nn.attention.bias import causal_lower_right
 
 from shardwright.lowering.dispatch import To, dispatch
 from shardwright.lowering.exact import Draw
@@ -100,15 +101,31 @@ def rms_norm(eps: float, normalized_dims: int, x: Tensor, *affine: Tensor) -> Te
     return F.rms_norm(x, x.shape[-normalized_dims:], *affine, eps=eps)
 
 
-def sdpa(causal: bool, scale: float | None, q: Tensor, k: Tensor, v: Tensor, *mask: Tensor) -> Tensor:
-    """softmax(q kᵀ · scale + mask) v; query heads share key heads where there are more of them."""
-    if causal and mask:
-        rows, columns = q.shape[-2], k.shape[-2]
-        lower = torch.ones(rows, columns, dtype=torch.bool, device=q.device).tril()
-        mask = (mask[0] & lower if mask[0].dtype == torch.bool else mask[0].masked_fill(~lower, float("-inf")),)
+def sdpa(
+    causal: bool, scale: float | None, offset: int | None, q: Tensor, k: Tensor, v: Tensor, *mask: Tensor
+) -> Tensor:
+    """softmax(q kᵀ · scale + mask) v; query heads share key heads where there are more of them.
+
+    With an `offset`, `q` holds queries [offset, offset + len) of the sequence. Keys after the last that a causal one of
+    these sees are left out, so that what remains is a kernel's own causal mask, at the lower right.
+    """
+    bias, shared = mask[0] if mask else None, q.shape[-3] != k.shape[-3]
+    if causal and offset is not None:
+        seen = min(offset + q.shape[-2], k.shape[-2])
+        k, v = k[..., :seen, :], v[..., :seen, :]
+        bias = bias if bias is None or bias.shape[-1] == 1 else bias[..., :seen]
+    if causal and (mask or offset):
+        rows, columns, start = q.shape[-2], k.shape[-2], offset or 0
+        at_corner = bias is None and start + rows == columns
+        if at_corner and isinstance(q, FakeTensor):  # no tensor stands for such a mask there, nor in a kernel of a GPU
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=shared)
+        if at_corner:
+            bias = causal_lower_right(rows, columns)
+        else:
+            lower = torch.ones(rows, columns, dtype=torch.bool, device=q.device).tril(start)
+            given = lower if bias is None else bias
+            bias = given & lower if given.dtype == torch.bool else given.masked_fill(~lower, float("-inf"))
         causal = False
-    bias = mask[0] if mask else None
-    shared = q.shape[-3] != k.shape[-3]
     return F.scaled_dot_product_attention(q, k, v, bias, is_causal=causal, scale=scale, enable_gqa=shared)
 
 

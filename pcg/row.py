@@ -77,6 +77,7 @@ class Row:
     linear_in     sets of operands in which the operator is jointly linear: those may be `P` together, giving `P`
     localize      the attributes on one device
     offset        a factor whose split makes the local operator need the device's `offset` along it
+    offset_at     the operand and its dimension that this factor is, where `factors` is a function
     sends         operands whose rows may be sent to the device that has the part of `offset` which they name; `torch`
                   is then a call that takes where they are sent as more arguments
     random        draws from the generator; the local operator draws the global mask and takes its `shard`
@@ -111,6 +112,7 @@ class Row:
     linear_in: tuple[tuple[int, ...], ...] = ()
     localize: Callable[[Attrs, LocalShapes], Attrs] = keep_attrs
     offset: str | None = None
+    offset_at: tuple[int, int] | None = None
     sends: tuple[int, ...] = ()
     random: bool = False
     view: bool = False

@@ -49,8 +49,6 @@ def batch_factors(graph: Graph, dim: int = 0, *, integers_only: bool = False) ->
             found[node.name] = way[0]
             if way[1].is_shard:
                 where[node.name] = way[1]
-        elif node.op == "sdpa" and node.inputs[0] in where:  # causal: not split so, but its rows are the query's
-            where[node.name] = where[node.inputs[0]]
     return found
 
 

@@ -239,6 +239,9 @@ def _local(row: Row, rule: RowRule, pattern: Pattern) -> Iterator[str]:
 
 def offset_factor(row: Row, pattern: Pattern) -> str | None:
     """The pattern's name of the factor that the row's positions count along: the sides are read from its own string."""
+    if row.offset_at is not None:
+        operand, dim = row.offset_at
+        return next(iter(pattern.operands[operand][dim]), None)
     if row.offset is None or not isinstance(row.factors, str):
         return None
     sides = row.factors.partition("->")[0].split(",")

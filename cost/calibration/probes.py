@@ -56,7 +56,9 @@ def kernel_probes(sizes: Sizes, dtype: str) -> Iterator[Probe]:
             "conv2d", shapes, dtype, {"stride": (1, 1), "padding": padding, "dilation": (1, 1), "groups": groups}
         )
     for heads, length, head_dim, causal in sizes.attentions:
-        yield Probe("sdpa", ((1, heads, length, head_dim),) * 3, dtype, {"causal": causal, "scale": None})
+        yield Probe(
+            "sdpa", ((1, heads, length, head_dim),) * 3, dtype, {"causal": causal, "scale": None, "offset": None}
+        )
     width = sizes.width
     rows = [(max(1, elements // width), width) for elements in sizes.elements]
     yield from (Probe("add", (shape, shape), dtype) for shape in rows)

@@ -146,7 +146,7 @@ def _special(n: int) -> tuple[Probe, ...]:
               attrs={"activation": "silu", "offset": None}, indices=(1,)),
         Probe("layer_norm", (x, (n,), (n,)), attrs={"normalized_dims": 1, "eps": 1e-5}),
         Probe("rms_norm", (x, (n,)), attrs={"normalized_dims": 1, "eps": 1e-5}),
-        Probe("sdpa", (heads, heads, heads), attrs={"causal": True, "scale": None}),
+        Probe("sdpa", (heads, heads, heads), attrs={"causal": True, "scale": None, "offset": None}),
         Probe("max_pool2d", (image,), attrs=_WINDOW),
         Probe("avg_pool2d", (image,), attrs=_WINDOW),
         Probe("adaptive_avg_pool2d", (image,), attrs={"size": (1, 1)}),

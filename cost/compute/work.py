@@ -232,12 +232,13 @@ def _has_windows(signature: Signature) -> bool:
 def _attention(part: Local) -> Passes:
     """Fused attention: the backward computes the scores again, five multiplications instead of two.
 
+    Where causal queries are split, the device that has the last ones sees the most keys, and all others wait for it.
     Source: Dao et al., "FlashAttention" (2022), section 3.1 and appendix B.
     """
     q, k = part.operands[0].shape, part.operands[1].shape
     shape = (prod(q[:-2]), q[-2], k[-2], q[-1])
     causal = bool(part.attrs.get("causal", False))
-    scores = shape[0] * _scores(q[-2], k[-2], causal)
+    scores = shape[0] * (_seen(q[-2], k[-2], part.shapes.operands[0][-2] - q[-2]) if causal else q[-2] * k[-2])
     flops = 2.0 * scores * (q[-1] + part.operands[2].shape[-1])
     num_bytes = _bytes(part.operands) + part.result.num_bytes
     forward = Work("attention", shape, flops, num_bytes, part.dtype, causal)
@@ -245,12 +246,10 @@ def _attention(part: Local) -> Passes:
     return _both(part, forward, Work("attention", shape, 2.5 * flops, again, part.dtype, causal, backward=True))
 
 
-def _scores(queries: int, keys: int, causal: bool) -> int:
-    """Pairs of a query and a key that it sees: query i sees keys up to i."""
-    if not causal:
-        return queries * keys
-    full = min(queries, keys)
-    return full * (full + 1) // 2 + (queries - full) * keys
+def _seen(queries: int, keys: int, offset: int) -> int:
+    """Pairs of a query and a key that it sees: query i sees keys up to i + `offset`."""
+    full = max(0, min(queries, keys - offset))
+    return full * offset + full * (full + 1) // 2 + (queries - full) * keys
 
 
 # --------------------------------------------------------------------------------------------------------- everything

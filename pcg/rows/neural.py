@@ -7,7 +7,7 @@ from math import sqrt
 
 import numpy as np
 
-from shardwright.pcg.attrs import Attrs, get, integer, integers
+from shardwright.pcg.attrs import Attrs, integer, integers
 from shardwright.pcg.errors import GraphError
 from shardwright.pcg.factors import Shape
 from shardwright.pcg.row import Row, first_dtype, float_dtype
@@ -40,10 +40,10 @@ def _np_rms_norm(x: np.ndarray, *affine: np.ndarray, normalized_dims: int, eps: 
 
 
 def _sdpa(shapes: Sequence[Shape], attrs: Attrs) -> FactorText:
-    """Query heads `(h r)` share key heads `h`. Query rows may be split unless the mask depends on their position."""
+    """Query heads `(h r)` share key heads `h`."""
     q, k = shapes[0], shapes[1]
     lead = [f"b{i}" for i in range(len(q) - 3)]
-    heads, rows = ("(h r)", "q!" if get(attrs, "causal") else "q")
+    heads, rows = "(h r)", "q"
     sides = [[*lead, heads, rows, "d!"], [*lead, "h", "k!", "d!"], [*lead, "h", "k!", "e!"]]
     if len(shapes) == 4:
         mask, full = shapes[3], [*lead, heads, rows, "k!"]
@@ -58,13 +58,14 @@ def _sdpa(shapes: Sequence[Shape], attrs: Attrs) -> FactorText:
 
 
 def _np_sdpa(
-    q: np.ndarray, k: np.ndarray, v: np.ndarray, *mask: np.ndarray, causal: bool, scale: float | None
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, *mask: np.ndarray, causal: bool, scale: float | None, offset: int = 0
 ) -> np.ndarray:
+    """A causal query sees the keys up to its own place, which is that of its row here and `offset` more."""
     repeat = q.shape[-3] // k.shape[-3]
     k, v = np.repeat(k, repeat, -3), np.repeat(v, repeat, -3)
     scores = q @ np.swapaxes(k, -1, -2) * (1 / sqrt(q.shape[-1]) if scale is None else scale)
     if causal:
-        scores = np.where(np.tril(np.ones(scores.shape[-2:], bool)), scores, -np.inf)
+        scores = np.where(np.tril(np.ones(scores.shape[-2:], bool), offset), scores, -np.inf)
     for m in mask:
         scores = np.where(m, scores, -np.inf) if m.dtype == bool else scores + m
     empty = np.isneginf(scores.max(axis=-1, keepdims=True))  # rows without a key give zeros
@@ -143,9 +144,9 @@ ROWS = [
         free={"eps": 1e-5}, rounds=True, saves=(0, 1, 2), autocast="wide", flops_per_element=8),
     Row("rms_norm", _norm, _np_rms_norm, "rt.rms_norm({eps}, {normalized_dims}, {*})", dtype=first_dtype,
         free={"eps": 1e-5}, rounds=True, saves=(0, 1), autocast="wide", flops_per_element=6),
-    Row("sdpa", _sdpa, _np_sdpa, "rt.sdpa({causal}, {scale}, {*})", dtype=first_dtype, free={"scale": 0.5},
-        rounds=True, saves=(0, 1, 2, "result"), contraction=True, outside=("e",), passes=2,
-        autocast="low", doc="softmax(q kᵀ · scale + mask) v"),
+    Row("sdpa", _sdpa, _np_sdpa, "rt.sdpa({causal}, {scale}, {offset}, {*})", dtype=first_dtype,
+        free={"scale": 0.5}, rounds=True, offset="q", offset_at=(0, -2), saves=(0, 1, 2, "result"), contraction=True,
+        outside=("e",), passes=2, autocast="low", doc="softmax(q kᵀ · scale + mask) v"),
     Row("max_pool2d", _pool, _np_max_pool, "F.max_pool2d({0}, {kernel}, {stride}, {padding})", free=_WINDOW,
         saves=(0,), flops_per_element=9),
     Row("avg_pool2d", _pool, _np_avg_pool, "F.avg_pool2d({0}, {kernel}, {stride}, {padding})", free=_WINDOW,

@@ -23,6 +23,7 @@ from tests.lowering.runs import Batch, Case, Step, assert_same_step, parallel_st
 
 Way = tuple[dict[str, int], tuple[str, ...]]
 ULYSSES: Way = {"sp": 2}, ("ulysses",)
+CONTEXT: Way = {"cp": 4}, ("context",)
 BOTH: Way = {"cp": 2, "sp": 2}, ("context", "ulysses")
 GROUPED = Decoder("llama", 1, 32, 4, 2, 48, 80)
 """Four query heads share two key heads; attention is causal by itself."""
@@ -70,6 +71,8 @@ def splits(graph: Graph) -> set[tuple[str, ...]]:
         ("gpt", 2, 12, BOTH, ("d2", "d1"), 8),  # dropout of probabilities; queries, keys, values, results of 2 blocks
         ("llama", 1, 12, BOTH, ("q", "h"), 8),  # a causal mask, rotary positions, one example
         ("grouped", 2, 12, ULYSSES, ("h",), 4),
+        ("grouped", 1, 12, CONTEXT, ("q",), 0),  # each has the keys up to its last query
+        ("grouped", 1, 12, BOTH, ("q", "h"), 4),
         ("grouped", 1, 11, ULYSSES, ("r",), 0),  # heads divide, positions do not
     ],
 )

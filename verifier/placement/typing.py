@@ -318,12 +318,12 @@ def _offered(
 ) -> tuple[tuple[RowRule, Mapping[str, int], int], ...]:
     """Every rule that the row offers here, the sizes of its factors, and the size of the factor that it splits."""
     row, refined, rules = ROWS[op], [signature], list[tuple[RowRule, Mapping[str, int], int]]()
-    if not row.random and row.offset is None:
+    if not row.random:
         refined += [
             signature.refined(number, n)
             for n in sorted(blocks - {1})
             for number, factor in enumerate(signature.factors)
-            if factor.role != "fixed" and factor.size % n == 0 and factor.size > n
+            if factor.role != "fixed" and factor.name != row.offset and factor.size % n == 0 and factor.size > n
         ]
     for found in refined:
         pattern, letters = pattern_of(found)

@@ -20,7 +20,7 @@ from shardwright.cost.compute.operators import NodeCost
 from shardwright.cost.compute.work import WORK_KINDS, Passes
 from shardwright.lowering import kernels
 from shardwright.pcg.graph import Node, required_layouts
-from shardwright.pcg.layout import R, shard_order
+from shardwright.pcg.layout import R, S, shard_order
 from shardwright.pcg.optable import ROWS
 from shardwright.pcg.rows.experts import IMBALANCE
 from shardwright.pcg.types import TensorType
@@ -143,6 +143,17 @@ def test_a_causal_mask_leaves_out_what_it_hides() -> None:
     assert not full.causal
 
 
+def test_the_last_part_of_causal_queries_has_the_most_work() -> None:
+    shapes = [(2, 4, 24, 16)] * 3
+    node = costed("sdpa", shapes, {"causal": True, "scale": None}, (3,))
+    rows, whole_keys = (S(2),), (R,)
+    found = node.passes(("q",), (rows, whole_keys, whole_keys), rows)
+    pairs = [sum(range(8 * part + 1, 8 * part + 9)) for part in range(3)]  # of a query and a key that it sees
+    assert sum(pairs) == 24 * 25 // 2
+    assert found.forward[0].flops == 2 * 4 * pairs[-1] * 2 * (16 + 16)
+    assert found.backward[0].flops == 2.5 * found.forward[0].flops
+
+
 def test_shared_key_heads_save_bytes_and_no_products() -> None:
     attrs = {"causal": False, "scale": None}
     alone = whole("sdpa", [(2, 4, 24, 16)] * 3, attrs).forward[0]
@@ -191,7 +202,7 @@ def test_every_operator_has_work(probe: Any) -> None:
 def test_splitting_never_makes_more_work(probe: Any) -> None:
     """In two along each factor that may be split: no device has more FLOPs than before, contractions have half.
 
-    Of experts the fullest device counts.
+    Of experts the fullest device counts, and of causal attention the one with the last queries.
     """
     shapes = [tuple(2 * extent for extent in shape) for shape in probe.shapes]
     attrs = dict(probe.attrs)
@@ -211,6 +222,8 @@ def test_splitting_never_makes_more_work(probe: Any) -> None:
         assert all(mine <= all_ for mine, all_ in zip(part, whole_flops, strict=True)), factor
         if row.contraction and (probe.op, factor.name) != ("experts", "o"):  # of which only the last product has it
             fullest = IMBALANCE if factor.name == row.offset else 1.0
+            if probe.op == "sdpa" and factor.name == row.offset:  # causal: the last queries see the most keys
+                fullest = 2 * sum(range(factor.size // 2 + 1, factor.size + 1)) / sum(range(factor.size + 1))
             assert part[0] * 2 == pytest.approx(fullest * whole_flops[0], rel=1e-12), factor
 
 
