@@ -102,6 +102,12 @@ def _softplus(b: GraphBuilder, x: str, beta: float = 1, threshold: float = 20) -
     return b.op("softplus", x)
 
 
+@handles("log_sigmoid_forward")
+def _log_sigmoid(b: GraphBuilder, x: str) -> tuple[str, None]:
+    """log 1 / (1 + e⁻ˣ) = -softplus(-x). The second result is what torch keeps for its derivative."""
+    return b.op("neg", b.op("softplus", b.op("neg", x))), None
+
+
 @handles("hardtanh")
 def _hardtanh(b: GraphBuilder, x: str, low: float = -1, high: float = 1) -> str:
     """Like `clamp`, but no gradient passes where x is at a bound."""
