@@ -28,7 +28,7 @@ from shardwright.pcg.errors import CaptureError, PlanError, UnsupportedOperatorE
 from shardwright.pcg.exporting import export
 from shardwright.pcg.graph import OPAQUE, Graph
 from shardwright.pcg.hooks import captured_hooks, refuse_backward_hooks
-from shardwright.pcg.importing import LOSS, Importer, tied_names
+from shardwright.pcg.importing import LOSS, Importer, flat_batch, tied_names
 from shardwright.pcg.modules import in_own_precision
 from shardwright.pcg.precision import check_precision, low_dtype
 from shardwright.pcg.regions import Marker
@@ -44,7 +44,7 @@ class Captured:
 
     aliases     the qualified names of each parameter leaf, the leaf's own first (several where weights are tied)
     constants   tensors that the graph reads and that are neither parameters nor buffers
-    options     keyword arguments that are not tensors, baked into the graph
+    options     what the batch has beside tensors, by key as `flat_batch` has it, baked into the graph
     precision   the one that it was captured under (`pcg.precision`), or those by module as pairs
     per_microbatch  the modules whose statistics are those of each microbatch
     """
@@ -159,6 +159,7 @@ def capture(
     precision = check_precision(precision, {dtype_name(p.dtype) for p in model.parameters()})
     execution = _checked_modules(model, per_microbatch)
     tensors, options = split_batch(model, args, batch)
+    baked_in = {k: v for k, v in flat_batch(tensors | options).items() if not isinstance(v, torch.Tensor)}
     tensors = _told_apart(tensors)
     mode = _fake_mode(model)
     if mode is not None:
@@ -181,7 +182,7 @@ def capture(
         graph, constants = found or settled(model, once)
     if strict:
         _refuse_opaque(graph)
-    return Captured(graph, tied_names(model), constants, options, precision, execution.per_microbatch)
+    return Captured(graph, tied_names(model), constants, baked_in, precision, execution.per_microbatch)
 
 
 def _of_few(
