@@ -44,7 +44,7 @@ class Captured:
 
     aliases     the qualified names of each parameter leaf, the leaf's own first (several where weights are tied)
     constants   tensors that the graph reads and that are neither parameters nor buffers
-    options     what the batch has beside tensors, by key as `flat_batch` has it, baked into the graph
+    options     what the batch has beside tensors, which is baked into the graph (`baked_in`)
     precision   the one that it was captured under (`pcg.precision`), or those by module as pairs
     per_microbatch  the modules whose statistics are those of each microbatch
     """
@@ -135,6 +135,12 @@ def split_batch(
     return tensors, {k: v for k, v in bound.items() if k not in tensors}
 
 
+def baked_in(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """What a batch has beside tensors, also inside of what holds some, by key as `flat_batch` has it."""
+    leaves = flat_batch(bind_arguments(model, args, kwargs))
+    return {key: value for key, value in leaves.items() if not isinstance(value, torch.Tensor)}
+
+
 def capture(
     model: nn.Module,
     batch: Mapping[str, Any],
@@ -159,7 +165,6 @@ def capture(
     precision = check_precision(precision, {dtype_name(p.dtype) for p in model.parameters()})
     execution = _checked_modules(model, per_microbatch)
     tensors, options = split_batch(model, args, batch)
-    baked_in = {k: v for k, v in flat_batch(tensors | options).items() if not isinstance(v, torch.Tensor)}
     tensors = _told_apart(tensors)
     mode = _fake_mode(model)
     if mode is not None:
@@ -182,7 +187,9 @@ def capture(
         graph, constants = found or settled(model, once)
     if strict:
         _refuse_opaque(graph)
-    return Captured(graph, tied_names(model), constants, baked_in, precision, execution.per_microbatch)
+    return Captured(
+        graph, tied_names(model), constants, baked_in(model, args, batch), precision, execution.per_microbatch
+    )
 
 
 def _of_few(
