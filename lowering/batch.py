@@ -140,6 +140,11 @@ class BatchCheck:
             )
         if value.dtype != dtype:
             raise BatchError(f"batch: {key!r} has dtype {value.dtype}, expected {dtype}; cast it with .to({dtype})")
+        if value.requires_grad and torch.is_grad_enabled():
+            raise BatchError(
+                f"batch: {key!r} requires a gradient, and a plan has gradients of parameters alone; pass "
+                "x.detach(), or make it a parameter of the model"
+            )
         if value.shape in (kind.shape, own_shape):
             return value
         own = " on every rank, as this plan shards no part of it"

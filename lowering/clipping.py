@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 
 import torch
 import torch.distributed as dist
@@ -17,18 +18,22 @@ def clip_gradients(parameters: Sequence[Held], ranks: Ranks, max_norm: float, no
     """Scale all gradients so that their global norm is at most `max_norm`; returns the norm that they had."""
     held = [h for h in parameters if h.outside.grad is not None]
     gradients = [private.unwrap(h.outside.grad) for h in held if h.outside.grad is not None]
-    total = _global_norm(held, gradients, norm_type, ranks)
+    dtype = reduce(torch.promote_types, (h.outside.dtype for h in parameters), torch.float32)
+    total = _global_norm(held, gradients, norm_type, ranks).to(dtype)
     if gradients:
         private.scale_(gradients, (max_norm / (total + 1e-6)).clamp(max=1.0))
     return total
 
 
 def _global_norm(held: list[Held], gradients: list[Tensor], norm_type: float, ranks: Ranks) -> Tensor:
-    """The norm over all elements of all gradients; each shard counts once, however many ranks hold a copy."""
+    """The norm over all elements of all gradients; each shard counts once, however many ranks hold a copy.
+
+    In fp64 on all ranks, as a stage may have gradients of another dtype, or none.
+    """
     if not gradients and ranks.stages.size == 1:
         return torch.zeros((), device=ranks.device)
     norms = private.norms(gradients, norm_type) if gradients else torch.zeros(1, device=ranks.device)
-    norms = norms.to(torch.promote_types(norms.dtype, torch.float32))
+    norms = norms.double()
     if norm_type == float("inf"):
         total = norms.max()
         dist.all_reduce(total, dist.ReduceOp.MAX)

@@ -84,7 +84,7 @@ class GraphBuilder:
 
     def again(self, node: Node, inputs: Sequence[str]) -> str:
         """Append a node of another graph, which reads `inputs` here; what it draws is what it drew there."""
-        if not (node.is_leaf or node.may_draw):
+        if not (node.is_leaf or node.is_random or node.op == OPAQUE):
             return self.op(node.op, *inputs, **dict(node.attrs))
         return self._append(replace(node, name=self._fresh(node.name), inputs=tuple(inputs)))
 

@@ -28,7 +28,7 @@ from shardwright.pcg.errors import CaptureError, PlanError, UnsupportedOperatorE
 from shardwright.pcg.exporting import export
 from shardwright.pcg.graph import OPAQUE, Graph
 from shardwright.pcg.hooks import captured_hooks, refuse_backward_hooks
-from shardwright.pcg.importing import LOSS, Importer, tied_names
+from shardwright.pcg.importing import LOSS, Importer, flat_batch, tied_names
 from shardwright.pcg.modules import in_own_precision
 from shardwright.pcg.precision import check_precision, low_dtype
 from shardwright.pcg.regions import Marker
@@ -44,7 +44,7 @@ class Captured:
 
     aliases     the qualified names of each parameter leaf, the leaf's own first (several where weights are tied)
     constants   tensors that the graph reads and that are neither parameters nor buffers
-    options     keyword arguments that are not tensors, baked into the graph
+    options     what the batch has beside tensors, which is baked into the graph (`baked_in`)
     precision   the one that it was captured under (`pcg.precision`), or those by module as pairs
     per_microbatch  the modules whose statistics are those of each microbatch
     """
@@ -135,6 +135,12 @@ def split_batch(
     return tensors, {k: v for k, v in bound.items() if k not in tensors}
 
 
+def baked_in(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """What a batch has beside tensors, also inside of what holds some, by key as `flat_batch` has it."""
+    leaves = flat_batch(bind_arguments(model, args, kwargs))
+    return {key: value for key, value in leaves.items() if not isinstance(value, torch.Tensor)}
+
+
 def capture(
     model: nn.Module,
     batch: Mapping[str, Any],
@@ -181,7 +187,9 @@ def capture(
         graph, constants = found or settled(model, once)
     if strict:
         _refuse_opaque(graph)
-    return Captured(graph, tied_names(model), constants, options, precision, execution.per_microbatch)
+    return Captured(
+        graph, tied_names(model), constants, baked_in(model, args, batch), precision, execution.per_microbatch
+    )
 
 
 def _of_few(

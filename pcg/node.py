@@ -70,13 +70,24 @@ class Node:
 
     @property
     def may_draw(self) -> bool:
-        """Whether it draws from the generator, as far as anyone knows: an opaque operator may."""
-        return self.is_random or self.op == OPAQUE
+        """Whether it draws from the generator, as far as anyone knows: an opaque operator may, or torch says no."""
+        return self.is_random or (self.op == OPAQUE and _may_draw(str(self.attr("target"))))
 
     def __str__(self) -> str:
         return f"%{self.name} = {self.op}({', '.join(self.inputs)})" + (
             f" at {self.source}" if self.source.module else ""
         )
+
+
+def _may_draw(target: str) -> bool:
+    """Torch marks its own operators that draw. Those of other libraries have no marks that can be relied on."""
+    import torch
+
+    namespace, *path = target.split(".")
+    op = torch.ops.aten if namespace == "aten" else None
+    for part in path:
+        op = getattr(op, part, None)
+    return torch.Tag.nondeterministic_seeded in getattr(op, "tags", (torch.Tag.nondeterministic_seeded,))
 
 
 def make_attrs(**attrs: Attr) -> tuple[tuple[str, Attr], ...]:

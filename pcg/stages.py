@@ -210,7 +210,9 @@ def not_run(graph: Graph, precision: str | None) -> str | None:
         )
     drawn = next((n for n in graph.nodes if n.may_draw and not n.is_random), None)
     if drawn is not None:
-        return f"{drawn}: it draws from torch's generator, which pipeline stages do not share; use no stages"
+        target = drawn.attr("target")
+        may = "draws" if str(target).startswith("aten.") else "may draw"
+        return f"{target} at {drawn.source}: it {may} from torch's generator, which stages do not share; use no stages"
     return None
 
 

@@ -23,7 +23,7 @@ from shardwright.lowering.launch import TIMEOUT_S, join
 from shardwright.lowering.module import ParallelModule, lower
 from shardwright.lowering.precision import check_device
 from shardwright.lowering.private import default_device
-from shardwright.pcg.capture import Captured, capture, split_batch
+from shardwright.pcg.capture import Captured, baked_in, capture
 from shardwright.pcg.errors import InfeasibleError, PlanError
 from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.step.execution import Execution, ReduceDtype, Schedule
@@ -297,7 +297,7 @@ def compile(
             agreed.graph,
             model,
             constants=constants,
-            options=split_batch(model, args, kwargs)[1],
+            options=baked_in(model, args, kwargs),
             precision=agreed.execution.base,
             timeout_s=timeout_s,
             execution=agreed.execution,

@@ -71,7 +71,7 @@ def model_facts(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
             kind = "trained" if values[name].requires_grad else "not trained"
             facts[f"tensor {name!r}"] = ", ".join([_type(values[name]), kind, *sorted(n for n in names if n != name)])
     tensors, options = split_batch(model, args, kwargs)
-    for name, value in {**flat_batch(tensors), **options}.items():
+    for name, value in flat_batch(tensors | options).items():
         facts[f"batch: {name!r}"] = _type(value)
     return facts
 

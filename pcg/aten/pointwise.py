@@ -102,6 +102,20 @@ def _softplus(b: GraphBuilder, x: str, beta: float = 1, threshold: float = 20) -
     return b.op("softplus", x)
 
 
+@handles("log_sigmoid_forward")
+def _log_sigmoid(b: GraphBuilder, x: str) -> tuple[str, None]:
+    """log 1 / (1 + e⁻ˣ) = -softplus(-x). The second result is what torch keeps for its derivative."""
+    return b.op("neg", b.op("softplus", b.op("neg", x))), None
+
+
+@handles("xlogy")
+def _xlogy(b: GraphBuilder, x: str, y: str) -> str:
+    """x log y, which is 0 where x is, as far as y is a number; no gradient passes where neither is positive."""
+    x, y = real(b, x), real(b, y)
+    nothing = b.op("bitwise_and", b.op("eq", x, 0), b.op("le", y, 0))
+    return b.op("mul", x, b.op("log", b.op("where", nothing, b.scalar(1, b.types[y].dtype), y)))
+
+
 @handles("hardtanh")
 def _hardtanh(b: GraphBuilder, x: str, low: float = -1, high: float = 1) -> str:
     """Like `clamp`, but no gradient passes where x is at a bound."""

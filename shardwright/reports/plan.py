@@ -205,7 +205,7 @@ def _headline(facts: PlanFacts) -> Paragraph:
             *([f"asked for       {plan.asked}"] if str(plan.asked) else []),
             f"predicted step  {step(p)}",
             f"one by one      {serial(p)}; without overlap, as modules and communication are listed",
-            f"memory          {size(p.memory.total_bytes)} of {size(p.device_bytes)} on each device"
+            f"memory          {size(p.memory.total_bytes)} of {size(p.device_bytes)} on {_each_device(plan)}"
             + memory_warning(plan, p.memory.total_bytes),
             *(f"would fit       {line}" for line in remedies(plan)),
             f"a step          {way(facts)}",
@@ -319,10 +319,15 @@ def _communication(facts: PlanFacts) -> Paragraph:
     return Paragraph(title, lines, ("what", "how", "axis", ">sent", ">time"), rows)
 
 
+def _each_device(plan: Plan) -> str:
+    """Whose memory a prediction has."""
+    return "each device" + (" of the fullest stage" if plan.execution.num_stages > 1 else "")
+
+
 def _memory(facts: PlanFacts) -> Paragraph:
     told = facts.plan.prediction
     memory = told.memory
-    title = f"Memory ({size(memory.total_bytes)} at the peak, on each device)"
+    title = f"Memory ({size(memory.total_bytes)} at the peak, on {_each_device(facts.plan)})"
     peak = f"peak: {facts.names.moment(told.peak_at)}"
     return Paragraph(title, [peak], ("category", ">bytes", ">share", ""), memory_rows(memory))
 

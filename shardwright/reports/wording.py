@@ -254,8 +254,11 @@ def quality(plan: Plan) -> str:
     """How far the plan can be from the best one, as proven for what `SearchReport.bound_s` is a bound of."""
     report = plan.report
     meshes = plural(report.num_meshes, "mesh", "meshes")
-    early = f", ended by {report.stopped} before it was through" if report.stopped else ""
-    searched = f"by the cost model; {meshes} searched in {seconds(report.seconds)}{early}"
+    searched = f"{meshes} searched in {seconds(report.seconds)}"
+    if report.stopped:
+        early = f"{seconds(report.seconds)}, ended by {report.stopped} before it was through"
+        searched = f"{meshes}, of which the search of {early}, may have left out some"
+    searched = f"by the cost model; {searched}"
     if not fits(plan):
         return f"no plan within memory was found; this is the smallest, {searched}"
     if report.bound_s <= 0:

@@ -72,6 +72,47 @@ def test_every_way_to_run_a_step_compares(net: Case) -> None:
     net.on_ranks(net.graph(TWO, {}), body)
 
 
+class Nested(nn.Module):
+    """A batch with words, numbers and nothing in it, at the top and inside of what holds tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Any, how: Any = None) -> Tensor:
+        return self.layer(x["pixels"]).square().mean() * x["scale"] * how["times"]
+
+
+def test_what_is_no_tensor_may_be_passed_again_or_left_out() -> None:
+    x = torch.randn(4, 4)
+    batch: dict[str, Any] = {"x": {"pixels": x, "scale": 2, "mask": None}, "how": {"times": 3, "name": "a"}}
+    found = Case(Nested(), batch)
+
+    def body(parallel: ParallelModule) -> None:
+        loss = parallel.forward_backward(**found.batch)
+        assert parallel.forward_backward(x={"pixels": x}) == loss
+        with pytest.raises(BatchError, match=r"'how.times' is 4, but 3 was captured and is part of the program"):
+            parallel.forward_backward(x=batch["x"], how={"times": 4})
+        with pytest.raises(BatchError, match=r"'x.mask' is 1, but None was captured"):
+            parallel.forward_backward(x={"pixels": x, "mask": 1})
+
+    found.on_ranks(found.graph(TWO, {}), body)
+
+
+def test_gradients_of_the_batch_are_refused() -> None:
+    """Each rank would get that of its own part, or none."""
+    found = Case(Regression(), {"labels": torch.randn(8, 4)})
+
+    def body(parallel: ParallelModule) -> None:
+        batch = {"labels": found.batch["labels"].clone().requires_grad_()}
+        with pytest.raises(BatchError, match="'labels' requires a gradient, and a plan has gradients of parameters"):
+            parallel.forward_backward(**batch)
+        with torch.no_grad():
+            parallel(**batch)
+
+    found.on_ranks(found.graph(TWO, {}), body)
+
+
 class Regression(nn.Module):
     """A linear layer, and dropout."""
 

@@ -31,10 +31,10 @@ from shardwright.pcg.errors import PlanError, ShardwrightError
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.layout import R, S
 from shardwright.pcg.mesh import Mesh
-from shardwright.pcg.step.execution import Execution
+from shardwright.pcg.step.execution import Execution, Schedule
 from shardwright.pcg.types import TensorType
 from tests.lowering.parallelize import follow
-from tests.lowering.pipelines import evenly, gradients, of_one_stage
+from tests.lowering.pipelines import evenly, gradients, in_one_process, in_stages, of_one_stage, worst_error
 from tests.lowering.runs import Case, load_backends, whole
 
 SEED, HIDDEN = 3, 8
@@ -215,16 +215,19 @@ def only(*trained: str) -> Net:
 
 @pytest.mark.parametrize("trained", ["head", "tok", "blocks.1", "blocks.3"])
 def test_frozen_stages(trained: str) -> None:
+    """Some stages have no gradients, and clip all the same."""
     found = case(only(trained))
 
-    def run(model: nn.Module) -> tuple[float, dict[str, Tensor | None]]:
+    def run(model: nn.Module) -> tuple[list[float], dict[str, Tensor | None]]:
         with seed_exactly(SEED):
             loss = backward(model, found)
-        return float(loss), gradients(model)
+        ours = isinstance(model, ParallelModule)
+        norm = model.clip_grad_norm_(0.1) if ours else nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        return [float(loss), float(norm)], gradients(model)
 
-    loss, expected = in_one(found, run)
+    numbers, expected = in_one(found, run)
     for by_rank in under_all(found, run):
-        assert all(own == pytest.approx(loss, rel=1e-10) for own, _ in by_rank)
+        assert all(own == pytest.approx(numbers, rel=1e-10) for own, _ in by_rank)
         assert_equal([got for _, got in by_rank], expected, 1e-10)
 
 
@@ -510,6 +513,37 @@ def test_all_ranks_make_the_same_groups() -> None:
     assert made == [[("x", "y")]] * 4
 
 
+class Turn(nn.Module):
+    """Its weights come from an operator that has no row and does not draw."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.angle, self.up = nn.Parameter(torch.randn(HIDDEN, HIDDEN) / HIDDEN), nn.Linear(HIDDEN, HIDDEN)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.tanh(self.up(x) @ torch.linalg.matrix_exp(self.angle - self.angle.T))
+
+
+class Turns(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Turn() for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x.square().mean()
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zero-bubble"])
+def test_operators_without_a_row_run_in_stages(schedule: Schedule) -> None:
+    found = Case(Turns().double(), {"x": torch.randn(8, HIDDEN).double()})
+    graph = of_one_stage(found, (), 4)
+    assert {node.op for node in graph.nodes} >= {"opaque"}
+    check_stages(graph, execution := evenly(graph, 2, schedule), None)
+    assert worst_error(in_stages(found, graph, execution), in_one_process(found)) < 1e-11
+
+
 class Widening(nn.Module):
     """Parameters of two dtypes."""
 
@@ -524,7 +558,8 @@ class Widening(nn.Module):
 def test_what_stages_cannot_run_is_refused() -> None:
     found = Case(Feature(), {"x": torch.randn(8, HIDDEN, 2, HIDDEN)})
     graph = of_one_stage(found, (), 1)
-    with pytest.raises(PlanError, match="it draws from torch's generator, which pipeline stages do not share"):
+    drawn = r"aten.bernoulli.p at .*\.py:\d+\): it draws from torch's generator, which stages do not share"
+    with pytest.raises(PlanError, match=drawn):
         check_stages(graph, evenly(graph, 2), None)
     graph = of_one_stage(case(), (), 1)
     for precision in ("amp_bf16", "amp_fp16"):

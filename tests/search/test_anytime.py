@@ -66,7 +66,8 @@ def test_a_plan_that_was_stopped_says_so_and_is_bounded_over_all_meshes(monkeypa
         early = planner.plan(graph, mesh=mesh, time_limit_s=1e-6)
         check_plan(early, graph, every_choice)
         assert early.report.stopped == "the time limit of 1e-06 s"
-        assert "ended by the time limit of 1e-06 s before it was through" in str(PlanReport(early))
+        said = "ended by the time limit of 1e-06 s before it was through, may have left out some"
+        assert said in " ".join(str(PlanReport(early)).split())
     assert early.report.num_meshes == 1
     ways, searched = Tuner.ways, list[object]()
 

@@ -447,6 +447,27 @@ def _from_file(path: str) -> float:
     return compile(model, kwargs=batch, plan=path).forward_backward(**batch).item()
 
 
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Any) -> Tensor:
+        return self.layer(x["pixels"]).square().mean() * x["scale"]
+
+
+def test_what_is_no_tensor_may_lie_beside_tensors() -> None:
+    batch = {"x": {"pixels": torch.randn(4, 4), "scale": 2, "mask": None}}
+
+    def body() -> None:
+        compile(Scaled(), sw.Cluster.local(2), kwargs=batch, **forced()).forward_backward(**batch)
+        scale = 2 + dist.get_rank()
+        with pytest.raises(DistributedError, match=r"batch: 'x.scale' is 3 on rank 1 and 2 on rank 0|another rank"):
+            compile(Scaled(), sw.Cluster.local(2), kwargs={"x": batch["x"] | {"scale": scale}}, **forced())
+
+    run_ranks(body, 2)
+
+
 def test_a_plan_file_is_run(tmp_path: Path) -> None:
     model, batch = example()
     plan(model, sw.Cluster.local(2), kwargs=batch, **forced()).save(tmp_path / "plan.json")

@@ -39,6 +39,7 @@ def test_a_report_says_what_each_stage_has_and_sends_and_how_long_it_waits() -> 
     assert "mesh [x=4] for each of 2 stages" in text
     assert f"Pipeline (2 stages of {run.chunks_per_stage} chunks each, schedule interleaved)" in text
     assert "listed: one device of each of the 2 stages, added up" in text
+    assert text.count(" on each device of the fullest stage") == 2
     assert "compute and communication of one device of each of the 2 stages, added up, in a step of" in text
     assert "2 × [x=4]" in str(ComparisonReport({"one": plan, "other": plan}))
     assert "2 × [x=4]" in str(why_not(plan, "ddp"))

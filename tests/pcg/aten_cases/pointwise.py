@@ -138,6 +138,16 @@ POINTWISE: dict[str, list[Case]] = {
     ],
     "gelu": [case(F.gelu, real(3, 4)), case(lambda x: F.gelu(x, approximate="tanh"), real(3, 4))],
     "softplus": [case(F.softplus, real(3, 4)), case(F.softplus, torch.tensor([-50.0, 50.0]).double())],
+    "xlogy": [
+        case(torch.xlogy, real(3, 4), positive(3, 4)),
+        case(torch.xlogy, torch.tensor([0.0, 0.0, 2.0]).double(), positive(3)),
+        case(lambda x: torch.xlogy(x.relu(), x.relu()), torch.tensor([-1.0, 0.5, 2.0]).double()),
+        case(torch.xlogy, ints(5, 4), positive(3, 4)),
+    ],
+    "log_sigmoid_forward": [
+        case(F.logsigmoid, real(3, 4)),
+        case(F.logsigmoid, torch.tensor([-50.0, 0.0, 50.0]).double()),
+    ],
     "leaky_relu": [case(F.leaky_relu, real(3, 4)), case(lambda x: F.leaky_relu(x, 0.2), real(3, 4))],
     "hardtanh": [
         case(F.hardtanh, real(3, 4)),
