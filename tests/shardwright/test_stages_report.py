@@ -92,7 +92,7 @@ def test_a_plan_without_stages_has_no_table_of_them() -> None:
 
 def test_what_if_on_other_devices_says_that_the_stages_are_others() -> None:
     search = Planner(cluster(6), every_choice)
-    plan = search.plan(blocks(batch=32, width=64, layers=8, seq=8), stages=[4, 2])
+    plan = search.plan(blocks(batch=32, width=256, layers=8, seq=8), stages=[4, 2])
     found = what_if(plan, nodes="2x")
     assert found.other.cluster.num_devices == 12
     assert "stages of 4 + 2 devices were asked for, not of 12: now the search chose" in str(found)
