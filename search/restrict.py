@@ -58,7 +58,8 @@ def role_restriction(graph: Graph, roles: Sequence[str], sizes: Sequence[int]) -
     data      splits the batch wherever an operator has it, and nothing else; parameters are stored whole
     zero      as data, but every parameter that can be is stored sharded, and penalties on them are computed there
     expert    as data, but experts are split too: tokens are sent to them and back
-    context   splits dimension 1 of the inputs, the sequence, and nothing else; parameters are stored whole or in slices
+    context   splits dimension 1 of the inputs, the sequence, and nothing else; parameters are stored whole or in slices.
+              What is repeated, as keys that several query heads share, may be gathered before
     ulysses   as context, but attention is split by heads, where their number allows it
     tensor    splits anything but the batch; what multiplies or looks up a weight is split along the weight where it
               can be
@@ -70,6 +71,7 @@ def role_restriction(graph: Graph, roles: Sequence[str], sizes: Sequence[int]) -
     batch = batch_factors(graph)
     context = batch_factors(graph, 1) if not set(SEQUENCE).isdisjoint(roles) else {}
     heads = head_factors(graph, batch) if ULYSSES in roles else {}
+    repeated = _repeated(graph) if context else frozenset[str]()
     extents = {
         (n, choice): _extent(graph, graph.by_name[n], choice) for d in (batch, context) for n, choice in d.items()
     }
@@ -93,6 +95,8 @@ def role_restriction(graph: Graph, roles: Sequence[str], sizes: Sequence[int]) -
             return _cast_allowed(graph, node, choice, sizes[axis])
         if role == ULYSSES and (along := {f for f, n in heads.get(node.name, ()) if n % sizes[axis] == 0}):
             return choice in along
+        if role in SEQUENCE and node.name in repeated and choice == "C":
+            return True
         mine = (context if role in SEQUENCE else batch).get(node.name)
         if role == TENSOR:
             along_weight = {f for f, size in weights[node.name] if size % sizes[axis] == 0}
@@ -102,6 +106,16 @@ def role_restriction(graph: Graph, roles: Sequence[str], sizes: Sequence[int]) -
         return choice == mine
 
     return allowed
+
+
+def _repeated(graph: Graph) -> frozenset[str]:
+    """What is larger than what it is made of, and the same in other shapes."""
+    found, types = set[str](), graph.types
+    for node in graph.nodes:
+        grows = node.op == "expand" and types[node.name].num_elements > types[node.inputs[0]].num_elements
+        if grows or (node.op in ("reshape", "permute") and node.inputs[0] in found):
+            found.add(node.name)
+    return frozenset(found)
 
 
 def head_factors(graph: Graph, batch: Mapping[str, str]) -> Mapping[str, list[tuple[str, int]]]:

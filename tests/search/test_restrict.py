@@ -6,11 +6,22 @@ import pytest
 
 from bench.decoders import Decoder, captured
 from shardwright.api import certified_choices
+from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.moves import fused_moves
 from shardwright.search.planner import Planner
-from shardwright.search.restrict import CONTEXT, DATA, EXPERT, TENSOR, ULYSSES, ZERO, batch_factors
+from shardwright.search.restrict import (
+    CONTEXT,
+    DATA,
+    EXPERT,
+    SEQUENCE,
+    TENSOR,
+    ULYSSES,
+    ZERO,
+    batch_factors,
+    role_restriction,
+)
 from tests.search.graphs import blocks, cluster, every_choice, mixture
 
 TINY = Decoder("llama", 1, 32, 4, 2, 48, 80)
@@ -101,3 +112,18 @@ def test_the_search_sends_tokens_where_that_is_less_than_what_weights_would_send
         found = Planner(cluster(8), certified_choices()).solve(graph, Mesh.of(x=8), ("free",), "test")
         assert next(found.graph.leaves("experts")).split == (split,), hidden
         assert found.prediction.serial_s == pytest.approx(found.solved[1].objective, rel=2e-3), hidden
+
+
+def test_keys_that_heads_share_are_gathered_before_they_are_repeated() -> None:
+    b = GraphBuilder()
+    x, w = b.input("x", (2, 8, 16)), b.parameter("w", (8, 16))
+    keys = b.op("permute", b.op("reshape", b.op("linear", x, w), shape=(2, 8, 2, 4)), dims=(0, 2, 1, 3))
+    grouped = b.op("expand", b.op("reshape", keys, shape=(2, 2, 1, 8, 4)), shape=(2, 2, 3, 8, 4))
+    repeated = b.op("reshape", grouped, shape=(2, 6, 8, 4))
+    graph = b.build(loss=b.op("sum", repeated, dims=(0, 1, 2, 3), keepdim=False))
+    for role in SEQUENCE:
+        allowed = role_restriction(graph, (role,), (2,))
+        whole = {n.name for n in graph.nodes if not n.is_leaf and n.op != "sum" and allowed(n, 0, "C")}
+        assert whole == {grouped, repeated}
+        assert not any(allowed(graph.by_name[name], 0, "R") for name in whole)
+    assert not role_restriction(graph, (DATA,), (2,))(graph.by_name[grouped], 0, "C")
