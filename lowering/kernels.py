@@ -107,7 +107,7 @@ def sdpa(
     """softmax(q kᵀ · scale + mask) v; query heads share key heads where there are more of them.
 
     With an `offset`, `q` holds queries [offset, offset + len) of the sequence. Keys after the last that a causal one of
-    these sees are left out, so that what remains is a kernel's own causal mask, at the lower right.
+    these sees are left out, so that what remains is a causal mask at the lower right, which kernels of GPUs have.
     """
     bias, shared = mask[0] if mask else None, q.shape[-3] != k.shape[-3]
     if causal and offset is not None:
@@ -117,9 +117,9 @@ def sdpa(
     if causal and (mask or offset):
         rows, columns, start = q.shape[-2], k.shape[-2], offset or 0
         at_corner = bias is None and start + rows == columns
-        if at_corner and isinstance(q, FakeTensor):  # no tensor stands for such a mask there, nor in a kernel of a GPU
+        if at_corner and isinstance(q, FakeTensor):  # a dry run counts no mask, as on a GPU
             return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=shared)
-        if at_corner:
+        if at_corner and q.is_cuda:  # not where kernels read a mask anyway: torch.compile breaks its graph here
             bias = causal_lower_right(rows, columns)
         else:
             lower = torch.ones(rows, columns, dtype=torch.bool, device=q.device).tril(start)

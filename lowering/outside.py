@@ -15,7 +15,7 @@ from shardwright.pcg.step.chunk import Chunk, whole_chunk
 from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.pcg.step.late import LOSS, summand_of_loss
 from shardwright.pcg.step.operations import Operations
-from shardwright.pcg.step.schedules import phases
+from shardwright.pcg.step.schedules import in_two
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,8 @@ class Outside:
 
     @property
     def in_two(self) -> bool:
-        """Whether backward has two parts. In the first stage it has one, as nobody waits for gradients from there."""
-        received = (self.graph.types[node.name] for node in self.graph.leaves("received"))
-        return "weights" in phases(self.execution.schedule) and any(kind.grad for kind in received)
+        """Whether backward has two parts."""
+        return in_two(self.execution.schedule, (self.graph.types[node.name] for node in self.graph.leaves("received")))
 
     @cached_property
     def apart(self) -> frozenset[str]:

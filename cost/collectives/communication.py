@@ -64,13 +64,13 @@ class Communication:
         link = between(source, target, self.cluster.levels)
         if link is None:
             return NOTHING.time_s(num_bytes)
-        base_s = nccl.send_base_s() if self.cluster.backend == "nccl" else gloo.SEND_S
+        hop_s = 0.0 if link.kind == "host" else link.hop_s  # which on a host is that of collectives, with their start
+        start_s = hop_s + (nccl.send_base_s() if self.cluster.backend == "nccl" else gloo.SEND_S)
         measured = tuple(line for line in self.cluster.collectives if line.collective == "broadcast")
         if measured:  # a hop of it is a message, whose receiver has nothing to do before
             curve = _measured(measured, "broadcast", self.cluster.backend, 2)
-            return base_s + curve.time_s(num_bytes) - curve.time_s(0.0)
-        hop_s = 0.0 if link.kind == "host" else link.hop_s  # which on a host is that of collectives, with their start
-        return CostLine(base_s + hop_s, 1 / link.bytes_per_s).time_s(num_bytes)
+            return start_s + curve.time_s(num_bytes) - curve.time_s(0.0)
+        return CostLine(start_s, 1 / link.bytes_per_s).time_s(num_bytes)
 
     def links(self, axis: int) -> tuple[Link, ...]:
         """What a group of `axis` has of the levels that it spans."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, reduce
 from itertools import chain
 
@@ -54,13 +54,10 @@ class Maker:
         """Parameters that several sections read."""
         return shared(self.cut, self.one)
 
-    def pieces(
-        self, shares: Sequence[Share], execution: Execution, *, first: bool = False
-    ) -> tuple[ChunkSegments, ...]:
-        """One for each chunk of a stage. In the `first` one backward has one part: nobody waits for its gradients."""
-        two = "weights" in phases(execution.schedule) and not first
+    def pieces(self, shares: Iterable[tuple[Share, bool]], execution: Execution) -> tuple[ChunkSegments, ...]:
+        """One for each chunk of a stage; with the shares, whether their backward has two parts."""
         hold = execution.num_stages == 1 and (execution.num_microbatches == 1 or execution.schedule != "gpipe")
-        return tuple(self._piece(share, hold=hold, two=two) for share in shares)
+        return tuple(self._piece(share, hold=hold, two=two) for share, two in shares)
 
     def leaves(self, pieces: Sequence[ChunkSegments]) -> Mapping[str, int]:
         """The parameters of a stage, with how many of each: one of those that several sections read."""
@@ -107,7 +104,7 @@ class Maker:
 
     def _measured(self, share: Share, execution: Execution) -> Unit:
         """A share as the only one of a stage, in neither the first nor the last microbatch."""
-        (piece,) = self.pieces([share], execution)
+        (piece,) = self.pieces([(share, "weights" in phases(execution.schedule))], execution)
         if piece not in self._units:
             sharing = SHARING[self.steps.cluster.device.kind]
             ways = (piece.forward, piece.backward, piece.weights)

@@ -29,7 +29,7 @@ from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.pcg.step.meshes import first_ranks, in_words, stage_meshes
 from shardwright.pcg.step.recompute import Recompute
-from shardwright.pcg.step.schedules import ends, most_in_flight
+from shardwright.pcg.step.schedules import ends, in_two, most_in_flight
 from shardwright.pcg.step.sections import (
     Section,
     Share,
@@ -92,19 +92,18 @@ class Programs:
             execution = execution if execution.split else self.spread(execution)
             shares = spread(cut, execution.split)
         connections = stages_bytes(cluster, stages, min(mesh.num_devices for mesh in meshes))
-        own = [[shares[c * stages + stage] for c in range(execution.chunks_per_stage)] for stage in range(stages)]
-        pieces = [
-            maker.pieces(own[stage], execution, first=stage == 0)
-            for stage, maker in zip(range(stages), makers, strict=True)
-        ]
+        crossed = [_crossing(cut, *pair) for pair in pairwise(shares)]
+        received = ([graph.types[name] for name in names] for names in ((), *crossed))
+        ways = [(share, in_two(execution.schedule, kinds)) for share, kinds in zip(shares, received, strict=True)]
+        pieces = [maker.pieces(ways[stage::stages], execution) for stage, maker in enumerate(makers)]
         sums_s = [0.0] * stages
         if stages > 1:
             held = [makers[0].shared & {leaf for piece in each for leaf in piece.leaves} for each in pieces]
             sums_s = _sums_s(held, [maker.steps for maker in makers], cluster)
-        hops_s, sent, received = _hops(shares, cut, [maker.steps for maker in makers], cluster)
+        hops_s, sent, arrived = _hops(crossed, [maker.steps for maker in makers], cluster)
         found = tuple(
             maker.stage(each, execution, connections, sum_s, posted)
-            for maker, each, sum_s, posted in zip(makers, pieces, sums_s, _posted(sent, received, stages), strict=True)
+            for maker, each, sum_s, posted in zip(makers, pieces, sums_s, _posted(sent, arrived, stages), strict=True)
         )
         return StepProgram(execution, found, hops_s, sent, self._simulated)
 
@@ -198,18 +197,22 @@ class Programs:
         )  # fmt: skip
 
 
-def _hops(
-    shares: Sequence[Share], cut: Sequence[Section], steps: Sequence[Steps], cluster: Cluster
-) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]:
-    """Seconds between neighbours in `shares`, bytes on each device of the one and of the other.
+def _crossing(cut: Sequence[Section], share: Share, after: Share) -> tuple[str, ...]:
+    """The values that go on from a virtual stage to the next one."""
+    last = share[-1][0]
+    return tuple(sorted(crossing(cut, last, inside=after[0][0] == last)))
 
-    `steps`: of each stage. Equal hops are costed once.
+
+def _hops(
+    crossed: Sequence[tuple[str, ...]], steps: Sequence[Steps], cluster: Cluster
+) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]:
+    """Seconds between neighbours in the row of virtual stages, bytes on each device of the one and of the other.
+
+    `crossed`: the values that go on from each; `steps`: of each stage. Equal hops are costed once.
     """
     known, hops, sent, received = dict[tuple[object, ...], float](), list[float](), list[float](), list[float]()
     firsts = first_ranks([own.graph.mesh for own in steps])
-    for number, (share, after) in enumerate(pairwise(shares)):
-        last = share[-1][0]
-        names = tuple(sorted(crossing(cut, last, inside=after[0][0] == last)))
+    for number, names in enumerate(crossed):
         pair = ends(number, len(steps))
         ranks = firsts[min(pair)], firsts[max(pair) + 1] - 1
         sizes = tuple(steps[stage].graph.mesh for stage in pair)

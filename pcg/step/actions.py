@@ -269,9 +269,10 @@ class _Backward:
                 self.scattered = block
 
     def _is_one(self, occurrence: Occurrence) -> bool:
-        """Whether its backward stays one, where others have two parts."""
+        """Whether its backward stays one, where others have two parts: so too where it gives to weights alone."""
         uses = (self.chunk.uses[use] for use in self.chunk.trained(occurrence))
-        return occurrence.region is not None or any(use.block is not None for use in uses)
+        is_apart = occurrence.operation.gradients and occurrence.region is None
+        return not is_apart or any(use.block is not None for use in uses)
 
     def _is_summed(self, block: int) -> bool:
         """Whether whole gradients are accumulated."""

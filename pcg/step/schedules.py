@@ -31,12 +31,13 @@ Optimizing the Communication of Model Parallelism" (2022), eager-1F1B; Qi et al.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, zip_longest
 from typing import Literal, NamedTuple
 
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.step.execution import Execution, Schedule
+from shardwright.pcg.types import TensorType
 
 Phase = Literal["forward", "backward", "weights"]
 """Where backward is in two parts, "backward" is the first and "weights" the second."""
@@ -60,6 +61,14 @@ Place = tuple[int, Item]
 def phases(schedule: Schedule) -> tuple[Phase, ...]:
     """What every microbatch goes through in every chunk, in order."""
     return ("forward", "backward", "weights") if schedule == "zero-bubble" else ("forward", "backward")
+
+
+def in_two(schedule: Schedule, received: Iterable[TensorType]) -> bool:
+    """Whether the backward of a virtual stage that is sent these values has two parts.
+
+    It has one where none of them gets a gradient, as in the first stage: nobody waits for it.
+    """
+    return "weights" in phases(schedule) and any(kind.grad for kind in received)
 
 
 def orders(execution: Execution) -> list[list[Item]]:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from shardwright.lowering import kernels
 from shardwright.lowering.emit import emit
 from shardwright.lowering.program import compile_source
 from shardwright.pcg.graph import Graph, Node, leaf, make_attrs
 from shardwright.pcg.optable import ROWS
 from tests.each import each
+from tests.lowering.runs import load_backends
 from tests.samples import SAMPLES, Sample
 
 CASES = [pytest.param(name, i, id=f"{name}-{i}") for name in ROWS for i in range(len(SAMPLES.get(name, [])))]
@@ -88,3 +91,47 @@ def test_gradient(name: str, i: int) -> None:
         gradient = tensors[at].grad
         got = 0.0 if gradient is None else float((gradient.numpy() * direction).sum())
         assert got == pytest.approx(expected, rel=1e-6, abs=1e-6), f"operand {at}"
+
+
+QUERIES = 12
+
+
+def attention_inputs(keys: int) -> list[torch.Tensor]:
+    """Four query heads share two key heads."""
+    torch.manual_seed(0)
+    shapes = (2, 4, QUERIES, 6), (2, 2, keys, 6), (2, 2, keys, 5)
+    return [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+
+
+def causal_part(part: int, parts: int, q: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+    """Of the queries, with the keys, the values and a mask."""
+    rows = slice(part * QUERIES // parts, (part + 1) * QUERIES // parts)
+    mask = (m[..., rows, :] if m.shape[-2:-1] == (QUERIES,) else m for m in others[2:])
+    return kernels.sdpa(True, None, rows.start, q[..., rows, :], *others[:2], *mask)
+
+
+@each("mask", ["none", "b h q k", "q k", "b 1 1 k", "b h q 1", "1 1 1 1", "k"])
+@each("keys", [1, 4, 7, 12, 40])
+def test_parts_of_causal_queries_are_those_of_the_whole(keys: int, mask: str) -> None:
+    """Fewer keys than queries, so that parts lie behind the last one, or more; with masks of bools and of numbers."""
+    operands, sizes = attention_inputs(keys), {"b": 2, "h": 4, "q": QUERIES, "k": keys, "1": 1}
+    shape = [sizes[dim] for dim in mask.split()] if mask != "none" else []
+    masks = [(torch.rand(shape) > 0.2,), (torch.randn(shape, dtype=torch.float64),)] if shape else [()]
+    for own in masks:
+        whole = kernels.sdpa(True, None, None, *operands, *own)
+        cotangent = torch.randn_like(whole)
+        expected = whole, *torch.autograd.grad(whole, operands, cotangent)
+        for parts in (2, 4):
+            found = torch.cat([causal_part(part, parts, *operands, *own) for part in range(parts)], -2)
+            for got, wanted in zip((found, *torch.autograd.grad(found, operands, cotangent)), expected, strict=True):
+                torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own, in dynamo
+def test_parts_of_causal_queries_compile_without_graph_breaks() -> None:
+    load_backends()
+    operands = attention_inputs(QUERIES)
+    for part in range(3):
+        compiled = torch.compile(partial(causal_part, part, 3), backend="aot_eager", fullgraph=True)
+        torch.testing.assert_close(compiled(*operands), causal_part(part, 3, *operands))

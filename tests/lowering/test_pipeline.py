@@ -5,16 +5,22 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+import torch
+from torch import Tensor, nn
 
 from shardwright.cli.dryrun import DryRunReport
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.predict import predict
+from shardwright.cost.timeline.program import program
 from shardwright.lowering.dryrun import dry_run
 from shardwright.lowering.launch import run_ranks
-from shardwright.pcg.step.execution import Schedule
+from shardwright.lowering.outside import find_outside
+from shardwright.pcg.stages import cut
+from shardwright.pcg.step.execution import Execution, Schedule
 from shardwright.pcg.step.lifetimes import Zero
 from shardwright.search.plan import Plan, SearchReport
 from tests.lowering.pipelines import evenly, in_one_process, in_stages, of_one_stage, worst_error
+from tests.lowering.runs import Case
 from tests.lowering.test_microbatches import case
 
 Cell = tuple[int, Schedule, int, tuple[str, ...], int, Zero]
@@ -67,6 +73,45 @@ def test_gradients_of_weights_are_put_off() -> None:
         assert len(products) == 8
         assert early & products == (set() if stage else products)
         assert any("ln_attn" in name for name in early)
+
+
+class Late(nn.Module):
+    """Blocks of which some are frozen from the first one on, and the last one reads the batch too."""
+
+    def __init__(self, num_frozen: int) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(4))
+        self.blocks[:num_frozen].requires_grad_(False)
+        self.late = nn.ModuleList([nn.Linear(8, 8)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = x
+        for block in self.blocks:
+            h = block(h)
+        return (h * self.late[0](x)).square().mean()
+
+
+@pytest.mark.parametrize(
+    ("num_frozen", "split", "in_two"),
+    [
+        (0, (4, 3), [False, True]), (0, (3, 1, 3), [False, True, True]),
+        (3, (4, 3), [False, False]), (2, (3, 1, 3), [False, False, True]), (1, (4, 3), [False, True]),
+    ],
+)  # fmt: skip
+def test_ranks_have_backward_in_two_parts_where_it_is_priced_so(
+    num_frozen: int, split: tuple[int, ...], in_two: list[bool]
+) -> None:
+    """Where another stage waits for gradients. Of the operators in these, those that give gradients to activations."""
+    torch.manual_seed(0)
+    found = Case(Late(num_frozen).double(), {"x": torch.randn(4, 8, dtype=torch.float64)})
+    graph, execution = of_one_stage(found, (), 2), Execution(num_stages=len(split), schedule="zero-bubble", split=split)
+    stages = [stage.pieces[0] for stage in program(graph, Cluster.local(len(split)), execution).stages]
+    outsides = [find_outside(stage, execution, graph) for stage in cut(graph, execution).graphs]
+    assert [bool(stage.weights.tasks) for stage in stages] == [outside.in_two for outside in outsides] == in_two
+    for priced, outside in zip(stages, outsides, strict=True):
+        names = {task.name.removesuffix(" weights") for task in priced.weights.tasks}
+        assert names == outside.apart
+    assert worst_error(in_stages(found, graph, execution), in_one_process(found)) < 1e-11
 
 
 def test_dry_runs_of_stages_are_as_predicted() -> None:

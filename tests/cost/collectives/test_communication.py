@@ -239,6 +239,8 @@ def test_sending_takes_the_level_where_two_ranks_meet() -> None:
     assert Communication(one, (2,)).send_s(0, 1, 1e6) == pytest.approx(gloo.SEND_S + 1e6 / 1e9)
     apart = Communication(replace(one, levels=tuple(replace(own, kind="network") for own in LOCAL.levels)), (2,))
     assert apart.send_s(0, 1, 0.0) == pytest.approx(gloo.SEND_S + 1e-4)
+    measured = Communication(replace(apart.cluster, collectives=LOCAL.collectives), (2,))
+    assert measured.send_s(0, 1, 1e6) == pytest.approx(gloo.SEND_S + 1e-4 + 1e6 * 0.3e-9)  # between machines, a hop too
 
 
 # ------------------------------------------------------------------------------------------------------------ bad input

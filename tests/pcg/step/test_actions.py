@@ -137,6 +137,9 @@ def test_backward_in_two_parts_makes_the_gradients_of_weights_apart() -> None:
     assert text(made, actions(made).backward) == (
         "backward c, weights c, accumulate 2, backward b, weights b, accumulate 1, weights a, accumulate 0"
     )
+    assert text(made, actions(made, two=True).backward) == (  # `a` gives to its weight alone: autograd does, at once
+        "backward c, weights c, accumulate 2, backward b, weights b, accumulate 1, backward a, accumulate 0"
+    )
 
 
 def test_what_is_made_again_runs_before_what_needs_it() -> None:
