@@ -58,8 +58,8 @@ def role_restriction(graph: Graph, roles: Sequence[str], sizes: Sequence[int]) -
     data      splits the batch wherever an operator has it, and nothing else; parameters are stored whole
     zero      as data, but every parameter that can be is stored sharded, and penalties on them are computed there
     expert    as data, but experts are split too: tokens are sent to them and back
-    context   splits dimension 1 of the inputs, the sequence, and nothing else; parameters are stored whole or in slices.
-              What is repeated, as keys that several query heads share, may be gathered before
+    context   splits dimension 1 of the inputs, the sequence, and nothing else; parameters are whole or in slices;
+              what is repeated, as keys that several query heads share, may be gathered before
     ulysses   as context, but attention is split by heads, where their number allows it
     tensor    splits anything but the batch; what multiplies or looks up a weight is split along the weight where it
               can be

@@ -116,11 +116,12 @@ def test_the_search_sends_tokens_where_that_is_less_than_what_weights_would_send
 
 def test_keys_that_heads_share_are_gathered_before_they_are_repeated() -> None:
     b = GraphBuilder()
-    x, w = b.input("x", (2, 8, 16)), b.parameter("w", (8, 16))
+    x = b.leaf("x", "input", (2, 8, 16), "float32", "x")
+    w = b.leaf("w", "parameter", (8, 16), "float32", "w", grad=True)
     keys = b.op("permute", b.op("reshape", b.op("linear", x, w), shape=(2, 8, 2, 4)), dims=(0, 2, 1, 3))
     grouped = b.op("expand", b.op("reshape", keys, shape=(2, 2, 1, 8, 4)), shape=(2, 2, 3, 8, 4))
     repeated = b.op("reshape", grouped, shape=(2, 6, 8, 4))
-    graph = b.build(loss=b.op("sum", repeated, dims=(0, 1, 2, 3), keepdim=False))
+    graph = b.graph([("loss", b.op("sum", repeated, dims=(0, 1, 2, 3), keepdim=False))])
     for role in SEQUENCE:
         allowed = role_restriction(graph, (role,), (2,))
         whole = {n.name for n in graph.nodes if not n.is_leaf and n.op != "sum" and allowed(n, 0, "C")}
