@@ -154,15 +154,12 @@ class Programs:
         """The virtual stages, each with its sections in all modes."""
         chunks, stages = execution.chunks_per_stage, execution.num_stages
         ways = [replace(execution, recompute=mode, recompute_by_stage=()) for mode in modes] or [execution]
-        makers = zip(*map(self._makers_of, ways), strict=True)
+        makers = list(zip(*map(self._makers_of, ways), strict=True))
+        known = {own: tuple(maker.units(execution) for maker in own) for own in dict.fromkeys(makers)}
         if chunks > 1:
-            return [Place(tuple(m.units(execution) for m in own)) for own in makers] * chunks
+            return [Place(known[own]) for own in makers] * chunks
         return [
-            Place(
-                tuple(m.units(execution) for m in own),
-                most_in_flight(execution, stage),
-                free_bytes[stage] if free_bytes else inf,
-            )
+            Place(known[own], most_in_flight(execution, stage), free_bytes[stage] if free_bytes else inf)
             for stage, own in zip(range(stages), makers, strict=True)
         ]
 
