@@ -180,10 +180,9 @@ class _Row(NamedTuple):
 
 def _row(place: Place, ends: Sequence[int]) -> _Row:
     """With the units between each of these ends and the next as one."""
-    *sums, peaks = np.array(place.ways).transpose(2, 0, 1)
-    return _Row(
-        *(np.add.reduceat(own, ends[:-1], axis=1) for own in sums), np.maximum.reduceat(peaks, ends[:-1], axis=1)
-    )
+    columns, starts = np.array(place.ways), list(ends[:-1])
+    seconds, stored, kept = (np.add.reduceat(columns[..., kind], starts, axis=1) for kind in range(3))
+    return _Row(seconds, stored, kept, np.maximum.reduceat(columns[..., 3], starts, axis=1))
 
 
 def _tables(places: Sequence[Place], rows: Mapping[int, _Row], most: int) -> _Tables:
