@@ -171,10 +171,9 @@ class Programs:
         if (self.cluster.parts or execution.stage_sizes) and stages > 1:  # which may lie anywhere across machines
             own = (self.cluster.part(range(*ends)) for ends in pairwise(first_ranks(meshes)))
             parts = [replace(part, name=self.cluster.name) for part in own]
-        return [
-            self._maker(self._alike(replace(execution, recompute=mode)), part, mesh)
-            for mode, part, mesh in zip(modes, parts, meshes, strict=True)
-        ]
+        alike = {mode: self._alike(replace(execution, recompute=mode)) for mode in dict.fromkeys(modes)}
+        ways = zip(modes, parts, meshes, strict=True)
+        return [self._maker(alike[mode], part, mesh) for mode, part, mesh in ways]
 
     def _maker(self, alike: Execution, part: Cluster, mesh: Mesh) -> Maker:
         if (alike, part, mesh) not in self._makers:
