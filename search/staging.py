@@ -8,10 +8,10 @@ worth a try; the timeline judges these, in which the blocks are spread by what e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
-from math import inf
+from math import inf, log
 from typing import NamedTuple, TypeVar
 
 from shardwright.pcg.errors import PlanError
@@ -29,13 +29,17 @@ from shardwright.search.tuning import Tuner
 _DEEP = 4
 """So many microbatches a stage are tried first: the bubble is a fifth of the step."""
 _MOST_TRIED = 12
-"""Of meshes with a number of microbatches; seldom are so many not ruled out."""
+"""Of meshes with a number of microbatches, for one number of stages; seldom are so many not ruled out."""
+_PATIENCE = 2
+"""So many in a row that are no better than the best of their number of stages, and others of it are not tried."""
 _MOST_BY_HAND = 8
 """Of meshes by hand with a number of microbatches, of all numbers of stages."""
 _CHUNKS = (2, 4, 8)
 """Of a stage, where they are interleaved."""
 _NEARLY = 1.5
 """What needs so much more memory than there is may fit once blocks are moved to stages that have room."""
+_WITHOUT = 0.7
+"""The part of a step that is left, at least, once stages that have room for it make nothing again."""
 
 _A = TypeVar("_A")
 _B = TypeVar("_B")
@@ -69,33 +73,70 @@ class Stager:
     def plans(self) -> Iterator[Candidate]:
         """Plans that are the best of their number of stages by then.
 
-        The least floor is tried first, then what differs from the best of a mesh by one number of microbatches.
+        The number of the least floor is tried first; then more stages, or fewer, while steps get shorter.
         """
         promising = [own for own in self.tuner.pins.staged.values() if self._may_win(own[0].pipeline.stages)]
-        ahead = list(chain.from_iterable(_while_less(promising, len(promising) // 2, self._likeliest, _least_s)))
-        seen, best = {way[1:] for way in ahead}, dict[int | Space, Candidate]()
-        for _ in range(1 if self.tuner.folded.is_large else _MOST_TRIED):
-            ahead = [way for way in ahead if not self._loses(way)]
-            if not ahead:
+        promising.sort(key=lambda own: own[0].pipeline.stages)
+        known = _while_less(promising, len(promising) // 2, self._likeliest, _least_s)
+        best: Candidate | None = None
+        for start in sorted(known, key=lambda i: _least_s(known[i])):
+            best = yield from self._of(known[start])
+            if self.tuner.folded.is_large or (best is not None and best.fits):
                 break
-            way = min(ahead, key=_floor_s)
+        else:
+            return
+        around = [step for step in (1, -1) if 0 <= start + step < len(promising)]
+        for step in sorted(around, key=lambda step: _least_s(known[start + step])):
+            i, before = start, best
+            while best is not None and best.fits and 0 <= (i := i + step) < len(promising):
+                like = self._like(best, promising[i])
+                found = yield from self._of([like, *known.get(i, [])], best)
+                if found is None or rank(found) >= rank(best):
+                    break
+                best = found
+            if best is not before:  # then there is nothing to find on the other side
+                break
+
+    def _of(self, ways: Sequence[_Way], rival: Candidate | None = None) -> Generator[Candidate, None, Candidate | None]:
+        """Plans of one number of stages, each better than the last, of which the best comes back.
+
+        The least floor is tried first, then what differs from the best of a mesh by one number of microbatches.
+        `rival`: the best of another number. The first way is tried first then, and none after it unless that is better.
+        """
+        ahead, seen = list({way[1:]: way for way in ways}.values()), {way[1:] for way in ways}
+        best, bests, missed = None, dict[Space, Candidate](), 0
+        is_large = self.tuner.folded.is_large
+        for _ in range(1 if is_large else _MOST_TRIED):
+            ahead = [way for way in ahead if not self._loses(way)]
+            if not ahead or missed == _PATIENCE:
+                break
+            way = ways[0] if ways[0] in ahead and rival is not None else min(ahead, key=_floor_s)
             ahead.remove(way)
-            space, number = way.space, way.number
+            _, space, number = way
             try:
                 found = self._best(way)
             except PlanError as error:  # also of a schedule that the microbatches or the blocks do not allow
                 self.tuner.refused = NoLayoutsError(str(error))
                 continue
-            stages = space.pipeline.stages
-            if stages not in best or rank(found) < rank(best[stages]):
-                best[stages] = found
+            missed += found.fits
+            if best is None or rank(found) < rank(best):
+                best, missed = found, 0
                 yield self.tuner.told(found)
-            if space not in best or rank(found) < rank(best[space]):
-                best[space] = found
-                for beside in (number - 1, number + 1):
-                    if 0 <= beside < len(self._counts(space)) and (space, beside) not in seen:
-                        seen.add((space, beside))
-                        ahead.append(self._way(space, beside))
+            if rival is not None and rank(best) >= rank(rival):
+                break
+            if not is_large and (space not in bests or rank(found) < rank(bests[space])):
+                bests[space] = found
+                beside = [n for n in (number - 1, number + 1) if 0 <= n < len(self._counts(space))]
+                ahead += [self._way(space, n) for n in beside if (space, n) not in seen]
+                seen |= {(space, n) for n in beside}
+        return best
+
+    def _like(self, rival: Candidate, spaces: Sequence[Space]) -> _Way:
+        """The way in which each device has as much of a microbatch as in a plan of another number of stages."""
+        sizes, many = rival.mesh.devices.sizes, rival.mesh.num_microbatches
+        space = min(spaces, key=lambda own: (len(own.mesh) != len(sizes), abs(log(_inner(own) / sizes[-1]))))
+        counts, share = self._counts(space), many * sizes[0] / space.mesh.sizes[0]
+        return self._way(space, min(range(len(counts)), key=lambda n: abs(log(counts[n] / share))))
 
     def by_hand(self) -> Iterator[Candidate]:
         """Plans as people make them with as many stages of equal size as were tried, each better than the last.
@@ -154,9 +195,10 @@ class Stager:
 
     def _best(self, way: _Way) -> Candidate:
         """In the order in which it is the fastest."""
-        found = self._fitting(way.space, self._counts(way.space)[way.number])
-        found = self._spread(found)
-        found = min([found, *self._scheduled(found)], key=rank)
+        plain = self._fitting(way.space, self._counts(way.space)[way.number])
+        found = min([plain, *self._scheduled(plain)], key=rank)
+        for own in sorted({id(c): c for c in (found, plain)}.values(), key=rank):
+            found = min(found, self._spread(own, found), key=rank)
         if not found.execution.split:
             found = spread_out(self.tuner.solver, found, self.tuner.folded.repeats)
         self.fastest_s = min(self.fastest_s, found.prediction.step_s if found.fits else inf)
@@ -165,17 +207,20 @@ class Stager:
             self._over = min(self._over, found.prediction.step_s / way.floor_s)
         return found
 
-    def _spread(self, found: Candidate) -> Candidate:
+    def _spread(self, found: Candidate, rival: Candidate) -> Candidate:
         """With room used where it is, if memory decides: stages differ in how many microbatches are in flight."""
-        modes: list[Recompute] = [mode for mode in RECOMPUTES if mode in self.tuner.modes]
-        if found.fits and found.execution.recompute == "none":
+        run, prediction, solver = found.execution, found.prediction, self.tuner.solver
+        if run.chunks_per_stage > 1 or (found.fits and run.recompute == "none"):
             return found
-        prediction, solver = found.prediction, self.tuner.solver
+        rival_s = min(self.fastest_s, rival.prediction.step_s if rival.fits else inf)
+        if _WITHOUT * prediction.step_s >= rival_s:
+            return found
         if prediction.memory.total_bytes > _NEARLY * solver.limit_of(prediction.device_bytes):
             return found
+        modes: list[Recompute] = [mode for mode in RECOMPUTES if mode in self.tuner.modes]
         own = spread_out(solver, found, self.tuner.folded.repeats, modes if len(modes) > 1 else ())
         self.tried.append(own)
-        return min(found, own, key=rank)
+        return own
 
     def _way(self, space: Space, number: int) -> _Way:
         return _Way(self._floor_s(space, self._counts(space)[number]), space, number)
@@ -192,14 +237,14 @@ class Stager:
         """
         line, machine = sorted(spaces, key=_inner), machine_size(self.tuner.solver.cluster)
         near = min(range(len(line)), key=lambda i: abs(_inner(line[i]) - machine))
-        return list(chain.from_iterable(_while_less(line, near, self._downhill, _least_s)))
+        return list(chain.from_iterable(_while_less(line, near, self._first, _least_s).values()))
 
-    def _downhill(self, space: Space) -> list[_Way]:
-        """On one mesh, from the number of microbatches that is tried first to fewer, while the floor falls."""
-        found = [self._way(space, _first(self._counts(space), space))]
-        while (last := found[-1]).number and (fewer := self._way(space, last.number - 1)).floor_s < last.floor_s:
-            found.append(fewer)
-        return found
+    def _first(self, space: Space) -> list[_Way]:
+        """With the number of microbatches that is tried first, or fewer, so that each leaves all devices examples."""
+        counts, size = self._counts(space), self.tuner.pins.size
+        deep = next((i for i, c in enumerate(counts) if c >= _DEEP * space.pipeline.stages), len(counts) - 1)
+        even = [i for i in range(deep + 1) if size // counts[i] % space.mesh.sizes[0] == 0]
+        return [self._way(space, number) for number in dict.fromkeys([deep, *even[-1:]])]
 
     def _counts(self, space: Space) -> list[int]:
         """Numbers of microbatches: as many as stages, where the batch has so many."""
@@ -251,7 +296,6 @@ class Stager:
         """None where there are too few blocks."""
         own = self._ordered(found, pipeline, f"{pipeline} x {found.name.partition(' x ')[2]}")
         if own is not None:
-            own = self._spread(own)
             self.tried.append(own)
         return own
 
@@ -269,8 +313,13 @@ class Stager:
         return replace(found, name=name, execution=execution, prediction=prediction, fits=solver.fits(prediction))
 
 
-def _while_less(line: Sequence[_A], start: int, known: Callable[[_A], _B], measure: Callable[[_B], float]) -> list[_B]:
-    """What is known of the entry at `start` and of those before and behind it, on each side while that is less."""
+def _while_less(
+    line: Sequence[_A], start: int, known: Callable[[_A], _B], measure: Callable[[_B], float]
+) -> dict[int, _B]:
+    """What is known of the entry at `start` and of those before and behind it, on each side while that is less.
+
+    By the place of the entry.
+    """
     found = dict[int, _B]()
 
     def at(i: int) -> float:
@@ -284,7 +333,7 @@ def _while_less(line: Sequence[_A], start: int, known: Callable[[_A], _B], measu
             i += step
     if line:
         at(start)
-    return list(found.values())
+    return found
 
 
 def _least_s(ways: Sequence[_Way]) -> float:
@@ -297,8 +346,3 @@ def _floor_s(way: _Way) -> float:
 
 def _inner(space: Space) -> int:
     return space.mesh.sizes[-1]
-
-
-def _first(counts: Sequence[int], space: Space) -> int:
-    """The place of the number of microbatches that is tried first."""
-    return next((i for i, c in enumerate(counts) if c >= _DEEP * space.pipeline.stages), len(counts) - 1)
