@@ -69,6 +69,7 @@ class Stager:
         folded = tuner.folded
         self._num_blocks = len(blocks_of(folded.graph)) + sum(times - 1 for times in folded.repeats.values())
         self._over = inf  # how many times its floor a step took at least where all is kept
+        self._inner = machine_size(tuner.solver.cluster)  # of the mesh that is looked at first: the likeliest by now
 
     def plans(self) -> Iterator[Candidate]:
         """Plans that are the best of their number of stages by then.
@@ -81,14 +82,15 @@ class Stager:
         best: Candidate | None = None
         for start in sorted(known, key=lambda i: _least_s(known[i])):
             best = yield from self._of(known[start])
-            if self.tuner.folded.is_large or (best is not None and best.fits):
+            if self.tuner.folded.is_large:
+                return
+            if best is not None and best.fits:
                 break
         else:
             return
-        around = [step for step in (1, -1) if 0 <= start + step < len(promising)]
-        for step in sorted(around, key=lambda step: _least_s(known[start + step])):
+        for step in sorted((1, -1), key=lambda step: _least_s(known.get(start + step, ()))):
             i, before = start, best
-            while best is not None and best.fits and 0 <= (i := i + step) < len(promising):
+            while best.fits and 0 <= (i := i + step) < len(promising):
                 like = self._like(best, promising[i])
                 found = yield from self._of([like, *known.get(i, [])], best)
                 if found is None or rank(found) >= rank(best):
@@ -177,7 +179,7 @@ class Stager:
             yield found
             interleaved = (pipeline._replace(schedule="interleaved", chunks=chunks) for chunks in _CHUNKS)
             free = self.tuner.pins.asked.schedule is None and count % pipeline.stages == 0
-            for order in interleaved if free else ():
+            for order in interleaved if free and found.fits else ():  # they keep no less
                 name = space.name.replace(str(pipeline), str(order))
                 if (own := self._ordered(found, order, name)) is not None:
                     yield own
@@ -233,11 +235,14 @@ class Stager:
     def _likeliest(self, spaces: Sequence[Space]) -> list[_Way]:
         """The mesh of the least floor, with those that lead to it, and their numbers of microbatches.
 
-        From the mesh whose inner axis is a machine to the next smaller or larger inner axis, while that is less.
+        From the mesh whose inner axis is a machine, or as large as that of the likeliest mesh of another number of
+        stages, to the next smaller or larger inner axis, while that is less.
         """
-        line, machine = sorted(spaces, key=_inner), machine_size(self.tuner.solver.cluster)
-        near = min(range(len(line)), key=lambda i: abs(_inner(line[i]) - machine))
-        return list(chain.from_iterable(_while_less(line, near, self._first, _least_s).values()))
+        line = sorted(spaces, key=_inner)
+        near = min(range(len(line)), key=lambda i: abs(_inner(line[i]) - self._inner))
+        found = list(chain.from_iterable(_while_less(line, near, self._first, _least_s).values()))
+        self._inner = _inner(min(found, key=_floor_s).space)
+        return found
 
     def _first(self, space: Space) -> list[_Way]:
         """With the number of microbatches that is tried first, or fewer, so that each leaves all devices examples."""
@@ -316,7 +321,7 @@ class Stager:
 def _while_less(
     line: Sequence[_A], start: int, known: Callable[[_A], _B], measure: Callable[[_B], float]
 ) -> dict[int, _B]:
-    """What is known of the entry at `start` and of those before and behind it, on each side while that is less.
+    """What is known of the entry at `start` and of those behind it while that is less, or else of those before it.
 
     By the place of the entry.
     """
@@ -331,13 +336,15 @@ def _while_less(
         i = start
         while 0 <= i + step < len(line) and at(i + step) < at(i):
             i += step
+        if i != start:
+            break
     if line:
         at(start)
     return found
 
 
 def _least_s(ways: Sequence[_Way]) -> float:
-    return min(map(_floor_s, ways))
+    return min(map(_floor_s, ways), default=inf)
 
 
 def _floor_s(way: _Way) -> float:
