@@ -37,7 +37,8 @@ _MOST_BY_HAND = 8
 _CHUNKS = (2, 4, 8)
 """Of a stage, where they are interleaved."""
 _NEARLY = 1.5
-"""What needs so much more memory than there is may fit once blocks are moved to stages that have room."""
+"""What needs at most so much more memory than there is may fit once blocks are moved to stages that have room, or a
+little more is made again."""
 _WITHOUT = 0.7
 """The part of a step that is left, at least, once stages that have room for it make nothing again."""
 
@@ -170,13 +171,15 @@ class Stager:
 
     def _ways_by_hand(self, space: Space, count: int) -> Iterator[Candidate]:
         """In every order, with the least that is made again with which the first of them fits."""
-        solver, pipeline, modes = self.tuner.solver, space.pipeline, self.tuner.modes
-        for mode in modes:
+        solver, pipeline, modes = self.tuner.solver, space.pipeline, list(self.tuner.modes)
+        while modes:
             found = solver.solve(
                 self.tuner.folded, over_time(space.mesh, count), space.roles, space.name,
-                space.run(self.tuner.execution, mode), space.zeros, space.zeros[-1],
+                space.run(self.tuner.execution, modes.pop(0)), space.zeros, space.zeros[-1],
             )  # fmt: skip
             yield found
+            if self._is_far_too_large(found):
+                del modes[:-1]
             interleaved = (pipeline._replace(schedule="interleaved", chunks=chunks) for chunks in _CHUNKS)
             free = self.tuner.pins.asked.schedule is None and count % pipeline.stages == 0
             for order in interleaved if free and found.fits else ():  # they keep no less
@@ -217,12 +220,16 @@ class Stager:
         rival_s = min(self.fastest_s, rival.prediction.step_s if rival.fits else inf)
         if _WITHOUT * prediction.step_s >= rival_s:
             return found
-        if prediction.memory.total_bytes > _NEARLY * solver.limit_of(prediction.device_bytes):
+        if self._is_far_too_large(found):
             return found
         modes: list[Recompute] = [mode for mode in RECOMPUTES if mode in self.tuner.modes]
         own = spread_out(solver, found, self.tuner.folded.repeats, modes if len(modes) > 1 else ())
         self.tried.append(own)
         return own
+
+    def _is_far_too_large(self, found: Candidate) -> bool:
+        prediction = found.prediction
+        return prediction.memory.total_bytes > _NEARLY * self.tuner.solver.limit_of(prediction.device_bytes)
 
     def _way(self, space: Space, number: int) -> _Way:
         return _Way(self._floor_s(space, self._counts(space)[number]), space, number)
