@@ -295,10 +295,15 @@ class Planner:
     def _rewritten(
         self, rewriter: Rewriter, tried: Sequence[Candidate], fits: Sequence[Fitted], stop: Stop
     ) -> list[Candidate]:
-        """Plans with rewrites that are faster for them, those of the fewest axes first."""
-        keeping = {id(f.candidate.solved): f.candidate.prediction.step_s for f in fits}
-        estimates = {id(c): keeping[id(c.solved)] for c in tried if id(c.solved) in keeping}
-        found = sorted(stop.within(rewriter.best(tried, estimates)), key=lambda c: len(c.mesh))
+        """Plans with rewrites that are faster for them, those of the fewest axes first.
+
+        Of layouts whose microbatches are run in several orders, in that in which what fits is kept.
+        """
+        fastest_last = sorted((f.candidate for f in fits), key=lambda c: c.prediction.step_s, reverse=True)
+        keeping = {id(c.solved): c for c in fastest_last}
+        able = [c for c in tried if _order(c) == _order(keeping.get(id(c.solved), c))]
+        estimates = {id(c): keeping[id(c.solved)].prediction.step_s for c in able if id(c.solved) in keeping}
+        found = sorted(stop.within(rewriter.best(able, estimates)), key=lambda c: len(c.mesh))
         self.places.update(rewriter.places)
         return found
 
@@ -366,6 +371,11 @@ class Planner:
             if c is best or ((c.mesh.num_microbatches, c.execution) == (many, execution) and not c.folded)
         ]
         return min([tuner.bound_s(many, execution), *steps_s])
+
+
+def _order(candidate: Candidate) -> tuple[str, int]:
+    """Of microbatches."""
+    return candidate.execution.schedule, candidate.execution.chunks_per_stage
 
 
 def _may_keep_more(candidate: Candidate) -> bool:
