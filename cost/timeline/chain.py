@@ -77,9 +77,10 @@ class _Tables(NamedTuple):
     """Of stages, by the unit behind the last and by their number, the least last: seconds, fullness, the way.
 
     Seconds are without end where nothing fits, or there are too few units. `fullness`: the share of memory that is
-    used. `kinds`: the entry of each stage, as equal ones share it.
+    used. `kinds`: the entry of each stage, as equal ones share it. `whole_s`: what all units take at least on one.
     """
 
+    whole_s: float
     kinds: tuple[int, ...]
     seconds: _Floats
     fullness: _Floats
@@ -192,7 +193,8 @@ def _tables(places: Sequence[Place], rows: Mapping[int, _Row], most: int) -> _Ta
     sums = {own: row.sums(most) for own, row in rows.items()}
     found = [_table(*sums[own], free_bytes, in_flight) for own, free_bytes, in_flight in numbers]
     seconds, fullness, way = map(np.stack, zip(*found, strict=True))
-    return _Tables(tuple(numbers[key] for key in keys), seconds, fullness, way)
+    whole_s = min(float(row.seconds.cumsum(1)[:, -1].min()) for row in rows.values())
+    return _Tables(whole_s, tuple(numbers[key] for key in keys), seconds, fullness, way)
 
 
 def _table(
@@ -244,7 +246,7 @@ def _weighted(tables: _Tables, bound_s: float) -> _Floats:
     """Seconds, and a little more for what is full or slow."""
     allowed = tables.seconds <= min(bound_s * (1 + _ROUNDING), float_info.max)
     seconds = np.where(allowed, tables.seconds, 0.0)
-    slowest_s = bound_s if bound_s < inf else float(seconds.max(initial=0.0)) or 1.0
+    slowest_s = bound_s if bound_s < inf else tables.whole_s or 1.0
     weight = np.where(tables.fullness > 0, tables.fullness, seconds / slowest_s)
     return np.where(allowed, seconds + _EVEN * slowest_s * weight**2, inf)
 
