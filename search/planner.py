@@ -53,6 +53,8 @@ _MOST_WHOLE = 4
 that they are faster."""
 _MOST_NESTED = 2
 """On how many meshes cut from the likeliest ones three axes are tried."""
+_BEHIND = 1.25
+"""The best of a mesh that takes so many times the best of all gains less by a third axis."""
 _FAR = 1.25
 """How many times as long as an equal share of all work takes the best plan takes where stages are tried unasked: less
 is hardly ever gained by them, as they idle and exchange messages themselves."""
@@ -407,9 +409,10 @@ def _fits(fitter: Fitter, groups: Sequence[Sequence[Candidate]], stop: Stop) -> 
 def _likeliest(fits: Sequence[Fitted], pool: Sequence[Candidate], limit_bytes: int) -> list[Candidate]:
     """The best of the likeliest meshes, by what is known before the whole graph is solved."""
     by_blocks = [((not f.candidate.fits, f.mixed_s(limit_bytes)), f.candidate) for f in fits]
-    found = dict[tuple[int, ...], Candidate]()
-    for _, candidate in sorted([*by_blocks, *((rank(c), c) for c in pool)], key=itemgetter(0)):
-        found.setdefault(candidate.mesh.devices.sizes, candidate)
+    known, found = sorted([*by_blocks, *((rank(c), c) for c in pool)], key=itemgetter(0)), dict[object, Candidate]()
+    for (unfit, measure), candidate in known:
+        if (unfit, measure) <= (known[0][0][0], _BEHIND * known[0][0][1]):
+            found.setdefault(candidate.mesh.devices.sizes, candidate)
     return list(found.values())[:_MOST_NESTED]
 
 
