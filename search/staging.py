@@ -70,7 +70,7 @@ class Stager:
         folded = tuner.folded
         self._num_blocks = len(blocks_of(folded.graph)) + sum(times - 1 for times in folded.repeats.values())
         self._over = inf  # how many times its floor a step took at least where all is kept
-        self._inner = machine_size(tuner.solver.cluster)  # of the mesh that is looked at first: the likeliest by now
+        self._inner: int | None = None  # the size of the inner axis of the likeliest mesh, once one is known
 
     def plans(self) -> Iterator[Candidate]:
         """Plans that are the best of their number of stages by then.
@@ -79,10 +79,11 @@ class Stager:
         """
         promising = [own for own in self.tuner.pins.staged.values() if self._may_win(own[0].pipeline.stages)]
         promising.sort(key=lambda own: own[0].pipeline.stages)
-        known = _while_less(promising, len(promising) // 2, self._likeliest, _least_s)
-        best: Candidate | None = None
+        known = _while_less(promising, len(promising) // 2, self._outlook, _least_s)
+        best, left = None, set(range(len(promising)))
         for start in sorted(known, key=lambda i: _least_s(known[i])):
-            best = yield from self._of(known[start])
+            left.remove(start)
+            best = yield from self._of(self._likeliest(promising[start]))
             if self.tuner.folded.is_large:
                 return
             if best is not None and best.fits:
@@ -90,13 +91,12 @@ class Stager:
         else:
             return
         for step in sorted((1, -1), key=lambda step: _least_s(known.get(start + step, ()))):
-            i, before = start, best
-            while best.fits and 0 <= (i := i + step) < len(promising):
-                like = self._like(best, promising[i])
-                found = yield from self._of([like, *known.get(i, [])], best)
+            i, before = start + step, best
+            while best.fits and i in left:
+                found = yield from self._of([self._like(best, promising[i]), *known.get(i, ())], best)
                 if found is None or rank(found) >= rank(best):
                     break
-                best = found
+                best, i = found, i + step
             if best is not before:  # then there is nothing to find on the other side
                 break
 
@@ -239,15 +239,23 @@ class Stager:
         usual = (1 + max(1.0, self._over)) / 2 if self._over < inf else 1.0
         return way.floor_s == inf or way.floor_s * usual >= self.fastest_s
 
+    def _outlook(self, spaces: Sequence[Space]) -> list[_Way]:
+        """The likeliest mesh of a number of stages; where that of another number is known, the one that is like it."""
+        return self._likeliest(spaces) if self._inner is None else self._first(self._near(spaces))
+
+    def _near(self, spaces: Sequence[Space]) -> Space:
+        """That whose inner axis is a machine, or as large as that of the likeliest mesh by now."""
+        inner = self._inner or machine_size(self.tuner.solver.cluster)
+        return min(spaces, key=lambda space: abs(_inner(space) - inner))
+
     def _likeliest(self, spaces: Sequence[Space]) -> list[_Way]:
         """The mesh of the least floor, with those that lead to it, and their numbers of microbatches.
 
-        From the mesh whose inner axis is a machine, or as large as that of the likeliest mesh of another number of
-        stages, to the next smaller or larger inner axis, while that is less.
+        From the nearest mesh to the next smaller or larger inner axis, while that is less.
         """
         line = sorted(spaces, key=_inner)
-        near = min(range(len(line)), key=lambda i: abs(_inner(line[i]) - self._inner))
-        found = list(chain.from_iterable(_while_less(line, near, self._first, _least_s).values()))
+        known = _while_less(line, line.index(self._near(line)), self._first, _least_s)
+        found = list(chain.from_iterable(known.values()))
         self._inner = _inner(min(found, key=_floor_s).space)
         return found
 
