@@ -71,6 +71,7 @@ class Stager:
         self._num_blocks = len(blocks_of(folded.graph)) + sum(times - 1 for times in folded.repeats.values())
         self._over = inf  # how many times its floor a step took at least where all is kept
         self._inner: int | None = None  # the size of the inner axis of the likeliest mesh, once one is known
+        self._fewer = 0  # by so many numbers of microbatches fewer than are tried first its floor is the least
 
     def plans(self) -> Iterator[Candidate]:
         """Plans that are the best of their number of stages by then.
@@ -251,18 +252,24 @@ class Stager:
     def _likeliest(self, spaces: Sequence[Space]) -> list[_Way]:
         """The mesh of the least floor, with those that lead to it, and their numbers of microbatches.
 
-        From the nearest mesh to the next smaller or larger inner axis, while that is less.
+        From the nearest mesh to the next smaller or larger inner axis, while that is less; of the best, fewer
+        microbatches while that is less.
         """
         line = sorted(spaces, key=_inner)
         known = _while_less(line, line.index(self._near(line)), self._first, _least_s)
         found = list(chain.from_iterable(known.values()))
-        self._inner = _inner(min(found, key=_floor_s).space)
+        best = min(found, key=_floor_s)
+        self._inner = _inner(best.space)
+        while best.number and (fewer := self._way(best.space, best.number - 1)).floor_s < best.floor_s:
+            found.append(best := fewer)
+            self._fewer += 1
         return found
 
     def _first(self, space: Space) -> list[_Way]:
         """With the number of microbatches that is tried first, or fewer, so that each leaves all devices examples."""
         counts, size = self._counts(space), self.tuner.pins.size
         deep = next((i for i, c in enumerate(counts) if c >= _DEEP * space.pipeline.stages), len(counts) - 1)
+        deep = max(0, deep - self._fewer)
         even = [i for i in range(deep + 1) if size // counts[i] % space.mesh.sizes[0] == 0]
         return [self._way(space, number) for number in dict.fromkeys([deep, *even[-1:]])]
 
