@@ -28,10 +28,8 @@ from shardwright.search.tuning import Tuner
 
 _DEEP = 4
 """So many microbatches a stage are tried first: the bubble is a fifth of the step."""
-_MOST_TRIED = 12
-"""Of meshes with a number of microbatches, for one number of stages; seldom are so many not ruled out."""
-_PATIENCE = 2
-"""So many in a row that are no better than the best of their number of stages, and others of it are not tried."""
+_PATIENCE = 1
+"""So many meshes in a row that are no better than the best of their number of stages, and others are not tried."""
 _MOST_BY_HAND = 8
 """Of meshes by hand with a number of microbatches, of all numbers of stages."""
 _CHUNKS = (2, 4, 8)
@@ -104,36 +102,46 @@ class Stager:
     def _of(self, ways: Sequence[_Way], rival: Candidate | None = None) -> Generator[Candidate, None, Candidate | None]:
         """Plans of one number of stages, each better than the last, of which the best comes back.
 
-        The least floor is tried first, then what differs from the best of a mesh by one number of microbatches.
-        `rival`: the best of another number. The first way is tried first then, and none after it unless that is better.
+        The mesh of the least floor is tried first, until others are no better. `rival`: the best of another number. The
+        first way is tried first then, and no other mesh unless that is better.
         """
-        ahead, seen = list({way[1:]: way for way in ways}.values()), {way[1:] for way in ways}
-        best, bests, missed = None, dict[Space, Candidate](), 0
-        is_large = self.tuner.folded.is_large
-        for _ in range(1 if is_large else _MOST_TRIED):
-            ahead = [way for way in ahead if not self._loses(way)]
-            if not ahead or missed == _PATIENCE:
+        ahead, best, missed = list({way[1:]: way for way in ways}.values()), None, 0
+        first = ways[:1] if rival is not None else ()
+        while missed < _PATIENCE and (ahead := [way for way in ahead if not self._loses(way)]):
+            way = min([way for way in first if way in ahead] or ahead, key=_floor_s)
+            tried, before = set[int](), best
+            for found in self._on(way, tried):
+                if best is None or rank(found) < rank(best):
+                    best = found
+                    yield self.tuner.told(found)
+            ahead = [w for w in ahead if w.space != way.space or w.number not in tried]
+            if self.tuner.folded.is_large or (rival is not None and (best is None or rank(best) >= rank(rival))):
                 break
-            way = ways[0] if ways[0] in ahead and rival is not None else min(ahead, key=_floor_s)
+            missed += best is before and best is not None and best.fits
+        return best
+
+    def _on(self, way: _Way, tried: set[int]) -> Iterator[Candidate]:
+        """Plans on a mesh, from a number of microbatches to the next ones while that is better.
+
+        More where memory decides; else more or fewer, the least floor first. `tried`: the numbers that were.
+        """
+        ahead, best = [way], None
+        while ahead := [way for way in ahead if not self._loses(way)]:
+            way = min(ahead, key=_floor_s)
             ahead.remove(way)
             _, space, number = way
+            tried.add(number)
             try:
                 found = self._best(way)
             except PlanError as error:  # also of a schedule that the microbatches or the blocks do not allow
                 self.tuner.refused = NoLayoutsError(str(error))
                 continue
-            missed += found.fits
-            if best is None or rank(found) < rank(best):
-                best, missed = found, 0
-                yield self.tuner.told(found)
-            if rival is not None and rank(best) >= rank(rival):
-                break
-            if not is_large and (space not in bests or rank(found) < rank(bests[space])):
-                bests[space] = found
-                beside = [n for n in (number - 1, number + 1) if 0 <= n < len(self._counts(space))]
-                ahead += [self._way(space, n) for n in beside if (space, n) not in seen]
-                seen |= {(space, n) for n in beside}
-        return best
+            yield found
+            if not self.tuner.folded.is_large and (best is None or rank(found) < rank(best)):
+                best = found
+                is_tight = not found.fits or found.execution.recompute != "none" or found.execution.recompute_by_stage
+                beside = [number + 1] if is_tight else [number - 1, number + 1]
+                ahead += [self._way(space, n) for n in beside if 0 <= n < len(self._counts(space)) and n not in tried]
 
     def _like(self, rival: Candidate, spaces: Sequence[Space]) -> _Way:
         """The way in which each device has as much of a microbatch as in a plan of another number of stages."""
@@ -202,7 +210,9 @@ class Stager:
     def _best(self, way: _Way) -> Candidate:
         """In the order in which it is the fastest."""
         plain = self._fitting(way.space, self._counts(way.space)[way.number])
-        found = min([plain, *self._scheduled(plain)], key=rank)
+        others = list(self._scheduled(plain))
+        self.tried += sorted(others, key=lambda c: c.prediction.step_s)[:1]  # what each keeps takes long to decide
+        found = min([plain, *others], key=rank)
         for own in sorted({id(c): c for c in (found, plain)}.values(), key=rank):
             found = min(found, self._spread(own, found), key=rank)
         if not found.execution.split:
@@ -308,26 +318,20 @@ class Stager:
             return
         divides, best = found.mesh.num_microbatches % stages == 0, None
         for chunks in reversed(_CHUNKS) if divides else ():  # the more, the shorter is the bubble, and the more is sent
-            own = self._in_order(found, Pipeline(stages, "interleaved", chunks, devices))
+            own = self._ordered(found, Pipeline(stages, "interleaved", chunks, devices))
             if own is not None:
                 yield own
                 if best is not None and rank(own) >= rank(best):
                     break
                 best = own
         if self.tuner.pins.asked.schedule is None:
-            own = self._in_order(found, Pipeline(stages, "zero-bubble", 1, devices))
+            own = self._ordered(found, Pipeline(stages, "zero-bubble", 1, devices))
             if own is not None:
                 yield own
 
-    def _in_order(self, found: Candidate, pipeline: Pipeline) -> Candidate | None:
-        """None where there are too few blocks."""
-        own = self._ordered(found, pipeline, f"{pipeline} x {found.name.partition(' x ')[2]}")
-        if own is not None:
-            self.tried.append(own)
-        return own
-
-    def _ordered(self, found: Candidate, pipeline: Pipeline, name: str) -> Candidate | None:
+    def _ordered(self, found: Candidate, pipeline: Pipeline, name: str | None = None) -> Candidate | None:
         """With equal stages; None where there are too few blocks."""
+        name = name or f"{pipeline} x {found.name.partition(' x ')[2]}"
         solver, folded = self.tuner.solver, self.tuner.folded
         execution = replace(
             found.execution, schedule=pipeline.schedule, chunks_per_stage=pipeline.chunks, split=(),

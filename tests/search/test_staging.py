@@ -365,7 +365,11 @@ def test_each_stage_keeps_gathered_weights_as_long_as_it_has_room() -> None:
 
 
 def climbed(
-    stages: Stages, floors_s: dict[int, float], steps_s: dict[int, float], too_large: Sequence[int] = ()
+    stages: Stages,
+    floors_s: dict[int, float],
+    steps_s: dict[int, float],
+    too_large: Sequence[int] = (),
+    recompute: str = "none",
 ) -> tuple[list[int], list[tuple[int, tuple[int, ...], int]]]:
     """The numbers of stages of the plans that come, and the ways that are tried, where numbers decide alone."""
     graph, own, tried = (
@@ -389,7 +393,8 @@ def climbed(
                 step_s=steps_s[stages] + 1e-3 * len(tried), memory=SimpleNamespace(total_bytes=100 - stages)
             )
             mesh, fits = Mesh(("mb", *way.space.mesh.names), (count, *way.space.mesh.sizes)), stages not in too_large
-            return SimpleNamespace(fits=fits, prediction=prediction, mesh=mesh, stages=stages)
+            run = SimpleNamespace(recompute=recompute, recompute_by_stage=())
+            return SimpleNamespace(fits=fits, prediction=prediction, mesh=mesh, stages=stages, execution=run)
 
     tuner: Any = Tuner(own.solver, graph, own.execution, kept, own.progress)
     tuner.told = lambda candidate: candidate
@@ -402,7 +407,8 @@ def test_numbers_of_stages_are_climbed_from_the_least_floor() -> None:
     floors_s = {2: 3.0, 4: 2.0, 8: 2.5}
     found, tried = climbed("auto", floors_s, {2: 3.0, 4: 5.0, 8: 6.0})
     assert found == [4, 8, 2]
-    assert [stages for stages, *_ in tried] == [4, 4, 4, 8, 2, 2, 2]
+    assert list(dict.fromkeys(stages for stages, *_ in tried)) == [4, 8, 2]
+    assert len({sizes for stages, sizes, _ in tried if stages == 8}) == 1
     assert next(way for way in tried if way[0] == 4)[1:] == ((2, 2), 16)
     assert next(way for way in tried if way[0] == 2)[1:] == ((4, 2), 8)
     found, tried = climbed("auto", floors_s, {2: 3.0, 4: 5.0, 8: 4.0})
@@ -410,9 +416,19 @@ def test_numbers_of_stages_are_climbed_from_the_least_floor() -> None:
     assert 2 not in {stages for stages, *_ in tried}
 
 
-def test_so_many_ways_that_are_no_better_end_a_number_of_stages() -> None:
+def test_so_many_meshes_that_are_no_better_end_a_number_of_stages() -> None:
     found, tried = climbed(2, {2: 2.0}, {2: 3.0})
-    assert (found, len(tried)) == ([2], 1 + _PATIENCE)
+    assert (found, len({sizes for _, sizes, _ in tried})) == ([2], 1 + _PATIENCE)
+
+
+def test_where_memory_decides_more_microbatches_follow() -> None:
+    """Else fewer too; while the numbers of a mesh are no better than the first, no further ones."""
+    ways = [climbed(2, {2: 2.0}, {2: 3.0}, recompute=mode)[1] for mode in ("none", "full")]
+    counts, tight = ([count for _, sizes, count in tried if sizes == tried[0][1]] for tried in ways)
+    assert counts[0] == tight[0]
+    assert min(counts) < counts[0] < max(counts)
+    assert tight == sorted(tight)
+    assert len(tight) == 2
 
 
 def test_where_the_likeliest_number_of_stages_does_not_fit_others_are_tried() -> None:
