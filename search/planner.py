@@ -53,6 +53,8 @@ _MOST_WHOLE = 4
 that they are faster."""
 _MOST_NESTED = 2
 """On how many meshes cut from the likeliest ones three axes are tried."""
+_BEHIND = 1.25
+"""The best of a mesh that takes so many times the best of all gains less by a third axis."""
 _FAR = 1.25
 """How many times as long as an equal share of all work takes the best plan takes where stages are tried unasked: less
 is hardly ever gained by them, as they idle and exchange messages themselves."""
@@ -295,10 +297,15 @@ class Planner:
     def _rewritten(
         self, rewriter: Rewriter, tried: Sequence[Candidate], fits: Sequence[Fitted], stop: Stop
     ) -> list[Candidate]:
-        """Plans with rewrites that are faster for them, those of the fewest axes first."""
-        keeping = {id(f.candidate.solved): f.candidate.prediction.step_s for f in fits}
-        estimates = {id(c): keeping[id(c.solved)] for c in tried if id(c.solved) in keeping}
-        found = sorted(stop.within(rewriter.best(tried, estimates)), key=lambda c: len(c.mesh))
+        """Plans with rewrites that are faster for them, those of the fewest axes first.
+
+        Of layouts whose microbatches are run in several orders, in that in which what fits is kept.
+        """
+        fastest_last = sorted((f.candidate for f in fits), key=lambda c: c.prediction.step_s, reverse=True)
+        keeping = {id(c.solved): c for c in fastest_last}
+        able = [c for c in tried if _order(c) == _order(keeping.get(id(c.solved), c))]
+        estimates = {id(c): keeping[id(c.solved)].prediction.step_s for c in able if id(c.solved) in keeping}
+        found = sorted(stop.within(rewriter.best(able, estimates)), key=lambda c: len(c.mesh))
         self.places.update(rewriter.places)
         return found
 
@@ -368,6 +375,11 @@ class Planner:
         return min([tuner.bound_s(many, execution), *steps_s])
 
 
+def _order(candidate: Candidate) -> tuple[str, int]:
+    """Of microbatches."""
+    return candidate.execution.schedule, candidate.execution.chunks_per_stage
+
+
 def _may_keep_more(candidate: Candidate) -> bool:
     """Whether memory decided about it."""
     return candidate.is_tight or not candidate.fits or candidate.execution.recompute != "none"
@@ -397,9 +409,10 @@ def _fits(fitter: Fitter, groups: Sequence[Sequence[Candidate]], stop: Stop) -> 
 def _likeliest(fits: Sequence[Fitted], pool: Sequence[Candidate], limit_bytes: int) -> list[Candidate]:
     """The best of the likeliest meshes, by what is known before the whole graph is solved."""
     by_blocks = [((not f.candidate.fits, f.mixed_s(limit_bytes)), f.candidate) for f in fits]
-    found = dict[tuple[int, ...], Candidate]()
-    for _, candidate in sorted([*by_blocks, *((rank(c), c) for c in pool)], key=itemgetter(0)):
-        found.setdefault(candidate.mesh.devices.sizes, candidate)
+    known, found = sorted([*by_blocks, *((rank(c), c) for c in pool)], key=itemgetter(0)), dict[object, Candidate]()
+    for (unfit, measure), candidate in known:
+        if (unfit, measure) <= (known[0][0][0], _BEHIND * known[0][0][1]):
+            found.setdefault(candidate.mesh.devices.sizes, candidate)
     return list(found.values())[:_MOST_NESTED]
 
 

@@ -313,7 +313,7 @@ class Solver:
             if best is not None:
                 bound_s = best.bound_s  # that of the true limit
             draft = _Draft(name, bound_s, (problem, solution, prices), tuple(roles), execution, priced, limits)
-            found = self._finish(draft, folded, different(zeros, mesh))
+            found = self._finish(draft, folded, different(zeros, mesh)[0 if feasible else -1 :])
             best = found if best is None else min(best, found, key=rank)
             only_in_the_graph = found.prediction.memory.total_bytes - kept_bytes(problem, solution)
             limit = usable - only_in_the_graph

@@ -8,10 +8,10 @@ worth a try; the timeline judges these, in which the blocks are spread by what e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
-from math import inf
+from math import inf, log
 from typing import NamedTuple, TypeVar
 
 from shardwright.pcg.errors import PlanError
@@ -28,14 +28,17 @@ from shardwright.search.tuning import Tuner
 
 _DEEP = 4
 """So many microbatches a stage are tried first: the bubble is a fifth of the step."""
-_MOST_TRIED = 12
-"""Of meshes with a number of microbatches; seldom are so many not ruled out."""
+_PATIENCE = 1
+"""So many meshes in a row that are no better than the best of their number of stages, and others are not tried."""
 _MOST_BY_HAND = 8
 """Of meshes by hand with a number of microbatches, of all numbers of stages."""
 _CHUNKS = (2, 4, 8)
 """Of a stage, where they are interleaved."""
 _NEARLY = 1.5
-"""What needs so much more memory than there is may fit once blocks are moved to stages that have room."""
+"""What needs at most so much more memory than there is may fit once blocks are moved to stages that have room, or a
+little more is made again."""
+_WITHOUT = 0.7
+"""The part of a step that is left, at least, once stages that have room for it make nothing again."""
 
 _A = TypeVar("_A")
 _B = TypeVar("_B")
@@ -65,37 +68,87 @@ class Stager:
         folded = tuner.folded
         self._num_blocks = len(blocks_of(folded.graph)) + sum(times - 1 for times in folded.repeats.values())
         self._over = inf  # how many times its floor a step took at least where all is kept
+        self._inner: int | None = None  # the size of the inner axis of the likeliest mesh, once one is known
+        self._fewer = 0  # by so many numbers of microbatches fewer than are tried first its floor is the least
 
     def plans(self) -> Iterator[Candidate]:
         """Plans that are the best of their number of stages by then.
 
-        The least floor is tried first, then what differs from the best of a mesh by one number of microbatches.
+        The number of the least floor is tried first; then more stages, or fewer, while steps get shorter.
         """
         promising = [own for own in self.tuner.pins.staged.values() if self._may_win(own[0].pipeline.stages)]
-        ahead = list(chain.from_iterable(_while_less(promising, len(promising) // 2, self._likeliest, _least_s)))
-        seen, best = {way[1:] for way in ahead}, dict[int | Space, Candidate]()
-        for _ in range(1 if self.tuner.folded.is_large else _MOST_TRIED):
-            ahead = [way for way in ahead if not self._loses(way)]
-            if not ahead:
+        promising.sort(key=lambda own: own[0].pipeline.stages)
+        known = _while_less(promising, len(promising) // 2, self._outlook, _least_s)
+        best, left = None, set(range(len(promising)))
+        for start in sorted(known, key=lambda i: _least_s(known[i])):
+            left.remove(start)
+            best = yield from self._of(self._likeliest(promising[start]))
+            if self.tuner.folded.is_large:
+                return
+            if best is not None and best.fits:
                 break
+        else:
+            return
+        for step in sorted((1, -1), key=lambda step: _least_s(known.get(start + step, ()))):
+            i, before = start + step, best
+            while best.fits and i in left:
+                found = yield from self._of([self._like(best, promising[i]), *known.get(i, ())], best)
+                if found is None or rank(found) >= rank(best):
+                    break
+                best, i = found, i + step
+            if best is not before:  # then there is nothing to find on the other side
+                break
+
+    def _of(self, ways: Sequence[_Way], rival: Candidate | None = None) -> Generator[Candidate, None, Candidate | None]:
+        """Plans of one number of stages, each better than the last, of which the best comes back.
+
+        The mesh of the least floor is tried first, until others are no better. `rival`: the best of another number. The
+        first way is tried first then, and no other mesh unless that is better.
+        """
+        ahead, best, missed = list({way[1:]: way for way in ways}.values()), None, 0
+        first = ways[:1] if rival is not None else ()
+        while missed < _PATIENCE and (ahead := [way for way in ahead if not self._loses(way)]):
+            way = min([way for way in first if way in ahead] or ahead, key=_floor_s)
+            tried, before = set[int](), best
+            for found in self._on(way, tried):
+                if best is None or rank(found) < rank(best):
+                    best = found
+                    yield self.tuner.told(found)
+            ahead = [w for w in ahead if w.space != way.space or w.number not in tried]
+            if self.tuner.folded.is_large or (rival is not None and (best is None or rank(best) >= rank(rival))):
+                break
+            missed += best is before and best is not None and best.fits
+        return best
+
+    def _on(self, way: _Way, tried: set[int]) -> Iterator[Candidate]:
+        """Plans on a mesh, from a number of microbatches to the next ones while that is better.
+
+        More where memory decides; else more or fewer, the least floor first. `tried`: the numbers that were.
+        """
+        ahead, best = [way], None
+        while ahead := [way for way in ahead if not self._loses(way)]:
             way = min(ahead, key=_floor_s)
             ahead.remove(way)
-            space, number = way.space, way.number
+            _, space, number = way
+            tried.add(number)
             try:
                 found = self._best(way)
             except PlanError as error:  # also of a schedule that the microbatches or the blocks do not allow
                 self.tuner.refused = NoLayoutsError(str(error))
                 continue
-            stages = space.pipeline.stages
-            if stages not in best or rank(found) < rank(best[stages]):
-                best[stages] = found
-                yield self.tuner.told(found)
-            if space not in best or rank(found) < rank(best[space]):
-                best[space] = found
-                for beside in (number - 1, number + 1):
-                    if 0 <= beside < len(self._counts(space)) and (space, beside) not in seen:
-                        seen.add((space, beside))
-                        ahead.append(self._way(space, beside))
+            yield found
+            if not self.tuner.folded.is_large and (best is None or rank(found) < rank(best)):
+                best = found
+                is_tight = not found.fits or found.execution.recompute != "none" or found.execution.recompute_by_stage
+                beside = [number + 1] if is_tight else [number - 1, number + 1]
+                ahead += [self._way(space, n) for n in beside if 0 <= n < len(self._counts(space)) and n not in tried]
+
+    def _like(self, rival: Candidate, spaces: Sequence[Space]) -> _Way:
+        """The way in which each device has as much of a microbatch as in a plan of another number of stages."""
+        sizes, many = rival.mesh.devices.sizes, rival.mesh.num_microbatches
+        space = min(spaces, key=lambda own: (len(own.mesh) != len(sizes), abs(log(_inner(own) / sizes[-1]))))
+        counts, share = self._counts(space), many * sizes[0] / space.mesh.sizes[0]
+        return self._way(space, min(range(len(counts)), key=lambda n: abs(log(counts[n] / share))))
 
     def by_hand(self) -> Iterator[Candidate]:
         """Plans as people make them with as many stages of equal size as were tried, each better than the last.
@@ -127,16 +180,18 @@ class Stager:
 
     def _ways_by_hand(self, space: Space, count: int) -> Iterator[Candidate]:
         """In every order, with the least that is made again with which the first of them fits."""
-        solver, pipeline, modes = self.tuner.solver, space.pipeline, self.tuner.modes
-        for mode in modes:
+        solver, pipeline, modes = self.tuner.solver, space.pipeline, list(self.tuner.modes)
+        while modes:
             found = solver.solve(
                 self.tuner.folded, over_time(space.mesh, count), space.roles, space.name,
-                space.run(self.tuner.execution, mode), space.zeros, space.zeros[-1],
+                space.run(self.tuner.execution, modes.pop(0)), space.zeros, space.zeros[-1],
             )  # fmt: skip
             yield found
+            if self._is_far_too_large(found):
+                del modes[:-1]
             interleaved = (pipeline._replace(schedule="interleaved", chunks=chunks) for chunks in _CHUNKS)
             free = self.tuner.pins.asked.schedule is None and count % pipeline.stages == 0
-            for order in interleaved if free else ():
+            for order in interleaved if free and found.fits else ():  # they keep no less
                 name = space.name.replace(str(pipeline), str(order))
                 if (own := self._ordered(found, order, name)) is not None:
                     yield own
@@ -154,9 +209,12 @@ class Stager:
 
     def _best(self, way: _Way) -> Candidate:
         """In the order in which it is the fastest."""
-        found = self._fitting(way.space, self._counts(way.space)[way.number])
-        found = self._spread(found)
-        found = min([found, *self._scheduled(found)], key=rank)
+        plain = self._fitting(way.space, self._counts(way.space)[way.number])
+        others = list(self._scheduled(plain))
+        self.tried += sorted(others, key=lambda c: c.prediction.step_s)[:1]  # what each keeps takes long to decide
+        found = min([plain, *others], key=rank)
+        for own in sorted({id(c): c for c in (found, plain)}.values(), key=rank):
+            found = min(found, self._spread(own, found), key=rank)
         if not found.execution.split:
             found = spread_out(self.tuner.solver, found, self.tuner.folded.repeats)
         self.fastest_s = min(self.fastest_s, found.prediction.step_s if found.fits else inf)
@@ -165,17 +223,24 @@ class Stager:
             self._over = min(self._over, found.prediction.step_s / way.floor_s)
         return found
 
-    def _spread(self, found: Candidate) -> Candidate:
+    def _spread(self, found: Candidate, rival: Candidate) -> Candidate:
         """With room used where it is, if memory decides: stages differ in how many microbatches are in flight."""
+        run, prediction, solver = found.execution, found.prediction, self.tuner.solver
+        if run.chunks_per_stage > 1 or (found.fits and run.recompute == "none"):
+            return found
+        rival_s = min(self.fastest_s, rival.prediction.step_s if rival.fits else inf)
+        if _WITHOUT * prediction.step_s >= rival_s:
+            return found
+        if self._is_far_too_large(found):
+            return found
         modes: list[Recompute] = [mode for mode in RECOMPUTES if mode in self.tuner.modes]
-        if found.fits and found.execution.recompute == "none":
-            return found
-        prediction, solver = found.prediction, self.tuner.solver
-        if prediction.memory.total_bytes > _NEARLY * solver.limit_of(prediction.device_bytes):
-            return found
         own = spread_out(solver, found, self.tuner.folded.repeats, modes if len(modes) > 1 else ())
         self.tried.append(own)
-        return min(found, own, key=rank)
+        return own
+
+    def _is_far_too_large(self, found: Candidate) -> bool:
+        prediction = found.prediction
+        return prediction.memory.total_bytes > _NEARLY * self.tuner.solver.limit_of(prediction.device_bytes)
 
     def _way(self, space: Space, number: int) -> _Way:
         return _Way(self._floor_s(space, self._counts(space)[number]), space, number)
@@ -185,21 +250,38 @@ class Stager:
         usual = (1 + max(1.0, self._over)) / 2 if self._over < inf else 1.0
         return way.floor_s == inf or way.floor_s * usual >= self.fastest_s
 
+    def _outlook(self, spaces: Sequence[Space]) -> list[_Way]:
+        """The likeliest mesh of a number of stages; where that of another number is known, the one that is like it."""
+        return self._likeliest(spaces) if self._inner is None else self._first(self._near(spaces))
+
+    def _near(self, spaces: Sequence[Space]) -> Space:
+        """That whose inner axis is a machine, or as large as that of the likeliest mesh by now."""
+        inner = self._inner or machine_size(self.tuner.solver.cluster)
+        return min(spaces, key=lambda space: abs(_inner(space) - inner))
+
     def _likeliest(self, spaces: Sequence[Space]) -> list[_Way]:
         """The mesh of the least floor, with those that lead to it, and their numbers of microbatches.
 
-        From the mesh whose inner axis is a machine to the next smaller or larger inner axis, while that is less.
+        From the nearest mesh to the next smaller or larger inner axis, while that is less; of the best, fewer
+        microbatches while that is less.
         """
-        line, machine = sorted(spaces, key=_inner), machine_size(self.tuner.solver.cluster)
-        near = min(range(len(line)), key=lambda i: abs(_inner(line[i]) - machine))
-        return list(chain.from_iterable(_while_less(line, near, self._downhill, _least_s)))
-
-    def _downhill(self, space: Space) -> list[_Way]:
-        """On one mesh, from the number of microbatches that is tried first to fewer, while the floor falls."""
-        found = [self._way(space, _first(self._counts(space), space))]
-        while (last := found[-1]).number and (fewer := self._way(space, last.number - 1)).floor_s < last.floor_s:
-            found.append(fewer)
+        line = sorted(spaces, key=_inner)
+        known = _while_less(line, line.index(self._near(line)), self._first, _least_s)
+        found = list(chain.from_iterable(known.values()))
+        best = min(found, key=_floor_s)
+        self._inner = _inner(best.space)
+        while best.number and (fewer := self._way(best.space, best.number - 1)).floor_s < best.floor_s:
+            found.append(best := fewer)
+            self._fewer += 1
         return found
+
+    def _first(self, space: Space) -> list[_Way]:
+        """With the number of microbatches that is tried first, or fewer, so that each leaves all devices examples."""
+        counts, size = self._counts(space), self.tuner.pins.size
+        deep = next((i for i, c in enumerate(counts) if c >= _DEEP * space.pipeline.stages), len(counts) - 1)
+        deep = max(0, deep - self._fewer)
+        even = [i for i in range(deep + 1) if size // counts[i] % space.mesh.sizes[0] == 0]
+        return [self._way(space, number) for number in dict.fromkeys([deep, *even[-1:]])]
 
     def _counts(self, space: Space) -> list[int]:
         """Numbers of microbatches: as many as stages, where the batch has so many."""
@@ -236,27 +318,20 @@ class Stager:
             return
         divides, best = found.mesh.num_microbatches % stages == 0, None
         for chunks in reversed(_CHUNKS) if divides else ():  # the more, the shorter is the bubble, and the more is sent
-            own = self._in_order(found, Pipeline(stages, "interleaved", chunks, devices))
+            own = self._ordered(found, Pipeline(stages, "interleaved", chunks, devices))
             if own is not None:
                 yield own
                 if best is not None and rank(own) >= rank(best):
                     break
                 best = own
         if self.tuner.pins.asked.schedule is None:
-            own = self._in_order(found, Pipeline(stages, "zero-bubble", 1, devices))
+            own = self._ordered(found, Pipeline(stages, "zero-bubble", 1, devices))
             if own is not None:
                 yield own
 
-    def _in_order(self, found: Candidate, pipeline: Pipeline) -> Candidate | None:
-        """None where there are too few blocks."""
-        own = self._ordered(found, pipeline, f"{pipeline} x {found.name.partition(' x ')[2]}")
-        if own is not None:
-            own = self._spread(own)
-            self.tried.append(own)
-        return own
-
-    def _ordered(self, found: Candidate, pipeline: Pipeline, name: str) -> Candidate | None:
+    def _ordered(self, found: Candidate, pipeline: Pipeline, name: str | None = None) -> Candidate | None:
         """With equal stages; None where there are too few blocks."""
+        name = name or f"{pipeline} x {found.name.partition(' x ')[2]}"
         solver, folded = self.tuner.solver, self.tuner.folded
         execution = replace(
             found.execution, schedule=pipeline.schedule, chunks_per_stage=pipeline.chunks, split=(),
@@ -269,8 +344,13 @@ class Stager:
         return replace(found, name=name, execution=execution, prediction=prediction, fits=solver.fits(prediction))
 
 
-def _while_less(line: Sequence[_A], start: int, known: Callable[[_A], _B], measure: Callable[[_B], float]) -> list[_B]:
-    """What is known of the entry at `start` and of those before and behind it, on each side while that is less."""
+def _while_less(
+    line: Sequence[_A], start: int, known: Callable[[_A], _B], measure: Callable[[_B], float]
+) -> dict[int, _B]:
+    """What is known of the entry at `start` and of those behind it while that is less, or else of those before it.
+
+    By the place of the entry.
+    """
     found = dict[int, _B]()
 
     def at(i: int) -> float:
@@ -282,13 +362,15 @@ def _while_less(line: Sequence[_A], start: int, known: Callable[[_A], _B], measu
         i = start
         while 0 <= i + step < len(line) and at(i + step) < at(i):
             i += step
+        if i != start:
+            break
     if line:
         at(start)
-    return list(found.values())
+    return found
 
 
 def _least_s(ways: Sequence[_Way]) -> float:
-    return min(map(_floor_s, ways))
+    return min(map(_floor_s, ways), default=inf)
 
 
 def _floor_s(way: _Way) -> float:
@@ -297,8 +379,3 @@ def _floor_s(way: _Way) -> float:
 
 def _inner(space: Space) -> int:
     return space.mesh.sizes[-1]
-
-
-def _first(counts: Sequence[int], space: Space) -> int:
-    """The place of the number of microbatches that is tried first."""
-    return next((i for i, c in enumerate(counts) if c >= _DEEP * space.pipeline.stages), len(counts) - 1)

@@ -444,12 +444,11 @@ class Tuner:
         best: Candidate | None = None
         besides = self.solver.besides
         zeros = _priced(space.zeros, mesh)
-        if space.pipeline.stages > 1:
-            zeros = zeros[::-1]
-        if (is_large := self.folded.is_large) and space.pipeline.stages == 1:  # first those of the floor
+        is_large = self.folded.is_large
+        if space.pipeline.stages > 1:  # which seldom have room for what stays longest
+            zeros = zeros[-1:]
+        elif is_large:  # first those of the floor
             zeros = list(dict.fromkeys((*different(space.zeros, mesh)[:1], *zeros)))
-        elif is_large:
-            zeros = zeros[:1]
         besides = besides[-1:] if is_large else besides
         for priced, beside in product(zeros, besides):
             asked = self.folded, mesh, space.roles, execution, priced, space.limits

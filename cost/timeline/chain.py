@@ -10,9 +10,9 @@ section 5.2, where a stage's devices are chosen too, and memory rules stages out
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Iterator, Mapping, Sequence
 from math import inf
+from sys import float_info
 from typing import NamedTuple
 
 import numpy as np
@@ -26,9 +26,11 @@ _EVEN = 1e-4
 """Of the slowest stage's time: what a full memory counts, or a stage as slow as that, where plans take the same."""
 _ROUNDING = 1e-9
 MOST_UNITS = 512
-"""Of more, neighbours are taken together until there are about so many that take equally long: tables are square."""
+"""Of more, neighbours are taken together until there are about so many that take equally long."""
 
 _Floats = NDArray[np.float64]
+_Path = list[tuple[int, int]]
+"""The first unit of each stage and that behind its last."""
 
 
 class Unit(NamedTuple):
@@ -71,48 +73,80 @@ class Spread(NamedTuple):
     ways: tuple[int, ...]
 
 
-class _Table(NamedTuple):
-    """Of one stage, for units from the row's until the column's: seconds, the share of memory that is used, the way.
+class _Tables(NamedTuple):
+    """Of stages, by the unit behind the last and by their number, the least last: seconds, fullness, the way.
 
-    Seconds are without end where nothing fits, or there is no unit.
+    Seconds are without end where nothing fits, or there are too few units. `fullness`: the share of memory that is
+    used. `kinds`: the entry of each stage, as equal ones share it. `whole_s`: what all units take at least on one.
     """
 
+    whole_s: float
+    kinds: tuple[int, ...]
     seconds: _Floats
     fullness: _Floats
     way: NDArray[np.intp]
+
+    @property
+    def most(self) -> int:
+        """So many units a stage has at most."""
+        return self.seconds.shape[-1]
+
+    def at(self, entries: NDArray[np.generic], path: _Path) -> list[float]:
+        """The entries of stages on a path."""
+        where = zip(self.kinds, path, strict=True)
+        return [entries[kind, end, self.most - (end - start)].item() for kind, (start, end) in where]
 
 
 def chained(places: Sequence[Place], num_microbatches: int) -> Spread | None:
     """Units over stages such that a step is as fast as can be; None where they do not fit.
 
-    Of spreads that are equally fast, one with its memory or its time spread evenly.
+    Of spreads that are equally fast, one with its memory or its time spread evenly. Those are looked at of which each
+    stage has a few units; then those with more, until none of these can be as fast.
 
     Raises:
         PlanError: fewer units than stages.
     """
-    num_units = len(places[0].ways[0])
-    if num_units < len(places):
-        problem = f"{len(places)} virtual stages, but the model has only {num_units} sections to put on them"
+    num_units, num_stages = len(places[0].ways[0]), len(places)
+    if num_units < num_stages:
+        problem = f"{num_stages} virtual stages, but the model has only {num_units} sections to put on them"
         raise PlanError(f"{problem}; choose fewer stages or chunks, or name the model's blocks in `repeats`")
     ends = _ends(places)
-    known = {place: _table(_together(place, ends)) for place in dict.fromkeys(places)}
-    tables = [known[place] for place in places]
+    rows = {id(place.ways): _row(place, ends) for place in {id(place.ways): place for place in places}.values()}
+    num_units = len(ends) - 1
+    least_s = float(np.min([row.seconds.min(0) for row in rows.values()], axis=0).sum())
+    most, all_units = 1 + 2 * num_units // num_stages, num_units - num_stages + 1
+    while True:
+        most = min(most, all_units)
+        tables = _tables(places, rows, most)
+        found = _fastest(tables, num_microbatches)
+        if most == all_units:
+            break
+        longer_s = least_s + (num_microbatches - 1) * min(row.least_s(most + 1) for row in rows.values())
+        if found is not None and _step_s(tables, found, num_microbatches) < longer_s:
+            break
+        most *= 2
+    if found is None:
+        return None
+    sizes = tuple(ends[end] - ends[start] for start, end in found)
+    return Spread(sizes, tuple(int(way) for way in tables.at(tables.way, found)))
+
+
+def _fastest(tables: _Tables, num_microbatches: int) -> _Path | None:
     if (least := _path(tables, inf)) is None:
         return None
-    bounds = np.unique(np.concatenate([t.seconds[np.isfinite(t.seconds)] for t in known.values()]))
+    bounds = np.unique(tables.seconds[np.isfinite(tables.seconds)])
     at, high = 0, len(bounds) - 1  # the least bound with which there is a path
     while at < high:
         middle = (at + high) // 2
         at, high = (at, middle) if _path(tables, bounds[middle]) is not None else (middle + 1, high)
     fastest, fastest_s = least, _step_s(tables, least, num_microbatches)
-    least_s = sum(_seconds(tables, least))
+    least_s = sum(tables.at(tables.seconds, least))
     while at < len(bounds) and least_s + (num_microbatches - 1) * bounds[at] < fastest_s * (1 - _ROUNDING):
         found = _path(tables, bounds[at])
         if found is not None and (found_s := _step_s(tables, found, num_microbatches)) < fastest_s:
             fastest, fastest_s = found, found_s
         at = int(np.searchsorted(bounds, bounds[at] * (1 + _STEP), side="right"))
-    sizes = tuple(ends[end] - ends[start] for start, end in fastest)
-    return Spread(sizes, tuple(int(t.way[start, end]) for t, (start, end) in zip(tables, fastest, strict=True)))
+    return fastest
 
 
 def _ends(places: Sequence[Place]) -> list[int]:
@@ -127,87 +161,103 @@ def _ends(places: Sequence[Place]) -> list[int]:
     return sorted(own.union(map(int, further)))
 
 
-def _together(place: Place, ends: Sequence[int]) -> Place:
-    """With the units between each of these places and the next as one."""
-    return place._replace(ways=tuple(tuple(_one(way[a:b]) for a, b in pairwise(ends)) for way in place.ways))
+class _Row(NamedTuple):
+    """The units of a place, by way."""
+
+    seconds: _Floats
+    stored_bytes: _Floats
+    kept_bytes: _Floats
+    peak_bytes: _Floats
+
+    def sums(self, most: int) -> tuple[_Floats, _Floats, _Floats, _Floats]:
+        """Of neighbours, and the largest of their peaks."""
+        stored, kept = (_sums(values, most, too_few=0.0) for values in (self.stored_bytes, self.kept_bytes))
+        return _sums(self.seconds, most), stored, kept, _most(self.peak_bytes, most)
+
+    def least_s(self, size: int) -> float:
+        """What so many neighbours take at least."""
+        return float(_sums(self.seconds, size)[..., size:, 0].min())
 
 
-def _one(units: Sequence[Unit]) -> Unit:
-    if len(units) == 1:
-        return units[0]
-    seconds, stored, kept, peaks = zip(*units, strict=True)
-    return Unit(sum(seconds), sum(stored), sum(kept), max(peaks))
+def _row(place: Place, ends: Sequence[int]) -> _Row:
+    """With the units between each of these ends and the next as one."""
+    columns, starts = np.array(place.ways), list(ends[:-1])
+    seconds, stored, kept = (np.add.reduceat(columns[..., kind], starts, axis=1) for kind in range(3))
+    return _Row(seconds, stored, kept, np.maximum.reduceat(columns[..., 3], starts, axis=1))
 
 
-def _table(place: Place) -> _Table:
-    num_units = len(place.ways[0])
-    shape = num_units + 1, num_units + 1
-    best = _Table(np.full(shape, inf), np.zeros(shape), np.zeros(shape, dtype=np.intp))
-    is_some = np.triu(np.ones(shape, dtype=bool), 1)
-    for way, units in enumerate(place.ways):
-        seconds = _between([unit.seconds for unit in units])
-        kept = _between([unit.stored_bytes + place.in_flight * unit.kept_bytes for unit in units])
-        needed = kept + _most([unit.peak_bytes for unit in units])
-        better = is_some & (needed <= place.free_bytes) & (seconds < best.seconds)
-        fullness = needed / (place.free_bytes or 1.0)
-        best.seconds[better], best.fullness[better], best.way[better] = seconds[better], fullness[better], way
-    return best
+def _tables(places: Sequence[Place], rows: Mapping[int, _Row], most: int) -> _Tables:
+    """Of up to so many units a stage. Where all memory is free, what is in flight does not matter."""
+    keys = [(id(p.ways), p.free_bytes, p.in_flight if p.free_bytes < inf else 1) for p in places]
+    numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    sums = {own: row.sums(most) for own, row in rows.items()}
+    found = [_table(*sums[own], free_bytes, in_flight) for own, free_bytes, in_flight in numbers]
+    seconds, fullness, way = map(np.stack, zip(*found, strict=True))
+    whole_s = min(float(row.seconds.cumsum(1)[:, -1].min()) for row in rows.values())
+    return _Tables(whole_s, tuple(numbers[key] for key in keys), seconds, fullness, way)
 
 
-def _between(values: Sequence[float]) -> _Floats:
-    """The sum of the values from the row's until the column's."""
-    until = np.concatenate(([0.0], np.cumsum(values)))
-    return until[None, :] - until[:, None]
+def _table(
+    seconds: _Floats, stored: _Floats, kept: _Floats, peak: _Floats, free_bytes: float, in_flight: int
+) -> tuple[_Floats, _Floats, NDArray[np.intp]]:
+    """Seconds, fullness and way of one stage."""
+    needed = stored + in_flight * kept + peak
+    seconds = np.where(needed <= free_bytes, seconds, inf)
+    way = seconds.argmin(0)
+    fullness = needed / (free_bytes or 1.0)
+    seconds, fullness = (np.take_along_axis(own, way[None], 0)[0] for own in (seconds, fullness))
+    return seconds, fullness, way
 
 
-def _most(values: Sequence[float]) -> _Floats:
-    """The largest of the values from the row's until the column's."""
-    found = np.zeros((len(values) + 1, len(values) + 1))
-    for start in range(len(values)):
-        found[start, start + 1 :] = np.maximum.accumulate(values[start:])
-    return found
+def _sums(values: _Floats, most: int, too_few: float = inf) -> _Floats:
+    """Sums of neighbours, as in `_Tables`."""
+    ways, num_units = values.shape
+    until = np.full((ways, most + num_units + 1), -too_few)
+    until[:, most] = 0.0
+    np.cumsum(values, axis=1, out=until[:, most + 1 :])
+    return until[:, most:, None] - np.lib.stride_tricks.sliding_window_view(until, most, axis=1)[:, : num_units + 1]
 
 
-_Path = list[tuple[int, int]]
+def _most(values: _Floats, most: int) -> _Floats:
+    """The largest of neighbours."""
+    ways, num_units = values.shape
+    found = np.zeros((ways, num_units + 1, most))
+    for size in range(1, most + 1):
+        found[:, size:, most - size] = values[:, : num_units - size + 1]
+    return np.maximum.accumulate(found[..., ::-1], axis=-1)[..., ::-1]
 
 
-def _path(tables: Sequence[_Table], bound_s: float) -> _Path | None:
-    """The first unit of each stage and that behind its last, of the least sum with no stage above the bound."""
-    num_units = len(tables[0].seconds) - 1
-    best, froms = np.full(num_units + 1, inf), list[NDArray[np.intp]]()
-    best[0] = 0.0
-    known = dict[int, _Floats]()
-    for table in tables:
-        if id(table) not in known:
-            known[id(table)] = _weighted(table, bound_s)
-        through = best[:, None] + known[id(table)]
-        froms.append(through.argmin(0))
-        best = through.min(0)
+def _path(tables: _Tables, bound_s: float) -> _Path | None:
+    """The least sum with no stage above the bound."""
+    num_units, weighted = tables.seconds.shape[1] - 1, _weighted(tables, bound_s)
+    best, froms = np.full(tables.most + num_units + 1, inf), list[NDArray[np.intp]]()
+    best[tables.most] = 0.0
+    starts = np.lib.stride_tricks.sliding_window_view(best, tables.most)[: num_units + 1]  # of `best`, as it is by then
+    for kind in tables.kinds:
+        through = starts + weighted[kind]
+        froms.append(through.argmin(1))
+        best[tables.most :] = through.min(1)
     if not np.isfinite(best[-1]):
         return None
-    return list(reversed(list(_back(froms, num_units))))
+    return list(reversed(list(_back(froms, num_units, tables.most))))
 
 
-def _weighted(table: _Table, bound_s: float) -> _Floats:
+def _weighted(tables: _Tables, bound_s: float) -> _Floats:
     """Seconds, and a little more for what is full or slow."""
-    allowed = table.seconds <= bound_s * (1 + _ROUNDING)
-    seconds = np.where(allowed, table.seconds, inf)
-    slowest_s = bound_s if bound_s < inf else float(table.seconds[np.isfinite(table.seconds)].max(initial=0.0)) or 1.0
-    slow = np.where(allowed, table.seconds, 0.0) / slowest_s
-    return seconds + _EVEN * slowest_s * np.where(table.fullness > 0, table.fullness, slow) ** 2
+    allowed = tables.seconds <= min(bound_s * (1 + _ROUNDING), float_info.max)
+    seconds = np.where(allowed, tables.seconds, 0.0)
+    slowest_s = bound_s if bound_s < inf else tables.whole_s or 1.0
+    weight = np.where(tables.fullness > 0, tables.fullness, seconds / slowest_s)
+    return np.where(allowed, seconds + _EVEN * slowest_s * weight**2, inf)
 
 
-def _back(froms: Sequence[NDArray[np.intp]], end: int) -> Iterator[tuple[int, int]]:
-    for starts in reversed(froms):
-        start = int(starts[end])
+def _back(froms: Sequence[NDArray[np.intp]], end: int, most: int) -> Iterator[tuple[int, int]]:
+    for columns in reversed(froms):
+        start = end - most + int(columns[end])
         yield start, end
         end = start
 
 
-def _seconds(tables: Sequence[_Table], path: _Path) -> list[float]:
-    return [float(table.seconds[start, end]) for table, (start, end) in zip(tables, path, strict=True)]
-
-
-def _step_s(tables: Sequence[_Table], path: _Path, num_microbatches: int) -> float:
-    stages_s = _seconds(tables, path)
+def _step_s(tables: _Tables, path: _Path, num_microbatches: int) -> float:
+    stages_s = tables.at(tables.seconds, path)
     return sum(stages_s) + (num_microbatches - 1) * max(stages_s)

@@ -156,15 +156,12 @@ class Programs:
         """The virtual stages, each with its sections in all modes."""
         chunks, stages = execution.chunks_per_stage, execution.num_stages
         ways = [replace(execution, recompute=mode, recompute_by_stage=()) for mode in modes] or [execution]
-        makers = zip(*map(self._makers_of, ways), strict=True)
+        makers = list(zip(*map(self._makers_of, ways), strict=True))
+        known = {own: tuple(maker.units(execution) for maker in own) for own in dict.fromkeys(makers)}
         if chunks > 1:
-            return [Place(tuple(m.units(execution) for m in own)) for own in makers] * chunks
+            return [Place(known[own]) for own in makers] * chunks
         return [
-            Place(
-                tuple(m.units(execution) for m in own),
-                most_in_flight(execution, stage),
-                free_bytes[stage] if free_bytes else inf,
-            )
+            Place(known[own], most_in_flight(execution, stage), free_bytes[stage] if free_bytes else inf)
             for stage, own in zip(range(stages), makers, strict=True)
         ]
 
@@ -176,10 +173,9 @@ class Programs:
         if (self.cluster.parts or execution.stage_sizes) and stages > 1:  # which may lie anywhere across machines
             own = (self.cluster.part(range(*ends)) for ends in pairwise(first_ranks(meshes)))
             parts = [replace(part, name=self.cluster.name) for part in own]
-        return [
-            self._maker(self._alike(replace(execution, recompute=mode)), part, mesh)
-            for mode, part, mesh in zip(modes, parts, meshes, strict=True)
-        ]
+        alike = {mode: self._alike(replace(execution, recompute=mode)) for mode in dict.fromkeys(modes)}
+        ways = zip(modes, parts, meshes, strict=True)
+        return [self._maker(alike[mode], part, mesh) for mode, part, mesh in ways]
 
     def _maker(self, alike: Execution, part: Cluster, mesh: Mesh) -> Maker:
         if (alike, part, mesh) not in self._makers:

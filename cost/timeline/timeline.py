@@ -11,20 +11,23 @@ runs. Its peak is a moment of one stage, with the task that runs then; no catego
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from shardwright.cost.clusters.device import DeviceKind
 from shardwright.cost.timeline.clock import SHARING, Sharing
 from shardwright.cost.timeline.memory import Memory
-from shardwright.cost.timeline.segments import Stage, StepProgram
+from shardwright.cost.timeline.segments import ChunkSegments, Stage, StepProgram
 from shardwright.cost.timeline.streams import SegmentTimeline, run
 from shardwright.cost.timeline.tasks import COMPUTE, Segment
 from shardwright.pcg.step.execution import Execution, Schedule
-from shardwright.pcg.step.schedules import Item, orders, progress, target
+from shardwright.pcg.step.schedules import Item, Phase, orders, phases, progress, target
 
 SLACK: dict[DeviceKind, float] = {"cuda": 0.05, "cpu": 0.0}
 """What the allocator holds beyond what is in use, as a share of it. cuda: assumed; blocks are rounded up, and freed
@@ -33,6 +36,8 @@ _MOST_COURSES = 8
 """That are kept: of many stages and microbatches one has a hundred thousand steps."""
 NOT_ALLOCATED = ("context", "communication")
 """What a stage keeps beside the allocator."""
+_Seconds = NDArray[np.float64]
+_Indices = NDArray[np.intp]
 
 
 class PlacedSegment(NamedTuple):
@@ -48,7 +53,9 @@ class StageTimeline:
     """What each device of one stage does in a step.
 
     Attributes:
-        placed: its segments, in order.
+        items: in order; the end of the step comes behind them.
+        starts_s: of these, and of the end.
+        timelines: those of their kinds and of the end; `which`: the number of that of each.
         compute_s: while the compute stream runs, slowed by communication or not.
         exposed_s: while it waits for communication or copies.
         bubble_s: while the stage has nothing to do until the step ends everywhere; the three add up to the step.
@@ -61,7 +68,10 @@ class StageTimeline:
         device_bytes: the memory of its devices.
     """
 
-    placed: tuple[PlacedSegment, ...]
+    items: Sequence[Item]
+    starts_s: _Seconds
+    timelines: Sequence[SegmentTimeline]
+    which: _Indices
     compute_s: float
     exposed_s: float
     bubble_s: float
@@ -72,6 +82,12 @@ class StageTimeline:
     peak_at: str
     state_bytes: float
     device_bytes: int
+
+    @property
+    def placed(self) -> tuple[PlacedSegment, ...]:
+        """Its segments, in order."""
+        own = (self.timelines[number] for number in self.which.tolist())
+        return tuple(map(PlacedSegment, (*self.items, None), self.starts_s.tolist(), own))
 
     @property
     def at_work_s(self) -> float:
@@ -100,161 +116,198 @@ def simulate(program: StepProgram, sharing: Mapping[DeviceKind, Sharing] = SHARI
     """The timeline of a program. `sharing`: how compute and communication slow each other, by kind of device."""
     own = program.execution
     course = _course(own.schedule, own.num_stages, own.chunks_per_stage, own.num_microbatches)
-    schedules = course.orders
-    timelines = [
-        _stage_timelines(stage, items, sharing[stage.device.kind], program.simulated)
-        for stage, items in zip(program.stages, schedules, strict=True)
-    ]
-    all_starts, waits = _place(program, course, timelines)
-    placed = [
-        tuple(map(PlacedSegment, (*items, None), starts, own))
-        for items, starts, own in zip(schedules, all_starts, timelines, strict=True)
-    ]
-    step_s = max(own[-1].start_s + own[-1].timeline.seconds for own in placed)
+    known = dict[tuple[ChunkSegments, Sharing], list[SegmentTimeline]]()
+    timelines = list[list[SegmentTimeline]]()
+    for stage in program.stages:
+        beside, found = sharing[stage.device.kind], list[SegmentTimeline]()
+        for piece in stage.pieces:
+            if (piece, beside) not in known:
+                known[piece, beside] = list(_piece_timelines(piece, course.kinds, beside, program.simulated))
+            found += known[piece, beside]
+        if (stage, beside) not in program.simulated:
+            program.simulated[stage, beside] = run(stage.end, beside)
+        timelines.append([*found, program.simulated[stage, beside]])
+    starts, waits = _place(program, course, timelines)
+    placed = list(map(_Placed, course.orders, starts, timelines, course.which))
+    step_s = max(own.end_s for own in placed)
     return Timeline(step_s, tuple(_stage(*own, step_s) for own in zip(program.stages, placed, waits, strict=True)))
 
 
-def _stage_timelines(
-    stage: Stage, items: Sequence[Item], sharing: Sharing, known: dict[tuple[object, ...], SegmentTimeline]
-) -> list[SegmentTimeline]:
-    """Those of every item of a stage, and of the end; equal ones are simulated once."""
-    last = {(item.chunk, item.direction): number for number, item in enumerate(items)}
-    seen: set[tuple[int, str]] = set()
-    found: list[SegmentTimeline] = []
-    between = dict[tuple[int, str], SegmentTimeline]()  # of what is neither the first nor the last of its kind
-    for number, item in enumerate(items):
-        way = (item.chunk, item.direction)
-        is_between = way in seen and number != last[way]
-        if is_between and way in between:
-            found.append(between[way])
-            continue
-        piece = stage.pieces[item.chunk]
-        whole: Segment = getattr(piece, item.direction)
-        when = (False, False) if whole.is_alike else (way not in seen, number == last[way])
-        seen.add(way)
-        key = (piece, item.direction, *when, sharing)
+def _piece_timelines(
+    piece: ChunkSegments, kinds: Sequence[_Kind], sharing: Sharing, known: dict[tuple[object, ...], SegmentTimeline]
+) -> Iterator[SegmentTimeline]:
+    """Those of every kind of item of a chunk; equal ones are simulated once."""
+    alike = {direction: getattr(piece, direction).is_alike for direction in {kind.direction for kind in kinds}}
+    for direction, first, last in kinds:
+        when = (False, False) if alike[direction] else (first, last)
+        key = (piece, direction, *when, sharing)
         if key not in known:
+            whole: Segment = getattr(piece, direction)
             segment = whole.in_microbatch(first=when[0], last=when[1])
-            other = known.get((piece, item.direction, not when[0], when[1], sharing))
-            alike = other if other is not None and other.segment.tasks == segment.tasks else None  # but for its memory
-            known[key] = run(segment, sharing, alike)
-        found.append(known[key])
-        if is_between:
-            between[way] = known[key]
-    if (stage, sharing) not in known:
-        known[stage, sharing] = run(stage.end, sharing)
-    return [*found, known[stage, sharing]]
+            other = known.get((piece, direction, not when[0], when[1], sharing))
+            same = other if other is not None and other.segment.tasks == segment.tasks else None  # but for its memory
+            known[key] = run(segment, sharing, same)
+        yield known[key]
 
 
 # --------------------------------------------------------------------------------------------------- between the stages
 
 
-class _Step(NamedTuple):
-    """An item on its stage, the place among all steps of the one that reads what it gives (-1: none), and its hop."""
+class _Kind(NamedTuple):
+    """Items of a chunk of the same segment: all in a direction, but for the first and the last microbatch."""
 
-    stage: int
-    reader: int
-    hop: int
+    direction: Phase
+    first: bool
+    last: bool
 
 
 class _Course(NamedTuple):
-    """The items of every stage in order, and all of them, each after what it needs: the same for any model."""
+    """The items of every stage in order, and all of them as steps, each after what it needs: the same for any model.
+
+    kinds     of the items of a chunk
+    which     of each stage: for every item the number of its kind, those of each chunk behind those of the one before;
+              and for the end of the step that behind them
+    numbers   of each stage: the place of every item among the steps
+    steps     stage, the place among steps of the one that reads what this one gives (-1: none), and the hop to it
+    """
 
     orders: Sequence[Sequence[Item]]
-    steps: Sequence[_Step]
+    kinds: Sequence[_Kind]
+    which: Sequence[_Indices]
+    numbers: Sequence[_Indices]
+    steps: Sequence[tuple[int, int, int]]
 
 
 @lru_cache(maxsize=_MOST_COURSES)
 def _course(schedule: Schedule, stages: int, chunks: int, many: int) -> _Course:
     run = Execution(schedule=schedule, num_stages=stages, chunks_per_stage=chunks, num_microbatches=many)
-    schedules, steps = orders(run), list[_Step]()
+    schedules, steps = orders(run), list[tuple[int, int, int]]()
+    ends = [(True, False), (False, True), (False, False)][:many] if many > 1 else [(True, True)]
+    kinds = [_Kind(direction, *end) for direction in phases(schedule) for end in ends]
+    numbers = {tuple(kind): number for number, kind in enumerate(kinds)}
+    which, own = list[_Indices](), [list[int]() for _ in schedules]
+    for items in schedules:
+        found = [
+            item.chunk * len(kinds) + numbers[item.direction, item.microbatch == 0, item.microbatch == many - 1]
+            for item in items
+        ]
+        which.append(np.array([*found, chunks * len(kinds)]))
     places = list(progress(schedules, run))
-    numbers = {place: number for number, place in enumerate(places)}
-    for stage, item in places:
+    at = {place: number for number, place in enumerate(places)}
+    for number, (stage, item) in enumerate(places):
+        own[stage].append(number)
         reader = target(item, stage, stages, chunks)
         hop = item.chunk * stages + stage - (item.direction == "backward")
-        steps.append(_Step(stage, -1 if reader is None else numbers[reader], hop))
-    return _Course(schedules, steps)
+        steps.append((stage, -1 if reader is None else at[reader], hop))
+    return _Course(schedules, kinds, which, list(map(np.array, own)), steps)
 
 
 def _place(
     program: StepProgram, course: _Course, timelines: Sequence[Sequence[SegmentTimeline]]
-) -> tuple[list[list[float]], list[float]]:
+) -> tuple[list[_Seconds], list[float]]:
     """When every segment of every stage starts, the last one of each being the end of the step.
 
     And for how long that end waits for sums that are still going on.
     """
-    num_stages, overlap, hops_s = program.execution.num_stages, program.execution.overlap, program.hops_s
+    overlap, hops_s = program.execution.overlap, program.hops_s
+    ready_s = [np.array([one.ready_s for one in own])[w[:-1]] for own, w in zip(timelines, course.which, strict=True)]
+    steps_s = np.empty(len(course.steps))
+    steps_s[np.concatenate(course.numbers)] = np.concatenate(ready_s)
     arrived = [0.0] * len(course.steps)  # what a step reads of another; what it reads of its own stage is there before
-    clocks, starts = [0.0] * num_stages, [list[float]() for _ in range(num_stages)]
-    sums = [0.0] * num_stages  # when each stage has summed its gradients; without overlap, how long it does
-    for number, (stage, reader, hop) in enumerate(course.steps):
-        own = starts[stage]
-        timeline = timelines[stage][len(own)]
-        start = max(clocks[stage], arrived[number])
-        end = clocks[stage] = start + timeline.ready_s
-        own.append(start)
-        sums[stage] = (max(sums[stage], end) if overlap else sums[stage]) + timeline.seconds - timeline.ready_s
+    clocks, starts = [0.0] * len(timelines), list[float]()
+    for (stage, reader, hop), come, seconds in zip(course.steps, arrived, steps_s.tolist(), strict=True):
+        clock = clocks[stage]
+        start = clock if clock > come else come
+        starts.append(start)
+        clocks[stage] = end = start + seconds
         if reader >= 0:
             arrived[reader] = end + hops_s[hop]
-            clocks[stage] += 0.0 if overlap else hops_s[hop]
-    waits = [max(0.0, s - clock) if overlap else s for s, clock in zip(sums, clocks, strict=True)]
-    for own, clock, wait_s in zip(starts, clocks, waits, strict=True):
-        own.append(clock + wait_s)
-    return starts, waits
+            if not overlap:
+                clocks[stage] += hops_s[hop]
+    found, waits, all_starts = list[_Seconds](), list[float](), np.array(starts)
+    for stage, (own, clock) in enumerate(zip(timelines, clocks, strict=True)):
+        starts_s, which = all_starts[course.numbers[stage]], course.which[stage][:-1]
+        rest_s = np.array([one.seconds - one.ready_s for one in own])[which]
+        late, sums_s = np.flatnonzero(rest_s), 0.0  # when gradients are summed; without overlap, how long that takes
+        for end_s, more_s in zip((starts_s + ready_s[stage])[late].tolist(), rest_s[late].tolist(), strict=True):
+            sums_s = (max(sums_s, end_s) if overlap else sums_s) + more_s
+        waits.append(max(0.0, sums_s - clock) if overlap else sums_s)
+        found.append(np.append(starts_s, clock + waits[-1]))
+    return found, waits
 
 
 # ------------------------------------------------------------------------------------------------------------ one stage
 
 
-def _stage(stage: Stage, placed: tuple[PlacedSegment, ...], wait_s: float, step_s: float) -> StageTimeline:
+class _Placed(NamedTuple):
+    """The items of a stage: when they and the end start, the timelines of their kinds and of that, and which it is."""
+
+    items: Sequence[Item]
+    starts_s: _Seconds
+    timelines: Sequence[SegmentTimeline]
+    which: _Indices
+
+    @property
+    def end_s(self) -> float:
+        return float(self.starts_s[-1]) + self.timelines[-1].seconds
+
+    def counts(self, until: int | None = None) -> Mapping[SegmentTimeline, int]:
+        """How often each timeline is there, in the order in which they come, before an item or in all."""
+        found = dict[SegmentTimeline, int]()
+        kinds, firsts, times = np.unique(self.which[:until], return_index=True, return_counts=True)
+        for at in np.argsort(firsts).tolist():
+            timeline = self.timelines[int(kinds[at])]
+            found[timeline] = found.get(timeline, 0) + int(times[at])
+        return found
+
+
+def _stage(stage: Stage, placed: _Placed, wait_s: float, step_s: float) -> StageTimeline:
     """`wait_s`: at the end, for sums."""
     busy = defaultdict[str, float](float)
     waiting = wait_s
-    for timeline, times in Counter(place.timeline for place in placed).items():
+    for timeline, times in placed.counts().items():
         waiting += times * timeline.waiting_s
         for stream, seconds in timeline.busy_s.items():
             busy[stream] += times * seconds
     compute_s = busy.get(COMPUTE, 0.0)
     memory, number = _peak(stage, placed)
-    peak = placed[number]
+    peak = placed.timelines[placed.which[number]]
     return StageTimeline(
-        placed=placed,
+        *placed,
         compute_s=compute_s,
         exposed_s=waiting,
         bubble_s=max(0.0, step_s - compute_s - waiting),
         busy_s=dict(busy),
         memory=memory,
         peak_place=number,
-        peak_s=peak.start_s + peak.timeline.peak_s,
-        peak_at=_moment(peak.item, peak.timeline.peak_task, placed),
+        peak_s=float(placed.starts_s[number]) + peak.peak_s,
+        peak_at=_moment(number, peak.peak_task, placed.items),
         state_bytes=sum(stage.state.values()),
         device_bytes=stage.device.memory_bytes,
     )
 
 
-def _peak(stage: Stage, placed: Sequence[PlacedSegment]) -> tuple[Memory, int]:
+def _peak(stage: Stage, placed: _Placed) -> tuple[Memory, int]:
     """Memory at the peak, and the number of the segment in which it is."""
-    nets = {place.timeline: sum(place.timeline.net.values()) for place in placed}
-    total, best, at = sum(stage.state.values()), -1.0, 0
-    for number, (_, _, timeline) in enumerate(placed):
-        if total + timeline.peak_bytes > best:
-            best, at = total + timeline.peak_bytes, number
-        total += nets[timeline]
+    nets = np.array([sum(timeline.net.values()) for timeline in placed.timelines])[placed.which]
+    peaks = np.array([timeline.peak_bytes for timeline in placed.timelines])[placed.which]
+    before = np.cumsum(np.concatenate(([sum(stage.state.values())], nets[:-1])))
+    at = int((before + peaks).argmax())
+    best, own = float(before[at] + peaks[at]), placed.timelines[placed.which[at]]
     found = defaultdict[str, float](float, stage.state)
-    for timeline, times in Counter(place.timeline for place in placed[:at]).items():
+    for timeline, times in placed.counts(at).items():
         for category, num_bytes in timeline.net.items():
             found[category] += times * num_bytes
-    for category, num_bytes in placed[at].timeline.peak.items():
+    for category, num_bytes in own.peak.items():
         found[category] += num_bytes
     allocated = best - sum(stage.state.get(category, 0.0) for category in NOT_ALLOCATED)
     return Memory.of({**found, "slack": SLACK[stage.device.kind] * allocated}), at
 
 
-def _moment(item: Item | None, task: str, placed: Sequence[PlacedSegment]) -> str:
+def _moment(number: int, task: str, items: Sequence[Item]) -> str:
     """What runs, in words: "backward of microbatch 3 of 4: h.0.attn backward"; the first one is number 1."""
-    if item is None:
+    if number == len(items):
         return f"end of the step: {task}" if task else "end of the step"
+    item, count = items[number], 1 + max(item.microbatch for item in items)
     chunk = f", chunk {item.chunk}" if item.chunk else ""
-    count = 1 + max(place.item.microbatch for place in placed if place.item is not None)
     return f"{item.direction} of microbatch {item.microbatch + 1} of {count}{chunk}" + (f": {task}" if task else "")

@@ -34,7 +34,7 @@ from shardwright.search.planner import Planner
 from shardwright.search.solving import Candidate, Solver
 from shardwright.search.spaces import Pipeline, Space, staged_by_hand
 from shardwright.search.spreading import said_by_block, spread_out, stored_by_stage
-from shardwright.search.staging import Stager, _Way
+from shardwright.search.staging import _PATIENCE, Stager, _Way
 from shardwright.search.tuning import Tuner
 from tests.each import each
 from tests.search.graphs import blocks, cluster, every_choice
@@ -362,6 +362,80 @@ def test_each_stage_keeps_gathered_weights_as_long_as_it_has_room() -> None:
     anywhere = stored_by_stage(ample, found)
     assert set(lifetimes(anywhere.graph).values()) == {"zero-1"}
     assert stored_by_stage(ample, found, ("zero-3",)) == found
+
+
+def climbed(
+    stages: Stages,
+    floors_s: dict[int, float],
+    steps_s: dict[int, float],
+    too_large: Sequence[int] = (),
+    recompute: str = "none",
+) -> tuple[list[int], list[tuple[int, tuple[int, ...], int]]]:
+    """The numbers of stages of the plans that come, and the ways that are tried, where numbers decide alone."""
+    graph, own, tried = (
+        blocks(batch=32, width=64, layers=8, seq=8),
+        planner(16),
+        list[tuple[int, tuple[int, ...], int]](),
+    )
+    kept = Pins.of(graph, own.cluster, Asked(stages=stages), None)
+
+    class Told(Stager):
+        def _may_win(self, stages: int) -> bool:
+            return True
+
+        def _floor_s(self, space: Space, count: int) -> float:
+            return floors_s[space.pipeline.stages] + 1e-3 * abs(space.mesh.sizes[-1] - 2) + 1e-4 / count
+
+        def _best(self, way: _Way) -> Any:
+            stages, count = way.space.pipeline.stages, self._counts(way.space)[way.number]
+            tried.append((stages, way.space.mesh.sizes, count))
+            prediction = SimpleNamespace(
+                step_s=steps_s[stages] + 1e-3 * len(tried), memory=SimpleNamespace(total_bytes=100 - stages)
+            )
+            mesh, fits = Mesh(("mb", *way.space.mesh.names), (count, *way.space.mesh.sizes)), stages not in too_large
+            run = SimpleNamespace(recompute=recompute, recompute_by_stage=())
+            return SimpleNamespace(fits=fits, prediction=prediction, mesh=mesh, stages=stages, execution=run)
+
+    tuner: Any = Tuner(own.solver, graph, own.execution, kept, own.progress)
+    tuner.told = lambda candidate: candidate
+    found: Any = list(Told(tuner, inf).plans())
+    return [candidate.stages for candidate in found], tried
+
+
+def test_numbers_of_stages_are_climbed_from_the_least_floor() -> None:
+    """More or fewer while steps get shorter; the first way of another number is like the best."""
+    floors_s = {2: 3.0, 4: 2.0, 8: 2.5}
+    found, tried = climbed("auto", floors_s, {2: 3.0, 4: 5.0, 8: 6.0})
+    assert found == [4, 8, 2]
+    assert list(dict.fromkeys(stages for stages, *_ in tried)) == [4, 8, 2]
+    assert len({sizes for stages, sizes, _ in tried if stages == 8}) == 1
+    assert next(way for way in tried if way[0] == 4)[1:] == ((2, 2), 16)
+    assert next(way for way in tried if way[0] == 2)[1:] == ((4, 2), 8)
+    found, tried = climbed("auto", floors_s, {2: 3.0, 4: 5.0, 8: 4.0})
+    assert found == [4, 8]
+    assert 2 not in {stages for stages, *_ in tried}
+
+
+def test_so_many_meshes_that_are_no_better_end_a_number_of_stages() -> None:
+    found, tried = climbed(2, {2: 2.0}, {2: 3.0})
+    assert (found, len({sizes for _, sizes, _ in tried})) == ([2], 1 + _PATIENCE)
+
+
+def test_where_memory_decides_more_microbatches_follow() -> None:
+    """Else fewer too; while the numbers of a mesh are no better than the first, no further ones."""
+    ways = [climbed(2, {2: 2.0}, {2: 3.0}, recompute=mode)[1] for mode in ("none", "full")]
+    counts, tight = ([count for _, sizes, count in tried if sizes == tried[0][1]] for tried in ways)
+    assert counts[0] == tight[0]
+    assert min(counts) < counts[0] < max(counts)
+    assert tight == sorted(tight)
+    assert len(tight) == 2
+
+
+def test_where_the_likeliest_number_of_stages_does_not_fit_others_are_tried() -> None:
+    floors_s = {2: 3.0, 4: 2.0, 8: 2.5}
+    found, tried = climbed("auto", floors_s, dict.fromkeys(floors_s, 5.0), too_large=(2, 4))
+    assert found[-1] == 8
+    assert {stages for stages, *_ in tried} >= {4, 8}
 
 
 def test_a_mesh_is_judged_by_its_best_number_of_microbatches() -> None:

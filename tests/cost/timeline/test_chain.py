@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import combinations, product
+from itertools import accumulate, combinations, product
 from math import inf
 from random import Random
 
@@ -115,3 +115,40 @@ def test_very_many_units_are_spread_as_well() -> None:
     assert lopsided is not None
     assert sum(lopsided.sizes) == len(units)
     assert min(lopsided.sizes) >= 1
+
+
+def least_slowest_s(units_s: Sequence[float], num_stages: int) -> float:
+    """Of all ways to cut units, the least time of the slowest stage: stage by stage, for every number of units."""
+    until = [0.0, *accumulate(units_s)]
+    best = until[1:]
+    for stage in range(2, num_stages + 1):
+        best = [
+            min((max(best[i - 1], until[end] - until[i]) for i in range(stage - 1, end)), default=inf)
+            for end in range(1, len(until))
+        ]
+    return best[-1]
+
+
+@each("seed", range(12))
+def test_stages_of_very_unlike_numbers_of_units_are_found(seed: int) -> None:
+    """A few units take as long as all others together, so that one stage may have nearly all units."""
+    random = Random(seed)
+    num_units, num_stages, many = (
+        random.choice((30, 90, 140)),
+        random.choice((3, 8, 24)),
+        random.choice((1, 4, 64, 1000)),
+    )
+    heavy = set(random.sample(range(num_units), num_stages - 1))
+    units = tuple(Unit(100.0 if i in heavy else random.random()) for i in range(num_units))
+    places = [Place((units,))] * num_stages
+    found = chained(places, many)
+    assert found is not None
+    total_s = sum(unit.seconds for unit in units)
+    slowest_s = least_slowest_s([unit.seconds for unit in units], num_stages)
+    assert measured(places, found, many)[0] <= (total_s + (many - 1) * slowest_s) * (1 + 3e-3)
+
+
+def test_a_stage_that_is_much_faster_may_have_nearly_all_units() -> None:
+    slow, fast = tuple(Unit(1.0) for _ in range(60)), tuple(Unit(0.01) for _ in range(60))
+    found = chained([Place((slow,)), Place((fast,)), Place((slow,)), Place((slow,))], 64)
+    assert found == Spread((1, 57, 1, 1), (0, 0, 0, 0))

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from random import Random
 
 import pytest
 
 from shardwright.cost.timeline import timeline
+from shardwright.cost.timeline.segments import Stage, StepProgram
+from shardwright.cost.timeline.tasks import COMPUTE, Buffer, Segment, Task
 from shardwright.cost.timeline.timeline import simulate
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.step.execution import Execution
-from shardwright.pcg.step.schedules import most_in_flight, orders
+from shardwright.pcg.step.schedules import Item, most_in_flight, orders, progress, source
 from tests.cost.programs import uniform
 from tests.each import each
 from tests.pcg.step.executions import executions, name
@@ -67,3 +70,49 @@ def test_an_order_with_a_cycle_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(timeline, "orders", lambda execution: [list(reversed(items)) for items in orders(execution)])
     with pytest.raises(PlanError, match=r"schedule: stage 1 waits for ever for .*; the orders have a cycle"):
         simulate(uniform(run))
+
+
+def unlike(execution: Execution, random: Random) -> StepProgram:
+    """Stages whose chunks take and keep unlike much, a little longer in the first and the last microbatch."""
+
+    def segment(kept: float) -> Segment:
+        tasks = (Task("all", COMPUTE, random.random()), Task("first", COMPUTE, 0.1, microbatch="first"),
+                 Task("last", COMPUTE, 0.2, microbatch="last"))  # fmt: skip
+        own = Buffer("activations", abs(kept), 0 if kept > 0 else None, () if kept > 0 else (0,))
+        return Segment(tasks, (own, Buffer("temporary", random.random(), 0, (0,))))
+
+    plain, ways = uniform(execution), ("forward", "backward", "weights")[: 2 + (execution.schedule == "zero-bubble")]
+    stages = list[Stage]()
+    for stage in plain.stages:
+        kept = random.random()
+        pieces = (replace(p, **{way: segment(kept if way == "forward" else -kept / (len(ways) - 1)) for way in ways})
+                  for p in stage.pieces)  # fmt: skip
+        stages.append(replace(stage, pieces=tuple(pieces), end=segment(0.0)))
+    return replace(plain, stages=tuple(stages), hops_s=tuple(random.random() for _ in plain.hops_s))
+
+
+@every
+def test_segments_start_and_keep_as_when_they_are_walked_one_by_one(execution: Execution) -> None:
+    program, (p, v) = unlike(execution, Random(3)), (execution.num_stages, execution.chunks_per_stage)
+    found = simulate(program)
+    placed = [{place.item: place for place in stage.placed} for stage in found.stages]
+    ends, clocks = dict[tuple[int, Item], float](), [0.0] * p
+    totals, peaks = [[0.0] * p for _ in range(2)]
+    for stage, item in progress(orders(execution), execution):
+        before, start, own = source(item, stage, p, v), clocks[stage], placed[stage][item]
+        if before is not None and before[1].direction == item.direction:
+            hop = min(before[1].chunk * p + before[0], item.chunk * p + stage)
+            start = max(start, ends[before] + program.hops_s[hop])
+        assert own.start_s == pytest.approx(start, abs=1e-12)
+        assert (item.microbatch == 0) == ("first" in [t.name for t in own.timeline.segment.tasks if t.seconds])
+        clocks[stage] = ends[stage, item] = start + own.timeline.ready_s
+        peaks[stage] = max(peaks[stage], totals[stage] + own.timeline.peak_bytes)
+        totals[stage] += sum(own.timeline.net.values())
+    for stage, own in enumerate(found.stages):
+        assert own.placed[-1].start_s == pytest.approx(clocks[stage])
+        peak, before = own.placed[own.peak_place], own.placed[: own.peak_place]
+        total = sum(sum(place.timeline.net.values()) for place in before) + peak.timeline.peak_bytes
+        assert total == pytest.approx(max(peaks[stage], totals[stage] + own.placed[-1].timeline.peak_bytes))
+    assert found.step_s == pytest.approx(
+        max(c + s.placed[-1].timeline.seconds for c, s in zip(clocks, found.stages, strict=True))
+    )
