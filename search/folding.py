@@ -95,6 +95,7 @@ class _Block(NamedTuple):
 
 def fold(graph: Graph, copies: int = 1) -> Folded:
     """The graph with the first `copies` blocks of every run; the last of these stands for the rest."""
+    whole, graph = graph, shared_first(graph)
     repeated, dropped = list[Repeated](), set[str]()
     renamed, home, alike = dict[str, str](), dict[str, str](), dict[str, str]()
     called = dict[str, Sequence[Mapping[str, str]]]()
@@ -113,7 +114,7 @@ def fold(graph: Graph, copies: int = 1) -> Folded:
         for block in run[copies:]:
             alike |= {b.name: a.name for a, b in zip(end.leaves, block.leaves, strict=True)}
     if not repeated:
-        return Folded(graph)
+        return Folded(whole)
     nodes = tuple(
         replace(n, inputs=tuple(renamed.get(i, i) for i in n.inputs)) for n in graph.nodes if n.name not in dropped
     )
@@ -124,6 +125,28 @@ def fold(graph: Graph, copies: int = 1) -> Folded:
     }
     last = {own: name for name, own in renamed.items()}
     return Folded(Graph(nodes, outputs, graph.mesh), runs, home, alike, copied, last)
+
+
+def shared_first(graph: Graph) -> Graph:
+    """The graph with constants that several blocks read before the blocks, as parts of none.
+
+    Capture leaves them in the first one that reads them, which else is like no other.
+    """
+    constants = constant_nodes(graph)
+    home = {n.name: module_block(f"{n.source.module}.") for n in graph.nodes if not n.is_leaf}
+    shared = set[str]()
+    for node in reversed(graph.nodes):
+        if node.name in constants and (own := home.get(node.name)) is not None:
+            users = graph.users[node.name]
+            if any(user in shared for user in users) or (own and any(home[user] != own for user in users)):
+                shared.add(node.name)
+    if not any(home[name] for name in shared):
+        return graph
+    leaves, first, rest = list[Node](), list[Node](), list[Node]()
+    for node in graph.nodes:
+        of = first if node.name in shared else leaves if node.is_leaf else rest
+        of.append(replace(node, source=replace(node.source, module="")) if of is first else node)
+    return Graph((*leaves, *first, *rest), graph.outputs, graph.mesh)
 
 
 def _runs(graph: Graph) -> Iterator[list[_Block]]:
