@@ -165,7 +165,13 @@ def _runs(graph: Graph) -> Iterator[list[_Block]]:
 
 
 def _closed(graph: Graph, run: list[_Block]) -> Iterator[list[_Block]]:
-    """A run of which only the last block gives to anyone but the next."""
+    """A run of which only the last block gives to anyone but the next, and that reads of the first one's kind.
+
+    What comes to the first one may have no gradient, where what each gives to the next has one: then it is left out.
+    """
+    if len(run) > 1 and any(graph.types[a] != graph.types[b] for a, b in _carried(run[0], run[1])):
+        yield run[:1]
+        run = run[1:]
     results = {name for _, name in graph.outputs}
     for number, block in enumerate(run[:-1]):
         mine = {n.name for n in block.own} | {n.name for n in run[number + 1].own}

@@ -26,6 +26,7 @@ from shardwright.pcg.step.recompute import Recompute
 from shardwright.pcg.step.time import check_time
 from shardwright.search.asked import RecomputeMode
 from shardwright.search.counts import Counts, Proposals
+from shardwright.search.fitting import LITTLE
 from shardwright.search.folding import Folded, fold
 from shardwright.search.limits import Limits
 from shardwright.search.pins import Pins
@@ -422,9 +423,7 @@ class Tuner:
         except NoLayoutsError:
             return inf
 
-    def _longest(
-        self, space: Space, mode: RecomputeMode, count: int
-    ) -> _Asked:
+    def _longest(self, space: Space, mode: RecomputeMode, count: int) -> _Asked:
         """What names the problem of a way with the longest lifetime that is likely.
 
         Stages seldom have room for what stays longest, as all are in use at once.
@@ -462,7 +461,7 @@ class Tuner:
                     continue
                 if best.prediction.step_s > _NEAR * self.fastest_s:
                     continue
-                if not is_large and self._expected_s(best, asked, beside) >= self.fastest_s:
+                if not is_large and self._expected_s(best, asked, beside) >= self.fastest_s * (1 - LITTLE):
                     continue
             found = self.solver.solve(
                 *asked[:3], space.name, execution, space.zeros, priced, beside=beside, limits=space.limits
