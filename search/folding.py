@@ -1,6 +1,7 @@
 """Repeated blocks of a model, cut down to a few: what a search of many ways to run it looks at.
 
 Consecutive blocks ("model.layers.3") that are equal up to names, each reading what the one before gives, are a *run*.
+Constants that several blocks read, such as tables of positions, lie in none.
 A folded graph keeps the first of a run and says how often it occurs: costs and bytes count as often, and from one
 occurrence to the next a value has to be laid out as it came in. So a plan of a folded graph is a plan of the whole
 one in which equal blocks are laid out alike.

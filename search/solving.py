@@ -239,9 +239,15 @@ class Solver:
         size = self.cluster.num_devices
         return sum(p.num_devices / size * p.device.times_as_quick(self.cluster.device) for p in self.cluster.parts)
 
-    def work_s(self, folded: Folded, execution: Execution) -> float:
-        """What all operators take on one device, nothing being sent: n devices take no less than an n-th of it."""
-        problem, _ = self.problem(folded, Mesh(("x",), (1,)), (DATA,), execution, "zero-3")
+    def work_s(self, folded: Folded, execution: Execution, mesh: Mesh | None = None) -> float:
+        """What all operators take on one device, nothing being sent: n devices take no less than an n-th of it.
+
+        `mesh`: on its devices, each operator split in any way; n times as many take no less than an n-th of it, if n
+        has no prime in common with their number.
+        """
+        one = Mesh(("x",), (1,))
+        roles = (DATA,) if mesh in (None, one) else (FREE,) * len(mesh or one)
+        problem, _ = self.problem(folded, mesh or one, roles, execution, "zero-3")
         return sum(float(time_s.value.min()) for time_s in problem.time_s)
 
     def stored_bytes(

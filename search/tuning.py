@@ -461,7 +461,8 @@ class Tuner:
                     continue
                 if best.prediction.step_s > _NEAR * self.fastest_s:
                     continue
-                if not is_large and self._expected_s(best, asked, beside) >= self.fastest_s * (1 - LITTLE):
+                rival_s = best.prediction.step_s if beside == 1 else self.fastest_s
+                if not is_large and self._expected_s(best, asked, beside) >= rival_s * (1 - LITTLE):
                     continue
             found = self.solver.solve(
                 *asked[:3], space.name, execution, space.zeros, priced, beside=beside, limits=space.limits
@@ -485,7 +486,7 @@ class Tuner:
         _, solution, prices = found.solved
         own_s, own_bytes = time_and_bytes(problem, solution, beside)
         least_s = eliminator.solve(problem, Prices(prices.byte, beside)).bound - prices.byte * own_bytes
-        return found.prediction.step_s * least_s / own_s
+        return found.prediction.step_s * (least_s / own_s if 0 < own_s < inf else float(own_s == 0))
 
     def bound_s(self, num_microbatches: int, execution: Execution) -> float:
         """No layouts of the operators as they are written, so run on the meshes searched, take a shorter step.
