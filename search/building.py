@@ -28,7 +28,7 @@ from shardwright.pcg.step.lifetimes import Zero
 from shardwright.pcg.step.schedules import most_in_flight
 from shardwright.pcg.types import ITEM_BYTES, TensorType
 from shardwright.search.blocks import blocked_choices
-from shardwright.search.domain import CertifiedSplits, Domain, node_domain, storage_domain
+from shardwright.search.domain import CertifiedSplits, Domain, Options, node_options, storage_domain
 from shardwright.search.folding import Folded
 from shardwright.search.interning import Interned, Interner
 from shardwright.search.limited import Limited
@@ -103,9 +103,8 @@ class ProblemBuilder:
 
         def least() -> float:
             own = (self.certified(node, operands) | {"R"},) * len(self.mesh)
-            return float(
-                node_domain(node, operands, result, self.mesh, own, self.costs, self.compute, (), how).time_s.min()
-            )
+            options = node_options(node, operands, result, self.mesh, own, self.costs, self.compute, how)
+            return float((options.forward_s + options.backward_s).min())
 
         return self.interner.get(key, least)
 
@@ -204,22 +203,17 @@ class _Build:
         allowed, twice = self._allowed(node, operands, kind), node.name in self.way.again.twice
         left = self.limited.operator(node) if self.limited is not None else None
         key = ("domain", kind, kept, how, allowed, twice, left)
-        return self.interner.get(key, lambda: self._make_domain(node, operands, allowed, kept, how, twice, left))
 
-    def _make_domain(
-        self,
-        node: Node,
-        operands: Sequence[TensorType],
-        allowed: tuple[frozenset[str], ...],
-        kept: tuple[int | str, ...],
-        how: Written,
-        twice: bool,
-        left: Splits | None,
-    ) -> Domain:
+        def restricted() -> Domain:
+            options = self.interner.get(("options", kind, how, allowed), lambda: self._options(node, allowed, how))
+            return _restricted(options.domain(kept, twice=twice), allowed, left, node)
+
+        return self.interner.get(key, restricted)
+
+    def _options(self, node: Node, allowed: tuple[frozenset[str], ...], how: Written) -> Options:
         everything = tuple(own | {"R"} for own in allowed)
-        result, mesh = self.types[node.name], self.b.mesh
-        domain = node_domain(node, operands, result, mesh, everything, self.b.costs, self.b.compute, kept, how, twice)
-        return _restricted(domain, allowed, left, node)
+        operands, result = [self.types[i] for i in node.inputs], self.types[node.name]
+        return node_options(node, operands, result, self.b.mesh, everything, self.b.costs, self.b.compute, how)
 
     def _allowed(self, node: Node, operands: Sequence[TensorType], kind: Hashable) -> tuple[frozenset[str], ...]:
         """Per axis, the certified choices that the restriction leaves."""

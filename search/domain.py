@@ -17,10 +17,10 @@ import numpy as np
 
 from shardwright.cost.collectives.moves import MoveCosts
 from shardwright.cost.compute.compute import Compute
-from shardwright.cost.compute.operators import NodeCost, local_bytes
+from shardwright.cost.compute.operators import Choice, NodeCost, Part, local_bytes
 from shardwright.cost.timeline.memory import Stored, kept_bytes, update_bytes
 from shardwright.pcg.analysis import Written, is_whole
-from shardwright.pcg.factors import Signature, dispatched, parse_choice
+from shardwright.pcg.factors import Signature, dispatched, parse_choice, parts_of
 from shardwright.pcg.graph import OPAQUE, Node, required_layouts
 from shardwright.pcg.layout import Layout, Layouts, R, S
 from shardwright.pcg.mesh import TIME, Mesh
@@ -73,7 +73,28 @@ def axis_options(
     return [(n, *required_layouts(signature, n, len(signature.operands), row)) for n in names if n in certified]
 
 
-def node_domain(
+@dataclass(frozen=True, eq=False)
+class Options:
+    """The choices of one operator, whatever of it backward keeps or makes again; seconds are of all microbatches.
+
+    parts    what the choices leave a device, and `of`, which of these each leaves
+    """
+
+    cost: NodeCost
+    choices: tuple[Choice, ...]
+    parts: Sequence[Part]
+    of: np.ndarray
+    forward_s: np.ndarray
+    backward_s: np.ndarray
+
+    def domain(self, kept: tuple[int | str, ...] = (), *, twice: bool = False) -> Domain:
+        """`kept` lists what backward keeps and nobody else is charged for; `twice`: forward runs again in backward."""
+        kept_bytes = np.array([self.cost.part_bytes(part, kept) for part in self.parts], dtype=float)
+        splits, operands, result = zip(*self.choices, strict=True)
+        return Domain(splits, operands, result, self.forward_s * (1 + twice) + self.backward_s, kept_bytes[self.of])
+
+
+def node_options(
     node: Node,
     operands: Sequence[TensorType],
     result: TensorType,
@@ -81,19 +102,13 @@ def node_domain(
     certified: Sequence[frozenset[str]],
     costs: MoveCosts,
     compute: Compute,
-    kept: tuple[int | str, ...],
     written: Written,
-    twice: bool = False,
-) -> Domain:
-    """The choices of one operator, of those that are `certified` per axis.
-
-    `kept` lists what backward keeps and nobody else is charged for; `written` says how it is written in code; `twice`,
-    whether its forward runs again in backward. All microbatches compute it.
-    """
+) -> Options:
+    """The choices of one operator, of those that are `certified` per axis; `written`: how it is written in code."""
     sizes = mesh.sizes
     if node.op == OPAQUE:
         whole = replicated(len(sizes))
-        options = ((("R",) * len(sizes), (whole,) * len(operands), whole),)
+        choices = ((("R",) * len(sizes), (whole,) * len(operands), whole),)
     else:
         signature = ROWS[node.op].signature([t.shape for t in operands], dict(node.attrs))
         per_axis = [axis_options(node, signature, size, own) for size, own in zip(sizes, certified, strict=True)]
@@ -101,27 +116,19 @@ def node_domain(
             per_axis[axis] = [o for o in per_axis[axis] if not dispatched(o[0])]
         if not result.grad:
             per_axis = [[o for o in axis if o[0] != "C"] for axis in per_axis]
-        options = _combine(per_axis, signature, operands, result.shape, sizes)
-    cost = NodeCost(node, operands, result, sizes, compute, kept, written)
-
-    def time_s(split: tuple[str, ...], needs: tuple[Layouts, ...], made: Layouts) -> float:
-        forward_s, backward_s = cost.passes_s(split, needs, made)
-        for sent in cost.dispatches(split, needs, made):
-            forward_s += sum(costs.dispatch_s(sent))
-            backward_s += sum(costs.dispatch_s(sent, backward=True)) if result.grad else 0.0
-        return mesh.num_microbatches * (forward_s * (1 + twice) + backward_s)
-
-    return Domain(
-        tuple(o[0] for o in options),
-        tuple(o[1] for o in options),
-        tuple(o[2] for o in options),
-        np.array([time_s(*o) for o in options]),
-        np.array([cost.kept_bytes(*o) for o in options], dtype=float),
-    )
+        choices = _combine(per_axis, signature, operands, result.shape, sizes)
+    cost = NodeCost(node, operands, result, sizes, compute, (), written)
+    parts, of = cost.parts(choices)
+    forward_s, backward_s = np.array([cost.part_s(part) for part in parts]).T[:, of]
+    for number, choice in enumerate(choices):
+        for sent in cost.dispatches(*choice):
+            forward_s[number] += sum(costs.dispatch_s(sent))
+            backward_s[number] += sum(costs.dispatch_s(sent, backward=True)) if result.grad else 0.0
+    many = mesh.num_microbatches
+    return Options(cost, choices, parts, of, many * forward_s, many * backward_s)
 
 
 _Option = tuple[str, tuple[Layout, ...], Layout]
-_Combined = tuple[tuple[str, ...], tuple[Layouts, ...], Layouts]
 
 
 def _combine(
@@ -130,7 +137,7 @@ def _combine(
     operands: Sequence[TensorType],
     shape: tuple[int, ...],
     sizes: tuple[int, ...],
-) -> tuple[_Combined, ...]:
+) -> tuple[Choice, ...]:
     """Combinations over the axes that all shapes can hold."""
     blocks = {layout.blocks for axis in per_axis for _, needs, made in axis for layout in (*needs, made)}
     blocks |= {parse_choice(choice)[1] for axis in per_axis for choice, _, _ in axis if not is_whole(choice)}
@@ -150,18 +157,30 @@ def _combined(
     signature: Signature,
     shapes: tuple[tuple[int, ...], ...],
     sizes: tuple[int, ...],
-) -> tuple[_Combined, ...]:
+) -> tuple[Choice, ...]:
     """`_combine` by what divides the extents, which is all that counts: of the result, then of the operands."""
-    found = list[_Combined]()
-    for combination in product(*per_axis):
-        if signature.indivisible([o[0] for o in combination], sizes) is not None:
-            continue
-        result = tuple(o[2] for o in combination)
-        needs = tuple(tuple(o[1][i] for o in combination) for i in range(len(shapes) - 1))
-        held = zip(shapes, (result, *needs), strict=True)
-        if all(can_hold(extents, layouts, sizes) for extents, layouts in held):
-            found.append((tuple(o[0] for o in combination), needs, result))
+
+    def hold(combination: Sequence[_Option], own: tuple[int, ...]) -> bool:
+        layouts = zip(*((made, *needs) for _, needs, made in combination), strict=True)
+        is_held = all(can_hold(extents, x, own) for extents, x in zip(shapes, layouts, strict=True))
+        return is_held and signature.indivisible([choice for choice, _, _ in combination], own) is None
+
+    found, alone = list[Choice](), list[list[tuple[_Option, set[tuple[int, int] | str]]]]()
+    for options, size in zip(per_axis, sizes, strict=True):
+        alone.append([(option, _split_by(option)) for option in options if hold([option], (size,))])
+    for pairs in product(*alone):
+        combination, split = [option for option, _ in pairs], [own for _, own in pairs]
+        if len(set().union(*split)) == sum(map(len, split)) or hold(combination, sizes):
+            names, needs, made = zip(*combination, strict=True)
+            found.append((names, tuple(zip(*needs, strict=True)), made))
     return tuple(found)
+
+
+def _split_by(option: _Option) -> set[tuple[int, int] | str]:
+    """What one axis splits: factors, and dimensions of the result and of operands. Axes that share none go together."""
+    choice, needs, made = option
+    dims: set[tuple[int, int] | str] = {(number, x.dim) for number, x in enumerate((made, *needs)) if x.is_shard}
+    return dims if is_whole(choice) else dims | {name for name, _ in parts_of(choice)}
 
 
 def storage_domain(

@@ -1,6 +1,7 @@
 """Repeated blocks of a model, cut down to a few: what a search of many ways to run it looks at.
 
 Consecutive blocks ("model.layers.3") that are equal up to names, each reading what the one before gives, are a *run*.
+Constants that several blocks read, such as tables of positions, lie in none.
 A folded graph keeps the first of a run and says how often it occurs: costs and bytes count as often, and from one
 occurrence to the next a value has to be laid out as it came in. So a plan of a folded graph is a plan of the whole
 one in which equal blocks are laid out alike.
@@ -95,6 +96,7 @@ class _Block(NamedTuple):
 
 def fold(graph: Graph, copies: int = 1) -> Folded:
     """The graph with the first `copies` blocks of every run; the last of these stands for the rest."""
+    whole, graph = graph, shared_first(graph)
     repeated, dropped = list[Repeated](), set[str]()
     renamed, home, alike = dict[str, str](), dict[str, str](), dict[str, str]()
     called = dict[str, Sequence[Mapping[str, str]]]()
@@ -113,7 +115,7 @@ def fold(graph: Graph, copies: int = 1) -> Folded:
         for block in run[copies:]:
             alike |= {b.name: a.name for a, b in zip(end.leaves, block.leaves, strict=True)}
     if not repeated:
-        return Folded(graph)
+        return Folded(whole)
     nodes = tuple(
         replace(n, inputs=tuple(renamed.get(i, i) for i in n.inputs)) for n in graph.nodes if n.name not in dropped
     )
@@ -124,6 +126,28 @@ def fold(graph: Graph, copies: int = 1) -> Folded:
     }
     last = {own: name for name, own in renamed.items()}
     return Folded(Graph(nodes, outputs, graph.mesh), runs, home, alike, copied, last)
+
+
+def shared_first(graph: Graph) -> Graph:
+    """The graph with constants that several blocks read before the blocks, as parts of none.
+
+    Capture leaves them in the first one that reads them, which else is like no other.
+    """
+    constants = constant_nodes(graph)
+    home = {n.name: module_block(f"{n.source.module}.") for n in graph.nodes if not n.is_leaf}
+    shared = set[str]()
+    for node in reversed(graph.nodes):
+        if node.name in constants and (own := home.get(node.name)) is not None:
+            users = graph.users[node.name]
+            if any(user in shared for user in users) or (own and any(home[user] != own for user in users)):
+                shared.add(node.name)
+    if not any(home[name] for name in shared):
+        return graph
+    leaves, first, rest = list[Node](), list[Node](), list[Node]()
+    for node in graph.nodes:
+        of = first if node.name in shared else leaves if node.is_leaf else rest
+        of.append(replace(node, source=replace(node.source, module="")) if of is first else node)
+    return Graph((*leaves, *first, *rest), graph.outputs, graph.mesh)
 
 
 def _runs(graph: Graph) -> Iterator[list[_Block]]:
@@ -142,7 +166,13 @@ def _runs(graph: Graph) -> Iterator[list[_Block]]:
 
 
 def _closed(graph: Graph, run: list[_Block]) -> Iterator[list[_Block]]:
-    """A run of which only the last block gives to anyone but the next."""
+    """A run of which only the last block gives to anyone but the next, and that reads of the first one's kind.
+
+    What comes to the first one may have no gradient, where what each gives to the next has one: then it is left out.
+    """
+    if len(run) > 1 and any(graph.types[a] != graph.types[b] for a, b in _carried(run[0], run[1])):
+        yield run[:1]
+        run = run[1:]
     results = {name for _, name in graph.outputs}
     for number, block in enumerate(run[:-1]):
         mine = {n.name for n in block.own} | {n.name for n in run[number + 1].own}

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 from itertools import islice
 from math import inf
 from typing import NamedTuple
@@ -116,11 +117,11 @@ def _promising(
     size, n = batch_size(graph), whole.num_devices
     if n == 1 or (size and size % n == 0):
         return
-    folded = fold(graph)
-    work_s = Solver(whole, certified).work_s(folded, execution)
+    folded, solver = fold(graph), Solver(whole, certified)
+    work_s = cache(lambda mesh: solver.work_s(folded, execution, mesh))
     found = dict[int, _Smaller]()
     for cluster, mesh in _shared(whole, size, _extents(graph)):
-        if work_s / cluster.num_devices >= most_s:
+        if any(work_s(part) / (cluster.num_devices // part.num_devices) >= most_s for part in _odd(cluster)):
             continue
         solver = Solver(cluster, certified)
         least_s = solver.least_s(folded, mesh, (FREE,) * len(mesh), execution)
@@ -128,6 +129,21 @@ def _promising(
         if least_s < (most_s if known is None else known.least_s):
             found[cluster.num_devices] = _Smaller(least_s, cluster)
     yield from sorted(found.values(), key=lambda smaller: smaller.least_s)
+
+
+def _odd(cluster: Cluster) -> Iterator[Mesh]:
+    """One device, and as many as the odd primes of the number of devices make, an axis each, up to two.
+
+    What has no shares there has none on all, but for those of the other devices.
+    """
+    yield Mesh(("x",), (1,))
+    odd, primes = cluster.num_devices, list[int]()
+    for prime in (2, *range(3, odd + 1, 2)):
+        while odd % prime == 0:
+            odd //= prime
+            primes += [prime] if prime > 2 else []
+    if 0 < len(primes) <= 2:
+        yield Mesh(tuple("xy"[: len(primes)]), tuple(primes))
 
 
 def _extents(graph: Graph) -> set[int]:

@@ -347,7 +347,7 @@ class Planner:
             if about[way] >= best_s * (1 - LITTLE) and (is_apart or way != _way(best)):
                 continue
             own = fitted[way].candidate
-            plain = whole[way] if way in whole else rewriter.again_whole(own) if own.folded else own
+            plain = whole[way] if way in whole else rewriter.again_whole(own, judged=False) if own.folded else own
             for mixed in by_block(fitter, fitted[way], plain):
                 self.progress(f"{named(mixed)}, blocks apart: {mixed.prediction.step_s * 1e3:.1f} ms")
                 best_s = min(best_s, mixed.prediction.step_s)

@@ -8,7 +8,7 @@ gradient on the way back; their min-plus closure gives the cheapest path between
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import permutations, product
@@ -18,7 +18,7 @@ import numpy as np
 
 from shardwright.cost.collectives.moves import MoveCosts, MovePart, TensorClass
 from shardwright.pcg.errors import PlanError
-from shardwright.pcg.layout import Layout, Layouts, R, shard_order
+from shardwright.pcg.layout import Layout, Layouts, R, innermost, shard_order
 from shardwright.pcg.moves import Move, move_between
 
 
@@ -58,7 +58,17 @@ def valid_states(
     shape: tuple[int, ...], per_axis: Sequence[Sequence[Layout]], sizes: tuple[int, ...]
 ) -> tuple[Layouts, ...]:
     """All combinations of per-axis layouts that a tensor of this shape can have."""
-    return tuple(s for s in product(*per_axis) if can_hold(shape, s, sizes))
+    alone = [
+        [x for x in own if not x.is_shard or can_hold(shape, (x,), (size,))]
+        for own, size in zip(per_axis, sizes, strict=True)
+    ]
+    return tuple(s for s in product(*alone) if _are_apart(s) or can_hold(shape, s, sizes))
+
+
+def _are_apart(state: Layouts) -> bool:
+    """Whether no two axes shard one dimension."""
+    dims = [x.dim for x in state if x.is_shard]
+    return len(set(dims)) == len(dims)
 
 
 def can_hold(shape: tuple[int, ...], state: Layouts, sizes: tuple[int, ...]) -> bool:
@@ -68,11 +78,11 @@ def can_hold(shape: tuple[int, ...], state: Layouts, sizes: tuple[int, ...]) -> 
 
 def close(tensor: TensorClass, states: tuple[Layouts, ...], costs: MoveCosts) -> Closure:
     """Floyd and Warshall over the single-axis moves."""
-    cost, (pairs, parts, times) = _priced(replace(tensor, shape=()), states, costs)
+    cost, (pairs, kinds, parts, times) = _priced(replace(tensor, shape=()), states, costs)
     num_elements = prod(tensor.shape)
     seconds = np.array([costs.part_s(part, num_elements) for part in parts])
     cost = cost.copy()
-    cost[pairs] += times @ seconds
+    cost[pairs] += (times @ seconds)[kinds]
     following = np.where(np.isfinite(cost), np.arange(len(states))[None, :], -1)
     for k in range(len(states)):
         through = cost[:, k, None] + cost[None, k, :]
@@ -82,48 +92,81 @@ def close(tensor: TensorClass, states: tuple[Layouts, ...], costs: MoveCosts) ->
     return Closure(states, {state: i for i, state in enumerate(states)}, cost, following, tensor.grad)
 
 
+_Pairs = tuple[np.ndarray, np.ndarray]
+
+
 @lru_cache(maxsize=256)
 def _priced(
     tensor: TensorClass, states: tuple[Layouts, ...], costs: MoveCosts
-) -> tuple[np.ndarray, tuple[tuple[np.ndarray, np.ndarray], tuple[MovePart, ...], np.ndarray]]:
+) -> tuple[np.ndarray, tuple[_Pairs, np.ndarray, tuple[MovePart, ...], np.ndarray]]:
     """What moves between states cost whatever the shape: costs that are fixed, and what is added for each pair.
 
-    The latter are pairs of states, the different parts of their moves, and how often each pair runs each part.
+    The latter are pairs of states, the kind of the move of each, the different parts of all moves, and how often each
+    kind of move runs each part.
     """
+    pairs, numbers, kinds = _neighbours(states, costs.sizes, costs.time)
+    fixed, rows, known = np.full(len(kinds), inf), list[dict[int, int]](), dict[MovePart, int]()
+    for number, (state, axis, after, move) in enumerate(kinds):
+        row, ends = dict[int, int](), {state[axis].kind, after.kind}
+        rows.append(row)
+        if not tensor.grad and "C" in ends:  # the same as R
+            fixed[number] = 0.0 if "R" in ends else inf
+        elif move is not None:
+            fixed[number], parts = costs.parts(tensor, state, move)
+            for part in parts:
+                place = known.setdefault(part._replace(times=1), len(known))
+                row[place] = row.get(place, 0) + part.times
+    times = np.zeros((len(rows), len(known)))
+    for at, row in enumerate(rows):
+        times[at, list(row)] = list(row.values())
     cost = np.full((len(states), len(states)), inf)
     np.fill_diagonal(cost, 0.0)
-    rows, known = dict[tuple[int, int], dict[int, int]](), dict[MovePart, int]()
-    for i, j, axis, move in _neighbours(states, costs.sizes):
-        kinds = {states[i][axis].kind, states[j][axis].kind}
-        if not tensor.grad and "C" in kinds:  # the same as R
-            cost[i, j] = 0.0 if "R" in kinds else inf
-        elif move is not None:
-            cost[i, j], parts = costs.parts(tensor, states[i], move)
-            row = rows.setdefault((i, j), {})
-            for part in parts:
-                number = known.setdefault(part._replace(times=1), len(known))
-                row[number] = row.get(number, 0) + part.times
-    times = np.zeros((len(rows), len(known)))
-    for at, row in enumerate(rows.values()):
-        times[at, list(row)] = list(row.values())
-    pairs = np.array(list(rows), dtype=np.intp).reshape(-1, 2).T
-    return cost, ((pairs[0], pairs[1]), tuple(known), times)
+    cost[pairs] = fixed[numbers]
+    return cost, (pairs, numbers, tuple(known), times)
 
 
-@lru_cache(maxsize=32)
-def _neighbours(states: tuple[Layouts, ...], sizes: tuple[int, ...]) -> tuple[tuple[int, int, int, Move | None], ...]:
-    """The pairs of states, by their numbers, that differ on one axis, which that is, and the move if there is one.
+_Kind = tuple[Layouts, int, Layout, Move | None]
+"""Moves that cost the same: one state to begin with, the axis, what is there behind it, and the move if it is one."""
 
-    Tensors of all sizes that are laid out alike have the same.
+
+@lru_cache(maxsize=128)
+def _neighbours(
+    states: tuple[Layouts, ...], sizes: tuple[int, ...], time: int | None
+) -> tuple[_Pairs, np.ndarray, tuple[_Kind, ...]]:
+    """The pairs of states, by their numbers, that differ on one axis, with the number of their kind, and the kinds.
+
+    What a move costs is decided by the layouts before and after on its axis, by how many devices share the tensor along
+    the others, and by what is there along `time`. Tensors of all sizes that are laid out alike have the same.
     """
-    found = list[tuple[int, int, int, Move | None]]()
+    rows, columns, numbers, kinds = list[int](), list[int](), list[int](), list[_Kind]()
     for axis in range(len(states[0])):
-        lines = defaultdict[Layouts, list[int]](list)
+        lines, patterns = defaultdict[Layouts, list[int]](list), dict[Hashable, list[int]]()
         for i, state in enumerate(states):
             lines[*state[:axis], *state[axis + 1 :]].append(i)
-        pairs = (pair for line in lines.values() for pair in permutations(line, 2))
-        found += [(i, j, axis, move_between(states[i], states[j], axis, sizes)) for i, j in pairs]
-    return tuple(found)
+        known, alone = dict[Hashable, int](), [not s[axis].is_shard or innermost(s, axis) for s in states]
+        names = dict[Layout, int]()
+        own = [names.setdefault(state[axis], len(names)) for state in states]
+        for rest, line in lines.items():
+            first = states[line[0]]
+            among = prod(sizes[a] for a, x in enumerate(first) if a != axis and x.is_shard)
+            beside = among, None if time in (None, axis) else first[time]
+            dims = [states[i][axis].dim for i in line if states[i][axis].is_shard]
+            blocks = rest if len(set(dims)) < len(dims) else None  # of one dimension: how they lie counts
+            pattern = (*((own[i], alone[i]) for i in line), beside, blocks)
+            pairs = list(permutations(line, 2))
+            if (found := patterns.get(pattern)) is None:
+                found = patterns[pattern] = []
+                for i, j in pairs:
+                    move = move_between(states[i], states[j], axis, sizes)
+                    number = known.setdefault((own[i], own[j], beside, move is None), len(kinds))
+                    if number == len(kinds):
+                        kinds.append((states[i], axis, states[j][axis], move))
+                    found.append(number)
+            rows += [i for i, _ in pairs]
+            columns += [j for _, j in pairs]
+            numbers += found
+    of = np.intp
+    return (np.array(rows, of), np.array(columns, of)), np.array(numbers, of), tuple(kinds)
 
 
 def replicated(num_axes: int) -> Layouts:

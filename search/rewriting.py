@@ -161,11 +161,11 @@ class Rewriter:
         """The serial graph of all blocks that a candidate is a plan of."""
         return replay(self.graph, candidate.rewrites, self.rules, candidate.mesh) if candidate.rewrites else self.graph
 
-    def again_whole(self, candidate: Candidate) -> Candidate:
+    def again_whole(self, candidate: Candidate, *, judged: bool = True) -> Candidate:
         """As `Solver.again_whole`."""
         whole = self.whole(candidate)
         folded = fold(whole) if candidate.rewrites else self.folded
-        return replace(self.solver.again_whole(whole, folded, candidate), rewrites=candidate.rewrites)
+        return replace(self.solver.again_whole(whole, folded, candidate, judged=judged), rewrites=candidate.rewrites)
 
 
 def _is_better(new: Candidate, old: Candidate) -> bool:

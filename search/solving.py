@@ -239,9 +239,15 @@ class Solver:
         size = self.cluster.num_devices
         return sum(p.num_devices / size * p.device.times_as_quick(self.cluster.device) for p in self.cluster.parts)
 
-    def work_s(self, folded: Folded, execution: Execution) -> float:
-        """What all operators take on one device, nothing being sent: n devices take no less than an n-th of it."""
-        problem, _ = self.problem(folded, Mesh(("x",), (1,)), (DATA,), execution, "zero-3")
+    def work_s(self, folded: Folded, execution: Execution, mesh: Mesh | None = None) -> float:
+        """What all operators take on one device, nothing being sent: n devices take no less than an n-th of it.
+
+        `mesh`: on its devices, each operator split in any way; n times as many take no less than an n-th of it, if n
+        has no prime in common with their number.
+        """
+        one = Mesh(("x",), (1,))
+        roles = (DATA,) if mesh in (None, one) else (FREE,) * len(mesh or one)
+        problem, _ = self.problem(folded, mesh or one, roles, execution, "zero-3")
         return sum(float(time_s.value.min()) for time_s in problem.time_s)
 
     def stored_bytes(
@@ -342,21 +348,21 @@ class Solver:
         """Of a graph whose blocks occur so often; those that were asked for last are known."""
         return self._programs(graph, tuple(repeats.items()))
 
-    def again_whole(self, graph: Graph, folded: Folded, candidate: Candidate) -> Candidate:
+    def again_whole(self, graph: Graph, folded: Folded, candidate: Candidate, *, judged: bool = True) -> Candidate:
         """The same for the whole graph, of which a candidate has a few blocks: all that are alike are laid out alike.
 
         What does not fit so is solved as if nothing were known. Its stages have the same blocks, if those are all its
-        sections.
+        sections. Not `judged`: it is only laid out, and its prediction stays that of a few blocks.
         """
         try:
-            return self._again_whole(graph, folded, candidate)
+            return self._again_whole(graph, folded, candidate, judged)
         except PlanError:
             if not (run := candidate.execution).split:
                 raise
             anew = replace(run, split=(), recompute_by_stage=())
-            return self._again_whole(graph, folded, replace(candidate, execution=anew))
+            return self._again_whole(graph, folded, replace(candidate, execution=anew), judged)
 
-    def _again_whole(self, graph: Graph, folded: Folded, candidate: Candidate) -> Candidate:
+    def _again_whole(self, graph: Graph, folded: Folded, candidate: Candidate, judged: bool) -> Candidate:
         c, whole, solved = candidate, Folded(graph), candidate.solved
         problem, solution, at = solved
         if (all_blocks := unfolded(problem, folded, graph)) is None:
@@ -366,6 +372,8 @@ class Solver:
             solved = all_blocks, solution, at
         made = _Draft(c.name, c.bound_s, solved, c.roles, c.execution, c.priced, c.limits)
         laid_out = materialize(all_blocks, solution, self.certified)
+        if not judged:
+            return replace(c, graph=laid_out, solved=solved, folded=False)
         found = self._stored(made, laid_out, {}, (c.lifetimes,))
         if found.fits or not c.fits:
             return found

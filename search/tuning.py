@@ -26,6 +26,7 @@ from shardwright.pcg.step.recompute import Recompute
 from shardwright.pcg.step.time import check_time
 from shardwright.search.asked import RecomputeMode
 from shardwright.search.counts import Counts, Proposals
+from shardwright.search.fitting import LITTLE
 from shardwright.search.folding import Folded, fold
 from shardwright.search.limits import Limits
 from shardwright.search.pins import Pins
@@ -62,6 +63,8 @@ def named(candidate: Candidate) -> str:
     return candidate.name + (_MODES[mode] if isinstance(mode, str) else ", recomputation by block")
 
 
+_Asked = tuple[Folded, Mesh, tuple[str, ...], Execution, Zero, Limits]
+"""What names a problem."""
 _Found = tuple[Candidate, Space, Sequence[RecomputeMode]]
 """A plan, its space, and all that was made again there."""
 
@@ -420,9 +423,7 @@ class Tuner:
         except NoLayoutsError:
             return inf
 
-    def _longest(
-        self, space: Space, mode: RecomputeMode, count: int
-    ) -> tuple[Folded, Mesh, tuple[str, ...], Execution, Zero, Limits]:
+    def _longest(self, space: Space, mode: RecomputeMode, count: int) -> _Asked:
         """What names the problem of a way with the longest lifetime that is likely.
 
         Stages seldom have room for what stays longest, as all are in use at once.
@@ -435,8 +436,8 @@ class Tuner:
     def tried_with(self, space: Space, mode: RecomputeMode, count: int) -> Candidate:
         """With layouts for which nothing overlaps, and gathers of the likeliest lifetime.
 
-        Where that comes near the best plan by now, of the other lifetime too, and with layouts for which all overlaps
-        that can, where by their sum a faster plan is likely.
+        Where that comes near the best plan by now, with layouts for which all overlaps that can too, and with those of
+        the other lifetime, for what was the better of the two: where by their sum a faster plan is likely.
         """
         if (known := self._tried.get((space, mode, count))) is not None:
             return known
@@ -455,9 +456,12 @@ class Tuner:
             if best is not None:
                 if best.fits == is_large:  # what could win is of no use; of a large model, only what fits is of any
                     break
+                if priced != zeros[0] and beside != best.solved[2].beside:  # which was worse for the other lifetime
+                    continue
                 if best.prediction.step_s > _NEAR * self.fastest_s:
                     continue
-                if beside < 1 and self.solver.floor_s(*asked) >= self.fastest_s:
+                rival_s = best.prediction.step_s if beside == 1 else self.fastest_s
+                if not is_large and self._expected_s(best, asked, beside) >= rival_s * (1 - LITTLE):
                     continue
             found = self.solver.solve(
                 *asked[:3], space.name, execution, space.zeros, priced, beside=beside, limits=space.limits
@@ -471,6 +475,17 @@ class Tuner:
         self.tried.append(best)
         self._tried[space, mode, count] = best
         return best
+
+    def _expected_s(self, found: Candidate, asked: _Asked, beside: float) -> float:
+        """About what a plan takes with the layouts of another lifetime, or where another share of communication counts.
+
+        Less by the share that these save at most of its sum, if they keep no more than it does.
+        """
+        problem, eliminator = self.solver.problem(*asked)
+        _, solution, prices = found.solved
+        own_s, own_bytes = time_and_bytes(problem, solution, beside)
+        least_s = eliminator.solve(problem, Prices(prices.byte, beside)).bound - prices.byte * own_bytes
+        return found.prediction.step_s * (least_s / own_s if 0 < own_s < inf else float(own_s == 0))
 
     def bound_s(self, num_microbatches: int, execution: Execution) -> float:
         """No layouts of the operators as they are written, so run on the meshes searched, take a shorter step.

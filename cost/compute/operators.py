@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import accumulate, chain, pairwise
 from math import prod
+from typing import NamedTuple
+
+import numpy as np
 
 from shardwright.cost.compute.compute import Compute
 from shardwright.cost.compute.work import Local, Passes, passes
 from shardwright.pcg.analysis import Written, is_whole
 from shardwright.pcg.attrs import Attr
 from shardwright.pcg.dispatch import Dispatch, dispatches, num_senders
-from shardwright.pcg.factors import parts_of
+from shardwright.pcg.factors import dispatched, parts_of
 from shardwright.pcg.graph import Node
-from shardwright.pcg.layout import Layouts, local_shape
+from shardwright.pcg.layout import Layout, Layouts, local_shape
 from shardwright.pcg.optable import ROWS, LocalShapes
 from shardwright.pcg.step.execution import draws_whole
 from shardwright.pcg.types import ITEM_BYTES, TensorType
@@ -24,6 +28,19 @@ _Shape = tuple[int, ...]
 def local_bytes(tensor: TensorType, layouts: Layouts, sizes: tuple[int, ...]) -> float:
     """Bytes of one device's part of a tensor in these layouts."""
     return prod(local_shape(tensor.shape, layouts, sizes)) * ITEM_BYTES[tensor.dtype]
+
+
+class Part(NamedTuple):
+    """What a device has of an operator: local shapes, sizes of the signature's factors, and how many send it rows."""
+
+    operands: tuple[_Shape, ...]
+    result: _Shape
+    extents: _Shape
+    senders: int
+
+
+Choice = tuple[tuple[str, ...], tuple[Layouts, ...], Layouts]
+"""How an operator is split, and in which layouts its operands and its result are then."""
 
 
 class NodeCost:
@@ -49,31 +66,27 @@ class NodeCost:
         self.op, self.attrs = node.op, node.attrs
         self.row = node.row
         self.signature = self.row.signature([t.shape for t in operands], dict(self.attrs)) if self.row else None
-        self._known: dict[object, tuple[Passes, tuple[float, float]]] = {}
 
     def passes(self, split: tuple[str, ...], needs: tuple[Layouts, ...], result: Layouts) -> Passes:
         """The kernels of one device's part, forward and backward."""
-        return self._costed(split, needs, result)[0]
+        return self._costed(self.part(split, needs, result))[0]
 
     def passes_s(self, split: tuple[str, ...], needs: tuple[Layouts, ...], result: Layouts) -> tuple[float, float]:
         """Seconds of forward and of backward."""
-        return self._costed(split, needs, result)[1]
+        return self.part_s(self.part(split, needs, result))
 
-    def time_s(self, split: tuple[str, ...], needs: tuple[Layouts, ...], result: Layouts) -> float:
-        """Seconds of forward and backward together."""
-        return sum(self.passes_s(split, needs, result))
+    def part_s(self, part: Part) -> tuple[float, float]:
+        """Seconds of forward and of backward of a part."""
+        return self._costed(part)[1]
 
-    def _costed(
-        self, split: tuple[str, ...], needs: tuple[Layouts, ...], result: Layouts
-    ) -> tuple[Passes, tuple[float, float]]:
-        """Choices that leave a device the same part cost the same."""
+    def _costed(self, part: Part) -> tuple[Passes, tuple[float, float]]:
+        return _part_costs(self.compute, self.op, self.attrs, self.operands, self.result, *part, self.written)
+
+    def part(self, split: tuple[str, ...], needs: tuple[Layouts, ...], result: Layouts) -> Part:
+        """What a choice leaves a device."""
         shapes = tuple(local_shape(t.shape, n, self.sizes) for t, n in zip(self.operands, needs, strict=True))
         returned, extents = local_shape(self.result.shape, result, self.sizes), self._extents(split)
-        key = (shapes, returned, extents, num_senders(split, self.sizes))
-        if key not in self._known:
-            part = self.op, self.attrs, self.operands, self.result, *key, self.written
-            self._known[key] = _part_costs(self.compute, *part)
-        return self._known[key]
+        return Part(shapes, returned, extents, num_senders(split, self.sizes))
 
     def _extents(self, split: tuple[str, ...]) -> tuple[int, ...]:
         """The sizes of the signature's factors on one device."""
@@ -85,40 +98,76 @@ class NodeCost:
                 degrees[name] = degrees.get(name, 1) * size
         return tuple(f.size // degrees.get(f.name, 1) for f in self.signature.factors)
 
+    def parts(self, choices: Sequence[Choice]) -> tuple[list[Part], np.ndarray]:
+        """As `part`, of many choices at once: the different parts, and the number of the one that each choice leaves.
+
+        What an axis splits decides about the layouts on it.
+        """
+        shapes = [*(t.shape for t in self.operands), self.result.shape]
+        factors = tuple(f.size for f in self.signature.factors) if self.signature else ()
+        ends = list(accumulate([*map(len, shapes), len(factors)], initial=0))
+        among = np.ones((len(choices), ends[-1] + 1), np.int64)
+        for axis, size in enumerate(self.sizes):
+            rows, known, numbers = list[np.ndarray](), dict[str, int](), list[int]()
+            for split, needs, result in choices:
+                number = known.setdefault(split[axis], len(rows))
+                if number == len(rows):
+                    rows.append(self._among(split[axis], size, [*(own[axis] for own in needs), result[axis]], ends))
+                numbers.append(number)
+            among *= np.array(rows)[numbers]
+        local = np.array([*chain.from_iterable(shapes), *factors, 1]) // among
+        local[:, -1] = among[:, -1]
+        distinct = dict[tuple[int, ...], int]()
+        of = [distinct.setdefault(row, len(distinct)) for row in map(tuple, local.tolist())]
+        return [_part(row, ends) for row in distinct], np.array(of, np.intp)
+
+    def _among(self, choice: str, size: int, layouts: Sequence[Layout], ends: Sequence[int]) -> np.ndarray:
+        """How many devices of an axis share every dimension, and every factor; and how many send each other rows."""
+        found = np.ones(ends[-1] + 1, np.int64)
+        for start, layout in zip(ends, layouts, strict=False):
+            if layout.is_shard:
+                found[start + layout.dim] = size
+        if self.signature is not None and not is_whole(choice):
+            split = {name for name, _ in parts_of(choice)}
+            found[ends[-2] : -1] = [size if f.name in split else 1 for f in self.signature.factors]
+        found[-1] = num_senders((choice,), (size,))
+        return found
+
     def dispatches(self, split: tuple[str, ...], needs: tuple[Layouts, ...], result: Layouts) -> tuple[Dispatch, ...]:
         """What is sent of its rows, by axis in the order of forward."""
-        if self.row is None or self.signature is None:
+        if self.row is None or self.signature is None or not any(map(dispatched, split)):
             return ()
         dtypes, grads = [t.dtype for t in (*self.operands, self.result)], [t.grad for t in self.operands]
-        shapes = self._shapes(split, needs, result)
+        shapes = self._shapes(self.part(split, needs, result))
         return dispatches(self.row, self.signature, split, self.sizes, shapes, dtypes, grads)
 
     def kept_bytes(self, split: tuple[str, ...], needs: tuple[Layouts, ...], result: Layouts) -> float:
         """Bytes that stay on a device for the backward pass."""
+        return self.part_bytes(self.part(split, needs, result), self.kept)
+
+    def part_bytes(self, part: Part, kept: Sequence[int | str]) -> float:
+        """Bytes of these of a part."""
         total = 0.0
-        for item in self.kept:
+        for item in kept:
             if item == "result":
-                total += local_bytes(self.result, result, self.sizes)
+                total += prod(part.result) * ITEM_BYTES[self.result.dtype]
             elif item == "mask":
-                total += prod(local_shape(self.result.shape, result, self.sizes))
+                total += prod(part.result)
             elif item == "inside":
-                total += self._inside_bytes(split, needs, result)
+                assert self.row is not None
+                total += self.row.inside_bytes(self._shapes(part), self.operands[0].dtype)
             else:
-                total += local_bytes(self.operands[int(item)], needs[int(item)], self.sizes)
+                total += prod(part.operands[int(item)]) * ITEM_BYTES[self.operands[int(item)].dtype]
         return total
 
-    def _inside_bytes(self, split: tuple[str, ...], needs: tuple[Layouts, ...], result: Layouts) -> float:
-        assert self.row is not None
-        return self.row.inside_bytes(self._shapes(split, needs, result), self.operands[0].dtype)
+    def _shapes(self, part: Part) -> LocalShapes:
+        whole = tuple(t.shape for t in self.operands)
+        return LocalShapes(whole, self.result.shape, part.operands, part.result, part.senders)
 
-    def _shapes(self, split: tuple[str, ...], needs: tuple[Layouts, ...], result: Layouts) -> LocalShapes:
-        return LocalShapes(
-            tuple(t.shape for t in self.operands),
-            self.result.shape,
-            tuple(local_shape(t.shape, n, self.sizes) for t, n in zip(self.operands, needs, strict=True)),
-            local_shape(self.result.shape, result, self.sizes),
-            num_senders(split, self.sizes),
-        )
+
+def _part(row: tuple[int, ...], ends: Sequence[int]) -> Part:
+    *shapes, factors = (row[start:end] for start, end in pairwise(ends))
+    return Part(tuple(shapes[:-1]), shapes[-1], factors, row[-1])
 
 
 def num_drawn(kind: str, result: TensorType, local: Sequence[int]) -> int:

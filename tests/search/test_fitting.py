@@ -152,7 +152,7 @@ def test_blocks_apart_are_tried_of_every_plan_that_may_win_by_it(monkeypatch: py
 
     monkeypatch.setattr("shardwright.search.planner.by_block", mixed)
     fitter = SimpleNamespace(solver=search.solver)
-    rewriter = SimpleNamespace(again_whole=lambda c: c)
+    rewriter = SimpleNamespace(again_whole=lambda c, judged: c)
     for own, names, steps_s in ((fitted, ["fast"], [8.5, 8.2]), (fitted[:2], ["best"], [9.3])):
         asked.clear()
         found = search._apart(rewriter, fitter, {_way(f.candidate): f for f in own}, {}, best)  # type: ignore[arg-type]

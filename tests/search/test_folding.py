@@ -34,6 +34,52 @@ def test_few_blocks_and_graphs_without_modules_stay() -> None:
         assert fold(graph).repeats == {}
 
 
+def sharing(layers: int, *, trained: bool = True) -> Graph:
+    """Blocks that add a constant; capture leaves it, and what it is made of, in the one that reads it first."""
+    b = GraphBuilder()
+    x, shift = b.leaf("x", "input", (8, 16), "float32", "x"), ""
+    if trained:
+        b.at("s", Source("stem", "model.py:0"))
+        x = b.op("linear", x, b.leaf("first", "parameter", (16, 16), "float32", "stem.weight", grad=True))
+    for i in range(layers):
+        w = b.leaf(f"w{i}", "parameter", (16, 16), "float32", f"layers.{i}.weight", grad=True)
+        b.at("y", Source(f"layers.{i}", "model.py:1"))
+        x = b.op("relu", b.op("linear", x, w))
+        if i == 0:
+            scale = b.op("full", dtype="float32", shape=(16,), value=0.5)
+            shift = b.op("add", scale, scale)
+        x = b.op("add", x, shift)
+    b.at("l", Source("", "model.py:2"))
+    return b.graph([("loss", b.op("sum", b.op("mul", x, x), dims=(0, 1), keepdim=False))])
+
+
+def test_a_first_block_whose_input_has_no_gradient_stays() -> None:
+    """It makes none for it, which takes less than what the others do."""
+    graph = sharing(6, trained=False)
+    folded, solver, mesh = fold(graph), Solver(cluster(2, link_bytes_per_s=1e8), every_choice), Mesh.of(x=2)
+    assert folded.repeats == {"layers.1": 5}
+    whole, few = (solver.solve(f, mesh, ("free",), "test") for f in (Folded(graph), folded))
+    assert few.solved[1].objective == pytest.approx(whole.solved[1].objective, rel=1e-9)
+
+
+def test_constants_that_several_blocks_read_lie_in_none() -> None:
+    """So the first block is one of the run."""
+    graph = sharing(6)
+    folded = fold(graph)
+    assert folded.repeats == {"layers.0": 6}
+    constants = [n for n in folded.graph.validate().nodes if n.op == "full"]
+    assert [(n.source.module, folded.times(n.name)) for n in constants] == [("", 1)]
+    solver, mesh = Solver(cluster(2, link_bytes_per_s=1e8), every_choice), Mesh.of(x=2)
+    whole, few = (solver.solve(f, mesh, ("free",), "test") for f in (Folded(graph), folded))
+    assert few.solved[1].objective == pytest.approx(whole.solved[1].objective, rel=1e-9)
+    assert few.prediction.step_s == pytest.approx(whole.prediction.step_s, rel=1e-2)
+    again = solver.again_whole(graph, folded, few)
+    assert len(list(again.graph.validate().leaves("parameter"))) == 7
+    laid_out = solver.again_whole(graph, folded, few, judged=False)
+    assert (laid_out.graph, laid_out.prediction) == (again.graph, few.prediction)
+    assert not laid_out.folded
+
+
 def test_blocks_whose_values_others_read_stay() -> None:
     graph = blocks(layers=6)
     middle = next(n.name for n in graph.nodes if n.source.module == "layers.2")
@@ -108,7 +154,7 @@ def test_runs_that_follow_each_other_are_planned() -> None:
     b = GraphBuilder()
     x = b.leaf("x", "input", (32, 16), "float32", "x")
     for part in ("enc", "dec"):
-        for i in range(4):
+        for i in range(5):  # the first one gives its input no gradient
             b.source = Source(f"{part}.{i}")
             w = b.leaf(f"{part}{i}", "parameter", (16, 16), "float32", f"{part}.{i}.w", grad=True)
             x = b.op("linear", b.op("tanh" if part == "enc" else "exp", x), w)

@@ -102,7 +102,6 @@ def test_fewer_nodes_are_tried_in_more_ways(solved: list[Candidate]) -> None:
     """That the test above can fail."""
     own = tuner()
     by_hand = list(own.baselines())
-    assert len(solved) > len(by_hand)
     assert len(list(own.searched(by_hand))) == 3
 
 

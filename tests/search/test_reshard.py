@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from dataclasses import replace
 from functools import cache
 from itertools import product
 
@@ -12,10 +13,11 @@ import pytest
 from shardwright.cost.collectives.moves import MoveCosts, TensorClass
 from shardwright.pcg.interpret import scatter
 from shardwright.pcg.layout import C, Layout, Layouts, P, R, S, innermost, shard_order
-from shardwright.pcg.mesh import Mesh
-from shardwright.pcg.moves import Move
+from shardwright.pcg.mesh import TIME, Mesh
+from shardwright.pcg.moves import Move, move_between
 from shardwright.pcg.parallel import step
-from shardwright.search.reshard import Closure, close, replicated, valid_states
+from shardwright.search.reshard import Closure, _priced, close, replicated, valid_states
+from tests.each import each
 from tests.search.graphs import cluster
 
 SIZES = (2, 4)
@@ -141,6 +143,28 @@ def test_every_path_leads_there_by_moves_that_cost_what_it_costs(closed: tuple[T
             state = (*state[: move.axis], move.after, *state[move.axis + 1 :])
         assert closure.plain(state) == end, f"{start} to {end}"
         assert total == pytest.approx(cost, rel=1e-9)
+
+
+@each("tensor", CLASSES)
+def test_moves_of_one_kind_cost_what_each_of_them_costs(tensor: TensorClass) -> None:
+    """Along time too, and where axes share a dimension."""
+    mesh = Mesh((TIME, "a", "b"), (2, *SIZES))
+    priced = MoveCosts(cluster(8, link_bytes_per_s=1e8), mesh)
+    states = valid_states(SHAPE, ((R, C, P, S(0)), *PER_AXIS), mesh.sizes)
+    cost, (pairs, kinds, parts, times) = _priced(replace(tensor, shape=()), states, priced)
+    cost = cost.copy()
+    cost[pairs] += (times @ np.array([priced.part_s(part, 16 * 24) for part in parts]))[kinds]
+    assert len(times) < len(kinds) / 3
+    for i, j in np.argwhere(np.isfinite(cost)):
+        (axis, *others) = (a for a, (x, y) in enumerate(zip(states[i], states[j], strict=True)) if x != y or i == j)
+        ends = {states[i][axis].kind, states[j][axis].kind}
+        if i == j or (not tensor.grad and "C" in ends):
+            assert cost[i, j] == 0
+            continue
+        move = move_between(states[i], states[j], axis, mesh.sizes)
+        assert not others
+        assert move is not None
+        assert cost[i, j] == pytest.approx(priced.move_s(tensor, states[i], move), rel=1e-9)
 
 
 def test_without_a_gradient_copies_are_replicas() -> None:

@@ -120,8 +120,8 @@ def test_no_alternative_is_shown_faster_than_the_plan() -> None:
     search = planner(2, link_bytes_per_s=1e9)
     again_whole, solved = search.solver.again_whole, list[Candidate]()
 
-    def slower(graph: Graph, folded: Folded, candidate: Candidate) -> Candidate:
-        found = again_whole(graph, folded, candidate)
+    def slower(graph: Graph, folded: Folded, candidate: Candidate, *, judged: bool = True) -> Candidate:
+        found = again_whole(graph, folded, candidate, judged=judged)
         p = replace(found.prediction, step_s=(2.0 + len(solved)) * found.prediction.step_s)
         solved.append(replace(found, prediction=p))
         return solved[-1]

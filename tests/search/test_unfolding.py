@@ -87,14 +87,15 @@ def test_what_the_first_copy_reads_in_other_layouts_is_handed_on_in_them() -> No
     assert whole.index["hub", folded.last[after]] == problem.index["hub", after] != problem.index["hub", before]
 
 
-def test_where_the_first_copy_alone_has_constants_nothing_is_taken_from_it() -> None:
+def test_a_first_block_that_alone_has_constants_is_no_copy() -> None:
     b = GraphBuilder()
     x = b.leaf("x", "input", (32, 16), "float32", "x")
-    for i in range(4):
+    for i in range(5):
         b.source = Source(f"layers.{i}")
         w = b.leaf(f"w{i}", "parameter", (16, 16), "float32", f"layers.{i}.w", grad=True)
         x = b.op("linear", b.op("tanh", x), w)
     b.source = Source()
     serial = b.graph([("loss", b.op("sum", b.op("mul", x, x), dims=(0, 1), keepdim=False))])
+    assert fold(serial).repeats == {"layers.1": 4}
     problem, _ = solver().problem(fold(serial), Mesh.of(x=4), ("free",), Execution(), "zero-3")
-    assert unfolded(problem, fold(serial), serial) is None
+    assert unfolded(problem, fold(serial), serial) is not None
