@@ -18,7 +18,7 @@ from torch.autograd import Function
 from torch.autograd.profiler import record_function
 from torch.nn import functional as F
 
-from shardwright.lowering.attention import sdpa  # noqa: F401 - programs call it here
+from shardwright.lowering import attention
 from shardwright.lowering.dispatch import To, dispatch
 from shardwright.lowering.exact import Draw
 from shardwright.lowering.movement import MeshAxis, seen
@@ -99,6 +99,9 @@ def layer_norm(eps: float, normalized_dims: int, x: Tensor, *affine: Tensor) -> 
 def rms_norm(eps: float, normalized_dims: int, x: Tensor, *affine: Tensor) -> Tensor:
     """Over the last `normalized_dims` dimensions; `affine` is nothing or a weight."""
     return F.rms_norm(x, x.shape[-normalized_dims:], *affine, eps=eps)
+
+
+sdpa = attention.sdpa
 
 
 def cross_entropy_sum(logits: Tensor, target: Tensor, ignore_index: int, label_smoothing: float) -> Tensor:
