@@ -33,7 +33,7 @@ def sections(steps: Operations, repeats: Mapping[str, int], by_block: bool = Fal
     Raises:
         PlanError: a module that no operator lies in, two that are interleaved, or a number below one.
     """
-    names = _names(steps.listed, repeats, by_block)
+    names = _with_readers(steps.listed, _names(steps.listed, repeats, by_block))
     found: list[tuple[str, list[Operation]]] = []
     for name, step in zip(names, steps.listed, strict=True):
         if not found or found[-1][0] != name:
@@ -68,6 +68,16 @@ def _names(all_steps: Sequence[Operation], repeats: Mapping[str, int], by_block:
                 open_, number = "", number + 1
             names.append(f"#{number}")
     return names
+
+
+def _with_readers(all_steps: Sequence[Operation], names: list[str]) -> list[str]:
+    """Constants of no block lie in the section after them, where they are read first: they are none of their own."""
+    found = list(names)
+    for i in range(len(names) - 2, -1, -1):
+        step = all_steps[i]
+        if names[i].startswith("#") and not (step.reads or step.weights):
+            found[i] = found[i + 1]
+    return found
 
 
 def _key(step: Operation, repeats: Mapping[str, int], by_block: bool) -> str:
