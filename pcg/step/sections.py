@@ -33,7 +33,7 @@ def sections(steps: Operations, repeats: Mapping[str, int], by_block: bool = Fal
     Raises:
         PlanError: a module that no operator lies in, two that are interleaved, or a number below one.
     """
-    names = _with_readers(steps.listed, _names(steps.listed, repeats, by_block))
+    names = _with_readers(steps, _names(steps.listed, repeats, by_block))
     found: list[tuple[str, list[Operation]]] = []
     for name, step in zip(names, steps.listed, strict=True):
         if not found or found[-1][0] != name:
@@ -70,14 +70,18 @@ def _names(all_steps: Sequence[Operation], repeats: Mapping[str, int], by_block:
     return names
 
 
-def _with_readers(all_steps: Sequence[Operation], names: list[str]) -> list[str]:
+def _with_readers(steps: Operations, names: list[str]) -> list[str]:
     """Constants of no block lie in the section after them, where they are read first: they are none of their own."""
-    found = list(names)
+    constants = set[str]()
+    for node in steps.graph.nodes:
+        if node.op in ("constant", "buffer") or not (
+            node.is_leaf or node.may_draw or not constants.issuperset(node.inputs)
+        ):
+            constants.add(node.name)
     for i in range(len(names) - 2, -1, -1):
-        step = all_steps[i]
-        if names[i].startswith("#") and not (step.reads or step.weights):
-            found[i] = found[i + 1]
-    return found
+        if names[i].startswith("#") and steps.listed[i].name in constants:
+            names[i] = names[i + 1]
+    return names
 
 
 def _key(step: Operation, repeats: Mapping[str, int], by_block: bool) -> str:
