@@ -330,7 +330,12 @@ class Stager:
                 yield own
 
     def _ordered(self, found: Candidate, pipeline: Pipeline, name: str | None = None) -> Candidate | None:
-        """With equal stages; None where there are too few blocks."""
+        """With equal stages; None where there are too few blocks.
+
+        What lies between blocks is not counted: of a few blocks that stand for all it may be cut otherwise.
+        """
+        if pipeline.stages * pipeline.chunks > self._num_blocks:
+            return None
         name = name or f"{pipeline} x {found.name.partition(' x ')[2]}"
         solver, folded = self.tuner.solver, self.tuner.folded
         execution = replace(

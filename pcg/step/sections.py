@@ -71,7 +71,9 @@ def _names(all_steps: Sequence[Operation], repeats: Mapping[str, int], by_block:
 
 
 def _with_readers(steps: Operations, names: list[str]) -> list[str]:
-    """Constants of no block lie in the section after them, where they are read first: they are none of their own."""
+    """Constants of no block between two lie in the section after them, where they are read first: in none alone."""
+    if not any(name.startswith("#") and 0 < i < len(names) - 1 for i, name in enumerate(dict.fromkeys(names))):
+        return names
     constants = set[str]()
     for node in steps.graph.nodes:
         if node.op in ("constant", "buffer") or not (
@@ -79,7 +81,7 @@ def _with_readers(steps: Operations, names: list[str]) -> list[str]:
         ):
             constants.add(node.name)
     for i in range(len(names) - 2, -1, -1):
-        if names[i].startswith("#") and steps.listed[i].name in constants:
+        if names[i].startswith("#") and names[i] != names[0] and steps.listed[i].name in constants:
             names[i] = names[i + 1]
     return names
 

@@ -453,6 +453,19 @@ def test_a_mesh_is_judged_by_its_best_number_of_microbatches() -> None:
     assert min(found.values()) == 1.0
 
 
+def test_no_more_chunks_are_interleaved_than_there_are_blocks() -> None:
+    """What lies between blocks may be cut otherwise where a few of them stand for all."""
+    graph, own = blocks(batch=18, width=64, layers=5, seq=8), planner(3)
+    tuner = Tuner(own.solver, graph, own.execution, Pins.of(graph, own.cluster, Asked(stages=3), None), own.progress)
+    stager = Stager(tuner, inf)
+    found = own.plan(graph, stages=3, schedule="1f1b", microbatches=6, compared=False)
+    whole = own.solver.solve(tuner.folded, found.mesh, ("data",), "test", found.execution)
+    assert stager._ordered(whole, Pipeline(3, "1f1b")) is not None
+    assert stager._ordered(whole, Pipeline(3, "interleaved", 2)) is None  # six of the seven sections that there are
+    stager._num_blocks += 1
+    assert stager._ordered(whole, Pipeline(3, "interleaved", 2)) is not None
+
+
 def test_what_steps_took_of_their_floors_says_what_loses() -> None:
     """Half of what is above the floor may be saved."""
     graph, own = blocks(batch=16, width=64, layers=8, seq=8), planner(8)
