@@ -23,7 +23,7 @@ from shardwright.cost.collectives.groups import Link
 # torch 2.13), less one hop.
 BASE_S = 100e-6
 # Start of a message whose receiver waits for it, in a step, where ranks compute before and after: `bench.pipelines`
-# measures 180 to 230 µs of 64 KiB, 290 to 420 µs of 128 KiB. Half a round trip of 4 bytes takes 35 to 90 µs.
+# measures 150 to 240 µs of 64 KiB, 290 to 420 µs of 128 KiB. Half a round trip of 4 bytes takes 35 to 90 µs.
 SEND_S = 200e-6
 
 
