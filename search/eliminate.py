@@ -73,13 +73,17 @@ class Eliminator:
         model = Model.of(problem, prices, interner)
         known = () if allowed else problem.solved.values()  # at other prices
         ceiling = min((model.cost(solution.choices) for solution in known), default=inf)
+        order = problem.order = problem.order or model.min_fill()
         for variable, choices in allowed.items():
             model.keep(variable, choices.tolist())
-        model.drop_dominated()
-        order = problem.order
-        if order is None or any(now > then for now, then in zip(model.sizes, order.sizes, strict=True)):
-            order = problem.order = model.min_fill()
+        if not _is_small(order):
+            model.drop_dominated()
         return _solve(model, order, _ROUNDS, ceiling)
+
+
+def _is_small(order: Order) -> bool:
+    """Whether eliminating takes less than to look for choices that can be dropped first."""
+    return order.largest_table < LARGE_TABLE and order.largest_result <= LARGE_RESULT
 
 
 def _solve(model: Model, order: Order, rounds: int, ceiling: float) -> Solution:
@@ -88,7 +92,7 @@ def _solve(model: Model, order: Order, rounds: int, ceiling: float) -> Solution:
     `ceiling`: some solution costs no more.
     """
     elimination = _Elimination(model)
-    if order.largest_table < LARGE_TABLE and order.largest_result <= LARGE_RESULT:
+    if _is_small(order):
         return elimination.run(order.variables)
     for v in order.variables:
         if elimination.is_series(v):

@@ -115,7 +115,7 @@ class Model:
                 around[n] |= around[v]
                 around[n] -= {v, n}
                 heapq.heappush(heap, (fill(n), n))
-        return Order(tuple(order), tuple(sizes), largest, left, entries)
+        return Order(tuple(order), largest, left, entries)
 
 
 def _priced(time_s: np.ndarray, kept_bytes: np.ndarray, price: float) -> np.ndarray:

@@ -70,7 +70,7 @@ SERIAL = Prices()
 
 @dataclass(frozen=True)
 class Order:
-    """The order in which variables are eliminated, where they have so many choices.
+    """The order in which variables are eliminated.
 
     Attributes:
         largest_table: entries of the largest table on the way; `largest_result`: of what is left of one.
@@ -78,7 +78,6 @@ class Order:
     """
 
     variables: tuple[int, ...]
-    sizes: tuple[int, ...]
     largest_table: int
     largest_result: int
     entries: int

@@ -16,6 +16,7 @@ from shardwright.search import eliminate
 from shardwright.search.building import ProblemBuilder
 from shardwright.search.eliminate import Eliminator, minimize_last
 from shardwright.search.interning import Interned, Interner
+from shardwright.search.model import Model
 from shardwright.search.problem import Costs, Prices, Problem, Way
 from tests.search.graphs import cluster, every_choice, mlp, num_made
 
@@ -182,20 +183,34 @@ def test_a_ring_needs_tables_of_three() -> None:
     assert order_of(made)[1] == 4**4
 
 
-def test_dominated_choices_are_dropped_before_tables_are_made() -> None:
+def test_dominated_choices_are_dropped() -> None:
     """The first choice of each beats the others; then, where only a choice that is gone spoke for another, that too."""
+
+    def left(made: Problem) -> list[int]:
+        model = Model.of(made, Prices(), Interner())
+        model.drop_dominated()
+        return model.sizes
+
     made = chain(5)
     made.time_s = [interned(np.array([0.0, 50.0, 60.0, 70.0])) for _ in range(5)]
     made.edges = dict.fromkeys(made.edges, interned(np.zeros((4, 4))))
-    assert order_of(made)[1] == 1
+    assert left(made) == [1] * 5
     made = chain(2, size=2)
     made.time_s = [interned(np.zeros(2)) for _ in range(2)]
     made.edges = {(0, 1): interned(np.array([[0.0, 9.0], [1.0, 5.0]]))}
-    assert order_of(made)[1] == 1
-    made = chain(2, size=2)
+    assert left(made) == [1, 1]
     made.edges = {(0, 1): interned(np.array([[0.0, 9.0], [9.0, 0.0]]))}
-    made.time_s = [interned(np.zeros(2)) for _ in range(2)]
-    assert order_of(made)[1] == 4
+    assert left(made) == [2, 2]
+
+
+def test_choices_are_dropped_only_where_tables_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small ones are eliminated sooner than what can be dropped of them is found."""
+    dropped = list[int]()
+    monkeypatch.setattr(Model, "drop_dominated", lambda model: dropped.append(sum(model.sizes)))
+    for large, expected in ((4 * 4 + 1, []), (4 * 4, [6 * 4])):
+        monkeypatch.setattr(eliminate, "LARGE_TABLE", large)
+        order_of(chain(6))
+        assert dropped[:1] == expected
 
 
 def test_lifetimes_of_weights_share_the_tables_of_all_else() -> None:
