@@ -71,7 +71,8 @@ def said_by_block(solver: Solver, found: Candidate) -> Candidate:
     run, graph = found.execution, found.graph
     if not (modes := run.recompute_by_stage):
         return found
-    parts, able = sections(Operations(graph), {}, by_block=True), {mode: _blocks_with(graph, mode) for mode in modes}
+    parts = sections(Operations(graph), {}, by_block=True)
+    able = {mode: _blocks_with(graph, mode) for mode in dict.fromkeys(modes)}
     own = dict[str, Recompute]()
     for virtual, share in enumerate(spread(parts, run.split)):
         for number, _ in share:
