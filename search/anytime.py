@@ -11,6 +11,10 @@ from shardwright.pcg import checks
 T = TypeVar("T")
 
 
+class _OverError(Exception):
+    """The time is over."""
+
+
 class Stop:
     """The end of one search.
 
@@ -23,27 +27,38 @@ class Stop:
         """From now on. A `FieldError` for a limit that is no positive number."""
         if limit_s is not None:
             checks.positive(limit_s, "", "time_limit_s", "seconds")
-        self.reason, self.limit_s = "", limit_s
+        self.reason, self.limit_s, self._may_end = "", limit_s, False
         self._end = None if limit_s is None else time.perf_counter() + limit_s
 
     def within(self, items: Iterable[T], *, needed: bool = False) -> Iterator[T]:
         """The items that are made until then; `needed`: the first in any case.
 
-        Ctrl-C while one is made ends the search; before one that is needed, it ends the program as ever.
+        What is not needed is given up where the time is over (`check`). Ctrl-C while it is made ends the search; before
+        an item that is needed, it ends the program as ever.
         """
         iterator, nothing = iter(items), object()
         while needed or not self.reached:
+            before, self._may_end = self._may_end, not needed
             try:
                 item = next(iterator, nothing)
+            except _OverError:
+                return
             except KeyboardInterrupt:
                 if needed:
                     raise
                 self.reason = "Ctrl-C"
                 return
+            finally:
+                self._may_end = before
             if item is nothing:
                 return
             needed = False
             yield item  # type: ignore[misc]
+
+    def check(self) -> None:
+        """For what takes long, before each of its parts: gives up what `within` makes and nobody needs."""
+        if self._may_end and self.reached:
+            raise _OverError
 
     @property
     def reached(self) -> bool:

@@ -192,6 +192,12 @@ class Planner:
         own.limit_bytes = own.solver.limit_bytes
         return own
 
+    def _solver(self, kept: Pins, stop: Stop) -> Solver:
+        """One for the memory that is asked for, which gives up where the search has to end."""
+        solver = copy(self.solver) if kept.memory_bytes is None else self.solver.within(kept.memory_bytes)
+        solver.check = stop.check
+        return solver
+
     def _pins(self, graph: Graph, asked: Asked, spaces: Sequence[Space] | None) -> Pins:
         """What the search keeps to: no pipeline stages where the graph does not run in them."""
         kept = Pins.of(graph, self.cluster, asked, spaces)
@@ -207,7 +213,7 @@ class Planner:
         """The best plan on all devices."""
         start = time.perf_counter()
         kept = self._pins(graph, asked, spaces)
-        solver = self.solver if kept.memory_bytes is None else self.solver.within(kept.memory_bytes)
+        solver = self._solver(kept, stop)
         tuner = Tuner(solver, graph, self.execution, kept, self.progress)
         compared &= self.cluster.num_devices > 1 and not (tuner.folded.is_large and tuner.nothing_fits)
         alternatives = list(stop.within(tuner.baselines())) if compared else []

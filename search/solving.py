@@ -7,7 +7,7 @@ byte: what only the finished graph shows, such as gathered weights, is made room
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -124,7 +124,10 @@ class _Draft(NamedTuple):
 
 
 class Solver:
-    """Solves layout problems for one cluster; what they have in common is made once."""
+    """Solves layout problems for one cluster; what they have in common is made once.
+
+    `check` is called before all that takes long: a search that has to end raises there.
+    """
 
     def __init__(self, cluster: Cluster, certified: CertifiedSplits) -> None:
         self.cluster, self.certified = cluster, certified
@@ -137,6 +140,7 @@ class Solver:
         self.blocked = lru_cache(maxsize=None)(_blocked_choices)
         self.again = lru_cache(maxsize=None)(made_again)
         self.restricted = lru_cache(maxsize=None)(restriction)
+        self.check: Callable[[], None] = lambda: None
 
     def within(self, limit_bytes: int) -> Solver:
         """The same, with what it knows already, for less memory on each device, if that is less."""
@@ -187,6 +191,7 @@ class Solver:
         key = folded.graph, folded.repeated, mesh, tuple(roles), execution, zero, limits, relaxed
         if key in self._problems:
             return self._problems[key], eliminator
+        self.check()
         way = Way(self.again(folded.graph, execution), zero, execution, relaxed)
         restrict = self.restricted(folded.graph, tuple(roles), mesh)
         limited, blocked = limited_to(limits, folded.graph, mesh), self.blocked(folded.graph)
@@ -341,6 +346,7 @@ class Solver:
         """As `predict`; what was chosen for several lifetimes, or comes from several plans, is often the same."""
         key = graph, execution, tuple(repeats.items())
         if key not in self._predictions:
+            self.check()
             self._predictions[key] = predicted(self.programs(graph, repeats), execution)
         return self._predictions[key]
 

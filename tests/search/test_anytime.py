@@ -42,6 +42,26 @@ def test_after_the_limit_only_what_is_needed_is_made() -> None:
     assert list(stop.within(slow(3), needed=True)) == [0]
 
 
+def test_what_nobody_needs_is_given_up_within_a_try() -> None:
+    """Also by what a generator within makes; what is needed is made to its end."""
+    stop, begun = Stop(0.05), list[int]()
+
+    def trying() -> Iterator[int]:
+        for number in range(3):
+            begun.append(number)
+            for _ in slow(4):
+                stop.check()
+            yield number
+
+    assert list(stop.within(trying(), needed=True)) == [0]
+    assert begun == [0]
+    stop, begun = Stop(0.03), []
+    inner = (list(stop.within(trying())) for _ in range(2))
+    assert list(stop.within(inner, needed=True)) == [[]]
+    assert begun == [0]
+    stop.check()
+
+
 def test_ctrl_c_ends_the_search_once_there_is_something() -> None:
     stop = Stop()
     assert list(stop.within(interrupted(), needed=True)) == [0]
