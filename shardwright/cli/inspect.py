@@ -44,7 +44,7 @@ from shardwright.cli.status import FINDING
 @click.option("--find", "--param", "--op", "name", metavar="NAME",
               help="What becomes of one parameter, operator or module of the model.")  # fmt: skip
 @click.option("--memory", is_flag=True, help="Only the memory: by category, and what is largest at the peak.")
-@click.option("--why-not", "strategy", metavar="STRATEGY",
+@click.option("--why-not", "strategies", metavar="STRATEGY", multiple=True,
               help="What another way would take at its best: "
               "ddp, zero-1, zero-2, fsdp, hsdp, tp, cp, ulysses.")  # fmt: skip
 @click.option("--what-if", "changes", metavar="CHANGES", type=parse_changes,
@@ -60,7 +60,7 @@ def explain(
     depth: int | None,
     name: str | None,
     memory: bool,
-    strategy: str | None,
+    strategies: tuple[str, ...],
     changes: Mapping[str, str] | None,
     formula: bool,
     output: Path | None,
@@ -78,16 +78,17 @@ def explain(
         "--find": name,
         "--memory": memory or None,
         "--formula": formula or None,
-        "--why-not": strategy,
+        "--why-not": strategies or None,
         "--what-if": changes,
     }
     asked = [option for option, given in questions.items() if given is not None]
-    if len(asked) > 1:
+    if len(asked) > 1 or len(strategies) > 1:
         raise click.UsageError(
             "--find, --memory, --formula, --why-not and --what-if are questions of their own; ask one at a time"
         )
     if asked and depth is not None:
         raise click.UsageError(f"--depth is of the tree of modules, and {asked[0]} prints none; leave one of them out")
+    strategy = next(iter(strategies), None)
     if (model or hf_config) and strategy is None and changes is None:
         raise click.UsageError("a model is for --why-not and --what-if; explain needs none")
     if strategy is not None or changes is not None:
@@ -96,7 +97,11 @@ def explain(
 
         target = target_beside(plan_file, output, ".answer.json", "the answer") if output else None
         plan = facts_to_show(plan_file).plan
-        own = why_not(plan, strategy, model, hf_config) if strategy else what_if(plan, changes or {}, model, hf_config)
+        own = (
+            what_if(plan, changes or {}, model, hf_config)
+            if strategy is None
+            else why_not(plan, strategy, model, hf_config)
+        )
         if target:
             Answer.of(own, plan).save(target)
             terminal.note(f"saved {target}; look at it with: shardwright view {plan_file} --answer {target}")

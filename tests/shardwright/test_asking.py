@@ -232,6 +232,7 @@ def test_from_the_command_line(run: Run) -> None:
             "--find",
             "up",
         ): "--find, --memory, --formula, --why-not and --what-if are questions of their own; ask one",
+        ("--why-not", "tp", "--why-not", "fsdp"): "ask one at a time",
         ("--find", "up", "--depth", "2"): "--depth is of the tree of modules, and --find prints none",
         ("--formula", "--depth", "2"): "--depth is of the tree of modules, and --formula prints none",
         ("models.py:net",): "a model is for --why-not and --what-if; explain needs none",
