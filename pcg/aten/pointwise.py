@@ -52,6 +52,7 @@ HANDLERS.update({name: _binary(row) for name, row in _BINARY.items()})
 HANDLERS.update({name: _logical(row) for name, row in _LOGICAL.items()})
 HANDLERS.update({
     "add": lambda b, x, y, alpha=1: x if y == 0 else b.op("add", x, _scaled(b, y, alpha)),
+    "addcdiv": lambda b, x, y, z, *, value=1: b.op("add", x, _scaled(b, b.op("div", real(b, y), z), value)),
     "addcmul": lambda b, x, y, z, *, value=1: b.op("add", x, _scaled(b, b.op("mul", y, z), value)),
     "alias": lambda b, x: x,
     "clamp": lambda b, x, low=None, high=None: _at_most(b, _at_least(b, x, low), high),
@@ -114,6 +115,29 @@ def _xlogy(b: GraphBuilder, x: str, y: str) -> str:
     x, y = real(b, x), real(b, y)
     nothing = b.op("bitwise_and", b.op("eq", x, 0), b.op("le", y, 0))
     return b.op("mul", x, b.op("log", b.op("where", nothing, b.scalar(1, b.types[y].dtype), y)))
+
+
+def _expm1_below(b: GraphBuilder, x: str) -> str:
+    """eˣ - 1 = 2t / (1 - t) with t = tanh(x / 2), to the last digits also where x is small. It is at most 0."""
+    t = b.op("tanh", b.op("mul", x, 0.5))
+    return b.op("div", b.op("mul", t, 2.0), b.op("sub", 1.0, t))
+
+
+@handles("elu")
+def _elu(b: GraphBuilder, x: str, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> str:
+    """The branch that is not taken sees 0: where x is large, its own value would be too large for a gradient."""
+    below = b.op("where", b.op("gt", x, 0), b.scalar(0, b.types[x].dtype), x)
+    below = b.op("mul", _expm1_below(b, _scaled(b, below, input_scale)), alpha * scale)
+    return b.op("where", b.op("gt", x, 0), _scaled(b, x, scale), below)
+
+
+handles("celu")(lambda b, x, alpha=1: _elu(b, x, alpha, 1, 1 / alpha))
+handles("selu")(lambda b, x: _elu(b, x, 1.6732632423543772, 1.0507009873554805))
+
+
+@handles("_prelu_kernel")
+def _prelu(b: GraphBuilder, x: str, slope: str) -> str:
+    return b.op("where", b.op("gt", x, 0), x, b.op("mul", x, slope))
 
 
 @handles("hardtanh")

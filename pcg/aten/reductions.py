@@ -83,6 +83,25 @@ def _logsumexp(b: GraphBuilder, x: str, dims: Ints, keepdim: bool = False) -> st
     return logs if keepdim else reshape(b, logs, kept)
 
 
+@handles("linalg_vector_norm")
+def _vector_norm(
+    b: GraphBuilder, x: str, order: float = 2, dims: Ints | None = None, keepdim: bool = False, *, dtype: Any = None
+) -> str:
+    """The sum of sizes, or the root of that of squares; no gradient passes where all are 0."""
+    require(order in (1, 2) and is_float(b.types[x].dtype))
+    x = wide(b, b.wide(cast(b, x, dtype)))
+    if order == 1:
+        return total(b, b.op("abs", x), dims, keepdim)
+    squares = total(b, b.op("mul", x, x), dims, keepdim)
+    nothing, zero, one = b.op("eq", squares, 0), *(b.scalar(n, b.types[x].dtype) for n in (0, 1))
+    return b.op("where", nothing, zero, b.op("sqrt", b.op("where", nothing, one, squares)))
+
+
+@handles("norm.ScalarOpt_dim")
+def _norm(b: GraphBuilder, x: str, order: float | None, dims: Ints, keepdim: bool = False) -> str:
+    return _vector_norm(b, x, 2 if order is None else order, dims, keepdim)
+
+
 def _logical(row: str) -> Handler:
     def handler(b: GraphBuilder, x: str, dims: Ints | None = None, keepdim: bool = False) -> str:
         x = cast(b, x, "bool")

@@ -149,6 +149,21 @@ POINTWISE: dict[str, list[Case]] = {
         case(F.logsigmoid, torch.tensor([-50.0, 0.0, 50.0]).double()),
     ],
     "leaky_relu": [case(F.leaky_relu, real(3, 4)), case(lambda x: F.leaky_relu(x, 0.2), real(3, 4))],
+    "addcdiv": [
+        case(torch.addcdiv, real(3, 4), real(4), positive(3, 1)),
+        case(lambda x, y: torch.addcdiv(x, x, y, value=0.5), real(3), positive(3)),
+    ],
+    "elu": [
+        case(F.elu, real(3, 4)),
+        case(lambda x: F.elu(x, 0.3), torch.tensor([-50.0, -1e-9, 0.0, 1e-9, 800.0]).double()),
+    ],
+    "celu": [case(F.celu, real(3, 4)), case(lambda x: F.celu(x, 0.3), real(3, 4))],
+    "selu": [case(F.selu, real(3, 4)), case(F.selu, torch.tensor([-50.0, 0.0, 800.0]).double())],
+    "_prelu_kernel": [
+        case(F.prelu, real(3, 4), real(1)),
+        case(F.prelu, real(2, 4, 3), real(4)),
+        case(F.prelu, torch.tensor([[-2.0, 0.0, 3.0]]).double(), real(3)),
+    ],
     "hardtanh": [
         case(F.hardtanh, real(3, 4)),
         case(F.relu6, real(3, 4) * 6),

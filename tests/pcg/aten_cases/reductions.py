@@ -150,6 +150,18 @@ REDUCTIONS: dict[str, list[Case]] = {
         ),
         case(lambda x: torch.cat([x, x.new_full((3, 1), -torch.inf)], 1).logsumexp(1), 50 * real(3, 4)),
     ],
+    "linalg_vector_norm": [
+        *(
+            case(lambda x, d=d, n=n: torch.linalg.vector_norm(x, n, d), real(3, 4))
+            for d in (None, 0, (0, 1))
+            for n in (1, 2)
+        ),
+        case(
+            lambda x: torch.linalg.vector_norm(x, dim=-1, keepdim=True), torch.tensor([[3.0, 4.0], [0.0, 0.0]]).double()
+        ),
+        case(lambda x: F.normalize(x, dim=1), real(3, 4)),
+    ],
+    "norm.ScalarOpt_dim": [case(F.pairwise_distance, real(3, 4), real(3, 4))],
     "histc": [
         case(lambda x: torch.histc(x, 4, 0, 3), ints(5, 20).double()),
         case(lambda x: torch.histc(x, 4, -1, 1), real(3, 5)),
