@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from shardwright.pcg.aten.registry import Ints, NotCovered, cast, handles, pair, require
-from shardwright.pcg.aten.structure import reshape, squeeze, unsqueeze
+from shardwright.pcg.aten.structure import constant_pad, flip, reshape, squeeze, unsqueeze
 from shardwright.pcg.builder import GraphBuilder
 
 
@@ -50,12 +50,42 @@ def _conv2d(b: GraphBuilder, x: str, w: str, bias: str | None = None, stride: In
 def _convolution(b: GraphBuilder, x: str, w: str, bias: str | None, stride: Ints, padding: Ints, dilation: Ints,
                  transposed: bool, output_padding: Ints, groups: int) -> str:  # fmt: skip
     """In two dimensions, or in one, which is two of which the first has size 1."""
-    require(not transposed)
-    if len(b.shape(w)) != 3:
+    if len(b.shape(w)) == 3:
+        stride, padding, dilation, output_padding = (
+            (usual, pair(n)[1]) for usual, n in ((1, stride), (0, padding), (1, dilation), (0, output_padding))
+        )
+        flat = unsqueeze(b, x, -2), unsqueeze(b, w, -2)
+        return squeeze(
+            b, _convolution(b, *flat, bias, stride, padding, dilation, transposed, output_padding, groups), -2
+        )
+    if not transposed:
         return _conv2d(b, x, w, bias, stride, padding, dilation, groups)
-    stride, padding, dilation = ((usual, pair(n)[1]) for usual, n in ((1, stride), (0, padding), (1, dilation)))
-    y = _conv2d(b, unsqueeze(b, x, -2), unsqueeze(b, w, -2), bias, stride, padding, dilation, groups)
-    return squeeze(b, y, -2)
+    require((pair(dilation), groups, len(b.shape(w))) == ((1, 1), 1, 4))
+    return _transposed(b, x, w, bias, pair(stride), pair(padding), pair(output_padding))
+
+
+def _transposed(b: GraphBuilder, x: str, w: str, bias: str | None, stride: tuple[int, int], padding: tuple[int, int],
+                output_padding: tuple[int, int]) -> str:  # fmt: skip
+    """A convolution whose channels are the places in a stride, which are laid side by side: r of output channel o is
+
+        y[o, q · stride + r] = Σ x[c, q - a] w[c, o, a · stride + r] over c and a
+
+    The products are as many as those of the transposed convolution.
+    """
+    (batch, _, *sizes), (channels, outputs, *kernel) = b.shape(x), b.shape(w)
+    (s, t), (m, n) = stride, (-(-k // step) for k, step in zip(kernel, stride, strict=True))
+    w = constant_pad(b, w, (0, n * t - kernel[1], 0, m * s - kernel[0]))
+    w = flip(b, reshape(b, w, (channels, outputs, m, s, n, t)), (2, 4))
+    w = reshape(b, b.op("permute", w, dims=(1, 3, 5, 0, 2, 4)), (outputs * s * t, channels, m, n))
+    y = _conv2d(b, x, w, None, 1, (m - 1, n - 1))
+    height, width = b.shape(y)[2:]
+    y = b.op("permute", reshape(b, y, (batch, outputs, s, t, height, width)), dims=(0, 1, 4, 2, 5, 3))
+    y, pads = reshape(b, y, (batch, outputs, height * s, width * t)), list[int]()
+    for i in (1, 0):
+        size = (sizes[i] - 1) * stride[i] - 2 * padding[i] + kernel[i] + output_padding[i]
+        pads += [-padding[i], padding[i] + size - b.shape(y)[2 + i]]
+    y = constant_pad(b, y, pads)
+    return y if bias is None else b.op("add", y, reshape(b, _as(b, bias, y), (1, outputs, 1, 1)))
 
 
 @handles("_grouped_mm", "transformers::grouped_mm_fallback")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from shardwright.pcg.aten.reductions import mean
 from shardwright.pcg.aten.registry import HANDLERS, Ints, cast, handles, pair, require
-from shardwright.pcg.aten.structure import reshape
+from shardwright.pcg.aten.structure import expand, reshape
 from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.node import OPAQUE
 from shardwright.pcg.types import is_float
@@ -133,6 +133,19 @@ def _adaptive(b: GraphBuilder, x: str, size: Ints) -> str:
         return mean(b, x, (-2, -1), True)
     require(len(b.shape(x)) == 4)
     return b.op("adaptive_avg_pool2d", x, size=pair(size))
+
+
+@handles("upsample_nearest1d.vec", "upsample_nearest2d.vec", "upsample_nearest3d.vec")
+def _upsampled(b: GraphBuilder, x: str, sizes: Sequence[int] | None, factors: Sequence[float] | None) -> str:
+    """Every element as often as a whole factor says, along each dimension behind the channels."""
+    lead, own = b.shape(x)[:2], b.shape(x)[2:]
+    wanted = sizes or [int(n * factor) for n, factor in zip(own, factors or (), strict=True)]
+    require(all(n and size % n == 0 for size, n in zip(wanted, own, strict=True)))
+    times = [size // n for size, n in zip(wanted, own, strict=True)]
+    require(factors is None or list(factors) == times)
+    single = reshape(b, x, (*lead, *(n for size in own for n in (size, 1))))
+    wide = expand(b, single, (*lead, *(n for each in zip(own, times, strict=True) for n in each)))
+    return reshape(b, wide, (*lead, *wanted))
 
 
 @handles("rrelu_with_noise_functional")

@@ -86,7 +86,8 @@ def copy(b: GraphBuilder, x: str, src: str, non_blocking: bool = False) -> str:
 
 
 @handles("flip")
-def _flip(b: GraphBuilder, x: str, dims: Sequence[int]) -> str:
+def flip(b: GraphBuilder, x: str, dims: Sequence[int]) -> str:
+    """x from the end to the beginning along these dimensions."""
     dims = dimensions(b, x, dims)
     return b.op("flip", x, dims=dims) if dims else x
 
@@ -194,7 +195,7 @@ def _select_scatter(b: GraphBuilder, x: str, src: str, dim: int, index: int) -> 
 
 
 @handles("constant_pad_nd")
-def _constant_pad(b: GraphBuilder, x: str, pads: Sequence[int], value: Any = 0) -> str:
+def constant_pad(b: GraphBuilder, x: str, pads: Sequence[int], value: Any = 0) -> str:
     """`pads` lists what goes before and after each dimension, from the last; to pad by less than nothing is to cut."""
     rank = len(b.shape(x))
     pairs = [(0, 0)] * (rank - len(pads) // 2) + [(pads[i], pads[i + 1]) for i in range(0, len(pads), 2)][::-1]

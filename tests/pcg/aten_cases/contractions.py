@@ -65,6 +65,22 @@ CONTRACTIONS: dict[str, list[Case]] = {
         case(lambda x, w: F.conv2d(x, w, padding="valid"), real(2, 3, 6, 7), real(4, 3, 3, 2)),
         case(F.conv1d, real(2, 3, 7), real(4, 3, 3), real(4)),
         case(lambda x, w: F.conv1d(x, w, stride=2, padding=2, dilation=2, groups=3), real(2, 3, 9), real(6, 1, 3)),
+        case(F.conv_transpose2d, real(2, 3, 4, 5), real(3, 4, 2, 2), real(4)),
+        *(
+            case(
+                lambda x, w, s=stride, p=padding, o=more: F.conv_transpose2d(x, w, None, s, p, o),
+                real(2, 3, 4, 5),
+                real(3, 4, *kernel),
+            )
+            for kernel, stride, padding, more in (
+                ((2, 2), 2, 0, 0),
+                ((4, 4), 2, 1, 0),
+                ((3, 3), 2, 1, 1),
+                ((3, 2), (1, 3), (2, 0), (0, 2)),
+                ((1, 5), (3, 2), (0, 1), (1, 0)),
+            )
+        ),
+        case(lambda x, w, c: F.conv_transpose1d(x, w, c, 2, 1, 1), real(2, 3, 5), real(3, 4, 3), real(4)),
     ],
     "_grouped_mm": [
         case(

@@ -78,6 +78,12 @@ NETWORKS: dict[str, list[Case]] = {
         case(lambda x: F.adaptive_avg_pool2d(x, (None, 2)), real(2, 3, 6, 5)),
         case(lambda x: F.adaptive_avg_pool2d(x, 1), real(3, 6, 5)),
     ],
+    "upsample_nearest1d.vec": [case(lambda x: F.interpolate(x, scale_factor=3), real(2, 3, 4))],
+    "upsample_nearest2d.vec": [
+        case(lambda x: F.interpolate(x, scale_factor=2), real(2, 3, 4, 5)),
+        case(lambda x: F.interpolate(x, size=(4, 15)), real(2, 3, 4, 5)),
+    ],
+    "upsample_nearest3d.vec": [case(lambda x: F.interpolate(x, scale_factor=(1, 2, 3)), real(1, 2, 2, 3, 2))],
     "_adaptive_avg_pool2d": [case(lambda x: aten._adaptive_avg_pool2d(x, [4, 3]), real(2, 3, 6, 5))],
     "scaled_dot_product_attention": [
         attend((2, 4, 5, 8), (2, 4, 6, 8)),

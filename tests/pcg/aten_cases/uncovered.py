@@ -35,8 +35,13 @@ UNCOVERED: dict[str, list[Case]] = {
     "aten.linear.default": [case(F.linear, real(2, 3), real(3))],
     "aten.conv2d.default": [case(F.conv2d, real(3, 6, 7), real(4, 3, 3, 2))],
     "aten.convolution.default": [
-        case(F.conv_transpose2d, real(2, 3, 4, 5), real(3, 4, 2, 2)),
+        case(lambda x, w: F.conv_transpose2d(x, w, groups=2), real(2, 4, 4, 5), real(4, 3, 2, 2)),
+        case(lambda x, w: F.conv_transpose2d(x, w, dilation=2), real(2, 3, 4, 5), real(3, 4, 2, 2)),
         case(F.conv3d, real(2, 3, 4, 5, 6), real(4, 3, 2, 2, 2)),
+    ],
+    "aten.upsample_nearest2d.vec": [
+        case(lambda x: F.interpolate(x, size=(6, 7)), real(2, 3, 4, 5)),
+        case(lambda x: F.interpolate(x, scale_factor=1.5), real(2, 3, 4, 4)),
     ],
     "aten.embedding.default": [case(lambda w, i: F.embedding(i, w, scale_grad_by_freq=True), real(5, 3), ints(5, 4))],
     "aten.embedding_bag.padding_idx": [
