@@ -61,7 +61,7 @@ def without_time(layouts: Layouts, mesh: Mesh) -> Layouts:
 
     def of(layout: Layout) -> Layout:
         inside = time.is_shard and layout.is_shard and (layout.dim, layout.blocks) == (time.dim, time.blocks)
-        return replace(layout, blocks=layout.blocks * many) if inside else layout
+        return layout._replace(blocks=layout.blocks * many) if inside else layout
 
     return tuple(R if name == TIME else of(x) for name, x in zip(mesh.names, layouts, strict=True))
 

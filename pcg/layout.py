@@ -25,10 +25,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from shardwright.pcg.errors import LayoutError
 from shardwright.pcg.mesh import Mesh
@@ -38,9 +37,8 @@ _DUAL: dict[LayoutKind, LayoutKind] = {"R": "R", "C": "P", "S": "S", "P": "C"}
 _SHARD = re.compile(r"S\((\d+)(?:,\s*(\d+))?\)")
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Layout:
-    """The layout of a tensor on one mesh axis."""
+class Layout(NamedTuple):
+    """The layout of a tensor on one mesh axis. A tuple, as searches compare and look up millions of them."""
 
     kind: LayoutKind
     dim: int = -1

@@ -84,11 +84,14 @@ def close(tensor: TensorClass, states: tuple[Layouts, ...], costs: MoveCosts) ->
     cost = cost.copy()
     cost[pairs] += (times @ seconds)[kinds]
     following = np.where(np.isfinite(cost), np.arange(len(states))[None, :], -1)
+    most = cost - 1e-15
     for k in range(len(states)):
-        through = cost[:, k, None] + cost[None, k, :]
-        better = through < cost - 1e-15
-        cost = np.where(better, through, cost)
-        following = np.where(better, following[:, k, None], following)
+        through = cost[:, k, None] + cost[k]
+        better = through < most
+        if better.any():
+            cost = np.where(better, through, cost)
+            following = np.where(better, following[:, k, None], following)
+            most = cost - 1e-15
     return Closure(states, {state: i for i, state in enumerate(states)}, cost, following, tensor.grad)
 
 
