@@ -29,6 +29,8 @@ def pool_bytes(steps: Steps, chunk: Chunk, actions: Actions) -> dict[BufferKind,
 
     Of several microbatches the first and the last show all: what stays is there from then on.
     """
+    if not chunk.blocks:
+        return {}
     sets = {
         verb: [_buffer_set(steps, block, gradients=verb == "scatter") for block in chunk.blocks]
         for verb in ("gather", "scatter")

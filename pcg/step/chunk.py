@@ -151,21 +151,25 @@ class Chunk:
         self.blocks = self._blocks()
 
     def _add(self, operation: Operation, stretch: Stretch) -> None:
-        reads = tuple(self._read(name) for name in operation.reads)
+        reads = tuple([self._read(name) for name in operation.reads])
         region = self._region(operation)
-        result = self._env.get(operation.alias) or self._new(operation.name, operation.num_bytes, region)
+        result = self._env.get(operation.alias)
+        if result is None:
+            result = self._new(operation.name, operation.num_bytes, region)
         self._env[operation.name] = result
         keeps = [self._env[name] for name in operation.keeps if name in self._env]
         keeps += [self._new(f"mask of {operation.name}", operation.mask_bytes, region)] if operation.mask_bytes else []
         for memory in keeps:
             _keep(memory, region)
-        outside = (memory for memory in reads if region is not None and memory.region is not region)
-        for memory in outside:
-            _keep(memory, region)
+        if region is not None:
+            for memory in reads:
+                if memory.region is not region:
+                    _keep(memory, region)
         weights, views = (
-            tuple(self._use(leaf, stretch) for leaf in leaves) for leaves in (operation.weights, operation.views)
+            tuple([self._use(leaf, stretch) for leaf in leaves]) if leaves else ()
+            for leaves in (operation.weights, operation.views)
         )
-        gradients = tuple(self._env[name] for name in operation.gradients if name in self._env)
+        gradients = tuple([self._env[name] for name in operation.gradients if name in self._env])
         occurrence = Occurrence(
             len(self.occurrences), operation, reads, result, tuple(dict.fromkeys(keeps)), gradients, weights, views,
             region,
@@ -187,7 +191,10 @@ class Chunk:
     def _region(self, operation: Operation) -> Region | None:
         if operation.again is None:
             return None
-        return self._regions.setdefault((len(self.spans), operation.again), Region(operation.again.whole))
+        key = len(self.spans), operation.again
+        if key not in self._regions:
+            self._regions[key] = Region(operation.again.whole)
+        return self._regions[key]
 
     def _use(self, leaf: str, stretch: Stretch) -> int:
         occurrence = len(self.spans) - 1
@@ -221,10 +228,12 @@ class Chunk:
 
     def blocks_of(self, occurrence: Occurrence, *, backward: bool = False) -> list[int]:
         """The gathered blocks whose memory an operation reads, forward or, what comes last first, backward."""
-        numbers, saved = (*occurrence.weights, *occurrence.views), occurrence.operation.saved
-        uses = [self.uses[number] for number in (numbers[::-1] if backward else numbers)]
-        found = (use.block for use in uses if not backward or use.parameter.leaf in saved)
-        return list(dict.fromkeys(block for block in found if block is not None))
+        if not self.blocks or not (numbers := (*occurrence.weights, *occurrence.views)):
+            return []
+        uses, saved = self.uses, occurrence.operation.saved
+        read = [uses[number] for number in (numbers[::-1] if backward else numbers)]
+        found = [use.block for use in read if not backward or use.parameter.leaf in saved]
+        return list(dict.fromkeys([block for block in found if block is not None]))
 
     def trained(self, occurrence: Occurrence) -> list[int]:
         """The uses of parameters that an operation gives gradients."""

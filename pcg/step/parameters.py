@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from typing import Literal, NamedTuple
 
@@ -60,8 +61,7 @@ class Slices(NamedTuple):
     summed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Parameter:
+class Parameter(NamedTuple):
     """One parameter.
 
     leaf            where it is stored; `result`: the node whose value readers see
@@ -173,7 +173,7 @@ class _Walk:
         """Go through the operators that read `name` if all are one and the same; the next name, or None at the end."""
         readers = list(dict.fromkeys(self.graph.users[name]))
         nodes = [self.graph.by_name[reader] for reader in readers]
-        if not nodes or len({(n.op, n.attr("axis") if n.is_parallel else n.name) for n in nodes}) > 1:
+        if len(nodes) != 1 and len({(n.op, n.attr("axis") if n.is_parallel else n.name) for n in nodes}) != 1:
             return None
         axis = str(nodes[0].attr("axis")) if nodes[0].is_parallel else ""
         if nodes[0].op == REPLICATE:
@@ -220,6 +220,7 @@ def _lifetime(node: Node) -> Lifetime:
     return keep
 
 
+@lru_cache(maxsize=1 << 14)
 def module_block(name: str) -> str:
     """The repeated part of the model that a name lies in: `h.3.attn.weight` is in `h.3`; others are in ``."""
     match = re.match(r"((?:[^.]+\.)*?\d+)\.", name)
