@@ -148,8 +148,10 @@ def _read_again(chunk: Chunk, again: Mapping[int, Sequence[Occurrence]]) -> dict
     found = dict[int, int]()
     for number, made in again.items():
         for occurrence in made:
-            found.update(dict.fromkeys(chunk.blocks_of(occurrence), number))
-        found.update(dict.fromkeys(chunk.blocks_of(chunk.occurrences[number], backward=True), number))
+            for block in chunk.blocks_of(occurrence):
+                found[block] = number
+        for block in chunk.blocks_of(chunk.occurrences[number], backward=True):
+            found[block] = number
     return found
 
 
@@ -203,7 +205,7 @@ def _forward(chunk: Chunk, gathers: _Gathers, held: frozenset[int]) -> Iterator[
 
     def of(occurrence: Occurrence) -> Iterator[Action]:
         number, operation = occurrence.number, occurrence.operation
-        for name in operation.reads:
+        for name in operation.reads if started else ():
             if name in started:
                 yield Action("wait", started.pop(name))
         blocks = chunk.blocks_of(occurrence)
@@ -235,8 +237,10 @@ class _Backward:
         self.complete: dict[int, int] = {}  # and who reads a use of a parameter first
         for occurrence in reversed(chunk.occurrences):
             if occurrence.operation.is_differentiated:
-                self.last.update(dict.fromkeys(chunk.blocks_of(occurrence), occurrence.number))
-                self.complete.update(dict.fromkeys(chunk.trained(occurrence), occurrence.number))
+                for block in chunk.blocks_of(occurrence):
+                    self.last[block] = occurrence.number
+                for use in chunk.trained(occurrence):
+                    self.complete[use] = occurrence.number
         self.trained = {chunk.uses[use].block for use in self.complete}
         self.free = defaultdict[int, list[int]](list)
         for block, reader in reads.items():

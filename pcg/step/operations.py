@@ -203,9 +203,11 @@ def views_of_parameters(graph: Graph, parameters: Parameters) -> dict[str, tuple
     names, found = parameters.names, dict[str, tuple[str, ...]]()
     stored = {name: leaf for name, leaf in names.items() if leaf in parameters.by_leaf}
     for node in graph.nodes:
+        if stored.keys().isdisjoint(node.inputs) and found.keys().isdisjoint(node.inputs):
+            continue
         row = node.row
         keeps_memory = node.op in (PARTITION, REPLICATE) or (row is not None and row.aliases)
-        if node.name in names or node.is_leaf or not keeps_memory:
+        if node.name in names or not keeps_memory:
             continue
         if any(graph.types[i].dtype != graph.types[node.name].dtype for i in node.inputs):  # rounded, by a cast
             continue
