@@ -113,9 +113,11 @@ class Recorder:
 
     def compute(self, name: str, seconds: float, after: Iterable[int] = (), microbatch: Microbatch = "every") -> int:
         """A kernel; it also waits for every blocking collective that was launched before."""
-        self.tasks.append(Task(name, COMPUTE, seconds, (*self._awaited, *after), microbatch))
-        self._awaited.clear()
-        self.last = len(self.tasks) - 1
+        if self._awaited:
+            after = (*self._awaited, *after)
+            self._awaited.clear()
+        self.last = len(self.tasks)
+        self.tasks.append(Task(name, COMPUTE, seconds, tuple(after), microbatch))
         return self.last
 
     def launch(
