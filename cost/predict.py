@@ -6,34 +6,31 @@ the search's objective (tested); step time and memory come from the timeline.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from typing import NamedTuple
 
 from shardwright.cost.clusters.cluster import COLLECTIVES, Cluster
 from shardwright.cost.collectives.algorithms import on_a_switch
 from shardwright.cost.collectives.moves import MoveCosts, TensorClass
-from shardwright.cost.compute.compute import Compute
-from shardwright.cost.compute.operators import NodeCost
 from shardwright.cost.timeline.memory import Memory, Stored, update_bytes
 from shardwright.cost.timeline.program import Programs, StepProgram
 from shardwright.cost.timeline.steps import Steps
 from shardwright.cost.timeline.timeline import Timeline, simulate
-from shardwright.pcg.analysis import constant_nodes, is_timeless, read_again, written
+from shardwright.pcg.analysis import constant_nodes, is_timeless, read_again
 from shardwright.pcg.dispatch import Dispatch
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.mesh import TIME
-from shardwright.pcg.moves import source_of
+from shardwright.pcg.moves import Move, source_of
 from shardwright.pcg.parallel import COMBINE, REDUCE
 from shardwright.pcg.step.again import made_again_in
 from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.pcg.step.lifetimes import Zero
 from shardwright.pcg.step.parameters import KEEP, module_block
-from shardwright.pcg.types import ITEM_BYTES
+from shardwright.pcg.types import ITEM_BYTES, TensorType
 
 
-@dataclass(frozen=True, slots=True)
-class NodeCosts:
+class NodeCosts(NamedTuple):
     """One node's part of a step: seconds of compute and of communication, and bytes that its collectives carry.
 
     `collectives`: of the value and of its gradient, and `counts`: how often each of them is done.
@@ -102,43 +99,67 @@ def node_costs(graph: Graph, cluster: Cluster, execution: Execution = DEFAULT) -
 
 
 def _node_costs(steps: Steps) -> dict[str, NodeCosts]:
-    graph, execution, costs, compute = steps.graph, steps.execution, steps.move_costs, steps.compute
-    twice, once = made_again_in(steps).twice, steps.once
-    constants, known = constant_nodes(graph), dict[Hashable, tuple[float, float]]()
-    table = {name: NodeCosts(name) for name in once}
-    table |= {
-        node.name: _operator_part(graph, node, compute, costs, known, twice=node.name in twice)
-        for node in graph.nodes if not node.is_parallel and node.name not in once
-    }  # fmt: skip
-    again = read_again(graph)
-    for name, (start, move) in steps.fused.items():
-        node = graph.by_name[name]
-        if name in once:
+    graph, once, twice = steps.graph, steps.once, made_again_in(steps).twice
+    table, updates = {name: NodeCosts(name) for name in once}, dict[TensorType, float]()
+    for node in graph.nodes:
+        if node.is_parallel or node.name in once:
             continue
-        kind, leaf = graph.types[start], source_of(graph, start)
-        stored = leaf.op == "parameter"
-        summed = execution.reduced_dtype(graph.types[leaf.name].dtype) if stored else ""
+        if node.is_leaf:
+            table[node.name] = NodeCosts(node.name, _update_s(node, steps, updates))
+        else:
+            table[node.name] = _operator_part(node, steps, twice=node.name in twice)
+    constants, again = constant_nodes(graph), read_again(graph)
+    for name, (start, move) in steps.fused.items():
+        if name not in once:
+            table[name] = _move_part(
+                graph.by_name[name], start, move, steps, free=name in constants, again=again, twice=name in twice
+            )
+    return table
+
+
+def _update_s(leaf: Node, steps: Steps, known: dict[TensorType, float]) -> float:
+    """Seconds of the optimizer's update of a parameter; `known`: of types seen before."""
+    graph, device = steps.graph, steps.compute.device
+    kind = graph.types[leaf.name]
+    if leaf.op != "parameter" or not kind.grad:
+        return 0.0
+    if kind not in known:
+        stored = Stored(kind.local_bytes(graph.mesh) / ITEM_BYTES[kind.dtype], kind.dtype, True, False, kind.dtype)
+        known[kind] = update_bytes(stored, DEFAULT) / device.memory_bytes_per_s + device.update_overhead_s
+    return known[kind]
+
+
+def _move_part(
+    node: Node, start: str, move: Move, steps: Steps, *, free: bool, again: Collection[str], twice: bool
+) -> NodeCosts:
+    """Of a move from `start` to `node`, which is `free` where nothing depends on parameters."""
+    graph, costs = steps.graph, steps.move_costs
+    kind, leaf = graph.types[start], source_of(graph, start)
+    stored = leaf.op == "parameter"
+    summed = steps.execution.reduced_dtype(graph.types[leaf.name].dtype) if stored else ""
+    zero, late = _zero(graph, start, node), _is_late(graph, start)
+    key = (kind, move, stored, leaf.name in again, summed, zero, twice, late, free)
+    if (found := steps.known.moves.get(key)) is None:
         tensor = TensorClass(
             kind.shape, kind.dtype, kind.grad, stored, again=leaf.name in again, summed=summed,
-            zero=_zero(graph, start, node), twice=node.name in twice, late=_is_late(graph, start),
+            zero=zero, twice=twice, late=late,
         )  # fmt: skip
-        forward, backward = move.collectives()
-        num_bytes = kind.local_bytes(graph.mesh) * (graph.mesh.sizes[move.axis] if move.before.is_shard else 1)
         size = graph.mesh.sizes[move.axis]
+        num_bytes = kind.local_bytes(graph.mesh) * (size if move.before.is_shard else 1)
         elements = num_bytes / ITEM_BYTES[kind.dtype]
         sent = sum(
             times * collective_bytes(name, n, size)
             for name, n, times in costs.sent_bytes(tensor, kind.layouts, move, elements)
         )
-        free = node.name in constants
         seconds = (
             costs.collective_s("slice", move.axis, num_bytes) * costs.times(tensor, kind.layouts)
             if free
             else costs.move_s(tensor, kind.layouts, move)
         )
-        names, counts = (forward, backward if kind.grad else ""), costs.counts(tensor, kind.layouts, move)
-        table[node.name] = NodeCosts(node.name, 0.0, seconds, sent, names, counts)
-    return table
+        found = steps.known.moves[key] = seconds, sent, costs.counts(tensor, kind.layouts, move)
+    seconds, sent, counts = found
+    forward, backward = move.collectives()
+    return NodeCosts(node.name, 0.0, seconds, sent, (forward, backward if kind.grad else ""), counts)
 
 
 def _is_late(graph: Graph, name: str) -> bool:
@@ -158,31 +179,14 @@ def _zero(graph: Graph, start: str, last: Node) -> Zero:
     return "kept" if keep == "microbatch" else "zero-2" if keep == "step" else "zero-3"
 
 
-def _operator_part(
-    graph: Graph, node: Node, compute: Compute, costs: MoveCosts, known: dict[Hashable, tuple[float, float]], *,
-    twice: bool,
-) -> NodeCosts:  # fmt: skip
-    """`known` holds the seconds of operators seen before: equal blocks are costed once."""
-    kind = graph.types[node.name]
-    if node.op == "parameter" and kind.grad:
-        stored = Stored(kind.local_bytes(graph.mesh) / ITEM_BYTES[kind.dtype], kind.dtype, True, False, kind.dtype)
-        update_s = update_bytes(stored, DEFAULT) / compute.device.memory_bytes_per_s
-        return NodeCosts(node.name, update_s + compute.device.update_overhead_s)
-    if node.is_leaf:
-        return NodeCosts(node.name)
-    operands = [graph.types[i] for i in node.inputs]
-    how = written(graph, node)
-    key = (node.op, node.attrs, node.split, tuple(operands), kind, how)
-    if key not in known:
-        serial = [t.erased() for t in operands]
-        cost = NodeCost(node, serial, kind.erased(), graph.mesh.sizes, compute, (), how)
-        split = node.split or ("R",) * len(graph.mesh)
-        known[key] = cost.passes_s(split, tuple(t.layouts for t in operands), kind.layouts)
-    forward_s, backward_s = known[key]
-    times = graph.mesh.num_microbatches
+def _operator_part(node: Node, steps: Steps, *, twice: bool) -> NodeCosts:
+    known, times = steps.operator(node), steps.graph.mesh.num_microbatches
+    forward_s, backward_s = known.serial_s
     own = NodeCosts(node.name, times * (forward_s * (1 + twice) + backward_s))
-    sent, often = graph.dispatches(node), (times * (1 + twice), times * kind.grad)
-    return _with_dispatches(own, sent, costs, often) if sent else own
+    if not known.sent:
+        return own
+    often = times * (1 + twice), times * steps.graph.types[node.name].grad
+    return _with_dispatches(own, known.sent, steps.move_costs, often)
 
 
 def _with_dispatches(own: NodeCosts, sent: Sequence[Dispatch], costs: MoveCosts, counts: tuple[int, int]) -> NodeCosts:
@@ -194,7 +198,7 @@ def _with_dispatches(own: NodeCosts, sent: Sequence[Dispatch], costs: MoveCosts,
             seconds += times * sum(costs.dispatch_s(dispatch, backward=bool(backward)))
             num_bytes += times * sum(collective_bytes("all_to_all", n, dispatch.size) for way in ways for n in way)
     names = "all_to_all", "all_to_all" if counts[1] else ""
-    return replace(own, communication_s=seconds, communication_bytes=num_bytes, collectives=names, counts=counts)
+    return own._replace(communication_s=seconds, communication_bytes=num_bytes, collectives=names, counts=counts)
 
 
 def predict(
@@ -256,8 +260,7 @@ def _block(node: Node) -> str:
 def _many(cost: NodeCosts, times: int) -> NodeCosts:
     if times == 1:
         return cost
-    return replace(
-        cost,
+    return cost._replace(
         compute_s=times * cost.compute_s,
         communication_s=times * cost.communication_s,
         communication_bytes=times * cost.communication_bytes,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from typing import Literal
 
@@ -12,6 +13,7 @@ from shardwright.pcg.inference import offered
 from shardwright.pcg.layout import Layout, R
 from shardwright.pcg.mesh import TIME
 from shardwright.pcg.moves import source_of
+from shardwright.pcg.optable import ROWS
 from shardwright.pcg.parallel import REPLICATE
 from shardwright.pcg.row import Row
 
@@ -37,7 +39,7 @@ def constant_nodes(graph: Graph) -> frozenset[str]:
     """Nodes that no parameter reaches, nor the tensor at the cut where a part of a graph begins."""
     reached: set[str] = set()
     for node in graph.nodes:
-        if node.op == "parameter" or (node.is_leaf and node.attr("grad")) or any(i in reached for i in node.inputs):
+        if not reached.isdisjoint(node.inputs) or node.op == "parameter" or (node.is_leaf and node.attr("grad")):
             reached.add(node.name)
     return frozenset(n.name for n in graph.nodes if n.name not in reached)
 
@@ -50,11 +52,25 @@ def computed_once(graph: Graph) -> frozenset[str]:
     """
     found: set[str] = set()
     for node in graph.nodes:
-        if node.is_leaf or node.op == OPAQUE or node.is_random or not is_timeless(graph, node.name):
+        if not found.issuperset(node.inputs) or node.is_leaf or node.op == OPAQUE or node.is_random:
             continue
-        if all(i in found for i in node.inputs) and graph.types[node.name].local_bytes(graph.mesh) <= CONSTANT_BYTES:
+        if is_timeless(graph, node.name) and graph.types[node.name].local_bytes(graph.mesh) <= CONSTANT_BYTES:
             found.add(node.name)
     return frozenset(found)
+
+
+def computed_in_one(graph: Graph) -> frozenset[str]:
+    """Nodes that depend on the batch and on parameters: one stage computes them, and sends them to later ones.
+
+    All else (masks, counts, views of weights, a table of biases by position) is computed by each stage that reads it.
+    """
+    batch, weights = set[str](), set[str]()
+    for node in graph.nodes:
+        if node.op == "input" or not batch.isdisjoint(node.inputs):
+            batch.add(node.name)
+        if node.op == "parameter" or not weights.isdisjoint(node.inputs):
+            weights.add(node.name)
+    return frozenset(batch & weights)
 
 
 def buffers_in_backward(graph: Graph) -> frozenset[str]:
@@ -210,11 +226,16 @@ def written(graph: Graph, node: Node) -> Written:
     fused   the addition of a bias, which the product before it does while it writes its result
     part    a slice that with others cuts up a dimension: their gradients are concatenated, once
     """
-    if copies_data(graph, node):
-        return "copy"
-    if node.op == "add" and any(_biases(graph, a, b, node) for a, b in (node.inputs, node.inputs[::-1])):
-        return "fused"
-    return "part" if len(cut_with(graph, node)) > 1 else ""
+    match node.op:
+        case "permute" | "reshape":
+            return "copy" if copies_data(graph, node) else ""
+        case "add":
+            a, b = node.inputs
+            return "fused" if _biases(graph, a, b, node) or _biases(graph, b, a, node) else ""
+        case "slice":
+            return "part" if len(cut_with(graph, node)) > 1 else ""
+        case _:
+            return ""
 
 
 def _biases(graph: Graph, product: str, bias: str, node: Node) -> bool:
@@ -251,9 +272,14 @@ def saved_by(node: Node, grads: Sequence[bool]) -> tuple[int | str, ...]:
     `grads`: which operands get a gradient. One that the result is linear in is kept for the others' gradients only: of
     the product of an activation and a constant, the constant.
     """
-    row = node.row
+    return _saved_by(node.op, tuple(grads))
+
+
+@lru_cache(maxsize=1 << 12)
+def _saved_by(op: str, grads: tuple[bool, ...]) -> tuple[int | str, ...]:
+    row = ROWS.get(op)
     if row is None:
-        return (*range(len(node.inputs)), "result")
+        return (*range(len(grads)), "result")
     if row.joint:
         return row.saves
     others = [any(grads[:i]) or any(grads[i + 1 :]) for i in range(len(grads))]
@@ -271,15 +297,19 @@ def summed_in_place(graph: Graph, name: str) -> bool:
 
 def read_again(graph: Graph) -> set[str]:
     """Parameters whose memory an operator's backward reads, also through views and parallel operators."""
-    found, roots = set[str](), dict[str, str]()
+    found, roots = set[str](), {leaf.name: leaf.name for leaf in graph.leaves("parameter")}
     for node in graph.nodes:
+        if roots.keys().isdisjoint(node.inputs):
+            continue
         view = node.is_parallel or (node.row is not None and node.row.view and written(graph, node) != "copy")
-        view |= node.op == "cast" and source_of(graph, node.name).op == "parameter"
-        roots[node.name] = roots[node.inputs[0]] if view and node.inputs else node.name
-        if not view and not node.is_leaf and graph.types[node.name].grad:
+        if view or (node.op == "cast" and source_of(graph, node.name).op == "parameter"):
+            if node.inputs[0] in roots:
+                roots[node.name] = roots[node.inputs[0]]
+        elif graph.types[node.name].grad:
             saved = saved_by(node, [graph.types[name].grad for name in node.inputs])
-            found.update(roots[node.inputs[item]] for item in saved if isinstance(item, int))
-    return found & {leaf.name for leaf in graph.leaves("parameter")}
+            read = [node.inputs[item] for item in saved if isinstance(item, int)]
+            found.update(roots[name] for name in read if name in roots)
+    return found
 
 
 def is_whole(choice: str) -> bool:

@@ -134,7 +134,7 @@ def local_shape(shape: tuple[int, ...], layouts: Layouts, sizes: tuple[int, ...]
     """The shape of one device's part of a tensor of logical `shape`."""
     local = list(shape)
     for axis, layout in enumerate(layouts):
-        if layout.is_shard:
+        if layout.kind == "S":
             local[layout.dim] //= sizes[axis]
     return tuple(local)
 

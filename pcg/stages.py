@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
+from shardwright.pcg.analysis import computed_in_one
 from shardwright.pcg.errors import GraphError, PlanError
 from shardwright.pcg.graph import Graph, Node, make_attrs
 from shardwright.pcg.mesh import Mesh
@@ -33,7 +34,7 @@ from shardwright.pcg.step.meshes import first_ranks, stage_meshes, stage_of
 from shardwright.pcg.step.messages import Message
 from shardwright.pcg.step.operations import Operations
 from shardwright.pcg.step.schedules import ends
-from shardwright.pcg.step.sections import computed_in_one, sections, spread, units
+from shardwright.pcg.step.sections import sections, spread, units
 from shardwright.pcg.types import ITEM_BYTES, TensorType
 
 _LATE, _EARLY = (COMBINE, REPLICATE), (REDUCE, PARTITION)

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from shardwright.pcg.analysis import constant_nodes
+from shardwright.pcg.attrs import Attr
 from shardwright.pcg.graph import OPAQUE, Graph, Node
-from shardwright.pcg.layout import C, Layouts, R, innermost
+from shardwright.pcg.layout import C, Layout, Layouts, R, innermost
 from shardwright.pcg.moves import Move, Operator, steps_of
 from shardwright.pcg.optable import ROWS
 from shardwright.pcg.order import postorder
@@ -32,6 +34,7 @@ class _Materializer:
         self.constants = constant_nodes(self.graph)
         self.nodes: dict[str, Node] = {}
         self.made: dict[tuple[str, Layouts], str] = {}
+        self.splits: dict[tuple[str, Layouts], _ConstantSplits] = {}  # of constants
         self.whole = replicated(len(self.mesh))
 
     def run(self) -> Graph:
@@ -139,28 +142,14 @@ class _Materializer:
     def _may_split(self, node: Node) -> bool:
         return not (node.is_leaf or node.op == OPAQUE or node.is_random)
 
-    def _splits(self, node: Node, need: Layouts) -> tuple[tuple[str, ...], Layouts, list[Layouts]]:
-        """How the operator itself is split: on every axis where a certified factor gives the needed shard.
-
-        Returns the split, the result's layouts and those of the operands; the rest is sliced afterwards.
-        """
-        shapes = [self.graph.types[i].shape for i in node.inputs]
-        signature = ROWS[node.op].signature(shapes, dict(node.attrs))
-        certified = self.certified(node, [self.graph.types[i] for i in node.inputs])
-        splits, operands, reached = [], [[] for _ in node.inputs], []
-        for layout in need:
-            factor = next((i for i, f in enumerate(signature.factors) if f.role == "map" and f.name in certified
-                           and signature.split_layouts(i)[1] == layout), None)  # fmt: skip
-            needs = signature.split_layouts(factor)[0] if factor is not None else (R,) * len(node.inputs)
-            splits.append(signature.factors[factor].name if factor is not None else "R")
-            reached.append(layout if factor is not None else R)
-            for mine, x in zip(operands, needs, strict=True):
-                mine.append(R if x == C else x)
-        wanted, got = [tuple(x) for x in operands], tuple(reached)
-        held = all(can_hold(s, w, self.mesh.sizes) for s, w in zip(shapes, wanted, strict=True))
-        if not held or signature.indivisible(splits, self.mesh.sizes) is not None or not _can_slice(got, need):
-            return ("R",) * len(need), self.whole, [self.whole] * len(node.inputs)
-        return tuple(splits), got, wanted
+    def _splits(self, node: Node, need: Layouts) -> _ConstantSplits:
+        """How the operator itself is split."""
+        if (node.name, need) not in self.splits:
+            kinds = [self.graph.types[i] for i in node.inputs]
+            shapes, certified = tuple(kind.shape for kind in kinds), self.certified(node, kinds)
+            found = _constant_splits(node.op, node.attrs, shapes, certified, need, self.mesh.sizes)
+            self.splits[node.name, need] = found
+        return self.splits[node.name, need]
 
     def _sliced(self, operand: str, have: Layouts, need: Layouts) -> str:
         """Take slices along the axes that are still whole, outermost shard first."""
@@ -169,6 +158,38 @@ class _Materializer:
         for steps in steps_of(path, self.mesh):
             operand = self._run(operand, steps)
         return operand
+
+
+_ConstantSplits = tuple[tuple[str, ...], Layouts, list[Layouts]]
+"""How a constant is split, the layouts of its result and those of its operands."""
+
+
+@lru_cache(maxsize=1 << 14)
+def _constant_splits(
+    op: str,
+    attrs: tuple[tuple[str, Attr], ...],
+    shapes: tuple[tuple[int, ...], ...],
+    certified: frozenset[str],
+    need: Layouts,
+    sizes: tuple[int, ...],
+) -> _ConstantSplits:
+    """On every axis where a certified factor gives the needed shard; the rest is sliced afterwards."""
+    signature = ROWS[op].signature(shapes, dict(attrs))
+    splits, operands, reached = list[str](), [list[Layout]() for _ in shapes], list[Layout]()
+    for layout in need:
+        factor = next((i for i, f in enumerate(signature.factors) if f.role == "map" and f.name in certified
+                       and signature.split_layouts(i)[1] == layout), None)  # fmt: skip
+        needs = signature.split_layouts(factor)[0] if factor is not None else (R,) * len(shapes)
+        splits.append(signature.factors[factor].name if factor is not None else "R")
+        reached.append(layout if factor is not None else R)
+        for mine, x in zip(operands, needs, strict=True):
+            mine.append(R if x == C else x)
+    wanted, got = [tuple(x) for x in operands], tuple(reached)
+    held = all(can_hold(s, w, sizes) for s, w in zip(shapes, wanted, strict=True))
+    if not held or signature.indivisible(splits, sizes) is not None or not _can_slice(got, need):
+        whole = replicated(len(sizes))
+        return ("R",) * len(need), whole, [whole] * len(shapes)
+    return tuple(splits), got, wanted
 
 
 def _can_slice(have: Layouts, need: Layouts) -> bool:

@@ -22,6 +22,7 @@ from shardwright.cost.predict import Prediction, predicted
 from shardwright.cost.timeline.clock import SHARING
 from shardwright.cost.timeline.memory import safe_bytes
 from shardwright.cost.timeline.program import Programs
+from shardwright.cost.timeline.steps import KnownCosts
 from shardwright.pcg.analysis import constant_nodes
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
@@ -136,7 +137,8 @@ class Solver:
         self._builders: dict[tuple[object, ...], tuple[ProblemBuilder, Eliminator]] = {}
         self._problems: dict[tuple[object, ...], Problem] = {}
         self._predictions: dict[tuple[object, ...], Prediction] = {}
-        self._programs = lru_cache(maxsize=_MOST_PROGRAMS)(partial(_programs, cluster))
+        costs: KnownCosts = {}
+        self._programs = lru_cache(maxsize=_MOST_PROGRAMS)(partial(_programs, cluster, costs))
         self.blocked = lru_cache(maxsize=None)(_blocked_choices)
         self.again = lru_cache(maxsize=None)(made_again)
         self.restricted = lru_cache(maxsize=None)(restriction)
@@ -430,8 +432,8 @@ class Solver:
         return min(found, key=rank)
 
 
-def _programs(cluster: Cluster, graph: Graph, repeats: tuple[tuple[str, int], ...]) -> Programs:
-    return Programs(graph, cluster, dict(repeats))
+def _programs(cluster: Cluster, costs: KnownCosts, graph: Graph, repeats: tuple[tuple[str, int], ...]) -> Programs:
+    return Programs(graph, cluster, dict(repeats), costs)
 
 
 def _least_stored(problem: Problem) -> float:

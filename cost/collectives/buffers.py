@@ -28,7 +28,7 @@ Blackwell; CollNet.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import ceil, prod
 
 from shardwright.cost.clusters.cluster import COLLECTIVES, Cluster, Collective
@@ -38,7 +38,7 @@ from shardwright.cost.collectives.groups import Link
 from shardwright.cost.collectives.nccl import Generation
 from shardwright.pcg.factors import dispatched
 from shardwright.pcg.graph import Graph
-from shardwright.pcg.moves import fused_moves
+from shardwright.pcg.moves import Move, fused_moves
 
 _PAGE_BYTES = 1 << 21
 _STEPS = 8
@@ -63,12 +63,15 @@ NVLINK_GB_PER_S = {nccl.HOPPER: 20.6, nccl.BLACKWELL: 40.1}
 """Of one NVLink, one way; 20 for the others (topo.h)."""
 
 
-def axes_bytes(graph: Graph, cluster: Cluster) -> float:
-    """What one device keeps for the collectives along all axes of a typed graph's mesh; nothing under gloo."""
+def axes_bytes(graph: Graph, cluster: Cluster, moves: Iterable[tuple[str, Move]] | None = None) -> float:
+    """What one device keeps for the collectives along all axes of a typed graph's mesh; nothing under gloo.
+
+    `moves`: its `fused_moves`, each from the tensor before, where they are known.
+    """
     if cluster.backend != "nccl":
         return 0.0
     rows, communication = nccl.generation(cluster.device.name), Communication(cluster, graph.mesh.device_sizes)
-    found = collectives_of(graph).items()
+    found = collectives_of(graph, moves).items()
     return sum(group_bytes(collectives, communication.links(axis), rows) for axis, collectives in found)
 
 
@@ -81,12 +84,15 @@ def stages_bytes(cluster: Cluster, num_stages: int, stage_size: int) -> float:
     return _shared_bytes(links, rows) + _sends_bytes(min(2, num_stages - 1), links, rows)
 
 
-def collectives_of(graph: Graph) -> Mapping[int, Collection[Collective]]:
+def collectives_of(
+    graph: Graph, moves: Iterable[tuple[str, Move]] | None = None
+) -> Mapping[int, Collection[Collective]]:
     """By mesh axis, those that the moves and dispatches of a typed graph run, forward or backward."""
     found = defaultdict[int, set[Collective]](set)
-    for axis in (axis for node in graph.nodes for axis, choice in enumerate(node.split) if dispatched(choice)):
+    splits = dict.fromkeys(node.split for node in graph.nodes)
+    for axis in (axis for split in splits for axis, choice in enumerate(split) if dispatched(choice)):
         found[axis].add("all_to_all")
-    for _, start, move in fused_moves(graph):
+    for start, move in moves if moves is not None else (own[1:] for own in fused_moves(graph)):
         forward, backward = move.collectives()
         for name in (forward, backward if graph.types[start].grad else ""):
             if name in COLLECTIVES:

@@ -5,7 +5,7 @@ Between two events, at which a task ends, all speeds are constant.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from shardwright.cost.clusters.device import DeviceKind
@@ -73,10 +73,13 @@ def times(tasks: Sequence[Task], sharing: Sharing) -> tuple[list[float], list[fl
         queues.setdefault(tasks[number].stream, []).append(number)
     running, left, now = dict[str, int](), dict[str, float](), 0.0  # by stream: the task, and seconds of it
     while True:
-        for stream, number in _start(tasks, queues, running, starts, ends, now):
-            running[stream], left[stream] = number, tasks[number].seconds
+        _start(tasks, queues, running, left, starts, ends, now)
         if not running:
             break
+        if len(running) == 1:  # undisturbed
+            stream, number = running.popitem()
+            ends[number] = now = now + left[stream]
+            continue
         speeds = _speeds(running, sharing)
         step_s = min([left[stream] / speed for stream, speed in speeds.items()])
         now += step_s
@@ -92,24 +95,28 @@ def times(tasks: Sequence[Task], sharing: Sharing) -> tuple[list[float], list[fl
 
 
 def _start(
-    tasks: Sequence[Task], queues: Mapping[str, list[int]], running: Collection[str],
+    tasks: Sequence[Task], queues: Mapping[str, list[int]], running: dict[str, int], left: dict[str, float],
     starts: list[float], ends: list[float], now: float,
-) -> Iterator[tuple[str, int]]:  # fmt: skip
-    """Streams, and the tasks that they start now. What takes no time is over at once, and may release more."""
+) -> None:  # fmt: skip
+    """Let streams start what they can now. What takes no time is over at once, and may release more."""
     again = True
     while again:
         again = False
         for stream, queue in queues.items():
             while queue and stream not in running:
-                number = queue[-1]
-                if any(ends[other] > now for other in tasks[number].after):
-                    break
-                queue.pop()
-                starts[number] = now
-                if tasks[number].seconds > 0:
-                    yield stream, number
+                task = tasks[queue[-1]]
+                for other in task.after:
+                    if ends[other] > now:
+                        break
                 else:
-                    ends[number], again = now, True
+                    number = queue.pop()
+                    starts[number] = now
+                    if task.seconds > 0:
+                        running[stream], left[stream] = number, task.seconds
+                    else:
+                        ends[number], again = now, True
+                    continue
+                break
 
 
 def _speeds(streams: Collection[str], sharing: Sharing) -> dict[str, float]:

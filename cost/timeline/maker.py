@@ -17,13 +17,13 @@ from shardwright.cost.timeline.segments import ChunkSegments, Stage
 from shardwright.cost.timeline.steps import Steps
 from shardwright.cost.timeline.streams import run
 from shardwright.cost.timeline.tasks import Recorder, Segment
-from shardwright.pcg.analysis import kept_constants, written
+from shardwright.pcg.analysis import kept_constants
 from shardwright.pcg.stages import STAGES
 from shardwright.pcg.step.actions import actions
 from shardwright.pcg.step.chunk import Chunk
 from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.schedules import phases
-from shardwright.pcg.step.sections import Places, Share, computed_in_one, places, sections, shared, stretches, units
+from shardwright.pcg.step.sections import Places, Share, places, sections, shared, stretches, units
 
 
 class Maker:
@@ -36,13 +36,8 @@ class Maker:
         self._pieces: dict[tuple[Share, bool, bool], ChunkSegments] = {}
         self._stages: dict[tuple[object, ...], Stage] = {}
         self._units: dict[ChunkSegments, Unit] = {}
-        self._axes_bytes = axes_bytes(steps.graph, steps.cluster)
+        self._axes_bytes = axes_bytes(steps.graph, steps.cluster, steps.fused.values())
         self._first_uses_s = _first_uses_s(steps)
-
-    @cached_property
-    def one(self) -> frozenset[str]:
-        """What is computed in one stage."""
-        return computed_in_one(self.steps.graph)
 
     @cached_property
     def places(self) -> Places:
@@ -52,7 +47,7 @@ class Maker:
     @cached_property
     def shared(self) -> frozenset[str]:
         """Parameters that several sections read."""
-        return shared(self.cut, self.one)
+        return shared(self.cut, self.steps.in_one)
 
     def pieces(self, shares: Iterable[tuple[Share, bool]], execution: Execution) -> tuple[ChunkSegments, ...]:
         """One for each chunk of a stage; with the shares, whether their backward has two parts."""
@@ -124,7 +119,7 @@ class Maker:
             steps, execution = self.steps, self.steps.execution
             own = [(self.cut[number].stretch, times) for number, times in share]
             if execution.num_stages > 1:
-                own = stretches(self.cut, share, self.one, self.places)
+                own = stretches(self.cut, share, steps.in_one, self.places)
             chunk = Chunk(own, steps.parameters, execution, steps.num_bytes)
             todo = actions(chunk, hold=hold, late=execution.late_gathers, ahead=execution.overlap, two=two)
             name = " + ".join(f"{n} × {self.cut[s].name}" for s, n in share)
@@ -190,6 +185,6 @@ def _first_uses_s(steps: Steps) -> float:
     if steps.execution.compiled:
         return 0.0
     nodes = [n for n in graph.nodes if n.op in known and n.name not in steps.once]
-    forward = {n.op for n in nodes if written(graph, n) != "fused"}
+    forward = {n.op for n in nodes if steps.written(n) != "fused"}
     backward = {n.op for n in nodes if graph.types[n.name].grad}
     return sum(known[op][0] for op in forward) + sum(known[op][1] for op in backward)

@@ -9,7 +9,6 @@ Sources: lowering/buffers.py, lowering/blocks.py.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from itertools import chain
 
@@ -29,23 +28,27 @@ def pool_bytes(steps: Steps, chunk: Chunk, actions: Actions) -> dict[BufferKind,
 
     Of several microbatches the first and the last show all: what stays is there from then on.
     """
+    if not chunk.blocks:
+        return {}
     sets = {
         verb: [_buffer_set(steps, block, gradients=verb == "scatter") for block in chunk.blocks]
         for verb in ("gather", "scatter")
     }
     began = {"free": "gather", "deliver": "scatter"}
-    now, most = Counter[BufferKind](), Counter[BufferKind]()
-    listed = list(chain(*actions.forward, *actions.backward))
+    numbers = {kind: number for number, (kind, _) in enumerate(chain(*sets.values()))}
+    of = {verb: [numbers[kind] for kind, _ in own] for verb, own in sets.items()}
+    now, most = ([0] * (2 * len(chunk.blocks)) for _ in range(2))
+    listed = [a for a in chain(*actions.forward, *actions.backward) if a.verb in sets or a.verb in began]
     several = [a for a in listed if a.microbatch != "last"] + [a for a in listed if a.microbatch != "first"]
     for action in several if steps.graph.mesh.num_microbatches > 1 else listed:
         if action.verb in sets:
-            kind = sets[action.verb][action.number][0]
-            now[kind] += _times(chunk.blocks[action.number], action.verb)
-            most[kind] = max(most[kind], now[kind])
-        elif action.verb in began:
+            number = of[action.verb][action.number]
+            now[number] += _times(chunk.blocks[action.number], action.verb)
+            most[number] = max(most[number], now[number])
+        else:
             verb = began[action.verb]
-            now[sets[verb][action.number][0]] -= _times(chunk.blocks[action.number], verb)
-    return {kind: most[kind] * num_bytes for kind, num_bytes in chain(*sets.values())}
+            now[of[verb][action.number]] -= _times(chunk.blocks[action.number], verb)
+    return {kind: most[numbers[kind]] * num_bytes for kind, num_bytes in chain(*sets.values())}
 
 
 def _times(block: Block, verb: str) -> int:

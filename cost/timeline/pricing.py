@@ -98,11 +98,14 @@ class _Pass:
             task = self.recorder.launch(
                 name, cost.stream, cost.forward_s, blocks=blocks, messages=cost.sent, microbatch=when
             )
-        self.recorder.take("temporary", cost.scratch.forward, task, (task,), name=f"scratch of {name}")
+        if cost.scratch.forward:
+            self.recorder.take("temporary", cost.scratch.forward, task, (task,), name=f"scratch of {name}")
         return task
 
     def among(self, name: str, ways: Ways, seconds: float) -> int:
         """The task of a kernel, whose rows are sent there before, and back after it."""
+        if not ways.there and not ways.back:
+            return self.recorder.compute(name, seconds)
         for way in ways.there:
             self.recorder.launch(f"{name} dispatch", way.axis, way.seconds, blocks=True, messages=way.messages)
         task = self.recorder.compute(name, seconds)
@@ -138,6 +141,7 @@ class _Forward(_Pass):
         super().__init__(steps, chunk)
         self.taken: dict[Allocation, int] = {}
         self.away: dict[Allocation, int] = {}  # copies to the host
+        self.offload = steps.execution.offload
 
     def run(self, actions: Actions) -> None:
         starts: list[int] = []
@@ -158,11 +162,12 @@ class _Forward(_Pass):
         if action.verb == "start":
             self.started[action.number] = task
         for memory in (*occurrence.reads, occurrence.result, *occurrence.keeps):
-            if memory.kept and self.steps.execution.offload and memory not in self.taken:
+            if memory.kept and self.offload and memory not in self.taken:
                 seconds = memory.num_bytes / HOST_BYTES_PER_S
                 self.away[memory] = self.recorder.launch("offload", COPY, seconds, blocks=False, after=(task,))
             self.taken.setdefault(memory, task)
-            self.readers.note(memory, task)
+            if not memory.kept or self.offload:  # else it stays
+                self.readers.note(memory, task)
 
     def _memory(self) -> None:
         for memory, task in self.taken.items():
@@ -263,7 +268,8 @@ class _Backward(_Pass):
             task = self.among(name, cost.ways_back, cost.backward_s + of_weights_s)
         else:
             task = self.recorder.launch(name, cost.back_stream, cost.backward_s, blocks=True, messages=cost.sent_back)
-        self.recorder.take("temporary", cost.scratch.backward, task, (task,), name=f"scratch of {name}")
+        if cost.scratch.backward:
+            self.recorder.take("temporary", cost.scratch.backward, task, (task,), name=f"scratch of {name}")
         self._note(occurrence, task, self.readers)
         for memory in occurrence.gradients:
             if (
@@ -425,9 +431,9 @@ class _Backward(_Pass):
 
     def _take(self, category: str, memory: Allocation, what: object, taken: int | None) -> None:
         """Freed after its readers, in the second part if it has readers there."""
-        here, later = self.readers.of(what), self.later_readers.of(what)
+        here, later = self.readers.of(what), self.later_readers.of(what) if self.later is not self.recorder else ()
         name = memory.name if what is memory else _gradient(memory.name)
-        if later and self.later is not self.recorder:
+        if later:
             self.recorder.take(category, memory.num_bytes, taken, name=name)
             self.later.take(category, memory.num_bytes, None, later, name=name)
         else:

@@ -20,7 +20,7 @@ from shardwright.cost.collectives.resharding import StageLayout, resharding_s
 from shardwright.cost.timeline.chain import Place, chained
 from shardwright.cost.timeline.maker import Maker
 from shardwright.cost.timeline.segments import StepProgram
-from shardwright.cost.timeline.steps import Steps
+from shardwright.cost.timeline.steps import KnownCosts, Steps
 from shardwright.cost.timeline.streams import SegmentTimeline
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
@@ -66,8 +66,16 @@ def program(
 class Programs:
     """Programs of one graph, run in many ways: what they have in common is built and simulated once."""
 
-    def __init__(self, graph: Graph, cluster: Cluster, repeats: Mapping[str, int] | None = None) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        cluster: Cluster,
+        repeats: Mapping[str, int] | None = None,
+        costs: KnownCosts | None = None,
+    ) -> None:
+        """`costs`: what is known of other graphs."""
         self.graph, self.cluster, self.repeats = graph, cluster, repeats or {}
+        self._costs: KnownCosts = {} if costs is None else costs
         self._steps: dict[Execution, Steps] = {}
         self._graphs: dict[Mesh, Graph] = {graph.mesh: graph}
         self._makers: dict[tuple[Execution, Cluster, Mesh], Maker] = {}
@@ -111,7 +119,7 @@ class Programs:
         """The graph's operations, with what they cost on the whole cluster's devices."""
         alike = self._alike(execution)
         if alike not in self._steps:
-            self._steps[alike] = Steps(self.graph, self.cluster, alike)
+            self._steps[alike] = Steps(self.graph, self.cluster, alike, self._costs)
         return self._steps[alike]
 
     def spread(
@@ -181,7 +189,7 @@ class Programs:
         if (alike, part, mesh) not in self._makers:
             graph = self._graphs.setdefault(mesh, replace(self.graph, mesh=mesh))
             is_whole = part is self.cluster and graph is self.graph
-            steps = self.steps(alike) if is_whole else Steps(graph, part, alike)
+            steps = self.steps(alike) if is_whole else Steps(graph, part, alike, self._costs)
             self._makers[alike, part, mesh] = Maker(steps, self.repeats)
         return self._makers[alike, part, mesh]
 

@@ -6,7 +6,7 @@ Operations say nothing of time or order; `pcg.step.actions` says what happens wh
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from shardwright.cost.clusters.cluster import COLLECTIVES, Cluster
@@ -17,7 +17,7 @@ from shardwright.cost.compute.operators import NodeCost
 from shardwright.cost.compute.work import Work
 from shardwright.cost.timeline.scratch import Scratch, move_scratch, operator_scratch
 from shardwright.cost.timeline.tasks import COMPUTE
-from shardwright.pcg.analysis import Written, written
+from shardwright.pcg.analysis import Written
 from shardwright.pcg.dispatch import Dispatch
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.mesh import TIME
@@ -79,14 +79,43 @@ class OperationCost(NamedTuple):
         return self.again_s + self.backward_s + self.weight_s + self.ways_back.seconds
 
 
+class Operator(NamedTuple):
+    """What one operator costs.
+
+    cost       as an operation, in the execution's precision
+    serial_s   of forward and backward, and `sent`: what is sent of its rows; both in the graph's own dtypes
+    """
+
+    cost: OperationCost
+    serial_s: tuple[float, float]
+    sent: tuple[Dispatch, ...]
+
+
+@dataclass(eq=False, slots=True)
+class Known:
+    """What operators and moves cost, by all that decides about it, on one mesh in one precision.
+
+    Equal blocks of a graph have the same, and so do the many graphs of one search, which differ in a few layouts.
+    """
+
+    operators: dict[Hashable, Operator] = field(default_factory=dict)
+    moves: dict[Hashable, tuple[float, float, tuple[int, int]]] = field(default_factory=dict)
+
+
+KnownCosts = dict[Hashable, Known]
+"""By cluster, mesh and precision; who makes several programs keeps it, for as long as it makes them."""
+
+
 class Steps(Operations):
     """The operations of one graph, with what they cost."""
 
-    def __init__(self, graph: Graph, cluster: Cluster, execution: Execution) -> None:
+    def __init__(self, graph: Graph, cluster: Cluster, execution: Execution, costs: KnownCosts | None = None) -> None:
         super().__init__(graph, execution)
         self.cluster = cluster
         self.move_costs, self.compute = MoveCosts(cluster, graph.mesh), compute_on(cluster.device)
-        self._known: dict[Hashable, OperationCost] = {}
+        way = cluster, graph.mesh, execution.precision, self._is_narrow
+        self.known = Known() if costs is None else costs.setdefault(way, Known())
+        self.operators: dict[str, Operator] = {}
         rates = execution.rates.items()
         self._rates = {kind: dtype for kind, dtype in rates if dtype in cluster.device.flops_per_s}
         self._fusions = fusions(graph) if execution.compiled else {}
@@ -107,7 +136,7 @@ class Steps(Operations):
         node = self.graph.by_name[operation.name]
         if node.is_parallel:
             return self._move_cost(node)
-        cost, row = self._operator_cost(node), node.row
+        cost, row = self.operator(node).cost, node.row
         if self._rates.get("matmul") == "fp8" and row is not None and row.contraction and row.passes == 1:
             return self._with_casts(cost, operation)
         return cost
@@ -150,17 +179,29 @@ class Steps(Operations):
         back_s = self._cast_s(operation.name) if operation.grad else 0.0
         return cost._replace(forward_s=forward_s, backward_s=cost.backward_s + back_s)
 
-    def _operator_cost(self, node: Node) -> OperationCost:
-        kind, how = self.graph.types[node.name], written(self.graph, node)
-        types = [self.graph.types[i] for i in node.inputs]
-        of_weights = tuple(self._name(i) in self.parameters for i in node.inputs)  # not what is cast in the program
+    def operator(self, node: Node) -> Operator:
+        """What an operator costs, also one that is none of the operations."""
+        if (found := self.operators.get(node.name)) is not None:
+            return found
+        types, how = self.graph.types, self.written(node)
+        operands, kind = tuple([types[name] for name in node.inputs]), types[node.name]
+        of_weights = tuple([self.is_weight(name) for name in node.inputs])  # not what is cast in the program
         fusion = self._fusions.get(node.name, UNFUSED)
-        key = (node.op, node.attrs, node.split, tuple(types), kind, how, of_weights, fusion)
-        if key not in self._known:
+        key = (node.op, node.attrs, node.split, operands, kind, how, of_weights, fusion)
+        if (found := self.known.operators.get(key)) is None:
             scratch = operator_scratch(node.op, self.bytes_of(node.inputs[0])) if node.inputs else Scratch()
-            cost = self._node_cost(node, types, kind, how, of_weights, fusion)
-            self._known[key] = self._with_ways(cost._replace(scratch=scratch), node)
-        return self._known[key]
+            cost = self._node_cost(node, operands, kind, how, of_weights, fusion)
+            serial = NodeCost(
+                node, [t.erased() for t in operands], kind.erased(), self.graph.mesh.sizes, self.compute, (), how
+            )
+            split = node.split or ("R",) * len(self.graph.mesh)
+            found = self.known.operators[key] = Operator(
+                self._with_ways(cost._replace(scratch=scratch), node),
+                serial.passes_s(split, tuple(t.layouts for t in operands), kind.layouts),
+                self.graph.dispatches(node),
+            )
+        self.operators[node.name] = found
+        return found
 
     def _with_ways(self, cost: OperationCost, node: Node) -> OperationCost:
         """With what an operator sends of its rows, and the memory that this takes."""
@@ -187,7 +228,7 @@ class Steps(Operations):
     def _node_cost(
         self,
         node: Node,
-        operands: list[TensorType],
+        operands: Sequence[TensorType],
         kind: TensorType,
         how: Written,
         of_weights: tuple[bool, ...],

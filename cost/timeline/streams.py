@@ -82,7 +82,7 @@ def run(segment: Segment, sharing: Sharing, alike: SegmentTimeline | None = None
     for task, copies, start, end in zip(segment.tasks, segment.copies(), starts, ends, strict=True):
         busy[task.stream] += copies * (end - start)
     memory = _memory(segment, course(segment, starts, ends, offsets))
-    awaited = (e + o for t, e, o in zip(segment.tasks, ends, offsets, strict=True) if not _goes_on(t))
+    awaited = [e + o for t, e, o in zip(segment.tasks, ends, offsets, strict=True) if not _goes_on(t)]
     ready_s = max(awaited, default=seconds)
     waiting_s = max(0.0, ready_s - busy.get(COMPUTE, 0.0))
     return SegmentTimeline(segment, seconds, ready_s, starts, ends, offsets, dict(busy), waiting_s, *memory)
@@ -190,7 +190,7 @@ def course(segment: Segment, starts: Sequence[float], ends: Sequence[float], off
     for fold in segment.folds:  # further blocks change what is there as the second one does
         change = changes[(order >= fold.start) & (order < fold.end)].sum(axis=0)
         values += np.where(order[:, None] >= fold.end, fold.more * change, 0.0)
-    times_s = tuple(moment + offsets[task] for moment, task in zip(moments, tasks, strict=True))
+    times_s = tuple([moment + offsets[task] for moment, task in zip(moments, tasks, strict=True)])
     return MemoryCourse(times_s, tasks, tuple(zip(numbers, given_back, strict=True)), categories, values)
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import NamedTuple
 
-from shardwright.pcg.step.actions import Microbatch, happens
+from shardwright.pcg.step.actions import Microbatch, happening
 from shardwright.pcg.step.messages import Message
 
 COMPUTE, COPY = "compute", "copy"
@@ -68,9 +67,9 @@ class Segment:
 
     def in_microbatch(self, *, first: bool, last: bool) -> Segment:
         """The segment as it is in one microbatch. Tasks that it does not have take no time and send nothing."""
-        here = partial(happens, first=first, last=last)
-        tasks = (t if here(t.microbatch) else t._replace(seconds=0.0, messages=()) for t in self.tasks)
-        return Segment(tuple(tasks), tuple(b for b in self.buffers if here(b.microbatch)), self.folds)
+        here = happening(first=first, last=last)
+        tasks = [t if t.microbatch in here else t._replace(seconds=0.0, messages=()) for t in self.tasks]
+        return Segment(tuple(tasks), tuple([b for b in self.buffers if b.microbatch in here]), self.folds)
 
     @property
     def is_alike(self) -> bool:
@@ -114,9 +113,11 @@ class Recorder:
 
     def compute(self, name: str, seconds: float, after: Iterable[int] = (), microbatch: Microbatch = "every") -> int:
         """A kernel; it also waits for every blocking collective that was launched before."""
-        self.tasks.append(Task(name, COMPUTE, seconds, (*self._awaited, *after), microbatch))
-        self._awaited.clear()
-        self.last = len(self.tasks) - 1
+        if self._awaited:
+            after = (*self._awaited, *after)
+            self._awaited.clear()
+        self.last = len(self.tasks)
+        self.tasks.append(Task(name, COMPUTE, seconds, tuple(after), microbatch))
         return self.last
 
     def launch(

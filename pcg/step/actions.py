@@ -20,8 +20,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import chain, pairwise
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from shardwright.pcg.step.buckets import Buckets
 from shardwright.pcg.step.chunk import Allocation, Chunk, Occurrence, Region, Use
@@ -38,6 +39,12 @@ def happens(when: Microbatch, *, first: bool, last: bool) -> bool:
     """Whether this is one of those microbatches, being the first or the last of its step."""
     several = {"later": not first, "opening": first and not last, "closing": last and not first}
     return {"every": True, "first": first, "last": last, **several}[when]
+
+
+@lru_cache(maxsize=4)
+def happening(*, first: bool, last: bool) -> frozenset[Microbatch]:
+    """All that a microbatch is which is the first or the last of its step."""
+    return frozenset(when for when in get_args(Microbatch) if happens(when, first=first, last=last))
 
 
 class Action(NamedTuple):
@@ -107,7 +114,9 @@ def _made_again(chunk: Chunk) -> dict[int, list[Occurrence]]:
     """What runs again before the backward of each operation that has one."""
     rebuilt = set[Region]()
     return {
-        o.number: [made for memory in o.keeps for made in _again(memory, o.region, rebuilt)]
+        o.number: [
+            made for memory in o.keeps if memory.region is not None for made in _again(memory, o.region, rebuilt)
+        ]
         for o in reversed(chunk.occurrences) if o.operation.is_differentiated
     }  # fmt: skip
 
@@ -138,9 +147,11 @@ def _read_again(chunk: Chunk, again: Mapping[int, Sequence[Occurrence]]) -> dict
     """The blocks that backward reads, in its order, and by which operation's backward each is read last."""
     found = dict[int, int]()
     for number, made in again.items():
-        blocks = [block for occurrence in made for block in chunk.blocks_of(occurrence)]
-        own = chunk.blocks_of(chunk.occurrences[number], backward=True)
-        found.update(dict.fromkeys((*blocks, *own), number))
+        for occurrence in made:
+            for block in chunk.blocks_of(occurrence):
+                found[block] = number
+        for block in chunk.blocks_of(chunk.occurrences[number], backward=True):
+            found[block] = number
     return found
 
 
@@ -194,7 +205,7 @@ def _forward(chunk: Chunk, gathers: _Gathers, held: frozenset[int]) -> Iterator[
 
     def of(occurrence: Occurrence) -> Iterator[Action]:
         number, operation = occurrence.number, occurrence.operation
-        for name in operation.reads:
+        for name in operation.reads if started else ():
             if name in started:
                 yield Action("wait", started.pop(name))
         blocks = chunk.blocks_of(occurrence)
@@ -226,8 +237,10 @@ class _Backward:
         self.complete: dict[int, int] = {}  # and who reads a use of a parameter first
         for occurrence in reversed(chunk.occurrences):
             if occurrence.operation.is_differentiated:
-                self.last.update(dict.fromkeys(chunk.blocks_of(occurrence), occurrence.number))
-                self.complete.update(dict.fromkeys(chunk.trained(occurrence), occurrence.number))
+                for block in chunk.blocks_of(occurrence):
+                    self.last[block] = occurrence.number
+                for use in chunk.trained(occurrence):
+                    self.complete[use] = occurrence.number
         self.trained = {chunk.uses[use].block for use in self.complete}
         self.free = defaultdict[int, list[int]](list)
         for block, reader in reads.items():

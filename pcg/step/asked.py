@@ -28,6 +28,9 @@ class Wish(NamedTuple):
 
 def wishes(graph: Graph, operations: Sequence[Operation], execution: Execution) -> dict[str, Wish]:
     """By the names of operations. A `PlanError` for a place in a list that no operation of a whole graph is at."""
+    if isinstance(execution.recompute, str):
+        alike = Wish("*", execution.recompute)
+        return {o.name: alike for o in operations}
     asked = _Asked(graph, operations, execution)
     for pattern, place in () if graph.is_part else asked.missing():
         there = asked.there(pattern)

@@ -151,25 +151,28 @@ class Chunk:
         self.blocks = self._blocks()
 
     def _add(self, operation: Operation, stretch: Stretch) -> None:
-        reads = tuple(self._read(name) for name in operation.reads)
-        region = self._region(operation)
-        result = self._env.get(operation.alias) or self._new(operation.name, operation.num_bytes, region)
-        self._env[operation.name] = result
-        keeps = [self._env[name] for name in operation.keeps if name in self._env]
-        keeps += [self._new(f"mask of {operation.name}", operation.mask_bytes, region)] if operation.mask_bytes else []
+        env, name = self._env, operation.name
+        region = self._region(operation.again) if operation.again is not None else None
+        reads = tuple([self._read(name) for name in operation.reads])
+        env[name] = result = env.get(operation.alias) or self._new(name, operation.num_bytes, region)
+        keeps = [env[name] for name in operation.keeps if name in env]
+        if operation.mask_bytes:
+            keeps.append(self._new(f"mask of {name}", operation.mask_bytes, region))
         for memory in keeps:
             _keep(memory, region)
-        outside = (memory for memory in reads if region is not None and memory.region is not region)
-        for memory in outside:
-            _keep(memory, region)
+        if region is not None:
+            for memory in reads:
+                if memory.region is not region:
+                    _keep(memory, region)
         weights, views = (
-            tuple(self._use(leaf, stretch) for leaf in leaves) for leaves in (operation.weights, operation.views)
+            tuple([self._use(leaf, stretch) for leaf in leaves]) if leaves else ()
+            for leaves in (operation.weights, operation.views)
         )
-        gradients = tuple(self._env[name] for name in operation.gradients if name in self._env)
+        gradients = tuple([env[name] for name in operation.gradients if name in env])
+        kept = tuple(dict.fromkeys(keeps)) if len(keeps) > 1 else tuple(keeps)
         occurrence = Occurrence(
-            len(self.occurrences), operation, reads, result, tuple(dict.fromkeys(keeps)), gradients, weights, views,
-            region,
-        )  # fmt: skip
+            len(self.occurrences), operation, reads, result, kept, gradients, weights, views, region
+        )
         if region is not None:
             region.occurrences.append(occurrence)
         self.occurrences.append(occurrence)
@@ -184,10 +187,11 @@ class Chunk:
             self._env[name] = self._new(name, self._value_bytes.get(name, 0.0), None)
         return self._env[name]
 
-    def _region(self, operation: Operation) -> Region | None:
-        if operation.again is None:
-            return None
-        return self._regions.setdefault((len(self.spans), operation.again), Region(operation.again.whole))
+    def _region(self, again: Again) -> Region:
+        key = len(self.spans), again
+        if key not in self._regions:
+            self._regions[key] = Region(again.whole)
+        return self._regions[key]
 
     def _use(self, leaf: str, stretch: Stretch) -> int:
         occurrence = len(self.spans) - 1
@@ -221,10 +225,12 @@ class Chunk:
 
     def blocks_of(self, occurrence: Occurrence, *, backward: bool = False) -> list[int]:
         """The gathered blocks whose memory an operation reads, forward or, what comes last first, backward."""
-        numbers, saved = (*occurrence.weights, *occurrence.views), occurrence.operation.saved
-        uses = [self.uses[number] for number in (numbers[::-1] if backward else numbers)]
-        found = (use.block for use in uses if not backward or use.parameter.leaf in saved)
-        return list(dict.fromkeys(block for block in found if block is not None))
+        if not self.blocks or not (numbers := (*occurrence.weights, *occurrence.views)):
+            return []
+        uses, saved = self.uses, occurrence.operation.saved
+        read = [uses[number] for number in (numbers[::-1] if backward else numbers)]
+        found = [use.block for use in read if not backward or use.parameter.leaf in saved]
+        return list(dict.fromkeys([block for block in found if block is not None]))
 
     def trained(self, occurrence: Occurrence) -> list[int]:
         """The uses of parameters that an operation gives gradients."""

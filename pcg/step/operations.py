@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from functools import cached_property
 
-from shardwright.pcg.analysis import computed_once, saved_by, summed_in_place, written
+from shardwright.pcg.analysis import Written, computed_in_one, computed_once, saved_by, summed_in_place, written
 from shardwright.pcg.dispatch import Dispatch
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import OPAQUE, Graph, Node
@@ -44,6 +44,7 @@ class Operations:
         self.moves = self.fused | slices_of_time(graph)
         self._views = views_of_parameters(graph, found)
         self._alias: dict[str, str] = {}
+        self._written: dict[str, Written] = {}
         sums, before = early_sums(graph, self.once)
         self._sums, self.early = frozenset(sums), before.union(sums)
         operations = [
@@ -62,6 +63,11 @@ class Operations:
         """Of every activation, by the name of its operation."""
         return {operation.name: operation.num_bytes for operation in self.listed}
 
+    @cached_property
+    def in_one(self) -> frozenset[str]:
+        """What is computed in one stage."""
+        return computed_in_one(self.graph)
+
     def bytes_of(self, name: str) -> float:
         """Of one device's part of a value, in the dtype that the execution keeps it in."""
         kind = self.graph.types[name]
@@ -75,6 +81,12 @@ class Operations:
         """What an operator sends of its rows, in the dtypes that the execution keeps them in."""
         return self.graph.dispatches(node, self.dtype)
 
+    def written(self, node: Node) -> Written:
+        """How a node is written in code, as the function of this name says, which is asked once."""
+        if (found := self._written.get(node.name)) is None:
+            found = self._written[node.name] = written(self.graph, node)
+        return found
+
     def is_weight(self, name: str) -> bool:
         """Whether readers see a parameter under this name."""
         return self._name(name) in self.parameters
@@ -86,17 +98,19 @@ class Operations:
 
     def _operation(self, node: Node, operands: Sequence[str]) -> Operation:
         """What moves and operators have in common."""
-        names, types = [self._name(name) for name in operands], self.graph.types
-        grad, reads = types[node.name].grad, tuple(name for name in names if name not in self.parameters)
+        types, parameters, module = self.graph.types, self.parameters, node.source.module
+        names, grad = [self._name(name) for name in operands], types[node.name].grad
+        reads = [name for name in names if name not in parameters]
+        views = [leaf for name in operands if name in self._views for leaf in self._views[name]]
         return Operation(
             name=node.name,
-            reads=reads,
-            weights=tuple(name for name in names if name in self.parameters),
-            views=tuple(dict.fromkeys(leaf for name in operands for leaf in self._views.get(name, ()))),
-            gradients=tuple(name for name in dict.fromkeys(reads) if types[name].grad) if grad else (),
+            reads=tuple(reads),
+            weights=tuple([name for name in names if name in parameters]) if len(reads) < len(names) else (),
+            views=tuple(dict.fromkeys(views)) if views else (),
+            gradients=tuple([name for name in dict.fromkeys(reads) if types[name].grad]) if grad else (),
             grad=grad,
-            module=node.source.module,
-            block=module_block(f"{node.source.module}."),
+            module=module,
+            block=module_block(f"{module}."),
             num_bytes=self.bytes_of(node.name),
         )
 
@@ -123,22 +137,22 @@ class Operations:
 
     def _operator(self, node: Node) -> Operation:
         row, kind, names = node.row, self.graph.types[node.name], [self._name(i) for i in node.inputs]
-        moves_nothing = row is not None and row.view and written(self.graph, node) != "copy" and bool(names)
+        moves_nothing = row is not None and row.view and self.written(node) != "copy" and bool(names)
         of_weight = moves_nothing and names[0] in self.parameters
         grads = [self.graph.types[i].grad for i in node.inputs]
         saved = saved_by(node, grads) if kind.grad else ()
         operands = [i for i in saved if isinstance(i, int)]
         keeps = [names[i] for i in operands] + ([node.name] if "result" in saved else [])
-        leaves = (leaf for i in operands for leaf in (names[i], *self._views.get(node.inputs[i], ())))
-        trained = any(grad and name in self.parameters for name, grad in zip(names, grads, strict=True))
-        operation = self._operation(node, node.inputs)
+        leaves = [leaf for i in operands for leaf in (names[i], *self._views.get(node.inputs[i], ()))]
+        operation, parameters = self._operation(node, node.inputs), self.parameters
+        is_product = kind.grad and row is not None and row.contraction and row.passes == 1
         return operation._replace(
             alias=names[0] if moves_nothing and not of_weight else "",
             num_bytes=0.0 if of_weight else operation.num_bytes,
-            keeps=tuple(k for k in keeps if k not in self.parameters),
-            saved=tuple(dict.fromkeys(leaf for leaf in leaves if leaf in self.parameters)),
+            keeps=tuple([k for k in keeps if k not in parameters]),
+            saved=tuple(dict.fromkeys([leaf for leaf in leaves if leaf in parameters])),
             mask_bytes=self._mask_bytes(node, saved),
-            apart=kind.grad and trained and row is not None and row.contraction and row.passes == 1,
+            apart=is_product and any(grad and n in parameters for n, grad in zip(names, grads, strict=True)),
         )
 
     def _mask_bytes(self, node: Node, saved: Sequence[int | str]) -> float:
@@ -148,7 +162,9 @@ class Operations:
         """
         types, mesh = self.graph.types, self.graph.mesh
         kind = types[node.name]
-        if node.op == "sdpa" and kind.grad and len(node.inputs) > 3 and types[node.inputs[3]].dtype == "bool":
+        if not kind.grad:
+            return 0.0
+        if node.op == "sdpa" and len(node.inputs) > 3 and types[node.inputs[3]].dtype == "bool":
             return types[node.inputs[3]].local_bytes(mesh) * ITEM_BYTES[self.dtype(kind.dtype)]
         if "inside" in saved and node.row is not None:
             dtype = self.dtype(types[next(iter(node.inputs))].dtype)
@@ -187,10 +203,13 @@ def views_of_parameters(graph: Graph, parameters: Parameters) -> dict[str, tuple
     names, found = parameters.names, dict[str, tuple[str, ...]]()
     stored = {name: leaf for name, leaf in names.items() if leaf in parameters.by_leaf}
     for node in graph.nodes:
+        if stored.keys().isdisjoint(node.inputs) and found.keys().isdisjoint(node.inputs):
+            continue
         row = node.row
         keeps_memory = node.op in (PARTITION, REPLICATE) or (row is not None and row.aliases)
-        rounded = any(graph.types[i].dtype != graph.types[node.name].dtype for i in node.inputs)  # by a cast
-        if node.name in names or node.is_leaf or not keeps_memory or rounded:
+        if node.name in names or not keeps_memory:
+            continue
+        if any(graph.types[i].dtype != graph.types[node.name].dtype for i in node.inputs):  # rounded, by a cast
             continue
         memory = ((stored[i],) if i in stored else found.get(i, ()) for i in node.inputs)
         leaves = dict.fromkeys(leaf for leaves in memory for leaf in leaves)

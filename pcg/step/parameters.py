@@ -22,7 +22,9 @@ sent in `Parameter.reduced_dtype`: the execution's `reduce_dtype`, or the parame
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from typing import Literal, NamedTuple
 
@@ -60,8 +62,7 @@ class Slices(NamedTuple):
     summed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Parameter:
+class Parameter(NamedTuple):
     """One parameter.
 
     leaf            where it is stored; `result`: the node whose value readers see
@@ -117,9 +118,9 @@ class Parameters:
 def find_parameters(graph: Graph, execution: Execution = DEFAULT) -> Parameters:
     """Follow every parameter from its storage to its readers."""
     found, results = Parameters({}, {}), {name for _, name in graph.outputs}
-    narrow = bool(narrow_dtypes(graph))
+    narrow, sizes = bool(narrow_dtypes(graph)), dict(zip(graph.mesh.names, graph.mesh.sizes, strict=True))
     for leaf in graph.leaves("parameter"):
-        walk = _Walk(graph, leaf, results)
+        walk = _Walk(graph, sizes, leaf, results)
         kind, seen = graph.types[leaf.name], graph.types[walk.result]
         num_elements = prod(kind.local_shape(graph.mesh))
         used = seen.dtype if narrow else execution.compute_dtype(seen.dtype)
@@ -133,7 +134,7 @@ def find_parameters(graph: Graph, execution: Execution = DEFAULT) -> Parameters:
             grad=kind.grad,
             dtype=kind.dtype,
             slices=walk.slices,
-            sums=tuple(axis for axis in graph.mesh.names if axis in walk.summed),
+            sums=tuple([axis for axis in graph.mesh.names if axis in walk.summed]),
             used_bytes=float(num_whole * ITEM_BYTES[used]),
             num_elements=num_elements,
             gradient_bytes=num_elements * ITEM_BYTES[state],
@@ -157,9 +158,8 @@ class _Walk:
     `visible` is what readers see; `line`: a cast that the program does, or "".
     """
 
-    def __init__(self, graph: Graph, leaf: Node, results: set[str]) -> None:
-        self.graph = graph
-        self.sizes = dict(zip(graph.mesh.names, graph.mesh.sizes, strict=True))
+    def __init__(self, graph: Graph, sizes: Mapping[str, int], leaf: Node, results: set[str]) -> None:
+        self.graph, self.sizes = graph, sizes
         self.aliases: dict[str, str] = {}
         self.summed: set[str] = set()
         self.slices: Slices | None = None
@@ -173,7 +173,7 @@ class _Walk:
         """Go through the operators that read `name` if all are one and the same; the next name, or None at the end."""
         readers = list(dict.fromkeys(self.graph.users[name]))
         nodes = [self.graph.by_name[reader] for reader in readers]
-        if not nodes or len({(n.op, n.attr("axis") if n.is_parallel else n.name) for n in nodes}) > 1:
+        if len(nodes) != 1 and len({(n.op, n.attr("axis") if n.is_parallel else n.name) for n in nodes}) != 1:
             return None
         axis = str(nodes[0].attr("axis")) if nodes[0].is_parallel else ""
         if nodes[0].op == REPLICATE:
@@ -220,6 +220,7 @@ def _lifetime(node: Node) -> Lifetime:
     return keep
 
 
+@lru_cache(maxsize=1 << 14)
 def module_block(name: str) -> str:
     """The repeated part of the model that a name lies in: `h.3.attn.weight` is in `h.3`; others are in ``."""
     match = re.match(r"((?:[^.]+\.)*?\d+)\.", name)

@@ -42,9 +42,9 @@ def arranged(
     wished = wishes(graph, found, execution)
     modes = {name: wish.mode for name, wish in wished.items()}
     for name, members in attentions(graph, stored):
-        own = [o for o in found if o.name in members]
-        if own and all(modes[o.name] == "selective" for o in own):
-            found = _made_again(found, {o.name for o in own}, Again(name, whole=False))
+        own = {member for member in members if member in modes}
+        if own and all(modes[member] == "selective" for member in own):
+            found = _made_again(found, own, Again(name, whole=False))
     apart = {o.block for o in found if wished[o.name].alone}
     found = _whole_blocks(found, {o.block for o in found if o.block and modes[o.name] == "full"} - apart)
     if apart:

@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 from shardwright.pcg.checks import positive_int
 from shardwright.pcg.errors import PlanError
-from shardwright.pcg.graph import Graph
 from shardwright.pcg.step.chunk import Stretch
 from shardwright.pcg.step.operation import Operation
 from shardwright.pcg.step.operations import Operations
@@ -96,7 +95,7 @@ def _key(step: Operation, repeats: Mapping[str, int], by_block: bool) -> str:
 def _sections(
     found: Sequence[tuple[str, list[Operation]]], steps: Operations, repeats: Mapping[str, int]
 ) -> Iterable[Section]:
-    home, last_reader, one = dict[str, int](), dict[str, int](), computed_in_one(steps.graph)
+    home, last_reader, one = dict[str, int](), dict[str, int](), steps.in_one
     for number, (_, own) in enumerate(found):
         for step in own:
             for leaf in step.weights:
@@ -136,19 +135,6 @@ def crossing(cut: Sequence[Section], number: int, inside: bool) -> set[str]:
 
 
 # ---- over stages ----
-
-
-def computed_in_one(graph: Graph) -> frozenset[str]:
-    """Nodes that depend on the batch and on parameters: one stage computes them, and sends them to later ones.
-
-    All else (masks, counts, views of weights, a table of biases by position) is computed by each stage that reads it.
-    """
-    batch, weights = set[str](), set[str]()
-    for node in graph.nodes:
-        for found, op in ((batch, "input"), (weights, "parameter")):
-            if node.op == op or not found.isdisjoint(node.inputs):
-                found.add(node.name)
-    return frozenset(batch & weights)
 
 
 Share = tuple[tuple[int, int], ...]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from shardwright.pcg.step.actions import Action, Actions, actions
 from shardwright.pcg.step.chunk import Chunk, Stretch
 from shardwright.pcg.step.operation import Again, Operation
@@ -64,7 +62,7 @@ def test_the_next_block_is_gathered_while_one_is_used() -> None:
 
 
 def test_frozen_parameters_are_freed_when_backward_has_read_them_and_give_nothing() -> None:
-    frozen = [replace(p, grad=False) for p in SLICED[:2]]
+    frozen = [p._replace(grad=False) for p in SLICED[:2]]
     made = chunk([product("a", "y", "u"), *chain()[1:]], *frozen, SLICED[2])
     assert text(made, actions(made).backward) == (
         "await 2, gather 1, backward c, free 2, scatter 2, await 1, gather 0, backward b, free 1, await 0, backward a, "
