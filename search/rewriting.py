@@ -130,7 +130,7 @@ class Rewriter:
         self, candidate: Candidate, found: Sequence[Rewritten], rewrites: tuple[Rewrite, ...]
     ) -> Candidate | None:
         """The plan of the rewritten graph; None where what is to be made again, such as attention, is not there."""
-        c, folded, beside = candidate, applied(self.folded, found), candidate.solved[2].beside
+        c, folded, prices = candidate, applied(self.folded, found), candidate.solved[2]
         execution = still_there(folded.graph, Operations(folded.graph).listed, c.execution)
         try:
             new = self.solver.solve(
@@ -141,8 +141,9 @@ class Rewriter:
                 execution,
                 (c.lifetimes,),
                 c.priced,
-                beside=beside,
+                beside=prices.beside,
                 limits=c.limits,
+                near=prices.byte,
             )
         except PlanError:
             return None

@@ -33,6 +33,7 @@ from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.pcg.step.lifetimes import Zero, with_lifetimes
 from shardwright.pcg.step.meshes import first_ranks, stage_meshes
 from shardwright.pcg.types import TensorType
+from shardwright.search.asked import RecomputeMode
 from shardwright.search.blocks import blocked_choices
 from shardwright.search.building import ProblemBuilder
 from shardwright.search.domain import CertifiedSplits, storage_domain
@@ -47,9 +48,11 @@ from shardwright.search.problem import NoLayoutsError, Prices, Problem, Restrict
 from shardwright.search.restrict import DATA, FREE, role_restriction
 from shardwright.search.spaces import LONGEST_FIRST
 from shardwright.search.unfolding import unfolded
-from shardwright.search.within import HULL_TOLERANCE, kept_bytes, time_and_bytes, within_memory
+from shardwright.search.within import HULL_TOLERANCE, kept_bytes, least_bytes, time_and_bytes, within_memory
 
 _MEMORY_TRIES = 3
+_SAFE = 2.0
+"""So many times the price of a byte in the problem before is tried first: at more than it has to be, layouts fit."""
 _MOST_PROGRAMS = 8
 """That are kept, each with what its operators cost."""
 _NEARLY = 1.5
@@ -137,6 +140,7 @@ class Solver:
         self._builders: dict[tuple[object, ...], tuple[ProblemBuilder, Eliminator]] = {}
         self._problems: dict[tuple[object, ...], Problem] = {}
         self._predictions: dict[tuple[object, ...], Prediction] = {}
+        self._usual: dict[RecomputeMode, float] = {}  # the last price of a byte, as a part of the least sum
         costs: KnownCosts = {}
         self._programs = lru_cache(maxsize=_MOST_PROGRAMS)(partial(_programs, cluster, costs))
         self.blocked = lru_cache(maxsize=None)(_blocked_choices)
@@ -268,7 +272,29 @@ class Solver:
     ) -> float:
         """No layouts keep less of parameters, their gradients and moments on a device. Errors as in `problem`."""
         problem, _ = self.problem(folded, mesh, roles, execution, priced, limits)
-        return _least_stored(problem)
+        return least_bytes(problem, problem.stored)
+
+    def crowding(
+        self,
+        folded: Folded,
+        mesh: Mesh,
+        roles: Sequence[str],
+        execution: Execution,
+        priced: Zero,
+        limits: Limits = NO_LIMITS,
+    ) -> float:
+        """What layouts keep at least beside parameters, gradients and moments, as a part of the room that these leave.
+
+        Above 1, no layouts keep little enough at once. Errors as in `problem`.
+        """
+        problem, _ = self.problem(folded, mesh, roles, execution, priced, limits)
+        stored = least_bytes(problem, problem.stored)
+        room = self._usable(execution, mesh) - self.cluster.device.context_bytes - stored
+        return (least_bytes(problem) - stored) / room if room > 0 else inf
+
+    def _usable(self, execution: Execution, mesh: Mesh) -> float:
+        """What plans may use, of the share of an average stage."""
+        return sum(self.stage_limits(execution, mesh)) / execution.num_stages
 
     def all_stored_bytes(self, folded: Folded) -> float:
         """What one device would keep of all parameters, their gradients and moments."""
@@ -299,38 +325,43 @@ class Solver:
         cutoff_s: float = inf,
         beside: float = 1.0,
         limits: Limits = NO_LIMITS,
+        near: float = 0.0,
     ) -> Candidate:
         """The best plan on one mesh, within memory if any choice found fits.
 
         Layouts are chosen for parameters that stay as long as is `priced`; of the lifetimes `zeros`, the first that
-        fits counts. `beside`: as in `Prices`. What provably takes `cutoff_s` or longer is not pursued further; the
-        result may then not fit, or not be the best. A `NoLayoutsError` where no layouts can be run so.
+        fits counts. `beside`: as in `Prices`; `near`: as in `within_memory`. What provably takes `cutoff_s` or longer
+        is not pursued further; the result may then not fit, or not be the best. A `NoLayoutsError` where no layouts can
+        be run so.
         """
         problem, eliminator = self.problem(folded, mesh, roles, execution, priced, limits)
-        usable = sum(self.stage_limits(execution, mesh)) / execution.num_stages  # of the share of an average stage
+        usable = self._usable(execution, mesh)
         limit = usable - self.cluster.device.context_bytes
         free = Prices(beside=beside)
         fastest = eliminator.solve(problem, free)
         _check_finite(problem, fastest, roles, priced)
         is_near = limit < kept_bytes(problem, fastest) <= _NEARLY * limit  # not all of that is there at once
-        if is_near and not self.excess_bytes(_least_stored(problem)):
+        if is_near and not self.excess_bytes(least_bytes(problem, problem.stored)):
             draft = _Draft(name, fastest.bound, (problem, fastest, free), tuple(roles), execution, priced, limits)
             found = self._finish(draft, folded, different(zeros, mesh))
             if found.fits:
                 return found
         best: Candidate | None = None
+        near = near or _SAFE * fastest.objective * self._usual.get(execution.recompute, 0.0)
         for _ in range(_MEMORY_TRIES):
             solution, bound_s, feasible, prices = within_memory(
-                problem, eliminator, limit, cutoff_s, beside, hull=bool(folded.repeated)
+                problem, eliminator, limit, cutoff_s, beside, hull=bool(folded.repeated), near=near
             )  # equal blocks are laid out alike, and mixed later
             if best is not None:
                 bound_s = best.bound_s  # that of the true limit
+            if feasible and prices.byte:
+                near, self._usual[execution.recompute] = prices.byte, prices.byte / fastest.objective
             draft = _Draft(name, bound_s, (problem, solution, prices), tuple(roles), execution, priced, limits)
             found = self._finish(draft, folded, different(zeros, mesh)[0 if feasible else -1 :])
             best = found if best is None else min(best, found, key=rank)
             only_in_the_graph = found.prediction.memory.total_bytes - kept_bytes(problem, solution)
             limit = usable - only_in_the_graph
-            if best.fits or not feasible or bound_s >= cutoff_s or limit <= 0:
+            if best.fits or not feasible or bound_s >= cutoff_s or limit < least_bytes(problem):
                 break
         assert best is not None
         return best
@@ -434,11 +465,6 @@ class Solver:
 
 def _programs(cluster: Cluster, costs: KnownCosts, graph: Graph, repeats: tuple[tuple[str, int], ...]) -> Programs:
     return Programs(graph, cluster, dict(repeats), costs)
-
-
-def _least_stored(problem: Problem) -> float:
-    """No choices keep less of parameters, their gradients and moments."""
-    return sum(float(problem.kept_bytes[variable].value.min()) for variable in problem.stored)
 
 
 def _check_finite(problem: Problem, solution: Solution, roles: Sequence[str], zero: Zero) -> None:

@@ -30,7 +30,13 @@ _DEEP = 4
 """So many microbatches a stage are tried first: the bubble is a fifth of the step."""
 _PATIENCE = 1
 """So many meshes in a row that are no better than the best of their number of stages, and others are not tried."""
-_MOST_BY_HAND = 8
+_LIKELY = 1.05
+"""Meshes whose floors are at most so many times the least one are likely in other numbers of stages too."""
+_CLOSE = 1.02
+"""Meshes whose plans take at most so many times as long as the best one may be better in other numbers of stages."""
+_AGAIN = 4 / 3
+"""How many times as long a step takes at least where there is no room for values: forward is a third of its work."""
+_MOST_BY_HAND = 4
 """Of meshes by hand with a number of microbatches, of all numbers of stages."""
 _CHUNKS = (2, 4, 8)
 """Of a stage, where they are interleaved."""
@@ -68,7 +74,9 @@ class Stager:
         folded = tuner.folded
         self._num_blocks = len(blocks_of(folded.graph)) + sum(times - 1 for times in folded.repeats.values())
         self._over = inf  # how many times its floor a step took at least where all is kept
-        self._inner: int | None = None  # the size of the inner axis of the likeliest mesh, once one is known
+        self._inner = machine_size(tuner.solver.cluster)  # the size of that axis of the likeliest mesh
+        self._unlikely: list[int] | None = None  # of others, once that is known
+        self._needed = 0.0  # so many microbatches a stage leave room for what each keeps at least
         self._fewer = 0  # by so many numbers of microbatches fewer than are tried first its floor is the least
 
     def plans(self) -> Iterator[Candidate]:
@@ -79,57 +87,66 @@ class Stager:
         promising = [own for own in self.tuner.pins.staged.values() if self._may_win(own[0].pipeline.stages)]
         promising.sort(key=lambda own: own[0].pipeline.stages)
         known = _while_less(promising, len(promising) // 2, self._outlook, _least_s)
-        best, left = None, set(range(len(promising)))
+        best, left = list[Candidate](), set(range(len(promising)))
         for start in sorted(known, key=lambda i: _least_s(known[i])):
             left.remove(start)
-            best = yield from self._of(self._likeliest(promising[start]))
+            best = yield from self._of([*known[start], *self._least(self._likely(promising[start]))])
             if self.tuner.folded.is_large:
                 return
-            if best is not None and best.fits:
+            if best and best[0].fits:
                 break
         else:
             return
         for step in sorted((1, -1), key=lambda step: _least_s(known.get(start + step, ()))):
             i, before = start + step, best
-            while best.fits and i in left:
-                found = yield from self._of([self._like(best, promising[i]), *known.get(i, ())], best)
-                if found is None or rank(found) >= rank(best):
+            while best[0].fits and i in left:
+                close = [c for c in best if rank(c) <= (False, _CLOSE * rank(best[0])[1])]
+                like = [way for c in close for way in self._like(c, promising[i])]
+                found = yield from self._of(like, known.get(i, ()), best[0])
+                if not found or rank(found[0]) >= rank(best[0]):
                     break
                 best, i = found, i + step
             if best is not before:  # then there is nothing to find on the other side
                 break
 
-    def _of(self, ways: Sequence[_Way], rival: Candidate | None = None) -> Generator[Candidate, None, Candidate | None]:
-        """Plans of one number of stages, each better than the last, of which the best comes back.
+    def _of(
+        self, first: Sequence[_Way], others: Sequence[_Way] = (), rival: Candidate | None = None
+    ) -> Generator[Candidate, None, list[Candidate]]:
+        """Plans of one number of stages, each better than the last; the best of each mesh come back, the best first.
 
-        The mesh of the least floor is tried first, until others are no better. `rival`: the best of another number. The
-        first way is tried first then, and no other mesh unless that is better.
+        The mesh of the least floor is tried first, until others are no better: none beyond one that is worse than its
+        neighbour. `rival`: the best of another number, against which one of the `first` has to win.
         """
-        ahead, best, missed = list({way[1:]: way for way in ways}.values()), None, 0
-        first = ways[:1] if rival is not None else ()
+        ahead, found, missed = list({way[1:]: way for way in (*first, *others)}.values()), list[Candidate](), 0
         while missed < _PATIENCE and (ahead := [way for way in ahead if not self._loses(way)]):
             way = min([way for way in first if way in ahead] or ahead, key=_floor_s)
-            tried, before = set[int](), best
-            for found in self._on(way, tried):
-                if best is None or rank(found) < rank(best):
-                    best = found
-                    yield self.tuner.told(found)
-            ahead = [w for w in ahead if w.space != way.space or w.number not in tried]
-            if self.tuner.folded.is_large or (rival is not None and (best is None or rank(best) >= rank(rival))):
+            best, own = min(found, key=rank, default=None), None
+            for plan in self._on(way):
+                own = plan if own is None else min(own, plan, key=rank)
+                if own is plan and (best is None or rank(plan) < rank(best)):
+                    yield self.tuner.told(plan)
+            ahead = [w for w in ahead if w.space != way.space]
+            if own is None:
+                continue
+            found = sorted([*found, own], key=rank)
+            is_behind = rival is not None and rank(found[0]) >= rank(rival) and not any(w in ahead for w in first)
+            if self.tuner.folded.is_large or is_behind:
                 break
-            missed += best is before and best is not None and best.fits
-        return best
+            worse = [c.mesh.sizes[-1] for c in found[1:]]
+            ahead = [w for w in ahead if not _is_beyond(_inner(w.space), found[0].mesh.sizes[-1], worse)]
+            missed += found[0] is not own and found[0].fits
+        return found
 
-    def _on(self, way: _Way, tried: set[int]) -> Iterator[Candidate]:
+    def _on(self, way: _Way) -> Iterator[Candidate]:
         """Plans on a mesh, from a number of microbatches to the next ones while that is better.
 
-        More where memory decides; else more or fewer, the least floor first. `tried`: the numbers that were.
+        More where memory decides; else more or fewer, the least floor first.
         """
-        ahead, best = [way], None
+        ahead, best, tried = [way], None, set[int]()
         while ahead := [way for way in ahead if not self._loses(way)]:
             way = min(ahead, key=_floor_s)
             ahead.remove(way)
-            _, space, number = way
+            floor_s, space, number = way
             tried.add(number)
             try:
                 found = self._best(way)
@@ -139,16 +156,22 @@ class Stager:
             yield found
             if not self.tuner.folded.is_large and (best is None or rank(found) < rank(best)):
                 best = found
-                is_tight = not found.fits or found.execution.recompute != "none" or found.execution.recompute_by_stage
-                beside = [number + 1] if is_tight else [number - 1, number + 1]
-                ahead += [self._way(space, n) for n in beside if 0 <= n < len(self._counts(space)) and n not in tried]
+                is_short = not found.fits or found.execution.recompute != "none" or found.execution.recompute_by_stage
+                beside = [number + 1] if is_short else [number - 1, number + 1]
+                more = [self._way(space, n) for n in self._able(space, beside, number) if n not in tried]
+                ahead += [w for w in more if w.number > number or w.floor_s < floor_s or not found.is_tight]
 
-    def _like(self, rival: Candidate, spaces: Sequence[Space]) -> _Way:
-        """The way in which each device has as much of a microbatch as in a plan of another number of stages."""
+    def _like(self, rival: Candidate, spaces: Sequence[Space]) -> Iterator[_Way]:
+        """The ways in which each device has as much of a microbatch as in a plan of another number of stages.
+
+        On a mesh of as many axes, and on that whose inner axis is as large.
+        """
         sizes, many = rival.mesh.devices.sizes, rival.mesh.num_microbatches
-        space = min(spaces, key=lambda own: (len(own.mesh) != len(sizes), abs(log(_inner(own) / sizes[-1]))))
-        counts, share = self._counts(space), many * sizes[0] / space.mesh.sizes[0]
-        return self._way(space, min(range(len(counts)), key=lambda n: abs(log(counts[n] / share))))
+        by_inner = sorted(spaces, key=lambda own: abs(log(_inner(own) / sizes[-1])))
+        for space in dict.fromkeys((min(by_inner, key=lambda own: len(own.mesh) != len(sizes)), by_inner[0])):
+            counts = self._counts(space)
+            share = many * rival.mesh.num_devices / space.mesh.num_devices
+            yield self._way(space, min(range(len(counts)), key=lambda n: abs(log(counts[n] / share))))
 
     def by_hand(self) -> Iterator[Candidate]:
         """Plans as people make them with as many stages of equal size as were tried, each better than the last.
@@ -159,7 +182,7 @@ class Stager:
         asked, best = self.tuner.pins.asked.schedule, None
         own, ahead = Pipeline(1, asked or "1f1b", 2 if asked == "interleaved" else 1), list[_Way]()
         for stages in dict.fromkeys(c.execution.num_stages for c in self.tried if not c.execution.stage_sizes):
-            ahead += self._likeliest(staged_by_hand(self.tuner.solver.cluster, own._replace(stages=stages)))
+            ahead += self._least(staged_by_hand(self.tuner.solver.cluster, own._replace(stages=stages)))
         seen = {way[1:] for way in ahead}
         for _ in range(_MOST_BY_HAND):
             way = min(ahead, key=_floor_s, default=None)
@@ -171,6 +194,8 @@ class Stager:
                 found = min(self._ways_by_hand(space, self._counts(space)[number]), key=rank)
             except PlanError:
                 continue
+            if not found.fits:  # nor does what has more examples on a device
+                ahead = [w for w in ahead if w.space.pipeline != space.pipeline or self._share(w) < self._share(way)]
             if best is None or rank(found) < rank(best):
                 best = found
                 yield found
@@ -181,6 +206,7 @@ class Stager:
     def _ways_by_hand(self, space: Space, count: int) -> Iterator[Candidate]:
         """In every order, with the least that is made again with which the first of them fits."""
         solver, pipeline, modes = self.tuner.solver, space.pipeline, list(self.tuner.modes)
+        del modes[: -1 if self._is_crowded(space, count) else 0]
         while modes:
             found = solver.solve(
                 self.tuner.folded, over_time(space.mesh, count), space.roles, space.name,
@@ -197,6 +223,10 @@ class Stager:
                     yield own
             if found.fits:
                 break
+
+    def _share(self, way: _Way) -> float:
+        """Of a batch, what a device group of a plan by hand has of each microbatch."""
+        return 1 / (self._counts(way.space)[way.number] * way.space.data_degree)
 
     def _may_win(self, stages: int) -> bool:
         """Whether equal shares of all work, with the least bubble of any schedule, take less than what is there."""
@@ -243,7 +273,13 @@ class Stager:
         return prediction.memory.total_bytes > _NEARLY * self.tuner.solver.limit_of(prediction.device_bytes)
 
     def _way(self, space: Space, number: int) -> _Way:
-        return _Way(self._floor_s(space, self._counts(space)[number]), space, number)
+        count = self._counts(space)[number]
+        floor_s = self._floor_s(space, count)
+        return _Way(_AGAIN * floor_s if self._is_crowded(space, count) else floor_s, space, number)
+
+    def _is_crowded(self, space: Space, count: int) -> bool:
+        """Whether something has to be made again, and may be."""
+        return len(self.modes) > 1 and count < self._needed * space.pipeline.stages
 
     def _loses(self, way: _Way) -> bool:
         """By how steps compare with their floors; half of what is above those may be saved."""
@@ -252,36 +288,59 @@ class Stager:
 
     def _outlook(self, spaces: Sequence[Space]) -> list[_Way]:
         """The likeliest mesh of a number of stages; where that of another number is known, the one that is like it."""
-        return self._likeliest(spaces) if self._inner is None else self._first(self._near(spaces))
+        return self._likeliest(spaces) if self._unlikely is None else self._first(_near(spaces, self._inner))
 
-    def _near(self, spaces: Sequence[Space]) -> Space:
-        """That whose inner axis is a machine, or as large as that of the likeliest mesh by now."""
-        inner = self._inner or machine_size(self.tuner.solver.cluster)
-        return min(spaces, key=lambda space: abs(_inner(space) - inner))
+    def _likely(self, spaces: Sequence[Space]) -> list[Space]:
+        """But for those that lie where meshes of another number of stages are unlikely."""
+        return [space for space in spaces if not _is_beyond(_inner(space), self._inner, self._unlikely or ())]
 
-    def _likeliest(self, spaces: Sequence[Space]) -> list[_Way]:
-        """The mesh of the least floor, with those that lead to it, and their numbers of microbatches.
+    def _least(self, spaces: Sequence[Space]) -> list[_Way]:
+        """The mesh of the least floor, with those that lead to it.
 
-        From the nearest mesh to the next smaller or larger inner axis, while that is less; of the best, fewer
-        microbatches while that is less.
+        From that whose inner axis is a machine, or like that of the likeliest mesh by now, to the next smaller or
+        larger inner axis, while that is less.
         """
         line = sorted(spaces, key=_inner)
-        known = _while_less(line, line.index(self._near(line)), self._first, _least_s)
-        found = list(chain.from_iterable(known.values()))
+        start = line.index(_near(line, self._inner))
+        return list(chain.from_iterable(_while_less(line, start, self._first, _least_s).values()))
+
+    def _likeliest(self, spaces: Sequence[Space]) -> list[_Way]:
+        """As `_least`, and with fewer microbatches while that is less. Other numbers of stages begin so."""
+        found = self._least(spaces)
         best = min(found, key=_floor_s)
-        self._inner = _inner(best.space)
-        while best.number and (fewer := self._way(best.space, best.number - 1)).floor_s < best.floor_s:
+        while best.number and not self._is_crowded(best.space, self._counts(best.space)[best.number - 1]):
+            if (fewer := self._way(best.space, best.number - 1)).floor_s >= best.floor_s:
+                break
             found.append(best := fewer)
             self._fewer += 1
+        likely = {_inner(way.space) for way in found if way.floor_s <= _LIKELY * best.floor_s}
+        self._inner, self._unlikely = _inner(best.space), [i for way in found if (i := _inner(way.space)) not in likely]
         return found
 
     def _first(self, space: Space) -> list[_Way]:
         """With the number of microbatches that is tried first, or fewer, so that each leaves all devices examples."""
         counts, size = self._counts(space), self.tuner.pins.size
-        deep = next((i for i, c in enumerate(counts) if c >= _DEEP * space.pipeline.stages), len(counts) - 1)
-        deep = max(0, deep - self._fewer)
-        even = [i for i in range(deep + 1) if size // counts[i] % space.mesh.sizes[0] == 0]
-        return [self._way(space, number) for number in dict.fromkeys([deep, *even[-1:]])]
+        deep = self._deep(space, _DEEP)
+        if not self._needed:
+            crowding = self.tuner.crowding(space, self.modes[0], counts[deep])
+            self._needed = crowding * counts[deep] / space.pipeline.stages
+        roomy = self._deep(space, max(_DEEP, self._needed))
+        first = max(0, (deep if self._is_crowded(space, counts[roomy]) else roomy) - self._fewer)
+        even = [i for i in range(first + 1) if size // counts[i] % space.mesh.sizes[0] == 0]
+        likely = list(dict.fromkeys([first, *even[-1:]]))
+        return [self._way(space, number) for number in self._able(space, likely) or likely]
+
+    def _able(self, space: Space, numbers: Sequence[int], number: int | None = None) -> list[int]:
+        """Those that leave room for what is kept; and all devices examples, if `number` does."""
+        counts, size, outer = self._counts(space), self.tuner.pins.size, space.mesh.sizes[0]
+        is_even = number is not None and size // counts[number] % outer == 0
+        there = [n for n in numbers if 0 <= n < len(counts) and not self._is_crowded(space, counts[n])]
+        return [n for n in there if not is_even or size // counts[n] % outer == 0]
+
+    def _deep(self, space: Space, deep: float) -> int:
+        """The fewest that are so many a stage, or the most there are."""
+        counts = self._counts(space)
+        return next((i for i, c in enumerate(counts) if c >= deep * space.pipeline.stages), len(counts) - 1)
 
     def _counts(self, space: Space) -> list[int]:
         """Numbers of microbatches: as many as stages, where the batch has so many."""
@@ -300,7 +359,7 @@ class Stager:
     def _fitting(self, space: Space, count: int) -> Candidate:
         """With the least that is made again with which it fits."""
         best: Candidate | None = None
-        for mode in self.modes:
+        for mode in self.modes[-1 if self._is_crowded(space, count) else 0 :]:
             found = self.tuner.tried_with(space, mode, count)
             self.tried.append(found)
             best = found if best is None else min(best, found, key=rank)
@@ -384,3 +443,14 @@ def _floor_s(way: _Way) -> float:
 
 def _inner(space: Space) -> int:
     return space.mesh.sizes[-1]
+
+
+def _near(spaces: Sequence[Space], inner: int) -> Space:
+    """That whose inner axis is nearest to this size."""
+    return min(spaces, key=lambda space: abs(_inner(space) - inner))
+
+
+def _is_beyond(inner: int, best: int, worse: Sequence[int]) -> bool:
+    """Whether an inner axis has one of these sizes or, as seen from the best, lies beyond it."""
+    least, most = sorted((inner, best))
+    return any(least <= size <= most and size != best for size in worse)

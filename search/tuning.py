@@ -423,6 +423,13 @@ class Tuner:
         except NoLayoutsError:
             return inf
 
+    def crowding(self, space: Space, mode: RecomputeMode, count: int) -> float:
+        """As `Solver.crowding`; 0, which says nothing, where the longest lifetime has no layouts."""
+        try:
+            return self.solver.crowding(*self._longest(space, mode, count))
+        except NoLayoutsError:
+            return 0.0
+
     def _longest(self, space: Space, mode: RecomputeMode, count: int) -> _Asked:
         """What names the problem of a way with the longest lifetime that is likely.
 
@@ -464,7 +471,14 @@ class Tuner:
                 if not is_large and self._expected_s(best, asked, beside) >= rival_s * (1 - LITTLE):
                     continue
             found = self.solver.solve(
-                *asked[:3], space.name, execution, space.zeros, priced, beside=beside, limits=space.limits
+                *asked[:3],
+                space.name,
+                execution,
+                space.zeros,
+                priced,
+                beside=beside,
+                limits=space.limits,
+                near=best.solved[2].byte if best is not None else 0.0,
             )
             best = found if best is None else min(best, found, key=rank)
             self.fastest_s = min(self.fastest_s, best.prediction.step_s if best.fits else inf)

@@ -12,7 +12,7 @@ their size: large models have so many solutions on the hull that little is lost.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -28,6 +28,8 @@ from shardwright.search.problem import Prices, Problem, Solution
 _HULL_STEPS = 8
 HULL_TOLERANCE = 1e-4
 _HIGHEST_PRICE = 1e6
+_NEARBY = (1.0, 4.0, 16.0)
+"""Of a price that is likely, so many times it are tried before the highest."""
 _GAP = 0.01
 """How much faster a solution has to be for another one to be looked for."""
 _MOST_WORK = 2**24
@@ -61,13 +63,15 @@ def within_memory(
     beside: float = 1.0,
     *,
     hull: bool = False,
+    near: float = 0.0,
 ) -> Within:
     """The fastest solution found within `limit` bytes.
 
     It ends early where the bound reaches `cutoff_s`, the time of a plan that is known already. A limit of nothing or
-    less only leaves the smallest solution. `hull`: only those are looked for that are optimal at some price.
+    less only leaves the smallest solution. `hull`: only those are looked for that are optimal at some price. `near`: a
+    price of a byte that is likely to be near the one that counts, or 0.
     """
-    walk = _walk(problem, partial(eliminator.solve, problem), limit, cutoff_s, beside)
+    walk = _walk(problem, partial(eliminator.solve, problem), limit, cutoff_s, beside, near)
     if hull or walk.over is None:
         return walk.found
     return _Branches(problem, limit, cutoff_s, beside).run(walk)
@@ -96,7 +100,7 @@ class _Walk:
         return Within(self.best.solution, self.bound_s, self.fits, self.best.prices)
 
 
-def _walk(problem: Problem, solve: Solve, limit: float, cutoff_s: float, beside: float) -> _Walk:
+def _walk(problem: Problem, solve: Solve, limit: float, cutoff_s: float, beside: float, near: float = 0.0) -> _Walk:
     """Along the hull of the solutions that `solve` gives, to the edge that crosses the limit."""
 
     def point(byte: float) -> _Point:
@@ -108,10 +112,16 @@ def _walk(problem: Problem, solve: Solve, limit: float, cutoff_s: float, beside:
     bound_s = over.solution.bound
     if over.num_bytes <= limit or bound_s >= cutoff_s:
         return _Walk(over, bound_s, over.num_bytes <= limit)
-    best = point(_HIGHEST_PRICE * over.solution.objective / max(limit, 1.0))
-    bound_s = max(bound_s, best.solution.bound - best.prices.byte * limit)
-    if best.num_bytes > limit:
-        return _Walk(best, bound_s, fits=False)
+    prices = [near * more for more in _NEARBY] if near and least_bytes(problem) <= limit else []
+    prices.append(_HIGHEST_PRICE * over.solution.objective / max(limit, 1.0))
+    while True:
+        best = point(prices.pop(0))
+        bound_s = max(bound_s, best.solution.bound - best.prices.byte * limit)
+        if best.num_bytes <= limit:
+            break
+        if not prices:
+            return _Walk(best, bound_s, fits=False)
+        over = best
     for _ in range(_HULL_STEPS):
         if best.seconds <= over.seconds:  # of solutions that are no optima
             break
@@ -190,6 +200,12 @@ class _Branches:
         middle = (table[over.solution.choices[variable]] + table[best.solution.choices[variable]]) / 2
         parts = (own[table[own] <= middle], own[table[own] > middle])
         return [{**branch.allowed, variable: part} for part in parts]
+
+
+def least_bytes(problem: Problem, variables: Iterable[int] | None = None) -> float:
+    """No choices of some variables, or of all, keep less on a device."""
+    of = range(len(problem.kept_bytes)) if variables is None else variables
+    return sum(float(problem.kept_bytes[v].value.min()) for v in of)
 
 
 def kept_bytes(problem: Problem, solution: Solution, variables: Sequence[int] | None = None) -> float:

@@ -34,8 +34,9 @@ from shardwright.search.planner import Planner
 from shardwright.search.solving import Candidate, Solver
 from shardwright.search.spaces import Pipeline, Space, staged_by_hand
 from shardwright.search.spreading import said_by_block, spread_out, stored_by_stage
-from shardwright.search.staging import _PATIENCE, Stager, _Way
+from shardwright.search.staging import _AGAIN, _PATIENCE, Stager, _is_beyond, _Way
 from shardwright.search.tuning import Tuner
+from shardwright.search.within import least_bytes, within_memory
 from tests.each import each
 from tests.search.graphs import blocks, cluster, every_choice
 
@@ -373,7 +374,7 @@ def climbed(
 ) -> tuple[list[int], list[tuple[int, tuple[int, ...], int]]]:
     """The numbers of stages of the plans that come, and the ways that are tried, where numbers decide alone."""
     graph, own, tried = (
-        blocks(batch=32, width=64, layers=8, seq=8),
+        blocks(batch=64, width=64, layers=8, seq=8),
         planner(16),
         list[tuple[int, tuple[int, ...], int]](),
     )
@@ -394,7 +395,9 @@ def climbed(
             )
             mesh, fits = Mesh(("mb", *way.space.mesh.names), (count, *way.space.mesh.sizes)), stages not in too_large
             run = SimpleNamespace(recompute=recompute, recompute_by_stage=())
-            return SimpleNamespace(fits=fits, prediction=prediction, mesh=mesh, stages=stages, execution=run)
+            return SimpleNamespace(
+                fits=fits, prediction=prediction, mesh=mesh, stages=stages, execution=run, is_tight=False
+            )
 
     tuner: Any = Tuner(own.solver, graph, own.execution, kept, own.progress)
     tuner.told = lambda candidate: candidate
@@ -429,6 +432,46 @@ def test_where_memory_decides_more_microbatches_follow() -> None:
     assert min(counts) < counts[0] < max(counts)
     assert tight == sorted(tight)
     assert len(tight) == 2
+
+
+def test_what_lies_beyond_a_worse_mesh_is_left_out() -> None:
+    """As seen from the best: nothing on its other side, nor where there is none that is worse."""
+    left = [[i for i in (1, 2, 4, 8, 16) if not _is_beyond(i, 4, worse)] for worse in ((), (2,), (8,), (4, 1, 16))]
+    assert left == [[1, 2, 4, 8, 16], [4, 8, 16], [1, 2, 4], [2, 4, 8]]
+
+
+def test_microbatches_begin_where_there_is_room_for_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no number of them leaves room, as many as else, and something is made again."""
+    graph, own = blocks(batch=64, width=64, layers=8, seq=8), planner(8)
+    kept = Pins.of(graph, own.cluster, Asked(stages=2), None)
+    (spaces,) = kept.staged.values()
+    space, started = next(s for s in spaces if len(s.mesh) == 1), list[tuple[list[int], bool]]()
+    for room in (1e9, 64.0, 1.0):
+        tuner = Tuner(own.solver, graph, own.execution, kept, own.progress)
+        monkeypatch.setattr(tuner, "crowding", lambda space, mode, count, most=room: 128 / (count * most / 8))
+        stager = Stager(tuner, inf)
+        counts = stager._counts(space)
+        found = [counts[way.number] for way in stager._first(space)]
+        started.append((found, stager._is_crowded(space, found[0])))
+        plain_s = stager._floor_s(space, found[0])
+        assert stager._way(space, counts.index(found[0])).floor_s == plain_s * (_AGAIN if started[-1][1] else 1.0)
+    assert started == [([8], False), ([16], False), ([8], True)]
+
+
+def test_no_layouts_keep_less_than_their_least() -> None:
+    """Where that is more than there is room for, nothing is found within memory."""
+    graph, run, solver = blocks(batch=64, width=64, layers=4, seq=64), Execution(), Solver(cluster(4), every_choice)
+    asked: Any = Folded(graph), Mesh.of(x=4), ("free",), run, "zero-3"
+    problem, eliminator = solver.problem(*asked)
+    context, stored = solver.cluster.device.context_bytes, solver.stored_bytes(*asked)
+    least = least_bytes(problem)
+    assert stored < least
+    for share, fits in ((0.99, False), (1.01, True)):
+        limit = stored + share * (least - stored)
+        small = solver.within(round(limit + context))
+        assert small.crowding(*asked) == pytest.approx(1 / share, rel=1e-4)
+        assert within_memory(problem, eliminator, limit, inf).fits == fits
+    assert solver.within(round(stored)).crowding(*asked) == inf
 
 
 def test_where_the_likeliest_number_of_stages_does_not_fit_others_are_tried() -> None:

@@ -16,7 +16,7 @@ from shardwright.search.building import ProblemBuilder
 from shardwright.search.eliminate import Eliminator
 from shardwright.search.interning import Interned, Interner
 from shardwright.search.problem import Prices, Problem
-from shardwright.search.within import kept_bytes, time_and_bytes, within_memory
+from shardwright.search.within import kept_bytes, least_bytes, time_and_bytes, within_memory
 from tests.search.graphs import cluster, every_choice, mlp
 
 
@@ -82,8 +82,28 @@ def test_bounds_hold_where_the_search_is_ended(monkeypatch: pytest.MonkeyPatch) 
             assert cut.bound_s <= max(best, known_s) * (1 + 1e-6)
 
 
+def test_a_price_that_is_near_leads_to_the_same_layouts() -> None:
+    """From wherever the walk begins, and with fewer models solved from where it ends."""
+    fewer = 0
+    for problem, eliminator in problems():
+        for limit in limits(problem, eliminator):
+            problem.solved.clear()
+            cold = within_memory(problem, eliminator, limit, inf, hull=True)
+            many = len(problem.solved)
+            for times in (0.1, 1.0, 10.0):
+                problem.solved.clear()
+                warm = within_memory(problem, eliminator, limit, inf, hull=True, near=times * cold.prices.byte)
+                assert warm.fits == cold.fits
+                assert time_and_bytes(problem, warm.solution) == pytest.approx(time_and_bytes(problem, cold.solution))
+                assert warm.bound_s == pytest.approx(cold.bound_s, rel=1e-3)
+                fewer += (len(problem.solved) < many) if times == 1.0 else 0
+    assert fewer > 10
+
+
 def test_a_limit_below_the_least_leaves_the_smallest() -> None:
     problem, eliminator = shared_tables(0), Eliminator(Interner())
     found = within_memory(problem, eliminator, 1e-3, inf)
     assert not found.fits
-    assert kept_bytes(problem, found.solution) == pytest.approx(sum(min(t.value) for t in problem.kept_bytes), rel=1e-6)
+    assert kept_bytes(problem, found.solution) == pytest.approx(least_bytes(problem), rel=1e-6)
+    warm = within_memory(problem, eliminator, 1e-3, inf, near=1.0)
+    assert (warm.fits, warm.solution) == (False, found.solution)
