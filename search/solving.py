@@ -292,14 +292,12 @@ class Solver:
         cutoff_s: float = inf,
         beside: float = 1.0,
         limits: Limits = NO_LIMITS,
-        enough_s: float = inf,
     ) -> Candidate:
         """The best plan on one mesh, within memory if any choice found fits.
 
         Layouts are chosen for parameters that stay as long as is `priced`; of the lifetimes `zeros`, the first that
         fits counts. `beside`: as in `Prices`. What provably takes `cutoff_s` or longer is not pursued further; the
-        result may then not fit, or not be the best; nor is what takes `enough_s` made to fit. A `NoLayoutsError` where
-        no layouts can be run so.
+        result may then not fit, or not be the best. A `NoLayoutsError` where no layouts can be run so.
         """
         problem, eliminator = self.problem(folded, mesh, roles, execution, priced, limits)
         usable = sum(self.stage_limits(execution, mesh)) / execution.num_stages  # of the share of an average stage
@@ -311,7 +309,7 @@ class Solver:
         if is_near and not self.excess_bytes(_least_stored(problem)):
             draft = _Draft(name, fastest.bound, (problem, fastest, free), tuple(roles), execution, priced, limits)
             found = self._finish(draft, folded, different(zeros, mesh))
-            if found.fits or found.prediction.step_s >= enough_s:
+            if found.fits:
                 return found
         best: Candidate | None = None
         for _ in range(_MEMORY_TRIES):
@@ -325,7 +323,7 @@ class Solver:
             best = found if best is None else min(best, found, key=rank)
             only_in_the_graph = found.prediction.memory.total_bytes - kept_bytes(problem, solution)
             limit = usable - only_in_the_graph
-            if best.fits or not feasible or bound_s >= cutoff_s or found.prediction.step_s >= enough_s or limit <= 0:
+            if best.fits or not feasible or bound_s >= cutoff_s or limit <= 0:
                 break
         assert best is not None
         return best

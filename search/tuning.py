@@ -47,8 +47,7 @@ _MOST_MESHES = 2
 _OF_BOUND = 0.5
 """The part of a mesh's bound that a plan may take once it is rewritten: bounds are of operators as they are written."""
 _NEAR = 1.15
-"""Where a plan is this much slower than the best one by now, other layouts for the same way to run are not tried; nor
-where it is slower at all, if layouts of that kind were no better where they were tried last."""
+"""Where a plan is this much slower than the best one by now, other layouts for the same way to run are not tried."""
 _BEHIND = 1.25
 """Where a plan by hand is this much slower than another of another kind, other degrees of it are not tried."""
 _PATIENT = 4.0
@@ -93,7 +92,6 @@ class Tuner:
         self._tried: dict[tuple[Space, RecomputeMode, int], Candidate] = {}
         self._start: dict[RecomputeMode, int] = {}  # the number of microbatches that fitted last
         self._ideal: dict[RecomputeMode, float] = {}
-        self._gains: dict[Hashable, bool] = {}  # whether other layouts of a kind were better where they were tried last
         self._over: dict[Hashable, float] = {}  # the least part of floors that steps took: what is shared counts twice
 
     def _modes(self) -> list[RecomputeMode]:
@@ -455,23 +453,19 @@ class Tuner:
         besides = besides[-1:] if is_large else besides
         for priced, beside in product(zeros, besides):
             asked = self.folded, mesh, space.roles, execution, priced, space.limits
-            kind = FREE in space.roles, space.pipeline.stages > 1, priced != zeros[0], beside
             if best is not None:
                 if best.fits == is_large:  # what could win is of no use; of a large model, only what fits is of any
                     break
                 if priced != zeros[0] and beside != best.solved[2].beside:  # which was worse for the other lifetime
                     continue
-                if best.prediction.step_s > (_NEAR if self._gains.get(kind, True) else 1.0) * self.fastest_s:
+                if best.prediction.step_s > _NEAR * self.fastest_s:
                     continue
                 rival_s = best.prediction.step_s if beside == 1 else self.fastest_s
                 if not is_large and self._expected_s(best, asked, beside) >= rival_s * (1 - LITTLE):
                     continue
             found = self.solver.solve(
-                *asked[:3], space.name, execution, space.zeros, priced, beside=beside, limits=space.limits,
-                enough_s=inf if best is None else best.prediction.step_s,
-            )  # fmt: skip
-            if best is not None:
-                self._gains[kind] = rank(found) < rank(best)
+                *asked[:3], space.name, execution, space.zeros, priced, beside=beside, limits=space.limits
+            )
             best = found if best is None else min(best, found, key=rank)
             self.fastest_s = min(self.fastest_s, best.prediction.step_s if best.fits else inf)
         assert best is not None
