@@ -241,17 +241,7 @@ class Planner:
         best_last = sorted(fits, key=lambda f: rank(f.candidate), reverse=True)
         fitted, pool = {_way(f.candidate): f for f in best_last}, [*pool, *rewritten]
         ranked = sorted([*(f.candidate for f in fitted.values()), *pool], key=rank)
-        apart = list(stop.within(self._apart(rewriter, fitter, fitted, {}, ranked[0])))
-        whole = {_way(c): c for c in stop.within(self._whole(rewriter, ranked, apart), needed=not apart)}
-        best = min([*apart, *whole.values()], key=rank)
-        if not best.fits and any(c.fits for c in ranked):  # the estimate was too low
-            again = Fitter(
-                solver, Folded(rewriter.whole(best), is_large=tuner.folded.is_large), values=fitter.values, zeros=zeros
-            ).best([best])
-            best = min([best, *(f.candidate for f in stop.within(again))], key=rank)
-        if best not in apart:
-            own = {way: f for way, f in fitted.items() if way == _way(best)}
-            best = min([best, *stop.within(self._apart(rewriter, fitter, own, whole, best))], key=rank)
+        best, whole = self._finished(rewriter, fitter, fitted, ranked, stop)
         chosen, best = _way(best), stored_by_stage(solver, said_by_block(solver, spread_out(solver, best)), zeros)
         if best.mesh.num_microbatches > 1:
             check_time(best.graph, best.execution)
@@ -311,6 +301,21 @@ class Planner:
         found = sorted(stop.within(rewriter.best(able, estimates)), key=lambda c: len(c.mesh))
         self.places.update(rewriter.places)
         return found
+
+    def _finished(
+        self, rewriter: Rewriter, fitter: Fitter, fitted: Mapping[_Way, Fitted], ranked: Sequence[Candidate], stop: Stop
+    ) -> tuple[Candidate, dict[_Way, Candidate]]:
+        """The best plan of the whole graph, and all whose blocks keep the same that were judged for it."""
+        apart = list(stop.within(self._apart(rewriter, fitter, fitted, {}, ranked[0])))
+        whole = {_way(c): c for c in stop.within(self._whole(rewriter, ranked, apart), needed=not apart)}
+        best = min([*apart, *whole.values()], key=rank)
+        if not best.fits and any(c.fits for c in ranked):  # the estimate was too low
+            folded = Folded(rewriter.whole(best), is_large=fitter.folded.is_large)
+            again = Fitter(fitter.solver, folded, values=fitter.values, zeros=fitter.zeros).best([best])
+            best = min([best, *(f.candidate for f in stop.within(again))], key=rank)
+        if best not in apart:
+            best = min([best, *stop.within(self._apart(rewriter, fitter, fitted, whole, best))], key=rank)
+        return best, whole
 
     def _whole(
         self, rewriter: Rewriter, ranked: Sequence[Candidate], known: Sequence[Candidate]

@@ -413,9 +413,8 @@ class Solver:
             graph = solved if known else with_lifetimes(solved, {leaf: own[leaf] for leaf in parameters if leaf in own})
             return graph, self.predicted(graph, draft.execution, repeats)
 
-        if self.excess_bytes(kept_bytes(problem, solution, problem.stored)):
-            zeros = zeros[-1:]
-        elif not first and not self.fits(stored(zeros[-1])[1]):
+        is_too_much = self.excess_bytes(kept_bytes(problem, solution, problem.stored))
+        if is_too_much or not (first or self.fits(stored(zeros[-1])[1])):
             zeros = zeros[-1:]
         found: list[Candidate] = []
         for zero in zeros:
