@@ -247,14 +247,7 @@ class Planner:
         best_last = sorted(fits, key=lambda f: rank(f.candidate), reverse=True)
         fitted, pool = {_way(f.candidate): f for f in best_last}, [*pool, *rewritten]
         ranked = sorted([*(f.candidate for f in fitted.values()), *pool], key=rank)
-        whole = {_way(c): c for c in stop.within(self._whole(rewriter, ranked), needed=True)}
-        best = min(whole.values(), key=rank)
-        if not best.fits and any(c.fits for c in ranked):  # the estimate was too low
-            again = Fitter(
-                solver, Folded(rewriter.whole(best), is_large=tuner.folded.is_large), values=fitter.values, zeros=zeros
-            ).best([best])
-            best = min([best, *(f.candidate for f in stop.within(again))], key=rank)
-        best = min([best, *stop.within(self._apart(rewriter, fitter, fitted, whole, best))], key=rank)
+        best, whole = self._finished(rewriter, fitter, fitted, ranked, stop)
         chosen, best = _way(best), stored_by_stage(solver, said_by_block(solver, spread_out(solver, best)), zeros)
         if best.mesh.num_microbatches > 1:
             check_time(best.graph, best.execution)
@@ -315,14 +308,32 @@ class Planner:
         self.places.update(rewriter.places)
         return found
 
-    def _whole(self, rewriter: Rewriter, ranked: Sequence[Candidate]) -> Iterator[Candidate]:
+    def _finished(
+        self, rewriter: Rewriter, fitter: Fitter, fitted: Mapping[_Way, Fitted], ranked: Sequence[Candidate], stop: Stop
+    ) -> tuple[Candidate, dict[_Way, Candidate]]:
+        """The best plan of the whole graph, and all whose blocks keep the same that were judged for it."""
+        apart = list(stop.within(self._apart(rewriter, fitter, fitted, {}, ranked[0])))
+        whole = {_way(c): c for c in stop.within(self._whole(rewriter, ranked, apart), needed=not apart)}
+        best = min([*apart, *whole.values()], key=rank)
+        if not best.fits and any(c.fits for c in ranked):  # the estimate was too low
+            folded = Folded(rewriter.whole(best), is_large=fitter.folded.is_large)
+            again = Fitter(fitter.solver, folded, values=fitter.values, zeros=fitter.zeros).best([best])
+            best = min([best, *(f.candidate for f in stop.within(again))], key=rank)
+        if best not in apart:
+            best = min([best, *stop.within(self._apart(rewriter, fitter, fitted, whole, best))], key=rank)
+        return best, whole
+
+    def _whole(
+        self, rewriter: Rewriter, ranked: Sequence[Candidate], known: Sequence[Candidate]
+    ) -> Iterator[Candidate]:
         """The best candidates, of the whole graph: those of folded graphs are estimates, to which that is near.
 
-        Of those that are estimated faster than the best of these, so many at most are solved once one fits.
+        Of those that are estimated faster than the best of these and of those that are `known`, so many at most are
+        solved once one fits.
         """
         found: dict[_Way, Candidate] = {}
         for candidate in ranked:
-            best = min(found.values(), key=rank, default=None)
+            best = min([*known, *found.values()], key=rank, default=None)
             if best and (_about(best) <= rank(candidate) or (best.fits and len(found) >= _MOST_WHOLE)):
                 break
             if _way(candidate) in found:  # the same, which keeps less
@@ -343,14 +354,15 @@ class Planner:
         """Plans some of whose blocks keep more; the most promising first.
 
         A plan that loses while all blocks keep the same may win where memory that it leaves is enough for more blocks.
-        Those whose estimate is no better than the best by now are left out, but for the plan, while none is faster.
+        Those whose estimate is no better than the best by now are left out, but for the plan, while none is faster,
+        if that is no estimate itself.
         """
         if not best.fits:
             return
         best_s, about = best.prediction.step_s, {way: f.mixed_s(fitter.solver.limit_bytes) for way, f in fitted.items()}
         for way in sorted(about, key=lambda way: about[way])[:_MOST_WHOLE]:
-            is_apart = best_s < best.prediction.step_s
-            if about[way] >= best_s * (1 - LITTLE) and (is_apart or way != _way(best)):
+            is_plan = way == _way(best) and best_s == best.prediction.step_s and not best.folded
+            if about[way] >= best_s * (1 - LITTLE) and not is_plan:
                 continue
             own = fitted[way].candidate
             plain = whole[way] if way in whole else rewriter.again_whole(own, judged=False) if own.folded else own

@@ -438,22 +438,30 @@ class Solver:
         self, draft: _Draft, solved: Graph, repeats: Mapping[str, int], zeros: Sequence[Lifetimes], *,
         first: bool = False,
     ) -> Candidate:  # fmt: skip
-        """With the first lifetime that fits or with the last one, whichever is better; or with the `first` alone."""
+        """With the first lifetime that fits or with the last one, whichever is better; or with the `first` alone.
+
+        The longer a gathered parameter stays, the more is there: where the last one does not fit, no other does.
+        """
         problem, solution, prices = draft.solved
         in_loop = time_and_bytes(problem, solution)[0] < AFTER_THE_LOOP_S
         parameters = [leaf.name for leaf in solved.leaves("parameter")]
-        if self.excess_bytes(kept_bytes(problem, solution, problem.stored)):
-            zeros = zeros[-1:]  # the longer a gathered parameter stays, the more is there
+
+        def stored(zero: Lifetimes) -> tuple[Graph, Prediction]:
+            known = zero == "zero-3" == draft.priced
+            own: dict[str, Zero] = dict.fromkeys(parameters, zero) if isinstance(zero, str) else dict(zero)
+            graph = solved if known else with_lifetimes(solved, {leaf: own[leaf] for leaf in parameters if leaf in own})
+            return graph, self.predicted(graph, draft.execution, repeats)
+
+        is_too_much = self.excess_bytes(kept_bytes(problem, solution, problem.stored))
+        if is_too_much or not (first or self.fits(stored(zeros[-1])[1])):
+            zeros = zeros[-1:]
         found: list[Candidate] = []
         for zero in zeros:
             if any(c.fits for c in found) and (zero != zeros[-1] or first):
                 continue
-            known = zero == "zero-3" == draft.priced
-            own: dict[str, Zero] = dict.fromkeys(parameters, zero) if isinstance(zero, str) else dict(zero)
-            graph = solved if known else with_lifetimes(solved, {leaf: own[leaf] for leaf in parameters if leaf in own})
+            graph, prediction = stored(zero)
             if any(c.graph == graph for c in found):
                 continue
-            prediction = self.predicted(graph, draft.execution, repeats)
             found.append(Candidate(
                 draft.name, graph, prediction, draft.bound_s,
                 in_loop and self.fits(prediction), draft.solved, draft.roles,

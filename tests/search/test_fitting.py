@@ -153,9 +153,15 @@ def test_blocks_apart_are_tried_of_every_plan_that_may_win_by_it(monkeypatch: py
     monkeypatch.setattr("shardwright.search.planner.by_block", mixed)
     fitter = SimpleNamespace(solver=search.solver)
     rewriter = SimpleNamespace(again_whole=lambda c, judged: c)
-    for own, names, steps_s in ((fitted, ["fast"], [8.5, 8.2]), (fitted[:2], ["best"], [9.3])):
+    whole = cast("Candidate", SimpleNamespace(**{**vars(best), "folded": False}))
+    for own, by, names, steps_s in (
+        (fitted, best, ["fast"], [8.5, 8.2]),
+        (fitted, whole, ["fast"], [8.5, 8.2]),
+        (fitted[:2], whole, ["best"], [9.3]),
+        (fitted[:2], best, [], []),
+    ):
         asked.clear()
-        found = search._apart(rewriter, fitter, {_way(f.candidate): f for f in own}, {}, best)  # type: ignore[arg-type]
+        found = search._apart(rewriter, fitter, {_way(f.candidate): f for f in own}, {}, by)  # type: ignore[arg-type]
         assert [mixed.prediction.step_s for mixed in found] == steps_s
         assert asked == names
     unfit = cast("Candidate", SimpleNamespace(fits=False))
