@@ -194,9 +194,8 @@ class Planner:
 
     def _solver(self, kept: Pins, stop: Stop) -> Solver:
         """One for the memory that is asked for, which gives up where the search has to end."""
-        solver = copy(self.solver) if kept.memory_bytes is None else self.solver.within(kept.memory_bytes)
-        solver.check = stop.check
-        return solver
+        solver = self.solver if kept.memory_bytes is None else self.solver.within(kept.memory_bytes)
+        return solver.until(stop.check)
 
     def _pins(self, graph: Graph, asked: Asked, spaces: Sequence[Space] | None) -> Pins:
         """What the search keeps to: no pipeline stages where the graph does not run in them."""

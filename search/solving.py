@@ -148,6 +148,12 @@ class Solver:
         self.restricted = lru_cache(maxsize=None)(restriction)
         self.check: Callable[[], None] = lambda: None
 
+    def until(self, check: Callable[[], None]) -> Solver:
+        """The same for one search, which `check` ends; what it knows already decides nothing but the time it takes."""
+        own = copy(self)
+        own.check, own._usual = check, {}
+        return own
+
     def within(self, limit_bytes: int) -> Solver:
         """The same, with what it knows already, for less memory on each device, if that is less."""
         smaller = copy(self)
