@@ -300,6 +300,8 @@ class Stager:
         From that whose inner axis is a machine, or like that of the likeliest mesh by now, to the next smaller or
         larger inner axis, while that is less.
         """
+        if not spaces:
+            return []
         line = sorted(spaces, key=_inner)
         start = line.index(_near(line, self._inner))
         return list(chain.from_iterable(_while_less(line, start, self._first, _least_s).values()))

@@ -440,6 +440,12 @@ def test_what_lies_beyond_a_worse_mesh_is_left_out() -> None:
     assert left == [[1, 2, 4, 8, 16], [4, 8, 16], [1, 2, 4], [2, 4, 8]]
 
 
+def test_where_no_mesh_is_likely_those_that_are_known_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, search = blocks(batch=32, width=64, layers=8, seq=8), planner()
+    monkeypatch.setattr(Stager, "_likely", lambda *_: [])
+    assert search.plan(graph, pins="stages>=2").execution.num_stages > 1
+
+
 def test_microbatches_begin_where_there_is_room_for_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where no number of them leaves room, as many as else, and something is made again."""
     graph, own = blocks(batch=64, width=64, layers=8, seq=8), planner(8)
