@@ -194,8 +194,8 @@ class Stager:
                 found = min(self._ways_by_hand(space, self._counts(space)[number]), key=rank)
             except PlanError:
                 continue
-            if not found.fits:  # nor does what has more examples on a device
-                ahead = [w for w in ahead if w.space.pipeline != space.pipeline or self._share(w) < self._share(way)]
+            if not found.fits:
+                ahead = [other for other in ahead if not self._needs_more(other, way)]
             if best is None or rank(found) < rank(best):
                 best = found
                 yield found
@@ -206,7 +206,7 @@ class Stager:
     def _ways_by_hand(self, space: Space, count: int) -> Iterator[Candidate]:
         """In every order, with the least that is made again with which the first of them fits."""
         solver, pipeline, modes = self.tuner.solver, space.pipeline, list(self.tuner.modes)
-        del modes[: -1 if self._is_crowded(space, count) else 0]
+        del modes[: self._is_crowded(space, count)]  # by what the first one keeps
         while modes:
             found = solver.solve(
                 self.tuner.folded, over_time(space.mesh, count), space.roles, space.name,
@@ -224,9 +224,14 @@ class Stager:
             if found.fits:
                 break
 
-    def _share(self, way: _Way) -> float:
-        """Of a batch, what a device group of a plan by hand has of each microbatch."""
-        return 1 / (self._counts(way.space)[way.number] * way.space.data_degree)
+    def _needs_more(self, way: _Way, other: _Way) -> bool:
+        """Whether a plan by hand in as many stages has no smaller parts of weights and of a batch on a device."""
+        if way.space.pipeline != other.space.pipeline:
+            return False
+        (groups, parts), (other_groups, other_parts) = (
+            (own.space.data_degree, self._counts(own.space)[own.number] * own.space.data_degree) for own in (way, other)
+        )
+        return groups >= other_groups and parts <= other_parts
 
     def _may_win(self, stages: int) -> bool:
         """Whether equal shares of all work, with the least bubble of any schedule, take less than what is there."""

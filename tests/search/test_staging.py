@@ -567,6 +567,44 @@ def test_plans_with_stages_are_compared_with_the_best_by_hand_that_has_them() ->
         assert other.prediction.step_s == pytest.approx(min(found), rel=1e-9)
 
 
+def test_by_hand_the_least_that_has_to_be_made_again_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is no room for all values, what makes all of them again is not tried before what makes some."""
+    graph, own, tried = blocks(batch=64, width=64, layers=8, seq=8), planner(8), list[object]()
+    kept = Pins.of(graph, own.cluster, Asked(stages=2, schedule="1f1b"), None)
+    tuner: Any = Tuner(own.solver, graph, own.execution, kept, own.progress)
+    tuner.modes = ["none", "selective", "full"]
+    stager, space = Stager(tuner, inf), staged_by_hand(own.cluster, Pipeline(2))[0]
+
+    def solve(folded: object, mesh: object, roles: object, name: object, run: Execution, *rest: object) -> object:
+        tried.append(run.recompute)
+        memory = SimpleNamespace(total_bytes=0)
+        return SimpleNamespace(
+            fits=run.recompute == "selective", prediction=SimpleNamespace(memory=memory, device_bytes=1)
+        )
+
+    monkeypatch.setattr(own.solver, "solve", solve)
+    for needed, modes in ((0.0, ["none", "selective"]), (1e9, ["selective"])):
+        tried.clear()
+        stager._needed = needed
+        list(stager._ways_by_hand(space, 8))
+        assert tried == modes
+
+
+def test_by_hand_larger_groups_of_tensor_parallelism_are_tried_where_others_do_not_fit() -> None:
+    """Each device has less of the weights; fewer examples, or other stages, may fit as well."""
+    graph, own = blocks(batch=64, width=64, layers=8, seq=8), planner(8)
+    kept = Pins.of(graph, own.cluster, Asked(stages=2), None)
+    stager = Stager(Tuner(own.solver, graph, own.execution, kept, own.progress), inf)
+    wide, narrow = (s for s in staged_by_hand(own.cluster, Pipeline(2)) if len(s.mesh) == 1)
+    other = next(s for s in staged_by_hand(own.cluster, Pipeline(4)) if len(s.mesh) == 1)
+    counts = stager._counts(wide)
+    least, most = _Way(1.0, wide, 0), _Way(1.0, wide, len(counts) - 1)
+    assert [stager._needs_more(way, most) for way in (least, most)] == [True, True]
+    assert not stager._needs_more(most, least)
+    assert not stager._needs_more(_Way(1.0, narrow, 0), least)
+    assert not stager._needs_more(_Way(1.0, other, 0), least)
+
+
 def test_stages_by_hand_keep_to_machines_and_have_all_devices() -> None:
     boxes = Cluster.preset("dgx-h100", 4)
     found = {s.name: (s.mesh.sizes, s.roles) for s in staged_by_hand(boxes, Pipeline(2))}
