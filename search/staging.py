@@ -303,8 +303,10 @@ class Stager:
         """The mesh of the least floor, with those that lead to it.
 
         From that whose inner axis is a machine, or like that of the likeliest mesh by now, to the next smaller or
-        larger inner axis, while that is less.
+        larger inner axis, while that is less. Nothing where there is none.
         """
+        if not spaces:
+            return []
         line = sorted(spaces, key=_inner)
         start = line.index(_near(line, self._inner))
         return list(chain.from_iterable(_while_less(line, start, self._first, _least_s).values()))

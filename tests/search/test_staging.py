@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from math import inf
@@ -371,8 +371,12 @@ def climbed(
     steps_s: dict[int, float],
     too_large: Sequence[int] = (),
     recompute: str = "none",
+    inner_s: Callable[[int], float] = lambda inner: 1e-3 * abs(inner - 2),
 ) -> tuple[list[int], list[tuple[int, tuple[int, ...], int]]]:
-    """The numbers of stages of the plans that come, and the ways that are tried, where numbers decide alone."""
+    """The numbers of stages of the plans that come, and the ways that are tried, where numbers decide alone.
+
+    `inner_s`: what the size of the inner axis adds to floors.
+    """
     graph, own, tried = (
         blocks(batch=64, width=64, layers=8, seq=8),
         planner(16),
@@ -382,10 +386,10 @@ def climbed(
 
     class Told(Stager):
         def _may_win(self, stages: int) -> bool:
-            return True
+            return stages in floors_s
 
         def _floor_s(self, space: Space, count: int) -> float:
-            return floors_s[space.pipeline.stages] + 1e-3 * abs(space.mesh.sizes[-1] - 2) + 1e-4 / count
+            return floors_s[space.pipeline.stages] + inner_s(space.mesh.sizes[-1]) + 1e-4 / count
 
         def _best(self, way: _Way) -> Any:
             stages, count = way.space.pipeline.stages, self._counts(way.space)[way.number]
@@ -417,6 +421,13 @@ def test_numbers_of_stages_are_climbed_from_the_least_floor() -> None:
     found, tried = climbed("auto", floors_s, {2: 3.0, 4: 5.0, 8: 4.0})
     assert found == [4, 8]
     assert 2 not in {stages for stages, *_ in tried}
+
+
+def test_a_number_of_stages_all_of_whose_meshes_are_unlikely_has_one() -> None:
+    """That whose inner axis is nearest to the likeliest one of another number."""
+    found, tried = climbed("auto", {2: 3.0, 4: 1.0}, {2: 5.0, 4: 4.0}, inner_s=lambda inner: 0.2 * abs(inner - 8))
+    assert found[0] == 4
+    assert {sizes for stages, sizes, _ in tried if stages == 4} == {(4,)}
 
 
 def test_so_many_meshes_that_are_no_better_end_a_number_of_stages() -> None:
