@@ -338,10 +338,14 @@ class Stager:
         return [self._way(space, number) for number in self._able(space, likely) or likely]
 
     def _able(self, space: Space, numbers: Sequence[int], number: int | None = None) -> list[int]:
-        """Those that leave room for what is kept; and all devices examples, if `number` does."""
+        """Those that leave room for what is kept and, if `number` does, all devices examples.
+
+        Room only if `number` leaves it: where none does, more of them need less of it.
+        """
         counts, size, outer = self._counts(space), self.tuner.pins.size, space.mesh.sizes[0]
         is_even = number is not None and size // counts[number] % outer == 0
-        there = [n for n in numbers if 0 <= n < len(counts) and not self._is_crowded(space, counts[n])]
+        is_short = number is not None and self._is_crowded(space, counts[number])
+        there = [n for n in numbers if 0 <= n < len(counts) and (is_short or not self._is_crowded(space, counts[n]))]
         return [n for n in there if not is_even or size // counts[n] % outer == 0]
 
     def _deep(self, space: Space, deep: float) -> int:

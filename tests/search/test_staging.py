@@ -445,6 +445,14 @@ def test_where_memory_decides_more_microbatches_follow() -> None:
     assert len(tight) == 2
 
 
+def test_more_microbatches_follow_where_no_number_of_them_leaves_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Tuner, "crowding", lambda tuner, space, mode, count: 1e9 / count)
+    for mode, too_large in (("full", ()), ("full", (2,))):
+        _, tried = climbed(2, {2: 2.0}, {2: 3.0}, recompute=mode, too_large=too_large)
+        counts = [count for _, sizes, count in tried if sizes == tried[0][1]]
+        assert counts[:2] == [8, 16]
+
+
 def test_what_lies_beyond_a_worse_mesh_is_left_out() -> None:
     """As seen from the best: nothing on its other side, nor where there is none that is worse."""
     left = [[i for i in (1, 2, 4, 8, 16) if not _is_beyond(i, 4, worse)] for worse in ((), (2,), (8,), (4, 1, 16))]
