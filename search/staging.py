@@ -35,7 +35,7 @@ _LIKELY = 1.05
 _CLOSE = 1.02
 """Meshes whose plans take at most so many times as long as the best one may be better in other numbers of stages."""
 _AGAIN = 4 / 3
-"""How many times as long a step takes at least where there is no room for values: forward is a third of its work."""
+"""About how many times as long a step takes where there is no room for values: forward is a third of its work."""
 _MOST_BY_HAND = 4
 """Of meshes by hand with a number of microbatches, of all numbers of stages."""
 _CHUNKS = (2, 4, 8)
