@@ -54,7 +54,7 @@ _MEMORY_TRIES = 3
 _SAFE = 2.0
 """So many times the price of a byte in the problem before is tried first: at more than it has to be, layouts fit."""
 _MOST_PROGRAMS = 8
-"""That are kept, each with what its operators cost."""
+"""That are kept; what operators and moves cost is kept of all."""
 _NEARLY = 1.5
 
 
@@ -130,7 +130,7 @@ class _Draft(NamedTuple):
 class Solver:
     """Solves layout problems for one cluster; what they have in common is made once.
 
-    `check` is called before all that takes long: a search that has to end raises there.
+    `check` is called before a problem is made and before a program is judged: a search that has to end raises there.
     """
 
     def __init__(self, cluster: Cluster, certified: CertifiedSplits) -> None:

@@ -35,7 +35,7 @@ _LIKELY = 1.05
 _CLOSE = 1.02
 """Meshes whose plans take at most so many times as long as the best one may be better in other numbers of stages."""
 _AGAIN = 4 / 3
-"""How many times as long a step takes at least where there is no room for values: forward is a third of its work."""
+"""About how many times as long a step takes where there is no room for values: forward is a third of its work."""
 _MOST_BY_HAND = 4
 """Of meshes by hand with a number of microbatches, of all numbers of stages."""
 _CHUNKS = (2, 4, 8)
@@ -194,8 +194,8 @@ class Stager:
                 found = min(self._ways_by_hand(space, self._counts(space)[number]), key=rank)
             except PlanError:
                 continue
-            if not found.fits:  # nor does what has more examples on a device
-                ahead = [w for w in ahead if w.space.pipeline != space.pipeline or self._share(w) < self._share(way)]
+            if not found.fits:
+                ahead = [other for other in ahead if not self._needs_more(other, way)]
             if best is None or rank(found) < rank(best):
                 best = found
                 yield found
@@ -206,7 +206,7 @@ class Stager:
     def _ways_by_hand(self, space: Space, count: int) -> Iterator[Candidate]:
         """In every order, with the least that is made again with which the first of them fits."""
         solver, pipeline, modes = self.tuner.solver, space.pipeline, list(self.tuner.modes)
-        del modes[: -1 if self._is_crowded(space, count) else 0]
+        del modes[: self._is_crowded(space, count)]  # by what the first one keeps
         while modes:
             found = solver.solve(
                 self.tuner.folded, over_time(space.mesh, count), space.roles, space.name,
@@ -224,9 +224,14 @@ class Stager:
             if found.fits:
                 break
 
-    def _share(self, way: _Way) -> float:
-        """Of a batch, what a device group of a plan by hand has of each microbatch."""
-        return 1 / (self._counts(way.space)[way.number] * way.space.data_degree)
+    def _needs_more(self, way: _Way, other: _Way) -> bool:
+        """Whether a plan by hand in as many stages has no smaller parts of weights and of a batch on a device."""
+        if way.space.pipeline != other.space.pipeline:
+            return False
+        (groups, parts), (other_groups, other_parts) = (
+            (own.space.data_degree, self._counts(own.space)[own.number] * own.space.data_degree) for own in (way, other)
+        )
+        return groups >= other_groups and parts <= other_parts
 
     def _may_win(self, stages: int) -> bool:
         """Whether equal shares of all work, with the least bubble of any schedule, take less than what is there."""
@@ -298,7 +303,7 @@ class Stager:
         """The mesh of the least floor, with those that lead to it.
 
         From that whose inner axis is a machine, or like that of the likeliest mesh by now, to the next smaller or
-        larger inner axis, while that is less.
+        larger inner axis, while that is less. Nothing where there is none.
         """
         if not spaces:
             return []
@@ -333,10 +338,14 @@ class Stager:
         return [self._way(space, number) for number in self._able(space, likely) or likely]
 
     def _able(self, space: Space, numbers: Sequence[int], number: int | None = None) -> list[int]:
-        """Those that leave room for what is kept; and all devices examples, if `number` does."""
+        """Those that leave room for what is kept and, if `number` does, all devices examples.
+
+        Room only if `number` leaves it: where none does, more of them need less of it.
+        """
         counts, size, outer = self._counts(space), self.tuner.pins.size, space.mesh.sizes[0]
         is_even = number is not None and size // counts[number] % outer == 0
-        there = [n for n in numbers if 0 <= n < len(counts) and not self._is_crowded(space, counts[n])]
+        is_short = number is not None and self._is_crowded(space, counts[number])
+        there = [n for n in numbers if 0 <= n < len(counts) and (is_short or not self._is_crowded(space, counts[n]))]
         return [n for n in there if not is_even or size // counts[n] % outer == 0]
 
     def _deep(self, space: Space, deep: float) -> int:

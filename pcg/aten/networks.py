@@ -137,11 +137,15 @@ def _adaptive(b: GraphBuilder, x: str, size: Ints) -> str:
 
 @handles("upsample_nearest1d.vec", "upsample_nearest2d.vec", "upsample_nearest3d.vec")
 def _upsampled(b: GraphBuilder, x: str, sizes: Sequence[int] | None, factors: Sequence[float] | None) -> str:
-    """Every element as often as a whole factor says, along each dimension behind the channels."""
+    """Every element as often as a whole factor says, along each dimension behind the channels.
+
+    Torch finds the element by a product in fp32, which from a factor of 41 on may lie below the whole number.
+    """
     lead, own = b.shape(x)[:2], b.shape(x)[2:]
     wanted = sizes or [int(n * factor) for n, factor in zip(own, factors or (), strict=True)]
     require(all(n and size % n == 0 for size, n in zip(wanted, own, strict=True)))
     times = [size // n for size, n in zip(wanted, own, strict=True)]
+    require(all(n == 1 or many <= 40 for n, many in zip(own, times, strict=True)))
     require(factors is None or list(factors) == times)
     single = reshape(b, x, (*lead, *(n for size in own for n in (size, 1))))
     wide = expand(b, single, (*lead, *(n for each in zip(own, times, strict=True) for n in each)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from math import inf
@@ -371,8 +371,12 @@ def climbed(
     steps_s: dict[int, float],
     too_large: Sequence[int] = (),
     recompute: str = "none",
+    inner_s: Callable[[int], float] = lambda inner: 1e-3 * abs(inner - 2),
 ) -> tuple[list[int], list[tuple[int, tuple[int, ...], int]]]:
-    """The numbers of stages of the plans that come, and the ways that are tried, where numbers decide alone."""
+    """The numbers of stages of the plans that come, and the ways that are tried, where numbers decide alone.
+
+    `inner_s`: what the size of the inner axis adds to floors.
+    """
     graph, own, tried = (
         blocks(batch=64, width=64, layers=8, seq=8),
         planner(16),
@@ -382,10 +386,10 @@ def climbed(
 
     class Told(Stager):
         def _may_win(self, stages: int) -> bool:
-            return True
+            return stages in floors_s
 
         def _floor_s(self, space: Space, count: int) -> float:
-            return floors_s[space.pipeline.stages] + 1e-3 * abs(space.mesh.sizes[-1] - 2) + 1e-4 / count
+            return floors_s[space.pipeline.stages] + inner_s(space.mesh.sizes[-1]) + 1e-4 / count
 
         def _best(self, way: _Way) -> Any:
             stages, count = way.space.pipeline.stages, self._counts(way.space)[way.number]
@@ -419,6 +423,13 @@ def test_numbers_of_stages_are_climbed_from_the_least_floor() -> None:
     assert 2 not in {stages for stages, *_ in tried}
 
 
+def test_a_number_of_stages_all_of_whose_meshes_are_unlikely_has_one() -> None:
+    """That whose inner axis is nearest to the likeliest one of another number."""
+    found, tried = climbed("auto", {2: 3.0, 4: 1.0}, {2: 5.0, 4: 4.0}, inner_s=lambda inner: 0.2 * abs(inner - 8))
+    assert found[0] == 4
+    assert {sizes for stages, sizes, _ in tried if stages == 4} == {(4,)}
+
+
 def test_so_many_meshes_that_are_no_better_end_a_number_of_stages() -> None:
     found, tried = climbed(2, {2: 2.0}, {2: 3.0})
     assert (found, len({sizes for _, sizes, _ in tried})) == ([2], 1 + _PATIENCE)
@@ -432,6 +443,14 @@ def test_where_memory_decides_more_microbatches_follow() -> None:
     assert min(counts) < counts[0] < max(counts)
     assert tight == sorted(tight)
     assert len(tight) == 2
+
+
+def test_more_microbatches_follow_where_no_number_of_them_leaves_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Tuner, "crowding", lambda tuner, space, mode, count: 1e9 / count)
+    for mode, too_large in (("full", ()), ("full", (2,))):
+        _, tried = climbed(2, {2: 2.0}, {2: 3.0}, recompute=mode, too_large=too_large)
+        counts = [count for _, sizes, count in tried if sizes == tried[0][1]]
+        assert counts[:2] == [8, 16]
 
 
 def test_what_lies_beyond_a_worse_mesh_is_left_out() -> None:
@@ -571,6 +590,44 @@ def test_plans_with_stages_are_compared_with_the_best_by_hand_that_has_them() ->
                         order = replace(run, schedule="interleaved", chunks_per_stage=chunks)
                         found.append(own.predicted(c.graph, order, fold(graph).repeats).step_s)
         assert other.prediction.step_s == pytest.approx(min(found), rel=1e-9)
+
+
+def test_by_hand_the_least_that_has_to_be_made_again_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is no room for all values, what makes all of them again is not tried before what makes some."""
+    graph, own, tried = blocks(batch=64, width=64, layers=8, seq=8), planner(8), list[object]()
+    kept = Pins.of(graph, own.cluster, Asked(stages=2, schedule="1f1b"), None)
+    tuner: Any = Tuner(own.solver, graph, own.execution, kept, own.progress)
+    tuner.modes = ["none", "selective", "full"]
+    stager, space = Stager(tuner, inf), staged_by_hand(own.cluster, Pipeline(2))[0]
+
+    def solve(folded: object, mesh: object, roles: object, name: object, run: Execution, *rest: object) -> object:
+        tried.append(run.recompute)
+        memory = SimpleNamespace(total_bytes=0)
+        return SimpleNamespace(
+            fits=run.recompute == "selective", prediction=SimpleNamespace(memory=memory, device_bytes=1)
+        )
+
+    monkeypatch.setattr(own.solver, "solve", solve)
+    for needed, modes in ((0.0, ["none", "selective"]), (1e9, ["selective"])):
+        tried.clear()
+        stager._needed = needed
+        list(stager._ways_by_hand(space, 8))
+        assert tried == modes
+
+
+def test_by_hand_larger_groups_of_tensor_parallelism_are_tried_where_others_do_not_fit() -> None:
+    """Each device has less of the weights; fewer examples, or other stages, may fit as well."""
+    graph, own = blocks(batch=64, width=64, layers=8, seq=8), planner(8)
+    kept = Pins.of(graph, own.cluster, Asked(stages=2), None)
+    stager = Stager(Tuner(own.solver, graph, own.execution, kept, own.progress), inf)
+    wide, narrow = (s for s in staged_by_hand(own.cluster, Pipeline(2)) if len(s.mesh) == 1)
+    other = next(s for s in staged_by_hand(own.cluster, Pipeline(4)) if len(s.mesh) == 1)
+    counts = stager._counts(wide)
+    least, most = _Way(1.0, wide, 0), _Way(1.0, wide, len(counts) - 1)
+    assert [stager._needs_more(way, most) for way in (least, most)] == [True, True]
+    assert not stager._needs_more(most, least)
+    assert not stager._needs_more(_Way(1.0, narrow, 0), least)
+    assert not stager._needs_more(_Way(1.0, other, 0), least)
 
 
 def test_stages_by_hand_keep_to_machines_and_have_all_devices() -> None:

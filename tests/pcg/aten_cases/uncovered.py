@@ -39,6 +39,7 @@ UNCOVERED: dict[str, list[Case]] = {
         case(lambda x, w: F.conv_transpose2d(x, w, dilation=2), real(2, 3, 4, 5), real(3, 4, 2, 2)),
         case(F.conv3d, real(2, 3, 4, 5, 6), real(4, 3, 2, 2, 2)),
     ],
+    "aten.upsample_nearest1d.vec": [case(lambda x: F.interpolate(x, scale_factor=41), real(2, 3, 4))],
     "aten.upsample_nearest2d.vec": [
         case(lambda x: F.interpolate(x, size=(6, 7)), real(2, 3, 4, 5)),
         case(lambda x: F.interpolate(x, scale_factor=1.5), real(2, 3, 4, 4)),
