@@ -149,7 +149,7 @@ class Solver:
         self.check: Callable[[], None] = lambda: None
 
     def until(self, check: Callable[[], None]) -> Solver:
-        """The same for one search, which `check` ends; what it knows already decides nothing but the time it takes."""
+        """The same for one search, which `check` ends, with what it knows but the prices of others."""
         own = copy(self)
         own.check, own._usual = check, {}
         return own
