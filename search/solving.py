@@ -55,7 +55,8 @@ _SAFE = 2.0
 """So many times the price of a byte in the problem before is tried first: at more than it has to be, layouts fit."""
 _MOST_PROGRAMS = 8
 """That are kept; what operators and moves cost is kept of all."""
-_NEARLY = 1.5
+NEARLY = 1.5
+"""So many times what there is may be kept in sum: not all of it is there at once."""
 
 
 Lifetimes = Zero | tuple[tuple[str, Zero], ...]
@@ -346,7 +347,7 @@ class Solver:
         free = Prices(beside=beside)
         fastest = eliminator.solve(problem, free)
         _check_finite(problem, fastest, roles, priced)
-        is_near = limit < kept_bytes(problem, fastest) <= _NEARLY * limit  # not all of that is there at once
+        is_near = limit < kept_bytes(problem, fastest) <= NEARLY * limit
         if is_near and not self.excess_bytes(least_bytes(problem, problem.stored)):
             draft = _Draft(name, fastest.bound, (problem, fastest, free), tuple(roles), execution, priced, limits)
             found = self._finish(draft, folded, different(zeros, mesh))

@@ -295,7 +295,9 @@ class Tuner:
             modes, counts = modes[-1:] if rival_s == inf else (), counts[-1:]
         if once:
             modes, counts = modes[:1], counts[:1]
-        runs: list[tuple[RecomputeMode, Counts]] = [(m, self._microbatches(space, m, counts)) for m in modes]
+        runs: list[tuple[RecomputeMode, Counts]] = [
+            (m, self._microbatches(space, m, counts, m == modes[-1] and rival_s == inf)) for m in modes
+        ]
         ahead: list[tuple[float, int, Proposals | None]] = [(0.0, 0, None)] if runs else []
         while ahead:
             floor_s, i, floors = heappop(ahead)
@@ -380,16 +382,18 @@ class Tuner:
         """The fewest microbatches on these devices."""
         return divided(space, self.counts, self.pins.size)[0]
 
-    def _microbatches(self, space: Space, mode: RecomputeMode, counts: Sequence[int]) -> Counts:
+    def _microbatches(self, space: Space, mode: RecomputeMode, counts: Sequence[int], unrivalled: bool) -> Counts:
         """Numbers of microbatches, from where the space before it fitted."""
         return Counts(
             counts,
             lambda count: self.tried_with(space, mode, count),
             lambda count: self.floor_s(space, mode, count),
             lambda found: self._eased_s(space, mode, found),
+            lambda count: self.crowding(space, mode, count),
             self.solver.limit_bytes,
             self._start.get(mode, 0),
             first=self.folded.is_large,
+            unrivalled=unrivalled,
         )
 
     def _eased_s(self, space: Space, mode: RecomputeMode, found: Candidate) -> float:
@@ -534,13 +538,14 @@ class Tuner:
 def _begin(ahead: list[tuple[float, int, Proposals | None]], runs: Sequence[Counts], i: int) -> None:
     """Put a kind of recomputation among what may be tried, and the next one, which takes no less, where that begins.
 
-    So what is never likely enough has no problem built.
+    So what is never likely enough has no problem built. One that cannot fit makes room for the next one at once.
     """
     floors = runs[i].proposals()
-    floor_s = next(floors)
-    heappush(ahead, (floor_s, i, floors))
+    floor_s = next(floors, None)
+    if floor_s is not None:
+        heappush(ahead, (floor_s, i, floors))
     if i + 1 < len(runs):
-        heappush(ahead, (floor_s, i + 1, None))
+        heappush(ahead, (floor_s or 0.0, i + 1, None))
 
 
 def _alike(space: Space) -> Hashable:
