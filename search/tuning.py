@@ -24,6 +24,7 @@ from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.lifetimes import Zero
 from shardwright.pcg.step.recompute import Recompute
 from shardwright.pcg.step.time import check_time
+from shardwright.pcg.types import ITEM_BYTES
 from shardwright.search.asked import RecomputeMode
 from shardwright.search.counts import Counts, Proposals
 from shardwright.search.fitting import LITTLE
@@ -31,7 +32,7 @@ from shardwright.search.folding import Folded, fold
 from shardwright.search.limits import Limits
 from shardwright.search.pins import Pins
 from shardwright.search.problem import NoLayoutsError, Prices
-from shardwright.search.restrict import DATA, FREE
+from shardwright.search.restrict import DATA, FREE, ZERO
 from shardwright.search.solving import Candidate, Solver, different, over_time, rank
 from shardwright.search.spaces import Space, baselines, divided, microbatch_counts, sequence_baselines
 from shardwright.search.within import time_and_bytes
@@ -296,7 +297,7 @@ class Tuner:
         if once:
             modes, counts = modes[:1], counts[:1]
         runs: list[tuple[RecomputeMode, Counts]] = [
-            (m, self._microbatches(space, m, counts, m == modes[-1] and rival_s == inf)) for m in modes
+            (m, self._microbatches(space, m, counts, m in modes[-1:] and rival_s == inf)) for m in modes
         ]
         ahead: list[tuple[float, int, Proposals | None]] = [(0.0, 0, None)] if runs else []
         while ahead:
@@ -368,7 +369,7 @@ class Tuner:
         return bool(self._excess_bytes(space, self.modes[0]))
 
     def _excess_bytes(self, space: Space, mode: RecomputeMode) -> float:
-        """By how much what is stored alone is too much for these devices, however a step is run; 0: it may fit.
+        """By how much what is always there is too much for these devices, however a step is run; 0: it may fit.
 
         `mode`: one whose problem is needed anyway.
         """
@@ -376,7 +377,22 @@ class Tuner:
             stored_bytes = self.solver.stored_bytes(*self._longest(space, mode, self._fewest(space)))
         except NoLayoutsError:
             return 0.0
-        return self.solver.excess_bytes(stored_bytes)
+        return self.solver.excess_bytes(stored_bytes + self._gathered_bytes(space))
+
+    def _gathered_bytes(self, space: Space) -> float:
+        """What parameters take at least beside the parts that are stored, where all have to stay gathered at once."""
+        if "zero-3" in space.zeros or FREE in space.roles:
+            return 0.0
+        axes = list(zip(space.roles, space.mesh.sizes, strict=True))
+        used = prod(size for role, size in axes if role not in (DATA, ZERO)) * space.pipeline.stages
+        return self._parameter_bytes / used * (1 - 1 / prod(size for role, size in axes if role == ZERO))
+
+    @cached_property
+    def _parameter_bytes(self) -> float:
+        """Of all parameters in the dtype in which they are gathered, or less."""
+        graph = self.folded.graph
+        kinds = [(graph.types[leaf.name], self.folded.times(leaf.name)) for leaf in graph.leaves("parameter")]
+        return sum(times * kind.num_elements * min(2, ITEM_BYTES[kind.dtype]) for kind, times in kinds)
 
     def _fewest(self, space: Space) -> int:
         """The fewest microbatches on these devices."""
