@@ -35,7 +35,7 @@ from shardwright.search.problem import NoLayoutsError, Prices
 from shardwright.search.restrict import DATA, FREE, ZERO
 from shardwright.search.solving import Candidate, Solver, different, over_time, rank
 from shardwright.search.spaces import Space, baselines, divided, microbatch_counts, sequence_baselines
-from shardwright.search.within import time_and_bytes
+from shardwright.search.within import stored_bytes, time_and_bytes
 
 Progress = Callable[[str], None]
 MANY_NODES = 2**12
@@ -374,10 +374,10 @@ class Tuner:
         `mode`: one whose problem is needed anyway.
         """
         try:
-            stored_bytes = self.solver.stored_bytes(*self._longest(space, mode, self._fewest(space)))
+            problem, _ = self.solver.problem(*self._longest(space, mode, self._fewest(space)))
         except NoLayoutsError:
             return 0.0
-        return self.solver.excess_bytes(stored_bytes + self._gathered_bytes(space))
+        return self.solver.excess_bytes(stored_bytes(problem) + self._gathered_bytes(space))
 
     def _gathered_bytes(self, space: Space) -> float:
         """What parameters take at least beside the parts that are stored, where all have to stay gathered at once."""
@@ -446,9 +446,10 @@ class Tuner:
     def crowding(self, space: Space, mode: RecomputeMode, count: int) -> float:
         """As `Solver.crowding`; 0, which says nothing, where the longest lifetime has no layouts."""
         try:
-            return self.solver.crowding(*self._longest(space, mode, count))
+            problem, _ = self.solver.problem(*self._longest(space, mode, count))
         except NoLayoutsError:
             return 0.0
+        return self.solver.crowding(problem, space.run(self.execution, mode))
 
     def _longest(self, space: Space, mode: RecomputeMode, count: int) -> _Asked:
         """What names the problem of a way with the longest lifetime that is likely.

@@ -36,7 +36,7 @@ from shardwright.search.spaces import Pipeline, Space, staged_by_hand
 from shardwright.search.spreading import said_by_block, spread_out, stored_by_stage
 from shardwright.search.staging import _AGAIN, _PATIENCE, Stager, _is_beyond, _Way
 from shardwright.search.tuning import Tuner
-from shardwright.search.within import least_bytes, within_memory
+from shardwright.search.within import least_bytes, stored_bytes, within_memory
 from tests.each import each
 from tests.search.graphs import blocks, cluster, every_choice
 
@@ -488,15 +488,15 @@ def test_no_layouts_keep_less_than_their_least() -> None:
     graph, run, solver = blocks(batch=64, width=64, layers=4, seq=64), Execution(), Solver(cluster(4), every_choice)
     asked: Any = Folded(graph), Mesh.of(x=4), ("free",), run, "zero-3"
     problem, eliminator = solver.problem(*asked)
-    context, stored = solver.cluster.device.context_bytes, solver.stored_bytes(*asked)
+    context, stored = solver.cluster.device.context_bytes, stored_bytes(problem)
     least = least_bytes(problem)
     assert stored < least
     for share, fits in ((0.99, False), (1.01, True)):
         limit = stored + share * (least - stored)
         small = solver.within(round(limit + context))
-        assert small.crowding(*asked) == pytest.approx(1 / share, rel=1e-4)
+        assert small.crowding(problem, run) == pytest.approx(1 / share, rel=1e-4)
         assert within_memory(problem, eliminator, limit, inf).fits == fits
-    assert solver.within(round(stored)).crowding(*asked) == inf
+    assert solver.within(round(stored)).crowding(problem, run) == inf
 
 
 def test_where_the_likeliest_number_of_stages_does_not_fit_others_are_tried() -> None:

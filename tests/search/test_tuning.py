@@ -36,6 +36,7 @@ from shardwright.search.restrict import DATA, FREE, TENSOR, ZERO
 from shardwright.search.solving import Candidate, Solver, different, over_time
 from shardwright.search.spaces import Space, batch_size, meshes, microbatch_counts, nested, sequence_baselines
 from shardwright.search.tuning import Tuner, _alike
+from shardwright.search.within import stored_bytes
 from tests.each import each
 from tests.search.graphs import blocks, cluster, every_choice, mlp
 
@@ -309,10 +310,10 @@ def test_where_what_is_stored_is_too_much_little_is_tried() -> None:
         (Mesh.of(x=4), over_time(Mesh.of(x=4), 2)), ("data", "zero", "tensor", "free"), ZEROS
     ):
         way = search.solver.solve(folded, mesh, (role,), role, execution, (zero,), zero)
-        least_bytes = search.solver.stored_bytes(folded, mesh, (role,), execution, "zero-3")
+        least_bytes = stored_bytes(search.solver.problem(folded, mesh, (role,), execution, "zero-3")[0])
         context = search.cluster.device.context_bytes
         assert least_bytes + context <= way.prediction.memory.total_bytes, (mesh, role, zero)
-    sharded = search.solver.stored_bytes(folded, Mesh.of(x=4), ("zero",), execution, "zero-3")
+    sharded = stored_bytes(search.solver.problem(folded, Mesh.of(x=4), ("zero",), execution, "zero-3")[0])
     for times, hopeless in ((0.99, ("data", "zero", "tensor", "free")), (1.5, ("data",))):
         tight = limited(planner(4), search.cluster.device.context_bytes + times * sharded)
         pins = Pins.of(GRAPH, tight.cluster, Asked())
@@ -525,7 +526,8 @@ def test_weights_that_have_to_stay_gathered_are_there_whole() -> None:
         space = Space("", Mesh(("x", "y")[: len(sizes)], sizes), roles, cast("tuple[Zero, ...]", zeros))
         assert tuner._gathered_bytes(space) == pytest.approx(share * whole)
     space = Space("", Mesh(("x",), (8,)), (ZERO,), ("zero-1",))
-    stored = search.solver.stored_bytes(*tuner._longest(space, "none", 1)) + search.cluster.device.context_bytes
+    problem, _ = search.solver.problem(*tuner._longest(space, "none", 1))
+    stored = stored_bytes(problem) + search.cluster.device.context_bytes
     search.solver.limit_bytes = int(stored + whole / 2)
     assert tuner._excess_bytes(space, "none") == pytest.approx(3 / 8 * whole, abs=1)
     assert not tuner._excess_bytes(space._replace(zeros=("zero-3",)), "none")
