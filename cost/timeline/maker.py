@@ -31,7 +31,6 @@ class Maker:
 
     def __init__(self, steps: Steps, repeats: Mapping[str, int]) -> None:
         self.steps = steps
-        self._constants = kept_constants(steps.graph, steps.once)
         self.cut = sections(steps, repeats, by_block=steps.execution.num_stages > 1)
         self._pieces: dict[tuple[Share, bool, bool], ChunkSegments] = {}
         self._stages: dict[tuple[object, ...], Stage] = {}
@@ -129,11 +128,16 @@ class Maker:
 
     def _buffers(self, num_microbatches: int) -> float:
         """Of the model, the batch, and what is computed once, which equal blocks share."""
-        graph = self.steps.graph
-        return sum(
-            graph.types[n.name].local_bytes(graph.mesh) * (num_microbatches if n.op == "input" else 1)
-            for n in graph.nodes if n.name in self._constants or (n.is_leaf and n.op != "parameter")
-        )  # fmt: skip
+        return sum(num_bytes * (num_microbatches if of_batch else 1) for num_bytes, of_batch in self._buffer_bytes)
+
+    @cached_property
+    def _buffer_bytes(self) -> list[tuple[int, bool]]:
+        """Of each of these, and whether each microbatch has its own."""
+        graph, constants = self.steps.graph, kept_constants(self.steps.graph, self.steps.once)
+        return [
+            (graph.types[n.name].local_bytes(graph.mesh), n.op == "input")
+            for n in graph.nodes if n.name in constants or (n.is_leaf and n.op != "parameter")
+        ]  # fmt: skip
 
     def _held(self, leaves: Mapping[str, int], sum_s: float) -> tuple[dict[tuple[str, str], float], Segment]:
         """What parameters keep, by category and leaf, and the end of a step.
