@@ -190,8 +190,11 @@ class Graph:
             if node.is_parallel or node.op == SEND:
                 alias[node.name] = alias.get(node.inputs[0], node.inputs[0])
                 continue
-            attrs = tuple((k, () if node.is_leaf and k == "layouts" else v) for k, v in node.attrs)
-            nodes.append(replace(node, inputs=tuple(alias.get(i, i) for i in node.inputs), attrs=attrs, split=()))
+            attrs = node.attrs
+            if node.is_leaf:
+                attrs = tuple([(k, () if k == "layouts" else v) for k, v in attrs])
+            inputs = tuple([alias.get(i, i) for i in node.inputs])
+            nodes.append(Node(node.name, node.op, inputs, attrs, (), node.source))
         return Graph(tuple(nodes), tuple((k, alias.get(v, v)) for k, v in self.outputs))
 
 

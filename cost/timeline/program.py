@@ -236,13 +236,14 @@ def _hops(
     for number, names in enumerate(crossed):
         pair = ends(number, len(steps))
         ranks = firsts[min(pair)], firsts[max(pair) + 1] - 1
-        sizes = tuple(steps[stage].graph.mesh for stage in pair)
-        key = names, sizes, pair if cluster.parts or pair[0] == pair[1] else between(*ranks, cluster.levels)
+        kinds = tuple(steps[0].graph.types[name] for name in names)
+        own = tuple((steps[stage].graph.mesh, tuple(steps[stage].num_bytes[n] for n in names)) for stage in pair)
+        key = kinds, own, pair if cluster.parts or pair[0] == pair[1] else between(*ranks, cluster.levels)
         if key not in known:
             known[key] = _hop_s(names, pair, steps, cluster) if pair[0] != pair[1] else 0.0
         hops.append(known[key])
-        for stage, found in zip(pair, (sent, received), strict=True):
-            found.append(sum(steps[stage].num_bytes[name] for name in names) if pair[0] != pair[1] else 0.0)
+        for (_, num_bytes), found in zip(own, (sent, received), strict=True):
+            found.append(sum(num_bytes) if pair[0] != pair[1] else 0.0)
     return tuple(hops), tuple(sent), tuple(received)
 
 

@@ -109,22 +109,33 @@ class Operations:
         name = self._alias.get(name, name)
         return self.leaf_of.get(name, name)
 
-    def _operation(self, node: Node, operands: Sequence[str], names: Sequence[str]) -> Operation:
-        """What moves and operators have in common. `names`: of the operands, as readers see them."""
+    def _operation(
+        self, node: Node, operands: Sequence[str], names: Sequence[str], *, alias: str = "",
+        sums_in_place: bool = False, is_free: bool = False, keeps: tuple[str, ...] = (), saved: tuple[str, ...] = (),
+        mask_bytes: float = 0.0, apart: bool = False, early: bool = False,
+    ) -> Operation:  # fmt: skip
+        """With what moves and operators have in common. `names`: of the operands, as readers see them."""
         types, parameters, module = self.graph.types, self.parameters, node.source.module
         grad = types[node.name].grad
         reads = [name for name in names if name not in parameters]
         views = [leaf for name in operands if name in self._views for leaf in self._views[name]]
         return Operation(
-            name=node.name,
-            reads=tuple(reads),
-            weights=tuple([name for name in names if name in parameters]) if len(reads) < len(names) else (),
-            views=tuple(dict.fromkeys(views)) if views else (),
-            gradients=tuple([name for name in dict.fromkeys(reads) if types[name].grad]) if grad else (),
-            grad=grad,
-            module=module,
-            block=module_block(f"{module}."),
-            num_bytes=self.bytes_of(node.name),
+            node.name,
+            tuple(reads),
+            tuple([name for name in names if name in parameters]) if len(reads) < len(names) else (),
+            tuple(dict.fromkeys(views)) if views else (),
+            saved,
+            alias,
+            sums_in_place,
+            0.0 if is_free else self.bytes_of(node.name),
+            keeps,
+            mask_bytes,
+            tuple([name for name in dict.fromkeys(reads) if types[name].grad]) if grad else (),
+            grad,
+            apart,
+            early,
+            module,
+            module_block(f"{module}."),
         )
 
     def _move(self, node: Node) -> Operation | None:
@@ -132,14 +143,14 @@ class Operations:
             self._alias[node.name] = self._name(node.inputs[0])
             return None
         start, move = self.moves[node.name]
+        name = self._name(start)
+        if self._lies_in_batch(node, start, move):
+            return self._operation(node, (start,), (name,), alias=name, is_free=True)
         forward, _ = move.collectives()
         inplace = forward == "" or (forward == "all_reduce" and summed_in_place(self.graph, start))
-        alias = self._name(start) if inplace and start not in self.leaf_of else ""
-        sums = bool(alias) and forward != ""
-        operation = self._operation(node, (start,), (self._name(start),))
-        if self._lies_in_batch(node, start, move):
-            return operation._replace(alias=self._name(start), num_bytes=0.0)
-        return operation._replace(alias=alias, sums_in_place=sums, early=node.name in self._sums)
+        alias = name if inplace and start not in self.leaf_of else ""
+        sums, early = bool(alias) and forward != "", node.name in self._sums
+        return self._operation(node, (start,), (name,), alias=alias, sums_in_place=sums, early=early)
 
     def _lies_in_batch(self, node: Node, start: str, move: Move) -> bool:
         """Whether it is a slice of an input that is a view: along the first dimension, in one piece."""
@@ -157,13 +168,16 @@ class Operations:
         operands = [i for i in saved if isinstance(i, int)]
         keeps = [names[i] for i in operands] + ([node.name] if "result" in saved else [])
         leaves = [leaf for i in operands for leaf in (names[i], *self._views.get(node.inputs[i], ()))]
-        operation, parameters = self._operation(node, node.inputs, names), self.parameters
+        parameters = self.parameters
         is_product = kind.grad and row is not None and row.contraction and row.passes == 1
-        return operation._replace(
+        return self._operation(
+            node,
+            node.inputs,
+            names,
             alias=names[0] if moves_nothing and not of_weight else "",
-            num_bytes=0.0 if of_weight else operation.num_bytes,
+            is_free=of_weight,
             keeps=tuple([k for k in keeps if k not in parameters]),
-            saved=tuple(dict.fromkeys([leaf for leaf in leaves if leaf in parameters])),
+            saved=tuple(dict.fromkeys([leaf for leaf in leaves if leaf in parameters])) if leaves else (),
             mask_bytes=self._mask_bytes(node, saved),
             apart=is_product and any(grad and n in parameters for n, grad in zip(names, grads, strict=True)),
         )
