@@ -17,7 +17,9 @@ from shardwright.cost.predict import predict
 from shardwright.cost.timeline.program import program
 from shardwright.cost.timeline.timeline import simulate
 from shardwright.pcg.errors import PlanError, ShardwrightError
+from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.stages import Stages as Cut
 from shardwright.pcg.step.execution import SCHEDULES, Execution, Schedule
 from shardwright.pcg.step.lifetimes import lifetimes
 from shardwright.pcg.step.meshes import stage_meshes
@@ -216,6 +218,24 @@ def test_a_file_of_other_stages_is_refused() -> None:
     wrong = replace(plan, execution=replace(plan.execution, split=(1, 1)))
     with pytest.raises(PlanError, match="split: expected 2 positive numbers that add up to"):
         check_plan(wrong, graph, every_choice)
+
+
+def test_stages_that_do_not_compute_what_is_run_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, search = blocks(batch=32, width=64, layers=8, seq=8), planner()
+    plan, with_sends = search.plan(graph, stages=2, schedule="1f1b", mesh=Mesh.of(x=4)), Cut.with_sends
+
+    def broken(own: Cut) -> Graph:
+        """Without a block: whoever reads its end reads its start."""
+        sent = with_sends(own)
+        last = [n for n in sent.nodes if n.op == "relu"][-1]
+        rest = (n for n in sent.nodes if n is not last)
+        swapped = (replace(n, inputs=tuple(last.inputs[0] if i == last.name else i for i in n.inputs)) for n in rest)
+        return replace(sent, nodes=tuple(swapped))
+
+    check_plan(plan, graph, every_choice)
+    monkeypatch.setattr(Cut, "with_sends", broken)
+    with pytest.raises(PlanError, match=r"its stages do not compute the captured graph: .* the model %.* = relu\(\)"):
+        check_plan(plan, graph, every_choice)
 
 
 def test_stages_share_out_the_memory() -> None:
