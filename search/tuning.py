@@ -214,15 +214,24 @@ class Tuner:
                 return
 
     def nested(self, likely: Sequence[Candidate]) -> Iterator[Candidate]:
-        """On meshes of three axes that are cut from those of plans, run as what was tried there and is the best."""
+        """On meshes of three axes that are cut from those of plans, run as what was tried there and is the best.
+
+        If they may win: by their bound, and as they may take less than the floor of the mesh that they are cut from.
+        """
         for like in likely:
-            space = self.pins.nested.get(like.mesh.devices.sizes)
-            if like.mesh.num_devices < _MANY or space in (None, *self.spaces) or self._least_s(space) >= self.fastest_s:
+            sizes = like.mesh.devices.sizes
+            space = self.pins.nested.get(sizes)
+            if like.mesh.num_devices < _MANY or space in (None, *self.spaces):
                 continue
-            mode = min((c for c in self.tried if c.mesh == like.mesh), key=rank).execution.recompute
+            tried = min((c for c in self.tried if c.mesh == like.mesh), key=rank)
+            mode, count = tried.execution.recompute, like.mesh.num_microbatches
+            wider = next(own for own in self.pins.spaces if own.mesh.sizes == sizes)
+            least_s = self.over(wider) * self.floor_s(space, mode, count)
+            if least_s >= self.floor_s(wider, mode, count) or self._least_s(space) >= self.fastest_s:
+                continue
             self.spaces = (*self.spaces, space)
             with suppress(NoLayoutsError):
-                yield self.told(self.tried_with(space, mode, like.mesh.num_microbatches))
+                yield self.told(self.tried_with(space, mode, count))
 
     def _promising(self) -> Iterator[Space]:
         """Spaces that may win when their turn comes, even if rewrites lower their bound; the least bound first.
