@@ -1,8 +1,8 @@
 """In how many microbatches a step is run: the numbers that are tried on one space, in one way.
 
 Fewer take less time but for one thing: less memory is left, and layouts may have to be slower ones. So the fewest that
-fit are looked for; the fewest that may fit are tried also where a step down was slower; and while memory makes the
-layouts slower, more of them. What is tried next is proposed by its floor, about which a step takes at least; floors
+fit are looked for; the fewest of all are tried also where a step down was slower; and while memory makes the layouts
+slower, more of them. What is tried next is proposed by its floor, about which a step takes at least; floors
 grow with the number of microbatches. Who asks goes on with what is likeliest among several ways, and with nothing that
 cannot win (`Tuner.ways`).
 """
@@ -57,35 +57,34 @@ class Counts:
     def proposals(self) -> Proposals:
         """The floor of each count; before that of more than fit, what these would take if memory were ample.
 
-        After the fewest that may fit, it goes on with `number`, or with half as many until one is tried.
+        After the fewest, it goes on with `number`, or with half as many until one is tried.
         """
-        fewest = self._fewest()
-        if fewest is None or not (yield from self._at(fewest)):  # in which least is gathered or summed twice
+        if not (self._may_fit or self._unrivalled):
             return
-        if self._first and self.found[fewest].fits:
+        if not (yield from self._at(0)):  # in which nothing is gathered or summed twice
             return
-        self.number = max(self.number, fewest)
-        if self.number == fewest and not self.found[fewest].fits:
-            more = self._next(fewest)
+        if self._first and self.found[0].fits:
+            return
+        if not self.number and not self.found[0].fits:
+            more = self._next(0)
             if more is None or not (yield from self._at(more)):  # what fits cannot win
                 return
             self.number = more
         while not (yield from self._at(self.number)):
-            self.number = max(self.number // 2, fewest)
-        if self.number > fewest:
+            self.number //= 2
+        if self.number:
             yield from self._up()
         if self._first:
             return
-        if self.number > fewest:
-            yield from self._down(fewest)
-            self._take(fewest)
+        if self.number:
+            yield from self._down()
+            self._take(0)
         yield from self._further()
 
-    def _fewest(self) -> int | None:
-        """The number of the first count in which what layouts keep at least may fit; 0 if in none, if all is tried."""
-        crowding = self._crowding(self.counts[0]) * self.counts[0]
-        may_fit = (n for n, count in enumerate(self.counts) if crowding <= NEARLY * count)
-        return next(may_fit, 0 if self._unrivalled else None)
+    @property
+    def _may_fit(self) -> bool:
+        """Whether what layouts keep at least does in the most microbatches, of which each keeps as much less."""
+        return self._crowding(self.counts[0]) * self.counts[0] <= NEARLY * self.counts[-1]
 
     def _up(self) -> Proposals:
         """To the fewest that fit."""
@@ -95,8 +94,8 @@ class Counts:
                 return
             self.number = more
 
-    def _down(self, fewest: int) -> Proposals:
-        while self.found[self.number].fits and self.number > fewest and self.number - 1 not in self.found:
+    def _down(self) -> Proposals:
+        while self.found[self.number].fits and self.number and self.number - 1 not in self.found:
             less = self.number - 1
             if not ((yield from self._at(less)) and self._take(less)):
                 return

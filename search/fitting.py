@@ -91,9 +91,10 @@ class Fitter:
                 yield found
 
     def _is_hopeless(self, candidate: Candidate) -> bool:
-        """Whether what makes all again is far from fitting: made again one by one, values take about as much."""
+        """Whether what makes all again, and gathers it again, is far from fitting: one by one, values take as much."""
         limit_bytes = self.solver.limit_of(candidate.prediction.device_bytes)
-        return candidate.execution.recompute == "full" and _bytes(candidate) > NEARLY * limit_bytes
+        keeps_least = candidate.execution.recompute == "full" and candidate.lifetimes == "zero-3"
+        return keeps_least and _bytes(candidate) > NEARLY * limit_bytes
 
     def expanded(self, keeping: Keeping) -> Keeping:
         """What is said of the folded model, said of all of it."""

@@ -107,6 +107,7 @@ def candidate(name: str, step_s: float, num_bytes: int = 0) -> Candidate:
         "fits": True,
         "execution": DEFAULT,
         "rewrites": (),
+        "lifetimes": "zero-3",
         "folded": True,
     }
     return cast("Candidate", SimpleNamespace(**own))
@@ -125,12 +126,13 @@ def test_plans_whose_weights_alone_are_too_much_are_left_out(monkeypatch: pytest
     assert not list(fitter.best([candidate("too much", 1.0, int(most) + 1), candidate("just fits", 2.0, int(most))]))
     assert asked == ["just fits"]
     asked.clear()
-    far, near = (candidate(name, 1.0, int(share * most)) for name, share in (("far", 1.8), ("near", 0.9)))
-    for own in (far, near):  # all but parameters is made again in these
+    far, near, kept = (candidate(name, 1.0, int(s * most)) for name, s in (("far", 1.8), ("near", 0.9), ("kept", 1.8)))
+    for own in (far, near, kept):  # all but parameters is made again in these
         own.execution = replace(DEFAULT, recompute="full")  # type: ignore[misc]
         own.prediction.memory = Memory(activations_bytes=own.prediction.memory.parameters_bytes)  # type: ignore[misc]
-    assert not list(fitter.best([far, near]))
-    assert asked == ["near"]
+    kept.lifetimes = "kept"  # type: ignore[misc]
+    assert not list(fitter.best([far, near, kept]))
+    assert asked == ["near", "kept"]
 
 
 def test_mixtures_are_about_as_fast_as_memory_allows() -> None:
