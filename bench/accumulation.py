@@ -176,7 +176,8 @@ PAIRS = (
 
 def planned(size: Size) -> dict[str, Graph]:
     """Our graphs by name."""
-    serial = {precision: serial_graph(size, precision) for precision in {one.precision for one in _OURS}}
+    precisions: set[Precision | None] = {one.precision for one in _OURS}
+    serial = {precision: serial_graph(size, precision) for precision in precisions}
     return {name: one.plan(serial[one.precision]) for name, one in OURS.items()}
 
 
