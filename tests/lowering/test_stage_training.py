@@ -310,7 +310,7 @@ def test_distributed_checkpoints_go_from_stages_to_other_plans_and_back() -> Non
         dist.broadcast_object_list(folder)
         for number, plan in enumerate(todo):
             parallel = found.lower(*plan)
-            optimizer = torch.optim.AdamW(parallel.parameters(), lr=1e-2)
+            optimizer = torch.optim.AdamW(parallel.parameters(), lr=1e-2, fused=True)
             if number:
                 with torch.no_grad():
                     for p in parallel.parameters():
@@ -325,7 +325,7 @@ def test_distributed_checkpoints_go_from_stages_to_other_plans_and_back() -> Non
         return after
 
     def serial(model: nn.Module) -> dict[str, Tensor]:
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
         for _ in todo:
             train(model, optimizer)
         return weights(model)
