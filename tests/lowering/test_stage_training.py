@@ -373,17 +373,17 @@ def test_masks_of_torchs_generator() -> None:
     def run(model: ParallelModule) -> tuple[list[float], dict[str, Tensor | None]]:
         seeded = torch.get_rng_state()
         optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.0), list[float]()
-        for number in range(8):
+        for number in range(5):
             losses.append(float(backward(model, found)))
             optimizer.step()
-            optimizer.param_groups[0]["lr"] = 0.1 * (number > 3)
-            if number < 7:
+            optimizer.param_groups[0]["lr"] = 0.1 * (number > 2)
+            if number < 4:
                 optimizer.zero_grad()
         with torch.no_grad():
             losses.append(float(model(**found.batch)))
         state = torch.get_rng_state()
         torch.set_rng_state(seeded)
-        for _ in range(9):
+        for _ in range(6):
             torch.randint(1 << 62, ())
         assert torch.equal(state, torch.get_rng_state())
         return losses, {**weights(model), **{f"gradient of {n}": g for n, g in gradients(model).items()}}
