@@ -149,14 +149,14 @@ def _move_part(
         elements = num_bytes / ITEM_BYTES[kind.dtype]
         sent = sum(
             times * collective_bytes(name, n, size)
-            for name, n, times in costs.sent_bytes(tensor, kind.layouts, move, elements)
+            for name, n, times in costs.loop.sent_bytes(tensor, kind.layouts, move, elements)
         )
         seconds = (
-            costs.collective_s("slice", move.axis, num_bytes) * costs.times(tensor, kind.layouts)
+            costs.collective_s("slice", move.axis, num_bytes) * costs.loop.times(tensor, kind.layouts)
             if free
             else costs.move_s(tensor, kind.layouts, move)
         )
-        found = steps.known.moves[key] = seconds, sent, costs.counts(tensor, kind.layouts, move)
+        found = steps.known.moves[key] = seconds, sent, costs.loop.counts(tensor, kind.layouts, move)
     seconds, sent, counts = found
     forward, backward = move.collectives()
     return NodeCosts(node.name, 0.0, seconds, sent, (forward, backward if kind.grad else ""), counts)

@@ -153,18 +153,26 @@ class Graph:
 
     def validated_beside(self, known: Graph) -> Graph:
         """As `validate`, for a graph that is much the same as one that is typed: only what differs is inferred."""
+        return self.typed_beside(known).validate()
+
+    def typed_beside(self, known: Graph) -> Graph:
+        """The graph itself, with its `types` inferred where it differs from one that is typed."""
         types: dict[str, TensorType] = {}
         before, known_types = known.by_name, known.types
+        is_alike = self.mesh == known.mesh
         for node in self.nodes:
-            is_known = before.get(node.name) is node and self.mesh == known.mesh and node.name not in types
-            if is_known and all(types.get(name) is known_types[name] for name in node.inputs):
-                types[node.name] = known_types[node.name]
-                continue
-            kind = self._typed(node, types)
-            own = known_types.get(node.name)
-            types[node.name] = own if own is not None and own == kind else kind
+            name = node.name
+            if is_alike and before.get(name) is node and name not in types:
+                for operand in node.inputs:
+                    if types.get(operand) is not known_types[operand]:
+                        break
+                else:
+                    types[name] = known_types[name]
+                    continue
+            kind, own = self._typed(node, types), known_types.get(name)
+            types[name] = own if own is not None and own == kind else kind
         self.__dict__["types"] = types  # as the cached property keeps it
-        return self.validate()
+        return self
 
     def without_dead_nodes(self) -> Graph:
         """Nodes that no output needs are dropped, leaves included; inputs stay, they are the batch's contract."""
@@ -182,8 +190,11 @@ class Graph:
             if node.is_parallel or node.op == SEND:
                 alias[node.name] = alias.get(node.inputs[0], node.inputs[0])
                 continue
-            attrs = tuple((k, () if node.is_leaf and k == "layouts" else v) for k, v in node.attrs)
-            nodes.append(replace(node, inputs=tuple(alias.get(i, i) for i in node.inputs), attrs=attrs, split=()))
+            attrs = node.attrs
+            if node.is_leaf:
+                attrs = tuple([(k, () if k == "layouts" else v) for k, v in attrs])
+            inputs = tuple([alias.get(i, i) for i in node.inputs])
+            nodes.append(Node(node.name, node.op, inputs, attrs, (), node.source))
         return Graph(tuple(nodes), tuple((k, alias.get(v, v)) for k, v in self.outputs))
 
 

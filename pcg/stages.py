@@ -21,7 +21,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
-from shardwright.pcg.analysis import computed_in_one
 from shardwright.pcg.errors import GraphError, PlanError
 from shardwright.pcg.graph import Graph, Node, make_attrs
 from shardwright.pcg.mesh import Mesh
@@ -169,7 +168,7 @@ class Stages:
         )  # fmt: skip
 
     def with_sends(self) -> Graph:
-        """The graph with a `send` for each value and each boundary that it crosses, ready to be checked and printed."""
+        """The graph with a `send` for each value and each boundary that it crosses, typed and ready to be printed."""
         here: dict[tuple[str, int], str] = {}
         made: dict[str, Node] = {}
 
@@ -188,8 +187,8 @@ class Stages:
             inputs = node.inputs if stage is None else tuple(at(name, stage) for name in node.inputs)
             nodes += made.values()
             made.clear()
-            nodes.append(replace(node, inputs=inputs))
-        return replace(whole, nodes=tuple(nodes))
+            nodes.append(node if inputs == node.inputs else replace(node, inputs=inputs))
+        return replace(whole, nodes=tuple(nodes)).typed_beside(whole)
 
 
 def channel(way: str, source: int, target: int) -> str:
@@ -225,7 +224,7 @@ def cut(graph: Graph, execution: Execution) -> Stages:
     """
     if not execution.split:
         raise PlanError(f"{execution.num_virtual_stages} virtual stages without a split; say how blocks are spread")
-    where = _where(graph, execution)
+    where = _where(Operations(graph, execution))
     last: dict[str, int] = {}
     for node in graph.nodes:
         if node.name in where:
@@ -274,9 +273,9 @@ def _check_sizes(stages: Stages) -> None:
             raise PlanError(f"stage {number} on mesh {mesh}, the largest on {whole.mesh}: {error}") from error
 
 
-def _where(graph: Graph, execution: Execution) -> dict[str, int]:
-    lying = computed_in_one(graph)
-    listed = dict(_listed(graph, execution))
+def _where(operations: Operations) -> dict[str, int]:
+    graph, execution, lying = operations.graph, operations.execution, operations.in_one
+    listed = dict(_listed(operations))
     found: dict[str, int] = {}
     for node in graph.nodes:
         if node.name in lying:
@@ -291,10 +290,10 @@ def _where(graph: Graph, execution: Execution) -> dict[str, int]:
     return found
 
 
-def _listed(graph: Graph, execution: Execution) -> Iterator[tuple[str, int]]:
+def _listed(operations: Operations) -> Iterator[tuple[str, int]]:
     """The virtual stage of the section of every operation."""
-    parts = sections(Operations(graph, execution), {}, by_block=True)
+    parts = sections(operations, {}, by_block=True)
     number_of = iter(units(parts))
-    for stage, share in enumerate(spread(parts, execution.split)):
+    for stage, share in enumerate(spread(parts, operations.execution.split)):
         for _ in range(sum(times for _, times in share)):
             yield from ((operation.name, stage) for operation in parts[next(number_of)].stretch.operations)

@@ -362,8 +362,8 @@ class _Build:
 
     def _closure(self, name: str, uses: Sequence[TensorUse]) -> Interned[Closure]:
         made, handed_on, whole = self.problem.domains[name], self._handed_on(name), replicated(len(self.sizes))
-        if self.b.costs.time is not None and name not in self.results:
-            handed_on = whole = _but_for(self.b.costs.time, whole, made.result[0])
+        if self.b.costs.loop.time is not None and name not in self.results:
+            handed_on = whole = _but_for(self.b.costs.loop.time, whole, made.result[0])
         per_axis = self.interner.get(
             ("layouts", made, handed_on, *(use[1:3] for use in uses)),
             lambda: self.interner.of(_by_axis([*made.result, *_wanted(uses), handed_on, whole], len(whole))),
@@ -372,7 +372,7 @@ class _Build:
         of_parameter, is_view = source.op == "parameter", self.roots[name] != name
         stored, view = of_parameter and not is_view, of_parameter and is_view
         summed = self.way.run.reduced_dtype(self.types[source.name].dtype) if of_parameter else ""
-        late = self.b.costs.time is not None and any(state[self.b.costs.time] == P for state in made.result)
+        late = self.b.costs.loop.time is not None and any(state[self.b.costs.loop.time] == P for state in made.result)
         again = source.name in self.again
         zero = self.way.zero if stored or again else "zero-3"  # what is not gathered moves alike under all
         twice, together = name in self.way.again.twice, self.together if of_parameter else 0.0

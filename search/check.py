@@ -15,8 +15,9 @@ from shardwright.pcg.errors import GraphError, PlanError
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.stages import cut
 from shardwright.pcg.step.again import made_again
+from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.schedules import check, orders
-from shardwright.pcg.step.time import as_run, check_time
+from shardwright.pcg.step.time import as_run
 from shardwright.search.collector import collector_paused
 from shardwright.search.domain import CertifiedSplits
 from shardwright.search.plan import Plan, attributes, fingerprint, structure
@@ -39,15 +40,14 @@ def check_plan(
         erased = plan.graph.erased().validate()
     except GraphError as error:
         raise PlanError(f"plan for {plan.model!r}: its graph is ill-typed: {error}; make the plan again") from error
-    digest = fingerprint(captured)
     try:
         serial = replay(captured, plan.report.rewrites, rules or {}, plan.mesh)
     except PlanError:
-        if plan.fingerprint == digest:
+        if plan.fingerprint == fingerprint(captured):
             raise
         serial = captured
     found = difference(erased, serial)
-    if found and plan.fingerprint != digest:
+    if found and plan.fingerprint != (digest := fingerprint(captured)):
         raise PlanError(
             f"plan for {plan.model!r} has fingerprint {plan.fingerprint}, the captured model {digest}: {found}; "
             "plan for this model, batch shape and train mode, or use the model that the plan was made for"
@@ -57,23 +57,21 @@ def check_plan(
     if found := uncertified(plan.graph, certified):
         raise PlanError(f"plan for {plan.model!r}: {found}; make the plan again, or compile it with its rule file")
     try:
-        check_time(plan.graph, plan.execution)
-        made_again(plan.graph, plan.execution)
-        _check_stages(plan, serial)
+        run = as_run(plan.graph, plan.execution)
+        if plan.execution.num_virtual_stages > 1:
+            _check_stages(run, plan.execution)
+        else:
+            made_again(run, plan.execution)
     except PlanError as error:
         raise PlanError(f"plan for {plan.model!r}: {error}") from error
 
 
-def _check_stages(plan: Plan, serial: Graph) -> None:
-    """What is sent has one type on both sides, and what stages compute is the captured graph; the schedule ends."""
-    execution = plan.execution
-    if execution.num_virtual_stages == 1:
-        return
-    sent = cut(as_run(plan.graph, execution), execution).with_sends()
-    sent.types  # noqa: B018
-    if found := difference(cut(plan.graph, execution).with_sends().erased(), serial):
+def _check_stages(run: Graph, execution: Execution) -> None:
+    """What is sent has one type on both sides, and what stages compute is the graph that is run; the schedule ends."""
+    sent, whole = cut(run, execution).with_sends().erased(), run.erased()
+    if sent != whole and (found := difference(sent, whole)):
         raise PlanError(f"its stages do not compute the captured graph: {found}")
-    many = replace(execution, num_microbatches=plan.mesh.num_microbatches)
+    many = replace(execution, num_microbatches=run.mesh.num_microbatches)
     check(orders(many), many)
 
 

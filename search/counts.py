@@ -1,18 +1,17 @@
 """In how many microbatches a step is run: the numbers that are tried on one space, in one way.
 
 Fewer take less time but for one thing: less memory is left, and layouts may have to be slower ones. So the fewest that
-fit are looked for; the fewest of all are tried also where a step down was slower; and while memory makes the layouts
-slower, more of them. What is tried next is proposed by its floor, about which a step takes at least; floors grow with
-the number of microbatches. Who asks goes on with what is likeliest among several ways, and with nothing that cannot
-win (`Tuner.ways`).
+fit are looked for; the fewest that may fit are tried also where a step down was slower; and while memory makes the
+layouts slower, more of them. What is tried next is proposed by its floor, about which a step takes at least; floors
+grow with the number of microbatches. Who asks goes on with what is likeliest among several ways, and with nothing that
+cannot win (`Tuner.ways`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from math import inf
 
-from shardwright.search.solving import Candidate, rank
+from shardwright.search.solving import NEARLY, Candidate, rank
 
 Proposals = Generator[float, bool, None]
 """Seconds, about which what is next takes at least; it is tried if True is sent."""
@@ -32,16 +31,19 @@ class Counts:
         tried: Callable[[int], Candidate],
         floor_s: Callable[[int], float],
         eased_s: Callable[[Candidate], float],
+        crowding: Callable[[int], float],
         limit_bytes: float,
         number: int = 0,
         *,
         first: bool = False,
+        unrivalled: bool = True,
     ) -> None:
         """`eased_s`: about what a plan would take if memory were ample: more microbatches save no more than that.
 
-        `first`: the first that fits is enough.
+        `crowding`: as `Solver.crowding`, of a count. `first`: the first that fits is enough. `unrivalled`: no other
+        plan fits, so that also what is likely not to fit is tried.
         """
-        self._first = first
+        self._first, self._crowding, self._unrivalled = first, crowding, unrivalled
         self.counts, self._tried, self._floor_s, self.limit_bytes = counts, tried, floor_s, limit_bytes
         self._eased_s = eased_s
         self.number = min(number, len(counts) - 1)
@@ -55,37 +57,46 @@ class Counts:
     def proposals(self) -> Proposals:
         """The floor of each count; before that of more than fit, what these would take if memory were ample.
 
-        After the fewest, it goes on with `number`, or with half as many until one is tried.
+        After the fewest that may fit, it goes on with `number`, or with half as many until one is tried.
         """
-        if not (yield from self._at(0)):  # in which nothing is gathered or summed twice
+        fewest = self._fewest()
+        if fewest is None or not (yield from self._at(fewest)):  # in which least is gathered or summed twice
             return
-        if self._first and self.found[0].fits:
+        if self._first and self.found[fewest].fits:
             return
-        if not self.number and not self.found[0].fits:
-            self.number = self._next(0)
-            if not (yield from self._at(self.number)):  # what fits cannot win
+        self.number = max(self.number, fewest)
+        if self.number == fewest and not self.found[fewest].fits:
+            more = self._next(fewest)
+            if more is None or not (yield from self._at(more)):  # what fits cannot win
                 return
+            self.number = more
         while not (yield from self._at(self.number)):
-            self.number //= 2
-        if self.number:
+            self.number = max(self.number // 2, fewest)
+        if self.number > fewest:
             yield from self._up()
         if self._first:
             return
-        if self.number:
-            yield from self._down()
-            self._take(0)
+        if self.number > fewest:
+            yield from self._down(fewest)
+            self._take(fewest)
         yield from self._further()
+
+    def _fewest(self) -> int | None:
+        """The number of the first count in which what layouts keep at least may fit; 0 if in none, if all is tried."""
+        crowding = self._crowding(self.counts[0]) * self.counts[0]
+        may_fit = (n for n, count in enumerate(self.counts) if crowding <= NEARLY * count)
+        return next(may_fit, 0 if self._unrivalled else None)
 
     def _up(self) -> Proposals:
         """To the fewest that fit."""
         while not self.found[self.number].fits and self.number + 1 < len(self.counts):
             more = self._next(self.number)
-            if not (yield from self._at(more)):
+            if more is None or not (yield from self._at(more)):
                 return
             self.number = more
 
-    def _down(self) -> Proposals:
-        while self.found[self.number].fits and self.number and self.number - 1 not in self.found:
+    def _down(self, fewest: int) -> Proposals:
+        while self.found[self.number].fits and self.number > fewest and self.number - 1 not in self.found:
             less = self.number - 1
             if not ((yield from self._at(less)) and self._take(less)):
                 return
@@ -114,11 +125,16 @@ class Counts:
             self.found[number] = self._tried(self.counts[number])
         return number in self.found
 
-    def _next(self, number: int) -> int:
-        """The first count with which activations may fit that do not fit now."""
+    def _next(self, number: int) -> int | None:
+        """The first count with which activations may fit that do not fit now; None where none can win so.
+
+        Where all else is too much, it is the last one, as layouts may be others there; that is left for when nothing
+        else fits.
+        """
         last, memory = len(self.counts) - 1, self.found[number].prediction.memory
         shrinks = memory.activations_bytes + memory.temporary_bytes
         room = self.limit_bytes - memory.total_bytes + shrinks
-        factor = shrinks / room if room > 0 else inf
-        least = 0.8 * factor * self.counts[number]
+        if room <= 0:
+            return last if self._unrivalled and number < last else None
+        least = 0.8 * shrinks / room * self.counts[number]
         return next((n for n in range(number + 1, last) if self.counts[n] >= least), last)

@@ -20,7 +20,7 @@ from shardwright.pcg.step.operations import Operations
 from shardwright.pcg.step.parameters import blocks_of, module_block
 from shardwright.search.folding import Folded
 from shardwright.search.keeping import Keeping, KeepingProblem, Kept, expanded
-from shardwright.search.solving import Candidate, Solver, different, rank
+from shardwright.search.solving import NEARLY, Candidate, Solver, different, rank
 
 _HULL_STEPS = 8
 _MIXTURES = 3
@@ -83,10 +83,17 @@ class Fitter:
         for candidate in sorted(able, key=_kept_s)[: 1 if self.folded.is_large else _MOST_WALKS]:
             if _kept_s(candidate) >= best_s:
                 return
+            if self._is_hopeless(candidate):
+                continue
             walk = _Walk(self, candidate)
             if walk.most.candidate.prediction.step_s < best_s and (found := walk.run(best_s)) is not None:
                 best_s = min(best_s, found.candidate.prediction.step_s)
                 yield found
+
+    def _is_hopeless(self, candidate: Candidate) -> bool:
+        """Whether what makes all again is far from fitting: made again one by one, values take about as much."""
+        limit_bytes = self.solver.limit_of(candidate.prediction.device_bytes)
+        return candidate.execution.recompute == "full" and _bytes(candidate) > NEARLY * limit_bytes
 
     def expanded(self, keeping: Keeping) -> Keeping:
         """What is said of the folded model, said of all of it."""
@@ -168,8 +175,10 @@ class _Walk:
         for _ in range(1 if self.fitter.folded.is_large else _HULL_STEPS):
             if over.num_bytes <= best.num_bytes or best.seconds <= over.seconds:
                 break
-            between = problem.solve((best.seconds - over.seconds) / (over.num_bytes - best.num_bytes))
-            if between.keeping in (over.keeping, best.keeping):
+            price = (best.seconds - over.seconds) / (over.num_bytes - best.num_bytes)
+            between = problem.solve(price)
+            gained_s = best.seconds - between.seconds - price * (between.num_bytes - best.num_bytes)
+            if gained_s < LITTLE * self.candidate.prediction.step_s:  # of any mixture of the two
                 break
             tried = self._fitted(between)
             if tried.candidate.fits:
@@ -191,10 +200,11 @@ def _exposed(candidate: Candidate) -> Sequence[float]:
     return (own,) if p.communication_s < _MUCH * p.step_s else (own, 1.0)
 
 
-def by_block(fitter: Fitter, found: Fitted, whole: Candidate) -> Iterator[Candidate]:
+def by_block(fitter: Fitter, found: Fitted, whole: Candidate, best_s: float = inf) -> Iterator[Candidate]:
     """The whole plan with as many of its last blocks as fit keeping more: backward needs those first.
 
     Each block takes about the same, so two tries or three find how many that are, and what further ones would gain.
+    `best_s`: the step of another plan; what is slower with more blocks than fit is not tried with fewer.
     """
     if found.larger is None:
         return
@@ -211,6 +221,8 @@ def by_block(fitter: Fitter, found: Fitted, whole: Candidate) -> Iterator[Candid
             fits, fewest, least = number, number, _bytes(tried)
             gained_s = whole.prediction.step_s - tried.prediction.step_s
             yield tried
+        elif tried.prediction.step_s >= best_s:
+            return
         else:
             most, largest = number, _bytes(tried)
 

@@ -365,7 +365,7 @@ class Planner:
                 continue
             own = fitted[way].candidate
             plain = whole[way] if way in whole else rewriter.again_whole(own, judged=False) if own.folded else own
-            for mixed in by_block(fitter, fitted[way], plain):
+            for mixed in by_block(fitter, fitted[way], plain, best_s):
                 self.progress(f"{named(mixed)}, blocks apart: {mixed.prediction.step_s * 1e3:.1f} ms")
                 best_s = min(best_s, mixed.prediction.step_s)
                 yield mixed

@@ -16,7 +16,7 @@ from math import inf, prod
 
 import numpy as np
 
-from shardwright.cost.collectives.moves import MoveCosts, MovePart, TensorClass
+from shardwright.cost.collectives.moves import Loop, MoveCosts, MovePart, TensorClass
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.layout import Layout, Layouts, R, innermost, shard_order
 from shardwright.pcg.moves import Move, move_between
@@ -78,7 +78,8 @@ def can_hold(shape: tuple[int, ...], state: Layouts, sizes: tuple[int, ...]) -> 
 
 def close(tensor: TensorClass, states: tuple[Layouts, ...], costs: MoveCosts) -> Closure:
     """Floyd and Warshall over the single-axis moves."""
-    cost, (pairs, kinds, parts, times) = _priced(replace(tensor, shape=()), states, costs)
+    sizes = costs.sizes if any(x.blocks > 1 for state in states for x in state) else None
+    cost, (pairs, kinds, parts, times) = _priced(replace(tensor, shape=()), states, costs.loop, sizes)
     num_elements = prod(tensor.shape)
     seconds = np.array([costs.part_s(part, num_elements) for part in parts])
     cost = cost.copy()
@@ -100,14 +101,14 @@ _Pairs = tuple[np.ndarray, np.ndarray]
 
 @lru_cache(maxsize=256)
 def _priced(
-    tensor: TensorClass, states: tuple[Layouts, ...], costs: MoveCosts
+    tensor: TensorClass, states: tuple[Layouts, ...], loop: Loop, sizes: tuple[int, ...] | None
 ) -> tuple[np.ndarray, tuple[_Pairs, np.ndarray, tuple[MovePart, ...], np.ndarray]]:
-    """What moves between states cost whatever the shape: costs that are fixed, and what is added for each pair.
+    """What moves between states cost whatever the shape and mesh: what is fixed, and what is added for each pair.
 
     The latter are pairs of states, the kind of the move of each, the different parts of all moves, and how often each
     kind of move runs each part.
     """
-    pairs, numbers, kinds = _neighbours(states, costs.sizes, costs.time)
+    pairs, numbers, kinds = _neighbours(states, loop.time, sizes)
     fixed, rows, known = np.full(len(kinds), inf), list[dict[int, int]](), dict[MovePart, int]()
     for number, (state, axis, after, move) in enumerate(kinds):
         row, ends = dict[int, int](), {state[axis].kind, after.kind}
@@ -115,7 +116,7 @@ def _priced(
         if not tensor.grad and "C" in ends:  # the same as R
             fixed[number] = 0.0 if "R" in ends else inf
         elif move is not None:
-            fixed[number], parts = costs.parts(tensor, state, move)
+            fixed[number], parts = loop.parts(tensor, state, move)
             for part in parts:
                 place = known.setdefault(part._replace(times=1), len(known))
                 row[place] = row.get(place, 0) + part.times
@@ -132,14 +133,15 @@ _Kind = tuple[Layouts, int, Layout, Move | None]
 """Moves that cost the same: one state to begin with, the axis, what is there behind it, and the move if it is one."""
 
 
-@lru_cache(maxsize=128)
+@lru_cache(maxsize=512)
 def _neighbours(
-    states: tuple[Layouts, ...], sizes: tuple[int, ...], time: int | None
+    states: tuple[Layouts, ...], time: int | None, sizes: tuple[int, ...] | None
 ) -> tuple[_Pairs, np.ndarray, tuple[_Kind, ...]]:
     """The pairs of states, by their numbers, that differ on one axis, with the number of their kind, and the kinds.
 
-    What a move costs is decided by the layouts before and after on its axis, by how many devices share the tensor along
-    the others, and by what is there along `time`. Tensors of all sizes that are laid out alike have the same.
+    What a move costs is decided by the layouts before and after on its axis, by which others share the tensor, and by
+    what is there along `time`. Tensors of all sizes that are laid out alike have the same. `sizes`: of the axes, which
+    only decide between shards in several blocks.
     """
     rows, columns, numbers, kinds = list[int](), list[int](), list[int](), list[_Kind]()
     for axis in range(len(states[0])):
@@ -151,8 +153,8 @@ def _neighbours(
         own = [names.setdefault(state[axis], len(names)) for state in states]
         for rest, line in lines.items():
             first = states[line[0]]
-            among = prod(sizes[a] for a, x in enumerate(first) if a != axis and x.is_shard)
-            beside = among, None if time in (None, axis) else first[time]
+            others = tuple(a for a, x in enumerate(first) if a != axis and x.is_shard)
+            beside = others, None if time in (None, axis) else first[time]
             dims = [states[i][axis].dim for i in line if states[i][axis].is_shard]
             blocks = rest if len(set(dims)) < len(dims) else None  # of one dimension: how they lie counts
             pattern = (*((own[i], alone[i]) for i in line), beside, blocks)
@@ -160,7 +162,7 @@ def _neighbours(
             if (found := patterns.get(pattern)) is None:
                 found = patterns[pattern] = []
                 for i, j in pairs:
-                    move = move_between(states[i], states[j], axis, sizes)
+                    move = move_between(states[i], states[j], axis, sizes or ())
                     number = known.setdefault((own[i], own[j], beside, move is None), len(kinds))
                     if number == len(kinds):
                         kinds.append((states[i], axis, states[j][axis], move))

@@ -48,14 +48,22 @@ from shardwright.search.problem import NoLayoutsError, Prices, Problem, Restrict
 from shardwright.search.restrict import DATA, FREE, role_restriction
 from shardwright.search.spaces import LONGEST_FIRST
 from shardwright.search.unfolding import unfolded
-from shardwright.search.within import HULL_TOLERANCE, kept_bytes, least_bytes, time_and_bytes, within_memory
+from shardwright.search.within import (
+    HULL_TOLERANCE,
+    kept_bytes,
+    least_bytes,
+    stored_bytes,
+    time_and_bytes,
+    within_memory,
+)
 
 _MEMORY_TRIES = 3
 _SAFE = 2.0
 """So many times the price of a byte in the problem before is tried first: at more than it has to be, layouts fit."""
 _MOST_PROGRAMS = 8
 """That are kept; what operators and moves cost is kept of all."""
-_NEARLY = 1.5
+NEARLY = 1.5
+"""So many times what there is may be kept in sum: not all of it is there at once."""
 
 
 Lifetimes = Zero | tuple[tuple[str, Zero], ...]
@@ -267,35 +275,13 @@ class Solver:
         problem, _ = self.problem(folded, mesh or one, roles, execution, "zero-3")
         return sum(float(time_s.value.min()) for time_s in problem.time_s)
 
-    def stored_bytes(
-        self,
-        folded: Folded,
-        mesh: Mesh,
-        roles: Sequence[str],
-        execution: Execution,
-        priced: Zero,
-        limits: Limits = NO_LIMITS,
-    ) -> float:
-        """No layouts keep less of parameters, their gradients and moments on a device. Errors as in `problem`."""
-        problem, _ = self.problem(folded, mesh, roles, execution, priced, limits)
-        return least_bytes(problem, problem.stored)
-
-    def crowding(
-        self,
-        folded: Folded,
-        mesh: Mesh,
-        roles: Sequence[str],
-        execution: Execution,
-        priced: Zero,
-        limits: Limits = NO_LIMITS,
-    ) -> float:
+    def crowding(self, problem: Problem, execution: Execution) -> float:
         """What layouts keep at least beside parameters, gradients and moments, as a part of the room that these leave.
 
-        Above 1, no layouts keep little enough at once. Errors as in `problem`.
+        Above 1, no layouts keep little enough at once.
         """
-        problem, _ = self.problem(folded, mesh, roles, execution, priced, limits)
-        stored = least_bytes(problem, problem.stored)
-        room = self._usable(execution, mesh) - self.cluster.device.context_bytes - stored
+        stored = stored_bytes(problem)
+        room = self._usable(execution, problem.mesh) - self.cluster.device.context_bytes - stored
         return (least_bytes(problem) - stored) / room if room > 0 else inf
 
     def _usable(self, execution: Execution, mesh: Mesh) -> float:
@@ -346,8 +332,8 @@ class Solver:
         free = Prices(beside=beside)
         fastest = eliminator.solve(problem, free)
         _check_finite(problem, fastest, roles, priced)
-        is_near = limit < kept_bytes(problem, fastest) <= _NEARLY * limit  # not all of that is there at once
-        if is_near and not self.excess_bytes(least_bytes(problem, problem.stored)):
+        is_near = limit < kept_bytes(problem, fastest) <= NEARLY * limit
+        if is_near and not self.excess_bytes(stored_bytes(problem)):
             draft = _Draft(name, fastest.bound, (problem, fastest, free), tuple(roles), execution, priced, limits)
             found = self._finish(draft, folded, different(zeros, mesh))
             if found.fits:

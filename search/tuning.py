@@ -24,6 +24,7 @@ from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.lifetimes import Zero
 from shardwright.pcg.step.recompute import Recompute
 from shardwright.pcg.step.time import check_time
+from shardwright.pcg.types import ITEM_BYTES
 from shardwright.search.asked import RecomputeMode
 from shardwright.search.counts import Counts, Proposals
 from shardwright.search.fitting import LITTLE
@@ -31,10 +32,10 @@ from shardwright.search.folding import Folded, fold
 from shardwright.search.limits import Limits
 from shardwright.search.pins import Pins
 from shardwright.search.problem import NoLayoutsError, Prices
-from shardwright.search.restrict import DATA, FREE
+from shardwright.search.restrict import DATA, FREE, ZERO
 from shardwright.search.solving import Candidate, Solver, different, over_time, rank
 from shardwright.search.spaces import Space, baselines, divided, microbatch_counts, sequence_baselines
-from shardwright.search.within import time_and_bytes
+from shardwright.search.within import stored_bytes, time_and_bytes
 
 Progress = Callable[[str], None]
 MANY_NODES = 2**12
@@ -295,7 +296,9 @@ class Tuner:
             modes, counts = modes[-1:] if rival_s == inf else (), counts[-1:]
         if once:
             modes, counts = modes[:1], counts[:1]
-        runs: list[tuple[RecomputeMode, Counts]] = [(m, self._microbatches(space, m, counts)) for m in modes]
+        runs: list[tuple[RecomputeMode, Counts]] = [
+            (m, self._microbatches(space, m, counts, m in modes[-1:] and rival_s == inf)) for m in modes
+        ]
         ahead: list[tuple[float, int, Proposals | None]] = [(0.0, 0, None)] if runs else []
         while ahead:
             floor_s, i, floors = heappop(ahead)
@@ -366,30 +369,47 @@ class Tuner:
         return bool(self._excess_bytes(space, self.modes[0]))
 
     def _excess_bytes(self, space: Space, mode: RecomputeMode) -> float:
-        """By how much what is stored alone is too much for these devices, however a step is run; 0: it may fit.
+        """By how much what is always there is too much for these devices, however a step is run; 0: it may fit.
 
         `mode`: one whose problem is needed anyway.
         """
         try:
-            stored_bytes = self.solver.stored_bytes(*self._longest(space, mode, self._fewest(space)))
+            problem, _ = self.solver.problem(*self._longest(space, mode, self._fewest(space)))
         except NoLayoutsError:
             return 0.0
-        return self.solver.excess_bytes(stored_bytes)
+        return self.solver.excess_bytes(stored_bytes(problem) + self._gathered_bytes(space))
+
+    def _gathered_bytes(self, space: Space) -> float:
+        """What parameters take at least beside the parts that are stored, where all have to stay gathered at once."""
+        if "zero-3" in space.zeros or FREE in space.roles:
+            return 0.0
+        axes = list(zip(space.roles, space.mesh.sizes, strict=True))
+        used = prod(size for role, size in axes if role not in (DATA, ZERO)) * space.pipeline.stages
+        return self._parameter_bytes / used * (1 - 1 / prod(size for role, size in axes if role == ZERO))
+
+    @cached_property
+    def _parameter_bytes(self) -> float:
+        """Of all parameters in the dtype in which they are gathered, or less."""
+        graph = self.folded.graph
+        kinds = [(graph.types[leaf.name], self.folded.times(leaf.name)) for leaf in graph.leaves("parameter")]
+        return sum(times * kind.num_elements * min(2, ITEM_BYTES[kind.dtype]) for kind, times in kinds)
 
     def _fewest(self, space: Space) -> int:
         """The fewest microbatches on these devices."""
         return divided(space, self.counts, self.pins.size)[0]
 
-    def _microbatches(self, space: Space, mode: RecomputeMode, counts: Sequence[int]) -> Counts:
+    def _microbatches(self, space: Space, mode: RecomputeMode, counts: Sequence[int], unrivalled: bool) -> Counts:
         """Numbers of microbatches, from where the space before it fitted."""
         return Counts(
             counts,
             lambda count: self.tried_with(space, mode, count),
             lambda count: self.floor_s(space, mode, count),
             lambda found: self._eased_s(space, mode, found),
+            lambda count: self.crowding(space, mode, count),
             self.solver.limit_bytes,
             self._start.get(mode, 0),
             first=self.folded.is_large,
+            unrivalled=unrivalled,
         )
 
     def _eased_s(self, space: Space, mode: RecomputeMode, found: Candidate) -> float:
@@ -426,9 +446,10 @@ class Tuner:
     def crowding(self, space: Space, mode: RecomputeMode, count: int) -> float:
         """As `Solver.crowding`; 0, which says nothing, where the longest lifetime has no layouts."""
         try:
-            return self.solver.crowding(*self._longest(space, mode, count))
+            problem, _ = self.solver.problem(*self._longest(space, mode, count))
         except NoLayoutsError:
             return 0.0
+        return self.solver.crowding(problem, space.run(self.execution, mode))
 
     def _longest(self, space: Space, mode: RecomputeMode, count: int) -> _Asked:
         """What names the problem of a way with the longest lifetime that is likely.
@@ -534,13 +555,14 @@ class Tuner:
 def _begin(ahead: list[tuple[float, int, Proposals | None]], runs: Sequence[Counts], i: int) -> None:
     """Put a kind of recomputation among what may be tried, and the next one, which takes no less, where that begins.
 
-    So what is never likely enough has no problem built.
+    So what is never likely enough has no problem built. One that cannot fit makes room for the next one at once.
     """
     floors = runs[i].proposals()
-    floor_s = next(floors)
-    heappush(ahead, (floor_s, i, floors))
+    floor_s = next(floors, None)
+    if floor_s is not None:
+        heappush(ahead, (floor_s, i, floors))
     if i + 1 < len(runs):
-        heappush(ahead, (floor_s, i + 1, None))
+        heappush(ahead, (floor_s or 0.0, i + 1, None))
 
 
 def _alike(space: Space) -> Hashable:

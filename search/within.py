@@ -27,6 +27,8 @@ from shardwright.search.problem import Prices, Problem, Solution
 
 _HULL_STEPS = 8
 HULL_TOLERANCE = 1e-4
+_CLOSE = 1e-3
+"""A walk ends where the best that fits may be slower than the bound by so much of it."""
 _HIGHEST_PRICE = 1e6
 _NEARBY = (1.0, 4.0, 16.0)
 """Of a price that is likely, so many times it are tried before the highest."""
@@ -123,7 +125,7 @@ def _walk(problem: Problem, solve: Solve, limit: float, cutoff_s: float, beside:
             return _Walk(best, bound_s, fits=False)
         over = best
     for _ in range(_HULL_STEPS):
-        if best.seconds <= over.seconds:  # of solutions that are no optima
+        if best.seconds <= max(over.seconds, bound_s * (1 + _CLOSE)):  # or of solutions that are no optima
             break
         price = (best.seconds - over.seconds) / (over.num_bytes - best.num_bytes)
         found = point(price)
@@ -206,6 +208,11 @@ def least_bytes(problem: Problem, variables: Iterable[int] | None = None) -> flo
     """No choices of some variables, or of all, keep less on a device."""
     of = range(len(problem.kept_bytes)) if variables is None else variables
     return sum(float(problem.kept_bytes[v].value.min()) for v in of)
+
+
+def stored_bytes(problem: Problem) -> float:
+    """No layouts keep less of parameters, their gradients and moments on a device."""
+    return least_bytes(problem, problem.stored)
 
 
 def kept_bytes(problem: Problem, solution: Solution, variables: Sequence[int] | None = None) -> float:

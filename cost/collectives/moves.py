@@ -50,87 +50,33 @@ class TensorClass:
 
 
 class MovePart(NamedTuple):
-    """A collective that a move runs so many `times`: of `item_bytes` for each element of a tensor divided `among`.
+    """A collective that a move runs so many `times`: of `item_bytes` for each element of a tensor.
 
-    `together`: as `TensorClass` has it.
+    `others`: the other axes that divide the tensor. `together`: as `TensorClass` has it.
     """
 
     collective: str
     axis: int
-    among: int
+    others: tuple[int, ...]
     item_bytes: float
     times: int
     together: float = 0.0
 
 
-class MoveCosts:
-    """Prices single-axis moves on one mesh of one cluster. What moves in each microbatch is paid for as often.
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """In how many microbatches a step is run, and so what moves run and how often, on meshes of all sizes.
 
-    `by_microbatch`: each microbatch may have statistics of its own, so that nothing waits for the others' sums.
+    `time`: the axis of a mesh along which they are, or None. `by_microbatch`: each of them may have statistics of its
+    own, so that nothing waits for the others' sums.
     """
 
-    def __init__(self, cluster: Cluster, mesh: Mesh, *, by_microbatch: bool = False) -> None:
-        self.by_microbatch = by_microbatch
-        self.sizes, self.num_microbatches = mesh.sizes, mesh.num_microbatches
-        self.time = mesh.index(TIME) if TIME in mesh.names else None
-        self.communication = Communication(cluster, mesh.device_sizes)
-        self.device = cluster.device
-        self._times: dict[tuple[str, int, float], float] = {}
-
-    def collective_s(self, name: str, axis: int, num_bytes: float) -> float:
-        """Seconds of one collective over tensors of `num_bytes` per group, or of a local slice of them."""
-        if not name:
-            return 0.0
-        key = (name, axis, num_bytes)
-        if key not in self._times:
-            if name == SLICE:
-                moved_s = 2 * num_bytes / self.sizes[axis] / self.device.memory_bytes_per_s
-            else:
-                moved_s = self.communication.time_s(cast("Collective", name), axis, num_bytes)
-            self._times[key] = moved_s + self.device.op_overhead_s
-        return self._times[key]
-
-    def dispatch_s(self, sent: Dispatch, *, backward: bool = False) -> tuple[float, float]:
-        """Seconds of a dispatch's way there, and of that back: those of the device that has most rows."""
-        there_s, back_s = (
-            sum(self.collective_s("all_to_all", sent.axis, IMBALANCE * num_bytes) for num_bytes in way)
-            for way in sent.sent(backward=backward)
-        )
-        return there_s, back_s
-
-    def move_s(self, tensor: TensorClass, state: Layouts, move: Move) -> float:
-        """Seconds of one move of a tensor in `state`, both ways; infinite for one that the lowering does not run.
-
-        A parameter that is to be gathered in each microbatch is gathered once a step where a reader needs what is the
-        same for all of them, and only there: that costs more than all that it would spare.
-        """
-        fixed_s, parts = self.parts(tensor, state, move)
-        num_elements = prod(tensor.shape)
-        return fixed_s + sum(part.times * self.part_s(part, num_elements) for part in parts)
-
-    def part_s(self, part: MovePart, num_elements: int) -> float:
-        """Seconds of a part of a move of a tensor of so many elements, once."""
-        num_bytes = num_elements / part.among * part.item_bytes
-        if part.together:
-            return self._least_s(part.collective, part.axis, num_bytes, part.together)
-        return self.collective_s(part.collective, part.axis, num_bytes)
-
-    def _least_s(self, name: str, axis: int, num_bytes: float, together: float) -> float:
-        """What so many bytes add at least to a collective of these and others.
-
-        Gradients that are summed alone, or in a bucket, may be sent in twice the bytes that decide about it.
-        """
-        if not name:
-            return 0.0
-        if name == SLICE:
-            return 2 * num_bytes / self.sizes[axis] / self.device.memory_bytes_per_s
-        curve = self.communication.curve(cast("Collective", name), axis)
-        if name == "all_reduce":
-            together = num_bytes if num_bytes >= 2 * LARGE_BYTES else 2 * (BUCKET_BYTES + LARGE_BYTES)
-        return num_bytes * curve.least_s_per_byte(num_bytes, max(num_bytes, together))
+    time: int | None = None
+    num_microbatches: int = 1
+    by_microbatch: bool = False
 
     def parts(self, tensor: TensorClass, state: Layouts, move: Move) -> tuple[float, tuple[MovePart, ...]]:
-        """Of `move_s`: what does not depend on the shape of the tensor, and what runs that does."""
+        """Of `MoveCosts.move_s`: what does not depend on the shape of the tensor, and what runs that does."""
         if move.axis == self.time:
             waits = len(move.kind.operators) > 1 and not (self.by_microbatch and not move.after.is_shard)
             return (AFTER_THE_LOOP_S if move.before.is_shard or waits else 0.0), ()
@@ -144,7 +90,7 @@ class MoveCosts:
                 often = (*state[: self.time], C, *state[self.time + 1 :])
                 more, (fixed_s, parts) = 2 * self.num_microbatches, self.parts(tensor, often, move)
                 return more * fixed_s, tuple(part._replace(times=more * part.times) for part in parts)
-        others = prod(self.sizes[a] for a, x in enumerate(state) if x.is_shard and a != move.axis)
+        others = tuple(a for a, x in enumerate(state) if x.is_shard and a != move.axis)
         avoided = tensor.view and not tensor.together and (move.before, move.after) == (R, C)
         behind = 2 if avoided else 1  # more than all that it would spare
         sent = self.sent_bytes(tensor, state, move, 1)
@@ -185,6 +131,72 @@ class MoveCosts:
         """How often a tensor in this state moves in a step: once, or in each microbatch."""
         once = self.time is None or (state[self.time] == R and (tensor.stored or tensor.late))
         return 1 if once or tensor.together else self.num_microbatches
+
+
+class MoveCosts:
+    """Prices single-axis moves on one mesh of one cluster. What moves in each microbatch is paid for as often.
+
+    `by_microbatch`: as in `Loop`.
+    """
+
+    def __init__(self, cluster: Cluster, mesh: Mesh, *, by_microbatch: bool = False) -> None:
+        time = mesh.index(TIME) if TIME in mesh.names else None
+        self.sizes, self.loop = mesh.sizes, Loop(time, mesh.num_microbatches, by_microbatch)
+        self.communication = Communication(cluster, mesh.device_sizes)
+        self.device = cluster.device
+        self._times: dict[tuple[str, int, float], float] = {}
+
+    def collective_s(self, name: str, axis: int, num_bytes: float) -> float:
+        """Seconds of one collective over tensors of `num_bytes` per group, or of a local slice of them."""
+        if not name:
+            return 0.0
+        key = (name, axis, num_bytes)
+        if key not in self._times:
+            if name == SLICE:
+                moved_s = 2 * num_bytes / self.sizes[axis] / self.device.memory_bytes_per_s
+            else:
+                moved_s = self.communication.time_s(cast("Collective", name), axis, num_bytes)
+            self._times[key] = moved_s + self.device.op_overhead_s
+        return self._times[key]
+
+    def dispatch_s(self, sent: Dispatch, *, backward: bool = False) -> tuple[float, float]:
+        """Seconds of a dispatch's way there, and of that back: those of the device that has most rows."""
+        there_s, back_s = (
+            sum(self.collective_s("all_to_all", sent.axis, IMBALANCE * num_bytes) for num_bytes in way)
+            for way in sent.sent(backward=backward)
+        )
+        return there_s, back_s
+
+    def move_s(self, tensor: TensorClass, state: Layouts, move: Move) -> float:
+        """Seconds of one move of a tensor in `state`, both ways; infinite for one that the lowering does not run.
+
+        A parameter that is to be gathered in each microbatch is gathered once a step where a reader needs what is the
+        same for all of them, and only there: that costs more than all that it would spare.
+        """
+        fixed_s, parts = self.loop.parts(tensor, state, move)
+        num_elements = prod(tensor.shape)
+        return fixed_s + sum(part.times * self.part_s(part, num_elements) for part in parts)
+
+    def part_s(self, part: MovePart, num_elements: int) -> float:
+        """Seconds of a part of a move of a tensor of so many elements, once."""
+        num_bytes = num_elements / prod(self.sizes[a] for a in part.others) * part.item_bytes
+        if part.together:
+            return self._least_s(part.collective, part.axis, num_bytes, part.together)
+        return self.collective_s(part.collective, part.axis, num_bytes)
+
+    def _least_s(self, name: str, axis: int, num_bytes: float, together: float) -> float:
+        """What so many bytes add at least to a collective of these and others.
+
+        Gradients that are summed alone, or in a bucket, may be sent in twice the bytes that decide about it.
+        """
+        if not name:
+            return 0.0
+        if name == SLICE:
+            return 2 * num_bytes / self.sizes[axis] / self.device.memory_bytes_per_s
+        curve = self.communication.curve(cast("Collective", name), axis)
+        if name == "all_reduce":
+            together = num_bytes if num_bytes >= 2 * LARGE_BYTES else 2 * (BUCKET_BYTES + LARGE_BYTES)
+        return num_bytes * curve.least_s_per_byte(num_bytes, max(num_bytes, together))
 
 
 def _is_gather(tensor: TensorClass, move: Move) -> bool:

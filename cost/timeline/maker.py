@@ -20,18 +20,21 @@ from shardwright.cost.timeline.tasks import Recorder, Segment
 from shardwright.pcg.analysis import kept_constants
 from shardwright.pcg.stages import STAGES
 from shardwright.pcg.step.actions import actions
-from shardwright.pcg.step.chunk import Chunk
+from shardwright.pcg.step.chunk import Chunk, Stretch
 from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.schedules import phases
 from shardwright.pcg.step.sections import Places, Share, places, sections, shared, stretches, units
+
+KnownPieces = dict[tuple[str, tuple[tuple[Stretch, int], ...], bool, bool], ChunkSegments]
+"""By all that they are made of: what a piece is called, its operations, and how it is run."""
 
 
 class Maker:
     """Makes stages on equal devices; equal pieces are built once."""
 
-    def __init__(self, steps: Steps, repeats: Mapping[str, int]) -> None:
-        self.steps = steps
-        self._constants = kept_constants(steps.graph, steps.once)
+    def __init__(self, steps: Steps, repeats: Mapping[str, int], known: KnownPieces) -> None:
+        """`known`: pieces of the same operations, of which other values are made again."""
+        self.steps, self._known = steps, known
         self.cut = sections(steps, repeats, by_block=steps.execution.num_stages > 1)
         self._pieces: dict[tuple[Share, bool, bool], ChunkSegments] = {}
         self._stages: dict[tuple[object, ...], Stage] = {}
@@ -116,24 +119,29 @@ class Maker:
     def _piece(self, share: Share, *, hold: bool, two: bool) -> ChunkSegments:
         key = (share, hold, two)
         if key not in self._pieces:
-            steps, execution = self.steps, self.steps.execution
+            steps = self.steps
             own = [(self.cut[number].stretch, times) for number, times in share]
-            if execution.num_stages > 1:
+            if steps.execution.num_stages > 1:
                 own = stretches(self.cut, share, steps.in_one, self.places)
-            chunk = Chunk(own, steps.parameters, execution, steps.num_bytes)
-            todo = actions(chunk, hold=hold, late=execution.late_gathers, ahead=execution.overlap, two=two)
             name = " + ".join(f"{n} × {self.cut[s].name}" for s, n in share)
-            segments = price_forward(steps, chunk, todo), *price_backward(steps, chunk, todo, two=two)
-            self._pieces[key] = ChunkSegments(name, *segments, dict(chunk.leaves()), pool_bytes(steps, chunk, todo))
+            alike = name, tuple(own), hold, two
+            if alike not in self._known:
+                self._known[alike] = _made(steps, *alike)
+            self._pieces[key] = self._known[alike]
         return self._pieces[key]
 
     def _buffers(self, num_microbatches: int) -> float:
         """Of the model, the batch, and what is computed once, which equal blocks share."""
-        graph = self.steps.graph
-        return sum(
-            graph.types[n.name].local_bytes(graph.mesh) * (num_microbatches if n.op == "input" else 1)
-            for n in graph.nodes if n.name in self._constants or (n.is_leaf and n.op != "parameter")
-        )  # fmt: skip
+        return sum(num_bytes * (num_microbatches if of_batch else 1) for num_bytes, of_batch in self._buffer_bytes)
+
+    @cached_property
+    def _buffer_bytes(self) -> list[tuple[int, bool]]:
+        """Of each of these, and whether each microbatch has its own."""
+        graph, constants = self.steps.graph, kept_constants(self.steps.graph, self.steps.once)
+        return [
+            (graph.types[n.name].local_bytes(graph.mesh), n.op == "input")
+            for n in graph.nodes if n.name in constants or (n.is_leaf and n.op != "parameter")
+        ]  # fmt: skip
 
     def _held(self, leaves: Mapping[str, int], sum_s: float) -> tuple[dict[tuple[str, str], float], Segment]:
         """What parameters keep, by category and leaf, and the end of a step.
@@ -174,6 +182,14 @@ class Maker:
         for leaf, num_bytes in freed:
             end.take("gradients", num_bytes, None, (task,), name=leaf)
         return held, end.segment()
+
+
+def _made(steps: Steps, name: str, own: Sequence[tuple[Stretch, int]], hold: bool, two: bool) -> ChunkSegments:
+    execution = steps.execution
+    chunk = Chunk(own, steps.parameters, execution, steps.num_bytes)
+    todo = actions(chunk, hold=hold, late=execution.late_gathers, ahead=execution.overlap, two=two)
+    segments = price_forward(steps, chunk, todo), *price_backward(steps, chunk, todo, two=two)
+    return ChunkSegments(name, *segments, dict(chunk.leaves()), pool_bytes(steps, chunk, todo))
 
 
 def _first_uses_s(steps: Steps) -> float:

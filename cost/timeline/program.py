@@ -18,7 +18,7 @@ from shardwright.cost.collectives.buffers import stages_bytes
 from shardwright.cost.collectives.groups import between
 from shardwright.cost.collectives.resharding import StageLayout, resharding_s
 from shardwright.cost.timeline.chain import Place, chained
-from shardwright.cost.timeline.maker import Maker
+from shardwright.cost.timeline.maker import KnownPieces, Maker
 from shardwright.cost.timeline.segments import StepProgram
 from shardwright.cost.timeline.steps import KnownCosts, Steps
 from shardwright.cost.timeline.streams import SegmentTimeline
@@ -38,6 +38,9 @@ from shardwright.pcg.step.sections import (
     spread,
 )
 from shardwright.pcg.types import TensorType
+
+_Way = tuple[Execution, Cluster, Mesh]
+"""How the operations of a stage are run, on what."""
 
 
 def program(
@@ -76,9 +79,11 @@ class Programs:
         """`costs`: what is known of other graphs."""
         self.graph, self.cluster, self.repeats = graph, cluster, repeats or {}
         self._costs: KnownCosts = {} if costs is None else costs
-        self._steps: dict[Execution, Steps] = {}
         self._graphs: dict[Mesh, Graph] = {graph.mesh: graph}
-        self._makers: dict[tuple[Execution, Cluster, Mesh], Maker] = {}
+        self._steps: dict[_Way, Steps] = {}
+        self._first: dict[_Way, Steps] = {}
+        self._makers: dict[_Way, Maker] = {}
+        self._pieces: dict[_Way, KnownPieces] = {}
         self._simulated: dict[tuple[object, ...], SegmentTimeline] = {}
 
     def program(self, execution: Execution = DEFAULT) -> StepProgram:
@@ -117,10 +122,18 @@ class Programs:
 
     def steps(self, execution: Execution) -> Steps:
         """The graph's operations, with what they cost on the whole cluster's devices."""
-        alike = self._alike(execution)
-        if alike not in self._steps:
-            self._steps[alike] = Steps(self.graph, self.cluster, alike, self._costs)
-        return self._steps[alike]
+        return self._steps_of((self._alike(execution), self.cluster, self.graph.mesh))
+
+    def _steps_of(self, way: _Way) -> Steps:
+        """Those of other values that are made again cost the same."""
+        if way not in self._steps:
+            alike, part, mesh = way
+            if (first := self._first.get(_but_for_again(way))) is not None:
+                self._steps[way] = first.run_as(alike)
+            else:
+                graph = self._graphs.setdefault(mesh, replace(self.graph, mesh=mesh))
+                self._steps[way] = self._first[_but_for_again(way)] = Steps(graph, part, alike, self._costs)
+        return self._steps[way]
 
     def spread(
         self, execution: Execution, free_bytes: Sequence[float] = (), modes: Sequence[Recompute] = ()
@@ -183,15 +196,13 @@ class Programs:
             parts = [replace(part, name=self.cluster.name) for part in own]
         alike = {mode: self._alike(replace(execution, recompute=mode)) for mode in dict.fromkeys(modes)}
         ways = zip(modes, parts, meshes, strict=True)
-        return [self._maker(alike[mode], part, mesh) for mode, part, mesh in ways]
+        return [self._maker((alike[mode], part, mesh)) for mode, part, mesh in ways]
 
-    def _maker(self, alike: Execution, part: Cluster, mesh: Mesh) -> Maker:
-        if (alike, part, mesh) not in self._makers:
-            graph = self._graphs.setdefault(mesh, replace(self.graph, mesh=mesh))
-            is_whole = part is self.cluster and graph is self.graph
-            steps = self.steps(alike) if is_whole else Steps(graph, part, alike, self._costs)
-            self._makers[alike, part, mesh] = Maker(steps, self.repeats)
-        return self._makers[alike, part, mesh]
+    def _maker(self, way: _Way) -> Maker:
+        if way not in self._makers:
+            pieces = self._pieces.setdefault(_but_for_again(way), {})
+            self._makers[way] = Maker(self._steps_of(way), self.repeats, pieces)
+        return self._makers[way]
 
     def _alike(self, execution: Execution) -> Execution:
         """The execution without what operations and pieces of stages do not depend on."""
@@ -199,6 +210,12 @@ class Programs:
             execution, num_microbatches=1, chunks_per_stage=1, schedule="1f1b", split=(), recompute_by_stage=(),
             stage_sizes=(), num_stages=min(execution.num_stages, 2),
         )  # fmt: skip
+
+
+def _but_for_again(way: _Way) -> _Way:
+    """What operations cost depends on: not on what is made again, but in fp8, where the first reader casts a value."""
+    alike, part, mesh = way
+    return way if alike.rates.get("matmul") == "fp8" else (replace(alike, recompute="none"), part, mesh)
 
 
 def _crossing(cut: Sequence[Section], share: Share, after: Share) -> tuple[str, ...]:
@@ -219,13 +236,14 @@ def _hops(
     for number, names in enumerate(crossed):
         pair = ends(number, len(steps))
         ranks = firsts[min(pair)], firsts[max(pair) + 1] - 1
-        sizes = tuple(steps[stage].graph.mesh for stage in pair)
-        key = names, sizes, pair if cluster.parts or pair[0] == pair[1] else between(*ranks, cluster.levels)
+        kinds = tuple(steps[0].graph.types[name] for name in names)
+        own = tuple((steps[stage].graph.mesh, tuple(steps[stage].num_bytes[n] for n in names)) for stage in pair)
+        key = kinds, own, pair if cluster.parts or pair[0] == pair[1] else between(*ranks, cluster.levels)
         if key not in known:
             known[key] = _hop_s(names, pair, steps, cluster) if pair[0] != pair[1] else 0.0
         hops.append(known[key])
-        for stage, found in zip(pair, (sent, received), strict=True):
-            found.append(sum(steps[stage].num_bytes[name] for name in names) if pair[0] != pair[1] else 0.0)
+        for (_, num_bytes), found in zip(own, (sent, received), strict=True):
+            found.append(sum(num_bytes) if pair[0] != pair[1] else 0.0)
     return tuple(hops), tuple(sent), tuple(received)
 
 

@@ -26,12 +26,17 @@ class Wish(NamedTuple):
     alone: bool = False
 
 
-def wishes(graph: Graph, operations: Sequence[Operation], execution: Execution) -> dict[str, Wish]:
-    """By the names of operations. A `PlanError` for a place in a list that no operation of a whole graph is at."""
+def wishes(
+    graph: Graph, operations: Sequence[Operation], execution: Execution, where: Mapping[str, str]
+) -> dict[str, Wish]:
+    """By the names of operations. A `PlanError` for a place in a list that no operation of a whole graph is at.
+
+    `where`: the places of operations, where the execution has lists.
+    """
     if isinstance(execution.recompute, str):
         alike = Wish("*", execution.recompute)
         return {o.name: alike for o in operations}
-    asked = _Asked(graph, operations, execution)
+    asked = _Asked(graph, operations, execution, where)
     for pattern, place in () if graph.is_part else asked.missing():
         there = asked.there(pattern)
         shown = ", ".join(there[:_MOST_NAMED]) + (", …" if len(there) > _MOST_NAMED else "")
@@ -46,7 +51,8 @@ def still_there(graph: Graph, operations: Sequence[Operation], execution: Execut
     """The same for a graph that was rewritten since: of lists, the places that it still has."""
     if isinstance(execution.recompute, str):
         return execution
-    missing, pairs = set(_Asked(graph, operations, execution).missing()), list[tuple[str, Again]]()
+    where = places(graph, {o.name: o.block for o in operations})
+    missing, pairs = set(_Asked(graph, operations, execution, where).missing()), list[tuple[str, Again]]()
     for pattern, mode in execution.recomputes:
         own = mode if isinstance(mode, str) else tuple(p for p in mode if (pattern, p) not in missing)
         pairs.append((pattern, own or "none"))
@@ -56,24 +62,38 @@ def still_there(graph: Graph, operations: Sequence[Operation], execution: Execut
 class _Asked:
     """The wish about every operation, and the places that lists name."""
 
-    def __init__(self, graph: Graph, operations: Sequence[Operation], execution: Execution) -> None:
-        self.graph, self.execution, self.used = graph, execution, set[tuple[str, str]]()
-        self.where = places(graph, {o.name: o.block for o in operations})
-        self._word, decided = cache(execution.recompute_of), cache(self._decided)
+    def __init__(
+        self, graph: Graph, operations: Sequence[Operation], execution: Execution, where: Mapping[str, str]
+    ) -> None:
+        self.graph, self.execution, self.where, self.used = graph, execution, where, set[tuple[str, str]]()
+        self._word, self._said, self._named = (
+            cache(execution.recompute_of),
+            cache(self._of_module),
+            cache(self._of_place),
+        )
         self._listed: dict[str, Listed] = {}
-        self.wishes = {o.name: decided(o.block, self.where[o.name]) for o in operations}
+        self.wishes = {o.name: self._decided(o.block, self.where[o.name]) for o in operations}
 
     def _decided(self, block: str, place: str) -> Wish:
-        inside = tuple(f"{block}.{module}" for module in modules_of(place)) if block else ()
+        said = self._said(block, place.partition(":")[0])
+        return said if isinstance(said, Wish) else self._named(said, place)
+
+    def _of_module(self, block: str, module: str) -> Wish | str:
+        """What is said of all that lies in a module of a block, or the pattern that has a list."""
+        inside = tuple(f"{block}.{name}" for name in modules_of(module)) if block else ()
         pattern, mode = self._word(block)
         own, word = self._word(block, inside)
         if isinstance(word, str):
             return Wish(own, word, own != pattern or not isinstance(mode, str))
         if own not in self._listed:
             self._listed[own] = Listed(word)
-        named = self._listed[own].at(place)
-        self.used.update((own, listed) for listed in named)
-        return Wish(own, "full" if named else "none", alone=True)
+        return own
+
+    def _of_place(self, pattern: str, place: str) -> Wish:
+        """What the list of a pattern says: the same in equal blocks."""
+        named = self._listed[pattern].at(place)
+        self.used.update((pattern, listed) for listed in named)
+        return Wish(pattern, "full" if named else "none", alone=True)
 
     @cached_property
     def _patterns(self) -> Mapping[str, str]:

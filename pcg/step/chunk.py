@@ -153,7 +153,7 @@ class Chunk:
     def _add(self, operation: Operation, stretch: Stretch) -> None:
         env, name = self._env, operation.name
         region = self._region(operation.again) if operation.again is not None else None
-        reads = tuple([self._read(name) for name in operation.reads])
+        reads = tuple([env.get(name) or self._read(name) for name in operation.reads])
         env[name] = result = env.get(operation.alias) or self._new(name, operation.num_bytes, region)
         keeps = [env[name] for name in operation.keeps if name in env]
         if operation.mask_bytes:
@@ -164,10 +164,8 @@ class Chunk:
             for memory in reads:
                 if memory.region is not region:
                     _keep(memory, region)
-        weights, views = (
-            tuple([self._use(leaf, stretch) for leaf in leaves]) if leaves else ()
-            for leaves in (operation.weights, operation.views)
-        )
+        weights = tuple([self._use(leaf, stretch) for leaf in operation.weights]) if operation.weights else ()
+        views = tuple([self._use(leaf, stretch) for leaf in operation.views]) if operation.views else ()
         gradients = tuple([env[name] for name in operation.gradients if name in env])
         kept = tuple(dict.fromkeys(keeps)) if len(keeps) > 1 else tuple(keeps)
         occurrence = Occurrence(
@@ -182,10 +180,9 @@ class Chunk:
         return self.allocations[-1]
 
     def _read(self, name: str) -> Allocation:
-        """A value of this chunk; what comes from another takes memory too, unlike leaves, which are always there."""
-        if name not in self._env:
-            self._env[name] = self._new(name, self._value_bytes.get(name, 0.0), None)
-        return self._env[name]
+        """What comes from another chunk takes memory too, unlike leaves, which are always there."""
+        found = self._env[name] = self._new(name, self._value_bytes.get(name, 0.0), None)
+        return found
 
     def _region(self, again: Again) -> Region:
         key = len(self.spans), again

@@ -26,7 +26,7 @@ LOSS = "loss"
 def sink_reductions(graph: Graph) -> Graph:
     """The same graph with the reductions above the loss, or its terms, moved below the linear operators there."""
     while (found := _next(graph)) is not None:
-        graph = found
+        graph = found.typed_beside(graph)
     return graph
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from copy import copy
 from functools import cached_property
+from typing import Self
 
 from shardwright.pcg.analysis import Written, computed_in_one, computed_once, saved_by, summed_in_place, written
 from shardwright.pcg.dispatch import Dispatch
@@ -16,7 +18,7 @@ from shardwright.pcg.parallel import COMBINE, PARTITION, REDUCE, REPLICATE
 from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.pcg.step.operation import Operation
 from shardwright.pcg.step.parameters import Parameters, find_parameters, module_block, narrow_dtypes
-from shardwright.pcg.step.regions import arranged
+from shardwright.pcg.step.regions import Arrangement
 from shardwright.pcg.types import ITEM_BYTES
 
 
@@ -53,10 +55,21 @@ class Operations:
             if not (node.is_leaf or node.name in self.once or node.name in self.leaf_of or node.name in elsewhere)
             if (operation := self._move(node) if node.is_parallel else self._operator(node)) is not None
         ]
-        first = [o._replace(block="") for o in operations if o.name in self.early]
+        self._first = [o._replace(block="") for o in operations if o.name in self.early]
         rest = [o for o in operations if o.name not in self.early]
         gathers = {name for name, (_, move) in self.moves.items() if move.collectives()[0] == "all_gather"}
-        self.listed = _apart(first + arranged(graph, rest, execution, gathers, self.leaf_of))
+        self._rest = Arrangement(graph, rest, gathers, self.leaf_of)
+        self.listed = self._listed()
+
+    def _listed(self) -> list[Operation]:
+        return _apart(self._first + self._rest.run(self.execution))
+
+    def run_as(self, execution: Execution) -> Self:
+        """The same of an execution that differs in what is made again. Raises a `PlanError` where that is not there."""
+        own = copy(self)
+        own.execution = execution
+        own.listed = own._listed()
+        return own
 
     @cached_property
     def num_bytes(self) -> dict[str, float]:
@@ -96,22 +109,33 @@ class Operations:
         name = self._alias.get(name, name)
         return self.leaf_of.get(name, name)
 
-    def _operation(self, node: Node, operands: Sequence[str]) -> Operation:
-        """What moves and operators have in common."""
+    def _operation(
+        self, node: Node, operands: Sequence[str], names: Sequence[str], *, alias: str = "",
+        sums_in_place: bool = False, is_free: bool = False, keeps: tuple[str, ...] = (), saved: tuple[str, ...] = (),
+        mask_bytes: float = 0.0, apart: bool = False, early: bool = False,
+    ) -> Operation:  # fmt: skip
+        """With what moves and operators have in common. `names`: of the operands, as readers see them."""
         types, parameters, module = self.graph.types, self.parameters, node.source.module
-        names, grad = [self._name(name) for name in operands], types[node.name].grad
+        grad = types[node.name].grad
         reads = [name for name in names if name not in parameters]
         views = [leaf for name in operands if name in self._views for leaf in self._views[name]]
         return Operation(
-            name=node.name,
-            reads=tuple(reads),
-            weights=tuple([name for name in names if name in parameters]) if len(reads) < len(names) else (),
-            views=tuple(dict.fromkeys(views)) if views else (),
-            gradients=tuple([name for name in dict.fromkeys(reads) if types[name].grad]) if grad else (),
-            grad=grad,
-            module=module,
-            block=module_block(f"{module}."),
-            num_bytes=self.bytes_of(node.name),
+            node.name,
+            tuple(reads),
+            tuple([name for name in names if name in parameters]) if len(reads) < len(names) else (),
+            tuple(dict.fromkeys(views)) if views else (),
+            saved,
+            alias,
+            sums_in_place,
+            0.0 if is_free else self.bytes_of(node.name),
+            keeps,
+            mask_bytes,
+            tuple([name for name in dict.fromkeys(reads) if types[name].grad]) if grad else (),
+            grad,
+            apart,
+            early,
+            module,
+            module_block(f"{module}."),
         )
 
     def _move(self, node: Node) -> Operation | None:
@@ -119,14 +143,14 @@ class Operations:
             self._alias[node.name] = self._name(node.inputs[0])
             return None
         start, move = self.moves[node.name]
+        name = self._name(start)
+        if self._lies_in_batch(node, start, move):
+            return self._operation(node, (start,), (name,), alias=name, is_free=True)
         forward, _ = move.collectives()
         inplace = forward == "" or (forward == "all_reduce" and summed_in_place(self.graph, start))
-        alias = self._name(start) if inplace and start not in self.leaf_of else ""
-        sums = bool(alias) and forward != ""
-        operation = self._operation(node, (start,))
-        if self._lies_in_batch(node, start, move):
-            return operation._replace(alias=self._name(start), num_bytes=0.0)
-        return operation._replace(alias=alias, sums_in_place=sums, early=node.name in self._sums)
+        alias = name if inplace and start not in self.leaf_of else ""
+        sums, early = bool(alias) and forward != "", node.name in self._sums
+        return self._operation(node, (start,), (name,), alias=alias, sums_in_place=sums, early=early)
 
     def _lies_in_batch(self, node: Node, start: str, move: Move) -> bool:
         """Whether it is a slice of an input that is a view: along the first dimension, in one piece."""
@@ -144,13 +168,16 @@ class Operations:
         operands = [i for i in saved if isinstance(i, int)]
         keeps = [names[i] for i in operands] + ([node.name] if "result" in saved else [])
         leaves = [leaf for i in operands for leaf in (names[i], *self._views.get(node.inputs[i], ()))]
-        operation, parameters = self._operation(node, node.inputs), self.parameters
+        parameters = self.parameters
         is_product = kind.grad and row is not None and row.contraction and row.passes == 1
-        return operation._replace(
+        return self._operation(
+            node,
+            node.inputs,
+            names,
             alias=names[0] if moves_nothing and not of_weight else "",
-            num_bytes=0.0 if of_weight else operation.num_bytes,
+            is_free=of_weight,
             keeps=tuple([k for k in keeps if k not in parameters]),
-            saved=tuple(dict.fromkeys([leaf for leaf in leaves if leaf in parameters])),
+            saved=tuple(dict.fromkeys([leaf for leaf in leaves if leaf in parameters])) if leaves else (),
             mask_bytes=self._mask_bytes(node, saved),
             apart=is_product and any(grad and n in parameters for n, grad in zip(names, grads, strict=True)),
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import groupby
 
 from shardwright.pcg.graph import Graph, Node
@@ -15,44 +16,57 @@ from shardwright.pcg.order import postorder
 from shardwright.pcg.step.asked import Wish, check_used, wishes
 from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.operation import Again, Operation
+from shardwright.pcg.step.places import places
 
 
-def arranged(
-    graph: Graph,
-    listed: Sequence[Operation],
-    execution: Execution,
-    gathers: Collection[str],
-    stored: Collection[str],
-) -> list[Operation]:
-    """The operations block by block, each with the region that it is made again with.
+class Arrangement:
+    """The operations of a graph block by block, for all that may be made again of them.
 
     Args:
         graph: typed; what the operations are of.
         listed: in an order in which they can run.
-        execution: says what is made again.
         gathers: those that gather an activation.
         stored: nodes that give a parameter.
-
-    Raises:
-        PlanError: a pattern that no block fits, or for which there is nothing to make again, in a whole graph.
     """
-    found = _by_block(_with_readers(listed, gathers))
-    if all(mode == "none" for _, mode in execution.recomputes):
+
+    def __init__(
+        self, graph: Graph, listed: Sequence[Operation], gathers: Collection[str], stored: Collection[str]
+    ) -> None:
+        self.graph, self.gathers, self.stored = graph, gathers, stored
+        self.operations = _by_block(_with_readers(listed, gathers))
+
+    @cached_property
+    def _places(self) -> Mapping[str, str]:
+        return places(self.graph, {o.name: o.block for o in self.operations})
+
+    @cached_property
+    def _attentions(self) -> Sequence[tuple[str, frozenset[str]]]:
+        return tuple(attentions(self.graph, self.stored))
+
+    def run(self, execution: Execution) -> list[Operation]:
+        """Each with the region that it is made again with, as the execution says.
+
+        Raises:
+            PlanError: a pattern that no block fits, or for which there is nothing to make again, in a whole graph.
+        """
+        graph, gathers, found = self.graph, self.gathers, self.operations
+        if all(mode == "none" for _, mode in execution.recomputes):
+            return found
+        wished = wishes(graph, found, execution, {} if isinstance(execution.recompute, str) else self._places)
+        modes = {name: wish.mode for name, wish in wished.items()}
+        if "selective" in modes.values():
+            for name, members in self._attentions:
+                own = {member for member in members if member in modes}
+                if own and all(modes[member] == "selective" for member in own):
+                    found = _made_again(found, own, Again(name, whole=False))
+        apart = {o.block for o in found if wished[o.name].alone}
+        found = _whole_blocks(found, {o.block for o in found if o.block and modes[o.name] == "full"} - apart)
+        if apart:
+            found = _one_by_one(found, apart, _members(graph, found, wished))
+        found = _gathered_again(found, {o.name for o in found if o.name in gathers and modes[o.name] != "none"})
+        if not graph.is_part:
+            check_used(found, execution, wished)
         return found
-    wished = wishes(graph, found, execution)
-    modes = {name: wish.mode for name, wish in wished.items()}
-    for name, members in attentions(graph, stored):
-        own = {member for member in members if member in modes}
-        if own and all(modes[member] == "selective" for member in own):
-            found = _made_again(found, own, Again(name, whole=False))
-    apart = {o.block for o in found if wished[o.name].alone}
-    found = _whole_blocks(found, {o.block for o in found if o.block and modes[o.name] == "full"} - apart)
-    if apart:
-        found = _one_by_one(found, apart, _members(graph, found, wished))
-    found = _gathered_again(found, {o.name for o in found if o.name in gathers and modes[o.name] != "none"})
-    if not graph.is_part:
-        check_used(found, execution, wished)
-    return found
 
 
 # ---- side by side ----

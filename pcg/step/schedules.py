@@ -72,20 +72,21 @@ def in_two(schedule: Schedule, received: Iterable[TensorType]) -> bool:
 
 
 def orders(execution: Execution) -> list[list[Item]]:
-    """The items of every stage, in order."""
-    return [_order(execution, stage) for stage in range(execution.num_stages)]
+    """The items of every stage, in order.
 
-
-def _order(execution: Execution, stage: int) -> list[Item]:
-    """Forwards, and then in turn what is left of them, the backwards, and their second parts, put off by `stage`."""
+    Forwards, then in turn what is left of them, the backwards, and their second parts, put off by the stage's number.
+    """
     p, v, m = execution.num_stages, execution.chunks_per_stage, execution.num_microbatches
     groups = [range(start, min(start + p, m)) for start in range(0, m, p)]
     forward = [Item(chunk, i, "forward") for group in groups for chunk in range(v) for i in group]
     backward = [Item(v - 1 - item.chunk, item.microbatch, "backward") for item in forward]
     weights = [item._replace(direction="weights") for item in backward if _is_split(execution)]
-    ahead = _ahead(execution, stage)
-    in_turn = zip_longest(forward[ahead:], backward, [None] * stage + weights)
-    return forward[:ahead] + [item for turn in in_turn for item in turn if item is not None]
+    found = list[list[Item]]()
+    for stage in range(p):
+        ahead = _ahead(execution, stage)
+        in_turn = zip_longest(forward[ahead:], backward, [None] * stage + weights)
+        found.append(forward[:ahead] + [item for turn in in_turn for item in turn if item is not None])
+    return found
 
 
 def _ahead(execution: Execution, stage: int) -> int:
@@ -149,15 +150,32 @@ def _along(item: Item, stage: int, step: int, num_stages: int, num_chunks: int) 
     return (next_stage, Item(chunk, item.microbatch, item.direction)) if 0 <= chunk < num_chunks else None
 
 
-class Event(NamedTuple):
-    """An end of an item is when what it gives has been sent."""
+class Line(NamedTuple):
+    """The starts or the ends of what goes through a chunk of a stage in a direction, and of which microbatches so far.
+
+    The end of an item is when what it gives has been sent.
+    """
 
     kind: Literal["start", "end"]
     stage: int
+    chunk: int
+    direction: Phase
+    seen: set[int]
+
+    def of(self, microbatch: int) -> str:
+        return f"the {self.kind} of {Item(self.chunk, microbatch, self.direction)} on stage {self.stage}"
+
+
+class Step(NamedTuple):
+    """What comes next on a stage: the start or the end of an item, and before it `microbatch` on another line."""
+
+    cause: Line | None
+    microbatch: int
+    line: Line
     item: Item
 
     def __str__(self) -> str:
-        return f"the {self.kind} of {self.item} on stage {self.stage}"
+        return self.line.of(self.item.microbatch)
 
 
 def progress(lists: Sequence[Sequence[Item]], execution: Execution, *, blocking: bool = False) -> Iterator[Place]:
@@ -173,50 +191,69 @@ def progress(lists: Sequence[Sequence[Item]], execution: Execution, *, blocking:
     Raises:
         PlanError: a stage waits for ever.
     """
-    courses = [_course(stage, items, execution, blocking) for stage, items in enumerate(lists)]
-    nexts = [next(course, None) for course in courses]
-    happened = set[Event]()
+    lines = dict[tuple[object, ...], Line]()
+    courses = [_course(stage, items, execution, blocking, lines) for stage, items in enumerate(lists)]
+    nexts, goes_on = [next(course, None) for course in courses], True
     while any(nexts):
-        before = len(happened)
-        for stage, course in enumerate(courses):
-            while (step := nexts[stage]) is not None and (step[0] is None or step[0] in happened):
-                happened.add(step[1])
-                nexts[stage] = next(course, None)
-                if step[1].kind == "end":
-                    yield stage, step[1].item
-        if len(happened) == before:
+        if not goes_on:
             raise PlanError(f"schedule: {_cycle(nexts)}; the orders have a cycle")
+        goes_on = False
+        for stage, course in enumerate(courses):
+            while (step := nexts[stage]) is not None:
+                cause, microbatch, line, item = step
+                if cause is not None and microbatch not in cause.seen:
+                    break
+                line.seen.add(item.microbatch)
+                nexts[stage], goes_on = next(course, None), True
+                if line.kind == "end":
+                    yield stage, item
 
 
-def _cycle(nexts: Sequence[tuple[Event | None, Event] | None]) -> str:
+def _cycle(nexts: Sequence[Step | None]) -> str:
     """What a stage waits for, of those that wait for each other."""
     stuck = {stage: step for stage, step in enumerate(nexts) if step is not None}
     stage = min(stuck)
     for _ in stuck:
-        cause, event = stuck[stage]
+        cause = stuck[stage].cause
         if cause is not None and cause.stage in stuck:
             stage = cause.stage
-    cause, event = stuck[stage]
-    return f"stage {stage} waits for ever for {cause} before {event}"
+    step = stuck[stage]
+    awaited = None if step.cause is None else step.cause.of(step.microbatch)
+    return f"stage {stage} waits for ever for {awaited} before {step}"
 
 
 def _course(
-    stage: int, items: Sequence[Item], execution: Execution, blocking: bool
-) -> Iterator[tuple[Event | None, Event]]:
+    stage: int, items: Sequence[Item], execution: Execution, blocking: bool, lines: dict[tuple[object, ...], Line]
+) -> Iterator[Step]:
     """What happens on a stage, in order, each with what has to happen before on any other."""
     shape = execution.num_stages, execution.chunks_per_stage
-    last: dict[tuple[int, Phase], Place] = {}  # by channel, who reads what was sent last
+
+    def line(kind: Literal["start", "end"], place: Place) -> Line:
+        stage, (chunk, _, direction) = place
+        return lines.setdefault((kind, stage, chunk, direction), Line(kind, stage, chunk, direction, set()))
+
+    ways = dict[tuple[int, Phase], tuple[Line | None, Line, Line, Line | None]]()
+    last = dict[tuple[int, Phase], tuple[Line, int]]()  # by channel, who reads what was sent last
     for item in items:
-        given = source(item, stage, *shape)
-        cause = Event("end", *given) if given is not None else None
+        chunk, microbatch, direction = item
+        if (way := ways.get((chunk, direction))) is None:
+            given, read = source(item, stage, *shape), target(item, stage, *shape)
+            way = ways[chunk, direction] = (
+                line("end", given) if given is not None else None,
+                line("start", (stage, item)),
+                line("end", (stage, item)),
+                line("start", read) if read is not None and read[0] != stage else None,
+            )
+        cause, start, end, reader = way
+        number = microbatch
         if blocking:
-            yield cause, Event("start", stage, item)
+            yield Step(cause, number, start, item)
             cause = None
-            if (read := target(item, stage, *shape)) is not None and read[0] != stage:
-                channel = read[0], item.direction
-                cause = Event("start", *last[channel]) if channel in last else None
-                last[channel] = read
-        yield cause, Event("end", stage, item)
+            if reader is not None:
+                channel = reader.stage, direction
+                cause, number = last.get(channel, (None, number))
+                last[channel] = reader, microbatch
+        yield Step(cause, number, end, item)
 
 
 # ---------------------------------------------------------------------------------------------------------- in flight
@@ -252,8 +289,7 @@ def check(lists: Sequence[Sequence[Item]], execution: Execution) -> None:
     """
     if len(lists) != execution.num_stages:
         raise PlanError(f"schedule: expected an order for each of {execution.num_stages} stages, got {len(lists)}")
-    for stage, items in enumerate(lists):
-        _check_complete(stage, items, execution)
+    _check_complete(lists, execution)
     _check_channels(lists, execution)
     deque(progress(lists, execution, blocking=True), maxlen=0)
     for stage, items in enumerate(lists):
@@ -262,31 +298,41 @@ def check(lists: Sequence[Sequence[Item]], execution: Execution) -> None:
             raise PlanError(f"schedule: {problem}; run backwards earlier")
 
 
-def _check_complete(stage: int, items: Sequence[Item], execution: Execution) -> None:
-    found = defaultdict[tuple[int, Phase], list[Item]](list)
-    for item in items:
-        found[item.chunk, item.direction].append(item)
+def _check_complete(lists: Sequence[Sequence[Item]], execution: Execution) -> None:
+    wanted = dict[tuple[int, Phase], list[Item]]()
     for chunk in range(execution.chunks_per_stage):
         for phase in phases(execution.schedule):
-            wanted = [Item(chunk, i, phase) for i in range(execution.num_microbatches)]
-            _check_equal(found.pop((chunk, phase), []), wanted, f"stage {stage}")
-    _check_equal([item for rest in found.values() for item in rest], [], f"stage {stage}")
+            wanted[chunk, phase] = [Item(chunk, i, phase) for i in range(execution.num_microbatches)]
+    for stage, items in enumerate(lists):
+        found = defaultdict[tuple[int, Phase], list[Item]](list)
+        for item in items:
+            found[item.chunk, item.direction].append(item)
+        for way, expected in wanted.items():
+            _check_equal(found.pop(way, []), expected, f"stage {stage}")
+        _check_equal([item for rest in found.values() for item in rest], [], f"stage {stage}")
 
 
 def _check_channels(lists: Sequence[Sequence[Item]], execution: Execution) -> None:
     shape = execution.num_stages, execution.chunks_per_stage
     sent, received = (defaultdict[tuple[int, int, Phase], list[Item]](list) for _ in range(2))
     for stage, items in enumerate(lists):
+        ways = dict[tuple[int, Phase], tuple[Place | None, int | None]]()  # alike for all microbatches
         for item in items:
-            if (read := target(item, stage, *shape)) is not None:
-                sent[stage, read[0], item.direction].append(read[1])
-            if (sender := transfers(item, stage, *shape).receives_from) is not None:
-                received[sender, stage, item.direction].append(item)
+            chunk, microbatch, direction = item
+            if (way := ways.get((chunk, direction))) is None:
+                sender = transfers(item, stage, *shape).receives_from
+                way = ways[chunk, direction] = target(item, stage, *shape), sender
+            read, sender = way
+            if read is not None:
+                own = item if read[1].chunk == chunk else Item(read[1].chunk, microbatch, direction)
+                sent[stage, read[0], direction].append(own)
+            if sender is not None:
+                received[sender, stage, direction].append(item)
     for channel in received:
         _check_equal(received[channel], sent[channel], "channel of {2} from stage {0} to stage {1}".format(*channel))
 
 
 def _check_equal(found: Sequence[Item], wanted: Sequence[Item], where: str) -> None:
-    for got, expected in zip_longest(found, wanted):
+    for got, expected in zip_longest(found, wanted) if found != wanted else ():
         if got != expected:
             raise PlanError(f"schedule: {where}: expected {expected or 'no more'}, got {got or 'no more'}")

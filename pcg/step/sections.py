@@ -96,10 +96,11 @@ def _sections(
     found: Sequence[tuple[str, list[Operation]]], steps: Operations, repeats: Mapping[str, int]
 ) -> Iterable[Section]:
     home, last_reader, one = dict[str, int](), dict[str, int](), steps.in_one
+    leaves = [set[str]() for _ in found]
     for number, (_, own) in enumerate(found):
         for step in own:
             for leaf in step.weights:
-                home.setdefault(leaf, number)
+                leaves[home.setdefault(leaf, number)].add(leaf)
             last_reader |= dict.fromkeys(step.reads, number)
     for number, (name, own) in enumerate(found):
         made = {step.name: step for step in own}
@@ -109,8 +110,7 @@ def _sections(
         times = repeats.get(name, 1)
         sendable = [n for n, _ in sent]
         carried = tuple(_carried(dict.fromkeys(received), sendable, steps)) if times > 1 else ()
-        leaves = frozenset(leaf for leaf, where in home.items() if where == number)
-        yield Section(name, times, Stretch(tuple(own), leaves, carried), sent)
+        yield Section(name, times, Stretch(tuple(own), frozenset(leaves[number]), carried), sent)
 
 
 def _carried(received: Iterable[str], sent: Iterable[str], steps: Operations) -> Iterable[tuple[str, str]]:

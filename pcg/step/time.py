@@ -31,12 +31,13 @@ def as_run(graph: Graph, execution: Execution = DEFAULT) -> Graph:
     Raises a `PlanError` as `check_time`.
     """
     graph = sink_reductions(graph)
-    check_time(graph, execution)
     if graph.mesh.num_microbatches == 1:
         return graph
-    sums = {node.name: node for node in _estimates(graph, execution)}
-    nodes = (made for node in graph.nodes for made in (_estimate(graph, node) if node.name in sums else (node,)))
-    return _mean_of_losses(replace(graph, nodes=tuple(nodes)))
+    _check_sunk(graph, execution)
+    if sums := {node.name for node in _estimates(graph, execution)}:
+        nodes = (made for node in graph.nodes for made in (_estimate(graph, node) if node.name in sums else (node,)))
+        graph = replace(graph, nodes=tuple(nodes))
+    return _mean_of_losses(graph)
 
 
 def estimated(graph: Graph, execution: Execution) -> list[Node]:
@@ -100,9 +101,12 @@ def check_time(graph: Graph, execution: Execution = DEFAULT) -> None:
 
     Statistics that the execution takes of each microbatch by itself do not.
     """
-    if graph.mesh.num_microbatches == 1:
-        return
-    graph = sink_reductions(graph)
+    if graph.mesh.num_microbatches > 1:
+        _check_sunk(sink_reductions(graph), execution)
+
+
+def _check_sunk(graph: Graph, execution: Execution) -> None:
+    """The same of a graph whose reductions have sunk."""
     at_end = _at_end(graph)
     estimates = {node.name for node in _estimates(graph, execution)}
     late, passed = set[str](), list[Node]()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -28,6 +30,7 @@ def test_a_graph_with_sends_denotes_what_it_denotes_without(name: str) -> None:
             parts = cut(graph, evenly(graph, stages))
             sent = parts.with_sends().validate()
             assert difference(sent.erased(), graph.erased()) is None
+            assert all(replace(typed).types == typed.types for typed in (graph, sent))  # as if nothing were known
             assert parse_graph(print_graph(sent)) == sent
             for node in sent.nodes:
                 if node.op == "send":

@@ -20,7 +20,7 @@ from shardwright.pcg.step.execution import DEFAULT
 from shardwright.pcg.step.parameters import module_block
 from shardwright.reports.facts import fits
 from shardwright.search.check import check_plan
-from shardwright.search.fitting import Fitted, Fitter
+from shardwright.search.fitting import Fitted, Fitter, by_block
 from shardwright.search.folding import fold
 from shardwright.search.keeping import Keeping
 from shardwright.search.planner import _way
@@ -124,6 +124,13 @@ def test_plans_whose_weights_alone_are_too_much_are_left_out(monkeypatch: pytest
     most = search.limit_bytes - search.cluster.device.context_bytes
     assert not list(fitter.best([candidate("too much", 1.0, int(most) + 1), candidate("just fits", 2.0, int(most))]))
     assert asked == ["just fits"]
+    asked.clear()
+    far, near = (candidate(name, 1.0, int(share * most)) for name, share in (("far", 1.8), ("near", 0.9)))
+    for own in (far, near):  # all but parameters is made again in these
+        own.execution = replace(DEFAULT, recompute="full")  # type: ignore[misc]
+        own.prediction.memory = Memory(activations_bytes=own.prediction.memory.parameters_bytes)  # type: ignore[misc]
+    assert not list(fitter.best([far, near]))
+    assert asked == ["near"]
 
 
 def test_mixtures_are_about_as_fast_as_memory_allows() -> None:
@@ -131,6 +138,23 @@ def test_mixtures_are_about_as_fast_as_memory_allows() -> None:
     assert alone.mixed_s(150) == 10.0
     mixed = replace(alone, larger=Keeping(), larger_s=8.0, larger_bytes=200)
     assert [mixed.mixed_s(limit) for limit in (90, 100, 150, 175, 200)] == [10.0, 10.0, 9.0, 8.5, 10.0]
+
+
+def test_what_is_slower_with_more_blocks_than_fit_is_not_tried_with_fewer() -> None:
+    whole = candidate("whole", 10.0, 100)
+    whole.graph = capture(Around(), {"x": torch.randn(4, 64, 16)}).graph  # type: ignore[misc]
+    found, tried = Fitted(candidate("few", 10.0, 100), Keeping(), Keeping(), 6.0, 300), list[Candidate]()
+
+    def judged(whole: Candidate, keeping: Keeping) -> Candidate:
+        tried.append(candidate("mixed", 9.0, 200))
+        tried[-1].fits = False  # type: ignore[misc]
+        return tried[-1]
+
+    fitter = SimpleNamespace(judged=judged, solver=SimpleNamespace(limit_bytes=250))
+    for best_s, number in ((inf, 3), (9.5, 3), (9.0, 1)):
+        tried.clear()
+        assert not list(by_block(fitter, found, whole, best_s))  # type: ignore[arg-type]
+        assert len(tried) == number
 
 
 def test_blocks_apart_are_tried_of_every_plan_that_may_win_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,7 +170,8 @@ def test_blocks_apart_are_tried_of_every_plan_that_may_win_by_it(monkeypatch: py
     mixtures = {"fast": [candidate("fast", 8.5), candidate("fast", 8.2)], "best": [candidate("best", 9.3)]}
     asked = list[str]()
 
-    def mixed(fitter: object, found: Fitted, whole: Candidate) -> list[Candidate]:
+    def mixed(fitter: object, found: Fitted, whole: Candidate, best_s: float) -> list[Candidate]:
+        assert best_s in (by.prediction.step_s, *(c.prediction.step_s for own in mixtures.values() for c in own))
         asked.append(whole.name)
         return mixtures[whole.name]
 

@@ -25,6 +25,7 @@ from shardwright.search.solving import Candidate, Solver
 from shardwright.search.spaces import Space
 from shardwright.search.staging import Stager
 from shardwright.search.tuning import Tuner
+from shardwright.search.within import stored_bytes
 from tests.search.graphs import blocks, every_choice, mlp
 from tests.search.test_tuning import limited
 from tests.search.test_tuning import planner as planner_of
@@ -58,7 +59,7 @@ def tuner(limit_bytes: float = 0.0) -> Tuner:
     return Tuner(search.solver, GRAPH, search.execution, Pins.of(GRAPH, search.cluster, Asked()), lambda message: None)
 
 
-def stored_bytes() -> float:
+def all_stored_bytes() -> float:
     """What one device would store."""
     return tuner()._stored_bytes
 
@@ -66,7 +67,7 @@ def stored_bytes() -> float:
 def test_what_is_stored_is_what_the_problem_of_one_device_has() -> None:
     for graph in (GRAPH, blocks(16, 16, layers=8, seq=16)):
         search, folded = planner_of(8), fold(graph)
-        one = search.solver.stored_bytes(folded, Mesh.of(x=1), ("data",), DEFAULT, "zero-3")
+        one = stored_bytes(search.solver.problem(folded, Mesh.of(x=1), ("data",), DEFAULT, "zero-3")[0])
         assert search.solver.all_stored_bytes(folded) == one
         assert not search.solver.excess_bytes(one)
 
@@ -181,7 +182,7 @@ def test_where_nothing_can_fit_stages_are_not_tried(is_large: bool, monkeypatch:
 
 
 def test_what_does_not_fit_has_no_other_problem_built() -> None:
-    own = tuner(0.9 * stored_bytes() / 8)
+    own = tuner(0.9 * all_stored_bytes() / 8)
     space = own.spaces[0]
     assert isinstance(space, Space)
     found = own.tried_with(space, "full", 2)
@@ -190,7 +191,7 @@ def test_what_does_not_fit_has_no_other_problem_built() -> None:
 
 
 def test_plans_by_hand_that_cannot_fit_are_left_out_where_one_that_fits_is_asked_for(solved: list[Candidate]) -> None:
-    share, context = stored_bytes() / 8, tuner().solver.cluster.device.context_bytes
+    share, context = all_stored_bytes() / 8, tuner().solver.cluster.device.context_bytes
     own = tuner(context + 1.5 * share)
     able = [c.name for c in own.baselines(able=True)]
     assert "data parallel" not in able

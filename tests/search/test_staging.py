@@ -15,7 +15,9 @@ import pytest
 from shardwright.cost.clusters.cluster import Cluster, Level
 from shardwright.cost.predict import predict
 from shardwright.pcg.errors import PlanError, ShardwrightError
+from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.stages import Stages as Cut
 from shardwright.pcg.step.execution import Execution, Schedule
 from shardwright.pcg.step.meshes import stage_meshes
 from shardwright.search import planner as search_planner
@@ -30,7 +32,7 @@ from shardwright.search.solving import Candidate, Solver
 from shardwright.search.spaces import Pipeline, Space, staged_by_hand
 from shardwright.search.staging import _AGAIN, _PATIENCE, Stager, _is_beyond, _Way
 from shardwright.search.tuning import Tuner
-from shardwright.search.within import least_bytes, within_memory
+from shardwright.search.within import least_bytes, stored_bytes, within_memory
 from tests.each import each
 from tests.search.graphs import blocks, cluster, every_choice, mixed, planner
 
@@ -188,6 +190,24 @@ def test_a_file_of_other_stages_is_refused() -> None:
         check_plan(wrong, graph, every_choice)
 
 
+def test_stages_that_do_not_compute_what_is_run_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, search = blocks(batch=32, width=64, layers=8, seq=8), planner()
+    plan, with_sends = search.plan(graph, stages=2, schedule="1f1b", mesh=Mesh.of(x=4)), Cut.with_sends
+
+    def broken(own: Cut) -> Graph:
+        """Without a block: whoever reads its end reads its start."""
+        sent = with_sends(own)
+        last = [n for n in sent.nodes if n.op == "relu"][-1]
+        rest = (n for n in sent.nodes if n is not last)
+        swapped = (replace(n, inputs=tuple(last.inputs[0] if i == last.name else i for i in n.inputs)) for n in rest)
+        return replace(sent, nodes=tuple(swapped))
+
+    check_plan(plan, graph, every_choice)
+    monkeypatch.setattr(Cut, "with_sends", broken)
+    with pytest.raises(PlanError, match=r"its stages do not compute the captured graph: .* the model %.* = relu\(\)"):
+        check_plan(plan, graph, every_choice)
+
+
 def climbed(
     stages: Stages,
     floors_s: dict[int, float],
@@ -311,15 +331,15 @@ def test_no_layouts_keep_less_than_their_least() -> None:
     graph, run, solver = blocks(batch=64, width=64, layers=4, seq=64), Execution(), Solver(cluster(4), every_choice)
     asked: Any = Folded(graph), Mesh.of(x=4), ("free",), run, "zero-3"
     problem, eliminator = solver.problem(*asked)
-    context, stored = solver.cluster.device.context_bytes, solver.stored_bytes(*asked)
+    context, stored = solver.cluster.device.context_bytes, stored_bytes(problem)
     least = least_bytes(problem)
     assert stored < least
     for share, fits in ((0.99, False), (1.01, True)):
         limit = stored + share * (least - stored)
         small = solver.within(round(limit + context))
-        assert small.crowding(*asked) == pytest.approx(1 / share, rel=1e-4)
+        assert small.crowding(problem, run) == pytest.approx(1 / share, rel=1e-4)
         assert within_memory(problem, eliminator, limit, inf).fits == fits
-    assert solver.within(round(stored)).crowding(*asked) == inf
+    assert solver.within(round(stored)).crowding(problem, run) == inf
 
 
 def test_where_the_likeliest_number_of_stages_does_not_fit_others_are_tried() -> None:

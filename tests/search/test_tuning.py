@@ -20,7 +20,7 @@ from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.again import made_again
 from shardwright.pcg.step.execution import Execution
-from shardwright.pcg.step.lifetimes import ZEROS
+from shardwright.pcg.step.lifetimes import ZEROS, Zero
 from shardwright.pcg.step.parameters import find_parameters
 from shardwright.pcg.step.time import check_time
 from shardwright.reports.facts import fits
@@ -32,10 +32,11 @@ from shardwright.search.folding import Folded
 from shardwright.search.pins import Pins
 from shardwright.search.plan import Plan
 from shardwright.search.planner import Planner
-from shardwright.search.restrict import FREE, ZERO
+from shardwright.search.restrict import DATA, FREE, TENSOR, ZERO
 from shardwright.search.solving import Candidate, Solver, different, over_time
 from shardwright.search.spaces import Space, batch_size, meshes, microbatch_counts, nested, sequence_baselines
 from shardwright.search.tuning import Tuner, _alike
+from shardwright.search.within import stored_bytes
 from tests.each import each
 from tests.search.graphs import blocks, cluster, every_choice, mlp
 
@@ -309,10 +310,10 @@ def test_where_what_is_stored_is_too_much_little_is_tried() -> None:
         (Mesh.of(x=4), over_time(Mesh.of(x=4), 2)), ("data", "zero", "tensor", "free"), ZEROS
     ):
         way = search.solver.solve(folded, mesh, (role,), role, execution, (zero,), zero)
-        least_bytes = search.solver.stored_bytes(folded, mesh, (role,), execution, "zero-3")
+        least_bytes = stored_bytes(search.solver.problem(folded, mesh, (role,), execution, "zero-3")[0])
         context = search.cluster.device.context_bytes
         assert least_bytes + context <= way.prediction.memory.total_bytes, (mesh, role, zero)
-    sharded = search.solver.stored_bytes(folded, Mesh.of(x=4), ("zero",), execution, "zero-3")
+    sharded = stored_bytes(search.solver.problem(folded, Mesh.of(x=4), ("zero",), execution, "zero-3")[0])
     for times, hopeless in ((0.99, ("data", "zero", "tensor", "free")), (1.5, ("data",))):
         tight = limited(planner(4), search.cluster.device.context_bytes + times * sharded)
         pins = Pins.of(GRAPH, tight.cluster, Asked())
@@ -509,6 +510,29 @@ def test_a_way_is_tried_once() -> None:
     assert len(tuner.tried) == 1
 
 
+def test_weights_that_have_to_stay_gathered_are_there_whole() -> None:
+    """Beside the parts that are stored; in 16 bits, as their products may be."""
+    search = planner(8)
+    tuner = Tuner(search.solver, GRAPH, search.execution, Pins.of(GRAPH, search.cluster, Asked()), lambda message: None)
+    whole = 2 * sum(GRAPH.types[leaf.name].num_elements for leaf in GRAPH.leaves("parameter"))
+    for roles, sizes, zeros, share in (
+        ((ZERO,), (8,), ("zero-1",), 7 / 8),
+        ((ZERO, TENSOR), (4, 2), ("zero-1",), 3 / 4 / 2),
+        ((DATA, ZERO), (4, 2), ("zero-2",), 1 / 2),
+        ((DATA,), (8,), ("zero-1",), 0.0),  # that is what is stored
+        ((ZERO,), (8,), ("zero-1", "zero-3"), 0.0),
+        ((ZERO, FREE), (4, 2), ("zero-1",), 0.0),
+    ):
+        space = Space("", Mesh(("x", "y")[: len(sizes)], sizes), roles, cast("tuple[Zero, ...]", zeros))
+        assert tuner._gathered_bytes(space) == pytest.approx(share * whole)
+    space = Space("", Mesh(("x",), (8,)), (ZERO,), ("zero-1",))
+    problem, _ = search.solver.problem(*tuner._longest(space, "none", 1))
+    stored = stored_bytes(problem) + search.cluster.device.context_bytes
+    search.solver.limit_bytes = int(stored + whole / 2)
+    assert tuner._excess_bytes(space, "none") == pytest.approx(3 / 8 * whole, abs=1)
+    assert not tuner._excess_bytes(space._replace(zeros=("zero-3",)), "none")
+
+
 def _found(*, fits: bool) -> Any:
     mesh, memory = SimpleNamespace(num_microbatches=1), SimpleNamespace(total_bytes=1.0)
     prediction = SimpleNamespace(step_s=9.0, memory=memory)
@@ -520,7 +544,9 @@ def test_counts_go_up_until_they_fit_and_down_until_they_do_not() -> None:
     fits = {1: False, 2: False, 4: True, 8: True}
     memory = SimpleNamespace(activations_bytes=80.0, temporary_bytes=0.0, total_bytes=110.0)
 
-    def run(rival_s: float, start: int, most: int = 8, *, first: bool = False) -> list[int]:
+    def run(
+        rival_s: float, start: int, most: int = 8, *, first: bool = False, crowding: float = 0.0, alone: bool = True
+    ) -> list[int]:
         tried = list[int]()
 
         def at(count: int) -> Candidate:
@@ -528,7 +554,11 @@ def test_counts_go_up_until_they_fit_and_down_until_they_do_not() -> None:
             prediction = SimpleNamespace(step_s=count, memory=memory)
             return cast("Candidate", SimpleNamespace(prediction=prediction, fits=fits[count], is_tight=True))
 
-        counts = Counts([n for n in fits if n <= most], at, float, lambda found: 0.0, 100.0, start, first=first)
+        numbers = [n for n in fits if n <= most]
+        counts = Counts(
+            numbers, at, float, lambda found: 0.0, lambda count: crowding / count, 100.0, start, first=first,
+            unrivalled=alone,
+        )  # fmt: skip
         floors = counts.proposals()
         with suppress(StopIteration):
             floor_s = next(floors)
@@ -541,6 +571,16 @@ def test_counts_go_up_until_they_fit_and_down_until_they_do_not() -> None:
     assert run(3.0, 3) == [1, 2]
     assert run(inf, 0, most=2) == [1, 2]  # none fits
     assert run(inf, 3, first=True) == [1, 8]  # which is enough
+    assert run(inf, 0, crowding=1.5) == run(inf, 0) == [1, 2, 4, 8]
+    assert run(inf, 0, crowding=2.0) == [2, 4, 8]  # in fewer, not even what layouts keep at least fits
+    assert run(inf, 3, crowding=2.0) == [2, 8, 4]
+    assert run(inf, 3, crowding=2.0, first=True) == [2, 8]
+    assert run(inf, 0, crowding=13.0) == run(inf, 0)  # in none
+    assert run(inf, 0, crowding=13.0, alone=False) == []
+    memory.total_bytes = 190.0  # of which activations are not what is too much
+    assert run(inf, 0) == [1, 8, 4, 2]
+    assert run(inf, 0, alone=False) == [1]
+    memory.total_bytes = 110.0
     fits[1] = True
     assert run(inf, 3, first=True) == [1]
 

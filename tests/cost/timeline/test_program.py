@@ -12,10 +12,11 @@ import pytest
 from shardwright.cost.clusters.cluster import Cluster, Level
 from shardwright.cost.collectives.communication import Communication
 from shardwright.cost.collectives.resharding import StageLayout, resharding_s
-from shardwright.cost.predict import predict
+from shardwright.cost.predict import details, predict
 from shardwright.cost.timeline.clock import Sharing
 from shardwright.cost.timeline.pricing import HOST_BYTES_PER_S
 from shardwright.cost.timeline.program import Programs, _hop_s, program
+from shardwright.cost.timeline.segments import StepProgram
 from shardwright.cost.timeline.tasks import COPY, Segment
 from shardwright.cost.timeline.timeline import SLACK, Timeline, simulate
 from shardwright.pcg.builder import GraphBuilder
@@ -23,6 +24,7 @@ from shardwright.pcg.errors import PlanError, ShardwrightError
 from shardwright.pcg.graph import Graph, Source
 from shardwright.pcg.layout import C, Layout, P, R, S
 from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.precision import Precision
 from shardwright.pcg.stages import STAGES
 from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.types import TensorType
@@ -567,6 +569,30 @@ def test_programs_that_share_pieces_are_those_made_alone(run: Execution) -> None
             found = simulate(shared.program(own))
             assert found.step_s == alone.step_s
             assert [s.memory for s in found.stages] == [s.memory for s in alone.stages]
+
+
+@each("precision", [None, "amp_bf16", "fp8"])
+@each("stages", [1, 2])
+def test_programs_of_what_is_made_again_are_those_made_alone(precision: Precision | None, stages: int) -> None:
+    """Stages that make the same again are one piece, whatever others do; all else is as if there were no other."""
+    graph, gpus = planned("zero", 6), Cluster.preset("dgx-h100", 1)
+    shared, run = Programs(graph, gpus), Execution(precision, num_stages=stages, num_microbatches=4)
+    front, back, single = {"layers.0-2": "full"}, {"layers.4-5": "full"}, {"layers.*": ["mlp:relu", "*:linear"]}
+    made = list[StepProgram]()
+    for recompute in ("none", front, "full", back, single, "none"):
+        own = replace(run, recompute=recompute)
+        alone, found = (details(programs, own) for programs in (Programs(graph, gpus), shared))
+        assert found.prediction == alone.prediction
+        assert found.costs == alone.costs
+        assert [s.memory for s in found.timeline.stages] == [s.memory for s in alone.timeline.stages]
+        assert found.program.messages() == alone.program.messages()
+        made.append(found.program)
+    first, *_, last = made
+    assert first.stages[0].pieces == last.stages[0].pieces
+    if stages > 1 and precision != "fp8":
+        plain, early, _, late, *_ = (program.stages for program in made)
+        assert plain[1].pieces == early[1].pieces != late[1].pieces
+        assert plain[0].pieces == late[0].pieces != early[0].pieces
 
 
 def test_the_first_stage_has_a_backward_of_one_part_and_others_pay_for_two() -> None:
