@@ -71,10 +71,10 @@ class Ours:
     def execution(self) -> Execution:
         return Execution(self.precision, recompute=self.recompute)
 
-    def plan(self, size: Size) -> Graph:
+    def plan(self, serial: Graph) -> Graph:
         mesh, role = Mesh.of(mb=self.many, dp=2), DATA if self.zero is None else ZERO
         case = Case(self.name, 2, mesh, (role,), zero=self.zero, recompute=self.recompute)
-        return case.plan(serial_graph(size, self.precision), "GPT").graph
+        return case.plan(serial, "GPT").graph
 
 
 def accumulated(
@@ -176,7 +176,9 @@ PAIRS = (
 
 def planned(size: Size) -> dict[str, Graph]:
     """Our graphs by name."""
-    return {name: one.plan(size) for name, one in OURS.items()}
+    precisions: set[Precision | None] = {one.precision for one in _OURS}
+    serial = {precision: serial_graph(size, precision) for precision in precisions}
+    return {name: one.plan(serial[one.precision]) for name, one in OURS.items()}
 
 
 def trainer(graphs: Mapping[str, Graph], size: Size, name: str) -> Trainer:

@@ -30,7 +30,7 @@ from bench.accumulation import OURS, ddp
 from bench.gpt import Size, build, make_batch
 from bench.rounds import quartiles
 from bench.speed import check_agreement
-from bench.trainers import Trainer, adamw, eager, lowered, my_part
+from bench.trainers import Trainer, adamw, eager, lowered, my_part, serial_graph
 from shardwright.lowering import private
 from shardwright.lowering.launch import run_ranks
 from shardwright.pcg.graph import Graph
@@ -248,7 +248,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     size = Size(batch=options.batch)
-    graph = OURS[OUR_NAME].plan(size)
+    graph = OURS[OUR_NAME].plan(serial_graph(size))
     print(table(run_ranks(race, NUM_RANKS, 600.0, args=(graph, size, options.rounds))))
     return 0
 

@@ -9,6 +9,7 @@ from bench import sliced
 from bench.accumulation import OURS
 from bench.gpt import Size
 from bench.sliced import CONTENDERS, DDP_NAME, OUR_NAME, race, table
+from bench.trainers import serial_graph
 from shardwright.lowering.launch import run_ranks
 
 TINY = Size(batch=8, seq=8, vocab=48, hidden=16, heads=2, layers=2)
@@ -17,7 +18,7 @@ TINY = Size(batch=8, seq=8, vocab=48, hidden=16, heads=2, layers=2)
 def test_every_contender_trains_the_same_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """`race` compares each contender's loss and gradients with the single process's first. Some slices are packed."""
     monkeypatch.setattr(sliced, "PLACED_BYTES", 1 << 10)
-    times = run_ranks(race, 2, 120.0, args=(OURS[OUR_NAME].plan(TINY), TINY, 2))
+    times = run_ranks(race, 2, 120.0, args=(OURS[OUR_NAME].plan(serial_graph(TINY)), TINY, 2))
     assert [[*own] for own in times] == [[*CONTENDERS, OUR_NAME]] * 2
     assert all((seconds > 0).all() for own in times for seconds in own.values())
 

@@ -267,7 +267,7 @@ def test_checkpoints_move_between_layouts(net: Case, tmp_path: Path, names: tupl
     other = Net().double().state_dict()
     expected = copy.deepcopy(net.model)
     expected.load_state_dict(other)
-    optimizer = torch.optim.AdamW(expected.parameters())
+    optimizer = torch.optim.AdamW(expected.parameters(), fused=True)
 
     def step(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         torch.manual_seed(1)
@@ -279,13 +279,13 @@ def test_checkpoints_move_between_layouts(net: Case, tmp_path: Path, names: tupl
         parallel.load_state_dict(other)
         for name, value in parallel.state_dict().items():
             assert torch.equal(whole(value), other[name]), name
-        optimizer = torch.optim.AdamW(parallel.parameters())
+        optimizer = torch.optim.AdamW(parallel.parameters(), fused=True)
         step(parallel, optimizer)
         state = make_checkpointable(get_optimizer_state_dict(parallel, optimizer))
         save_checkpoint({"model": parallel.state_dict(), "optimizer": state}, checkpoint_id=tmp_path)
 
     def load(parallel: ParallelModule) -> None:
-        optimizer = torch.optim.AdamW(parallel.parameters())
+        optimizer = torch.optim.AdamW(parallel.parameters(), fused=True)
         step(parallel, optimizer)  # whatever it has made of them, the checkpoint replaces it
         state = {
             "model": parallel.state_dict(),

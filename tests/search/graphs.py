@@ -1,8 +1,10 @@
-"""Small serial graphs and a choice oracle for the search's tests."""
+"""Small serial graphs, clusters, and a choice oracle and planners for the search's tests."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
+from typing import Any
 
 from shardwright.cost.clusters.cluster import Cluster, Level
 from shardwright.cost.clusters.device import Device
@@ -11,6 +13,7 @@ from shardwright.pcg.graph import Graph, Node, Source
 from shardwright.pcg.optable import ROWS
 from shardwright.pcg.types import TensorType
 from shardwright.search.interning import Interner
+from shardwright.search.planner import Planner
 
 
 def every_choice(node: Node, operands: Sequence[TensorType], blocked: Sequence[str] = ()) -> frozenset[str]:
@@ -27,6 +30,21 @@ def cluster(
     """A flat cluster of slow devices; the link decides whether splitting pays."""
     device = Device("test", memory_bytes, 1e10, {"fp32": 1e11}, 0.5, 1e-6, "cpu")
     return Cluster("test", device, (Level("rank", num_devices, link_bytes_per_s, latency_s),), "gloo", "test")
+
+
+def planner(num_devices: int = 8, **options: Any) -> Planner:
+    return Planner(cluster(num_devices, **options), every_choice)
+
+
+def mixed(memory_bytes: Sequence[int] = (1 << 34, 1 << 34), times: float = 3.0, num_devices: int = 2) -> Cluster:
+    """Two machines, of which the second computes and reads `times` as fast."""
+    slow = cluster(num_devices, memory_bytes=memory_bytes[0]).device
+    fast = replace(
+        slow, name="fast", memory_bytes=memory_bytes[1], memory_bytes_per_s=times * slow.memory_bytes_per_s,
+        flops_per_s={name: times * rate for name, rate in slow.flops_per_s.items()},
+    )  # fmt: skip
+    own = [replace(cluster(num_devices), device=device) for device in (slow, fast)]
+    return Cluster.join(own, Level("net", 2, 1e8, 1e-5))
 
 
 def mlp(batch: int = 8, width: int = 16, hidden: int = 32, layers: int = 2, residual: bool = False) -> Graph:

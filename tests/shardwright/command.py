@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import runpy
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from shardwright.lowering.launch import run_ranks
+from tests.forked import run_as_main
 
 Run = Callable[..., tuple[int, str, str]]
 """`run("plan", "models.py:net")` gives (status, stdout, stderr)."""
@@ -39,11 +39,8 @@ def launch(command: Sequence[str], num_ranks: int, *, quiet: bool = False) -> in
 
     def rank() -> None:
         os.environ["RANK"] = str(dist.get_rank())
-        is_module = command[0] == "-m"
-        sys.argv = list(command[is_module:])
-        sys.modules.pop(sys.argv[0], None)  # a module that a test has loaded is run all the same
         with contextlib.redirect_stdout(sys.stderr) if quiet else contextlib.nullcontext():
-            (runpy.run_module if is_module else runpy.run_path)(sys.argv[0], run_name="__main__")
+            run_as_main(command)
         sys.stdout.flush()
         sys.stderr.flush()
 

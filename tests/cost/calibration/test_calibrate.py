@@ -48,6 +48,7 @@ from shardwright.lowering.launch import run_ranks
 from shardwright.pcg.errors import ClusterError, DistributedError, MachineError
 from shardwright.pcg.optable import ROWS
 from tests.each import each
+from tests.forked import Forked
 
 TINY = Sizes(
     matmuls=((1, 8, 16, 16), (1, 64, 64, 64), (4, 16, 16, 16)),
@@ -118,6 +119,7 @@ def test_what_is_interrupted_goes_on(capsys: pytest.CaptureFixture[str], monkeyp
             raise KeyboardInterrupt
 
     workload = tiny(1)
+    monkeypatch.setattr("subprocess.Popen", Forked)
     with pytest.raises(KeyboardInterrupt):
         calibrate(1, workload=workload, progress=interrupt)
     kept = cache_path(1).with_suffix(".visits.jsonl")
