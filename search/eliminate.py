@@ -30,8 +30,10 @@ LARGE_TABLE = 2**20
 """Entries from which a table is worth dropping choices by bounds first; below, equal blocks sharing tables wins."""
 LARGE_RESULT = 2**14
 """The same of what is left of a table: shared results stay in memory as long as the solver."""
-MOST_ENTRIES = 2**23
-"""Of all tables of one elimination together, where they are not shared: 64 MiB."""
+MOST_ENTRIES = 2**25
+"""Of all tables of one elimination together, where they are not shared; that takes about as long as to do without."""
+LARGEST = 10**7
+"""Of one of them: 80 MB."""
 MANY_VARIABLES = 2**12
 """From so many on, tables are shared within a solution alone: that much would stay in memory for each of them."""
 _ROUNDS = 1
@@ -121,9 +123,11 @@ def _within_bounds(model: Model, rounds: int, ceiling: float) -> Solution:
 
 
 def _eliminated(model: Model) -> Solution | None:
-    """The optimum, if all tables on the way together are not too large. They are not kept."""
+    """The optimum, if the tables on the way are not too large, alone and together. They are not kept."""
     order = model.min_fill()
-    return None if order.entries > MOST_ENTRIES else _Elimination(model, Forgetful()).run(order.variables)
+    if order.entries > MOST_ENTRIES or order.largest_table > LARGEST:
+        return None
+    return _Elimination(model, Forgetful()).run(order.variables)
 
 
 class _Elimination:
