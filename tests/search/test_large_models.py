@@ -16,7 +16,7 @@ from shardwright.search.conditioning import improved
 from shardwright.search.eliminate import Eliminator
 from shardwright.search.interning import Interned, Interner
 from shardwright.search.model import Model
-from shardwright.search.problem import Prices, Problem
+from shardwright.search.problem import SERIAL, Prices, Problem
 from shardwright.search.pruning import relax, undominated
 from tests.search.graphs import cluster, dense, every_choice, recurrent
 from tests.search.test_eliminate import objective, random_problem, tables
@@ -77,6 +77,17 @@ def small_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     """No table of three variables is made, however small."""
     monkeypatch.setattr(eliminate, "LARGE_TABLE", 1)
     monkeypatch.setattr(eliminate, "MOST_ENTRIES", 60)
+
+
+@pytest.mark.parametrize("limit", ["MOST_ENTRIES", "LARGEST"])
+def test_tables_that_are_too_large_are_not_made(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alone, or together."""
+    model = Model.of(random_problem(np.random.default_rng(0), [3] * 7, 0.9), SERIAL, Interner())
+    order = model.min_fill()
+    least = {"MOST_ENTRIES": order.entries, "LARGEST": order.largest_table}[limit]
+    for most, is_solved in ((least, True), (least - 1, False)):
+        monkeypatch.setattr(eliminate, limit, most)
+        assert (eliminate._eliminated(model) is not None) == is_solved
 
 
 @pytest.mark.usefixtures("small_tables")

@@ -612,6 +612,9 @@ def test_on_many_devices_the_best_mesh_is_cut_to_three_axes(monkeypatch: pytest.
     assert (found.mesh.sizes, found.execution.recompute, found.fits) == ((2, 2, 2, 2), "none", True)
     assert search.plan(graph).prediction.step_s <= found.prediction.step_s
     assert tried(Asked(), fastest_s=1e-9) == tried(Asked(pins=texts("y<=4"))) == []
+    for least_s, number in ((0.9e-6, 1), (1e-6, 0), (2e-6, 0)):  # against that of two axes, which steps do not go below
+        monkeypatch.setattr(Tuner, "floor_s", lambda self, space, *run, n=least_s: n if len(space.mesh) > 2 else 1e-6)
+        assert len(tried(Asked())) == number
 
 
 def test_where_nothing_fits_meshes_are_told_once() -> None:
