@@ -32,6 +32,8 @@ _WITHOUT = {"none": 1.0, "selective": 0.9, "full": 0.75}
 """The part of a step that is left where nothing is made again: forward is a third of the work."""
 LITTLE = 1e-3
 """Of a step: no try is worth less, nor may a plan of folded blocks be further from that of the whole graph."""
+_WORTH = 2 * LITTLE
+"""Of a step: less is not worth the time that a plan of the whole graph takes to judge, of which some fit already."""
 _HIGHEST_PRICE = 1e3
 """Of all bytes that are kept, against the whole step: at that price nothing is worth keeping."""
 
@@ -214,7 +216,7 @@ def by_block(fitter: Fitter, found: Fitted, whole: Candidate, best_s: float = in
     for _ in range(_MIXTURES):
         share = (limit - least) / (largest - least) if largest > least else 0.0
         number = min(int(fewest + share * (most - fewest)), most - 1)
-        if number <= fits or (fits and (number - fits) / fits * gained_s < LITTLE * whole.prediction.step_s):
+        if number <= fits or (fits and (number - fits) / fits * gained_s < _WORTH * whole.prediction.step_s):
             return
         mixed = found.own.mixed(found.larger, frozenset(names[-number:]), home)
         tried = fitter.judged(whole, mixed)
