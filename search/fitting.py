@@ -77,23 +77,25 @@ class Fitter:
         """Those that may be the fastest, each with what it should keep; the most promising first.
 
         With everything kept a plan takes least time, so those that take more than the best so far are left out;
-        `best_s`: the step of the best of others.
+        `best_s`: the step of the best of others. What is far from fitting comes last, and only while nothing fits.
         """
         excess_bytes = self.solver.excess_bytes
         told = ((c, c.prediction) for c in candidates)
         able = [c for c, own in told if not excess_bytes(own.memory.stored_bytes, own.device_bytes)]
-        for candidate in sorted(able, key=_kept_s)[: 1 if self.folded.is_large else _MOST_WALKS]:
-            if _kept_s(candidate) >= best_s:
+        ranked = sorted(able, key=lambda c: (self._is_far(c), _kept_s(c)))
+        for candidate in ranked[: 1 if self.folded.is_large else _MOST_WALKS]:
+            if _kept_s(candidate) >= best_s or (best_s < inf and self._is_far(candidate)):
                 return
-            if self._is_hopeless(candidate):
-                continue
             walk = _Walk(self, candidate)
             if walk.most.candidate.prediction.step_s < best_s and (found := walk.run(best_s)) is not None:
                 best_s = min(best_s, found.candidate.prediction.step_s)
                 yield found
 
-    def _is_hopeless(self, candidate: Candidate) -> bool:
-        """Whether what makes all again, and gathers it again, is far from fitting: one by one, values take as much."""
+    def _is_far(self, candidate: Candidate) -> bool:
+        """Whether what makes all again, and gathers it again, is far from fitting.
+
+        One by one, values seldom take much less; they do where few blocks have many branches, each made again alone.
+        """
         limit_bytes = self.solver.limit_of(candidate.prediction.device_bytes)
         keeps_least = candidate.execution.recompute == "full" and candidate.lifetimes == "zero-3"
         return keeps_least and _bytes(candidate) > NEARLY * limit_bytes
@@ -145,6 +147,7 @@ class _Walk:
         self.values = fitter.by_value(candidate)
         execution = replace(candidate.execution, recompute="none") if self.values else candidate.execution
         self.steps = Steps(candidate.graph, fitter.solver.cluster, execution)
+        self.num_blocks = sum(len(fitter.blocks.get(block, (block,))) for block in blocks_of(candidate.graph))
         self.problems = [self._problem(share) for share in _exposed(candidate)]
         self.most = self._fitted(self.problems[0].solve(0.0))
 
@@ -172,7 +175,7 @@ class _Walk:
         over, larger = problem.solve(0.0), self.most.candidate
         highest = _HIGHEST_PRICE * self.candidate.prediction.step_s / max(over.num_bytes, 1.0)
         best = problem.solve(highest)
-        found = self._fitted(best)
+        found, little_s = self._fitted(best), LITTLE * self.candidate.prediction.step_s
         if not found.candidate.fits:
             return None
         for _ in range(1 if self.fitter.folded.is_large else _HULL_STEPS):
@@ -181,7 +184,8 @@ class _Walk:
             price = (best.seconds - over.seconds) / (over.num_bytes - best.num_bytes)
             between = problem.solve(price)
             gained_s = best.seconds - between.seconds - price * (between.num_bytes - best.num_bytes)
-            if gained_s < LITTLE * self.candidate.prediction.step_s:  # of any mixture of the two
+            grain_s = (best.seconds - over.seconds) / max(self.num_blocks, 1) / 2  # a mixture is of whole blocks
+            if between.keeping in (over.keeping, best.keeping) or gained_s + grain_s < little_s:
                 break
             tried = self._fitted(between)
             if tried.candidate.fits:

@@ -102,6 +102,30 @@ def blocks(batch: int = 8, width: int = 16, layers: int = 3, seq: int = 4) -> Gr
     return b.graph([("loss", b.op("sum", b.op("mul", x, x), dims=(0, 1, 2), keepdim=False))])
 
 
+def branched(num_blocks: int, num_branches: int, depth: int, *, batch: int = 4096, width: int = 64) -> Graph:
+    """Blocks of branches that all read the block's input, and whose results are added to it one after the other."""
+    b = GraphBuilder()
+
+    def linear(x: str, module: str, out: int, own: int) -> str:
+        weight = b.leaf(f"{module}.w", "parameter", (out, own), "float32", f"{module}.weight", grad=True)
+        b.at(module, Source(module, "model.py:1"))
+        return b.op("linear", x, weight)
+
+    x = linear(b.leaf("x", "input", (batch, width), "float32", "x"), "first", width, width)
+    for block in (f"layers.{i}" for i in range(num_blocks)):
+        total = x
+        for k in range(num_branches):
+            y, own = x, width
+            for name in "abcdefgh"[:depth]:
+                y, own = b.op("tanh", linear(y, f"{block}.p{k}.{name}", width + k, own)), width + k
+            y = linear(y, f"{block}.q{k}", width, own)
+            b.at("a", Source(block, "model.py:2"))
+            total = b.op("add", total, y)
+        x = total
+    b.at("l", Source("", "model.py:3"))
+    return b.graph([("loss", b.op("sum", b.op("mul", x, x), dims=(0, 1), keepdim=False))])
+
+
 def num_made(interner: Interner, kind: Hashable) -> int:
     """How many objects of a kind were made: by `call` of this function, or for keys that begin with it."""
     return sum(key[0] == kind for key in interner._made if isinstance(key, tuple))

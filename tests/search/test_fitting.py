@@ -25,7 +25,8 @@ from shardwright.search.folding import fold
 from shardwright.search.keeping import Keeping
 from shardwright.search.planner import _way
 from shardwright.search.solving import Candidate
-from tests.search.graphs import every_choice
+from tests.each import each
+from tests.search.graphs import branched, every_choice
 from tests.search.test_tuning import limited, planner
 
 
@@ -132,7 +133,28 @@ def test_plans_whose_weights_alone_are_too_much_are_left_out(monkeypatch: pytest
         own.prediction.memory = Memory(activations_bytes=own.prediction.memory.parameters_bytes)  # type: ignore[misc]
     kept.lifetimes = "kept"  # type: ignore[misc]
     assert not list(fitter.best([far, near, kept]))
+    assert asked == ["near", "kept", "far"]
+    asked.clear()
+    assert not list(fitter.best([far, near, kept], best_s=2.0))  # of a plan that fits
     assert asked == ["near", "kept"]
+
+
+@each("way", [(1, 8, 1, 0.8), (2, 6, 1, 0.8), (1, 12, 3, 0.3), (2, 8, 3, 0.25)])
+def test_of_few_blocks_values_are_kept_one_by_one(way: tuple[int, int, int, float]) -> None:
+    """No mixture of blocks serves them; branches that are made again apart need less than a whole block does."""
+    *sizes, least = way
+    graph = branched(*sizes)
+    search = planner(1)
+    free = search.plan(graph, microbatches=1).prediction
+    again = search.plan(graph, microbatches=1, recompute="full").prediction
+    taken_s = list[float]()
+    for share in (0.95, 0.9, 0.85, 0.8, least):
+        plan = limited(search, share * free.memory.total_bytes).plan(graph, microbatches=1)
+        assert fits(plan)
+        taken_s.append(plan.prediction.step_s)
+    assert taken_s == sorted(taken_s)
+    assert len(set(taken_s)) >= 3
+    assert taken_s[0] < free.step_s + (again.step_s - free.step_s) / 3
 
 
 def test_mixtures_are_about_as_fast_as_memory_allows() -> None:
