@@ -59,7 +59,7 @@ class Counts:
 
         After the fewest, it goes on with `number`, or with half as many until one is tried.
         """
-        if not (self._may_fit or self._unrivalled):
+        if not (self._unrivalled or self._may_fit):
             return
         if not (yield from self._at(0)):  # in which nothing is gathered or summed twice
             return

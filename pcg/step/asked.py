@@ -66,17 +66,15 @@ class _Asked:
         self, graph: Graph, operations: Sequence[Operation], execution: Execution, where: Mapping[str, str]
     ) -> None:
         self.graph, self.execution, self.where, self.used = graph, execution, where, set[tuple[str, str]]()
-        self._word, self._said, self._named = (
-            cache(execution.recompute_of),
-            cache(self._of_module),
-            cache(self._of_place),
-        )
+        self._word = cache(execution.recompute_of)
         self._listed: dict[str, Listed] = {}
-        self.wishes = {o.name: self._decided(o.block, self.where[o.name]) for o in operations}
+        of_module, of_place = cache(self._of_module), cache(self._of_place)  # kept by no attribute, which were a cycle
 
-    def _decided(self, block: str, place: str) -> Wish:
-        said = self._said(block, place.partition(":")[0])
-        return said if isinstance(said, Wish) else self._named(said, place)
+        def decided(block: str, place: str) -> Wish:
+            said = of_module(block, place.partition(":")[0])
+            return said if isinstance(said, Wish) else of_place(said, place)
+
+        self.wishes = {o.name: decided(o.block, where[o.name]) for o in operations}
 
     def _of_module(self, block: str, module: str) -> Wish | str:
         """What is said of all that lies in a module of a block, or the pattern that has a list."""

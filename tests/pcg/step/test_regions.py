@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from functools import cache
 from itertools import groupby
 from typing import Any
@@ -18,15 +19,17 @@ from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.layout import S
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.actions import actions
-from shardwright.pcg.step.asked import still_there
+from shardwright.pcg.step.asked import _Asked, still_there
 from shardwright.pcg.step.chunk import whole_chunk
 from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.operation import Operation
 from shardwright.pcg.step.operations import Operations
+from shardwright.pcg.step.places import places
 from shardwright.pcg.step.regions import _by_block
 from shardwright.pcg.types import TensorType
 from tests.each import each
 from tests.lowering.parallelize import parallelize
+from tests.search.graphs import blocks
 
 
 def test_blocks_are_put_side_by_side_in_time_that_grows_with_their_number() -> None:
@@ -197,6 +200,18 @@ def test_places_that_a_rewrite_took_away_are_forgotten() -> None:
         ("layers.2", "none"), ("layers.[01]", ("norm", "up:linear/combine")), ("layers.*", "full"),
     )  # fmt: skip
     assert still_there(graph, moved, full := Execution(recompute="full")) is full
+
+
+def test_what_was_asked_is_forgotten_by_the_time_it_is_answered() -> None:
+    """The collector of cycles is paused in a search, which asks hundreds of times."""
+    graph = blocks()
+    listed = Operations(graph).listed
+    run = Execution(recompute={"layers.*": ["mlp:linear"]})
+    asked = _Asked(graph, listed, run, places(graph, {o.name: o.block for o in listed}))
+    assert {wish.mode for wish in asked.wishes.values()} == {"none", "full"}
+    gone = weakref.ref(asked)
+    del asked
+    assert gone() is None
 
 
 def test_many_patterns_take_no_more_than_seconds() -> None:
