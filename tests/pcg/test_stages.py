@@ -28,7 +28,9 @@ def test_a_graph_with_sends_denotes_what_it_denotes_without(name: str) -> None:
         graph = as_run(of_one_stage(found, roles, 2))
         for stages in (2, 4):
             parts = cut(graph, evenly(graph, stages))
-            sent = parts.with_sends().validate()
+            sent = parts.with_sends()
+            assert "types" in vars(sent)  # so it is checked, whatever is asked of it
+            sent.validate()
             assert difference(sent.erased(), graph.erased()) is None
             assert all(replace(typed).types == typed.types for typed in (graph, sent))  # as if nothing were known
             assert parse_graph(print_graph(sent)) == sent

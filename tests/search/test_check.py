@@ -158,6 +158,19 @@ def test_what_a_run_asks_for_has_to_be_there() -> None:
         check_plan(asking, mlp(), every_choice)
 
 
+def test_microbatches_that_need_each_other_are_refused() -> None:
+    """Of a loss that is no sum over the batch."""
+    b = GraphBuilder()
+    x = b.leaf("x", "input", (8, 16), "float32", "x")
+    w = b.leaf("w", "parameter", (16, 16), "float32", "block.w", grad=True)
+    graph = b.graph([("loss", b.op("exp", b.op("sum", b.op("linear", x, w), dims=(0, 1), keepdim=False)))])
+    plan, search = planned(graph), Planner(cluster(2), every_choice)
+    check_plan(plan, graph, every_choice)
+    cut = replace(plan, graph=search.solve(graph, Mesh.of(mb=2, dp=2), ("data",), "test").graph)
+    with pytest.raises(PlanError, match=r"plan for 'test': exp.* the loss is not a sum or mean over the batch"):
+        check_plan(cut, graph, every_choice)
+
+
 def test_draws_in_another_order_are_refused() -> None:
     graph = with_dropout()
     first, second = (n for n in graph.nodes if n.op == "dropout")

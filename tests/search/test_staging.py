@@ -20,6 +20,7 @@ from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.stages import Stages as Cut
 from shardwright.pcg.step.execution import Execution, Schedule
 from shardwright.pcg.step.meshes import stage_meshes
+from shardwright.pcg.step.schedules import Item, orders
 from shardwright.search import planner as search_planner
 from shardwright.search.anytime import Stop
 from shardwright.search.asked import Asked, RecomputeMode, Stages
@@ -205,6 +206,21 @@ def test_stages_that_do_not_compute_what_is_run_are_refused(monkeypatch: pytest.
     check_plan(plan, graph, every_choice)
     monkeypatch.setattr(Cut, "with_sends", broken)
     with pytest.raises(PlanError, match=r"its stages do not compute the captured graph: .* the model %.* = relu\(\)"):
+        check_plan(plan, graph, every_choice)
+
+
+def test_stages_that_wait_for_each_other_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, search = blocks(batch=32, width=64, layers=8, seq=8), planner()
+    plan = search.plan(graph, stages=2, schedule="1f1b", mesh=Mesh.of(x=4))
+
+    def broken(execution: Execution) -> list[list[Item]]:
+        """The first stage begins with what the second one gives."""
+        first, *rest = orders(execution)
+        backward = next(item for item in first if item.direction == "backward")
+        return [[backward, *(item for item in first if item != backward)], *rest]
+
+    monkeypatch.setattr("shardwright.search.check.orders", broken)
+    with pytest.raises(PlanError, match=r"plan for .*: schedule: .* waits for ever"):
         check_plan(plan, graph, every_choice)
 
 
