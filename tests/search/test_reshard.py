@@ -151,7 +151,7 @@ def test_moves_of_one_kind_cost_what_each_of_them_costs(tensor: TensorClass) -> 
     mesh = Mesh((TIME, "a", "b"), (2, *SIZES))
     priced = MoveCosts(cluster(8, link_bytes_per_s=1e8), mesh)
     states = valid_states(SHAPE, ((R, C, P, S(0)), *PER_AXIS), mesh.sizes)
-    cost, (pairs, kinds, parts, times) = _priced(replace(tensor, shape=()), states, priced)
+    cost, (pairs, kinds, parts, times) = _priced(replace(tensor, shape=()), states, priced.loop, mesh.sizes)
     cost = cost.copy()
     cost[pairs] += (times @ np.array([priced.part_s(part, 16 * 24) for part in parts]))[kinds]
     assert len(times) < len(kinds) / 3
