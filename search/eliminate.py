@@ -32,6 +32,8 @@ LARGE_RESULT = 2**14
 """The same of what is left of a table: shared results stay in memory as long as the solver."""
 MOST_ENTRIES = 2**25
 """Of all tables of one elimination together, where they are not shared; that takes about as long as to do without."""
+_PART_ENTRIES = 2**23
+"""The same of a part of a model that is solved alone: there are many of these."""
 LARGEST = 10**7
 """Of one of them: 80 MB."""
 MANY_VARIABLES = 2**12
@@ -117,15 +119,21 @@ def _within_bounds(model: Model, rounds: int, ceiling: float) -> Solution:
     if rounds and sum(left.sizes) < _FEWER * sum(model.sizes):
         best = min(_solve(left, left.min_fill(), rounds - 1, found.ceiling), first, key=lambda s: s.objective)
     else:
-        choices = improved(model, found.choices, lambda part: s.choices if (s := _eliminated(part)) else None)
+        choices = improved(model, found.choices, _solved_alone)
         best = replace(first, choices=choices, objective=model.cost(choices))
     return replace(best, bound=min(max(first.bound, best.bound), best.objective))
 
 
-def _eliminated(model: Model) -> Solution | None:
+def _solved_alone(part: Model) -> tuple[int, ...] | None:
+    """The choices of the optimum of a part of a model, if its tables are not too large."""
+    solution = _eliminated(part, _PART_ENTRIES)
+    return None if solution is None else solution.choices
+
+
+def _eliminated(model: Model, most: int | None = None) -> Solution | None:
     """The optimum, if the tables on the way are not too large, alone and together. They are not kept."""
     order = model.min_fill()
-    if order.entries > MOST_ENTRIES or order.largest_table > LARGEST:
+    if order.entries > (MOST_ENTRIES if most is None else most) or order.largest_table > LARGEST:
         return None
     return _Elimination(model, Forgetful()).run(order.variables)
 
