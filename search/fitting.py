@@ -185,7 +185,8 @@ class _Walk:
             between = problem.solve(price)
             gained_s = best.seconds - between.seconds - price * (between.num_bytes - best.num_bytes)
             grain_s = (best.seconds - over.seconds) / max(self.num_blocks, 1) / 2  # a mixture is of whole blocks
-            if between.keeping in (over.keeping, best.keeping) or gained_s + grain_s < little_s:
+            is_close = gained_s + grain_s < little_s and self.candidate.execution.num_stages == 1  # and of all stages
+            if is_close or between.keeping in (over.keeping, best.keeping):
                 break
             tried = self._fitted(between)
             if tried.candidate.fits:
