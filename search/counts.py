@@ -2,9 +2,9 @@
 
 Fewer take less time but for one thing: less memory is left, and layouts may have to be slower ones. So the fewest that
 fit are looked for; the fewest of all are tried also where a step down was slower; and while memory makes the layouts
-slower, more of them. What is tried next is proposed by its floor, about which a step takes at least; floors
-grow with the number of microbatches. Who asks goes on with what is likeliest among several ways, and with nothing that
-cannot win (`Tuner.ways`).
+slower, more of them. What is tried next is proposed by its floor, about which a step takes at least; floors grow with
+the number of microbatches. Who asks goes on with what is likeliest among several ways, and with nothing that cannot
+win (`Tuner.ways`).
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ def _within_bounds(model: Model, rounds: int, ceiling: float) -> Solution:
         return first
     left = model.left_with(found.left)
     left.drop_dominated()
-    if (exact := _eliminated(left)) is not None:
+    if (exact := _eliminated(left, MOST_ENTRIES)) is not None:
         return exact
     if rounds and sum(left.sizes) < _FEWER * sum(model.sizes):
         best = min(_solve(left, left.min_fill(), rounds - 1, found.ceiling), first, key=lambda s: s.objective)
@@ -130,10 +130,10 @@ def _solved_alone(part: Model) -> tuple[int, ...] | None:
     return None if solution is None else solution.choices
 
 
-def _eliminated(model: Model, most: int | None = None) -> Solution | None:
-    """The optimum, if the tables on the way are not too large, alone and together. They are not kept."""
+def _eliminated(model: Model, most: int) -> Solution | None:
+    """The optimum, if no table on the way is too large, and all together have `most` entries. They are not kept."""
     order = model.min_fill()
-    if order.entries > (MOST_ENTRIES if most is None else most) or order.largest_table > LARGEST:
+    if order.entries > most or order.largest_table > LARGEST:
         return None
     return _Elimination(model, Forgetful()).run(order.variables)
 

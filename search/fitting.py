@@ -184,8 +184,9 @@ class _Walk:
             price = (best.seconds - over.seconds) / (over.num_bytes - best.num_bytes)
             between = problem.solve(price)
             gained_s = best.seconds - between.seconds - price * (between.num_bytes - best.num_bytes)
-            grain_s = (best.seconds - over.seconds) / max(self.num_blocks, 1) / 2  # a mixture is of whole blocks
-            is_close = gained_s + grain_s < little_s and self.candidate.execution.num_stages == 1  # and of all stages
+            # a mixture is of whole blocks, and with stages the last ones, which keep more in it, are those of one stage
+            grain_s = (best.seconds - over.seconds) / max(self.num_blocks, 1) / 2
+            is_close = gained_s + grain_s < little_s and self.candidate.execution.num_stages == 1
             if is_close or between.keeping in (over.keeping, best.keeping):
                 break
             tried = self._fitted(between)

@@ -87,7 +87,7 @@ def test_tables_that_are_too_large_are_not_made(limit: str, monkeypatch: pytest.
     least = {"MOST_ENTRIES": order.entries, "LARGEST": order.largest_table}[limit]
     for most, is_solved in ((least, True), (least - 1, False)):
         monkeypatch.setattr(eliminate, limit, most)
-        assert (eliminate._eliminated(model) is not None) == is_solved
+        assert (eliminate._eliminated(model, eliminate.MOST_ENTRIES) is not None) == is_solved
 
 
 @pytest.mark.usefixtures("small_tables")
