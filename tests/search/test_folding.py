@@ -197,3 +197,21 @@ def test_runs_that_read_the_same_have_about_the_optimum_of_the_whole(role: str) 
     assert objectives[0] * (1 - 1e-9) <= objectives[1] <= 1.05 * objectives[0]
     plan = Planner(solver.cluster, every_choice).plan(graph)
     check_plan(plan, graph, every_choice)
+
+
+def test_what_does_not_fit_unfolded_is_solved_whole_if_that_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, solver = blocks(16, 64, layers=8, seq=16), Solver(cluster(2), every_choice)
+    few = solver.solve(fold(graph), Mesh.of(x=2), ("free",), "test")
+    whole = solver.again_whole(graph, fold(graph), few)
+    small, asked = solver.within(whole.prediction.memory.total_bytes - 1), list[Folded]()
+
+    def solve(folded: Folded, *rest: object, **options: object) -> object:
+        asked.append(folded)
+        return whole
+
+    monkeypatch.setattr(small, "solve", solve)
+    for most, number in ((len(graph.nodes), 1), (len(graph.nodes) - 1, 0)):
+        monkeypatch.setattr("shardwright.search.solving._MOST_NODES", most)
+        asked.clear()
+        assert small.again_whole(graph, fold(graph), few).graph == whole.graph
+        assert len(asked) == number
