@@ -18,7 +18,7 @@ from shardwright.pcg.analysis import constant_nodes, read_again
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.step.parameters import module_block
 
-MIN_TIMES = 4
+MIN_TIMES = 3
 """Runs of fewer blocks stay as they are."""
 
 

@@ -29,7 +29,7 @@ def test_a_run_of_equal_blocks_is_its_first_one() -> None:
 
 
 def test_few_blocks_and_graphs_without_modules_stay() -> None:
-    for graph in (blocks(layers=3), mlp(layers=6)):
+    for graph in (blocks(layers=2), mlp(layers=6)):
         assert fold(graph).graph is graph
         assert fold(graph).repeats == {}
 
