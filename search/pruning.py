@@ -44,16 +44,12 @@ def undominated(unary: np.ndarray, tables: Sequence[np.ndarray]) -> np.ndarray:
     keep = np.flatnonzero(np.isfinite(unary))
     left = keep[np.argsort(rows[keep].sum(1, where=np.isfinite(rows[keep])), kind="stable")]
     rows, winners = rows[left], list[int]()
-    if len(set(rows.argmin(0).tolist())) == len(
-        left
-    ):  # the first of those that cost the least somewhere is never beaten
+    if len(set(rows.argmin(0).tolist())) == len(left):  # the first of those that cost least somewhere is never beaten
         return np.sort(left)
     while len(left):
         first = max(1, _COMPARED // rows.size)
-        beats = np.all(rows[:first, None] <= rows, axis=2)
-        beaten: np.ndarray = np.triu(beats, 1).any(
-            0
-        )  # by an earlier one, which is left or is itself beaten by one that is
+        beats = np.logical_and.reduce(rows[:first, None] <= rows, axis=2)
+        beaten: np.ndarray = np.triu(beats, 1).any(0)  # by an earlier one: that is left, or one that is left beats it
         winners += left[:first][~beaten[:first]].tolist()
         beaten[:first] = True
         left, rows = left[~beaten], rows[~beaten]

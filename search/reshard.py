@@ -89,7 +89,7 @@ def close(tensor: TensorClass, states: tuple[Layouts, ...], costs: MoveCosts) ->
     for k in range(len(states)):
         through = cost[:, k, None] + cost[k]
         better = through < most
-        if better.any():
+        if np.count_nonzero(better):
             cost = np.where(better, through, cost)
             following = np.where(better, following[:, k, None], following)
             most = cost - 1e-15

@@ -57,6 +57,12 @@ def _fed(graph: Graph) -> frozenset[str]:
     return frozenset(n.name for n in graph.nodes if not n.is_leaf and n.name in fed and n.name not in constants)
 
 
+@lru_cache(maxsize=8)
+def _places(graph: Graph) -> Mapping[str, int]:
+    """Where each node stands in its order."""
+    return {node.name: i for i, node in enumerate(graph.nodes)}
+
+
 def between(graph: Graph, starts: Sequence[str], ends: Sequence[str]) -> Part | None:
     """The part from some values to others, or None where something else in it is read from outside.
 
@@ -143,12 +149,12 @@ def _needed(graph: Graph, starts: Iterable[str], ends: Iterable[str]) -> set[str
 
 def _inside(graph: Graph, needed: set[str]) -> list[Node]:
     """The operators of a part: what is fed, and what is made for it alone, as a transposed weight or a number."""
-    fed, names = _fed(graph), set[str]()
-    for node in reversed(graph.nodes):
-        users = graph.users[node.name]
-        if node.name in needed and not node.is_leaf and (node.name in fed or (users and names.issuperset(users))):
-            names.add(node.name)
-    return [node for node in graph.nodes if node.name in names]
+    fed, at, names = _fed(graph), _places(graph), set[str]()
+    for name in sorted(needed, key=at.__getitem__, reverse=True):
+        users = graph.users[name]
+        if not graph.by_name[name].is_leaf and (name in fed or (users and names.issuperset(users))):
+            names.add(name)
+    return [graph.by_name[name] for name in sorted(names, key=at.__getitem__)]
 
 
 class Transplanted(NamedTuple):

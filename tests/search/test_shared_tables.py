@@ -17,7 +17,7 @@ from shardwright.search.building import ProblemBuilder
 from shardwright.search.eliminate import Eliminator, minimize_last
 from shardwright.search.interning import Interned, Interner
 from shardwright.search.model import Model
-from shardwright.search.problem import Costs, Prices, Problem, Way
+from shardwright.search.problem import Costs, Prices, Problem, Solution, Way
 from tests.search.graphs import cluster, every_choice, mlp, num_made
 
 Array = np.ndarray
@@ -203,14 +203,19 @@ def test_dominated_choices_are_dropped() -> None:
     assert left(made) == [2, 2]
 
 
-def test_choices_are_dropped_only_where_tables_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bounds_are_sought_only_where_tables_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small ones are eliminated sooner than what can be dropped of them is found."""
-    dropped = list[int]()
-    monkeypatch.setattr(Model, "drop_dominated", lambda model: dropped.append(sum(model.sizes)))
+    bounded, within = list[int](), eliminate._within_bounds
+
+    def seen(model: Model, rounds: int, ceiling: float) -> Solution:
+        bounded.append(sum(model.sizes))
+        return within(model, rounds, ceiling)
+
+    monkeypatch.setattr(eliminate, "_within_bounds", seen)
     for large, expected in ((4 * 4 + 1, []), (4 * 4, [6 * 4])):
         monkeypatch.setattr(eliminate, "LARGE_TABLE", large)
         order_of(chain(6))
-        assert dropped[:1] == expected
+        assert bounded[:1] == expected
 
 
 def test_lifetimes_of_weights_share_the_tables_of_all_else() -> None:
