@@ -165,15 +165,22 @@ def _combined(
         is_held = all(can_hold(extents, x, own) for extents, x in zip(shapes, layouts, strict=True))
         return is_held and signature.indivisible([choice for choice, _, _ in combination], own) is None
 
-    found, alone = list[Choice](), list[list[tuple[_Option, set[tuple[int, int] | str]]]]()
-    for options, size in zip(per_axis, sizes, strict=True):
-        alone.append([(option, _split_by(option)) for option in options if hold([option], (size,))])
-    for pairs in product(*alone):
-        combination, split = [option for option, _ in pairs], [own for _, own in pairs]
-        if len(set().union(*split)) == sum(map(len, split)) or hold(combination, sizes):
-            names, needs, made = zip(*combination, strict=True)
-            found.append((names, tuple(zip(*needs, strict=True)), made))
-    return tuple(found)
+    alone = tuple(
+        tuple(option for option in options if hold([option], (size,)))
+        for options, size in zip(per_axis, sizes, strict=True)
+    )
+    return tuple(choice for choice, shared in _together(alone) if not shared or hold(shared, sizes))
+
+
+@lru_cache(maxsize=4096)
+def _together(per_axis: tuple[tuple[_Option, ...], ...]) -> list[tuple[Choice, tuple[_Option, ...]]]:
+    """All combinations, of axes of any size; each with itself if axes split the same, so that it may not fit."""
+    found, split = list[tuple[Choice, tuple[_Option, ...]]](), [list(map(_split_by, options)) for options in per_axis]
+    for combination, parts in zip(product(*per_axis), product(*split), strict=True):
+        names, needs, made = zip(*combination, strict=True)
+        apart = len(set().union(*parts)) == sum(map(len, parts))
+        found.append(((names, tuple(zip(*needs, strict=True)), made), () if apart else combination))
+    return found
 
 
 def _split_by(option: _Option) -> set[tuple[int, int] | str]:

@@ -109,23 +109,21 @@ def _priced(
     kind of move runs each part.
     """
     pairs, numbers, kinds = _neighbours(states, loop.time, sizes)
-    fixed, rows, known = np.full(len(kinds), inf), list[dict[int, int]](), dict[MovePart, int]()
+    fixed, often, known = [inf] * len(kinds), list[tuple[int, int, int]](), dict[MovePart, int]()
     for number, (state, axis, after, move) in enumerate(kinds):
-        row, ends = dict[int, int](), {state[axis].kind, after.kind}
-        rows.append(row)
+        ends = state[axis].kind, after.kind
         if not tensor.grad and "C" in ends:  # the same as R
             fixed[number] = 0.0 if "R" in ends else inf
         elif move is not None:
             fixed[number], parts = loop.parts(tensor, state, move)
-            for part in parts:
-                place = known.setdefault(part._replace(times=1), len(known))
-                row[place] = row.get(place, 0) + part.times
-    times = np.zeros((len(rows), len(known)))
-    for at, row in enumerate(rows):
-        times[at, list(row)] = list(row.values())
+            often += [(number, known.setdefault(part, len(known)), many) for part, many in parts]
+    times = np.zeros((len(kinds), len(known)))
+    if often:
+        rows, columns, many = zip(*often, strict=True)
+        np.add.at(times, (rows, columns), many)
     cost = np.full((len(states), len(states)), inf)
     np.fill_diagonal(cost, 0.0)
-    cost[pairs] = fixed[numbers]
+    cost[pairs] = np.array(fixed)[numbers]
     return cost, (pairs, numbers, tuple(known), times)
 
 

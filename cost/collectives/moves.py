@@ -50,7 +50,7 @@ class TensorClass:
 
 
 class MovePart(NamedTuple):
-    """A collective that a move runs so many `times`: of `item_bytes` for each element of a tensor.
+    """A collective that a move runs: of `item_bytes` for each element of a tensor.
 
     `others`: the other axes that divide the tensor. `together`: as `TensorClass` has it.
     """
@@ -59,7 +59,6 @@ class MovePart(NamedTuple):
     axis: int
     others: tuple[int, ...]
     item_bytes: float
-    times: int
     together: float = 0.0
 
 
@@ -75,28 +74,28 @@ class Loop:
     num_microbatches: int = 1
     by_microbatch: bool = False
 
-    def parts(self, tensor: TensorClass, state: Layouts, move: Move) -> tuple[float, tuple[MovePart, ...]]:
-        """Of `MoveCosts.move_s`: what does not depend on the shape of the tensor, and what runs that does."""
+    def parts(self, tensor: TensorClass, state: Layouts, move: Move) -> tuple[float, list[tuple[MovePart, int]]]:
+        """Of `MoveCosts.move_s`: what does not depend on the shape of the tensor, and how often what runs that does."""
         if move.axis == self.time:
             waits = len(move.kind.operators) > 1 and not (self.by_microbatch and not move.after.is_shard)
-            return (AFTER_THE_LOOP_S if move.before.is_shard or waits else 0.0), ()
+            return (AFTER_THE_LOOP_S if move.before.is_shard or waits else 0.0), []
         if (tensor.view and move.before.is_shard) or (tensor.stored and move.kind.forward == "all_to_all"):
-            return inf, ()
+            return inf, []
         if self.time is not None and tensor.grad and not tensor.together and _is_gather(tensor, move):
             once = state[self.time] == R
             if tensor.zero == "zero-1" and not once:
-                return inf, ()
+                return inf, []
             if once and tensor.zero != "zero-1":
                 often = (*state[: self.time], C, *state[self.time + 1 :])
                 more, (fixed_s, parts) = 2 * self.num_microbatches, self.parts(tensor, often, move)
-                return more * fixed_s, tuple(part._replace(times=more * part.times) for part in parts)
+                return more * fixed_s, [(part, more * times) for part, times in parts]
         others = tuple(a for a, x in enumerate(state) if x.is_shard and a != move.axis)
         avoided = tensor.view and not tensor.together and (move.before, move.after) == (R, C)
         behind = 2 if avoided else 1  # more than all that it would spare
         sent = self.sent_bytes(tensor, state, move, 1)
-        return 0.0, tuple(
-            MovePart(name, move.axis, others, each, behind * times, tensor.together) for name, each, times in sent
-        )
+        return 0.0, [
+            (MovePart(name, move.axis, others, each, tensor.together), behind * times) for name, each, times in sent
+        ]
 
     def sent_bytes(
         self, tensor: TensorClass, state: Layouts, move: Move, num_elements: float
@@ -175,7 +174,7 @@ class MoveCosts:
         """
         fixed_s, parts = self.loop.parts(tensor, state, move)
         num_elements = prod(tensor.shape)
-        return fixed_s + sum(part.times * self.part_s(part, num_elements) for part in parts)
+        return fixed_s + sum(times * self.part_s(part, num_elements) for part, times in parts)
 
     def part_s(self, part: MovePart, num_elements: int) -> float:
         """Seconds of a part of a move of a tensor of so many elements, once."""
