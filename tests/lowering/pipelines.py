@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -77,10 +78,14 @@ def step(parallel: ParallelModule, batch: dict[str, Tensor]) -> Outcome:
     return loss, gradients(parallel)
 
 
-def in_stages(found: Case, graph: Graph, execution: Execution) -> list[Outcome]:
-    """On every rank."""
-    world = num_devices(graph.mesh, execution)
-    return run_ranks(lambda: step(found.lower(graph, execution), found.batch), world, 60)
+def in_stages(found: Case, plans: Sequence[tuple[Graph, Execution]]) -> list[list[Outcome]]:
+    """Of each plan, on every rank. Plans of equally many ranks run one after another in the same processes."""
+    worlds, outcomes = [num_devices(graph.mesh, execution) for graph, execution in plans], dict[int, list[Outcome]]()
+    for world in sorted(set(worlds)):
+        numbers = [number for number, own in enumerate(worlds) if own == world]
+        ranks = run_ranks(lambda: [step(found.lower(*plans[n]), found.batch) for n in numbers], world, 120)  # noqa: B023
+        outcomes |= dict(zip(numbers, map(list, zip(*ranks, strict=True)), strict=True))
+    return [outcomes[number] for number in range(len(plans))]
 
 
 def worst_error(by_rank: list[Outcome], expected: Outcome) -> float:

@@ -15,6 +15,7 @@ from shardwright.cost.timeline.program import program
 from shardwright.lowering.dryrun import dry_run
 from shardwright.lowering.launch import run_ranks
 from shardwright.lowering.outside import find_outside
+from shardwright.pcg.graph import Graph
 from shardwright.pcg.stages import cut
 from shardwright.pcg.step.execution import Execution, Schedule
 from shardwright.pcg.step.lifetimes import Zero
@@ -38,10 +39,12 @@ def test_steps_in_stages_are_those_of_one_process(name: str, cells: list[Cell]) 
     """Dropout on; a tied head, and in T5 an encoder that all decoder blocks read."""
     found = case(name)
     expected = in_one_process(found)
+    plans = list[tuple[Graph, Execution]]()
     for stages, schedule, chunks, roles, many, zero in cells:
         graph = of_one_stage(found, roles, many, zero)
-        by_rank = in_stages(found, graph, evenly(graph, stages, schedule, chunks))
-        assert worst_error(by_rank, expected) < 1e-11, (stages, schedule, roles, many, zero)
+        plans.append((graph, evenly(graph, stages, schedule, chunks)))
+    for cell, by_rank in zip(cells, in_stages(found, plans), strict=True):
+        assert worst_error(by_rank, expected) < 1e-11, cell
 
 
 def test_gradients_of_weights_are_put_off() -> None:
@@ -111,7 +114,7 @@ def test_ranks_have_backward_in_two_parts_where_it_is_priced_so(
     for priced, outside in zip(stages, outsides, strict=True):
         names = {task.name.removesuffix(" weights") for task in priced.weights.tasks}
         assert names == outside.apart
-    assert worst_error(in_stages(found, graph, execution), in_one_process(found)) < 1e-11
+    assert worst_error(in_stages(found, [(graph, execution)])[0], in_one_process(found)) < 1e-11
 
 
 def test_dry_runs_of_stages_are_as_predicted() -> None:

@@ -541,7 +541,7 @@ def test_operators_without_a_row_run_in_stages(schedule: Schedule) -> None:
     graph = of_one_stage(found, (), 4)
     assert {node.op for node in graph.nodes} >= {"opaque"}
     check_stages(graph, execution := evenly(graph, 2, schedule), None)
-    assert worst_error(in_stages(found, graph, execution), in_one_process(found)) < 1e-11
+    assert worst_error(in_stages(found, [(graph, execution)])[0], in_one_process(found)) < 1e-11
 
 
 class Widening(nn.Module):

@@ -20,11 +20,12 @@ from shardwright.lowering.module import lower
 from shardwright.lowering.movement import take
 from shardwright.lowering.storage import slices
 from shardwright.pcg.errors import DistributedError
-from shardwright.pcg.step.execution import Schedule
+from shardwright.pcg.graph import Graph
+from shardwright.pcg.step.execution import Execution, Schedule
 from shardwright.pcg.step.lifetimes import Zero
 from shardwright.search.plan import Plan, SearchReport
 from tests.lowering.pipelines import evenly, in_one_process, in_stages, of_one_stage, step, worst_error
-from tests.lowering.runs import doubled
+from tests.lowering.runs import Case, doubled
 from tests.lowering.test_microbatches import case
 
 Cell = tuple[tuple[int, ...], Schedule, int, tuple[str, ...], int, Zero]
@@ -42,12 +43,16 @@ CELLS: list[Cell] = [
 @pytest.mark.parametrize(("name", "cells"), [("gpt", CELLS), ("llama", CELLS[:2])], ids=["gpt", "llama"])
 def test_steps_are_those_of_one_process(name: str, cells: list[Cell]) -> None:
     """Dropout on."""
-    found = case(name)
-    expected = in_one_process(found)
+    assert_steps_are_those_of_one_process(case(name), cells)
+
+
+def assert_steps_are_those_of_one_process(found: Case, cells: list[Cell], **options: Any) -> None:
+    expected, plans = in_one_process(found), list[tuple[Graph, Execution]]()
     for sizes, schedule, chunks, roles, many, zero in cells:
         graph = of_one_stage(found, roles, many, zero)
-        execution = evenly(graph, len(sizes), schedule, chunks, sizes)
-        assert worst_error(in_stages(found, graph, execution), expected) < 1e-11, (sizes, schedule, roles, many, zero)
+        plans.append((graph, evenly(graph, len(sizes), schedule, chunks, sizes, **options)))
+    for cell, by_rank in zip(cells, in_stages(found, plans), strict=True):
+        assert worst_error(by_rank, expected) < 1e-11, cell
 
 
 MORE: list[Cell] = [
@@ -60,12 +65,7 @@ MORE: list[Cell] = [
 @pytest.mark.parametrize("name", ["t5", "bert", "vit"])
 def test_steps_of_more_models(name: str) -> None:
     """Encoders, of which one is read by all blocks of a decoder."""
-    found = doubled(name)
-    expected = in_one_process(found)
-    for sizes, schedule, chunks, roles, many, zero in MORE:
-        graph = of_one_stage(found, roles, many, zero)
-        execution = evenly(graph, len(sizes), schedule, chunks, sizes, recompute="full")
-        assert worst_error(in_stages(found, graph, execution), expected) < 1e-11, (sizes, schedule, roles, many, zero)
+    assert_steps_are_those_of_one_process(doubled(name), MORE, recompute="full")
 
 
 @pytest.mark.parametrize(("sizes", "roles"), [((2, 1), ("tensor",)), ((1, 2), ("data",))])
