@@ -12,14 +12,12 @@ from torch import Tensor, nn
 from shardwright.api import certified_choices
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.lowering.exact import seed_exactly
-from shardwright.lowering.launch import run_ranks
 from shardwright.lowering.module import ParallelModule
 from shardwright.pcg.capture import find_loss
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import Execution, Schedule
 from shardwright.pcg.step.lifetimes import Zero, with_lifetimes
-from shardwright.pcg.step.meshes import num_devices
 from shardwright.pcg.step.operations import Operations
 from shardwright.pcg.step.sections import sections, units
 from shardwright.pcg.step.time import as_run
@@ -79,13 +77,8 @@ def step(parallel: ParallelModule, batch: dict[str, Tensor]) -> Outcome:
 
 
 def in_stages(found: Case, plans: Sequence[tuple[Graph, Execution]]) -> list[list[Outcome]]:
-    """Of each plan, on every rank. Plans of equally many ranks run one after another in the same processes."""
-    worlds, outcomes = [num_devices(graph.mesh, execution) for graph, execution in plans], dict[int, list[Outcome]]()
-    for world in sorted(set(worlds)):
-        numbers = [number for number, own in enumerate(worlds) if own == world]
-        ranks = run_ranks(lambda: [step(found.lower(*plans[n]), found.batch) for n in numbers], world, 120)  # noqa: B023
-        outcomes |= dict(zip(numbers, map(list, zip(*ranks, strict=True)), strict=True))
-    return [outcomes[number] for number in range(len(plans))]
+    """Of each plan, on every rank."""
+    return found.on_ranks_of(plans, lambda parallel: step(parallel, found.batch))
 
 
 def worst_error(by_rank: list[Outcome], expected: Outcome) -> float:

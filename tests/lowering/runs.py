@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from functools import cache
 from typing import Any
@@ -22,6 +22,7 @@ from shardwright.pcg.graph import Graph
 from shardwright.pcg.layout import Layouts
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import DEFAULT, Execution
+from shardwright.pcg.step.meshes import num_devices
 from tests.lowering.parallelize import Choose, follow, parallelize
 
 Batch = dict[str, Tensor]
@@ -55,6 +56,17 @@ class Case:
     ) -> list[Any]:
         """`body(parallel)` on every rank of the graph's mesh."""
         return run_ranks(lambda: body(self.lower(graph, execution)), graph.mesh.num_devices, 30, **options)
+
+    def on_ranks_of(
+        self, plans: Sequence[tuple[Graph, Execution]], body: Callable[[ParallelModule], Any]
+    ) -> list[list[Any]]:
+        """Of each plan, `body(parallel)` on every rank. Those of equally many ranks run in the same processes."""
+        worlds, results = [num_devices(graph.mesh, execution) for graph, execution in plans], dict[int, list[Any]]()
+        for world in sorted(set(worlds)):
+            numbers = [number for number, own in enumerate(worlds) if own == world]
+            ranks = run_ranks(lambda: [body(self.lower(*plans[n])) for n in numbers], world, 120)  # noqa: B023
+            results |= dict(zip(numbers, map(list, zip(*ranks, strict=True)), strict=True))
+        return [results[number] for number in range(len(plans))]
 
 
 def of_zoo(name: str) -> Case:
@@ -148,6 +160,14 @@ def assert_same_step(found: Step, expected: Step, tolerance: float, case: str = 
 
 
 def assert_trains_as_serial(case: Case, graph: Graph, tolerance: float = 1e-11) -> None:
+    assert_all_train_as_serial(case, {"": graph}, tolerance)
+
+
+def assert_all_train_as_serial(case: Case, graphs: Mapping[str, Graph], tolerance: float = 1e-11) -> None:
+    """`graphs`: by the names that failures have."""
     expected = serial_step(case)
-    for step in case.on_ranks(graph, lambda parallel: parallel_step(parallel, case.batch)):
-        assert_same_step(step, expected, tolerance)
+    plans = [(graph, DEFAULT) for graph in graphs.values()]
+    by_plan = case.on_ranks_of(plans, lambda parallel: parallel_step(parallel, case.batch))
+    for name, steps in zip(graphs, by_plan, strict=True):
+        for step in steps:
+            assert_same_step(step, expected, tolerance, name)

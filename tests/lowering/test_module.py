@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import time
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from shardwright.pcg.analysis import buffers_in_backward
 from shardwright.pcg.errors import BatchError, DistributedError, PlanError, ShardwrightError
 from shardwright.pcg.layout import Layouts, R, S
 from shardwright.pcg.mesh import Mesh
-from shardwright.pcg.step.execution import Execution
+from shardwright.pcg.step.execution import DEFAULT, Execution
 from tests.lowering.runs import Case, assert_same_step, assert_trains_as_serial, parallel_step, serial_step, whole
 from tests.lowering.test_training import DATA, FUSED, GRID, MEGATRON, TWO, VOCAB_SPLIT, ZERO3, Convolutions, Net, both
 
@@ -96,27 +97,24 @@ def test_names_shapes_and_ties_are_the_models(net: Case) -> None:
     assert shapes["down.weight"] == (16, 12)
 
 
-@pytest.mark.parametrize(
-    "layouts",
-    [
-        (S(0), S(0)), (S(0), S(0, 2)), (S(0, 2), S(0)), (S(0, 3), R), (R, S(1, 2)), (S(1), S(0, 6)), (S(0, 4), S(0, 2)),
-    ],
-)  # fmt: skip
-def test_dtensors_hold_the_same_slices_as_ours(net: Case, layouts: Layouts) -> None:
+def test_dtensors_hold_the_same_slices_as_ours(net: Case) -> None:
     """`full_tensor`, DTensor's own gather, restores the parameter, so its placements mean what our layouts mean."""
+    cells: list[Layouts] = [
+        (S(0), S(0)), (S(0), S(0, 2)), (S(0, 2), S(0)), (S(0, 3), R), (R, S(1, 2)), (S(1), S(0, 6)), (S(0, 4), S(0, 2)),
+    ]  # fmt: skip
 
     def body(parallel: ParallelModule) -> None:
-        assert torch.equal(whole(parallel.get_parameter("qkv.weight")), net.model.get_parameter("qkv.weight"))
+        held = parallel.get_parameter("qkv.weight")
+        assert torch.equal(whole(held), net.model.get_parameter("qkv.weight"))
         parallel.forward_backward(**net.batch)
-        gradient = parallel.get_parameter("qkv.weight").grad
-        assert isinstance(gradient, DTensor)
-        assert gradient.placements == parallel.get_parameter("qkv.weight").placements  # pyright: ignore[reportAttributeAccessIssue]
+        assert isinstance(held.grad, DTensor)
+        assert held.grad.placements == held.placements  # pyright: ignore[reportAttributeAccessIssue]
 
-    net.on_ranks(net.graph(GRID, {"qkv.weight": layouts}, data_axes=(0, 1)), body)
+    graphs = [net.graph(GRID, {"qkv.weight": layouts}, data_axes=(0, 1)) for layouts in cells]
+    net.on_ranks_of([(graph, DEFAULT) for graph in graphs], body)
 
 
-@pytest.mark.parametrize("storage", [DATA, DATA | ZERO3, TENSOR], ids=["data", "zero3", "tensor"])
-def test_gradients_accumulate_and_are_cleared_as_in_torch(net: Case, storage: dict[str, Layouts]) -> None:
+def test_gradients_accumulate_and_are_cleared_as_in_torch(net: Case) -> None:
     def body(parallel: ParallelModule) -> None:
         def step() -> dict[str, Tensor]:
             torch.manual_seed(1)
@@ -147,11 +145,11 @@ def test_gradients_accumulate_and_are_cleared_as_in_torch(net: Case, storage: di
         (2 * parallel(**net.batch)).backward()
         same(gradients(parallel), 3)
 
-    net.on_ranks(net.graph(TWO, storage, data_axes=(0,)), body)
+    graphs = [net.graph(TWO, storage, data_axes=(0,)) for storage in (DATA, DATA | ZERO3, TENSOR)]
+    net.on_ranks_of([(graph, DEFAULT) for graph in graphs], body)
 
 
-@pytest.mark.parametrize("storage", [both(DATA, DATA), both(DATA | ZERO3, DATA)], ids=["data", "hybrid"])
-def test_two_forwards_and_one_backward(net: Case, storage: dict[str, Layouts]) -> None:
+def test_two_forwards_and_one_backward(net: Case) -> None:
     def body(parallel: ParallelModule) -> None:
         torch.manual_seed(1)
         for _ in range(2):
@@ -168,7 +166,8 @@ def test_two_forwards_and_one_backward(net: Case, storage: dict[str, Layouts]) -
         first.backward()
         torch.testing.assert_close(gradients(parallel), expected)
 
-    net.on_ranks(net.graph(GRID, storage, data_axes=(0, 1)), body)
+    graphs = [net.graph(GRID, both(storage, DATA), data_axes=(0, 1)) for storage in (DATA, DATA | ZERO3)]
+    net.on_ranks_of([(graph, DEFAULT) for graph in graphs], body)
 
 
 def test_evaluation_without_gradients_and_a_forward_without_backward(net: Case) -> None:
@@ -195,9 +194,8 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
-def test_training_with_clipping_equals_the_single_process(net: Case, make: Any) -> None:
-    def train(module: Any, step: Any, clip: Any) -> tuple[list[Tensor], list[Tensor], dict[str, Tensor]]:
+def test_training_with_clipping_equals_the_single_process(net: Case) -> None:
+    def train(make: Any, module: Any, step: Any, clip: Any) -> tuple[list[Tensor], list[Tensor], dict[str, Tensor]]:
         torch.manual_seed(2)
         optimizer, losses, norms = make(module.parameters()), [], []
         for _ in range(4):
@@ -207,14 +205,17 @@ def test_training_with_clipping_equals_the_single_process(net: Case, make: Any) 
             optimizer.step()
         return losses, norms, {name: whole(p).detach() for name, p in module.named_parameters()}
 
-    model = copy.deepcopy(net.model)
+    def alone(make: Any) -> tuple[list[Tensor], list[Tensor], dict[str, Tensor]]:
+        model = copy.deepcopy(net.model)
 
-    def serial_step() -> Tensor:
-        loss = model(**net.batch)
-        loss.backward()
-        return loss.detach()
+        def serial_step() -> Tensor:
+            loss = model(**net.batch)
+            loss.backward()
+            return loss.detach()
 
-    expected = train(model, serial_step, lambda: nn.utils.clip_grad_norm_(model.parameters(), 0.5))
+        return train(make, model, serial_step, lambda: nn.utils.clip_grad_norm_(model.parameters(), 0.5))
+
+    expected = {name: alone(make) for name, make in OPTIMIZERS.items()}
 
     def body(parallel: ParallelModule) -> None:
         def ours() -> Tensor:
@@ -224,18 +225,21 @@ def test_training_with_clipping_equals_the_single_process(net: Case, make: Any) 
             return nn.utils.clip_grad_norm_(parallel.parameters(), 0.5)
 
         start = {name: whole(p).clone() for name, p in parallel.named_parameters()}
-        for clip in (ours, torchs):
+        for (name, make), clip in product(OPTIMIZERS.items(), (ours, torchs)):
             parallel.load_state_dict(start | {"head.weight": start["tok.weight"]})
             parallel.zero_grad()
-            found = train(parallel, lambda: parallel.forward_backward(**net.batch), clip)
-            torch.testing.assert_close(found, expected, check_dtype=False, rtol=1e-6, atol=1e-7)
+            found = train(make, parallel, lambda: parallel.forward_backward(**net.batch), clip)
+            wrong = f"{name}, {clip.__name__}: "
+            torch.testing.assert_close(
+                found, expected[name], check_dtype=False, rtol=1e-6, atol=1e-7, msg=lambda m, wrong=wrong: wrong + m
+            )
 
     net.on_ranks(net.graph(GRID, both(DATA | {"up.bias": (S(0),)}, TENSOR), data_axes=(0,)), body)
 
 
-@pytest.mark.parametrize("order", [1.0, 2.0, float("inf")])
-def test_clip_norms(net: Case, order: float) -> None:
-    def body(parallel: ParallelModule) -> float:
+def test_clip_norms(net: Case) -> None:
+    def clipped(parallel: ParallelModule, order: float) -> float:
+        parallel.zero_grad()
         assert parallel.clip_grad_norm_(1.0) == 0
         torch.manual_seed(1)
         parallel.forward_backward(**net.batch)
@@ -245,9 +249,9 @@ def test_clip_norms(net: Case, order: float) -> None:
         flat = torch.cat([g.flatten() for g in gradients(parallel).values()])
         return float(torch.linalg.vector_norm(flat, order))
 
-    assert (
-        net.on_ranks(net.graph(GRID, both(DATA, TENSOR), data_axes=(0,)), body) == [pytest.approx(1e-3, rel=1e-2)] * 4
-    )
+    graph = net.graph(GRID, both(DATA, TENSOR), data_axes=(0,))
+    norms = net.on_ranks(graph, lambda parallel: [clipped(parallel, order) for order in (1.0, 2.0, float("inf"))])
+    assert norms == [pytest.approx([1e-3] * 3, rel=1e-2)] * 4
 
 
 LAYOUTS = {

@@ -25,6 +25,7 @@ from shardwright.pcg.types import TensorType
 from tests.lowering.runs import (
     Case,
     Step,
+    assert_all_train_as_serial,
     assert_same_step,
     assert_trains_as_serial,
     load_backends,
@@ -33,6 +34,8 @@ from tests.lowering.runs import (
 )
 
 BATCH, VOCAB, HIDDEN, FFN, SEQ = 8, 20, 16, 24, 12
+Cell = tuple[Mesh, dict[str, Layouts], tuple[int, ...]]
+"""A mesh, how leaves are stored on it, and the axes along which the batch is cut."""
 
 
 class Net(nn.Module):
@@ -99,59 +102,49 @@ VOCAB_SPLIT = {"tok.weight": (S(0),)}
 HIDDEN_SPLIT = {"tok.weight": (S(1),)}
 
 
-@pytest.mark.parametrize(
-    ("mesh", "storage", "data_axes"),
-    [
-        pytest.param(ONE, {}, (), id="one-rank"),
-        pytest.param(TWO, {}, (), id="replicated"),
-        pytest.param(TWO, DATA, (0,), id="data"),
-        pytest.param(TWO, DATA | ZERO3, (0,), id="zero3"),
-        pytest.param(TWO, MEGATRON, (), id="megatron"),
-        pytest.param(TWO, FUSED, (), id="blocked"),
-        pytest.param(TWO, VOCAB_SPLIT, (), id="vocabulary"),
-        pytest.param(TWO, HIDDEN_SPLIT, (), id="hidden"),
-        pytest.param(TWO, MEGATRON | FUSED | VOCAB_SPLIT, (), id="all-split"),
-        pytest.param(TWO, {"ids": (S(1),), "labels": (S(1),)}, (0,), id="sequence"),
-        pytest.param(Mesh.of(dp=4), DATA | ZERO3, (0,), id="zero3-on-4"),
-    ],
-)
-def test_one_axis(net: Case, mesh: Mesh, storage: dict[str, Layouts], data_axes: tuple[int, ...]) -> None:
-    assert_trains_as_serial(net, net.graph(mesh, storage, data_axes=data_axes))
-
-
 def both(outer: dict[str, Layouts], inner: dict[str, Layouts]) -> dict[str, Layouts]:
     return {name: (*outer.get(name, (R,)), *inner.get(name, (R,))) for name in outer | inner}
 
 
-@pytest.mark.parametrize(
-    "storage",
-    [
-        pytest.param(both(DATA, {}), id="data-and-nothing"),
-        pytest.param(both(DATA, MEGATRON | FUSED), id="data-and-tensor"),
-        pytest.param(both(DATA, VOCAB_SPLIT | MEGATRON), id="data-and-vocabulary"),
-        pytest.param(both(DATA, DATA), id="data-twice"),
-        pytest.param(
-            both(DATA | {"up.weight": (S(0, 2),), "tok.weight": (S(0, 2),)}, MEGATRON | VOCAB_SPLIT),
-            id="zero3-inside-tensor",
-        ),
-        pytest.param(both(DATA | {"up.weight": (S(1),), "down.weight": (S(0),)}, MEGATRON), id="zero3-across-tensor"),
-    ],
-)
-def test_two_axes(net: Case, storage: dict[str, Layouts]) -> None:
-    assert_trains_as_serial(net, net.graph(GRID, storage, data_axes=(0,)))
+def assert_train_as_serial(case: Case, cells: dict[str, Cell], tolerance: float = 1e-11) -> None:
+    graphs = {name: case.graph(mesh, storage, data_axes=axes) for name, (mesh, storage, axes) in cells.items()}
+    assert_all_train_as_serial(case, graphs, tolerance)
 
 
-@pytest.mark.parametrize(
-    "storage",
-    [
-        pytest.param(both(DATA | ZERO3, DATA), id="hybrid"),
-        pytest.param(both(DATA, DATA | ZERO3), id="hybrid-inside"),
-        pytest.param(both(DATA | ZERO3, DATA | ZERO3), id="zero3-on-both"),
-        pytest.param(both(DATA | {"up.weight": (S(0),)}, DATA | {"up.weight": (S(1),)}), id="two-dimensions"),
-    ],
-)
-def test_two_data_axes(net: Case, storage: dict[str, Layouts]) -> None:
-    assert_trains_as_serial(net, net.graph(GRID, storage, data_axes=(0, 1)))
+def test_one_axis(net: Case) -> None:
+    cells: dict[str, Cell] = {
+        "one rank": (ONE, {}, ()),
+        "replicated": (TWO, {}, ()),
+        "data": (TWO, DATA, (0,)),
+        "zero3": (TWO, DATA | ZERO3, (0,)),
+        "megatron": (TWO, MEGATRON, ()),
+        "blocked": (TWO, FUSED, ()),
+        "vocabulary": (TWO, VOCAB_SPLIT, ()),
+        "hidden": (TWO, HIDDEN_SPLIT, ()),
+        "all split": (TWO, MEGATRON | FUSED | VOCAB_SPLIT, ()),
+        "sequence": (TWO, {"ids": (S(1),), "labels": (S(1),)}, (0,)),
+        "zero3 on 4": (Mesh.of(dp=4), DATA | ZERO3, (0,)),
+    }
+    assert_train_as_serial(net, cells)
+
+
+def test_two_axes(net: Case) -> None:
+    inside = both(DATA | {"up.weight": (S(0, 2),), "tok.weight": (S(0, 2),)}, MEGATRON | VOCAB_SPLIT)
+    across = both(DATA | {"up.weight": (S(1),), "down.weight": (S(0),)}, MEGATRON)
+    two_dimensions = both(DATA | {"up.weight": (S(0),)}, DATA | {"up.weight": (S(1),)})
+    cells: dict[str, Cell] = {
+        "data and nothing": (GRID, both(DATA, {}), (0,)),
+        "data and tensor": (GRID, both(DATA, MEGATRON | FUSED), (0,)),
+        "data and vocabulary": (GRID, both(DATA, VOCAB_SPLIT | MEGATRON), (0,)),
+        "data twice": (GRID, both(DATA, DATA), (0,)),
+        "zero3 inside tensor": (GRID, inside, (0,)),
+        "zero3 across tensor": (GRID, across, (0,)),
+        "hybrid": (GRID, both(DATA | ZERO3, DATA), (0, 1)),
+        "hybrid inside": (GRID, both(DATA, DATA | ZERO3), (0, 1)),
+        "zero3 on both": (GRID, both(DATA | ZERO3, DATA | ZERO3), (0, 1)),
+        "two dimensions": (GRID, two_dimensions, (0, 1)),
+    }
+    assert_train_as_serial(net, cells)
 
 
 def test_sequence_parallel_sums_become_reduce_scatters(net: Case) -> None:
@@ -178,16 +171,13 @@ def net_source(case: Case, graph: Graph) -> str:
     return case.on_ranks(graph, lambda parallel: parallel.source)[0]
 
 
-@pytest.mark.parametrize(
-    ("storage", "data_axes"),
-    [
-        pytest.param({"images": (S(0),), "labels": (S(0),)}, (0,), id="data"),
-        pytest.param({"first.weight": (S(0),), "first.bias": (S(0),), "second.weight": (S(0),)}, (), id="channels"),
-        pytest.param({"norm.running_mean": (S(0),), "norm.running_var": (S(0),)}, (), id="sharded-buffers"),
-    ],
-)
-def test_convolutions(convolutions: Case, storage: dict[str, Layouts], data_axes: tuple[int, ...]) -> None:
-    assert_trains_as_serial(convolutions, convolutions.graph(TWO, storage, data_axes=data_axes), 1e-10)
+def test_convolutions(convolutions: Case) -> None:
+    cells: dict[str, Cell] = {
+        "data": (TWO, {"images": (S(0),), "labels": (S(0),)}, (0,)),
+        "channels": (TWO, {"first.weight": (S(0),), "first.bias": (S(0),), "second.weight": (S(0),)}, ()),
+        "sharded buffers": (TWO, {"norm.running_mean": (S(0),), "norm.running_var": (S(0),)}, ()),
+    }
+    assert_train_as_serial(convolutions, cells, 1e-10)
 
 
 @pytest.mark.slow
