@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -60,13 +61,21 @@ class Case:
     def on_ranks_of(
         self, plans: Sequence[tuple[Graph, Execution]], body: Callable[[ParallelModule], Any]
     ) -> list[list[Any]]:
-        """Of each plan, `body(parallel)` on every rank. Those of equally many ranks run in the same processes."""
-        worlds, results = [num_devices(graph.mesh, execution) for graph, execution in plans], dict[int, list[Any]]()
-        for world in sorted(set(worlds)):
-            numbers = [number for number, own in enumerate(worlds) if own == world]
-            ranks = run_ranks(lambda: [body(self.lower(*plans[n])) for n in numbers], world, 120)  # noqa: B023
-            results |= dict(zip(numbers, map(list, zip(*ranks, strict=True)), strict=True))
-        return [results[number] for number in range(len(plans))]
+        """Of each plan, `body(parallel)` on every rank."""
+        return run_all([(num_devices(g.mesh, run), partial(self._run, g, run, body)) for g, run in plans])
+
+    def _run(self, graph: Graph, execution: Execution, body: Callable[[ParallelModule], Any]) -> Any:
+        return body(self.lower(graph, execution))
+
+
+def run_all(jobs: Sequence[tuple[int, Callable[[], Any]]]) -> list[list[Any]]:
+    """Of each job, what it gives on every one of so many ranks. Those of equally many run in turn in the same ones."""
+    results = dict[int, list[Any]]()
+    for world in sorted({world for world, _ in jobs}):
+        own = {number: body for number, (num_ranks, body) in enumerate(jobs) if num_ranks == world}
+        ranks = run_ranks(lambda bodies: [body() for body in bodies], world, 120, args=(list(own.values()),))
+        results |= dict(zip(own, map(list, zip(*ranks, strict=True)), strict=True))
+    return [results[number] for number in range(len(jobs))]
 
 
 def of_zoo(name: str) -> Case:
@@ -130,10 +139,11 @@ def parallel_step(parallel: ParallelModule, batch: Batch) -> Step:
 
 
 def load_backends() -> None:
-    """Load here, once, what every rank that compiles would load by itself: a second each."""
+    """Load here, once, what every rank that compiles would load by itself: two seconds each."""
     from torch._dynamo import lookup_backend
 
     lookup_backend("aot_eager")
+    importlib.import_module("torch._inductor.lowering")
 
 
 def assert_same_step(found: Step, expected: Step, tolerance: float, case: str = "") -> None:

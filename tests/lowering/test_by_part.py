@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import count
+from itertools import chain, cycle, product
 
 import pytest
 import torch
@@ -60,12 +60,15 @@ def train(module: nn.Module, step: Callable[[], Tensor]) -> list[Step]:
     return found
 
 
-def on_ranks(case: Case, graph: Graph, execution: Execution = DEFAULT) -> list[list[Step]]:
+def under_all(case: Case, *executions: Execution) -> list[list[list[Step]]]:
+    """Of each plan under each execution, the steps on every rank."""
+
     def body(parallel: ParallelModule) -> list[Step]:
         torch.manual_seed(5)
         return train(parallel, lambda: parallel.forward_backward(**case.batch))
 
-    return case.on_ranks(graph, body, execution)
+    graphs = [planned(case, *plan) for plan in PLANS]
+    return case.on_ranks_of(list(product(graphs, executions)), body)
 
 
 def test_where_masks_are_drawn_by_part() -> None:
@@ -75,7 +78,7 @@ def test_where_masks_are_drawn_by_part() -> None:
 
 def test_parts_are_what_exact_draws_say(gpt: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """Numbers and cuts: with the masks of `seed_exactly` in their place, steps are those of one process."""
-    numbers = count(step=NUM_DRAWS)
+    numbers = cycle(range(0, NUM_STEPS * NUM_DRAWS, NUM_DRAWS))  # anew for each plan
     by_place = kernels._own
 
     def own(x: Tensor, p: float, drawn: Tensor | Draw, shard: rt.Shard | None) -> Tensor:
@@ -96,17 +99,16 @@ def test_parts_are_what_exact_draws_say(gpt: Case, monkeypatch: pytest.MonkeyPat
     with sw.seed_exactly(SEED) as random:
         expected = train(model, step)
         assert random.counter == NUM_STEPS * NUM_DRAWS
-    for roles, sizes in PLANS:
-        for steps in on_ranks(gpt, planned(gpt, roles, sizes)):
-            for found, one in zip(steps, expected, strict=True):
-                assert_same_step(found, one, 1e-10)
+    for steps in chain(*under_all(gpt, DEFAULT)):
+        for found, one in zip(steps, expected, strict=True):
+            assert_same_step(found, one, 1e-10)
 
 
 def test_ranks_agree_and_what_is_made_again_is_the_same(gpt: Case) -> None:
-    for roles, sizes in PLANS:
-        graph = planned(gpt, roles, sizes)
-        first, *others = on_ranks(gpt, graph)
-        for steps in (*others, *on_ranks(gpt, graph, Execution(recompute="full"))):
+    by_plan = under_all(gpt, DEFAULT, Execution(recompute="full"))
+    for once, again in zip(by_plan[::2], by_plan[1::2], strict=True):
+        first, *others = once
+        for steps in (*others, *again):
             for found, one in zip(steps, first, strict=True):
                 assert_same_step(found, one, 1e-10)
 

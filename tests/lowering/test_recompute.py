@@ -125,9 +125,8 @@ def test_backward_twice_makes_again_twice() -> None:
         for name, p in parallel.named_parameters():
             torch.testing.assert_close(whole(p.grad), 2 * once[name])  # pyright: ignore[reportArgumentType]
 
-    for graph in graphs(found)[1:]:
-        for mode in ("selective", "full"):
-            found.on_ranks(graph, body, Execution(recompute=mode))
+    modes = Execution(recompute="selective"), Execution(recompute="full")
+    found.on_ranks_of(list(product(graphs(found)[1:], modes)), body)
 
 
 def test_memory_falls_as_predicted() -> None:

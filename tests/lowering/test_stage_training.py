@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import tempfile
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -100,10 +100,10 @@ def plans(found: Case) -> list[tuple[Graph, Execution]]:
     return made
 
 
-def under_all(found: Case, body: Callable[[ParallelModule], Any]) -> list[list[Any]]:
-    """`body` on every rank of every plan: results by plan and rank."""
-    todo = plans(found)
-    results = run_ranks(lambda: [body(found.lower(*plan)) for plan in todo], 4, 120)
+def under_all(*runs: tuple[Case, Callable[[ParallelModule], Any]]) -> list[list[Any]]:
+    """Bodies on every rank of every plan of their nets: results by run and plan, and by rank."""
+    todo = [(found, body, plan) for found, body in runs for plan in plans(found)]
+    results = run_ranks(lambda: [body(found.lower(*plan)) for found, body, plan in todo], 4, 240)
     return [list(of_plan) for of_plan in zip(*results, strict=True)]
 
 
@@ -151,7 +151,7 @@ def test_five_steps_of_adamw() -> None:
         return losses, weights(model)
 
     losses, expected = in_one(found, train)
-    for by_rank in under_all(found, train):
+    for by_rank in under_all((found, train)):
         assert all(own == pytest.approx(losses, rel=1e-10) for own, _ in by_rank)
         assert_equal([after for _, after in by_rank], expected, 1e-8)
 
@@ -175,7 +175,7 @@ def test_losses_that_are_called_and_added_up() -> None:
         return [first.item(), second.item(), third.item()], gradients(model)
 
     losses, expected = in_one(found, add_up)
-    for by_rank in under_all(found, add_up):
+    for by_rank in under_all((found, add_up)):
         assert all(own == pytest.approx(losses, rel=1e-10) for own, _ in by_rank)
         assert_equal([got for _, got in by_rank], expected, 1e-10)
 
@@ -198,7 +198,7 @@ def test_clipping_counts_every_parameter_once() -> None:
         return norms, clipped
 
     norms, expected = in_one(found, clip)
-    for by_rank in under_all(found, clip):
+    for by_rank in under_all((found, clip)):
         assert all(own == by_rank[0][0] for own, _ in by_rank)
         assert by_rank[0][0] == pytest.approx(norms, rel=1e-10)
         assert_equal([got for _, got in by_rank], expected, 1e-10)
@@ -213,22 +213,22 @@ def only(*trained: str) -> Net:
     return model
 
 
-@pytest.mark.parametrize("trained", ["head", "tok", "blocks.1", "blocks.3"])
-def test_frozen_stages(trained: str) -> None:
+def test_frozen_stages() -> None:
     """Some stages have no gradients, and clip all the same."""
-    found = case(only(trained))
+    cases = [case(only(trained)) for trained in ("head", "tok", "blocks.1", "blocks.3")]
 
-    def run(model: nn.Module) -> tuple[list[float], dict[str, Tensor | None]]:
+    def run(found: Case, model: nn.Module) -> tuple[list[float], dict[str, Tensor | None]]:
         with seed_exactly(SEED):
             loss = backward(model, found)
         ours = isinstance(model, ParallelModule)
         norm = model.clip_grad_norm_(0.1) if ours else nn.utils.clip_grad_norm_(model.parameters(), 0.1)
         return [float(loss), float(norm)], gradients(model)
 
-    numbers, expected = in_one(found, run)
-    for by_rank in under_all(found, run):
+    expected = [one for found in cases for one in [in_one(found, partial(run, found))] * len(PLANS)]
+    by_plan = under_all(*((found, partial(run, found)) for found in cases))
+    for (numbers, wanted), by_rank in zip(expected, by_plan, strict=True):
         assert all(own == pytest.approx(numbers, rel=1e-10) for own, _ in by_rank)
-        assert_equal([got for _, got in by_rank], expected, 1e-10)
+        assert_equal([got for _, got in by_rank], wanted, 1e-10)
 
 
 class Counting(nn.Module):
@@ -284,7 +284,7 @@ def test_whole_checkpoints_are_loaded_on_every_stage() -> None:
             parallel.load_state_dict({**state, "more": torch.zeros(1)})
         return {name: whole(value) for name, value in parallel.state_dict().items()}
 
-    for by_rank in under_all(found, loaded):
+    for by_rank in under_all((found, loaded)):
         assert_equal(by_rank, dict(state), 0.0)
 
 
@@ -397,14 +397,13 @@ def test_masks_of_torchs_generator() -> None:
         return losses, gradients(model)
 
     torch.manual_seed(5)
-    for body in (run, own_streams):
-        for by_rank in under_all(found, body):
-            losses, first = by_rank[0][0], dict[str, Tensor | None]()
-            assert len(set(losses)) == len(losses)
-            for own, values in by_rank:
-                assert own == losses
-                for name, value in values.items():
-                    torch.testing.assert_close(value, first.setdefault(name, value), rtol=1e-12, atol=1e-14)
+    for by_rank in under_all((found, run), (found, own_streams)):
+        losses, first = by_rank[0][0], dict[str, Tensor | None]()
+        assert len(set(losses)) == len(losses)
+        for own, values in by_rank:
+            assert own == losses
+            for name, value in values.items():
+                torch.testing.assert_close(value, first.setdefault(name, value), rtol=1e-12, atol=1e-14)
 
 
 class Odd(nn.Module):
