@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tempfile
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
@@ -70,17 +71,18 @@ def timed(found: Plan) -> Plan:
     return replace(found, graph=changed, execution=again, prediction=predict(changed, found.cluster, again))
 
 
-def read(plan: Plan, folder: Path) -> tuple[dict[str, Any], str, str, dict[str, Any]]:
+@cache
+def read(name: str) -> tuple[dict[str, Any], str, str, dict[str, Any]]:
     """plan.json, what `explain` says of it, the page's text, and what the page draws from."""
-    plan.save(folder / "plan.json")
-    again = Plan.load(folder / "plan.json")
-    page, data = text_of(again, folder), PlanReport(again).data()
-    return json.loads((folder / "plan.json").read_text()), str(PlanReport(again)), page, data
+    with tempfile.TemporaryDirectory() as folder:
+        plan(name).save(path := Path(folder, "plan.json"))
+        again, report = Plan.load(path), PlanReport(Plan.load(path))
+        return json.loads(path.read_text()), str(report), text_of(again, path.parent), report.data()
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_they_say_the_same(name: str, tmp_path: Path) -> None:
-    file, explained, page, _ = read(plan(name), tmp_path)
+def test_they_say_the_same(name: str) -> None:
+    file, explained, page, _ = read(name)
     for prediction in (file["prediction"], *(a["prediction"] for a in file["alternatives"])):
         used = sum(prediction["memory"].values())
         assert size(used) in explained
@@ -184,8 +186,8 @@ def told(module: Module, times: int = 1) -> dict[str, tuple[str, str, str]]:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_page_has_the_modules_of_explain(name: str, tmp_path: Path) -> None:
-    _, explained, page, data = read(plan(name), tmp_path)
+def test_the_page_has_the_modules_of_explain(name: str) -> None:
+    _, explained, page, data = read(name)
     tree = module_tree(PlanFacts(plan(name)))
     assert flat(data["tree"]) == told(tree)
     for _, times, module in tree.walk():
@@ -299,11 +301,11 @@ def test_estimates_are_marked(tmp_path: Path) -> None:
 # ---- folds that differ ----
 
 
-def test_two_folds_say_in_what_they_differ(tmp_path: Path) -> None:
+def test_two_folds_say_in_what_they_differ() -> None:
     tree = module_tree(PlanFacts(plan("large")))
     folds = {m.label: m.differs for _, _, m in tree.walk() if len(m.members) > 1}
     assert folds == {"layers.0–31": "", "layers.32–47": "from layers.0–31: made again in backward"}
-    _, explained, page, _ = read(plan("large"), tmp_path)
+    _, explained, page, _ = read("large")
     assert "layers.32–47 differs from layers.0–31: made again in backward" in explained
     assert "differs from layers.0–31: made again in backward" in page
 
@@ -311,9 +313,9 @@ def test_two_folds_say_in_what_they_differ(tmp_path: Path) -> None:
 # ---- microbatches, lifetimes of gathered weights, what is made again ----
 
 
-def test_how_a_step_is_run_is_said_alike(tmp_path: Path) -> None:
+def test_how_a_step_is_run_is_said_alike() -> None:
     found = plan("timed")
-    file, explained, page, data = read(found, tmp_path)
+    file, explained, page, data = read("timed")
     facts = PlanFacts(found)
     way = "4 microbatches, each of 16 of the batch's 64; made again in backward: all of layers.4–5 (2 of 6 blocks)"
     assert data["way"] == way
@@ -365,7 +367,7 @@ def test_a_collective_is_counted_as_often_as_its_lifetime_says() -> None:
 
 
 @pytest.mark.parametrize("name", ["large", "timed"])
-def test_what_it_costs_and_saves_to_make_it_again(name: str, tmp_path: Path) -> None:
+def test_what_it_costs_and_saves_to_make_it_again(name: str) -> None:
     found = plan(name)
     facts, own = PlanFacts(found), found.prediction
     kept = predict(found.graph, found.cluster, replace(found.execution, recompute="none"))
@@ -373,7 +375,7 @@ def test_what_it_costs_and_saves_to_make_it_again(name: str, tmp_path: Path) -> 
     assert remade.compute_s == pytest.approx(own.compute_s - kept.compute_s)
     assert remade.communication_s == pytest.approx(own.communication_s - kept.communication_s)
     assert remade.compute_s > 0
-    _, explained, page, data = read(found, tmp_path)
+    _, explained, page, data = read(name)
     saved = size(kept.memory.total_bytes - own.memory.total_bytes)
     assert f"{seconds(kept.step_s)} a step and {size(kept.memory.total_bytes)} on each device" in data["saving"]
     assert data["saving"].endswith(f"costs {seconds(own.step_s - kept.step_s)} and saves {saved}")
@@ -404,11 +406,11 @@ def test_lifetimes_are_told_of_every_weight(tmp_path: Path) -> None:
     assert "3 found" in text_of(found, tmp_path, "#q=(kept)")
 
 
-def test_the_comparison_says_how_each_plan_is_run(tmp_path: Path) -> None:
+def test_the_comparison_says_how_each_plan_is_run() -> None:
     found = plan("timed")
-    file, explained, page, data = read(found, tmp_path)
+    file, explained, page, data = read("timed")
     explained, page = (re.sub(r"\s+", " ", text) for text in (explained, page))
-    assert Plan.load(tmp_path / "plan.json").alternatives == found.alternatives
+    assert Plan.from_json(file, "plan.json").alternatives == found.alternatives
     rows = {row["name"]: row for row in data["alternatives"]}
     assert {row["num_microbatches"] for row in rows.values()} == {4}
     assert [rows[name]["lifetimes"] for name in ("ZeRO-3", "ZeRO-2", "data parallel")] == ["ZeRO-3", "ZeRO-2", ""]

@@ -86,7 +86,9 @@ def invented(workload: Workload, seconds: Callable[[str], float] = lambda key: 1
 # --------------------------------------------------------------------------------------------------------------- a run
 
 
-def test_two_ranks() -> None:
+def test_two_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forks; of the start of new processes, the rank that fails tells."""
+    monkeypatch.setattr("subprocess.Popen", Forked)
     told: list[str] = []
     cluster = calibrate(2, workload=tiny(2, num_passes=1), progress=told.append, warn=ignore)
     assert (cluster.num_devices, cluster.backend, cluster.levels[0].kind) == (2, "gloo", "host")
