@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import torch
@@ -330,24 +330,22 @@ PLANS = [
 ]
 
 
-@pytest.mark.parametrize(("roles", "sizes"), PLANS, ids=["-".join(roles.values()) for roles, _ in PLANS])
-def test_training_equals_one_process(gpt: Case, roles: dict[str, str], sizes: dict[str, int]) -> None:
-    graph = planned(gpt, roles, **sizes)
-    weights = [n for n in graph.nodes if n.op == "dropout" and len(graph.types[n.name].shape) == 4]
-    assert all(choice != "R" for n in weights for choice in n.split)  # every rank draws its part of these alone
-    assert_trains_exactly(gpt, graph, DEFAULT)
-
-
-@pytest.mark.parametrize("recompute", ["full", "selective"])
-def test_what_is_made_again_draws_the_same(gpt: Case, recompute: Literal["full", "selective"]) -> None:
-    assert_trains_exactly(gpt, planned(gpt, {"dp": "zero"}, dp=2), Execution(recompute=recompute))
-
-
-def assert_trains_exactly(case: Case, graph: Graph, execution: Execution) -> None:
-    expected = train_alone(case)
-    for steps in case.on_ranks(graph, lambda parallel: train_on_a_rank(parallel, case), execution):
-        for found, one in zip(steps, expected, strict=True):
-            assert_same_step(found, one, 1e-10)
+def test_training_equals_one_process(gpt: Case) -> None:
+    """Also where values are made again in backward."""
+    graphs = {"-".join(roles.values()): planned(gpt, roles, **sizes) for roles, sizes in PLANS}
+    for name, graph in graphs.items():
+        weights = [n for n in graph.nodes if n.op == "dropout" and len(graph.types[n.name].shape) == 4]
+        # every rank draws its part of these alone
+        assert all(choice != "R" for n in weights for choice in n.split), name
+    zero = planned(gpt, {"dp": "zero"}, dp=2)
+    runs = {name: (graph, DEFAULT) for name, graph in graphs.items()}
+    runs |= {mode: (zero, Execution(recompute=mode)) for mode in ("full", "selective")}
+    expected = train_alone(gpt)
+    by_run = gpt.on_ranks_of(list(runs.values()), lambda parallel: train_on_a_rank(parallel, gpt))
+    for name, by_rank in zip(runs, by_run, strict=True):
+        for steps in by_rank:
+            for found, one in zip(steps, expected, strict=True):
+                assert_same_step(found, one, 1e-10, name)
 
 
 def test_equal_blocks_are_one_function_that_counts_from_its_own_first_draw(gpt: Case) -> None:

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from functools import partial
 
-import pytest
 import torch
 from torch import nn
 
 from bench.decoders import Decoder, decoder
 from bench.plans import CERTIFIED, fast_links
 from examples.zoo import ZOO
-from shardwright.lowering.launch import run_ranks
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.moves import fused_moves
 from shardwright.search.check import check_plan
 from shardwright.search.planner import Planner
-from tests.lowering.runs import Batch, Case, Step, assert_same_step, parallel_step, serial_step
+from tests.lowering.runs import Batch, Case, Step, assert_same_step, parallel_step, run_all, serial_step
 
 Way = tuple[dict[str, int], tuple[str, ...]]
 ULYSSES: Way = {"sp": 2}, ("ulysses",)
@@ -65,31 +64,35 @@ def splits(graph: Graph) -> set[tuple[str, ...]]:
     return {n.split for n in graph.nodes if n.op in ("sdpa", "softmax")}
 
 
-@pytest.mark.parametrize(
-    ("name", "batch", "seq", "way", "attention", "exchanges"),
-    [
-        ("gpt", 2, 12, BOTH, ("d2", "d1"), 8),  # dropout of probabilities; queries, keys, values, results of 2 blocks
-        ("llama", 1, 12, BOTH, ("q", "h"), 8),  # a causal mask, rotary positions, one example
-        ("grouped", 2, 12, ULYSSES, ("h",), 4),
-        ("grouped", 1, 12, CONTEXT, ("q",), 0),  # each has the keys up to its last query
-        ("grouped", 1, 12, BOTH, ("q", "h"), 4),
-        ("grouped", 1, 11, ULYSSES, ("r",), 0),  # heads divide, positions do not
-    ],
-)
-def test_ranks_take_the_step_of_one_process(
-    name: str, batch: int, seq: int, way: Way, attention: tuple[str, ...], exchanges: int
-) -> None:
-    own = case(name, batch, seq)
-    graph = planned(own, way)
-    kinds = Counter(move.kind.function for _, _, move in fused_moves(graph))
-    assert splits(graph) == {attention}
-    assert kinds["all_to_all"] == exchanges
-    norms = {str(graph.types[n.name].layouts[-1]) for n in graph.nodes if n.op in ("layer_norm", "rms_norm", "rsqrt")}
-    assert norms == ({"S(1)"} if seq == 12 else {"R"})
+CELLS: list[tuple[str, int, int, Way, tuple[str, ...], int]] = [
+    ("gpt", 2, 12, BOTH, ("d2", "d1"), 8),  # dropout of probabilities; queries, keys, values, results of 2 blocks
+    ("llama", 1, 12, BOTH, ("q", "h"), 8),  # a causal mask, rotary positions, one example
+    ("grouped", 2, 12, ULYSSES, ("h",), 4),
+    ("grouped", 1, 12, CONTEXT, ("q",), 0),  # each has the keys up to its last query
+    ("grouped", 1, 12, BOTH, ("q", "h"), 4),
+    ("grouped", 1, 11, ULYSSES, ("r",), 0),  # heads divide, positions do not
+]
+"""A model, its batch and sequence, the way, how attention is split, and how often ranks exchange parts."""
 
-    def rank() -> Step:
-        return parallel_step(own.lower(graph), own.batch)
 
-    (expected,) = run_ranks(lambda: serial_step(own), 1, 60)
-    for step in run_ranks(rank, graph.mesh.num_devices, 60):
-        assert_same_step(step, expected, 1e-5 if name == "llama" else 1e-11)  # whose norms are in fp32
+def test_ranks_take_the_step_of_one_process() -> None:
+    cases = [case(name, batch, seq) for name, batch, seq, *_ in CELLS]
+    jobs = list[tuple[int, Callable[[], Step]]]()
+    for own, cell in zip(cases, CELLS, strict=True):
+        *_, seq, way, attention, exchanges = cell
+        graph = planned(own, way)
+        kinds = Counter(move.kind.function for _, _, move in fused_moves(graph))
+        assert splits(graph) == {attention}, cell
+        assert kinds["all_to_all"] == exchanges, cell
+        norms = {
+            str(graph.types[n.name].layouts[-1]) for n in graph.nodes if n.op in ("layer_norm", "rms_norm", "rsqrt")
+        }
+        assert norms == ({"S(1)"} if seq == 12 else {"R"}), cell
+        jobs.append((graph.mesh.num_devices, partial(stepped, own, graph)))
+    for own, cell, steps in zip(cases, CELLS, run_all(jobs), strict=True):
+        for step in steps:  # llama's norms are in fp32
+            assert_same_step(step, serial_step(own), 1e-5 if cell[0] == "llama" else 1e-11, str(cell))
+
+
+def stepped(own: Case, graph: Graph) -> Step:
+    return parallel_step(own.lower(graph), own.batch)
