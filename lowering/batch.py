@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -88,7 +88,7 @@ class BatchCheck:
         return self._own_shape(kind, mesh) == kind.shape
 
     def _own_shape(self, kind: TensorType, mesh: Mesh) -> tuple[int, ...]:
-        return replace(kind, layouts=without_time(kind.layouts, mesh)).local_shape(mesh)
+        return kind._replace(layouts=without_time(kind.layouts, mesh)).local_shape(mesh)
 
     def local(self, batch: Mapping[str, Any]) -> list[dict[str, Tensor]]:
         """This rank's part of every input of each microbatch, on its device.

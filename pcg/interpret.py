@@ -12,7 +12,6 @@ Clear code, not fast code: it is the judge of tests, of the falsifier and of cou
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -79,16 +78,16 @@ def _on_devices(graph: Graph, node: Node, operands: Sequence[Sequence[Array]]) -
         alone = graph.signature(node).split_layouts(graph.signature(node).index(rows) or 0)[0]
         for i, layout in enumerate(alone):
             if layout.is_shard:
-                after = replace(types[i], layouts=(*types[i].layouts[:axis], R, *types[i].layouts[axis + 1 :]))
+                after = types[i]._replace(layouts=(*types[i].layouts[:axis], R, *types[i].layouts[axis + 1 :]))
                 found[i], types[i] = exchange(COMBINE, axis, found[i], types[i], after, mesh), after
-    partial = replace(result, layouts=tuple(P if a in axes else x for a, x in enumerate(result.layouts)))
+    partial = result._replace(layouts=tuple(P if a in axes else x for a, x in enumerate(result.layouts)))
     made = [
         _apply(node, [parts[rank] for parts in found], attrs, partial.local_shape(mesh), f" on rank {rank}")
         for rank, attrs in enumerate(attrs_by_rank(graph, node))
     ]
     for axis in axes:
-        whole = replace(partial, layouts=(*partial.layouts[:axis], R, *partial.layouts[axis + 1 :]))
-        after = replace(whole, layouts=(*whole.layouts[:axis], result.layouts[axis], *whole.layouts[axis + 1 :]))
+        whole = partial._replace(layouts=(*partial.layouts[:axis], R, *partial.layouts[axis + 1 :]))
+        after = whole._replace(layouts=(*whole.layouts[:axis], result.layouts[axis], *whole.layouts[axis + 1 :]))
         made = exchange(REDUCE, axis, made, partial, whole, mesh)
         made, partial = exchange(PARTITION, axis, made, whole, after, mesh), after
     return made

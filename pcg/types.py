@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
 from shardwright.pcg.layout import Layouts, local_shape
 from shardwright.pcg.mesh import Mesh
@@ -28,9 +28,11 @@ def promote(*dtypes: str) -> str:
     return widest
 
 
-@dataclass(frozen=True, slots=True)
-class TensorType:
-    """A logical tensor on a mesh. `layouts` has one entry per mesh axis and is empty in a serial graph."""
+class TensorType(NamedTuple):
+    """A logical tensor on a mesh. `layouts` has one entry per mesh axis and is empty in a serial graph.
+
+    A tuple, as costs are looked up by the types of operands and results.
+    """
 
     shape: tuple[int, ...]
     dtype: str

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -84,7 +82,7 @@ def test_what_cannot_fall_into_blocks_is_refused() -> None:
     assert "v/2" not in certified(lookup, [table, index], ("v/2", "h/2"))
     reason = certified.reason(lookup, [table, index], "v/2")
     assert reason == "embedding needs consecutive parts; it is not split in blocks"
-    held = [replace(t, layouts=(R,)) for t in (table, index)]
+    held = [t._replace(layouts=(R,)) for t in (table, index)]
     with pytest.raises(LayoutError, match="embedding needs consecutive parts along 'v'; split it without blocks"):
         infer(lookup, held, mesh)
 
