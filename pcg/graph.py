@@ -45,7 +45,9 @@ class Graph:
 
     @cached_property
     def _hash(self) -> int:
-        return hash((self.nodes, self.outputs, self.mesh))
+        """Of the nodes' names and splits alone, which hardly any two graphs share."""
+        names, splits = [node.name for node in self.nodes], [node.split for node in self.nodes]
+        return hash((tuple(names), tuple(splits), self.outputs, self.mesh))
 
     def __getstate__(self) -> dict[str, object]:
         return {name: value for name, value in self.__dict__.items() if name != "_hash"}  # another process has its own
@@ -66,10 +68,12 @@ class Graph:
         """The type of a node's result, from those of what is before it."""
         if node.name in types:
             raise GraphError(f"{node}: a node of this name exists already; names are unique")
-        missing = [name for name in node.inputs if name not in types]
-        if missing:
-            raise GraphError(f"{node}: operand %{missing[0]} is not defined before it; order nodes topologically")
-        return infer(node, [types[name] for name in node.inputs], self.mesh)
+        try:
+            operands = [types[name] for name in node.inputs]
+        except KeyError as missing:
+            problem = f"operand %{missing.args[0]} is not defined before it; order nodes topologically"
+            raise GraphError(f"{node}: {problem}") from None
+        return infer(node, operands, self.mesh)
 
     @cached_property
     def users(self) -> Mapping[str, tuple[str, ...]]:

@@ -56,8 +56,7 @@ class _Materializer:
         name, count = node.name, 1
         while name in self.nodes:
             name, count = f"{node.name}.{count}", count + 1
-        node = node if name == node.name else replace(node, name=name)
-        self.nodes[name] = node
+        self.nodes[name] = node if name == node.name else replace(node, name=name)
         return name
 
     def _chosen(self, kind: str, name: str) -> Layouts | None:
@@ -70,8 +69,8 @@ class _Materializer:
     def _operator(self, node: Node) -> None:
         domain = self.problem.domains[node.name]
         choice = self.solution.choices[self.problem.index["node", node.name]]
-        inputs = tuple(self._at(name, need) for name, need in zip(node.inputs, domain.operands[choice], strict=True))
-        name = self._append(replace(node, inputs=inputs, split=domain.splits[choice] if node.op != OPAQUE else ()))
+        inputs = tuple([self._at(name, need) for name, need in zip(node.inputs, domain.operands[choice], strict=True)])
+        name = self._append(_split(node, inputs, domain.splits[choice]))
         self.made[node.name, domain.result[choice]] = name
 
     # ---- resharding ----
@@ -130,14 +129,14 @@ class _Materializer:
             split, got, wanted = self._splits(node, need)
             if (name, got) not in self.made:
                 inputs = tuple(self.made[i, w] for i, w in zip(node.inputs, wanted, strict=True))
-                self.made[name, got] = self._append(replace(node, inputs=inputs, split=split))
+                self.made[name, got] = self._append(_split(node, inputs, split))
             return self._sliced(self.made[name, got], got, need)
         if need != self.whole:
             return self._sliced(self.made[name, self.whole], self.whole, need)
         if node.is_leaf:
             return self._append(_with_layouts(node, ()))
         inputs = tuple(self.made[i, self.whole] for i in node.inputs)
-        return self._append(replace(node, inputs=inputs, split=() if node.op == OPAQUE else ("R",) * len(self.mesh)))
+        return self._append(_split(node, inputs, ("R",) * len(self.mesh)))
 
     def _may_split(self, node: Node) -> bool:
         return not (node.is_leaf or node.op == OPAQUE or node.is_random)
@@ -203,5 +202,12 @@ def _can_slice(have: Layouts, need: Layouts) -> bool:
     return True
 
 
+def _split(node: Node, inputs: tuple[str, ...], split: tuple[str, ...]) -> Node:
+    """The same operator of these inputs, split; an opaque one never is."""
+    return Node(node.name, node.op, inputs, node.attrs, split if node.op != OPAQUE else (), node.source)
+
+
 def _with_layouts(node: Node, layouts: Layouts) -> Node:
-    return replace(node, attrs=tuple((k, tuple(map(str, layouts)) if k == "layouts" else v) for k, v in node.attrs))
+    texts = tuple(map(str, layouts))
+    attrs = tuple([(key, texts if key == "layouts" else value) for key, value in node.attrs])
+    return Node(node.name, node.op, node.inputs, attrs, node.split, node.source)

@@ -53,8 +53,9 @@ def with_lifetimes(graph: Graph, lifetimes: Mapping[str, Zero]) -> Graph:
         if node.name in ways:
             nodes += ways[node.name]
         elif node.name not in old:
-            inputs = tuple(ends.get(name, name) for name in node.inputs)
-            nodes.append(node if inputs == node.inputs else replace(node, inputs=inputs))
+            if not ends.keys().isdisjoint(node.inputs):
+                node = replace(node, inputs=tuple([ends.get(name, name) for name in node.inputs]))
+            nodes.append(node)
     outputs = tuple((key, ends.get(name, name)) for key, name in graph.outputs)
     return replace(graph, nodes=tuple(nodes), outputs=outputs).validated_beside(graph)
 
@@ -95,9 +96,8 @@ def _rebuilt(graph: Graph, way: Sequence[Node], zero: Zero) -> Iterator[Node]:
             time = graph.mesh.index(TIME)
             split = (*split[:time], "C" if copied else "R", *split[time + 1 :])
         name = f"{operand}.{node.op}_{attrs['axis']}" if node.is_parallel else node.name
-        made = replace(node, name=name, inputs=(operand,), attrs=make_attrs(**attrs), split=split)
-        yield made
-        operand = made.name
+        yield Node(name, node.op, (operand,), make_attrs(**attrs), split, node.source)
+        operand = name
 
 
 def lifetimes(graph: Graph) -> dict[str, Zero]:
