@@ -106,27 +106,27 @@ def actions(chunk: Chunk, *, hold: bool = True, late: bool = False, ahead: bool 
 
 def held_blocks(chunk: Chunk) -> frozenset[int]:
     """Blocks that are in use when the last one is gathered."""
-    last_gather = max((_first(block.uses) for block in chunk.blocks), default=0)
-    return frozenset(number for number, block in enumerate(chunk.blocks) if _last(block.uses) >= last_gather)
+    last_gather = max([block.first for block in chunk.blocks], default=0)
+    return frozenset(number for number, block in enumerate(chunk.blocks) if block.last >= last_gather)
 
 
 def _made_again(chunk: Chunk) -> dict[int, list[Occurrence]]:
-    """What runs again before the backward of each operation that has one."""
-    rebuilt = set[Region]()
+    """What runs again before the backward of each operation that has one, in the order of backward."""
+    rebuilt = set[Region | None]({None})
     return {
         o.number: [
-            made for memory in o.keeps if memory.region is not None for made in _again(memory, o.region, rebuilt)
+            made for memory in o.keeps if memory.region not in rebuilt for made in _again(memory, o.region, rebuilt)
         ]
         for o in reversed(chunk.occurrences) if o.operation.is_differentiated
     }  # fmt: skip
 
 
-def _again(memory: Allocation, reader: Region | None, rebuilt: set[Region]) -> Iterator[Occurrence]:
+def _again(memory: Allocation, reader: Region | None, rebuilt: set[Region | None]) -> Iterator[Occurrence]:
     """What makes this again for who reads it, with what that needs made again; nothing where it is there."""
 
     def steps(memory: Allocation, reader: Region | None) -> Iterator[Occurrence | tuple[Allocation, Region]]:
         region = memory.region
-        if region is None or region in rebuilt or (memory.kept and region is not reader):
+        if region in rebuilt or region is None or (memory.kept and region is not reader):
             return
         rebuilt.add(region)
         yield from ((read, region) for occurrence in region.occurrences for read in occurrence.reads)
@@ -155,14 +155,6 @@ def _read_again(chunk: Chunk, again: Mapping[int, Sequence[Occurrence]]) -> dict
     return found
 
 
-def _first(uses: Iterable[Use]) -> int:
-    return min(use.readers[0] for use in uses)
-
-
-def _last(uses: Iterable[Use]) -> int:
-    return max(use.readers[-1] for use in uses)
-
-
 class _Gathers:
     """Gathered blocks in one pass: `order` is the one in which the pass needs them, `there` when it begins."""
 
@@ -170,56 +162,50 @@ class _Gathers:
         self.chunk, self.next = chunk, dict(pairwise(order)) if ahead else {}
         self.late, self.there, self.used = late, set(there), set[int]()
 
-    def use(self, block: int) -> Iterator[Action]:
+    def use(self, block: int) -> Iterable[Action]:
         """Before an operation that reads the block."""
         if block in self.used:
-            return
+            return ()
         self.used.add(block)
-        yield from self._gather(block)
-        yield Action("await", block)
-        if not self.late:
-            yield from self._gather_next(block)
+        further = () if self.late else self._gather_next(block)
+        return (*self._gather(block), Action("await", block), *further)
 
-    def free(self, block: int) -> Iterator[Action]:
+    def free(self, block: int) -> Iterable[Action]:
         """After the last operation that reads it."""
-        yield Action("free", block, "last" if self._stays(block) else "every")
-        if self.late:
-            yield from self._gather_next(block)
+        freed = Action("free", block, "last" if self._stays(block) else "every")
+        return (freed, *self._gather_next(block)) if self.late else (freed,)
 
     def _stays(self, block: int) -> bool:
         """For all microbatches."""
         return self.chunk.blocks[block].slices.lifetime == "step"
 
-    def _gather_next(self, block: int) -> Iterator[Action]:
-        if block in self.next:
-            yield from self._gather(self.next[block])
+    def _gather_next(self, block: int) -> Iterable[Action]:
+        return self._gather(self.next[block]) if block in self.next else ()
 
-    def _gather(self, block: int) -> Iterator[Action]:
-        if block not in self.there:
-            self.there.add(block)
-            yield Action("gather", block, "first" if self._stays(block) else "every")
+    def _gather(self, block: int) -> Iterable[Action]:
+        if block in self.there:
+            return ()
+        self.there.add(block)
+        return (Action("gather", block, "first" if self._stays(block) else "every"),)
 
 
 def _forward(chunk: Chunk, gathers: _Gathers, held: frozenset[int]) -> Iterator[tuple[Action, ...]]:
     started: dict[str, int] = {}
-
-    def of(occurrence: Occurrence) -> Iterator[Action]:
-        number, operation = occurrence.number, occurrence.operation
+    for occurrence in chunk.occurrences:
+        number, operation, found = occurrence.number, occurrence.operation, list[Action]()
         for name in operation.reads if started else ():
             if name in started:
-                yield Action("wait", started.pop(name))
+                found.append(Action("wait", started.pop(name)))
         blocks = chunk.blocks_of(occurrence)
         for block in blocks:
-            yield from gathers.use(block)
-        yield Action("start" if operation.early else "run", number)
+            found += gathers.use(block)
+        found.append(Action("start" if operation.early else "run", number))
         if operation.early:
             started[operation.name] = number
         for block in blocks:
-            if _last(chunk.blocks[block].uses) == number and block not in held:
-                yield from gathers.free(block)
-
-    for occurrence in chunk.occurrences:
-        yield tuple(of(occurrence))
+            if chunk.blocks[block].last == number and block not in held:
+                found += gathers.free(block)
+        yield tuple(found)
 
 
 class _Backward:
@@ -235,12 +221,12 @@ class _Backward:
         self.chunk, self.again, self.gathers, self.two = chunk, again, gathers, two
         self.last: dict[int, int] = {}  # of those that get gradients, who reads a block first, forward
         self.complete: dict[int, int] = {}  # and who reads a use of a parameter first
-        for occurrence in reversed(chunk.occurrences):
-            if occurrence.operation.is_differentiated:
-                for block in chunk.blocks_of(occurrence):
-                    self.last[block] = occurrence.number
-                for use in chunk.trained(occurrence):
-                    self.complete[use] = occurrence.number
+        for number in again:
+            occurrence = chunk.occurrences[number]
+            for block in chunk.blocks_of(occurrence):
+                self.last[block] = number
+            for use in chunk.trained(occurrence):
+                self.complete[use] = number
         self.trained = {chunk.uses[use].block for use in self.complete}
         self.free = defaultdict[int, list[int]](list)
         for block, reader in reads.items():
@@ -250,36 +236,36 @@ class _Backward:
 
     def run(self) -> Iterator[tuple[Action, ...]]:
         for occurrence in reversed(self.chunk.occurrences):
-            yield tuple(self._of(occurrence)) if occurrence.operation.is_differentiated else ()
+            yield tuple(self._of(occurrence)) if occurrence.number in self.again else ()
         yield tuple(self._end())
 
-    def _of(self, occurrence: Occurrence) -> Iterator[Action]:
-        number, operation = occurrence.number, occurrence.operation
+    def _of(self, occurrence: Occurrence) -> Iterable[Action]:
+        number, operation, chunk, found = occurrence.number, occurrence.operation, self.chunk, list[Action]()
         for made in self.again[number]:
-            for block in self.chunk.blocks_of(made):
-                yield from self.gathers.use(block)
-            yield Action("again", made.number)
-        for block in self.chunk.blocks_of(occurrence, backward=True):
-            yield from self.gathers.use(block)
-        trained = self.chunk.trained(occurrence)
+            for block in chunk.blocks_of(made):
+                found += self.gathers.use(block)
+            found.append(Action("again", made.number))
+        for block in chunk.blocks_of(occurrence, backward=True):
+            found += self.gathers.use(block)
+        trained = chunk.trained(occurrence)
         apart = bool(trained) and operation.apart and not (self.two and self._is_one(occurrence))
         if operation.gradients or not apart:
-            yield Action("backward", number)
+            found.append(Action("backward", number))
         if apart:
-            yield Action("weights", number)
+            found.append(Action("weights", number))
         for use in trained:
-            block = self.chunk.uses[use].block
+            block = chunk.uses[use].block
             if self.complete[use] == number and (block is None or self._is_summed(block)):
-                yield Action("accumulate", use)
+                found.append(Action("accumulate", use))
             if self.complete[use] == number and block is None:
-                yield from self._complete(self.chunk.uses[use])
-        for block in self.free[number]:
-            yield from self.gathers.free(block)
-        for block in self.chunk.blocks_of(occurrence):
+                found += self._complete(chunk.uses[use])
+        for block in self.free.get(number, ()):
+            found += self.gathers.free(block)
+        for block in chunk.blocks_of(occurrence):
             if self.last[block] == number and block in self.trained:
-                yield from self._deliver()
-                yield Action("scatter", block, self._when_scattered(block))
+                found += (*self._deliver(), Action("scatter", block, self._when_scattered(block)))
                 self.scattered = block
+        return found
 
     def _is_one(self, occurrence: Occurrence) -> bool:
         """Whether its backward stays one, where others have two parts: so too where it gives to weights alone."""

@@ -45,9 +45,10 @@ class Region:
 
     def needed(self) -> list[Occurrence]:
         """Up to the last that makes what backward needs, where torch.utils.checkpoint stops too."""
-        made = [{o.result, *o.keeps} - set(o.reads) for o in self.occurrences]
-        last = max((i for i, values in enumerate(made) if self.wanted & values), default=-1)
-        return self.occurrences[: last + 1]
+        for number, o in reversed(list(enumerate(self.occurrences, 1))):
+            if any(made in self.wanted and made not in o.reads for made in (o.result, *o.keeps)):
+                return self.occurrences[:number]
+        return []
 
 
 @dataclass(eq=False, slots=True)
@@ -91,24 +92,28 @@ class Use:
 
 
 class Block(NamedTuple):
-    """Parameters that are gathered and freed together, and whose gradients are reduce-scattered together."""
+    """Parameters that are gathered and freed together, and whose gradients are reduce-scattered together.
+
+    slices   how its parameters are gathered; they differ only in how each is sliced
+    first    the operation that reads it first in forward, and `last`
+    """
 
     uses: tuple[Use, ...]
+    parameters: tuple[Parameter, ...]
+    slices: Slices
+    first: int
+    last: int
 
-    @property
-    def parameters(self) -> tuple[Parameter, ...]:
-        return tuple(use.parameter for use in self.uses)
-
-    @property
-    def slices(self) -> Slices:
-        """How its parameters are gathered; they differ only in how each is sliced."""
-        slices = self.uses[0].parameter.slices
+    @classmethod
+    def of(cls, uses: Sequence[Use]) -> Block:
+        slices = uses[0].parameter.slices
         assert slices is not None
-        return slices
+        first, last = min([use.readers[0] for use in uses]), max([use.readers[-1] for use in uses])
+        return cls(tuple(uses), tuple([use.parameter for use in uses]), slices, first, last)
 
     @property
     def used_bytes(self) -> float:
-        return sum(p.used_bytes for p in self.parameters)
+        return sum([p.used_bytes for p in self.parameters])
 
 
 class Span(NamedTuple):
@@ -149,6 +154,7 @@ class Chunk:
                 for operation in stretch.operations:
                     self._add(operation, stretch)
         self.blocks = self._blocks()
+        self._blocks_read: dict[tuple[int, bool], list[int]] = {}
 
     def _add(self, operation: Operation, stretch: Stretch) -> None:
         env, name = self._env, operation.name
@@ -166,7 +172,7 @@ class Chunk:
                     _keep(memory, region)
         weights = tuple([self._use(leaf, stretch) for leaf in operation.weights]) if operation.weights else ()
         views = tuple([self._use(leaf, stretch) for leaf in operation.views]) if operation.views else ()
-        gradients = tuple([env[name] for name in operation.gradients if name in env])
+        gradients = tuple([env[name] for name in operation.gradients]) if operation.grad else ()
         kept = tuple(dict.fromkeys(keeps)) if len(keeps) > 1 else tuple(keeps)
         occurrence = Occurrence(
             len(self.occurrences), operation, reads, result, kept, gradients, weights, views, region
@@ -211,8 +217,7 @@ class Chunk:
             for p, s in ((use.parameter, use.parameter.slices),)
             if s is not None
         )
-        found = [Block(tuple(uses)) for uses in blocks(keyed)]
-        found.sort(key=lambda block: min(use.readers[0] for use in block.uses))
+        found = sorted(map(Block.of, blocks(keyed)), key=lambda block: block.first)
         for number, block in enumerate(found):
             for use in block.uses:
                 use.block = number
@@ -222,16 +227,19 @@ class Chunk:
 
     def blocks_of(self, occurrence: Occurrence, *, backward: bool = False) -> list[int]:
         """The gathered blocks whose memory an operation reads, forward or, what comes last first, backward."""
-        if not self.blocks or not (numbers := (*occurrence.weights, *occurrence.views)):
+        if not self.blocks or not (occurrence.weights or occurrence.views):
             return []
-        uses, saved = self.uses, occurrence.operation.saved
-        read = [uses[number] for number in (numbers[::-1] if backward else numbers)]
-        found = [use.block for use in read if not backward or use.parameter.leaf in saved]
-        return list(dict.fromkeys([block for block in found if block is not None]))
+        if (found := self._blocks_read.get(key := (occurrence.number, backward))) is None:
+            read = [self.uses[number] for number in (*occurrence.weights, *occurrence.views)]
+            if backward:
+                read = [use for use in reversed(read) if use.parameter.leaf in occurrence.operation.saved]
+            found = self._blocks_read[key] = list(dict.fromkeys([use.block for use in read if use.block is not None]))
+        return found
 
     def trained(self, occurrence: Occurrence) -> list[int]:
         """The uses of parameters that an operation gives gradients."""
-        return [number for number in occurrence.weights if self.uses[number].parameter.grad]
+        uses = self.uses
+        return [n for n in occurrence.weights if uses[n].parameter.grad] if occurrence.weights else []
 
     def leaves(self) -> Iterator[tuple[str, int]]:
         """The parameters that the chunk reads, and how many of each."""

@@ -19,7 +19,7 @@ from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.pcg.step.operation import Operation
 from shardwright.pcg.step.parameters import Parameters, find_parameters, module_block, narrow_dtypes
 from shardwright.pcg.step.regions import Arrangement
-from shardwright.pcg.types import ITEM_BYTES
+from shardwright.pcg.types import ITEM_BYTES, TensorType
 
 
 class Operations:
@@ -47,6 +47,7 @@ class Operations:
         self._views = views_of_parameters(graph, found)
         self._alias: dict[str, str] = {}
         self._written: dict[str, Written] = {}
+        self._bytes: dict[TensorType, float] = {}
         sums, before = early_sums(graph, self.once)
         self._sums, self.early = frozenset(sums), before.union(sums)
         operations = [
@@ -84,7 +85,10 @@ class Operations:
     def bytes_of(self, name: str) -> float:
         """Of one device's part of a value, in the dtype that the execution keeps it in."""
         kind = self.graph.types[name]
-        return kind.local_bytes(self.graph.mesh) / ITEM_BYTES[kind.dtype] * ITEM_BYTES[self.dtype(kind.dtype)]
+        if (found := self._bytes.get(kind)) is None:
+            num_bytes, dtype = kind.local_bytes(self.graph.mesh), self.dtype(kind.dtype)
+            found = self._bytes[kind] = num_bytes / ITEM_BYTES[kind.dtype] * ITEM_BYTES[dtype]
+        return found
 
     def dtype(self, dtype: str) -> str:
         """What a value is computed and kept in. A graph that is captured in 16 bits says itself what stays wide."""
@@ -118,7 +122,7 @@ class Operations:
         types, parameters, module = self.graph.types, self.parameters, node.source.module
         grad = types[node.name].grad
         reads = [name for name in names if name not in parameters]
-        views = [leaf for name in operands if name in self._views for leaf in self._views[name]]
+        views = [leaf for name in operands for leaf in self._views.get(name, ())] if self._views else []
         return Operation(
             node.name,
             tuple(reads),
@@ -146,7 +150,7 @@ class Operations:
         name = self._name(start)
         if self._lies_in_batch(node, start, move):
             return self._operation(node, (start,), (name,), alias=name, is_free=True)
-        forward, _ = move.collectives()
+        forward = move.kind.forward
         inplace = forward == "" or (forward == "all_reduce" and summed_in_place(self.graph, start))
         alias = name if inplace and start not in self.leaf_of else ""
         sums, early = bool(alias) and forward != "", node.name in self._sums
@@ -154,21 +158,21 @@ class Operations:
 
     def _lies_in_batch(self, node: Node, start: str, move: Move) -> bool:
         """Whether it is a slice of an input that is a view: along the first dimension, in one piece."""
-        if move.collectives()[0] != SLICE or source_of(self.graph, start).op != "input":
+        if move.kind.forward != SLICE or source_of(self.graph, start).op != "input":
             return False
         layouts, sizes = self.graph.types[node.name].layouts, self.graph.mesh.sizes
         return layouts[move.axis].dim == 0 and local_blocks(layouts, move.axis, sizes) == 1
 
     def _operator(self, node: Node) -> Operation:
-        row, kind, names = node.row, self.graph.types[node.name], [self._name(i) for i in node.inputs]
+        types, row, names = self.graph.types, node.row, [self._name(i) for i in node.inputs]
+        kind, parameters, views = types[node.name], self.parameters, self._views
         moves_nothing = row is not None and row.view and self.written(node) != "copy" and bool(names)
-        of_weight = moves_nothing and names[0] in self.parameters
-        grads = [self.graph.types[i].grad for i in node.inputs]
+        of_weight = moves_nothing and names[0] in parameters
+        grads = [types[i].grad for i in node.inputs]
         saved = saved_by(node, grads) if kind.grad else ()
-        operands = [i for i in saved if isinstance(i, int)]
-        keeps = [names[i] for i in operands] + ([node.name] if "result" in saved else [])
-        leaves = [leaf for i in operands for leaf in (names[i], *self._views.get(node.inputs[i], ()))]
-        parameters = self.parameters
+        read = [i for i in saved if isinstance(i, int)]
+        kept = [names[i] for i in read]
+        leaves = [leaf for i, name in zip(read, kept, strict=True) for leaf in (name, *views.get(node.inputs[i], ()))]
         is_product = kind.grad and row is not None and row.contraction and row.passes == 1
         return self._operation(
             node,
@@ -176,7 +180,7 @@ class Operations:
             names,
             alias=names[0] if moves_nothing and not of_weight else "",
             is_free=of_weight,
-            keeps=tuple([k for k in keeps if k not in parameters]),
+            keeps=tuple([k for k in kept if k not in parameters]) + ((node.name,) if "result" in saved else ()),
             saved=tuple(dict.fromkeys([leaf for leaf in leaves if leaf in parameters])) if leaves else (),
             mask_bytes=self._mask_bytes(node, saved),
             apart=is_product and any(grad and n in parameters for n, grad in zip(names, grads, strict=True)),

@@ -22,9 +22,9 @@ sent in `Parameter.reduced_dtype`: the execution's `reduce_dtype`, or the parame
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import prod
 from typing import Literal, NamedTuple
 
@@ -32,11 +32,11 @@ from shardwright.pcg.analysis import is_timeless
 from shardwright.pcg.errors import GraphError
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.layout import local_blocks
-from shardwright.pcg.mesh import TIME
+from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.parallel import COMBINE, REPLICATE
 from shardwright.pcg.precision import HALVES
 from shardwright.pcg.step.execution import DEFAULT, Execution
-from shardwright.pcg.types import ITEM_BYTES
+from shardwright.pcg.types import ITEM_BYTES, TensorType
 
 KEEP = "keep"
 """The attribute of a `combine` of a parameter that says for how long the whole of it stays."""
@@ -100,14 +100,14 @@ class Parameter(NamedTuple):
         return self.module or self.leaf
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Parameters:
     """All parameters by leaf. `aliases`: parallel operators that are done around the program -> whom readers see."""
 
     by_leaf: dict[str, Parameter]
     aliases: dict[str, str]
 
-    @property
+    @cached_property
     def names(self) -> dict[str, str]:
         """The leaf behind every name under which an operator may read a parameter."""
         seen = {p.result: leaf for leaf, p in self.by_leaf.items()}
@@ -119,32 +119,53 @@ def find_parameters(graph: Graph, execution: Execution = DEFAULT) -> Parameters:
     """Follow every parameter from its storage to its readers."""
     found, results = Parameters({}, {}), {name for _, name in graph.outputs}
     narrow, sizes = bool(narrow_dtypes(graph)), dict(zip(graph.mesh.names, graph.mesh.sizes, strict=True))
+    known = dict[tuple[TensorType, TensorType], _Sizes]()
     for leaf in graph.leaves("parameter"):
         walk = _Walk(graph, sizes, leaf, results)
-        kind, seen = graph.types[leaf.name], graph.types[walk.result]
-        num_elements = prod(kind.local_shape(graph.mesh))
-        used = seen.dtype if narrow else execution.compute_dtype(seen.dtype)
-        state, whole = execution.state_dtype(kind.dtype), kind.dtype if narrow else used
-        num_whole = prod(seen.local_shape(graph.mesh))
+        kinds = kind, seen = graph.types[leaf.name], graph.types[walk.result]
+        if kinds not in known:
+            known[kinds] = _sizes(kind, seen, graph.mesh, execution, narrow)
         found.aliases.update(walk.aliases)
         found.by_leaf[leaf.name] = Parameter(
-            leaf=leaf.name,
-            result=walk.result,
-            module=module_block(str(leaf.attr("target"))),
-            grad=kind.grad,
-            dtype=kind.dtype,
-            slices=walk.slices,
-            sums=tuple([axis for axis in graph.mesh.names if axis in walk.summed]),
-            used_bytes=float(num_whole * ITEM_BYTES[used]),
-            num_elements=num_elements,
-            gradient_bytes=num_elements * ITEM_BYTES[state],
-            used_dtype=used,
-            reduced_dtype=execution.reduced_dtype(kind.dtype),
-            reduced_bytes=float(num_elements * ITEM_BYTES[execution.reduced_dtype(state)]),
-            whole_bytes=float(num_whole * ITEM_BYTES[whole]),
-            summed_bytes=float(num_whole * ITEM_BYTES[execution.reduced_dtype(whole)]),
+            leaf.name,
+            walk.result,
+            module_block(str(leaf.attr("target"))),
+            kind.grad,
+            kind.dtype,
+            walk.slices,
+            tuple([axis for axis in graph.mesh.names if axis in walk.summed]) if walk.summed else (),
+            *known[kinds],
         )
     return found
+
+
+class _Sizes(NamedTuple):
+    """What a parameter has by its type and that of what readers see, as in `Parameter`."""
+
+    num_elements: int
+    used_bytes: float
+    gradient_bytes: float
+    used_dtype: str
+    reduced_dtype: str
+    reduced_bytes: float
+    whole_bytes: float
+    summed_bytes: float
+
+
+def _sizes(kind: TensorType, seen: TensorType, mesh: Mesh, execution: Execution, narrow: bool) -> _Sizes:
+    num_elements, num_whole = prod(kind.local_shape(mesh)), prod(seen.local_shape(mesh))
+    used = seen.dtype if narrow else execution.compute_dtype(seen.dtype)
+    state, whole = execution.state_dtype(kind.dtype), kind.dtype if narrow else used
+    return _Sizes(
+        num_elements,
+        used_bytes=float(num_whole * ITEM_BYTES[used]),
+        gradient_bytes=num_elements * ITEM_BYTES[state],
+        used_dtype=used,
+        reduced_dtype=execution.reduced_dtype(kind.dtype),
+        reduced_bytes=float(num_elements * ITEM_BYTES[execution.reduced_dtype(state)]),
+        whole_bytes=float(num_whole * ITEM_BYTES[whole]),
+        summed_bytes=float(num_whole * ITEM_BYTES[execution.reduced_dtype(whole)]),
+    )
 
 
 def narrow_dtypes(graph: Graph) -> set[str]:
@@ -171,22 +192,28 @@ class _Walk:
 
     def _pass(self, name: str) -> str | None:
         """Go through the operators that read `name` if all are one and the same; the next name, or None at the end."""
-        readers = list(dict.fromkeys(self.graph.users[name]))
-        nodes = [self.graph.by_name[reader] for reader in readers]
-        if len(nodes) != 1 and len({(n.op, n.attr("axis") if n.is_parallel else n.name) for n in nodes}) != 1:
+        by_name, readers = self.graph.by_name, self.graph.users[name]
+        node = by_name[readers[0]] if readers else None
+        if node is None or node.op not in (REPLICATE, COMBINE, "cast"):
             return None
-        axis = str(nodes[0].attr("axis")) if nodes[0].is_parallel else ""
-        if nodes[0].op == REPLICATE:
-            self._replicate(readers, axis)
-        elif nodes[0].op == COMBINE and len(nodes) == 1 and self.slices is None:
-            self._combine(nodes[0], axis)
-        elif nodes[0].op == "cast" and len(nodes) == 1 and self.slices is None and not self.line:
-            self.line = self.visible = nodes[0].name
+        if len(readers) > 1:
+            readers = tuple(dict.fromkeys(readers))
+        if node.op == REPLICATE:
+            axis, others = node.attr("axis"), [by_name[reader] for reader in readers[1:]]
+            if any(other.op != REPLICATE or other.attr("axis") != axis for other in others):
+                return None
+            self._replicate(readers, str(axis))
+        elif len(readers) > 1 or self.slices is not None:
+            return None
+        elif node.op == COMBINE:
+            self._combine(node, str(node.attr("axis")))
+        elif not self.line:
+            self.line = self.visible = node.name
         else:
             return None
-        return readers[0] if len(readers) == 1 else None
+        return node.name if len(readers) == 1 else None
 
-    def _replicate(self, readers: list[str], axis: str) -> None:
+    def _replicate(self, readers: Sequence[str], axis: str) -> None:
         if self.slices is not None and self.slices.axis == axis:
             self.slices = self.slices._replace(copied=True)
         elif axis != TIME and self.sizes[axis] > 1:
