@@ -15,7 +15,7 @@ from shardwright.cost.collectives.algorithms import on_a_switch
 from shardwright.cost.collectives.moves import MoveCosts, TensorClass
 from shardwright.cost.timeline.memory import Memory, Stored, update_bytes
 from shardwright.cost.timeline.program import Programs, StepProgram
-from shardwright.cost.timeline.steps import Steps
+from shardwright.cost.timeline.steps import NodeCosts, Operator, Steps
 from shardwright.cost.timeline.timeline import Timeline, simulate
 from shardwright.pcg.analysis import constant_nodes, is_timeless, read_again
 from shardwright.pcg.dispatch import Dispatch
@@ -28,20 +28,6 @@ from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.pcg.step.lifetimes import Zero
 from shardwright.pcg.step.parameters import KEEP, module_block
 from shardwright.pcg.types import ITEM_BYTES, TensorType
-
-
-class NodeCosts(NamedTuple):
-    """One node's part of a step: seconds of compute and of communication, and bytes that its collectives carry.
-
-    `collectives`: of the value and of its gradient, and `counts`: how often each of them is done.
-    """
-
-    name: str
-    compute_s: float = 0.0
-    communication_s: float = 0.0
-    communication_bytes: float = 0.0
-    collectives: tuple[str, str] = ("", "")
-    counts: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,14 +86,19 @@ def node_costs(graph: Graph, cluster: Cluster, execution: Execution = DEFAULT) -
 
 def _node_costs(steps: Steps) -> dict[str, NodeCosts]:
     graph, once, twice = steps.graph, steps.once, made_again_in(steps).twice
-    table, updates = {name: NodeCosts(name) for name in once}, dict[TensorType, float]()
+    table, updates = dict.fromkeys(once, NodeCosts()), dict[TensorType, NodeCosts]()
+    parts = dict[tuple[Operator, bool], NodeCosts]()
     for node in graph.nodes:
-        if node.is_parallel or node.name in once:
+        name = node.name
+        if node.is_parallel or name in once:
             continue
         if node.is_leaf:
-            table[node.name] = NodeCosts(node.name, _update_s(node, steps, updates))
-        else:
-            table[node.name] = _operator_part(node, steps, twice=node.name in twice)
+            table[name] = _update(node, steps, updates)
+            continue
+        key = steps.operator(node), name in twice
+        if (found := parts.get(key)) is None:
+            found = parts[key] = _operator_part(*key, steps, grad=graph.types[name].grad)
+        table[name] = found
     constants, again = constant_nodes(graph), read_again(graph)
     for name, (start, move) in steps.fused.items():
         if name not in once:
@@ -117,15 +108,15 @@ def _node_costs(steps: Steps) -> dict[str, NodeCosts]:
     return table
 
 
-def _update_s(leaf: Node, steps: Steps, known: dict[TensorType, float]) -> float:
-    """Seconds of the optimizer's update of a parameter; `known`: of types seen before."""
+def _update(leaf: Node, steps: Steps, known: dict[TensorType, NodeCosts]) -> NodeCosts:
+    """The optimizer's update of a parameter; `known`: of types seen before."""
     graph, device = steps.graph, steps.compute.device
     kind = graph.types[leaf.name]
     if leaf.op != "parameter" or not kind.grad:
-        return 0.0
+        return NodeCosts()
     if kind not in known:
         stored = Stored(kind.local_bytes(graph.mesh) / ITEM_BYTES[kind.dtype], kind.dtype, True, False, kind.dtype)
-        known[kind] = update_bytes(stored, DEFAULT) / device.memory_bytes_per_s + device.update_overhead_s
+        known[kind] = NodeCosts(update_bytes(stored, DEFAULT) / device.memory_bytes_per_s + device.update_overhead_s)
     return known[kind]
 
 
@@ -139,7 +130,7 @@ def _move_part(
     summed = steps.execution.reduced_dtype(graph.types[leaf.name].dtype) if stored else ""
     zero, late = _zero(graph, start, node), _is_late(graph, start)
     key = (kind, move, stored, leaf.name in again, summed, zero, twice, late, free)
-    if (found := steps.known.moves.get(key)) is None:
+    if (found := steps.known.serial_moves.get(key)) is None:
         tensor = TensorClass(
             kind.shape, kind.dtype, kind.grad, stored, again=leaf.name in again, summed=summed,
             zero=zero, twice=twice, late=late,
@@ -156,10 +147,11 @@ def _move_part(
             if free
             else costs.move_s(tensor, kind.layouts, move)
         )
-        found = steps.known.moves[key] = seconds, sent, costs.loop.counts(tensor, kind.layouts, move)
-    seconds, sent, counts = found
-    forward, backward = move.collectives()
-    return NodeCosts(node.name, 0.0, seconds, sent, (forward, backward if kind.grad else ""), counts)
+        forward, backward = move.collectives()
+        collectives = forward, backward if kind.grad else ""
+        found = NodeCosts(0.0, seconds, sent, collectives, costs.loop.counts(tensor, kind.layouts, move))
+        steps.known.serial_moves[key] = found
+    return found
 
 
 def _is_late(graph: Graph, name: str) -> bool:
@@ -179,14 +171,12 @@ def _zero(graph: Graph, start: str, last: Node) -> Zero:
     return "kept" if keep == "microbatch" else "zero-2" if keep == "step" else "zero-3"
 
 
-def _operator_part(node: Node, steps: Steps, *, twice: bool) -> NodeCosts:
-    known, times = steps.operator(node), steps.graph.mesh.num_microbatches
-    forward_s, backward_s = known.serial_s
-    own = NodeCosts(node.name, times * (forward_s * (1 + twice) + backward_s))
+def _operator_part(known: Operator, twice: bool, steps: Steps, *, grad: bool) -> NodeCosts:
+    times, (forward_s, backward_s) = steps.graph.mesh.num_microbatches, known.serial_s
+    own = NodeCosts(times * (forward_s * (1 + twice) + backward_s))
     if not known.sent:
         return own
-    often = times * (1 + twice), times * steps.graph.types[node.name].grad
-    return _with_dispatches(own, known.sent, steps.move_costs, often)
+    return _with_dispatches(own, known.sent, steps.move_costs, (times * (1 + twice), times * grad))
 
 
 def _with_dispatches(own: NodeCosts, sent: Sequence[Dispatch], costs: MoveCosts, counts: tuple[int, int]) -> NodeCosts:
@@ -232,19 +222,19 @@ def details(programs: Programs, execution: Execution = DEFAULT) -> Details:
     timeline = simulate(made)
     if repeats:
         table = {name: _many(cost, repeats.get(_block(graph.by_name[name]), 1)) for name, cost in table.items()}
-    optimizer_s, stages = sum(table[n.name].compute_s for n in graph.leaves("parameter")), execution.num_stages
-    compute_s = sum(c.compute_s for c in table.values()) - optimizer_s
+    optimizer_s, stages = sum([table[n.name].compute_s for n in graph.leaves("parameter")]), execution.num_stages
+    compute_s = sum([c.compute_s for c in table.values()]) - optimizer_s
     if stages > 1:
         passes_s, optimizer_s = made.compute_s(timeline.stages.index(timeline.busiest))
         compute_s = passes_s / execution.num_microbatches  # of the graph's batch, as the table is
     prediction = Prediction(
         timeline.step_s,
         compute_s,
-        sum(c.communication_s for c in table.values()) / stages,
+        sum([c.communication_s for c in table.values()]) / stages,
         optimizer_s,
         timeline.busiest.exposed_s,
         timeline.busiest.bubble_s,
-        sum(c.communication_bytes for c in table.values()) / stages,
+        sum([c.communication_bytes for c in table.values()]) / stages,
         timeline.fullest.memory,
         timeline.fullest.peak_at,
         timeline.fullest.device_bytes,

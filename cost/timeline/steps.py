@@ -21,7 +21,7 @@ from shardwright.pcg.analysis import Written
 from shardwright.pcg.dispatch import Dispatch
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.mesh import TIME
-from shardwright.pcg.moves import SLICE
+from shardwright.pcg.moves import SLICE, Move
 from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.late import LOSS, summand_of_loss
 from shardwright.pcg.step.messages import Message
@@ -79,8 +79,9 @@ class OperationCost(NamedTuple):
         return self.again_s + self.backward_s + self.weight_s + self.ways_back.seconds
 
 
-class Operator(NamedTuple):
-    """What one operator costs.
+@dataclass(frozen=True, eq=False, slots=True)
+class Operator:
+    """What one operator costs; one object for all operators for which that is the same.
 
     cost       as an operation, in the execution's precision
     serial_s   of forward and backward, and `sent`: what is sent of its rows; both in the graph's own dtypes
@@ -91,15 +92,31 @@ class Operator(NamedTuple):
     sent: tuple[Dispatch, ...]
 
 
+class NodeCosts(NamedTuple):
+    """One node's part of a step: seconds of compute and of communication, and bytes that its collectives carry.
+
+    `collectives`: of the value and of its gradient, and `counts`: how often each of them is done.
+    """
+
+    compute_s: float = 0.0
+    communication_s: float = 0.0
+    communication_bytes: float = 0.0
+    collectives: tuple[str, str] = ("", "")
+    counts: tuple[int, int] = (0, 0)
+
+
 @dataclass(eq=False, slots=True)
 class Known:
     """What operators and moves cost, by all that decides about it, on one mesh in one precision.
+
+    `moves`: as operations; `serial_moves`: as parts of a step in which nothing overlaps.
 
     Equal blocks of a graph have the same, and so do the many graphs of one search, which differ in a few layouts.
     """
 
     operators: dict[Hashable, Operator] = field(default_factory=dict)
-    moves: dict[Hashable, tuple[float, float, tuple[int, int]]] = field(default_factory=dict)
+    moves: dict[Hashable, OperationCost] = field(default_factory=dict)
+    serial_moves: dict[Hashable, NodeCosts] = field(default_factory=dict)
 
 
 KnownCosts = dict[Hashable, Known]
@@ -144,7 +161,14 @@ class Steps(Operations):
     def _move_cost(self, node: Node) -> OperationCost:
         """A collective takes the full tensor of one group along the move's axis."""
         start, move = self.moves[node.name]
-        axis, (forward, backward) = self.graph.mesh.names[move.axis], move.collectives()
+        axis, types = self.graph.mesh.names[move.axis], self.graph.types
+        key = move, types[start], types[node.name], self._axes_of(node.name, axis)
+        if (found := self.known.moves.get(key)) is None:
+            found = self.known.moves[key] = self._cost_of_move(node, start, move, axis)
+        return found
+
+    def _cost_of_move(self, node: Node, start: str, move: Move, axis: str) -> OperationCost:
+        forward, backward = move.collectives()
         backward = SLICE if axis == TIME else backward  # zeros beside it
         num_bytes = self.bytes_of(start) * (self.graph.mesh.sizes[move.axis] if move.before.is_shard else 1)
         grad = self.graph.types[node.name].grad
@@ -183,9 +207,10 @@ class Steps(Operations):
         """What an operator costs, also one that is none of the operations."""
         if (found := self.operators.get(node.name)) is not None:
             return found
-        types, how = self.graph.types, self.written(node)
-        operands, kind = tuple([types[name] for name in node.inputs]), types[node.name]
-        of_weights = tuple([self.is_weight(name) for name in node.inputs])  # not what is cast in the program
+        types, how, row = self.graph.types, self.written(node), node.row
+        operands, kind, of_weights = tuple([types[name] for name in node.inputs]), types[node.name], ()
+        if row is not None and row.contraction:
+            of_weights = tuple([self.is_weight(name) for name in node.inputs])  # not what is cast in the program
         fusion = self._fusions.get(node.name, UNFUSED)
         key = (node.op, node.attrs, node.split, operands, kind, how, of_weights, fusion)
         if (found := self.known.operators.get(key)) is None:
