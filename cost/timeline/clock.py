@@ -68,25 +68,30 @@ def times(tasks: Sequence[Task], sharing: Sharing) -> tuple[list[float], list[fl
         ClusterError: a task waits for one that is launched after it on its own stream.
     """
     starts, ends = [0.0] * len(tasks), [INFINITY] * len(tasks)
-    queues: dict[str, list[int]] = {}
+    queues = dict[str, list[int]]()
     for number in reversed(range(len(tasks))):  # the next one is the last of its queue
         queues.setdefault(tasks[number].stream, []).append(number)
     running, left, now = dict[str, int](), dict[str, float](), 0.0  # by stream: the task, and seconds of it
+    idle, waiting = list(queues), dict[int, list[str]]()  # streams, and by task those whose next one waits for it
+    known = dict[tuple[str, ...], dict[str, float]]()  # speeds by what runs
     while True:
-        _start(tasks, queues, running, left, starts, ends, now)
+        _start(tasks, queues, idle, waiting, running, left, starts, ends, now)
         if not running:
             break
         if len(running) == 1:  # undisturbed
             stream, number = running.popitem()
             ends[number] = now = now + left[stream]
+            idle = [stream, *waiting.pop(number, ())]
             continue
-        speeds = _speeds(running, sharing)
+        if (speeds := known.get(streams := tuple(running))) is None:
+            speeds = known[streams] = _speeds(streams, sharing)
         step_s = min([left[stream] / speed for stream, speed in speeds.items()])
         now += step_s
         for stream, speed in speeds.items():
             left[stream] -= step_s * speed
             if left[stream] <= EARLY * tasks[running[stream]].seconds:
-                ends[running.pop(stream)] = now
+                ends[number := running.pop(stream)] = now
+                idle += (stream, *waiting.pop(number, ()))
     if INFINITY in ends:
         stuck = tasks[ends.index(INFINITY)]
         problem = "waits for a task that is launched after it on the same stream; reorder them"
@@ -95,28 +100,28 @@ def times(tasks: Sequence[Task], sharing: Sharing) -> tuple[list[float], list[fl
 
 
 def _start(
-    tasks: Sequence[Task], queues: Mapping[str, list[int]], running: dict[str, int], left: dict[str, float],
-    starts: list[float], ends: list[float], now: float,
+    tasks: Sequence[Task], queues: Mapping[str, list[int]], idle: list[str], waiting: dict[int, list[str]],
+    running: dict[str, int], left: dict[str, float], starts: list[float], ends: list[float], now: float,
 ) -> None:  # fmt: skip
-    """Let streams start what they can now. What takes no time is over at once, and may release more."""
-    again = True
-    while again:
-        again = False
-        for stream, queue in queues.items():
-            while queue and stream not in running:
-                task = tasks[queue[-1]]
-                for other in task.after:
-                    if ends[other] > now:
-                        break
+    """Let idle streams start what they can now, or wait. What takes no time is over at once, and may release more."""
+    while idle:
+        queue = queues[stream := idle.pop()]
+        while queue and stream not in running:
+            task = tasks[number := queue[-1]]
+            for other in task.after:
+                if ends[other] > now:
+                    waiting.setdefault(other, []).append(stream)
+                    break
+            else:
+                queue.pop()
+                starts[number] = now
+                if task.seconds > 0:
+                    running[stream], left[stream] = number, task.seconds
                 else:
-                    number = queue.pop()
-                    starts[number] = now
-                    if task.seconds > 0:
-                        running[stream], left[stream] = number, task.seconds
-                    else:
-                        ends[number], again = now, True
-                    continue
-                break
+                    ends[number] = now
+                    idle += waiting.pop(number, ())
+                continue
+            break
 
 
 def _speeds(streams: Collection[str], sharing: Sharing) -> dict[str, float]:

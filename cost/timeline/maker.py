@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from functools import cached_property, reduce
 from itertools import chain
 
@@ -13,32 +13,37 @@ from shardwright.cost.timeline.clock import SHARING
 from shardwright.cost.timeline.memory import Stored, state_bytes, update_bytes
 from shardwright.cost.timeline.pool import joined, pool_bytes
 from shardwright.cost.timeline.pricing import is_bucketed, price_backward, price_forward
-from shardwright.cost.timeline.segments import ChunkSegments, Stage
+from shardwright.cost.timeline.segments import ChunkSegments, SimulatedSegments, Stage
 from shardwright.cost.timeline.steps import Steps
-from shardwright.cost.timeline.streams import run
 from shardwright.cost.timeline.tasks import Recorder, Segment
+from shardwright.cost.timeline.timeline import Kind, piece_timelines
 from shardwright.pcg.analysis import kept_constants
 from shardwright.pcg.stages import STAGES
 from shardwright.pcg.step.actions import actions
 from shardwright.pcg.step.chunk import Chunk, Stretch
 from shardwright.pcg.step.execution import Execution
-from shardwright.pcg.step.schedules import phases
+from shardwright.pcg.step.parameters import Parameter
+from shardwright.pcg.step.schedules import Phase, phases
 from shardwright.pcg.step.sections import Places, Share, places, sections, shared, stretches, units
 
 KnownPieces = dict[tuple[str, tuple[tuple[Stretch, int], ...], bool, bool], ChunkSegments]
 """By all that they are made of: what a piece is called, its operations, and how it is run."""
+_NAMES = 1 + Parameter._fields.index("module")
+"""So many fields of a parameter are names, the first ones."""
 
 
 class Maker:
     """Makes stages on equal devices; equal pieces are built once."""
 
-    def __init__(self, steps: Steps, repeats: Mapping[str, int], known: KnownPieces) -> None:
+    def __init__(
+        self, steps: Steps, repeats: Mapping[str, int], known: KnownPieces, simulated: SimulatedSegments
+    ) -> None:
         """`known`: pieces of the same operations, of which other values are made again."""
-        self.steps, self._known = steps, known
+        self.steps, self._known, self._simulated = steps, known, simulated
         self.cut = sections(steps, repeats, by_block=steps.execution.num_stages > 1)
         self._pieces: dict[tuple[Share, bool, bool], ChunkSegments] = {}
         self._stages: dict[tuple[object, ...], Stage] = {}
-        self._units: dict[ChunkSegments, Unit] = {}
+        self._units: dict[Hashable, Unit] = {}
         self._axes_bytes = axes_bytes(steps.graph, steps.cluster, steps.fused.values())
         self._first_uses_s = _first_uses_s(steps)
 
@@ -54,8 +59,7 @@ class Maker:
 
     def pieces(self, shares: Iterable[tuple[Share, bool]], execution: Execution) -> tuple[ChunkSegments, ...]:
         """One for each chunk of a stage; with the shares, whether their backward has two parts."""
-        hold = execution.num_stages == 1 and (execution.num_microbatches == 1 or execution.schedule != "gpipe")
-        return tuple(self._piece(share, hold=hold, two=two) for share, two in shares)
+        return tuple(self._piece(share, hold=_holds(execution), two=two) for share, two in shares)
 
     def leaves(self, pieces: Sequence[ChunkSegments]) -> Mapping[str, int]:
         """The parameters of a stage, with how many of each: one of those that several sections read."""
@@ -90,12 +94,20 @@ class Maker:
         return tuple(own[number] for number in units(self.cut))
 
     def _unit(self, number: int, execution: Execution) -> Unit:
+        """Of a section, which is measured once for all that differ in names alone."""
+        share, two = ((number, self.cut[number].times),), "weights" in phases(execution.schedule)
+        key = _but_for_names(self.steps, self._stretches(share)), _holds(execution), two
+        if key not in self._units:
+            self._units[key] = self._one_more(share, execution)
+        return self._units[key]
+
+    def _one_more(self, share: Share, execution: Execution) -> Unit:
         """Of a section that occurs many times, what one more adds to those before it."""
-        times = self.cut[number].times
+        ((number, times),) = share
         one = self._measured(((number, 1),), execution)
         if times == 1:
             return one
-        adds = zip(self._measured(((number, times),), execution), one, strict=True)
+        adds = zip(self._measured(share, execution), one, strict=True)
         return Unit(*((all_of_them - alone) / (times - 1) for all_of_them, alone in adds))._replace(
             peak_bytes=one.peak_bytes
         )
@@ -103,32 +115,32 @@ class Maker:
     def _measured(self, share: Share, execution: Execution) -> Unit:
         """A share as the only one of a stage, in neither the first nor the last microbatch."""
         (piece,) = self.pieces([(share, "weights" in phases(execution.schedule))], execution)
-        if piece not in self._units:
-            sharing = SHARING[self.steps.cluster.device.kind]
-            ways = (piece.forward, piece.backward, piece.weights)
-            each = [run(segment.in_microbatch(first=False, last=False), sharing) for segment in ways]
-            first = [run(segment.in_microbatch(first=True, last=False), sharing) for segment in ways]
-            stays = sum(sum(timeline.net.values()) for timeline in first)  # gradients, until the update
-            kept = sum(each[0].net.values())
-            peak = max(each[0].peak_bytes - kept, *(timeline.peak_bytes for timeline in each[1:]))
-            stored = sum(self._held(self.leaves([piece]), 0.0)[0].values())
-            seconds = sum(timeline.ready_s for timeline in each)
-            self._units[piece] = Unit(seconds, stored + stays, kept, peak + sum(piece.pool.values()))
-        return self._units[piece]
+        ways: tuple[Phase, ...] = ("forward", "backward", "weights")
+        kinds = [Kind(way, first, False) for first in (False, True) for way in ways]
+        found = list(piece_timelines(piece, kinds, SHARING[self.steps.cluster.device.kind], self._simulated))
+        each, first = found[:3], found[3:]
+        stays = sum(sum(timeline.net.values()) for timeline in first)  # gradients, until the update
+        kept = sum(each[0].net.values())
+        peak = max(each[0].peak_bytes - kept, *(timeline.peak_bytes for timeline in each[1:]))
+        stored = sum(self._held(self.leaves([piece]), 0.0)[0].values())
+        seconds = sum(timeline.ready_s for timeline in each)
+        return Unit(seconds, stored + stays, kept, peak + sum(piece.pool.values()))
 
     def _piece(self, share: Share, *, hold: bool, two: bool) -> ChunkSegments:
         key = (share, hold, two)
         if key not in self._pieces:
-            steps = self.steps
-            own = [(self.cut[number].stretch, times) for number, times in share]
-            if steps.execution.num_stages > 1:
-                own = stretches(self.cut, share, steps.in_one, self.places)
             name = " + ".join(f"{n} × {self.cut[s].name}" for s, n in share)
-            alike = name, tuple(own), hold, two
-            if alike not in self._known:
-                self._known[alike] = _made(steps, *alike)
-            self._pieces[key] = self._known[alike]
+            alike = name, tuple(self._stretches(share)), hold, two
+            if (found := self._known.get(alike)) is None:
+                found = self._known[alike] = _made(self.steps, *alike)
+            self._pieces[key] = found
         return self._pieces[key]
+
+    def _stretches(self, share: Share) -> Sequence[tuple[Stretch, int]]:
+        """What a share runs."""
+        if self.steps.execution.num_stages == 1:
+            return [(self.cut[number].stretch, times) for number, times in share]
+        return stretches(self.cut, share, self.steps.in_one, self.places)
 
     def _buffers(self, num_microbatches: int) -> float:
         """Of the model, the batch, and what is computed once, which equal blocks share."""
@@ -154,6 +166,7 @@ class Maker:
         held, updated, freed = dict[tuple[str, str], float](), 0.0, list[tuple[str, float]]()
         gathered = defaultdict[str, float](float)
         overhead_s = device.step_overhead_s + self._first_uses_s
+        known = dict[tuple[Stored, int], tuple[Mapping[str, float], float]]()
         for leaf, times in leaves.items():
             parameter = steps.parameters[leaf]
             dtype, is_gathered = parameter.dtype, parameter.slices is not None
@@ -163,11 +176,15 @@ class Maker:
                 for axis in parameter.sums:
                     shards *= steps.graph.mesh.sizes[steps.graph.mesh.index(axis)]
                     gathered[axis] += times * parameter.used_bytes
-            for category, num_bytes in state_bytes(stored, execution, shards).items():
+            if (own := known.get((stored, shards))) is None:
+                own = state_bytes(stored, execution, shards), update_bytes(stored, execution, shards)
+                known[stored, shards] = own
+            kept, to_update = own
+            for category, num_bytes in kept.items():
                 held[category, leaf] = times * num_bytes
             if parameter.grad:
                 overhead_s += times * device.update_overhead_s
-                updated += times * update_bytes(stored, execution, shards)
+                updated += times * to_update
                 if is_bucketed(parameter):
                     held["gradients", leaf] = times * parameter.gradient_bytes
                 else:
@@ -182,6 +199,34 @@ class Maker:
         for leaf, num_bytes in freed:
             end.take("gradients", num_bytes, None, (task,), name=leaf)
         return held, end.segment()
+
+
+def _holds(execution: Execution) -> bool:
+    """Whether backward begins with what forward has gathered last."""
+    return execution.num_stages == 1 and (execution.num_microbatches == 1 or execution.schedule != "gpipe")
+
+
+def _but_for_names(steps: Steps, own: Sequence[tuple[Stretch, int]]) -> Hashable:
+    """All that a piece is made of, with a number for each name, in the order in which they come."""
+    numbers, found = dict[str, int](), list[Hashable]()
+
+    def of(names: Iterable[str]) -> Hashable:
+        return tuple([numbers.setdefault(name, len(numbers)) for name in names])
+
+    for stretch, times in own:
+        found.append((times, tuple(map(of, stretch.carried))))
+        for o in stretch.operations:
+            names = (o.name, o.alias, o.block), o.reads, o.weights, o.views, o.saved, o.keeps, o.gradients
+            sizes = o.num_bytes, o.mask_bytes, *[steps.num_bytes.get(name) for name in o.reads]
+            facts = o.sums_in_place, o.grad, o.apart, o.early, o.name in steps.loss_sums
+            again = o.again and (of([o.again.name]), o.again.whole)
+            parameters = [
+                (leaf in stretch.leaves, steps.graph.types[leaf], of([parameter.module]), parameter[_NAMES:])
+                for leaf in (*o.weights, *o.views)
+                for parameter in (steps.parameters[leaf],)
+            ]
+            found.append((tuple(map(of, names)), sizes, facts, again, tuple(parameters), steps.costs[o.name]))
+    return tuple(found)
 
 
 def _made(steps: Steps, name: str, own: Sequence[tuple[Stretch, int]], hold: bool, two: bool) -> ChunkSegments:

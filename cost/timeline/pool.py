@@ -17,10 +17,15 @@ from shardwright.pcg.step.actions import Actions
 from shardwright.pcg.step.buckets import PLACED_BYTES
 from shardwright.pcg.step.chunk import Block, Chunk
 from shardwright.pcg.step.parameters import Parameter, Slices
+from shardwright.pcg.types import TensorType
 
-BufferKind = tuple[tuple[tuple[int, ...], str, float, Slices | None], ...]
+_OfParameter = tuple[tuple[int, ...], str, float, Slices | None]
+BufferKind = tuple[_OfParameter, ...]
 """What decides whether two blocks can use the same set: of each parameter, its slices' shape, dtype and bytes, and how
 they are cut."""
+
+_Known = dict[tuple[TensorType, Slices | None, str, float], tuple[_OfParameter, float]]
+"""A parameter's part of the kind and of the bytes of a set, by all that decides about it."""
 
 
 def pool_bytes(steps: Steps, chunk: Chunk, actions: Actions) -> dict[BufferKind, float]:
@@ -30,15 +35,17 @@ def pool_bytes(steps: Steps, chunk: Chunk, actions: Actions) -> dict[BufferKind,
     """
     if not chunk.blocks:
         return {}
+    known: _Known = {}
     sets = {
-        verb: [_buffer_set(steps, block, gradients=verb == "scatter") for block in chunk.blocks]
+        verb: [_buffer_set(steps, block, known, gradients=verb == "scatter") for block in chunk.blocks]
         for verb in ("gather", "scatter")
     }
     began = {"free": "gather", "deliver": "scatter"}
     numbers = {kind: number for number, (kind, _) in enumerate(chain(*sets.values()))}
     of = {verb: [numbers[kind] for kind, _ in own] for verb, own in sets.items()}
     now, most = ([0] * (2 * len(chunk.blocks)) for _ in range(2))
-    listed = [a for a in chain(*actions.forward, *actions.backward) if a.verb in sets or a.verb in began]
+    verbs = {*sets, *began}
+    listed = [a for own in chain(actions.forward, actions.backward) for a in own if a.verb in verbs]
     several = [a for a in listed if a.microbatch != "last"] + [a for a in listed if a.microbatch != "first"]
     for action in several if steps.graph.mesh.num_microbatches > 1 else listed:
         if action.verb in sets:
@@ -57,18 +64,20 @@ def _times(block: Block, verb: str) -> int:
     return 1 + stays * block.uses[0].more
 
 
-def _buffer_set(steps: Steps, block: Block, *, gradients: bool) -> tuple[BufferKind, float]:
+def _buffer_set(steps: Steps, block: Block, known: _Known, *, gradients: bool) -> tuple[BufferKind, float]:
     """Its kind and bytes, for the parameters of a block or for their gradients."""
-    types, mesh = steps.graph.types, steps.graph.mesh
-    kind, size = list[tuple[tuple[int, ...], str, float, Slices | None]](), 0.0
+    types, kind, size = steps.graph.types, list[_OfParameter](), 0.0
     sent = steps.execution.reduce_dtype if gradients else None
     for p in block.parameters:
         num_bytes = p.summed_bytes if gradients else p.used_bytes
-        shape = types[p.leaf].local_shape(mesh)
-        kind.append(
-            (shape, sent or p.used_dtype, num_bytes, p.slices and p.slices._replace(lifetime="pass", summed=False))
-        )
-        size += _buffers(steps, p, num_bytes) * num_bytes
+        key = types[p.leaf], p.slices, sent or p.used_dtype, num_bytes
+        if key not in known:
+            slices = p.slices and p.slices._replace(lifetime="pass", summed=False)
+            shape = types[p.leaf].local_shape(steps.graph.mesh)
+            known[key] = (shape, sent or p.used_dtype, num_bytes, slices), _buffers(steps, p, num_bytes) * num_bytes
+        own, own_bytes = known[key]
+        kind.append(own)
+        size += own_bytes
     return tuple(kind), size
 
 
@@ -84,7 +93,7 @@ def _buffers(steps: Steps, parameter: Parameter, num_bytes: float) -> int:
 
 def is_direct(steps: Steps, parameter: Parameter, num_bytes: float) -> bool:
     """Whether its slices are sent straight from and into place, in a message of their own."""
-    slices = parameter.slices
+    slices, mesh = parameter.slices, steps.graph.mesh
     assert slices is not None
-    size = steps.graph.mesh.sizes[steps.graph.mesh.index(slices.axis)]
-    return (slices.dim, slices.blocks) == (0, 1) and num_bytes / size >= PLACED_BYTES
+    in_place = (slices.dim, slices.blocks) == (0, 1)
+    return in_place and num_bytes / mesh.sizes[mesh.index(slices.axis)] >= PLACED_BYTES

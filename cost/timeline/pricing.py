@@ -12,7 +12,7 @@ Sources: lowering/reducer.py, lowering/blocks.py; Qi et al., "Zero Bubble Pipeli
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from shardwright.cost.timeline.pool import is_direct
@@ -60,11 +60,17 @@ class _Readers:
         self._recorder = recorder
         self._last: dict[object, dict[str, int]] = {}
 
-    def note(self, what: object, task: int) -> None:
-        self._last.setdefault(what, {})[self._recorder.tasks[task].stream] = task
+    def note(self, what: Iterable[object], task: int) -> None:
+        stream, last = self._recorder.tasks[task].stream, self._last
+        for each in what:
+            if each in last:
+                last[each][stream] = task
+            else:
+                last[each] = {stream: task}
 
     def of(self, what: object) -> tuple[int, ...]:
-        return tuple(self._last.get(what, {}).values())
+        found = self._last.get(what)
+        return tuple(found.values()) if found is not None else ()
 
 
 class _Pass:
@@ -127,13 +133,16 @@ class _Pass:
     def _messages(self, collective: str, parameters: Sequence[Parameter]) -> tuple[Message, ...]:
         """What a block sends: one message for each parameter that goes straight to its place, one for all others."""
         gathers = collective == "all_gather"
-        sent = {p.leaf: gathers or (p.grad and p.slices is not None and p.slices.copied) for p in parameters}
-        sizes = [(p, p.used_bytes if gathers else p.summed_bytes) for p in parameters]
-        direct = [(p, num_bytes) for p, num_bytes in sizes if is_direct(self.steps, p, num_bytes)]
-        packed = [(p, num_bytes) for p, num_bytes in sizes if (p, num_bytes) not in direct]
-        whole = sum(num_bytes for _, num_bytes in packed) if any(sent[p.leaf] for p, _ in packed) else 0.0
+        direct, packed, is_sent = list[float](), 0.0, False
+        for p in parameters:
+            num_bytes = p.used_bytes if gathers else p.summed_bytes
+            sent = gathers or (p.grad and p.slices is not None and p.slices.copied)
+            if not is_direct(self.steps, p, num_bytes):
+                packed, is_sent = packed + num_bytes, is_sent or sent
+            elif sent:
+                direct.append(num_bytes)
         axes = {p.slices.axis for p in parameters if p.slices is not None}
-        return self.steps.messages(collective, axes, *(num_bytes for p, num_bytes in direct if sent[p.leaf]), whole)
+        return self.steps.messages(collective, axes, *direct, packed if is_sent else 0.0)
 
 
 class _Forward(_Pass):
@@ -161,19 +170,22 @@ class _Forward(_Pass):
         task = self.emit(occurrence, blocks=action.verb == "run")
         if action.verb == "start":
             self.started[action.number] = task
-        for memory in (*occurrence.reads, occurrence.result, *occurrence.keeps):
-            if memory.kept and self.offload and memory not in self.taken:
-                seconds = memory.num_bytes / HOST_BYTES_PER_S
-                self.away[memory] = self.recorder.launch("offload", COPY, seconds, blocks=False, after=(task,))
-            self.taken.setdefault(memory, task)
-            if not memory.kept or self.offload:  # else it stays
-                self.readers.note(memory, task)
+        touched, taken = (*occurrence.reads, occurrence.result, *occurrence.keeps), self.taken
+        for memory in touched:
+            if memory not in taken:
+                if memory.kept and self.offload:
+                    seconds = memory.num_bytes / HOST_BYTES_PER_S
+                    self.away[memory] = self.recorder.launch("offload", COPY, seconds, blocks=False, after=(task,))
+                taken[memory] = task
+        self.readers.note(touched if self.offload else [m for m in touched if not m.kept], task)  # what is kept stays
 
     def _memory(self) -> None:
         for memory, task in self.taken.items():
+            if memory in self.away:
+                freed = *self.readers.of(memory), self.away[memory]
+            else:
+                freed = () if memory.kept else self.readers.of(memory)
             category = "activations" if memory.kept else "temporary"
-            away = (self.away[memory],) if memory in self.away else ()
-            freed = (*self.readers.of(memory), *away) if away or not memory.kept else ()
             self.recorder.take(category, memory.num_bytes, task, freed, name=memory.name)
 
 
@@ -255,10 +267,11 @@ class _Backward(_Pass):
 
     def _again(self, occurrence: Occurrence) -> None:
         task = self.emit(occurrence, " again")
-        for memory in (*occurrence.reads, occurrence.result, *occurrence.keeps):
+        touched = *occurrence.reads, occurrence.result, *occurrence.keeps
+        for memory in touched:
             if memory.region is occurrence.region:
                 self.again.setdefault(memory, task)
-            self.readers.note(memory, task)
+        self.readers.note(touched, task)
 
     def _inputs(self, occurrence: Occurrence) -> None:
         """What gives gradients to activations, or all of an operation's backward."""
@@ -272,11 +285,11 @@ class _Backward(_Pass):
             self.recorder.take("temporary", cost.scratch.backward, task, (task,), name=f"scratch of {name}")
         self._note(occurrence, task, self.readers)
         for memory in occurrence.gradients:
-            if (
-                memory in self.gradients and memory is not occurrence.result
-            ):  # takes memory of its own until it is added
+            if memory is occurrence.result:
+                continue
+            if memory in self.gradients:  # takes memory of its own until it is added
                 self.recorder.take("temporary", memory.num_bytes, task, (task,), name=_gradient(memory.name))
-            elif memory is not occurrence.result:
+            else:
                 self.gradients[memory] = task
         if occurrence.number not in self.apart:  # made early, as a norm's: taken over at the start of the second part
             self._contribute(occurrence, task if self.later is self.recorder else 0)
@@ -289,14 +302,15 @@ class _Backward(_Pass):
 
     def _note(self, occurrence: Occurrence, task: int, readers: _Readers) -> None:
         """A part of backward reads what was kept for it, and the gradient of the result."""
-        for what in (*occurrence.keeps, ("gradient", occurrence.result)):
-            readers.note(what, task)
+        readers.note((*occurrence.keeps, ("gradient", occurrence.result)), task)
 
     def _contribute(self, occurrence: Occurrence, task: int) -> None:
         self.task = task
-        views = (use for use in occurrence.views if self.chunk.uses[use].parameter.grad)  # whose memory is that of both
-        for use in (*self.chunk.trained(occurrence), *views):
+        for use in self.chunk.trained(occurrence):
             self.made.setdefault(use, task)
+        for use in occurrence.views:  # whose memory is that of both
+            if self.chunk.uses[use].parameter.grad:
+                self.made.setdefault(use, task)
 
     # ---- gradients of parameters ----
 

@@ -19,9 +19,8 @@ from shardwright.cost.collectives.groups import between
 from shardwright.cost.collectives.resharding import StageLayout, resharding_s
 from shardwright.cost.timeline.chain import Place, chained
 from shardwright.cost.timeline.maker import KnownPieces, Maker
-from shardwright.cost.timeline.segments import StepProgram
+from shardwright.cost.timeline.segments import SimulatedSegments, StepProgram
 from shardwright.cost.timeline.steps import KnownCosts, Steps
-from shardwright.cost.timeline.streams import SegmentTimeline
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.layout import Layouts, local_shape
@@ -84,7 +83,7 @@ class Programs:
         self._first: dict[_Way, Steps] = {}
         self._makers: dict[_Way, Maker] = {}
         self._pieces: dict[_Way, KnownPieces] = {}
-        self._simulated: dict[tuple[object, ...], SegmentTimeline] = {}
+        self._simulated: SimulatedSegments = {}
 
     def program(self, execution: Execution = DEFAULT) -> StepProgram:
         """As the function of this name."""
@@ -201,7 +200,7 @@ class Programs:
     def _maker(self, way: _Way) -> Maker:
         if way not in self._makers:
             pieces = self._pieces.setdefault(_but_for_again(way), {})
-            self._makers[way] = Maker(self._steps_of(way), self.repeats, pieces)
+            self._makers[way] = Maker(self._steps_of(way), self.repeats, pieces, self._simulated)
         return self._makers[way]
 
     def _alike(self, execution: Execution) -> Execution:

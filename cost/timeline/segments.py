@@ -10,7 +10,7 @@ from functools import cached_property
 from shardwright.cost.clusters.device import Device
 from shardwright.cost.timeline.pool import BufferKind
 from shardwright.cost.timeline.streams import SegmentTimeline
-from shardwright.cost.timeline.tasks import COMPUTE, Segment, Task
+from shardwright.cost.timeline.tasks import COMPUTE, Segment
 from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.messages import Message
 
@@ -63,6 +63,10 @@ class Stage:
         return replace(self, pieces=pieces, state=state, end=self.end.without(categories), held=held)
 
 
+SimulatedSegments = dict[tuple[object, ...], SegmentTimeline]
+"""Timelines of segments, by how they are run."""
+
+
 @dataclass(frozen=True)
 class StepProgram:
     """What runs, on each device of every stage.
@@ -77,7 +81,7 @@ class StepProgram:
     stages: tuple[Stage, ...]
     hops_s: tuple[float, ...] = ()
     hops_bytes: tuple[float, ...] = ()
-    simulated: dict[tuple[object, ...], SegmentTimeline] = field(default_factory=dict, compare=False, repr=False)
+    simulated: SimulatedSegments = field(default_factory=dict, compare=False, repr=False)
 
     def messages(self, stage: int = 0) -> Counter[Message]:
         """What a device of a stage sends to those of the same stage in a step, each with how often."""
@@ -95,24 +99,26 @@ class StepProgram:
     @cached_property
     def serial_s(self) -> float:
         """What the busiest stage takes if nothing overlaps and it never waits for another stage."""
-        return max(sum(task.seconds for task in self._tasks(stage)) for stage in range(len(self.stages)))
+        parts = ((self._passes(stage), _seconds(self.stages[stage].end)) for stage in range(len(self.stages)))
+        return max(sum([seconds for own in (end, passes) for _, seconds in own]) for passes, end in parts)
 
     def compute_s(self, stage: int) -> tuple[float, float]:
         """Of all kernels of a stage that nothing slows down: those of its microbatches, and those at the end."""
-        parts = self._passes(stage), self.stages[stage].end.tasks_in_all()
-        passes_s, end_s = (sum(task.seconds for task in part if task.stream == COMPUTE) for part in parts)
+        parts = self._passes(stage), _seconds(self.stages[stage].end)
+        passes_s, end_s = (sum([seconds for stream, seconds in part if stream == COMPUTE]) for part in parts)
         return passes_s, end_s
 
-    def _tasks(self, stage: int) -> Iterator[Task]:
-        """Every task of a step on a stage, with the seconds of all its times."""
-        yield from self.stages[stage].end.tasks_in_all()
-        yield from self._passes(stage)
-
-    def _passes(self, stage: int) -> Iterator[Task]:
+    def _passes(self, stage: int) -> Iterator[tuple[str, float]]:
+        """The stream of every task of a stage's microbatches, with the seconds of all its times."""
         many = self.execution.num_microbatches
         for piece in self.stages[stage].pieces:
             for segment in (piece.forward, piece.backward, piece.weights):
                 first, each = (segment.in_microbatch(first=first, last=many == 1) for first in (True, False))
                 last = segment.in_microbatch(first=False, last=True)
                 for own, times in ((first, 1), (each, max(0, many - 2)), (last, int(many > 1))):
-                    yield from (task._replace(seconds=times * task.seconds) for task in own.tasks_in_all())
+                    yield from ((stream, times * seconds) for stream, seconds in _seconds(own))
+
+
+def _seconds(segment: Segment) -> Iterator[tuple[str, float]]:
+    """The stream of every task of a segment, with the seconds of all its times."""
+    return ((task.stream, times * task.seconds) for times, task in zip(segment.copies(), segment.tasks, strict=True))

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -32,7 +33,7 @@ class Course(NamedTuple):
     values: tuple[float, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class SegmentTimeline:
     """A simulated segment, with times from its start.
 
@@ -47,7 +48,6 @@ class SegmentTimeline:
         peak_s: that moment.
         peak_task: the task that runs, or takes memory, then.
         net: bytes by category, the end compared with the start.
-        memory: bytes in all, relative to the segment's start, at every change.
     """
 
     segment: Segment
@@ -62,11 +62,16 @@ class SegmentTimeline:
     peak_s: float
     peak_task: str
     net: Mapping[str, float]
-    memory: Course
 
     @property
     def peak_bytes(self) -> float:
         return sum(self.peak.values())
+
+    @cached_property
+    def memory(self) -> Course:
+        """Bytes in all, relative to the segment's start, at every change."""
+        found = self.course()
+        return Course(found.times_s, tuple(found.values.sum(axis=1).tolist()))
 
     def course(self) -> MemoryCourse:
         """The memory at every change, by category."""
@@ -81,9 +86,11 @@ def run(segment: Segment, sharing: Sharing, alike: SegmentTimeline | None = None
     busy = defaultdict[str, float](float)
     for task, copies, start, end in zip(segment.tasks, segment.copies(), starts, ends, strict=True):
         busy[task.stream] += copies * (end - start)
-    memory = _memory(segment, course(segment, starts, ends, offsets))
-    awaited = [e + o for t, e, o in zip(segment.tasks, ends, offsets, strict=True) if not _goes_on(t)]
-    ready_s = max(awaited, default=seconds)
+    memory = _memory(segment, _changes(segment, starts, ends), offsets)
+    ready_s = seconds
+    if segment.has_last:
+        awaited = [e + o for t, e, o in zip(segment.tasks, ends, offsets, strict=True) if not _goes_on(t)]
+        ready_s = max(awaited, default=seconds)
     waiting_s = max(0.0, ready_s - busy.get(COMPUTE, 0.0))
     return SegmentTimeline(segment, seconds, ready_s, starts, ends, offsets, dict(busy), waiting_s, *memory)
 
@@ -108,6 +115,8 @@ def _stretch(
     piles up: what is left of it then comes on top for its stream.
     """
     tasks, offsets = segment.tasks, [0.0] * len(starts)
+    if not segment.folds:
+        return offsets, max(ends, default=0.0)
     for fold, (begin, end) in zip(segment.folds, windows, strict=True):
         left = _left(fold, tasks, starts, ends, (begin, end))
         piled_up = fold.more * sum(left.values())
@@ -162,45 +171,66 @@ class MemoryCourse(NamedTuple):
     @property
     def peak(self) -> int:
         """The change at which most is there; -1 where that is never more than at the start."""
-        totals = self.values.sum(axis=1)
-        row = int(totals.argmax()) if len(totals) else -1
-        return row if row >= 0 and totals[row] > 0 else -1
+        return _peak(self.values)
+
+
+def _peak(values: NDArray[np.float64]) -> int:
+    """The row of which the sum is the largest; -1 where none is above 0."""
+    totals = values.sum(axis=1)
+    row = int(totals.argmax()) if len(totals) else -1
+    return row if row >= 0 and totals[row] > 0 else -1
 
 
 def course(segment: Segment, starts: Sequence[float], ends: Sequence[float], offsets: Sequence[float]) -> MemoryCourse:
     """Every change of a segment's memory, in order."""
-    categories = tuple(dict.fromkeys(b.category for b in segment.buffers))
+    events, categories, values = _changes(segment, starts, ends)
+    times_s = tuple([moment + offsets[task] for moment, task, *_ in events])
+    tasks, buffers = tuple([event[1] for event in events]), tuple([(event[5], event[2]) for event in events])
+    return MemoryCourse(times_s, tasks, buffers, categories, values)
+
+
+_Event = tuple[float, int, bool, int, float, int]
+"""A change: its moment, not put off, and its task; whether something is given back; column and bytes; the buffer."""
+_Changes = tuple[list[_Event], tuple[str, ...], NDArray[np.float64]]
+"""All changes in order, the categories in the columns, and the bytes from each change on."""
+
+
+def _changes(segment: Segment, starts: Sequence[float], ends: Sequence[float]) -> _Changes:
+    categories = tuple(dict.fromkeys([buffer.category for buffer in segment.buffers]))
     columns = {category: column for column, category in enumerate(categories)}
-    events: list[tuple[float, int, bool, int, float, int]] = []
-    for number, (category, num_bytes, taken, freed, _, _) in enumerate(segment.buffers):
-        column = columns[category]
-        if taken is not None:
-            events.append((starts[taken], taken, False, column, num_bytes, number))
-        if freed:
-            last = freed[0] if len(freed) == 1 else max(freed, key=lambda i: (ends[i], i))
-            events.append((ends[last], last, True, column, -num_bytes, number))
-    if not events:
-        return MemoryCourse((), (), (), (), np.zeros((0, 0)))
+    events: list[_Event] = [
+        (starts[taken], taken, False, columns[category], num_bytes, number)
+        for number, (category, num_bytes, taken, _, _, _) in enumerate(segment.buffers)
+        if taken is not None
+    ]
+    events += [
+        (ends[last], last, True, columns[category], -num_bytes, number)
+        for number, (category, num_bytes, _, freed, _, _) in enumerate(segment.buffers)
+        if freed
+        for last in (freed if len(freed) == 1 else (max(freed, key=lambda i: (ends[i], i)),))
+    ]
     events.sort()
     changes = np.zeros((len(events), len(categories)))
-    moments, tasks, given_back, where, sizes, numbers = zip(*events, strict=True)
-    changes[np.arange(len(events)), where] = sizes
-    values = np.cumsum(changes, axis=0)
-    order = np.array(tasks)
+    if events:
+        changes[np.arange(len(events)), [event[3] for event in events]] = [event[4] for event in events]
+    values = changes.cumsum(axis=0)
+    order = np.array([event[1] for event in events] if segment.folds else (), np.intp)
     for fold in segment.folds:  # further blocks change what is there as the second one does
         change = changes[(order >= fold.start) & (order < fold.end)].sum(axis=0)
         values += np.where(order[:, None] >= fold.end, fold.more * change, 0.0)
-    times_s = tuple([moment + offsets[task] for moment, task in zip(moments, tasks, strict=True)])
-    return MemoryCourse(times_s, tasks, tuple(zip(numbers, given_back, strict=True)), categories, values)
+    return events, categories, values
 
 
-def _memory(segment: Segment, found: MemoryCourse) -> tuple[dict[str, float], float, str, dict[str, float], Course]:
-    """Peak by category, its moment and task, the net change, and the whole course."""
-    if not found.times_s:
-        return {}, 0.0, "", {}, Course()
-    net = dict(zip(found.categories, found.values[-1].tolist(), strict=True))
-    memory = Course(found.times_s, tuple(found.values.sum(axis=1).tolist()))
-    if (row := found.peak) < 0:
-        return {}, 0.0, segment.tasks[0].name, net, memory
-    peak = dict(zip(found.categories, found.values[row].tolist(), strict=True))
-    return peak, found.times_s[row], segment.tasks[found.tasks[row]].name, net, memory
+def _memory(
+    segment: Segment, found: _Changes, offsets: Sequence[float]
+) -> tuple[dict[str, float], float, str, dict[str, float]]:
+    """Peak by category, its moment and task, and the net change."""
+    events, categories, values = found
+    if not events:
+        return {}, 0.0, "", {}
+    net = dict(zip(categories, values[-1].tolist(), strict=True))
+    if (row := _peak(values)) < 0:
+        return {}, 0.0, segment.tasks[0].name, net
+    peak = dict(zip(categories, values[row].tolist(), strict=True))
+    moment, task, *_ = events[row]
+    return peak, moment + offsets[task], segment.tasks[task].name, net

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 from shardwright.pcg.step.actions import Microbatch, happening
 from shardwright.pcg.step.messages import Message
 
+_EVERY = frozenset[Microbatch]({"every"})
 COMPUTE, COPY = "compute", "copy"
 """Two of the streams; the others are the mesh axes, one for the collectives of each."""
 
@@ -57,7 +59,7 @@ class Fold(NamedTuple):
     more: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Segment:
     """Tasks in the order in which they are launched; all have ended before the next segment begins."""
 
@@ -68,13 +70,31 @@ class Segment:
     def in_microbatch(self, *, first: bool, last: bool) -> Segment:
         """The segment as it is in one microbatch. Tasks that it does not have take no time and send nothing."""
         here = happening(first=first, last=last)
-        tasks = [t if t.microbatch in here else t._replace(seconds=0.0, messages=()) for t in self.tasks]
-        return Segment(tuple(tasks), tuple([b for b in self.buffers if b.microbatch in here]), self.folds)
+        tasks, buffers = self.tasks, self.buffers
+        if not here.issuperset(self._tasks_in):
+            tasks = tuple([t if t.microbatch in here else t._replace(seconds=0.0, messages=()) for t in tasks])
+        if not here.issuperset(self._buffers_in):
+            buffers = tuple([b for b in buffers if b.microbatch in here])
+        return self if tasks is self.tasks and buffers is self.buffers else Segment(tasks, buffers, self.folds)
+
+    @cached_property
+    def _tasks_in(self) -> frozenset[Microbatch]:
+        """The microbatches that tasks are for."""
+        return frozenset([task.microbatch for task in self.tasks])
+
+    @cached_property
+    def _buffers_in(self) -> frozenset[Microbatch]:
+        return frozenset([buffer.microbatch for buffer in self.buffers])
+
+    @property
+    def has_last(self) -> bool:
+        """Whether anything runs in the last microbatch alone."""
+        return "last" in self._tasks_in
 
     @property
     def is_alike(self) -> bool:
         """Whether it is the same in all microbatches."""
-        return all(part.microbatch == "every" for part in (*self.tasks, *self.buffers))
+        return _EVERY.issuperset(self._tasks_in) and _EVERY.issuperset(self._buffers_in)
 
     def copies(self) -> Iterator[int]:
         """For each task, how many times it happens."""

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from shardwright.cost.clusters.device import DeviceKind
 from shardwright.cost.timeline.clock import SHARING, Sharing
 from shardwright.cost.timeline.memory import Memory
-from shardwright.cost.timeline.segments import ChunkSegments, Stage, StepProgram
+from shardwright.cost.timeline.segments import ChunkSegments, SimulatedSegments, Stage, StepProgram
 from shardwright.cost.timeline.streams import SegmentTimeline, run
 from shardwright.cost.timeline.tasks import COMPUTE, Segment
 from shardwright.pcg.step.execution import Execution, Schedule
@@ -122,7 +122,7 @@ def simulate(program: StepProgram, sharing: Mapping[DeviceKind, Sharing] = SHARI
         beside, found = sharing[stage.device.kind], list[SegmentTimeline]()
         for piece in stage.pieces:
             if (piece, beside) not in known:
-                known[piece, beside] = list(_piece_timelines(piece, course.kinds, beside, program.simulated))
+                known[piece, beside] = list(piece_timelines(piece, course.kinds, beside, program.simulated))
             found += known[piece, beside]
         if (stage, beside) not in program.simulated:
             program.simulated[stage, beside] = run(stage.end, beside)
@@ -133,8 +133,8 @@ def simulate(program: StepProgram, sharing: Mapping[DeviceKind, Sharing] = SHARI
     return Timeline(step_s, tuple(_stage(*own, step_s) for own in zip(program.stages, placed, waits, strict=True)))
 
 
-def _piece_timelines(
-    piece: ChunkSegments, kinds: Sequence[_Kind], sharing: Sharing, known: dict[tuple[object, ...], SegmentTimeline]
+def piece_timelines(
+    piece: ChunkSegments, kinds: Sequence[Kind], sharing: Sharing, known: SimulatedSegments
 ) -> Iterator[SegmentTimeline]:
     """Those of every kind of item of a chunk; equal ones are simulated once."""
     alike = {direction: getattr(piece, direction).is_alike for direction in {kind.direction for kind in kinds}}
@@ -153,7 +153,7 @@ def _piece_timelines(
 # --------------------------------------------------------------------------------------------------- between the stages
 
 
-class _Kind(NamedTuple):
+class Kind(NamedTuple):
     """Items of a chunk of the same segment: all in a direction, but for the first and the last microbatch."""
 
     direction: Phase
@@ -172,7 +172,7 @@ class _Course(NamedTuple):
     """
 
     orders: Sequence[Sequence[Item]]
-    kinds: Sequence[_Kind]
+    kinds: Sequence[Kind]
     which: Sequence[_Indices]
     numbers: Sequence[_Indices]
     steps: Sequence[tuple[int, int, int]]
@@ -183,7 +183,7 @@ def _course(schedule: Schedule, stages: int, chunks: int, many: int) -> _Course:
     run = Execution(schedule=schedule, num_stages=stages, chunks_per_stage=chunks, num_microbatches=many)
     schedules, steps = orders(run), list[tuple[int, int, int]]()
     ends = [(True, False), (False, True), (False, False)][:many] if many > 1 else [(True, True)]
-    kinds = [_Kind(direction, *end) for direction in phases(schedule) for end in ends]
+    kinds = [Kind(direction, *end) for direction in phases(schedule) for end in ends]
     numbers = {tuple(kind): number for number, kind in enumerate(kinds)}
     which, own = list[_Indices](), [list[int]() for _ in schedules]
     for items in schedules:

@@ -206,6 +206,16 @@ def test_the_cost_of_a_program_does_not_grow_with_repeats() -> None:
     assert simulate(many).step_s > 1000 * simulate(few).step_s
 
 
+@roles
+@each("run", WAYS[-5:], ids=[str(i) for i in range(5)])
+def test_blocks_that_differ_in_names_alone_are_measured_once(role: str, run: Execution) -> None:
+    graph = planned(role, 6)
+    maker = Programs(graph, cluster(4 * run.num_stages))._makers_of(run)[0]
+    found = maker.units(run)
+    assert found == tuple(maker._one_more(((number, 1),), run) for number in range(len(maker.cut)))
+    assert len({id(unit) for unit in found}) <= len(found) - 3
+
+
 # ---- ways to run ----
 
 
