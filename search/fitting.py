@@ -20,7 +20,7 @@ from shardwright.pcg.step.operations import Operations
 from shardwright.pcg.step.parameters import blocks_of, module_block
 from shardwright.search.folding import Folded
 from shardwright.search.keeping import Keeping, KeepingProblem, Kept, expanded
-from shardwright.search.solving import NEARLY, Candidate, Solver, different, rank
+from shardwright.search.solving import NEARLY, Candidate, Solver, different
 
 _HULL_STEPS = 8
 _MIXTURES = 3
@@ -86,8 +86,7 @@ class Fitter:
         for candidate in ranked[: 1 if self.folded.is_large else _MOST_WALKS]:
             if _kept_s(candidate) >= best_s or (best_s < inf and self._is_far(candidate)):
                 return
-            walk = _Walk(self, candidate)
-            if walk.most.candidate.prediction.step_s < best_s and (found := walk.run(best_s)) is not None:
+            if (found := _Walk(self, candidate).run(best_s)) is not None:
                 best_s = min(best_s, found.candidate.prediction.step_s)
                 yield found
 
@@ -149,34 +148,41 @@ class _Walk:
         self.steps = Steps(candidate.graph, fitter.solver.cluster, execution)
         self.num_blocks = sum(len(fitter.blocks.get(block, (block,))) for block in blocks_of(candidate.graph))
         self.problems = [self._problem(share) for share in _exposed(candidate)]
-        self.most = self._fitted(self.problems[0].solve(0.0))
+        kept = self.problems[0].solve(0.0)
+        self.most = self._fitted(kept) if self._may_fit(kept) else None
 
     def _problem(self, exposed: float) -> KeepingProblem:
         times = self.fitter.folded.repeats if self.candidate.folded else {}
         zeros = different(self.fitter.zeros, self.candidate.mesh)
         return KeepingProblem(self.steps, times, exposed, zeros, values=self.values)
 
+    def _may_fit(self, kept: Kept) -> bool:
+        return kept.num_bytes <= NEARLY * self.fitter.solver.limit_bytes
+
     def _fitted(self, kept: Kept) -> Fitted:
         return Fitted(self.fitter.judged(self.candidate, kept.keeping), self.fitter.expanded(kept.keeping))
 
     def run(self, best_s: float) -> Fitted | None:
         """The best that fits; None where none was found. What does not come near `best_s` is not looked at further."""
-        if self.most.candidate.fits:
-            return self.most
+        if self.most is not None and (self.most.candidate.fits or _step_s(self.most) >= best_s):
+            return self.most if _step_s(self.most) < best_s else None
         found, limit_bytes = list[Fitted](), self.fitter.solver.limit_bytes
         for problem in self.problems:
-            if (fitted := self._along(problem)) is not None:
+            if (fitted := self._along(problem, best_s)) is not None:
                 found.append(fitted)
                 if fitted.mixed_s(limit_bytes) >= best_s:
                     break
         return min(found, key=lambda f: (not f.candidate.fits, f.mixed_s(limit_bytes)), default=None)
 
-    def _along(self, problem: KeepingProblem) -> Fitted | None:
-        over, larger = problem.solve(0.0), self.most.candidate
-        highest = _HIGHEST_PRICE * self.candidate.prediction.step_s / max(over.num_bytes, 1.0)
-        best = problem.solve(highest)
-        found, little_s = self._fitted(best), LITTLE * self.candidate.prediction.step_s
-        if not found.candidate.fits:
+    def _along(self, problem: KeepingProblem, best_s: float) -> Fitted | None:
+        """By the timeline only what may fit is judged, and what keeps nothing only where that is in question.
+
+        None also where what keeps too much is no better than `best_s` already.
+        """
+        over, larger, found = problem.solve(0.0), self.most, None
+        step_s = self.candidate.prediction.step_s
+        best = problem.solve(_HIGHEST_PRICE * step_s / max(over.num_bytes, 1.0))
+        if not self.candidate.fits and not (found := self._fitted(best)).candidate.fits:
             return None
         for _ in range(1 if self.fitter.folded.is_large else _HULL_STEPS):
             if over.num_bytes <= best.num_bytes or best.seconds <= over.seconds:
@@ -186,20 +192,25 @@ class _Walk:
             gained_s = best.seconds - between.seconds - price * (between.num_bytes - best.num_bytes)
             # a mixture is of whole blocks, and with stages the last ones, which keep more in it, are those of one stage
             grain_s = (best.seconds - over.seconds) / max(self.num_blocks, 1) / 2
-            is_close = gained_s + grain_s < little_s and self.candidate.execution.num_stages == 1
+            is_close = gained_s + grain_s < LITTLE * step_s and self.candidate.execution.num_stages == 1
             if is_close or between.keeping in (over.keeping, best.keeping):
                 break
+            if not self._may_fit(between):
+                over, larger = between, None
+                continue
             tried = self._fitted(between)
             if tried.candidate.fits:
-                best, found = between, min(found, tried, key=lambda f: rank(f.candidate))
+                best, found = between, min(found or tried, tried, key=_step_s)
+            elif _step_s(tried) >= best_s:
+                return None
             else:
-                over, larger = between, tried.candidate
-        return replace(
-            found,
-            larger=self.fitter.expanded(over.keeping),
-            larger_s=larger.prediction.step_s,
-            larger_bytes=_bytes(larger),
-        )
+                over, larger = between, tried
+            if found and larger and _step_s(found) - _step_s(larger) < LITTLE * step_s:
+                break
+        found, larger = found or self._fitted(best), larger or self._fitted(over)
+        if not found.candidate.fits:
+            return None
+        return replace(found, larger=larger.own, larger_s=_step_s(larger), larger_bytes=_bytes(larger.candidate))
 
 
 def _exposed(candidate: Candidate) -> Sequence[float]:
@@ -234,6 +245,10 @@ def by_block(fitter: Fitter, found: Fitted, whole: Candidate, best_s: float = in
             return
         else:
             most, largest = number, _bytes(tried)
+
+
+def _step_s(fitted: Fitted) -> float:
+    return fitted.candidate.prediction.step_s
 
 
 def _bytes(candidate: Candidate) -> int:

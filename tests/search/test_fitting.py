@@ -14,15 +14,16 @@ from torch.nn import functional as F
 
 from shardwright.cost.timeline.memory import Memory
 from shardwright.pcg.capture import capture
+from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.again import made_again
 from shardwright.pcg.step.execution import DEFAULT
 from shardwright.pcg.step.parameters import module_block
 from shardwright.reports.facts import fits
 from shardwright.search.check import check_plan
-from shardwright.search.fitting import Fitted, Fitter, by_block
-from shardwright.search.folding import fold
-from shardwright.search.keeping import Keeping
+from shardwright.search.fitting import Fitted, Fitter, _Walk, by_block
+from shardwright.search.folding import Folded, fold
+from shardwright.search.keeping import Keeping, Kept
 from shardwright.search.planner import _way
 from shardwright.search.solving import Candidate
 from tests.each import each
@@ -120,7 +121,7 @@ def test_plans_whose_weights_alone_are_too_much_are_left_out(monkeypatch: pytest
 
     def walk(fitter: Fitter, own: Candidate) -> SimpleNamespace:
         asked.append(own.name)
-        return SimpleNamespace(most=SimpleNamespace(candidate=candidate("", inf)))
+        return SimpleNamespace(run=lambda best_s: None)
 
     monkeypatch.setattr("shardwright.search.fitting._Walk", walk)
     most = search.limit_bytes - search.cluster.device.context_bytes
@@ -162,6 +163,46 @@ def test_mixtures_are_about_as_fast_as_memory_allows() -> None:
     assert alone.mixed_s(150) == 10.0
     mixed = replace(alone, larger=Keeping(), larger_s=8.0, larger_bytes=200)
     assert [mixed.mixed_s(limit) for limit in (90, 100, 150, 175, 200)] == [10.0, 10.0, 9.0, 8.5, 10.0]
+
+
+def test_walks_judge_what_may_fit_and_win() -> None:
+    """Of a hull of (bytes, seconds) with room for 100 bytes, where what is not kept takes 10 more by the timeline."""
+    hull = [(1000.0, 1.0), (400.0, 2.0), (120.0, 3.0), (80.0, 3.5), (10.0, 6.0)]
+    judged = list[float]()
+
+    class Walk(_Walk):
+        def __init__(self, fits: bool) -> None:
+            self.candidate = candidate("own", 6.0)
+            self.candidate.fits = fits  # type: ignore[misc]
+            self.fitter = SimpleNamespace(solver=SimpleNamespace(limit_bytes=100), folded=Folded(Graph((), ())))
+            self.num_blocks, self.problems, self.most = 1000, [SimpleNamespace(solve=solve)], None
+
+        def _fitted(self, kept: Kept) -> Fitted:
+            judged.append(kept.num_bytes)
+            own = candidate("", kept.seconds, int(kept.num_bytes) + 10)
+            own.fits = kept.num_bytes + 10 <= 100  # type: ignore[misc]
+            return Fitted(own, kept.keeping)
+
+    def solve(price: float) -> Kept:
+        num_bytes, seconds = min(hull, key=lambda point: point[1] + price * point[0])
+        return Kept(Keeping(lifetimes={"w": str(num_bytes)}), seconds, num_bytes)  # type: ignore[arg-type]
+
+    for alone, best_s, expected, steps in (
+        (True, inf, [120, 80], (3.5, 3.0)),
+        (False, inf, [10, 120, 80], (3.5, 3.0)),
+        (True, 2.9, [120], None),
+    ):
+        judged.clear()
+        found = Walk(alone).run(best_s)
+        assert sorted(judged) == sorted(expected)
+        assert (found and (found.candidate.prediction.step_s, found.larger_s)) == steps
+    hull = [(1000.0, 2.99), (120.0, 2.998), (90.0, 2.9995), (80.0, 3.002), (10.0, 6.0)]
+    staged, judged = Walk(True), []
+    staged.candidate.execution = replace(DEFAULT, num_stages=2)  # type: ignore[misc]
+    found = staged.run(inf)
+    assert judged == [80, 120], "no more is looked for where that could gain hardly anything"
+    assert found is not None
+    assert (found.candidate.prediction.step_s, found.larger_s) == (3.002, 2.998)
 
 
 def test_what_is_slower_with_more_blocks_than_fit_is_not_tried_with_fewer() -> None:
