@@ -179,14 +179,16 @@ class Stager:
         ZeRO-1, tensor parallelism within a machine, the least recomputation that fits, equal stages, and no order that
         Megatron-LM does not have. What is faster than they are does not count: they are what it is compared with.
         """
-        asked, best = self.tuner.pins.asked.schedule, None
+        asked, best, over = self.tuner.pins.asked.schedule, None, inf
         own, ahead = Pipeline(1, asked or "1f1b", 2 if asked == "interleaved" else 1), list[_Way]()
         for stages in dict.fromkeys(c.execution.num_stages for c in self.tried if not c.execution.stage_sizes):
             ahead += self._least(staged_by_hand(self.tuner.solver.cluster, own._replace(stages=stages)))
         seen = {way[1:] for way in ahead}
         for _ in range(_MOST_BY_HAND):
             way = min(ahead, key=_floor_s, default=None)
-            if way is None or way.floor_s == inf or (best and best.fits and way.floor_s >= best.prediction.step_s):
+            if way is None or way.floor_s == inf:
+                break
+            if best and best.fits and _usual(over) * way.floor_s >= best.prediction.step_s:
                 break
             ahead.remove(way)
             _, space, number = way
@@ -194,6 +196,7 @@ class Stager:
                 found = min(self._ways_by_hand(space, self._counts(space)[number]), key=rank)
             except PlanError:
                 continue
+            over = min(over, found.prediction.step_s / way.floor_s)
             if not found.fits:
                 ahead = [other for other in ahead if not self._needs_more(other, way)]
             if best is None or rank(found) < rank(best):
@@ -288,8 +291,7 @@ class Stager:
 
     def _loses(self, way: _Way) -> bool:
         """By how steps compare with their floors; half of what is above those may be saved."""
-        usual = (1 + max(1.0, self._over)) / 2 if self._over < inf else 1.0
-        return way.floor_s == inf or way.floor_s * usual >= self.fastest_s
+        return way.floor_s == inf or way.floor_s * _usual(self._over) >= self.fastest_s
 
     def _outlook(self, spaces: Sequence[Space]) -> list[_Way]:
         """The likeliest mesh of a number of stages; where that of another number is known, the one that is like it."""
@@ -450,6 +452,11 @@ def _least_s(ways: Sequence[_Way]) -> float:
 
 def _floor_s(way: _Way) -> float:
     return way.floor_s
+
+
+def _usual(over: float) -> float:
+    """So many times its floor a step may take, where others took `over` times theirs, or more: half may be saved."""
+    return (1 + max(1.0, over)) / 2 if over < inf else 1.0
 
 
 def _inner(space: Space) -> int:
