@@ -13,7 +13,7 @@ Invariants, checked by `Graph.validate`:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
@@ -59,13 +59,13 @@ class Graph:
     @cached_property
     def types(self) -> Mapping[str, TensorType]:
         """The type of every node's result, inferred once. Raises a `GraphError` at the first bad node."""
-        types, known = dict[str, TensorType](), dict[Hashable, TensorType]()
+        types: dict[str, TensorType] = {}
         for node in self.nodes:
-            types[node.name] = self._typed(node, types, known)
+            types[node.name] = self._typed(node, types)
         return types
 
-    def _typed(self, node: Node, types: Mapping[str, TensorType], known: dict[Hashable, TensorType]) -> TensorType:
-        """The type of a node's result, from those of what is before it. `known`: of equal parallel operators."""
+    def _typed(self, node: Node, types: Mapping[str, TensorType]) -> TensorType:
+        """The type of a node's result, from those of what is before it."""
         if node.name in types:
             raise GraphError(f"{node}: a node of this name exists already; names are unique")
         try:
@@ -73,12 +73,7 @@ class Graph:
         except KeyError as missing:
             problem = f"operand %{missing.args[0]} is not defined before it; order nodes topologically"
             raise GraphError(f"{node}: {problem}") from None
-        if not node.is_parallel:
-            return infer(node, operands, self.mesh)
-        key = node.op, node.attrs, node.split, *operands
-        if (found := known.get(key)) is None:
-            found = known[key] = infer(node, operands, self.mesh)
-        return found
+        return infer(node, operands, self.mesh)
 
     @cached_property
     def users(self) -> Mapping[str, tuple[str, ...]]:
@@ -166,7 +161,7 @@ class Graph:
 
     def typed_beside(self, known: Graph) -> Graph:
         """The graph itself, with its `types` inferred where it differs from one that is typed."""
-        types, equal = dict[str, TensorType](), dict[Hashable, TensorType]()
+        types: dict[str, TensorType] = {}
         before, known_types = known.by_name, known.types
         is_alike = self.mesh == known.mesh
         for node in self.nodes:
@@ -178,7 +173,7 @@ class Graph:
                 else:
                     types[name] = known_types[name]
                     continue
-            kind, own = self._typed(node, types, equal), known_types.get(name)
+            kind, own = self._typed(node, types), known_types.get(name)
             types[name] = own if own is not None and own == kind else kind
         self.__dict__["types"] = types  # as the cached property keeps it
         return self
