@@ -173,14 +173,14 @@ def _combined(
 
 
 @lru_cache(maxsize=4096)
-def _together(per_axis: tuple[tuple[_Option, ...], ...]) -> list[tuple[Choice, tuple[_Option, ...]]]:
+def _together(per_axis: tuple[tuple[_Option, ...], ...]) -> tuple[tuple[Choice, tuple[_Option, ...]], ...]:
     """All combinations, of axes of any size; each with itself if axes split the same, so that it may not fit."""
     found, split = list[tuple[Choice, tuple[_Option, ...]]](), [list(map(_split_by, options)) for options in per_axis]
     for combination, parts in zip(product(*per_axis), product(*split), strict=True):
         names, needs, made = zip(*combination, strict=True)
         apart = len(set().union(*parts)) == sum(map(len, parts))
         found.append(((names, tuple(zip(*needs, strict=True)), made), () if apart else combination))
-    return found
+    return tuple(found)
 
 
 def _split_by(option: _Option) -> set[tuple[int, int] | str]:

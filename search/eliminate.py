@@ -84,7 +84,7 @@ class Eliminator:
 
 
 def _is_small(order: Order) -> bool:
-    """Whether eliminating takes less than to look for choices that can be dropped first."""
+    """Whether eliminating takes less than to look for bounds first."""
     return order.largest_table < LARGE_TABLE and order.largest_result <= LARGE_RESULT
 
 

@@ -157,7 +157,8 @@ class _Walk:
         return KeepingProblem(self.steps, times, exposed, zeros, values=self.values)
 
     def _may_fit(self, kept: Kept) -> bool:
-        return kept.num_bytes <= NEARLY * self.fitter.solver.limit_bytes
+        limit_bytes = self.fitter.solver.limit_of(self.candidate.prediction.device_bytes)
+        return kept.num_bytes <= NEARLY * limit_bytes
 
     def _fitted(self, kept: Kept) -> Fitted:
         return Fitted(self.fitter.judged(self.candidate, kept.keeping), self.fitter.expanded(kept.keeping))
@@ -177,7 +178,7 @@ class _Walk:
     def _along(self, problem: KeepingProblem, best_s: float) -> Fitted | None:
         """By the timeline only what may fit is judged, and what keeps nothing only where that is in question.
 
-        None also where what keeps too much is no better than `best_s` already.
+        None also where what keeps too much is no better than `best_s` already: what keeps less is taken to be slower.
         """
         over, larger, found = problem.solve(0.0), self.most, None
         step_s = self.candidate.prediction.step_s
@@ -201,7 +202,7 @@ class _Walk:
             tried = self._fitted(between)
             if tried.candidate.fits:
                 best, found = between, min(found or tried, tried, key=_step_s)
-            elif _step_s(tried) >= best_s:
+            elif _step_s(tried) >= best_s and (found is None or _step_s(found) >= best_s):
                 return None
             else:
                 over, larger = between, tried

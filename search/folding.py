@@ -18,8 +18,8 @@ from shardwright.pcg.analysis import constant_nodes, read_again
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.step.parameters import module_block
 
-MIN_TIMES = 3
-"""Runs of fewer blocks stay as they are."""
+MIN_TIMES = 4
+"""Runs of fewer blocks stay as they are, but for those of one fewer beside a longer run, which decides about memory."""
 
 
 class Repeated(NamedTuple):
@@ -100,8 +100,10 @@ def fold(graph: Graph, copies: int = 1) -> Folded:
     repeated, dropped = list[Repeated](), set[str]()
     renamed, home, alike = dict[str, str](), dict[str, str](), dict[str, str]()
     called = dict[str, Sequence[Mapping[str, str]]]()
-    for run in _runs(graph):
-        if len(run) < max(MIN_TIMES, copies + 1):
+    found = list(_runs(graph))
+    least = MIN_TIMES - any(len(run) >= MIN_TIMES for run in found)
+    for run in found:
+        if len(run) < max(least, copies + 1):
             continue
         for number, block in enumerate(run[:copies]):
             stands_for = run[number : number + 1] if number < copies - 1 else run[number:]

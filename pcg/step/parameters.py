@@ -134,7 +134,7 @@ def find_parameters(graph: Graph, execution: Execution = DEFAULT) -> Parameters:
             kind.dtype,
             walk.slices,
             tuple([axis for axis in graph.mesh.names if axis in walk.summed]) if walk.summed else (),
-            *known[kinds],
+            **known[kinds]._asdict(),
         )
     return found
 

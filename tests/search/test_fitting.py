@@ -167,19 +167,21 @@ def test_mixtures_are_about_as_fast_as_memory_allows() -> None:
 
 def test_walks_judge_what_may_fit_and_win() -> None:
     """Of a hull of (bytes, seconds) with room for 100 bytes, where what is not kept takes 10 more by the timeline."""
-    hull = [(1000.0, 1.0), (400.0, 2.0), (120.0, 3.0), (80.0, 3.5), (10.0, 6.0)]
-    judged = list[float]()
+    hull = [(1000.0, 1.0), (400.0, 1.2), (120.0, 3.0), (80.0, 3.5), (10.0, 6.0)]
+    judged, judged_s = list[float](), dict[float, float]()
 
     class Walk(_Walk):
         def __init__(self, fits: bool) -> None:
             self.candidate = candidate("own", 6.0)
             self.candidate.fits = fits  # type: ignore[misc]
-            self.fitter = SimpleNamespace(solver=SimpleNamespace(limit_bytes=100), folded=Folded(Graph((), ())))
+            self.fitter = SimpleNamespace(
+                solver=SimpleNamespace(limit_bytes=100, limit_of=lambda device_bytes: 100), folded=Folded(Graph((), ()))
+            )
             self.num_blocks, self.problems, self.most = 1000, [SimpleNamespace(solve=solve)], None
 
         def _fitted(self, kept: Kept) -> Fitted:
             judged.append(kept.num_bytes)
-            own = candidate("", kept.seconds, int(kept.num_bytes) + 10)
+            own = candidate("", judged_s.get(kept.num_bytes, kept.seconds), int(kept.num_bytes) + 10)
             own.fits = kept.num_bytes + 10 <= 100  # type: ignore[misc]
             return Fitted(own, kept.keeping)
 
@@ -196,6 +198,10 @@ def test_walks_judge_what_may_fit_and_win() -> None:
         found = Walk(alone).run(best_s)
         assert sorted(judged) == sorted(expected)
         assert (found and (found.candidate.prediction.step_s, found.larger_s)) == steps
+    judged_s[10.0] = 2.0  # what keeps nothing is the fastest by the timeline
+    found = Walk(False).run(2.9)
+    assert found is not None
+    assert (found.candidate.prediction.step_s, found.larger_s) == (2.0, 3.0)
     hull = [(1000.0, 2.99), (120.0, 2.998), (90.0, 2.9995), (80.0, 3.002), (10.0, 6.0)]
     staged, judged = Walk(True), []
     staged.candidate.execution = replace(DEFAULT, num_stages=2)  # type: ignore[misc]

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from torch import Tensor, nn
 
 from shardwright.cost.predict import predict
 from shardwright.pcg.builder import GraphBuilder
+from shardwright.pcg.capture import capture
 from shardwright.pcg.graph import Graph, Source
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.again import made_again
@@ -32,6 +35,29 @@ def test_few_blocks_and_graphs_without_modules_stay() -> None:
     for graph in (blocks(layers=2), mlp(layers=6)):
         assert fold(graph).graph is graph
         assert fold(graph).repeats == {}
+
+
+class Lists(nn.Module):
+    """Lists of so many blocks, each list with a width of its own."""
+
+    def __init__(self, *many: int) -> None:
+        super().__init__()
+        self.stem = nn.Linear(8, 8)
+        for width, number in enumerate(many, 2):
+            own = (nn.Sequential(nn.Linear(8, 8 * width), nn.Linear(8 * width, 8)) for _ in range(number))
+            self.add_module(f"of{width}", nn.ModuleList(own))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for block in (block for own in list(self.children())[1:] for block in own):  # type: ignore[attr-defined]
+            x = block(x)
+        return x.square().mean()
+
+
+def test_three_blocks_are_folded_beside_a_longer_run() -> None:
+    """Alone, equal blocks of a few would be all that memory is decided by."""
+    for many, expected in (((3, 5), [3, 5]), ((3, 3), []), ((3,), []), ((2, 5), [5])):
+        assert list(fold(capture(Lists(*many), {"x": torch.randn(4, 8)}).graph).repeats.values()) == expected
 
 
 def sharing(layers: int, *, trained: bool = True) -> Graph:
