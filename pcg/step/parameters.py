@@ -119,45 +119,37 @@ def find_parameters(graph: Graph, execution: Execution = DEFAULT) -> Parameters:
     """Follow every parameter from its storage to its readers."""
     found, results = Parameters({}, {}), {name for _, name in graph.outputs}
     narrow, sizes = bool(narrow_dtypes(graph)), dict(zip(graph.mesh.names, graph.mesh.sizes, strict=True))
-    known = dict[tuple[TensorType, TensorType], _Sizes]()
+    known = dict[tuple[TensorType, TensorType], Parameter]()
     for leaf in graph.leaves("parameter"):
         walk = _Walk(graph, sizes, leaf, results)
-        kinds = kind, seen = graph.types[leaf.name], graph.types[walk.result]
-        if kinds not in known:
-            known[kinds] = _sizes(kind, seen, graph.mesh, execution, narrow)
+        kinds = graph.types[leaf.name], graph.types[walk.result]
+        if (alike := known.get(kinds)) is None:
+            alike = known[kinds] = _of_types(*kinds, graph.mesh, execution, narrow)
         found.aliases.update(walk.aliases)
-        found.by_leaf[leaf.name] = Parameter(
-            leaf.name,
-            walk.result,
-            module_block(str(leaf.attr("target"))),
-            kind.grad,
-            kind.dtype,
-            walk.slices,
-            tuple([axis for axis in graph.mesh.names if axis in walk.summed]) if walk.summed else (),
-            **known[kinds]._asdict(),
+        found.by_leaf[leaf.name] = alike._replace(
+            leaf=leaf.name,
+            result=walk.result,
+            module=module_block(str(leaf.attr("target"))),
+            slices=walk.slices,
+            sums=tuple([axis for axis in graph.mesh.names if axis in walk.summed]) if walk.summed else (),
         )
     return found
 
 
-class _Sizes(NamedTuple):
-    """What a parameter has by its type and that of what readers see, as in `Parameter`."""
-
-    num_elements: int
-    used_bytes: float
-    gradient_bytes: float
-    used_dtype: str
-    reduced_dtype: str
-    reduced_bytes: float
-    whole_bytes: float
-    summed_bytes: float
-
-
-def _sizes(kind: TensorType, seen: TensorType, mesh: Mesh, execution: Execution, narrow: bool) -> _Sizes:
+def _of_types(kind: TensorType, seen: TensorType, mesh: Mesh, execution: Execution, narrow: bool) -> Parameter:
+    """One without a name and without ways that it goes, of its type and that of what readers see."""
     num_elements, num_whole = prod(kind.local_shape(mesh)), prod(seen.local_shape(mesh))
     used = seen.dtype if narrow else execution.compute_dtype(seen.dtype)
     state, whole = execution.state_dtype(kind.dtype), kind.dtype if narrow else used
-    return _Sizes(
-        num_elements,
+    return Parameter(
+        leaf="",
+        result="",
+        module="",
+        grad=kind.grad,
+        dtype=kind.dtype,
+        slices=None,
+        sums=(),
+        num_elements=num_elements,
         used_bytes=float(num_whole * ITEM_BYTES[used]),
         gradient_bytes=num_elements * ITEM_BYTES[state],
         used_dtype=used,
