@@ -139,7 +139,10 @@ def _kept_s(candidate: Candidate) -> float:
 
 
 class _Walk:
-    """Along the lower hull of (bytes, seconds) of one candidate, to the edge that crosses the limit."""
+    """Along the lower hull of (bytes, seconds) of one candidate, to the edge that crosses the limit.
+
+    `most`: with everything kept; None where that is far too much.
+    """
 
     def __init__(self, fitter: Fitter, candidate: Candidate) -> None:
         self.fitter, self.candidate = fitter, candidate
@@ -165,8 +168,10 @@ class _Walk:
 
     def run(self, best_s: float) -> Fitted | None:
         """The best that fits; None where none was found. What does not come near `best_s` is not looked at further."""
-        if self.most is not None and (self.most.candidate.fits or _step_s(self.most) >= best_s):
-            return self.most if _step_s(self.most) < best_s else None
+        if self.most is not None and _step_s(self.most) >= best_s:
+            return None
+        if self.most is not None and self.most.candidate.fits:
+            return self.most
         found, limit_bytes = list[Fitted](), self.fitter.solver.limit_bytes
         for problem in self.problems:
             if (fitted := self._along(problem, best_s)) is not None:
