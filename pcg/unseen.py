@@ -70,14 +70,14 @@ def unseen_refused(model: nn.Module) -> Generator[None]:
 
 
 def _gradients() -> Iterator[Any]:
-    apply = Function.__dict__["apply"].__func__
+    apply = Function.__dict__["apply"]  # its type differs from version to version of torch
 
     def checked(cls: type[Function], *args: Any, **kwargs: Any) -> object:
         if cls is CheckpointFunction:
             return _computed_once(*args)
         if not cls.__module__.startswith("torch."):
             raise _lost_gradient(f"{cls.__name__} is an autograd.Function with a backward of its own")
-        return apply(cls, *args, **kwargs)
+        return apply.__get__(None, cls)(*args, **kwargs)
 
     def refused(tensor: torch.Tensor, hook: object) -> object:
         raise _lost_gradient("a hook is registered on the gradient of a tensor")
