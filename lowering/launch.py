@@ -1,4 +1,4 @@
-"""Process groups: the one that torchrun set up, one with a timeout for each mesh axis, and forked local ranks."""
+"""Process groups: that of the launcher's processes, one with a timeout for each mesh axis, and forked local ranks."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from shardwright.lowering import private
 from shardwright.lowering.groups import Line, columns, grids_of, lines, my_group
 from shardwright.lowering.movement import Axis, MeshAxis, Time
 from shardwright.pcg.errors import DistributedError, ShardwrightError
+from shardwright.pcg.launcher import as_torchrun, device_index, find_launch
 from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.stages import STAGES
 from shardwright.pcg.step.meshes import first_ranks, in_words, stage_of
@@ -104,19 +105,23 @@ class Ranks:
 
 
 def join(timeout_s: float = TIMEOUT_S) -> None:
-    """Initialise the process group from torchrun's environment, or one of a single rank, unless there is one."""
+    """Initialise the process group of the launcher's processes, or one of a single rank, unless there is one.
+
+    Launchers other than torchrun get its variables set, as torch and other libraries read them (`pcg.launcher`).
+    """
     if dist.is_initialized():
         return
+    launch, timeout = find_launch(), timedelta(seconds=timeout_s)
     atexit.register(leave)
-    timeout = timedelta(seconds=timeout_s)
-    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+    if launch is None or (launch.world == 1 and launch.launcher != "torchrun"):
         dist.init_process_group("gloo", store=private.HashStore(), rank=0, world_size=1, timeout=timeout)
         return
-    local_rank = int(os.environ.get("LOCAL_RANK", os.environ["RANK"]))
-    use_cuda = torch.cuda.is_available() and local_rank < torch.cuda.device_count()
-    if use_cuda:
-        torch.cuda.set_device(local_rank)
-    dist.init_process_group("nccl" if use_cuda else "gloo", timeout=timeout)
+    if launch.launcher != "torchrun":
+        os.environ.update(as_torchrun(launch))
+    index = device_index(launch, torch.cuda.device_count() if torch.cuda.is_available() else 0)
+    if index is not None:
+        torch.cuda.set_device(index)
+    dist.init_process_group("gloo" if index is None else "nccl", timeout=timeout)
 
 
 _CONNECTED: WeakSet[Ranks] = WeakSet()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
@@ -13,15 +12,17 @@ from torch.utils._pytree import tree_leaves
 from shardwright.pcg.capture import split_batch
 from shardwright.pcg.errors import DistributedError, ShardwrightError
 from shardwright.pcg.importing import flat_batch, names_by_first
+from shardwright.pcg.launcher import find_launch
 
 T = TypeVar("T")
 
 
 def world_size() -> int:
-    """How many ranks this run has: the process group's, torchrun's, or one."""
+    """How many ranks this run has: the process group's, the launcher's, or one."""
     if dist.is_initialized():
         return dist.get_world_size()
-    return int(os.environ.get("WORLD_SIZE", "1"))
+    launch = find_launch()
+    return launch.world if launch else 1
 
 
 def check_world(num_devices: int, why: str = "", instead: str = "") -> None:

@@ -1,4 +1,4 @@
-"""The cluster that a process runs on: by torchrun's environment, the devices that torch sees, and the driver."""
+"""The cluster that a process runs on: by its launcher's environment, the devices that torch sees, and the driver."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.clusters.local import local_cluster, saved_cluster
 from shardwright.cost.clusters.presets import GPUS, LINKS, assumed_network, gpu_device, in_node_level
 from shardwright.cost.clusters.topology import Level
-from shardwright.pcg.errors import ClusterError
+from shardwright.pcg.errors import ClusterError, DistributedError
+from shardwright.pcg.launcher import device_index, find_launch
 
 # Names that torch gives, and presets; the first match counts, and of its presets the one with the nearest memory.
 _GPU_NAMES = (
@@ -36,7 +37,8 @@ _CPU_NETWORK = Level("network", 1, 1.1e9, 50e-6)  # 10 Gb/s TCP
 def detect_cluster(environ: Mapping[str, str] = os.environ) -> Cluster:
     """The cluster of a process with this environment; one node's GPUs as `calibrate` measured them, if it has.
 
-    Under torchrun, `WORLD_SIZE` ranks in nodes of `LOCAL_WORLD_SIZE`; without it, this machine's GPUs or one CPU rank.
+    Under torchrun, `srun` or `mpirun` (`pcg.launcher`) as many ranks as it started; else this machine's GPUs or one
+    CPU rank.
     Other nodes cannot be seen: they are taken to be like this one, the bandwidth to them is assumed, and the provenance
     says so.
 
@@ -46,23 +48,22 @@ def detect_cluster(environ: Mapping[str, str] = os.environ) -> Cluster:
     import torch
 
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    world = _count(environ, "WORLD_SIZE", default=max(1, num_gpus))
-    local = _count(environ, "LOCAL_WORLD_SIZE", default=world)
-    if world % local:
+    try:
+        sized = {"RANK": "0", "LOCAL_RANK": "0", **environ}  # which rank it is makes no difference
+        launch = find_launch(sized if "WORLD_SIZE" in environ else environ)
+        uses_gpus = num_gpus > 0 and (launch is None or device_index(launch, num_gpus, environ) is not None)
+    except DistributedError as error:
+        raise ClusterError(str(error)) from None
+    world = launch.world if launch else max(1, num_gpus)
+    local = (launch.local_world if launch else None) or world
+    sizes = sorted(set(launch.on_nodes if launch else ()))
+    if world % local or len(sizes) > 1:
+        unequal = f"nodes have {' and '.join(map(str, sizes))} ranks"
+        problem = unequal if sizes else f"LOCAL_WORLD_SIZE={local} does not divide WORLD_SIZE={world}"
         raise ClusterError(
-            f"LOCAL_WORLD_SIZE={local} does not divide WORLD_SIZE={world}; start the same number of ranks on every node"
+            f"{problem}; start the same number of ranks on every node, or describe the cluster in a file (Cluster.join)"
         )
-    if num_gpus >= local:
-        return _gpu_cluster(local, world // local)
-    return _cpu_cluster(local, world // local)
-
-
-def _count(environ: Mapping[str, str], name: str, default: int) -> int:
-    value = environ.get(name, str(default))
-    if not value.isdecimal() or int(value) < 1:
-        advice = "start the run by torchrun, or unset it"
-        raise ClusterError(f"environment: {name}: expected a positive integer, got {value!r}; {advice}")
-    return int(value)
+    return (_gpu_cluster if uses_gpus else _cpu_cluster)(local, world // local)
 
 
 def _gpu_cluster(local: int, nodes: int) -> Cluster:

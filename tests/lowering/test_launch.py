@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gc
 import os
+import socket
 import tempfile
 import time
 from pathlib import Path
@@ -13,9 +14,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from shardwright.lowering.groups import columns
-from shardwright.lowering.launch import connect, leave, run_ranks
+from shardwright.lowering.launch import connect, join, leave, run_ranks
 from shardwright.pcg.errors import DistributedError, PlanError
 from shardwright.pcg.mesh import Mesh
+from shardwright.ranks import world_size
 
 
 def test_ranks_search_no_garbage_in_what_they_were_forked_with() -> None:
@@ -26,6 +28,30 @@ def test_ranks_search_no_garbage_in_what_they_were_forked_with() -> None:
 
     assert is_searched()
     assert run_ranks(is_searched, 2) == [False, False]
+
+
+@pytest.mark.parametrize("launcher", ["mpirun", "srun"])
+def test_ranks_of_other_launchers_join(launcher: str) -> None:
+    """Each process trained alone, once."""
+
+    def rank(port: int) -> tuple[int, int, float, str]:
+        number = str(dist.get_rank())
+        dist.destroy_process_group()
+        mpi = {"RANK": number, "SIZE": "2", "LOCAL_RANK": number, "LOCAL_SIZE": "2"}
+        slurm = {"PROCID": number, "STEP_NUM_TASKS": "2", "LOCALID": number, "STEP_NODELIST": "localhost"}
+        names = {"mpirun": ("OMPI_COMM_WORLD_", mpi), "srun": ("SLURM_", slurm)}
+        prefix, values = names[launcher]
+        os.environ.update({f"{prefix}{name}": value for name, value in values.items()}, MASTER_PORT=str(port))
+        assert world_size() == 2
+        join(20)
+        total = torch.tensor(2.0 ** dist.get_rank())
+        dist.all_reduce(total)
+        return dist.get_rank(), dist.get_world_size(), float(total), os.environ["LOCAL_RANK"]
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    assert run_ranks(rank, 2, 30, args=(port,)) == [(0, 2, 3.0, "0"), (1, 2, 3.0, "1")]
 
 
 def test_results_come_in_rank_order() -> None:

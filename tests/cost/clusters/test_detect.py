@@ -167,6 +167,11 @@ def test_gpu_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"WORLD_SIZE": "two"}, r"environment: WORLD_SIZE: expected a positive integer, got 'two'; start .* torchrun"),
         ({"WORLD_SIZE": "0"}, r"environment: WORLD_SIZE: expected a positive integer, got '0'"),
         (world(4, -1), r"environment: LOCAL_WORLD_SIZE: expected a positive integer, got '-1'"),
+        (
+            {"SLURM_STEP_NUM_TASKS": "12", "SLURM_PROCID": "0", "SLURM_STEP_TASKS_PER_NODE": "8,4"},
+            r"nodes have 4 and 8 ranks; start the same number of ranks on every node, or describe the cluster in",
+        ),
+        ({"RANK": "1"}, r"environment: RANK is set, so torchrun started this process, but WORLD_SIZE is missing"),
         (world(4, 3), r"LOCAL_WORLD_SIZE=3 does not divide WORLD_SIZE=4; start the same number of ranks on every"),
     ],
 )
