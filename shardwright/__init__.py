@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from shardwright.asking import what_if as what_if
     from shardwright.asking import why_not as why_not
     from shardwright.cost.clusters.cluster import Cluster as Cluster
+    from shardwright.cost.clusters.topology import Level as Level
     from shardwright.lowering.checkpoint import make_checkpointable as make_checkpointable
     from shardwright.lowering.exact import seed_exactly as seed_exactly
     from shardwright.pcg.errors import ShardwrightError as ShardwrightError
@@ -28,6 +29,7 @@ __version__ = "0.1.0"
 # The public names and the module that defines each; one line here and one above per new name.
 _EXPORTS = {
     "Cluster": "shardwright.cost.clusters.cluster",
+    "Level": "shardwright.cost.clusters.topology",
     "Plan": "shardwright.search.plan",
     "ShardwrightError": "shardwright.pcg.errors",
     "compile": "shardwright.api",
@@ -40,6 +42,7 @@ _EXPORTS = {
 
 __all__ = [
     "Cluster",
+    "Level",
     "Plan",
     "ShardwrightError",
     "__version__",

@@ -101,7 +101,7 @@ class Cluster:
     parts: tuple[ClusterPart, ...] = ()
 
     preset: ClassVar[_Preset]
-    mixed: ClassVar[Callable[[Sequence[tuple[str, int]]], Cluster]]
+    mixed: ClassVar[Callable[[Sequence[tuple[str, int] | tuple[str, int, int]]], Cluster]]
     local: ClassVar[Callable[[int], Cluster]]
     detect: ClassVar[_Detect]
     load: ClassVar[Callable[[str | os.PathLike[str]], Cluster]]
@@ -183,10 +183,12 @@ class Cluster:
         """Clusters in the order of their ranks, joined by `link`: sites, pods, or nodes of several kinds.
 
         `link.size` says what it joins: the clusters as wholes, or their units, such as nodes that share one network;
-        then `link` takes the place of the clusters' own outermost level for what spans several of them.
+        then `link` takes the place of the clusters' own outermost level for what spans several of them. Nodes of unlike
+        sizes are joined in units that divide them: 8 GPUs and 4 are `link.size` = 3 units of 4. Between units all
+        counts as slow as `link`, also inside a node; what lies in one part, such as a pipeline stage, has its own.
 
         Raises:
-            ClusterError: fewer than two clusters, several backends, or units of different sizes.
+            ClusterError: fewer than two clusters, several backends, or units that the clusters do not make.
         """
         if len(clusters) < 2:
             raise ClusterError(
@@ -253,15 +255,18 @@ def _joined_units(clusters: Sequence[Cluster], link: Level) -> tuple[Level, ...]
     """The binding levels of one of the equal units that `link` joins."""
     total = sum(cluster.num_devices for cluster in clusters)
     unit, rest = divmod(total, link.size)
-    inner = [_levels_of(cluster, unit) for cluster in clusters]
+    pieces = gcd(*(cluster.levels[0].size for cluster in clusters))
+    inner = [
+        _levels_of(cluster, unit) or (_innermost(cluster, unit) if unit == pieces else None) for cluster in clusters
+    ]
     units = [levels for levels in inner if levels is not None]
     capacities = sorted({size for levels in units for size in accumulate((x.size for x in levels), mul)})
     if rest or len(units) < len(inner):
         shapes = ", ".join(f"{c.name}: {' × '.join(str(level.size) for level in c.levels)}" for c in clusters)
         raise ClusterError(
             f"Cluster.join: {link.name!r} joins {link.size} equal units, {total} devices do not make them ({shapes}); "
-            "give link.size as the number of clusters where these are equal, else of their nodes, with equally many "
-            "devices per node"
+            "give link.size as the number of clusters where these are equal, else of their nodes where these are, else "
+            f"{total // pieces}, of units of {pieces}"
         )
     clash = next(((inside, around) for inside, around in pairwise(capacities) if around % inside), None)
     if clash is not None:
@@ -293,6 +298,11 @@ def _levels_of(cluster: Cluster, unit: int) -> tuple[Level, ...] | None:
         if prod(level.size for level in cluster.levels[:count]) == unit:
             return cluster.levels[:count]
     return None
+
+
+def _innermost(cluster: Cluster, unit: int) -> tuple[Level, ...]:
+    """What joins `unit` devices of one unit of the innermost level."""
+    return (cluster.levels[0].resized(unit),) if unit > 1 else ()
 
 
 def _touched(cluster: Cluster, ranks: range) -> Iterator[tuple[ClusterPart, range]]:

@@ -9,9 +9,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from shardwright.cost.clusters.cluster import Cluster
+from shardwright.cost.clusters.device import Device
 from shardwright.cost.clusters.local import local_cluster, saved_cluster
 from shardwright.cost.clusters.presets import GPUS, LINKS, assumed_network, gpu_device, in_node_level
 from shardwright.cost.clusters.topology import Level
+from shardwright.cost.clusters.wiring import node_levels, read_topo
 from shardwright.pcg.errors import ClusterError, DistributedError
 from shardwright.pcg.launcher import device_index, find_launch
 
@@ -31,6 +33,7 @@ _GPU_NAMES = (
     (r"RTX 4090", ("RTX-4090",)),
     (r"\bT4\b", ("T4",)),
 )
+_MIG = " MIG "  # in the name of a slice of a card: "NVIDIA A100-SXM4-40GB MIG 1g.5gb"
 _CPU_NETWORK = Level("network", 1, 1.1e9, 50e-6)  # 10 Gb/s TCP
 
 
@@ -63,13 +66,16 @@ def detect_cluster(environ: Mapping[str, str] = os.environ) -> Cluster:
         raise ClusterError(
             f"{problem}; start the same number of ranks on every node, or describe the cluster in a file (Cluster.join)"
         )
-    return (_gpu_cluster if uses_gpus else _cpu_cluster)(local, world // local)
+    if not uses_gpus:
+        return _cpu_cluster(local, world // local)
+    return _gpu_cluster(local, world // local, environ)
 
 
-def _gpu_cluster(local: int, nodes: int) -> Cluster:
+def _gpu_cluster(local: int, nodes: int, environ: Mapping[str, str]) -> Cluster:
     import torch
 
-    found = [torch.cuda.get_device_properties(index) for index in range(local)]
+    visible = torch.cuda.device_count()
+    found = [torch.cuda.get_device_properties(index) for index in range(min(local, visible))]
     names = sorted({properties.name for properties in found})
     if len(names) > 1:
         advice = "show torch only those of one kind (CUDA_VISIBLE_DEVICES), or describe the cluster in a file"
@@ -77,12 +83,18 @@ def _gpu_cluster(local: int, nodes: int) -> Cluster:
     saved = saved_cluster(local, names[0], "cuda") if nodes == 1 else None
     if saved is not None:
         return saved
+    if _MIG in names[0] and local > 1:
+        raise ClusterError(
+            f"Cluster.detect: {local} ranks on this machine have slices of GPUs ({names[0]}), which NCCL does not join;"
+            " give each rank a whole GPU, or start one rank"
+        )
     memory_bytes = min(properties.total_memory for properties in found)
     preset = _preset_of(names[0], memory_bytes)
-    device = replace(gpu_device(preset), memory_bytes=memory_bytes)
-    link, how = _link(preset, names[0], local)
-    levels = (in_node_level(preset, local, link),)
+    device, share = _part_of(gpu_device(preset), memory_bytes, min(p.multi_processor_count for p in found))
+    levels, how = _node_links(preset, names[0], local, visible, environ)
     provenance = f"datasheet: {preset} {GPUS[preset].source}; memory detected, links {how}"
+    if share:
+        provenance += f"; {share}"
     if nodes > 1:
         levels += (assumed_network(nodes, local),)
         provenance += "; network assumed: 100 Gb/s per node"
@@ -95,42 +107,71 @@ def _preset_of(name: str, memory_bytes: int) -> str:
         known = ", ".join(GPUS)
         advice = "describe it in a file and use Cluster.load(path)"
         raise ClusterError(f"Cluster.detect: no figures for the GPU {name!r}, only for {known}; {advice}")
-    return min(presets, key=lambda preset: abs(gpu_device(preset).memory_bytes - memory_bytes))
+    stated = re.search(r"(\d+)GB", name.partition(_MIG)[0])  # a slice has a part of its card's memory
+    expected_bytes = int(stated[1]) * 1e9 if stated and _MIG in name else memory_bytes
+    return min(presets, key=lambda preset: abs(gpu_device(preset).memory_bytes - expected_bytes))
 
 
-def _link(preset: str, name: str, local: int) -> tuple[str, str]:
-    """The row of `LINKS` between this node's GPUs, and how that is known.
+def _part_of(device: Device, memory_bytes: int, num_units: int) -> tuple[Device, str]:
+    """The device with this memory and as many multiprocessors, which a slice of a card has fewer of, and which share.
 
-    A GPU that comes with and without NVLink has it where the driver says so; without a driver's word, by its name.
+    Rates of products go by the multiprocessors, those of memory by the memory.
+    """
+    if not 0 < num_units < device.num_units:
+        return replace(device, memory_bytes=memory_bytes), ""
+    units, memory = num_units / device.num_units, min(1.0, memory_bytes / device.memory_bytes)
+    rates = {precision: rate * units for precision, rate in device.flops_per_s.items()}
+    part = replace(
+        device,
+        memory_bytes=memory_bytes,
+        memory_bytes_per_s=device.memory_bytes_per_s * memory,
+        flops_per_s=rates,
+        num_units=num_units,
+    )
+    return part, f"{num_units} of the GPU's {device.num_units} multiprocessors"
+
+
+def _node_links(
+    preset: str, name: str, local: int, visible: int, environ: Mapping[str, str]
+) -> tuple[tuple[Level, ...], str]:
+    """The levels between this node's GPUs, and how they are known: by the driver's word, else by the GPU's name.
+
+    A GPU that comes with and without NVLink has it where the name does not say PCIe.
     """
     usual = GPUS[preset].link
-    if local == 1 or LINKS[usual].kind != "nvlink":
-        return usual, "as usual for this GPU"
-    matrix = _nvidia_smi_topology()
-    if matrix is None:
-        return ("pcie" if "PCI" in name.upper() else usual), "by the GPU's name"
-    return (usual if has_nvlink(matrix, local) else "pcie"), "detected"
+    if local == 1:
+        return (in_node_level(preset, 1),), "as usual for this GPU"
+    matrix, gpus = _nvidia_smi_topology(), _visible_gpus(environ, local, visible)
+    how = "by the GPU's name"
+    if matrix is not None and gpus is not None:
+        try:
+            wiring = read_topo(matrix, "nvidia-smi topo -m")
+        except ClusterError as error:
+            how += f" ({error})"
+        else:
+            if max(gpus) < wiring.num_gpus:
+                levels, note = node_levels(wiring.of(gpus), preset)
+                return levels, f"detected{f' ({note})' if note else ''}"
+    without = LINKS[usual].kind == "nvlink" and "PCI" in name.upper()
+    return (in_node_level(preset, local, "pcie" if without else usual),), how
 
 
-def has_nvlink(matrix: str, local: int) -> bool:
-    """Whether every one of the first `local` GPUs has NVLinks to another of them, by `nvidia-smi topo -m`.
-
-    A row of the matrix is a GPU and what joins it to each GPU: `X` for itself, `NV12` for 12 NVLinks, else PCIe or the
-    processors.
-    """
-    rows = [line.split() for line in matrix.splitlines()]
-    links = {row[0]: row[1 : 1 + local] for row in rows if row and re.fullmatch(r"GPU\d+", row[0]) and len(row) > local}
-    mine = [links.get(f"GPU{index}", []) for index in range(local)]
-    return all(any(re.fullmatch(r"NV\d+", entry) for entry in row) for row in mine)
+def _visible_gpus(environ: Mapping[str, str], local: int, visible: int) -> list[int] | None:
+    """The driver's numbers of the ranks' GPUs, in the order of ranks; None where they are named otherwise."""
+    shown = environ.get("CUDA_VISIBLE_DEVICES", "")
+    if not shown or visible < local:  # each rank sees its own alone: the first ones, in order
+        return list(range(local))
+    numbers = [part.strip() for part in shown.split(",")][:local]
+    return [int(number) for number in numbers] if all(number.isdecimal() for number in numbers) else None
 
 
 def _nvidia_smi_topology() -> str | None:
-    """What `nvidia-smi topo -m` prints, without the terminal's underlining; None where it cannot be asked."""
+    """What `nvidia-smi topo -m` prints; None where it cannot be asked."""
     try:
         ran = subprocess.run(["nvidia-smi", "topo", "-m"], capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    return re.sub(r"\x1b\[[0-9;]*m", "", ran.stdout)
+    return ran.stdout
 
 
 def _cpu_cluster(local: int, nodes: int) -> Cluster:

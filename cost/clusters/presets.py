@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, gcd
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,8 @@ class Gpu:
     source: str
     matmul_efficiency: float
     memory_share: float
+    nvlinks: int = 0  # how many one GPU has, by switches, bridges or to others
+    nvlink_gb_per_s: float = 0.0  # of one, one way
     attention_efficiency: float = ATTENTION_EFFICIENCY
     attention_backward_efficiency: float = ATTENTION_BACKWARD_EFFICIENCY
 
@@ -90,6 +92,7 @@ def _machine(row: Mapping[str, Any]) -> Machine:
 _TABLE: dict[str, Any] = json.loads(Path(__file__).with_name("machines.json").read_text(encoding="utf-8"))
 ASSUMED_NETWORK_GB_PER_S = 12.5  # per node
 _SHARES = {name: _TABLE[name]["value"] for name in ("matmul_efficiency", "memory_share")}
+SOCKET_GB_PER_S: float = _TABLE["socket_gb_per_s"]["value"]
 CONTEXT_BYTES: int = _TABLE["context_bytes"]["value"]
 LINKS: dict[str, LinkRow] = {name: LinkRow(**row) for name, row in _TABLE["links"].items()}
 GPUS: dict[str, Gpu] = {name: Gpu(**_SHARES | row) for name, row in _TABLE["gpus"].items()}
@@ -104,36 +107,48 @@ def preset_cluster(name: str, nodes: int = 1, devices_per_node: int | None = Non
             equal pods of a machine that comes in pods.
     """
     machine = _known(name, "Cluster.preset")
-    used = machine.gpus if devices_per_node is None else devices_per_node
-    used = checks.positive_int(used, "Cluster.preset", "devices_per_node", "the number of GPUs used in each machine")
-    if used > machine.gpus:
-        raise ClusterError(f"Cluster.preset: {name!r} has {machine.gpus} devices per node, got {used}; take more nodes")
+    used = _used(name, devices_per_node, "Cluster.preset")
     nodes = checks.positive_int(nodes, "Cluster.preset", "nodes", "the number of machines")
     return _cluster(name, (*_node_levels(machine, used), *_network_levels(name, nodes)))
 
 
-def preset_mix(machines: Sequence[tuple[str, int]]) -> Cluster:
-    """Machines of several kinds in one network in the order of their ranks, as [("dgx-h100", 4), ("dgx-a100", 4)].
+def preset_mix(machines: Sequence[tuple[str, int] | tuple[str, int, int]]) -> Cluster:
+    """Machines of several kinds in one network in the order of their ranks, as [("dgx-h100", 4), ("l40s-box", 1, 4)].
 
-    All ranks together have the slowest of the links. The kinds must have equally many GPUs per node.
+    Each with its number of nodes and, where not all are used, of devices in each node. All ranks together have the
+    slowest of the links. Nodes of unlike sizes are joined as by `Cluster.join`.
 
     Raises:
         ClusterError: as `preset_cluster` and `Cluster.join`.
     """
     parts: list[Cluster] = []
-    for name, count in machines:
+    for name, count, *used in machines:
         machine = _known(name, "Cluster.mixed")
         nodes = checks.positive_int(count, "Cluster.mixed", "nodes", "the number of machines")
-        network = _network_level(machine, nodes)
-        parts.append(_cluster(name, (*_node_levels(machine, machine.gpus), network)))
+        levels = _node_levels(machine, _used(name, used[0] if used else None, "Cluster.mixed"))
+        parts.append(_cluster(name, (*levels, _network_level(machine, nodes))))
     if not parts:
         raise ClusterError("Cluster.mixed: expected machines, got none; give pairs such as ('dgx-h100', 4)")
-    if len({PRESETS[part.name].gpus for part in parts}) > 1:
-        counts = ", ".join(f"{part.name}: {PRESETS[part.name].gpus}" for part in parts)
-        advice = "join Cluster.preset(..., devices_per_node=...) of equal size by Cluster.join"
-        raise ClusterError(f"Cluster.mixed: the machines have different numbers of GPUs ({counts}); {advice}")
-    total = sum(part.levels[-1].size for part in parts)
-    return Cluster.join(parts, slowest_level([part.levels[-1] for part in parts], total))
+    in_node = [cluster.num_devices // cluster.levels[-1].size for cluster in parts]
+    unit = in_node[0] if len(set(in_node)) == 1 else gcd(*(cluster.levels[0].size for cluster in parts))
+    num_units = sum(cluster.num_devices for cluster in parts) // unit
+    return Cluster.join(parts, slowest_level([part.levels[-1] for part in parts], num_units))
+
+
+def _used(name: str, given: int | None, owner: str) -> int:
+    """How many devices of each node are used."""
+    machine = _known(name, owner)
+    used = machine.gpus if given is None else given
+    used = checks.positive_int(used, owner, "devices_per_node", "the number of GPUs used in each machine")
+    if used > machine.gpus:
+        raise ClusterError(f"{owner}: {name!r} has {machine.gpus} devices per node, got {used}; take more nodes")
+    return used
+
+
+def machine_named(name: str) -> str:
+    """The machine of a name: its own, or that of a GPU in any case, which stands for the first machine that has it."""
+    has = (machine for machine, row in PRESETS.items() if row.gpu.casefold() == name.casefold())
+    return name if name in PRESETS else next(has, name)
 
 
 def _known(name: str, owner: str) -> Machine:
@@ -205,7 +220,7 @@ def _node_levels(machine: Machine, used: int) -> tuple[Level, ...]:
     if used <= under_one:
         return (in_node_level(machine.gpu, used),)
     sharing = ceil(used / machine.sockets)
-    between = LINKS["sockets"].level(machine.sockets, _TABLE["socket_gb_per_s"]["value"] / sharing)
+    between = LINKS["sockets"].level(machine.sockets, SOCKET_GB_PER_S / sharing)
     if used % machine.sockets:
         return (slowest_level([in_node_level(machine.gpu, used), between], used),)
     return in_node_level(machine.gpu, sharing), between

@@ -12,6 +12,7 @@ import click
 
 from shardwright import __version__
 from shardwright.cli.calibrate import calibrate
+from shardwright.cli.cluster import cluster
 from shardwright.cli.doctor import doctor
 from shardwright.cli.inspect import compare, explain, view
 from shardwright.cli.plan import plan
@@ -49,7 +50,7 @@ def cli() -> None:
     """
 
 
-for _command in (plan, explain, timeline, compare, view, verify, run, profile, calibrate, doctor, rules):
+for _command in (plan, explain, timeline, compare, view, verify, run, profile, calibrate, cluster, doctor, rules):
     cli.add_command(_command)
 
 

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 Command = TypeVar("Command", bound=Callable[..., object])
 CLUSTER_FORMS = (
-    "local:N (N CPU ranks of this machine), preset:NAME[:NODES] (such as preset:dgx-h100:8, or "
-    "preset:dgx-h100:4+dgx-a100:4 for machines of several kinds), detect, or a cluster file."
+    "local:N (N CPU ranks of this machine), preset:NAME[:NODES[:GPUS]] (such as preset:dgx-h100:8, preset:dgx-h100:1:4 "
+    "for four GPUs of one, or preset:dgx-h100:4+l40s-box:1:4 for machines of several kinds), detect, or a cluster file."
 )
 WHAT_IF = ("nodes", "bandwidth", "memory", "flops", "batch", "seq")
 PATH = click.Path(path_type=Path)
@@ -61,20 +61,34 @@ def parse_cluster(text: str) -> Cluster:
             _number(rest or "1", f"--cluster {text}: local:N wants a number of ranks, such as local:2")
         )
     if kind == "preset":
-        problem = f"--cluster {text}: preset:NAME:NODES wants a number of machines"
-        pairs = [entry.partition(":") for entry in rest.split("+")]
-        if not all(name for name, _, _ in pairs):
-            wants = "preset:NAME[:NODES] and each part beside a + want the name of a machine"
-            raise ShardwrightError(f"--cluster {text}: {wants}, such as preset:dgx-h100:4+dgx-a100:4")
-        machines = [(name, _number(nodes or "1", problem)) for name, _, nodes in pairs]
-        return Cluster.preset(*machines[0]) if len(machines) == 1 else Cluster.mixed(machines)
+        return _preset(text, rest)
     if text == "detect":
         return Cluster.detect()
     if not Path(text).exists() and not text.endswith(".json"):
         raise ShardwrightError(
-            f"--cluster {text!r} is no cluster: give local:N, preset:NAME[:NODES], detect or a cluster file"
+            f"--cluster {text!r} is no cluster: give local:N, preset:NAME[:NODES[:GPUS]], detect or a cluster file"
         )
     return Cluster.load(text)
+
+
+def _preset(text: str, rest: str) -> Cluster:
+    """`NAME[:NODES[:GPUS]]`, several of which + or a comma joins."""
+    from shardwright.cost.clusters.cluster import Cluster
+    from shardwright.cost.clusters.presets import machine_named
+
+    machines: list[tuple[str, int, int] | tuple[str, int]] = []
+    for entry in rest.replace(",", "+").split("+"):
+        name, *counts = entry.split(":")
+        if not name or len(counts) > 2:
+            wants = "preset:NAME[:NODES[:GPUS]] and each part beside a + want the name of a machine"
+            raise ShardwrightError(f"--cluster {text}: {wants}, such as preset:dgx-h100:4+l40s-box:1:4")
+        problem = f"--cluster {text}: preset:NAME:NODES:GPUS wants a number of machines, and of GPUs in each"
+        nodes, *gpus = [_number(count or "1", problem) for count in counts or ["1"]]
+        machines.append((machine_named(name), nodes, gpus[0]) if gpus else (machine_named(name), nodes))
+    if len(machines) > 1:
+        return Cluster.mixed(machines)
+    name, nodes, *gpus = machines[0]
+    return Cluster.preset(name, nodes, gpus[0] if gpus else None)
 
 
 def _number(text: str, problem: str) -> int:

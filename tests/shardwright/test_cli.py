@@ -360,10 +360,64 @@ def test_clusters_by_name_and_file(tmp_path: Path) -> None:
     assert parse_cluster("preset:dgx-h100:8").num_devices == 64
     assert parse_cluster("preset:dgx-h100").num_devices == 8
     assert [part.num_devices for part in parse_cluster("preset:dgx-h100:4+dgx-a100").parts] == [32, 8]
+    assert parse_cluster("preset:dgx-h100:2:4").num_devices == 8
+    assert [part.num_devices for part in parse_cluster("preset:a100-40:1,l40s:1:4").parts] == [8, 4]
+    assert parse_cluster("preset:h100-sxm").name == "dgx-h100"  # a GPU stands for the first machine that has it
     parse_cluster("local:3").save(tmp_path / "c.json")
     assert parse_cluster(str(tmp_path / "c.json")).num_devices == 3
     with pytest.raises(ShardwrightError, match="is no cluster"):
         parse_cluster("moon")
+
+
+TOPO = "GPU0 X NV12 SYS SYS\nGPU1 NV12 X SYS SYS\nGPU2 SYS SYS X NV12\nGPU3 SYS SYS NV12 X\n"
+
+
+def test_a_cluster_from_what_the_driver_prints(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("topo.txt").write_text(TOPO, encoding="utf-8")
+    Path("hosts").write_text("node1\nnode2\nnode2\n", encoding="utf-8")
+    asked = ("cluster", "import", "topo.txt", "--gpu", "A100-80", "--network-gb-per-s", "50")
+    status, out, _ = run(*asked, "--hosts", "node[1-3]", "-o", "c.json")
+    assert (status, out.split(",")[0]) == (0, "3 × 4 A100-80: 2 nvlink × 2 sockets × 3 network")
+    assert "links by nvidia-smi topo -m; network as given: 50 GB/s per node" in out
+    assert Cluster.load("c.json").levels[-1].bandwidth_bytes_per_s == pytest.approx(50e9 * 0.9 / 4)
+    assert run(*asked, "--hosts", "hosts")[1].startswith("2 × 4 A100-80")
+    assert run(*asked)[1].startswith("1 × 4 A100-80")
+    net = '<pci class="0x020700"><nic><net name="a" speed="100000"/></nic></pci>'
+    gpu = '<pci busid="1" class="0x030200"><gpu dev="0"/></pci>'
+    Path("nccl.xml").write_text(f'<system version="1"><cpu>{gpu}{net}</cpu></system>', encoding="utf-8")
+    status, out, _ = run("cluster", "import", "nccl.xml", "--gpu", "T4", "--nodes", "2")
+    assert (status, out.split(",")[0]) == (0, "2 × 1 T4: 1 pcie × 2 network")
+    assert "links by NCCL; network by its cards: 12.5 GB/s per node" in out
+
+
+@each(
+    ("arguments", "problem"),
+    [
+        (("--gpu", "A100-80", "--hosts", "a", "--nodes", "2"), "--hosts and --nodes both say how many nodes there are"),
+        (("--gpu", "Z9"), "GPU 'Z9' is not in the table; choose one of V100-16, "),
+        (("--gpu", "A100-80", "--hosts", "n[3-1]"), "host list 'n[3-1]': '3-1' is no range of numbers"),
+        ((), "Missing option '--gpu'"),
+    ],
+)
+def test_clusters_that_cannot_be_imported(
+    arguments: tuple[str, ...], problem: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("topo.txt").write_text(TOPO, encoding="utf-8")
+    status, _, err = run("cluster", "import", "topo.txt", *arguments)
+    assert status == 2
+    assert problem in err
+
+
+def test_files_of_clusters_that_cannot_be_read(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe\x00")
+    for name, problem in (("bytes", "expected text in UTF-8, got other bytes"), ("nowhere", "cannot read it (No such")):
+        status, _, err = run("cluster", "import", str(tmp_path / name), "--gpu", "T4")
+        assert status == 2
+        assert f"{name}: {problem}" in err
+    status, _, err = run("cluster", "import", "x", "--gpu", "T4", "--hosts", str(tmp_path / "bytes"))
+    assert status == 2
 
 
 def _fake_calibrate(cluster: Cluster, asked: list[object]) -> Callable[..., Cluster]:

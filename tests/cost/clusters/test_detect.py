@@ -11,9 +11,8 @@ from shardwright.cost.clusters import detect
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.clusters.detect import detect_cluster
 from shardwright.cost.clusters.local import default_cluster
-from shardwright.cost.clusters.presets import GPUS
+from shardwright.cost.clusters.presets import GPUS, gpu_device
 from shardwright.pcg.errors import ClusterError
-from tests.each import each
 
 
 @pytest.fixture(autouse=True)
@@ -22,12 +21,18 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def give_gpus(
-    monkeypatch: pytest.MonkeyPatch, names: list[str], memory_gb: float = 80, topology: str | None = None
+    monkeypatch: pytest.MonkeyPatch,
+    names: list[str],
+    memory_gb: float = 80,
+    topology: str | None = None,
+    num_units: int = 999,
 ) -> None:
     """Fake GPUs: what torch says of them, and what `nvidia-smi topo -m` prints."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(names))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(names))
-    found = [SimpleNamespace(name=name, total_memory=int(memory_gb * 1e9)) for name in names]
+    found = [
+        SimpleNamespace(name=name, total_memory=int(memory_gb * 1e9), multi_processor_count=num_units) for name in names
+    ]
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: found[index])
     monkeypatch.setattr(detect, "_nvidia_smi_topology", lambda: topology)
 
@@ -91,28 +96,14 @@ def test_every_gpu_of_the_table_is_detected() -> None:
     assert {preset for _, presets in detect._GPU_NAMES for preset in presets} == set(GPUS)
 
 
-# `nvidia-smi topo -m`: four GPUs behind NVSwitches; two pairs of bridged GPUs; a box without NVLink.
-SWITCH = """\
+SWITCH, BOX = (f"""\
 \tGPU0\tGPU1\tGPU2\tGPU3\tNIC0\tCPU Affinity
-GPU0\t X \tNV12\tNV12\tNV12\tPXB\t0-63
-GPU1\tNV12\t X \tNV12\tNV12\tPXB\t0-63
-GPU2\tNV12\tNV12\t X \tNV12\tSYS\t64-127
-GPU3\tNV12\tNV12\tNV12\t X \tSYS\t64-127
+GPU0\t X \t{link}\t{link}\t{link}\tPXB\t0-63
+GPU1\t{link}\t X \t{link}\t{link}\tPXB\t0-63
+GPU2\t{link}\t{link}\t X \t{link}\tSYS\t64-127
+GPU3\t{link}\t{link}\t{link}\t X \tSYS\t64-127
 NIC0\tPXB\tPXB\tSYS\tSYS\t X
-
-Legend:
-  NV#  = Connection traversing a bonded set of # NVLinks
-"""
-PAIRS = SWITCH.replace("X \tNV12\tNV12\tNV12", "X \tNV12\tSYS\tSYS").replace("X \tNV12\tNV12\t", "X \tSYS\tSYS\t")
-BOX = SWITCH.replace("NV12", "PHB")
-
-
-@each(
-    ("matrix", "local", "expected"),
-    [(SWITCH, 4, True), (SWITCH, 2, True), (SWITCH, 8, False), (BOX, 4, False), ("", 2, False), (PAIRS, 2, True)],
-)
-def test_nvlinks(matrix: str, local: int, expected: bool) -> None:
-    assert detect.has_nvlink(matrix, local) is expected
+""" for link in ("NV12", "PHB"))  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -122,20 +113,64 @@ def test_nvlinks(matrix: str, local: int, expected: bool) -> None:
         ("NVIDIA A100-SXM4-80GB", BOX, "pcie", "detected"),
         ("NVIDIA A100 80GB PCIe", None, "pcie", "by the GPU's name"),
         ("NVIDIA A100-SXM4-80GB", None, "nvlink", "by the GPU's name"),
-        ("NVIDIA L40S", SWITCH, "pcie", "as usual for this GPU"),
+        ("NVIDIA A100-SXM4-80GB", "GPU0 X N/A\nGPU1 N/A X", "nvlink", "by the GPU's name (nvidia-smi topo -m: GPU0: "),
+        ("NVIDIA L40S", BOX, "pcie", "detected"),
     ],
 )
 def test_links(name: str, topology: str | None, kind: str, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     give_gpus(monkeypatch, [name] * 4, 80, topology)
     cluster = detect_cluster({})
     assert cluster.levels[0].kind == kind
-    assert cluster.provenance.endswith(f"; memory detected, links {how}")
+    assert f"; memory detected, links {how}" in cluster.provenance
+
+
+PAIRS_ACROSS = """\
+GPU0  X   SYS  NV12 SYS
+GPU1 SYS   X   SYS  NV12
+GPU2 NV12 SYS   X   SYS
+GPU3 SYS  NV12 SYS   X
+"""
+
+
+def test_the_gpus_that_torch_sees_count_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    def links(visible: int, shown: str, local: int) -> tuple[list[tuple[str, int]], str]:
+        give_gpus(monkeypatch, ["NVIDIA A100 80GB PCIe"] * visible, 80, PAIRS_ACROSS)
+        environ = {"RANK": "0", "LOCAL_RANK": "0", **world(local, local)}
+        cluster = detect_cluster(environ | ({"CUDA_VISIBLE_DEVICES": shown} if shown else {}))
+        return [(level.name, level.size) for level in cluster.levels], cluster.provenance.rpartition("links ")[2]
+
+    assert links(2, "0,2", 2) == ([("nvlink", 2)], "detected")
+    assert links(2, "0,1", 2) == ([("sockets", 2)], "detected")
+    assert links(4, "0,2,1,3", 4) == ([("nvlink", 2), ("sockets", 2)], "detected")
+    renumber = "detected (NVLinks left out, as they do not join equal groups of consecutive GPUs; number them so: "
+    assert links(4, "", 4) == ([("sockets", 4)], f"{renumber}CUDA_VISIBLE_DEVICES=0,2,1,3)")
+    assert links(2, "GPU-5ebe9f43,GPU-ac33420d", 2) == ([("pcie", 2)], "by the GPU's name")
+
+
+def test_a_slice_of_a_card_is_not_the_whole_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    give_gpus(monkeypatch, ["NVIDIA A100-SXM4-80GB MIG 3g.40gb"], 42.3, num_units=42)
+    cluster = detect_cluster({})
+    card = gpu_device("A100-80")
+    assert (cluster.device.name, cluster.device.num_units) == ("A100-80", 42)
+    assert cluster.device.flops_per_s["bf16"] == pytest.approx(card.flops_per_s["bf16"] * 42 / 108)
+    assert cluster.device.memory_bytes_per_s == pytest.approx(card.memory_bytes_per_s * 42.3e9 / card.memory_bytes)
+    assert cluster.provenance.endswith("; 42 of the GPU's 108 multiprocessors")
+
+
+def test_slices_are_not_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    give_gpus(monkeypatch, ["NVIDIA H100 80GB HBM3 MIG 1g.10gb"], 10, num_units=16)
+    problem = (
+        r"^Cluster\.detect: 2 ranks on this machine have slices of GPUs \(NVIDIA H100 .*; give each rank a whole GPU"
+    )
+    slurm = {"STEP_NUM_TASKS": "2", "PROCID": "0", "LOCALID": "0", "STEP_TASKS_PER_NODE": "2"}
+    environ = {f"SLURM_{name}": value for name, value in slurm.items()}
+    with pytest.raises(ClusterError, match=problem):
+        detect_cluster(environ | {"CUDA_VISIBLE_DEVICES": "MIG-1"})
 
 
 def test_the_driver_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    output = "\x1b[4mGPU0 GPU1\x1b[0m\nGPU0 X NV18\n"
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: SimpleNamespace(stdout=output))
-    assert detect._nvidia_smi_topology() == "GPU0 GPU1\nGPU0 X NV18\n"
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: SimpleNamespace(stdout="GPU0 X NV18\n"))
+    assert detect._nvidia_smi_topology() == "GPU0 X NV18\n"
 
 
 @pytest.mark.parametrize("error", [FileNotFoundError(), subprocess.TimeoutExpired("nvidia-smi", 20)])

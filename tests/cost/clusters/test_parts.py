@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from math import prod
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -192,15 +193,35 @@ def test_what_cannot_be_joined(clusters: list[Cluster], problem: str) -> None:
         ([("dgx-h100", 4)], r"^Cluster\.join: expected at least two clusters, got 1"),
         ([("dgx-h100", 4), ("z100", 4)], r"^Cluster\.mixed: unknown machine 'z100'; choose one of dgx-1-v100, "),
         ([("dgx-h100", 4), ("dgx-a100", 0)], r"^Cluster\.mixed\.nodes: expected a positive integer, got 0"),
-        (
-            [("dgx-h100", 4), ("t4-box", 4)],
-            r"^Cluster\.mixed: the machines have different numbers of GPUs \(dgx-h100: 8, t4-box: 4\); join ",
-        ),
+        ([("dgx-h100", 4), ("t4-box", 1, 5)], r"^Cluster\.mixed: 't4-box' has 4 devices per node, got 5; take more"),
     ],
 )
 def test_what_cannot_be_mixed(machines: list[tuple[str, int]], problem: str) -> None:
     with pytest.raises(ClusterError, match=problem):
         Cluster.mixed(machines)
+
+
+@each(
+    ("machines", "sizes", "stages"),
+    [
+        ([("dgx-h100", 1), ("dgx-a100", 1, 4)], [4, 3], [(range(8), [8]), (range(8, 12), [4])]),
+        ([("dgx-h100", 2), ("t4-box", 1)], [4, 5], [(range(16), [8, 2]), (range(16, 20), [4])]),
+        ([("dgx-h100", 1), ("l40s-box", 1, 6)], [14], [(range(8), [8]), (range(8, 14), [3, 2])]),
+        ([("dgx-h100", 1), ("a10-box", 1, 3)], [11], [(range(8), [8]), (range(8, 11), [3])]),
+        ([("dgx-h100", 1), ("l40s-box", 1)], [4, 2, 2], [(range(8), [8]), (range(8, 16), [4, 2])]),
+    ],
+)
+def test_nodes_of_unlike_sizes_join_in_units_that_divide_them(
+    machines: list[Any], sizes: list[int], stages: list[tuple[range, list[int]]]
+) -> None:
+    mixed = Cluster.mixed(machines)
+    assert [level.size for level in mixed.levels] == sizes
+    for ranks, own in stages:
+        assert [level.size for level in mixed.part(ranks).levels if level.size > 1] == own
+    of_nodes = [Cluster.preset(name, count, *used) for name, count, *used in machines]
+    if len({cluster.levels[0].size for cluster in of_nodes}) > 1:
+        joined = Cluster.join(of_nodes, replace(mixed.levels[-1], name="wan"))
+        assert (joined.num_devices, joined.device) == (mixed.num_devices, mixed.device)
 
 
 # ------------------------------------------------------------------------------------------------------------- parts

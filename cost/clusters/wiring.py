@@ -1,0 +1,249 @@
+"""What joins the GPUs of one machine, pair by pair, and the levels of links that follow from it.
+
+    `nvidia-smi topo -m`  ──read_topo──┐
+                                       ├──▶ Wiring ──node_levels──▶ levels, and a note where links are left out
+    NCCL's topology file  ──read_nccl──┘
+
+Levels are nested groups of consecutive ranks of equal size, from the inside out: GPUs that NVLink joins, GPUs of one
+processor, the machine. A group that is not of this kind is no level, and its pairs count with what joins them further
+out. So a wiring is never taken to be faster than it is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from xml.etree import ElementTree as ET
+
+from shardwright.cost.clusters.presets import GPUS, LINKS, SOCKET_GB_PER_S
+from shardwright.cost.clusters.topology import Level, slowest_level
+from shardwright.pcg.errors import ClusterError
+
+_NVLINK = re.compile(r"NV(\d+)")
+_PATHS = ("PIX", "PXB", "PHB", "NODE", "SYS")
+"""Through one PCIe bridge, several, a processor's host bridge, several of these, both processors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wiring:
+    """What joins each pair of GPUs, as `nvidia-smi topo -m` names it: "NV12" for 12 NVLinks, else one of `_PATHS`.
+
+    `paths[i][j]` is symmetric, and "X" on the diagonal. `network_gb_per_s`: of all network cards together, one way; 0
+    where it is not known.
+    """
+
+    paths: tuple[tuple[str, ...], ...]
+    network_gb_per_s: float = 0.0
+
+    @property
+    def num_gpus(self) -> int:
+        return len(self.paths)
+
+    def nvlinks(self, one: int, other: int) -> int:
+        """How many NVLinks join two GPUs, through switches or not."""
+        matched = _NVLINK.fullmatch(self.paths[one][other])
+        return int(matched[1]) if matched else 0
+
+    def of(self, gpus: Sequence[int]) -> Wiring:
+        """That of some of the GPUs, in the order of their ranks."""
+        return Wiring(tuple(tuple(self.paths[i][j] for j in gpus) for i in gpus), self.network_gb_per_s)
+
+
+def read_topo(text: str, source: str) -> Wiring:
+    """The wiring in what `nvidia-smi topo -m` printed; `source` names it in errors.
+
+    Raises:
+        ClusterError: no matrix of GPUs, rows that are missing or cut off, or entries that contradict each other.
+    """
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", text)
+    rows = [line.split() for line in plain.splitlines()]
+    matrix = {
+        int(row[0][3:]): row[1:] for row in rows if len(row) > 1 and re.fullmatch(r"GPU\d+", row[0]) and "X" in row
+    }
+    if not matrix:
+        raise ClusterError(
+            f"{source}: no row of a GPU, such as `GPU0  X  NV18`; expected what `nvidia-smi topo -m` prints"
+        )
+    size = len(matrix)
+    if sorted(matrix) != list(range(size)):
+        raise ClusterError(
+            f"{source}: expected rows GPU0 to GPU{size - 1}, got {sorted(matrix)}; give the whole matrix"
+        )
+    for index, row in matrix.items():
+        if len(row) < size or row[index] != "X":
+            raise ClusterError(
+                f"{source}: GPU{index}: expected {size} entries with X as number {index}; give the whole matrix"
+            )
+        for entry in row[:size]:
+            if entry != "X" and entry not in _PATHS and not _NVLINK.fullmatch(entry):
+                raise ClusterError(
+                    f"{source}: GPU{index}: {entry!r} is no connection; expected X, NV and a number, or one of "
+                    f"{', '.join(_PATHS)}"
+                )
+    paths = tuple(tuple(matrix[index][:size]) for index in range(size))
+    unlike = next(((i, j) for i in range(size) for j in range(i) if paths[i][j] != paths[j][i]), None)
+    if unlike is not None:
+        i, j = unlike
+        raise ClusterError(
+            f"{source}: GPU{i} to GPU{j} is {paths[i][j]} and back {paths[j][i]}; a connection is the same both ways"
+        )
+    return Wiring(paths)
+
+
+def read_nccl(text: str, source: str) -> Wiring:
+    """The wiring in an NCCL topology file (`NCCL_TOPO_DUMP_FILE` writes one); `source` names it in errors.
+
+    Raises:
+        ClusterError: no XML, not NCCL's, without GPUs, or with a link to a device that is not there.
+    """
+    if "<!DOCTYPE" in text or "<!ENTITY" in text:
+        raise ClusterError(f"{source}: expected plain XML, got a document type; NCCL writes none")
+    try:
+        root = ET.fromstring(text)
+    except ET.ParseError as error:
+        raise ClusterError(f"{source}: expected NCCL's topology in XML: {error}; dump it anew") from None
+    if root.tag != "system":
+        raise ClusterError(f"{source}: expected <system> at the top, got <{root.tag}>; is it NCCL's topology?")
+    found = _gpus_of(root, source)
+    if not found:
+        raise ClusterError(
+            f"{source}: no <gpu> in it; dump the topology of a run that uses all GPUs (NCCL_TOPO_DUMP_FILE)"
+        )
+    size = len(found)
+    paths = tuple(tuple("X" if i == j else _path(found[i], found[j]) for j in range(size)) for i in range(size))
+    speeds = [_whole(net.get("speed", "0"), source, "net speed") for net in root.iter("net")]
+    return Wiring(paths, sum(speeds) / 8000)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A GPU of NCCL's file: its bus, what lies between it and the machine, and the NVLinks to each target."""
+
+    bus: str
+    above: tuple[ET.Element, ...]
+    to_gpus: dict[str, int]
+    to_switches: int
+
+
+def _gpus_of(root: ET.Element, source: str) -> list[_Place]:
+    found: list[tuple[int, _Place]] = []
+    pending: list[tuple[ET.Element, tuple[ET.Element, ...]]] = [(root, ())]
+    while pending:
+        element, above = pending.pop()
+        for child in element:
+            if child.tag == "gpu":
+                found.append((_whole(child.get("dev", ""), source, "gpu dev"), _place(child, element, above, source)))
+            else:
+                pending.append((child, (*above, element)))
+    numbers = sorted(number for number, _ in found)
+    if numbers != list(range(len(numbers))):
+        raise ClusterError(f"{source}: GPUs have the numbers {numbers}; expected the file of one machine, dev 0 and on")
+    places = [place for _, place in sorted(found, key=lambda pair: pair[0])]
+    buses = {place.bus for place in places}
+    for place in places:
+        for target in place.to_gpus:
+            if target not in buses:
+                raise ClusterError(f"{source}: the GPU at {place.bus} has an NVLink to {target}, where there is none")
+    return places
+
+
+def _place(gpu: ET.Element, pci: ET.Element, above: tuple[ET.Element, ...], source: str) -> _Place:
+    to_gpus: dict[str, int] = {}
+    to_switches = 0
+    for link in gpu.iter("nvlink"):
+        count = _whole(link.get("count", "1"), source, "nvlink count")
+        if link.get("tclass", "").lower().startswith("0x03"):  # a display controller: another GPU
+            target = link.get("target", "").lower()
+            to_gpus[target] = to_gpus.get(target, 0) + count
+        elif link.get("tclass", "").lower().startswith("0x0680"):  # a bridge: a switch
+            to_switches += count
+    return _Place(pci.get("busid", "").lower(), above, to_gpus, to_switches)
+
+
+def _path(one: _Place, other: _Place) -> str:
+    if direct := one.to_gpus.get(other.bus, 0):
+        return f"NV{direct}"
+    if one.to_switches and other.to_switches:
+        return f"NV{min(one.to_switches, other.to_switches)}"
+    shared = [element for element in one.above if any(element is its for its in other.above)]
+    if shared[-1].tag == "pci":
+        return "PIX" if shared[-1] is one.above[-1] and shared[-1] is other.above[-1] else "PXB"
+    return "PHB" if shared[-1].tag == "cpu" else "SYS"
+
+
+def _whole(value: str, source: str, what: str) -> int:
+    if not value.isdecimal() or len(value) > 9:
+        raise ClusterError(f"{source}: {what}: expected a whole number, got {value!r}")
+    return int(value)
+
+
+# ---- levels ----
+
+
+def node_levels(wiring: Wiring, gpu: str) -> tuple[tuple[Level, ...], str]:
+    """The levels that join the GPUs of a machine, all of the kind `gpu` of `GPUS`, and a note on what is left out.
+
+    The note is "" where every link counts.
+    """
+    size, row = wiring.num_gpus, GPUS[gpu]
+    joined = _groups(size, lambda i, j: wiring.nvlinks(i, j) > 0)
+    near = _groups(size, lambda i, j: wiring.nvlinks(i, j) > 0 or wiring.paths[i][j] != "SYS")
+    inner, note = _nvlink_level(wiring, gpu, joined)
+    unit = inner.size if inner else 1
+    levels = [inner] if inner else []
+    pcie = LINKS[row.link if LINKS[row.link].kind == "pcie" else "pcie"]
+    under_one = _block(near, size)
+    if under_one > unit and under_one % unit == 0:
+        levels.append(pcie.level(under_one // unit, row.host_gb_per_s))
+        unit = under_one
+    if unit < size:
+        between = LINKS["sockets"].level(size // unit, SOCKET_GB_PER_S / unit)
+        within = [] if unit == under_one else [pcie.level(size // unit, row.host_gb_per_s)]
+        levels.append(slowest_level([between, *within], size // unit))
+    return tuple(levels) or (pcie.level(1, row.host_gb_per_s),), note
+
+
+def _groups(size: int, are_joined: Callable[[int, int], bool]) -> list[list[int]]:
+    """The connected parts of a graph of GPUs, each in order."""
+    rest, found = set(range(size)), list[list[int]]()
+    while rest:
+        pending = [min(rest)]
+        group: set[int] = set()
+        while pending:
+            one = pending.pop()
+            if one not in group:
+                group.add(one)
+                pending += [other for other in rest if other != one and are_joined(one, other)]
+        found.append(sorted(group))
+        rest -= group
+    return found
+
+
+def _block(groups: Sequence[Sequence[int]], size: int) -> int:
+    """The size of groups that are runs of consecutive GPUs of one size; 1 where they are not."""
+    length = len(groups[0])
+    equal = all(list(group) == list(range(group[0], group[0] + length)) for group in groups) and size % length == 0
+    return length if equal else 1
+
+
+def _nvlink_level(wiring: Wiring, gpu: str, groups: Sequence[Sequence[int]]) -> tuple[Level | None, str]:
+    """What NVLink joins, if it joins equal runs of GPUs, and a note where some of it does not count."""
+    length = _block(groups, wiring.num_gpus)
+    if max(map(len, groups)) == 1:
+        return None, ""
+    row = GPUS[gpu]
+    if not row.nvlinks:
+        return None, f"NVLinks left out, as none are known of {gpu}"
+    if length == 1:
+        order = ",".join(str(i) for group in sorted(groups, key=lambda g: (-len(g), g[0])) for i in group)
+        even = len({len(group) for group in groups}) == 1
+        return None, "NVLinks left out, as they do not join equal groups of consecutive GPUs" + (
+            f"; number them so: CUDA_VISIBLE_DEVICES={order}" if even else ""
+        )
+    pairs = [[wiring.nvlinks(i, j) for j in group if j != i] for group in groups for i in group]
+    least, in_all = min(min(of_one) for of_one in pairs), min(sum(of_one) for of_one in pairs)
+    if least > 0 and in_all > row.nvlinks:  # more than a GPU has: each pair sees all of them, through switches
+        return LINKS["nvlink-switch"].level(length, least * row.nvlink_gb_per_s), ""
+    kind = "nvlink-mesh" if least > 0 else "nvlink-ring"
+    return LINKS[kind].level(length, min(in_all, row.nvlinks) * row.nvlink_gb_per_s), ""
