@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from shardwright.lowering import private
 from shardwright.lowering.agreement import order_of_rank_0, share_values
 from shardwright.lowering.batch import BatchCheck, find_inputs
-from shardwright.lowering.checkpoint import make_checkpointable
 from shardwright.lowering.clipping import clip_gradients
 from shardwright.lowering.drawing import Drawing
 from shardwright.lowering.exact import num_draws
@@ -28,6 +27,7 @@ from shardwright.lowering.program import Program
 from shardwright.lowering.runner import Runner, own_leaf
 from shardwright.lowering.shared import Holders, Shared
 from shardwright.lowering.storage import Held, check_model, hold_buffer, hold_parameter
+from shardwright.lowering.strided import honour_blocks
 from shardwright.lowering.training import Training
 from shardwright.pcg import pieces
 from shardwright.pcg.errors import PlanError, ShardwrightError
@@ -113,6 +113,7 @@ class ParallelModule(Training):
     ) -> None:
         super().__init__()
         private.find_overflows_together()
+        honour_blocks()
         self.scaler: torch.amp.GradScaler | None = None
         self._products = precision if ranks.device.type == "cuda" else None
         set_products(self._products)
@@ -234,9 +235,16 @@ class ParallelModule(Training):
 
     # ---- state ----
 
+    def __reduce_ex__(self, protocol: Any) -> Any:  # noqa: ANN401
+        raise ShardwrightError(
+            "a compiled model is not copied or pickled, as its program belongs to this process: for an average keep "
+            "{name: p.detach().clone() for name, p in parallel.named_parameters()}, and load that where it is to be "
+            "evaluated; save parallel.state_dict()"
+        )
+
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """By the model's own names; ready for `torch.distributed.checkpoint`, which reshards into any other plan."""
-        return make_checkpointable(super().state_dict(*args, **kwargs))
+        """By the model's own names; `torch.distributed.checkpoint` saves it, and loads it into any other plan."""
+        return super().state_dict(*args, **kwargs)
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False

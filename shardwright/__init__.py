@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from shardwright.asking import why_not as why_not
     from shardwright.cost.clusters.cluster import Cluster as Cluster
     from shardwright.cost.clusters.topology import Level as Level
-    from shardwright.lowering.checkpoint import make_checkpointable as make_checkpointable
     from shardwright.lowering.exact import seed_exactly as seed_exactly
     from shardwright.pcg.errors import ShardwrightError as ShardwrightError
     from shardwright.search.plan import Plan as Plan
@@ -33,7 +32,6 @@ _EXPORTS = {
     "Plan": "shardwright.search.plan",
     "ShardwrightError": "shardwright.pcg.errors",
     "compile": "shardwright.api",
-    "make_checkpointable": "shardwright.lowering.checkpoint",
     "plan": "shardwright.api",
     "seed_exactly": "shardwright.lowering.exact",
     "what_if": "shardwright.asking",
@@ -47,7 +45,6 @@ __all__ = [
     "ShardwrightError",
     "__version__",
     "compile",
-    "make_checkpointable",
     "plan",
     "seed_exactly",
     "what_if",

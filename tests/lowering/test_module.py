@@ -19,7 +19,6 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_checkpoi
 from torch.distributed.checkpoint.state_dict_saver import save as save_checkpoint
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from shardwright.lowering.checkpoint import make_checkpointable
 from shardwright.lowering.launch import run_ranks
 from shardwright.lowering.module import ParallelModule, lower
 from shardwright.pcg.analysis import buffers_in_backward
@@ -285,16 +284,13 @@ def test_checkpoints_move_between_layouts(net: Case, tmp_path: Path, names: tupl
             assert torch.equal(whole(value), other[name]), name
         optimizer = torch.optim.AdamW(parallel.parameters(), fused=True)
         step(parallel, optimizer)
-        state = make_checkpointable(get_optimizer_state_dict(parallel, optimizer))
+        state = get_optimizer_state_dict(parallel, optimizer)
         save_checkpoint({"model": parallel.state_dict(), "optimizer": state}, checkpoint_id=tmp_path)
 
     def load(parallel: ParallelModule) -> None:
         optimizer = torch.optim.AdamW(parallel.parameters(), fused=True)
         step(parallel, optimizer)  # whatever it has made of them, the checkpoint replaces it
-        state = {
-            "model": parallel.state_dict(),
-            "optimizer": make_checkpointable(get_optimizer_state_dict(parallel, optimizer)),
-        }
+        state = {"model": parallel.state_dict(), "optimizer": get_optimizer_state_dict(parallel, optimizer)}
         load_checkpoint(state, checkpoint_id=tmp_path)
         parallel.load_state_dict(state["model"])
         set_optimizer_state_dict(parallel, optimizer, state["optimizer"])

@@ -22,7 +22,6 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.nn import functional as F
 
 from shardwright.lowering import dryrun
-from shardwright.lowering.checkpoint import make_checkpointable
 from shardwright.lowering.exact import seed_exactly
 from shardwright.lowering.launch import run_ranks
 from shardwright.lowering.module import ParallelModule, check_stages
@@ -298,7 +297,7 @@ def test_distributed_checkpoints_go_from_stages_to_other_plans_and_back() -> Non
 
     def state_of(parallel: ParallelModule, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         moments = get_optimizer_state_dict(parallel, optimizer, options=flattened)
-        return {"model": parallel.state_dict(), "optimizer": make_checkpointable(moments)}
+        return {"model": parallel.state_dict(), "optimizer": moments}
 
     def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         backward(model, found)

@@ -1,0 +1,200 @@
+"""What torch's own tools make of DTensors that are laid in blocks, such as a fused QKV weight that is split by heads.
+
+A strided shard says that a rank holds its slice of each of several blocks of what earlier axes leave. torch keeps to
+that where it slices a whole tensor or gathers one (2.13, 2.14). Elsewhere it does not: whatever saves, loads or
+broadcasts takes a local part for one contiguous piece, and a redistribution may slice axes in another order or not at
+all. Both are put right here, for every DTensor with a strided shard: parameters, gradients, moments, averages.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from itertools import groupby, product
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
+from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Replicate
+
+from shardwright.lowering import private
+from shardwright.lowering.private import DTensorSpec
+from shardwright.pcg.errors import ShardwrightError
+
+Whole = dict[str, Any]
+"""By name, a DTensor and the whole tensor that it is to become, or what is done already."""
+
+
+class Piece(NamedTuple):
+    """What a rank holds in one piece: where it begins in the logical tensor and in the local part, and its sizes."""
+
+    offsets: torch.Size
+    start: tuple[int, ...]
+    sizes: torch.Size
+
+    def of(self, local: Tensor) -> Tensor:
+        """A view of a rank's part."""
+        return local[tuple(slice(at, at + size) for at, size in zip(self.start, self.sizes, strict=True))]
+
+    def of_whole(self, whole: Tensor) -> Tensor:
+        """A view of the logical tensor."""
+        return whole[tuple(slice(at, at + size) for at, size in zip(self.offsets, self.sizes, strict=True))]
+
+
+def honour_blocks() -> None:
+    """From now on, torch's tools see every DTensor of this process that is laid in blocks as it is; no other changes.
+
+    Checkpoints (`torch.distributed.checkpoint`) list pieces, `broadcast_from_rank0` copies them, and `redistribute`,
+    called or implied by an operator, gathers from the inside out and slices from the outside in.
+    """
+    for method in (__create_write_items__, __create_chunk_list__, __get_tensor_shard__):
+        setattr(DTensor, method.__name__, _where_in_blocks(method))
+    private.distribute_whole_tensors(_distribute)
+    private.plan_strided_redistributions(plan)
+    setattr(HuggingFaceStorageWriter, _PREPARE.__name__, _refuse_pieces)
+
+
+def pieces(tensor: DTensor) -> tuple[Piece, ...]:
+    """What this rank holds of a DTensor, piece by piece."""
+    return _pieces(tuple(tensor.shape), tensor.placements, *_place(tensor.device_mesh))
+
+
+@lru_cache(maxsize=4096)
+def _pieces(
+    shape: tuple[int, ...], placements: Sequence[Placement], sizes: tuple[int, ...], coordinate: tuple[int, ...]
+) -> tuple[Piece, ...]:
+    by_dim = list[list[tuple[int, int, int]]]()
+    for dim in range(len(shape)):
+        held = _held(shape, dim, placements, sizes, coordinate)
+        offsets = enumerate((held - np.arange(len(held))).tolist())
+        runs = [[start for start, _ in run] for _, run in groupby(offsets, key=lambda pair: pair[1])]
+        by_dim.append([(int(held[run[0]]), run[0], len(run)) for run in runs])
+    found = (tuple(zip(*choice, strict=True)) or ((), (), ()) for choice in product(*by_dim))
+    return tuple(Piece(torch.Size(offsets), start, torch.Size(sizes)) for offsets, start, sizes in found)
+
+
+def _held(
+    shape: Sequence[int], dim: int, placements: Sequence[Placement], sizes: Sequence[int], coordinate: Sequence[int]
+) -> NDArray[np.int64]:
+    """The indices of a dimension that a rank holds under the placements of the first axes, in its order."""
+    held = np.arange(shape[dim])
+    for placement, size, place in zip(placements, sizes, coordinate, strict=False):
+        if private.shard_dim(placement) == dim:
+            blocks = private.num_blocks(placement)
+            held = np.concatenate([_chunk(_chunk(held, blocks, block), size, place) for block in range(blocks)])
+    return held
+
+
+def _chunk(values: NDArray[np.int64], number: int, place: int) -> NDArray[np.int64]:
+    """As `torch.chunk`, but that chunks may be empty."""
+    size = -(-len(values) // number)
+    return values[place * size : (place + 1) * size]
+
+
+def _place(mesh: DeviceMesh) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The sizes of a mesh, and where this rank is in it."""
+    return tuple(mesh.shape), tuple(mesh.get_coordinate() or ())
+
+
+def is_in_blocks(tensor: object) -> bool:
+    """Whether a tensor is a DTensor with a strided shard."""
+    return isinstance(tensor, DTensor) and any(private.is_strided(placement) for placement in tensor.placements)
+
+
+# ---- the three methods by which torch.distributed.checkpoint sees a DTensor ----
+
+
+def __create_write_items__(tensor: DTensor, name: str, value: object) -> list[WriteItem]:
+    local = private.unwrap(tensor)
+    properties = TensorProperties.create_from_tensor(local)
+    return [
+        WriteItem(
+            index=MetadataIndex(name, piece.offsets),
+            type=WriteItemType.SHARD,
+            tensor_data=TensorWriteData(ChunkStorageMetadata(piece.offsets, piece.sizes), properties, tensor.size()),
+        )
+        for piece in pieces(tensor)
+    ]
+
+
+def __create_chunk_list__(tensor: DTensor) -> list[ChunkStorageMetadata]:
+    return [ChunkStorageMetadata(piece.offsets, piece.sizes) for piece in pieces(tensor)]
+
+
+def __get_tensor_shard__(tensor: DTensor, index: MetadataIndex) -> Tensor:
+    piece = next(piece for piece in pieces(tensor) if piece.offsets == index.offset)
+    return piece.of(private.unwrap(tensor).detach())
+
+
+def _where_in_blocks(method: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda tensor, *args: (method if is_in_blocks(tensor) else _TORCHS[method.__name__])(tensor, *args)
+
+
+_TORCHS = {
+    method.__name__: getattr(DTensor, method.__name__)
+    for method in (__create_write_items__, __create_chunk_list__, __get_tensor_shard__)
+}
+
+
+_PREPARE = HuggingFaceStorageWriter.prepare_global_plan
+
+
+def _refuse_pieces(writer: HuggingFaceStorageWriter, plans: list[SavePlan]) -> list[SavePlan]:
+    """torch's writer of safetensors has one place in a file for all that a rank holds of a tensor."""
+    for rank, items in enumerate(plan.items for plan in plans):
+        names = Counter(item.index.fqn for item in items)
+        if several := [name for name, number in names.items() if number > 1]:
+            raise ShardwrightError(
+                f"{several[0]}: rank {rank} holds it in {names[several[0]]} pieces (its layout has blocks), of which "
+                "HuggingFaceStorageWriter would write one; save get_model_state_dict(..., "
+                "options=StateDictOptions(full_state_dict=True, cpu_offload=True)) with safetensors on rank 0"
+            )
+    return _PREPARE(writer, plans)
+
+
+# ---- loading a whole tensor, and redistribution ----
+
+
+def _distribute(states: Whole, names: Sequence[str], device: torch.device) -> None:
+    """Of these names, make what is laid in blocks of its whole tensor: in place, but for what is on device meta."""
+    for name in names:
+        pair = states.get(name)
+        if not isinstance(pair, tuple) or not is_in_blocks(pair[0]):
+            continue
+        held, whole = pair
+        local = private.unwrap(held)
+        if local.is_meta:
+            local = torch.empty_like(local, device=device)
+            held = private.wrap(local, private.spec_of(held))
+        for piece in pieces(held):
+            piece.of(local.detach()).copy_(piece.of_whole(whole))
+        states[name] = held
+
+
+def plan(source: DTensorSpec, target: DTensorSpec) -> list[private.Step]:
+    """Gather from the inside out, then slice from the outside in.
+
+    An axis is left as it is where it has the same placement before and after, and so have all earlier ones on its dim.
+    """
+    old, new, dims = source.placements, target.placements, set[int | None]()
+    axes, whole, steps = list[int](), Replicate(), list[private.Step]()
+    for axis, both in enumerate(zip(old, new, strict=True)):
+        if both[0] != both[1]:
+            dims |= {private.shard_dim(placement) for placement in both} - {None}
+        if both[0] != both[1] or private.shard_dim(both[0]) in dims:
+            axes.append(axis)
+    steps += [(axis, (old[axis], whole), _left(source, old[:axis])) for axis in reversed(axes) if old[axis] != whole]
+    steps += [(axis, (whole, new[axis]), _left(source, new[:axis])) for axis in axes if new[axis] != whole]
+    return steps
+
+
+def _left(spec: DTensorSpec, placements: Sequence[Placement]) -> list[int]:
+    """The shape that the first axes leave of a logical tensor."""
+    return [len(_held(spec.shape, dim, placements, *_place(spec.mesh))) for dim in range(len(spec.shape))]
