@@ -71,10 +71,14 @@ class Runner:
             return self.program.forward(parts, local, self.constants, *self._runtime, device, *axes, draw=draw)
 
     def write_back(self, buffers: Mapping[str, Tensor]) -> None:
+        own = {self.held[name].inside.untyped_storage()._cdata for name in buffers}
         with torch.no_grad():
-            for name, value in buffers.items():
-                held = self.held[name]
-                held.inside.copy_(local_part(value.detach(), held.layouts, self.ranks))
+            parts = {name: local_part(x.detach(), self.held[name].layouts, self.ranks) for name, x in buffers.items()}
+            for name, x in parts.items():
+                if x.untyped_storage()._cdata in own:  # one buffer's new value is another one's old value
+                    parts[name] = x.clone()
+            for name, x in parts.items():
+                self.held[name].inside.copy_(x)
 
     def mark(self) -> None:
         """Give operators and blocks names for a profiler: those of `emit(marked=True)`."""

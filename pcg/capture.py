@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
-from torch.amp.autocast_mode import autocast
+from torch.amp.in_lowmode import autocast
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from shardwright.pcg.alike import Forward, alike
@@ -30,12 +30,14 @@ from shardwright.pcg.graph import OPAQUE, Graph
 from shardwright.pcg.hooks import captured_hooks, refuse_backward_hooks
 from shardwright.pcg.importing import LOSS, Importer, flat_batch, tied_names
 from shardwright.pcg.modules import in_own_precision
+from shardwright.pcg.places import put_back
 from shardwright.pcg.precision import check_precision, low_dtype
 from shardwright.pcg.regions import Marker
 from shardwright.pcg.state import Found, Kept, settled
 from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.precisions import PrecisionMode, base_of
 from shardwright.pcg.unseen import unseen_refused
+from shardwright.pcg.writing import Shared
 
 
 @dataclass(frozen=True)
@@ -73,13 +75,17 @@ def find_loss(result: Any) -> torch.Tensor | None:
 class _LossOnly(nn.Module):
     """The model, returning its loss alone. `low`: the 16-bit format of the `torch.autocast` that it runs under."""
 
-    def __init__(self, model: nn.Module, options: Mapping[str, Any], marker: Marker, low: str, kept: Kept) -> None:
+    def __init__(
+        self, model: nn.Module, options: Mapping[str, Any], marker: Marker, low: str, kept: Kept, shared: Shared
+    ) -> None:
         super().__init__()
-        self.model, self.options, self.marker, self.low, self.kept = model, options, marker, low, kept
+        self.model, self.options, self.marker, self.low = model, options, marker, low
+        self.kept, self.shared = kept, shared
 
     def forward(self, **batch: Any) -> torch.Tensor:
         self.marker.tensor = next(x for x in tree_leaves(batch) if isinstance(x, torch.Tensor))
-        with self.kept.watched(), unseen_refused(self.model), _autocast(self.marker.device, self.low):
+        in_low = _autocast(self.marker.device, self.low)
+        with self.shared.shown(), self.kept.watched(), unseen_refused(self.model), in_low:
             result = self.model(**batch, **self.options)
         loss = find_loss(result)
         if loss is None:
@@ -172,16 +178,16 @@ def capture(
     device, low = next((p.device.type for p in model.parameters()), "cpu"), low_dtype(base_of(precision))
 
     def once(kept: Kept) -> tuple[Graph, Mapping[str, torch.Tensor]]:
-        marker = Marker(device)
-        with captured_hooks(model), in_own_precision(model, precision, device):
-            exported = export(_LossOnly(model, options, marker, low, kept), model, tensors, mode, marker)
+        marker, shared = Marker(device), Shared(model)
+        with put_back(model), captured_hooks(model), in_own_precision(model, precision, device), shared.hidden():
+            exported = export(_LossOnly(model, options, marker, low, kept, shared), model, tensors, mode, marker)
         return Importer(model, exported, tensors, num_microbatches, execution.is_per_microbatch).run()
 
     def forward(copy: nn.Module, batch: Mapping[str, Any]) -> object:
         with in_own_precision(copy, precision, device), _autocast(device, low):
             return find_loss(copy(**batch, **options))
 
-    with unset_fake_temporarily():  # the caller may still be in the mode that the model was built in
+    with unset_fake_temporarily(), put_back(model):  # the caller may still be in the mode that the model was built in
         layers = [] if execution.per_microbatch else runs(model)
         found = _of_few(model, tensors, layers, once, forward) if layers else None
         graph, constants = found or settled(model, once)

@@ -10,30 +10,23 @@ Globals, closures and what iterators hold are not looked at.
 from __future__ import annotations
 
 import sys
-import weakref
-from collections import deque
-from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Collection, Generator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from math import nan
 from pathlib import Path
+from types import FrameType
 from typing import Any
 from unittest import mock
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._pytree import tree_map_only
 
 from shardwright.pcg.errors import CaptureError
-from shardwright.pcg.exporting import line_of
+from shardwright.pcg.exporting import is_library, line_of
 from shardwright.pcg.graph import Graph, Source
-
-_PLAIN = (bool, int, float, complex, str, bytes, type(None))
-_LISTS = (list, tuple, deque)
-_OWN = frozenset(vars(nn.Module()))
-"""What every module has: its parameters, buffers and children, its hooks, its mode."""
-_DEEPEST = 8
-
+from shardwright.pcg.places import CONTAINERS, PLAIN, Place, Snapshot
+from shardwright.pcg.writing import DataAsCopies, write_back
 
 Found = tuple[Graph, Mapping[str, torch.Tensor]]
 """A graph, and its constants by target."""
@@ -94,56 +87,71 @@ class Kept:
     """The Python state of a model's modules around a forward.
 
     again     whether it is about a second forward, of which tensors are other ones anyway
-    changed   by path ("blocks.0.step", "history[3]"), the module and the attribute that the forward left changed
+    changed   by path ("blocks.0.step", "history[3]"), what the forward left changed, but for buffers
     """
 
     def __init__(self, model: nn.Module, *, again: bool = False) -> None:
         self.model, self.again = model, again
-        self.changed: dict[str, tuple[str, str]] = {}
-        self._left: dict[tuple[str, str], Any] = {}
+        self.changed: dict[str, Place] = {}
+        self._left: Snapshot | None = None
         self._lines: dict[tuple[int, str], str] = {}
 
     @contextmanager
     def watched(self) -> Generator[None]:
-        """Around the forward."""
-        before, modules = _snapshot(self.model), dict(self.model.named_modules())
-        with mock.patch.object(nn.Module, "__setattr__", self._noting(nn.Module.__setattr__)):
+        """Around the forward. What it assigns to buffers is written into them at the end."""
+        before = Snapshot(self.model)
+        with self._noting("__setattr__"), self._noting("register_buffer"), DataAsCopies():
             yield
-        after = _snapshot(self.model)
+        self._left = after = Snapshot(self.model)
+        write_back(before, after, self.place_of)
+        own = {id(tensor) for tensor in (*self.model.parameters(), *self.model.buffers())}
+        own |= {id(place.value) for place in before.places.values() if place.kind}
         self.changed = {
-            path: after[path][0] if path in after else before[path][0]
-            for path in {**before, **after}
-            if path not in before or path not in after or not self._same(before[path][1], after[path][1])
+            path: after.places.get(path) or before.places[path]
+            for path in {**before.places, **after.places}
+            if not self._same(before.places.get(path), after.places.get(path), own)
         }
-        self._left = {key: vars(modules[key[0]]).get(key[1], _LEFT_OUT) for key in self.changed.values()}
 
     @contextmanager
     def as_left(self) -> Generator[None]:
         """With attributes as the forward left them."""
-        modules = dict(self.model.named_modules())
-        before = {key: vars(modules[key[0]]).get(key[1], _LEFT_OUT) for key in self._left}
-        _assign(modules, tree_map_only(torch.Tensor, self._stand_in, self._left))
+        assert self._left is not None
+        before, made = Snapshot(self.model), {id(place.value) for place in self.changed.values()}
+        self._left.put(
+            {place.origin for place in self.changed.values()},
+            lambda value: self._stand_in(value) if isinstance(value, torch.Tensor) and id(value) in made else value,
+        )
         try:
             yield
         finally:
-            _assign(modules, before)
+            before.put_back()
 
     def refusal(self) -> CaptureError:
         """Of what makes later steps other ones than the first: where the first of it is, and what to do."""
-        path, (owner, attribute) = next(iter(self.changed.items()))
-        module = dict(self.model.named_modules())[owner]
-        line = self._lines.get((id(module), attribute), "") or line_of(type(module).forward)
+        path, place = next(iter(self.changed.items()))
         return CaptureError(
-            f"{Source(owner, line)}: forward changes {path.removeprefix(f'{owner}.')!r}, and capture keeps only what "
-            "forward computes: every step would be the first one; keep what steps change in a buffer "
+            f"{self.place_of(place)}: forward changes {path.removeprefix(f'{place.origin.owner}.')!r}, and capture "
+            "keeps only what forward computes: every step would be the first one; keep what steps change in a buffer "
             "(register_buffer), or change it outside of forward and pass it in the batch"
         )
 
-    def _same(self, before: object, after: object) -> bool:
-        if isinstance(before, _PLAIN) and type(before) is type(after):
-            return before == after or (before != before and after != after)  # noqa: PLR0124 - not a number
-        tensors = isinstance(before, torch.Tensor) and isinstance(after, torch.Tensor)
-        return before is after or (tensors and self.again)
+    def place_of(self, place: Place) -> Source:
+        """Where forward assigns to a place; where its module's forward begins, if that is not known."""
+        module = self.model.get_submodule(place.origin.owner)
+        line = self._lines.get((id(module), place.origin.attribute), "") or line_of(type(module).forward)
+        return Source(place.origin.owner, line)
+
+    def _same(self, before: Place | None, after: Place | None, own: Collection[int]) -> bool:
+        if before is None or after is None:
+            return False
+        one, other = before.value, after.value
+        if isinstance(one, PLAIN) and type(one) is type(other):
+            return one == other or (one != one and other != other)  # noqa: PLR0124 - not a number
+        if isinstance(one, CONTAINERS):
+            return type(one) is type(other)
+        tensors = isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)
+        trained = before.kind == "_buffers" or (id(one) in own and id(other) in own)
+        return one is other or (tensors and (self.again or trained))
 
     def _stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
         """In place of a tensor of the first capture, which is gone: whoever reads it computes something else."""
@@ -152,67 +160,15 @@ class Kept:
             value = nan if tensor.dtype.is_floating_point or tensor.dtype.is_complex else 1
             return torch.full(tuple(tensor.shape), value, dtype=tensor.dtype, device=tensor.device)
 
-    def _noting(self, assign: Callable[..., None]) -> Callable[..., None]:
-        """The assignment of attributes, whose lines are noted."""
+    def _noting(self, method: str) -> AbstractContextManager[object]:
+        """The lines of what assigns attributes are noted."""
+        assign = getattr(nn.Module, method)
 
-        def noted(module: nn.Module, name: str, value: object) -> None:
-            frame = sys._getframe(1)
+        def noted(module: nn.Module, name: str, *args: Any, **kwargs: Any) -> None:
+            frame: FrameType = sys._getframe(1)
+            while frame.f_back is not None and (is_library(file := frame.f_code.co_filename) or file == __file__):
+                frame = frame.f_back
             self._lines[id(module), name] = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
-            assign(module, name, value)
+            assign(module, name, *args, **kwargs)
 
-        return noted
-
-
-_LEFT_OUT = object()
-"""In place of an attribute that there is not."""
-_TRAINED = torch.empty(0)
-"""In place of a parameter or buffer, which capture sees as other tensors."""
-_State = dict[str, tuple[tuple[str, str], Any]]
-
-
-def _assign(modules: Mapping[str, nn.Module], values: Mapping[tuple[str, str], Any]) -> None:
-    for (owner, attribute), value in values.items():
-        if value is _LEFT_OUT:
-            vars(modules[owner]).pop(attribute, None)
-        else:
-            vars(modules[owner])[attribute] = value
-
-
-def _snapshot(model: nn.Module) -> _State:
-    """By path, the module and attribute that it begins with, and the plain value or the object that is there."""
-    found: _State = {}
-    seen: dict[int, object] = {id(module): module for module in model.modules()}
-    own = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
-    for owner, module in model.named_modules():
-        for attribute, value in vars(module).items():
-            if attribute not in _OWN:
-                _walk(f"{owner}.{attribute}".lstrip("."), (owner, attribute), value, found, seen, 0)
-        for kind in type(module).__mro__:
-            if id(kind) not in seen and kind.__module__.split(".")[0] not in ("torch", "builtins"):
-                seen[id(kind)] = kind
-                for name, value in vars(kind).items():
-                    if isinstance(value, (*_PLAIN, *_LISTS, dict, set)) and not name.startswith("__"):
-                        _walk(f"{kind.__name__}.{name}", (owner, name), value, found, seen, 0)
-    return {path: (at, _TRAINED if id(value) in own else value) for path, (at, value) in found.items()}
-
-
-def _walk(path: str, at: tuple[str, str], value: Any, found: _State, seen: dict[int, object], depth: int) -> None:  # noqa: ANN401
-    """Add what a value holds; what is shared is looked at once."""
-    if isinstance(value, weakref.ref):  # keeps nothing
-        return
-    found[path] = at, type(value) if isinstance(value, (*_LISTS, dict, set)) else value
-    if isinstance(value, (*_PLAIN, type, torch.Tensor)) or id(value) in seen or depth == _DEEPEST:
-        return
-    seen[id(value)] = value
-    if isinstance(value, _LISTS):
-        parts = {f"{path}[{i}]": part for i, part in enumerate(value)}
-    elif isinstance(value, dict):
-        parts = {f"{path}[{key!r}]": part for key, part in value.items()}
-    elif isinstance(value, (set, frozenset)):
-        parts = {f"{path}[{key!r}]": key for key in value}
-    elif callable(value) or type(value).__module__.split(".")[0] == "torch":
-        return
-    else:
-        parts = {f"{path}.{name}": part for name, part in getattr(value, "__dict__", {}).items()}
-    for name, part in parts.items():
-        _walk(name, at, part, found, seen, depth + 1)
+        return mock.patch.object(nn.Module, method, noted)

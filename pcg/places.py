@@ -1,0 +1,202 @@
+"""Where a model holds Python state: what its modules have, lists, dictionaries and objects in that, and their classes.
+
+    model ──Snapshot──▶ every place by its path, every holder with its parts ──put_back──▶ the model as it was
+
+A holder is what has parts that can change: a dictionary (that of a module's attributes too), a list, a set, a class.
+"""
+
+from __future__ import annotations
+
+import random
+import weakref
+from collections import deque
+from collections.abc import Callable, Collection, Generator, Hashable
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+PLAIN = (bool, int, float, complex, str, bytes, type(None))
+CONTAINERS = (list, tuple, deque, dict, set, frozenset)
+_NAMED = ("_parameters", "_buffers", "_modules")
+"""Of what every module has, that whose parts are called as its attributes are."""
+_DEEPEST = 8
+_LARGEST = 10_000
+"""Parts of a container that is looked into."""
+Parts = dict[Hashable, Any]
+
+
+class Origin(NamedTuple):
+    """The attribute that a place is reached from, of the module at path `owner` or of its class; "": all of them."""
+
+    owner: str
+    attribute: str = ""
+
+
+class Place(NamedTuple):
+    """Where a value is: at `key` of a holder. `kind`: "_buffers" and so on for those of a module, else ""."""
+
+    origin: Origin
+    holder: Any
+    key: Hashable
+    value: Any
+    kind: str = ""
+
+
+class Holder(NamedTuple):
+    """What has parts that can change, and those that it has."""
+
+    origin: Origin
+    object: Any
+    parts: Parts
+
+    def write(self, parts: Parts) -> None:
+        """Give it these parts and no others."""
+        now = _read(self.object)
+        if list(now) != list(parts) or any(now[key] is not value for key, value in parts.items()):
+            _write(self.object, parts)
+
+
+class Snapshot:
+    """What a model holds at some time. `places`: by path, such as "blocks.0.step" or "history[3]"."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.places: dict[str, Place] = {}
+        self.holders: list[Holder] = []
+        self._seen: dict[int, object] = {id(module): module for module in model.modules()}
+        for owner, module in model.named_modules():
+            self._module(Origin(owner), module)
+
+    def put_back(self) -> None:
+        """Give every holder the parts that it had."""
+        for holder in self.holders:
+            holder.write(holder.parts)
+
+    def put(self, origins: Collection[Origin], swap: Callable[[object], object]) -> None:
+        """The same for what is reached from some attributes alone, with values put through `swap`."""
+        for holder in self.holders:
+            origin, parts = holder.origin, holder.parts
+            if not origin.attribute:
+                own = {key for key in {*parts, *_read(holder.object)} if Origin(origin.owner, str(key)) in origins}
+                now = {key: value for key, value in _read(holder.object).items() if key not in own}
+                holder.write({**now, **{key: swap(parts[key]) for key in parts if key in own}})
+            elif origin in origins:
+                holder.write({key: swap(value) for key, value in parts.items()})
+
+    def _module(self, origin: Origin, module: nn.Module) -> None:
+        prefix = f"{origin.owner}." if origin.owner else ""
+        self.holders.append(Holder(origin, vars(module), attributes := _read(vars(module))))
+        for name, value in attributes.items():
+            own = origin._replace(attribute=str(name))
+            if name not in _NAMED:
+                self._place(f"{prefix}{name}", Place(own, vars(module), name, value), 0)
+                continue
+            self.holders.append(Holder(origin, value, _read(value)))
+            for key, part in value.items():
+                self.places[f"{prefix}{key}"] = Place(origin._replace(attribute=key), value, key, part, str(name))
+        for kind in type(module).__mro__:
+            if id(kind) not in self._seen and not _is_torchs(kind):
+                self._seen[id(kind)] = kind
+                self._parts(kind.__name__, origin, kind, 0)
+
+    def _place(self, path: str, place: Place, depth: int) -> None:
+        """Note a place, and those that its value holds; what is shared is looked at once."""
+        value = place.value
+        if isinstance(value, weakref.ref):  # keeps nothing
+            return
+        self.places[path] = place
+        if isinstance(value, (*PLAIN, type, Tensor)) or id(value) in self._seen or depth == _DEEPEST:
+            return
+        self._seen[id(value)] = value
+        if isinstance(value, CONTAINERS):
+            self._parts(path, place.origin, value, depth)
+        elif not callable(value) and not _is_torchs(type(value)) and hasattr(value, "__dict__"):
+            self._parts(path, place.origin, vars(value), depth, "{}.{}")
+
+    def _parts(self, path: str, origin: Origin, holder: Any, depth: int, called: str = "{}[{!r}]") -> None:  # noqa: ANN401
+        parts = _read(holder)
+        if len(parts) > _LARGEST:
+            return
+        self.holders.append(Holder(origin, holder, parts))
+        called = "{}.{}" if isinstance(holder, type) else called
+        for key, part in parts.items():
+            own = origin if origin.attribute else origin._replace(attribute=str(key))
+            self._place(called.format(path, key), Place(own, holder, key, part), depth + 1)
+
+
+@contextmanager
+def put_back(model: nn.Module) -> Generator[None]:
+    """Whatever changes a model inside, and whether it fails: afterwards the model and all generators are as before."""
+    before, generators = Snapshot(model), _generators(model)
+    states = [get() for get, _ in generators]
+    own = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
+    values = (place.value for place in before.places.values() if id(place.value) not in own)
+    tensors = [(x, x.detach().clone()) for x in values if isinstance(x, Tensor) and not _is_unreal(x)]
+    try:
+        yield
+    finally:
+        before.put_back()
+        for (_, restore), state in zip(generators, states, strict=True):
+            restore(state)
+        for tensor, value in tensors:
+            if not tensor.equal(value):
+                with torch.no_grad():
+                    tensor.copy_(value)
+
+
+def _is_unreal(tensor: Tensor) -> bool:
+    return isinstance(tensor, FakeTensor) or tensor.is_meta or tensor.layout is not torch.strided
+
+
+def _generators(model: nn.Module) -> list[tuple[Callable[[], Any], Callable[[Any], object]]]:
+    """How to read and set the state of each generator: torch's, Python's, NumPy's, those that modules hold."""
+    found: list[tuple[Callable[[], Any], Callable[[Any], object]]] = [
+        (random.getstate, random.setstate),
+        (np.random.get_state, np.random.set_state),
+    ]
+    for held in (torch.default_generator, *(value for module in model.modules() for value in vars(module).values())):
+        if isinstance(held, random.Random):
+            found.append((held.getstate, held.setstate))
+        elif isinstance(held, np.random.Generator):
+            bits = held.bit_generator
+            found.append((partial(getattr, bits, "state"), partial(setattr, bits, "state")))
+        elif isinstance(held, (torch.Generator, np.random.RandomState)):
+            found.append((held.get_state, held.set_state))
+    return found
+
+
+def _is_torchs(kind: type) -> bool:
+    return kind.__module__.split(".")[0] in ("torch", "builtins")
+
+
+def _read(holder: Any) -> Parts:  # noqa: ANN401
+    """The parts of a holder by key; of a class, those of its attributes that are no part of its definition."""
+    if isinstance(holder, type):
+        return {name: value for name, value in vars(holder).items() if _is_state(name, value)}
+    if isinstance(holder, dict):
+        return dict(holder)
+    return {part: part for part in holder} if isinstance(holder, (set, frozenset)) else dict(enumerate(holder))
+
+
+def _is_state(name: str, value: object) -> bool:
+    return not name.startswith("__") and isinstance(value, (*PLAIN, *CONTAINERS, Tensor))
+
+
+def _write(holder: Any, parts: Parts) -> None:  # noqa: ANN401
+    if isinstance(holder, type):
+        for name in _read(holder).keys() - parts.keys():
+            delattr(holder, str(name))
+        for name in (name for name, value in parts.items() if vars(holder).get(str(name), holder) is not value):
+            setattr(holder, str(name), parts[name])
+    elif isinstance(holder, list):
+        holder[:] = parts.values()
+    elif isinstance(holder, (dict, set)):
+        holder.clear()
+        holder.update(parts)
+    elif isinstance(holder, deque):
+        holder.clear()
+        holder.extend(parts.values())

@@ -1,0 +1,130 @@
+"""Buffers that a forward assigns: the same as buffers that it writes in place, which a graph has as outputs.
+
+    self.mean = new        at the end of forward: old.copy_(new)
+    self.mean.data = new   at once: old.detach().copy_(new)
+
+Within a forward Python has the new tensor already, so what reads a buffer after its assignment reads that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from shardwright.pcg.aten import dtype_name
+from shardwright.pcg.errors import CaptureError
+from shardwright.pcg.graph import Source
+from shardwright.pcg.places import Place, Snapshot
+
+
+def write_back(before: Snapshot, after: Snapshot, where: Callable[[Place], Source]) -> None:
+    """Write into each buffer of `before` the tensor that `after` has in its place.
+
+    Raises `CaptureError` where that is of another type, or where other names of the buffer have another one by now, or
+    where a parameter is another one.
+    """
+    names, new = dict[int, str](), dict[int, Tensor]()
+    changes = list[tuple[Tensor, Tensor]]()
+    for path, place in before.places.items():
+        old, now = place.value, after.places.get(path)
+        if not isinstance(old, Tensor) or not place.kind or now is None or not isinstance(now.value, Tensor):
+            continue
+        if now.kind != place.kind or (now.value is not old and place.kind != "_buffers"):
+            raise CaptureError(
+                f"{where(now)}: forward replaces {path!r}, and what is trained must stay the same parameter; copy "
+                "into it outside of forward, or register what forward changes as a buffer"
+            )
+        if new.setdefault(id(old), now.value) is not now.value:
+            raise CaptureError(
+                f"{where(now)}: forward assigns the buffer {names[id(old)]!r} or {path!r}, which were one tensor, so "
+                "that from then on they are two; assign both, write in place, or register two buffers"
+            )
+        if id(old) not in names and now.value is not old:
+            _check_type(path, now, old, where)
+            changes.append((old, now.value))
+        names.setdefault(id(old), path)
+    copies = [(old, value.detach().clone()) for old, value in changes]  # all of them first: two may be swapped
+    for old, value in copies:
+        with torch.no_grad() if old.requires_grad else torch.enable_grad():
+            old.copy_(value)
+
+
+def _check_type(path: str, place: Place, old: Tensor, where: Callable[[Place], Source]) -> None:
+    if (given := _type(place.value)) != (expected := _type(old)):
+        raise CaptureError(
+            f"{where(place)}: forward assigns to the buffer {path!r} {given}, expected {expected} as it was before; a "
+            "step must leave what the next one reads: register it in the shape and dtype that it has from then on"
+        )
+
+
+def _type(tensor: Tensor) -> str:
+    return f"{dtype_name(tensor.dtype)}{list(tensor.shape)} on {tensor.device}"
+
+
+class Shared:
+    """Buffers of several names. `torch.export` takes them for several ones, so there they have the first name alone."""
+
+    def __init__(self, model: nn.Module) -> None:
+        first = dict[int, tuple[dict[str, Any], str]]()
+        self._others = list[tuple[dict[str, Any], str, dict[str, Any], str]]()
+        for module in model.modules():
+            for name, buffer in module._buffers.items():
+                holder, own = first.setdefault(id(buffer), (module._buffers, name))
+                if buffer is not None and (holder is not module._buffers or own != name):
+                    self._others.append((module._buffers, name, holder, own))
+
+    @contextmanager
+    def hidden(self) -> Generator[None]:
+        """Other names have nothing."""
+        for holder, name, *_ in self._others:
+            del holder[name]
+        try:
+            yield
+        finally:
+            self._show()
+
+    @contextmanager
+    def shown(self) -> Generator[None]:
+        """Inside of that, around the forward: other names have the tensor of the first one."""
+        self._show()
+        try:
+            yield
+        finally:
+            for holder, name, *_ in self._others:
+                holder.pop(name, None)
+
+    def _show(self) -> None:
+        for holder, name, first, own in self._others:
+            holder[name] = first[own]
+
+
+class DataAsCopies(TorchFunctionMode):
+    """While it is entered, `x.data` is `x.detach()`, and an assignment to it is a copy into that: export sees both."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> object:
+        is_data = getattr(func, "__self__", None) is _DATA
+        if is_data and func.__name__ == "__get__":
+            return args[0].detach()
+        if is_data and func.__name__ == "__set__":
+            tensor, value = args
+            if _type(tensor) != _type(value):
+                raise CaptureError(
+                    f"forward sets the data of {_type(tensor)} to {_type(value)}, and capture keeps shapes and dtypes; "
+                    "assign a new tensor"
+                )
+            return tensor.detach().copy_(value.detach())
+        return func(*args, **(kwargs or {}))
+
+
+_DATA = torch.Tensor.__dict__.get("data") or torch._C.TensorBase.__dict__["data"]

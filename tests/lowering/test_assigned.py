@@ -1,0 +1,124 @@
+"""Buffers that a forward assigns have the values of a single process after every step, under every kind of plan."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shardwright.api import compile
+from shardwright.cost.clusters.cluster import Cluster
+from shardwright.lowering.launch import run_ranks
+from tests.lowering.runs import whole
+
+BATCH = {"x": torch.randn(8, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)}
+STEPS = 3
+
+
+def moved(old: Tensor, y: Tensor) -> Tensor:
+    return 0.9 * old + 0.1 * y.detach().mean(0)
+
+
+class Counting(nn.Module):
+    """A block that is repeated. Another module has its buffer too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4, dtype=torch.float64)
+        self.register_buffer("num_steps", torch.tensor(0))
+        self.register_buffer("mean", torch.zeros(4, dtype=torch.float64))
+
+    def forward(self, y: Tensor) -> Tensor:
+        self.num_steps = self.num_steps + 1
+        self.mean = moved(self.mean, y)
+        return y + torch.tanh(self.inner(y)) / self.num_steps + self.mean
+
+
+class Assigning(nn.Module):
+    """A buffer for every way to move one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.up, self.down = nn.Linear(6, 4, dtype=torch.float64), nn.Linear(4, 6, dtype=torch.float64)
+        self.blocks = nn.ModuleList([Counting(), Counting()])
+        for name in ("plain", "again", "entry", "data", "set", "graded", "first", "early"):
+            self.register_buffer(name, torch.zeros(4, dtype=torch.float64), persistent=name != "first")
+        self.register_buffer("second", torch.ones(4, dtype=torch.float64))
+        self.register_buffer("codes", torch.randn(5, 4, dtype=torch.float64))
+        self.register_buffer("num_assigned", torch.zeros(5, dtype=torch.float64))
+        self.register_buffer("shared", self.blocks[0].mean)  # pyright: ignore[reportArgumentType]
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.tanh(self.up(x))
+        read = (
+            self.plain
+            + self.again
+            + self.entry
+            + self.data
+            + self.set
+            + self.graded.detach()
+            + self.first
+            + self.shared
+        )
+        self.early = moved(self.early, y)
+        y = y + 0.1 * read + self.early + self.codes[self._nearest(y)]
+        self.plain = moved(self.plain, y)
+        self.register_buffer("again", moved(self.again, y))
+        self._buffers["entry"] = moved(self.entry, y)
+        self.data.data = moved(self.data, y)
+        setattr(self, "set", moved(self.set, y))  # noqa: B010
+        self.graded = 0.5 * self.graded.detach() + y.mean(0)
+        self.first, self.second = self.second, moved(self.first, y)
+        for block in self.blocks:
+            y = block(y)
+        self.shared = self.blocks[0].mean
+        return (self.down(y) ** 2).mean()
+
+    @torch.no_grad()
+    def _nearest(self, y: Tensor) -> Tensor:
+        """The codes of y, which move towards it."""
+        chosen = (y[:, None] - self.codes).pow(2).sum(-1).argmin(1)
+        members = nn.functional.one_hot(chosen, 5).double()
+        self.num_assigned = 0.5 * self.num_assigned + members.sum(0)
+        self.codes = 0.9 * self.codes + 0.1 * members.T @ y / self.num_assigned.clamp(1)[:, None]
+        return chosen
+
+
+def trained(run: Any, module: nn.Module) -> dict[str, Tensor]:
+    """Losses, buffers and parameters of some steps."""
+    optimizer, found = torch.optim.SGD(module.parameters(), lr=0.1, foreach=False), dict[str, Tensor]()
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        found[f"loss {step}"] = run(module).detach()
+        optimizer.step()
+    tensors = (*module.named_buffers(remove_duplicate=False), *module.named_parameters())
+    return {**found, **{name: whole(t.detach()).clone() for name, t in tensors}}
+
+
+def eager_step(model: nn.Module) -> Tensor:
+    loss = model(**BATCH)
+    loss.backward()
+    return loss
+
+
+def on_rank(plans: list[dict[str, Any]]) -> list[dict[str, Tensor]]:
+    cluster = Cluster.local(2)
+    compiled = (compile(Assigning(), cluster, kwargs=BATCH, **own) for own in plans)
+    return [trained(lambda parallel: parallel.forward_backward(**BATCH), parallel) for parallel in compiled]
+
+
+def test_assigned_buffers_move_as_in_one_process() -> None:
+    plans: list[dict[str, Any]] = [
+        {"mesh": {"x": 2}, "roles": ["data"]},
+        {"mesh": {"x": 2}, "roles": ["tensor"]},
+        {"mesh": {"x": 2}, "roles": ["zero"], "recompute": "full"},
+    ]
+    expected = trained(eager_step, Assigning())
+    assert not [name for name, value in Assigning().named_buffers() if value.equal(expected[name])]
+    for plan, found in zip(plans, run_ranks(on_rank, 2, args=(plans,))[0], strict=True):
+        assert found.keys() == expected.keys()
+        for name, value in expected.items():
+            assert value.dtype == found[name].dtype, (plan, name)
+            assert torch.allclose(found[name], value, rtol=0, atol=1e-11), (plan, name, found[name], value)
