@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
-from torch.amp.in_lowmode import autocast
+from torch.amp.autocast_mode import autocast
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from shardwright.pcg.alike import Forward, alike
