@@ -6,11 +6,15 @@ error that says what does: hooks, other attributes, other parameters, another mo
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, Sequence, ValuesView
 from typing import Any, NoReturn
 
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 
+from shardwright.lowering import private
 from shardwright.pcg.errors import ShardwrightError
 from shardwright.pcg.hooks import hooks_of_all
 
@@ -26,6 +30,13 @@ class Fixed(nn.Module):
     """Attributes that the model had, whose values are in the program."""
 
     def __setattr__(self, name: str, value: Any) -> None:  # noqa: ANN401
+        if name == "__class__":
+            self._refuse_wrapper(f"what makes a {value.__name__} of it (replicate, fully_shard, parametrizations)")
+        if name == "training" and value == self.training and self._is_baked(name):
+            raise ShardwrightError(
+                f"{self._where()}: torch.compile(...) would compile what calls the program and not the program; call "
+                "parallel.compile(...)"
+            )
         kept = (self.__dict__.get(kind, ()) for kind in ("_parameters", "_buffers", "_modules"))
         held = isinstance(value, (nn.Parameter, nn.Module)) or any(name in names for names in kept)
         if held or self._is_baked(name):
@@ -83,10 +94,42 @@ class Fixed(nn.Module):
         return self
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Fixed:
-        raise ShardwrightError(
-            "a lowered module cannot be moved or cast (its program holds its parameters' storage); "
-            "move or cast the model before compiling it"
+        """`to(...)`, `cpu()`, `float()` and so on, where they leave everything as it is; else an error."""
+        for name, value in (*self.named_parameters(), *self.named_buffers()):
+            own = private.unwrap(value) if isinstance(value, DTensor) else value
+            probe = own.new_empty(0)
+            there = fn(probe)
+            if there is not probe or fn(own) is not own:
+                raise ShardwrightError(
+                    f"a lowered module cannot be moved or cast (its program holds its parameters' storage), and this "
+                    f"would make {name}, {_kind_of(own)}, {_kind_of(there)}; move or cast the model before compiling it"
+                )
+        return self
+
+    @property
+    def _ddp_params_and_buffers_to_ignore(self) -> NoReturn:
+        """An error where `DistributedDataParallel` asks, which `accelerate.prepare` and Trainers wrap models in."""
+        if sys._getframe(1).f_globals.get("__name__") != DistributedDataParallel.__module__:
+            raise AttributeError(f"{type(self).__name__} has no attribute '_ddp_params_and_buffers_to_ignore'")
+        self._refuse_wrapper(
+            "DistributedDataParallel",
+            "leave it out where a library wraps models (accelerate: prepare the data loader and the scheduler, not the "
+            "model)",
         )
+
+    def _replicate_for_data_parallel(self) -> NoReturn:
+        """An error: `DataParallel` copies the module."""
+        self._refuse_wrapper("DataParallel")
+
+    def _refuse_wrapper(self, what: str, instead: str = "use it as it is") -> NoReturn:
+        raise ShardwrightError(
+            f"{self._where()} already runs on all ranks by its plan, and sums its gradients over them; {what} would do "
+            f"that a second time, or undo it: {instead}"
+        )
+
+
+def _kind_of(value: Tensor) -> str:
+    return f"{str(value.dtype).removeprefix('torch.')} on {value.device}"
 
 
 class Part(Fixed):

@@ -87,7 +87,7 @@ class LazyParallelModule(ParallelModule):
         self.__dict__ = made.__dict__ | own
         compiled_with = self._compiled_with
         del self._pending, self._standins, self._compiled_with
-        self.__class__ = ParallelModule  # pyright: ignore[reportAttributeAccessIssue]
+        object.__setattr__(self, "__class__", ParallelModule)  # as others may not (`Fixed`)
         mirror(self, model, {name: held.outside for name, held in made._held.items()}, names_of(self))
         if compiled_with is not None:
             self.compile(**compiled_with)

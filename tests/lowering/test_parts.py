@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed._composable.replicate import replicate
+from torch.nn.parallel import DistributedDataParallel
 
 from shardwright.lowering import private
 from shardwright.lowering.launch import run_ranks
@@ -291,3 +293,47 @@ def test_what_changes_parameters_in_place_works(net: Case) -> None:
         assert all(p.grad is None for p in parallel.parameters())
 
     net.on_ranks(net.graph(TWO, MEGATRON), body)
+
+
+def test_moving_to_where_it_is_changes_nothing(net: Case) -> None:
+    """Trainers do it."""
+
+    def body(parallel: ParallelModule) -> None:
+        before = {name: p.data_ptr() for name, p in parallel.named_parameters()}
+        moves: list[Callable[[], nn.Module]] = [
+            lambda: parallel.to("cpu"), parallel.cpu, parallel.double, lambda: parallel.to(torch.float64),
+            lambda: parallel.up.to("cpu"), lambda: parallel.to("cpu", non_blocking=True),
+        ]  # fmt: skip
+        for move in moves:
+            assert isinstance(move(), nn.Module)
+        assert {name: p.data_ptr() for name, p in parallel.named_parameters()} == before
+        parallel.forward_backward(**net.batch)
+        cannot = (
+            r"cannot be moved or cast .*, and this would make [\w.]+, float64 on cpu, {} on {}; move or cast the model"
+        )
+        for change, kind in ((parallel.float, ("float32", "cpu")), (lambda: parallel.to("meta"), ("float64", "meta"))):
+            with pytest.raises(ShardwrightError, match=cannot.format(*kind)):
+                change()
+
+    net.on_ranks(net.graph(TWO, DATA | ZERO3, data_axes=(0,)), body)
+
+
+def test_what_would_run_it_in_parallel_once_more(net: Case) -> None:
+    def body(parallel: ParallelModule) -> None:
+        assert not hasattr(parallel, "_ddp_params_and_buffers_to_ignore")  # only where DDP asks
+        once_more = (
+            r"^the compiled model already runs on all ranks by its plan, .*; {}.* would do that a second time, or .*"
+        )
+        wrappers: dict[str, Callable[[], object]] = {
+            r"DistributedDataParallel.*: leave it out .*accelerate: prepare": lambda: DistributedDataParallel(parallel),
+            r"DataParallel": parallel._replicate_for_data_parallel,
+            r"what makes a DDPParallelModule of it": lambda: replicate(parallel),
+        }
+        for problem, wrap in wrappers.items():
+            name, _, remedy = problem.partition(".*")
+            with pytest.raises(ShardwrightError, match=once_more.format(name) + (remedy or "use it as it is")):
+                wrap()
+        with pytest.raises(ShardwrightError, match=r"would compile what calls .*; call parallel\.compile\("):
+            torch.compile(parallel)
+
+    net.on_ranks(net.graph(TWO, DATA | ZERO3, data_axes=(0,)), body)
