@@ -1,4 +1,4 @@
-"""Every private API of torch that lowering uses, in one place."""
+"""The private APIs of torch that lowering uses; how it mends torch's own DTensor tools is in `private_dtensors.py`."""
 
 from __future__ import annotations
 
@@ -16,10 +16,8 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.autograd import Variable
 from torch.distributed import _functional_collectives as functional_collectives
-from torch.distributed import _state_dict_utils as state_dict_utils
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Shard
-from torch.distributed.tensor import _redistribute as redistribution
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.distributed.tensor.placement_types import _StridedShard
@@ -79,41 +77,6 @@ def unwrap(tensor: Tensor) -> Tensor:
     """This rank's part of a DTensor, sharing its storage."""
     assert isinstance(tensor, DTensor)
     return tensor._local_tensor
-
-
-_DISTRIBUTE_TENSORS = state_dict_utils._distribute_tensors
-_PLAN_REDISTRIBUTION = redistribution._gen_transform_infos_non_cached
-
-
-def distribute_whole_tensors(distribute: Callable[[dict[str, Any], Sequence[str], torch.device], None]) -> None:
-    """From now on, `distribute` comes first where whole tensors, broadcast from rank 0, go into those of a state dict.
-
-    It is given pairs of both, by name, and replaces those that it has done; torch does the others.
-    """
-
-    def both(states: dict[str, Any], names: list[str], device: torch.device, group: Any = None) -> None:  # noqa: ANN401
-        distribute(states, names, device)
-        _DISTRIBUTE_TENSORS(states, names, device, group)
-
-    state_dict_utils._distribute_tensors = both
-
-
-Step = tuple[int, tuple[Placement, Placement], list[int]]
-
-
-def plan_strided_redistributions(plan: Callable[[DTensorSpec, DTensorSpec], list[Step]]) -> None:
-    """From now on, DTensors with a strided shard, before or after, are redistributed by what `plan` gives.
-
-    A step is an axis, its placements before and after, and the shape that earlier axes leave of the logical tensor.
-    """
-
-    def chosen(source: DTensorSpec, target: DTensorSpec, *args: Any, **kwargs: Any) -> list[Any]:
-        if not any(map(is_strided, (*source.placements, *target.placements))):
-            return _PLAN_REDISTRIBUTION(source, target, *args, **kwargs)
-        return [redistribution._TransformInfo(*step) for step in plan(source, target)]
-
-    redistribution._gen_transform_infos_non_cached = chosen
-    redistribution._gen_transform_infos.cache_clear()
 
 
 def find_overflows_together() -> None:

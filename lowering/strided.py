@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, Writ
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate
 
-from shardwright.lowering import private
+from shardwright.lowering import private, private_dtensors
 from shardwright.lowering.private import DTensorSpec
 from shardwright.pcg.errors import ShardwrightError
 
@@ -56,8 +56,8 @@ def honour_blocks() -> None:
     """
     for method in (__create_write_items__, __create_chunk_list__, __get_tensor_shard__):
         setattr(DTensor, method.__name__, _where_in_blocks(method))
-    private.distribute_whole_tensors(_distribute)
-    private.plan_strided_redistributions(plan)
+    private_dtensors.distribute_whole_tensors(_distribute)
+    private_dtensors.plan_strided_redistributions(plan)
     setattr(HuggingFaceStorageWriter, _PREPARE.__name__, _refuse_pieces)
 
 
@@ -178,13 +178,13 @@ def _distribute(states: Whole, names: Sequence[str], device: torch.device) -> No
         states[name] = held
 
 
-def plan(source: DTensorSpec, target: DTensorSpec) -> list[private.Step]:
+def plan(source: DTensorSpec, target: DTensorSpec) -> list[private_dtensors.Step]:
     """Gather from the inside out, then slice from the outside in.
 
     An axis is left as it is where it has the same placement before and after, and so have all earlier ones on its dim.
     """
     old, new, dims = source.placements, target.placements, set[int | None]()
-    axes, whole, steps = list[int](), Replicate(), list[private.Step]()
+    axes, whole, steps = list[int](), Replicate(), list[private_dtensors.Step]()
     for axis, both in enumerate(zip(old, new, strict=True)):
         if both[0] != both[1]:
             dims |= {private.shard_dim(placement) for placement in both} - {None}
