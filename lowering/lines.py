@@ -134,10 +134,11 @@ class Lines:
         elif name in self.outside.operations.once:
             yield Line(f"{text} = constant[{name!r}]", comment)
 
-    def _expressions(self, items: Iterable[Item], scope: Scope) -> Iterator[str]:
+    def _expressions(self, items: Iterable[Item], scope: Scope) -> Iterator[tuple[str, int | None]]:
         for item in items:
             if isinstance(item, Statement) and item.kind == "node":
-                yield self.code.of(self.graph.by_name[str(item.name)], scope.names)
+                node = self.graph.by_name[str(item.name)]
+                yield self.code.of(node, scope.names), node.draw
 
     def _item(self, item: Item, scope: Scope, split: _Splits) -> Iterator[Line]:
         if isinstance(item, FunctionCall):
@@ -159,7 +160,7 @@ class Lines:
             yield Line(f"{scope.names[node.name]} = start_sum({operand}, {node.attr('axis')})")
         else:
             text = self.code.of(node, scope.names)
-            for line in split.lines(scope.names[node.name], text, self._comment(node, scope)):
+            for line in split.lines(scope.names[node.name], text, node.draw, self._comment(node, scope)):
                 yield self._marked(line, self.marks.get(node.name, ""))
 
     def _marked(self, line: Line, mark: str) -> Line:
@@ -222,21 +223,22 @@ class Lines:
 
 
 class _Splits:
-    """Calls that give several values, made once in a function and taken apart."""
+    """Calls that give several values, made once in a function and taken apart. Equal ones are one, but for draws."""
 
-    def __init__(self, texts: Iterable[str]) -> None:
-        self.uses = Counter(indexed(text)[0] for text in texts)
-        self.made: dict[str, str] = {}
+    def __init__(self, calls: Iterable[tuple[str, int | None]]) -> None:
+        self.uses = Counter((indexed(text)[0], draw) for text, draw in calls)
+        self.made: dict[tuple[str, int | None], str] = {}
 
-    def lines(self, name: str, text: str, comment: str) -> Iterator[Line]:
+    def lines(self, name: str, text: str, draw: int | None, comment: str) -> Iterator[Line]:
         whole, index = indexed(text)
-        if index is None or (self.uses[whole] < 2 and whole not in self.made):
+        call = whole, draw
+        if index is None or (self.uses[call] < 2 and call not in self.made):
             yield Line(f"{name} = {text}", comment)
             return
-        if whole not in self.made:
-            self.made[whole] = f"{name}_all"
-            yield Line(f"{self.made[whole]} = {whole}")
-        self.uses[whole] -= 1
-        yield Line(f"{name} = {self.made[whole]}[{index}]", comment)
-        if not self.uses[whole]:
-            yield Line(f"del {self.made[whole]}")
+        if call not in self.made:
+            self.made[call] = f"{name}_all"
+            yield Line(f"{self.made[call]} = {whole}")
+        self.uses[call] -= 1
+        yield Line(f"{name} = {self.made[call]}[{index}]", comment)
+        if not self.uses[call]:
+            yield Line(f"del {self.made[call]}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
@@ -42,7 +43,7 @@ class GraphBuilder:
         self.source = Source()
         self._hint = "t"
         self._seen: dict[str, str] = {}
-        self._num_random = 0
+        self._num_draws = Counter[str]()
 
     def at(self, name: str, source: Source) -> None:
         """The next nodes come from here; `name` is what the last of them would like to be called."""
@@ -74,13 +75,18 @@ class GraphBuilder:
             view = self.nodes[inputs[0]]  # the parameter is cast, so that its slices can be, before they are gathered
             return self.op(view.op, self.op(op, *view.inputs, **attrs), **dict(view.attrs))
         if op in ROWS and ROWS[op].random:
-            attrs["seed"], self._num_random = self._num_random, self._num_random + 1
+            attrs["seed"] = self.number_of_draw(op)
         key = repr((op, inputs, make_attrs(**attrs)))  # text, because True == 1 == 1.0
         if op != OPAQUE and (seen := self._seen.get(key)) is not None:  # an opaque operator may be random
             return seen
         node = Node(self._fresh(self._hint), op, inputs, make_attrs(**attrs), (), self.source)
         self._seen[key] = node.name
         return self._append(node)
+
+    def number_of_draw(self, op: str) -> int:
+        """The number of the next draw of these operators."""
+        self._num_draws[op] += 1
+        return self._num_draws[op] - 1
 
     def again(self, node: Node, inputs: Sequence[str]) -> str:
         """Append a node of another graph, which reads `inputs` here; what it draws is what it drew there."""

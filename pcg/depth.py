@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Generator, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import NamedTuple
 
 from torch import nn
 
-from shardwright.pcg.graph import Graph, Node
+from shardwright.pcg.attrs import integer
+from shardwright.pcg.graph import OPAQUE, Graph, Node
 
 KEPT = 4
 """Layers that are exported: the first reads what comes before, the last is read behind, the third is like the rest."""
@@ -230,9 +231,19 @@ class _Fresh:
 
 def _drawn_in_order(graph: Graph) -> Graph:
     """Random numbers are drawn in the order of the program, whose draws are numbered."""
-    seeds: Mapping[str, int] = {n.name: number for number, n in enumerate(n for n in graph.nodes if n.is_random)}
-    nodes = (
-        replace(n, attrs=tuple((k, seeds[n.name] if k == "seed" else v) for k, v in n.attrs)) if n.name in seeds else n
-        for n in graph.nodes
-    )
+    numbers, nodes, before = Counter[str](), list[Node](), dict[str, Node]()
+    for node in graph.nodes:
+        if node.draw is not None:
+            last, before[node.op] = before.get(node.op), node
+            numbers[node.op] += last is None or not _of_one_call(last, node)
+            seed = numbers[node.op] - 1
+            node = replace(node, attrs=tuple((k, seed if k == "seed" else v) for k, v in node.attrs))
+        nodes.append(node)
     return Graph(tuple(nodes), graph.outputs, graph.mesh)
+
+
+def _of_one_call(last: Node, node: Node) -> bool:
+    """Whether a draw is a further result of the one before it. Layers are copies, so a number alone does not say so."""
+    if node.op != OPAQUE or last.draw != node.draw:
+        return False
+    return integer(dict(last.attrs), "result") < integer(dict(node.attrs), "result")

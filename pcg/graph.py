@@ -178,6 +178,11 @@ class Graph:
         self.__dict__["types"] = types  # as the cached property keeps it
         return self
 
+    @property
+    def draws(self) -> list[tuple[str, int]]:
+        """What draws random numbers, in the order of the program: the operator, and which of its draws."""
+        return [(node.op, draw) for node in self.nodes if (draw := node.draw) is not None]
+
     def without_dead_nodes(self) -> Graph:
         """Nodes that no output needs are dropped, leaves included; inputs stay, they are the batch's contract."""
         live = {name for _, name in self.outputs}

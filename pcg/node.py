@@ -71,7 +71,12 @@ class Node:
     @property
     def may_draw(self) -> bool:
         """Whether it draws from the generator, as far as anyone knows: an opaque operator may, or torch says no."""
-        return self.is_random or (self.op == OPAQUE and _may_draw(str(self.attr("target"))))
+        return self.is_random or (self.op == OPAQUE and may_draw(str(self.attr("target"))))
+
+    @property
+    def draw(self) -> int | None:
+        """The number of its draw among dropouts, or among all others, or None; results of one call share it."""
+        return next((value for key, value in self.attrs if key == "seed" and isinstance(value, int)), None)
 
     def __str__(self) -> str:
         return f"%{self.name} = {self.op}({', '.join(self.inputs)})" + (
@@ -79,8 +84,8 @@ class Node:
         )
 
 
-def _may_draw(target: str) -> bool:
-    """Torch marks its own operators that draw. Those of other libraries have no marks that can be relied on."""
+def may_draw(target: str) -> bool:
+    """Whether an operator without a row may draw: torch marks its own. Marks of other libraries cannot be relied on."""
     import torch
 
     namespace, *path = target.split(".")

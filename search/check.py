@@ -133,9 +133,9 @@ def _describe(node: Node) -> str:
     return f"%{node.name} = {node.op}({shown}) at {node.source}"
 
 
-def _draws(graph: Graph) -> list[object]:
+def _draws(graph: Graph) -> list[str]:
     """Which random numbers are drawn, in program order."""
-    return [node.attr("seed") for node in graph.nodes if node.is_random]
+    return [f"{op} {number}" for op, number in graph.draws]
 
 
 def _batch_difference(

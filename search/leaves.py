@@ -62,7 +62,9 @@ def expand(graph: Graph, rules: Sequence[Equation], parameters: Sequence[int] = 
             continue
         for number, match in enumerate(islice(each_place(rule, graph, parameters), MOST_PLACES)):
             place = rule.name, match.roots, tuple(match.sizes[name] for name in rule.parameters)
-            yield Step((rule.name, number), place, apply(rule, graph, match))
+            found = apply(rule, graph, match)
+            if found.draws == graph.draws:  # what others draw before depends on what is drawn
+                yield Step((rule.name, number), place, found)
 
 
 @dataclass(frozen=True)

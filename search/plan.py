@@ -282,7 +282,7 @@ def fingerprint(graph: Graph) -> str:
     found = structure(graph)
     results = sorted((key, found[name]) for key, name in graph.outputs)
     batch = sorted(found[node.name] for node in graph.leaves("input"))
-    return _digest((results, batch, [node.attr("seed") for node in graph.nodes if node.is_random]))[:16]
+    return _digest((results, batch, [number for _, number in graph.draws]))[:16]
 
 
 def structure(graph: Graph) -> Mapping[str, str]:

@@ -10,7 +10,7 @@ from typing import Any
 from shardwright.pcg.aten.registry import HANDLERS, Handler, NotCovered, Ref
 from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.errors import GraphError
-from shardwright.pcg.node import OPAQUE
+from shardwright.pcg.node import OPAQUE, may_draw
 from shardwright.pcg.types import ITEM_BYTES, is_float
 
 ResultType = tuple[tuple[int, ...], str]
@@ -76,7 +76,10 @@ def _opaque(
     kwargs: Mapping[str, Any],
     types: Sequence[ResultType | None],
 ) -> tuple[str | None, ...]:
-    """An operator without a row: its argument template has ("$", i) where operand i goes. One node per result."""
+    """An operator without a row: its argument template has ("$", i) where operand i goes. One node per result.
+
+    The results of a call that may draw have the number of the call in common: an equal call draws other numbers.
+    """
     operands: list[str] = []
 
     def template(value: Any) -> Any:
@@ -89,9 +92,12 @@ def _opaque(
 
     packed = template(args)
     named = tuple((key, template(value)) for key, value in sorted(kwargs.items()))
+    call: dict[str, Any] = {"target": target, "args": packed, "kwargs": named}
+    if may_draw(target):
+        call["seed"] = b.number_of_draw(OPAQUE)
 
     def node(i: int, shape: tuple[int, ...], dtype: str) -> str:
-        return b.op(OPAQUE, *operands, target=target, args=packed, kwargs=named, result=i, shape=shape, dtype=dtype)
+        return b.op(OPAQUE, *operands, **call, result=i, shape=shape, dtype=dtype)
 
     return tuple(None if kind is None else node(i, *kind) for i, kind in enumerate(types))
 

@@ -33,7 +33,8 @@ class Arrangement:
         self, graph: Graph, listed: Sequence[Operation], gathers: Collection[str], stored: Collection[str]
     ) -> None:
         self.graph, self.gathers, self.stored = graph, gathers, stored
-        self.operations = _by_block(_with_readers(listed, gathers))
+        self.draws = Draws(graph)
+        self.operations = _by_block(_with_readers(listed, gathers), self.draws)
 
     @cached_property
     def _places(self) -> Mapping[str, str]:
@@ -58,15 +59,48 @@ class Arrangement:
             for name, members in self._attentions:
                 own = {member for member in members if member in modes}
                 if own and all(modes[member] == "selective" for member in own):
-                    found = _made_again(found, own, Again(name, whole=False))
+                    found = _made_again(found, own, Again(name, whole=False), self.draws)
         apart = {o.block for o in found if wished[o.name].alone}
         found = _whole_blocks(found, {o.block for o in found if o.block and modes[o.name] == "full"} - apart)
         if apart:
-            found = _one_by_one(found, apart, _members(graph, found, wished))
+            members = self.draws.whole_calls(_members(graph, found, wished))
+            found = _one_by_one(found, apart, members, self.draws)
         found = _gathered_again(found, {o.name for o in found if o.name in gathers and modes[o.name] != "none"})
         if not graph.is_part:
             check_used(found, execution, wished)
         return found
+
+
+class Draws:
+    """What draws random numbers, whose order is that of the graph.
+
+    Masks of dropouts are drawn ahead where they have to be (`lowering.statements`), so dropouts may change places with
+    each other, but with nothing else that draws.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        nodes = [node for node in graph.nodes if node.may_draw]
+        self.masks = frozenset(node.name for node in nodes if node.is_random)
+        self.calls = {n.name: n.name if n.draw is None else n.draw for n in nodes if not n.is_random}
+
+    def are_kept(self, before: Sequence[Operation], after: Sequence[Operation]) -> bool:
+        """Whether operations draw in this order what they draw in that."""
+        return not self.calls or self._order(before) == self._order(after)
+
+    def _order(self, operations: Sequence[Operation]) -> list[str | set[str]]:
+        found, masks = list[str | set[str]](), set[str]()
+        for o in operations:
+            if o.name in self.masks:
+                masks.add(o.name)
+            elif o.name in self.calls:
+                found += [masks, o.name]
+                masks = set()
+        return [*found, masks]
+
+    def whole_calls(self, members: set[str]) -> set[str]:
+        """The members but for those of calls of which other results are none: a call is made again as a whole."""
+        torn = {call for name, call in self.calls.items() if name not in members}
+        return {name for name in members if name not in self.calls or self.calls[name] not in torn}
 
 
 # ---- side by side ----
@@ -102,8 +136,11 @@ def _together(operations: Sequence[Operation], members: Collection[str]) -> tupl
     return [*operations[:start], *before, *own, *after, *operations[end:]], torn
 
 
-def _by_block(operations: Sequence[Operation]) -> list[Operation]:
-    """What no block claims but lies between two operations of one belongs to it."""
+def _by_block(operations: Sequence[Operation], draws: Draws) -> list[Operation]:
+    """What no block claims but lies between two operations of one belongs to it.
+
+    A block stays in pieces where something between them needs one and is needed by another, or draws.
+    """
     found = list(operations)
     runs = Counter(block for block, _ in groupby(o.block for o in found))
     for block in (block for block, times in runs.items() if block and times > 1):
@@ -112,14 +149,18 @@ def _by_block(operations: Sequence[Operation]) -> list[Operation]:
             names = {o.name for o in torn}
             found = [o._replace(block=block) if o.name in names else o for o in found]
             order, torn = _together(found, {o.name for o in found if o.block == block})
-        found = found if torn else order
+        found = order if not torn and draws.are_kept(found, order) else found
     return found
 
 
-def _made_again(operations: Sequence[Operation], members: Collection[str], again: Again) -> list[Operation]:
+def _made_again(
+    operations: Sequence[Operation], members: Collection[str], again: Again, draws: Draws
+) -> list[Operation]:
     """The members side by side as one region, if they can be."""
     order, torn = _together(operations, members)
-    return list(operations) if torn else [o._replace(again=again) if o.name in members else o for o in order]
+    if torn or not draws.are_kept(operations, order):
+        return list(operations)
+    return [o._replace(again=again) if o.name in members else o for o in order]
 
 
 def _whole_blocks(operations: Iterable[Operation], blocks: Collection[str]) -> list[Operation]:
@@ -143,24 +184,28 @@ def _members(graph: Graph, operations: Sequence[Operation], wished: Mapping[str,
     return {name for name in again if wished[name].alone or name not in leaves}
 
 
-def _one_by_one(operations: Iterable[Operation], blocks: Collection[str], members: Collection[str]) -> list[Operation]:
+def _one_by_one(
+    operations: Iterable[Operation], blocks: Collection[str], members: Collection[str], draws: Draws
+) -> list[Operation]:
     """The operations with regions of their own for those of these blocks that are members."""
     found, number = list[Operation](), 0
     for block, own in groupby(operations, key=lambda o: o.block):
         part = list(own)
-        for region in _regions(part, members) if block in blocks else ():
+        for region in _regions(part, members, draws) if block in blocks else ():
             number += 1
-            part = _made_again(part, region, Again(f"{block}, part {number}", whole=False))
+            part = _made_again(part, region, Again(f"{block}, part {number}", whole=False), draws)
         found += part
     return found
 
 
-def _regions(operations: Sequence[Operation], members: Collection[str]) -> Iterable[set[str]]:
+def _regions(operations: Sequence[Operation], members: Collection[str], draws: Draws) -> Iterable[set[str]]:
     """Regions as large as can be: with nothing on a way from one member to another that is not in it.
+
+    The results of one call that draws read the same, so they are of one level, and of one region.
 
     Those that others depend on come first, so that none tears another when its members are put side by side.
     """
-    level, home = dict[str, int](), dict[str, str]()
+    level, home, calls = dict[str, int](), dict[str, str](), dict[int | str, str]()
 
     def root(name: str) -> str:
         while home[name] != name:
@@ -176,6 +221,8 @@ def _regions(operations: Sequence[Operation], members: Collection[str]) -> Itera
             for name in before:
                 if name in members and level[name] == level[o.name]:
                     home[root(name)] = o.name
+            if (call := draws.calls.get(o.name)) is not None:
+                home[root(calls.setdefault(call, o.name))] = o.name
     regions = dict[str, set[str]]()
     for name in sorted(home, key=level.__getitem__):
         regions.setdefault(root(name), set()).add(name)

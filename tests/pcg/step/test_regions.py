@@ -25,7 +25,7 @@ from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.operation import Operation
 from shardwright.pcg.step.operations import Operations
 from shardwright.pcg.step.places import places
-from shardwright.pcg.step.regions import _by_block
+from shardwright.pcg.step.regions import Draws, _by_block
 from shardwright.pcg.types import TensorType
 from tests.each import each
 from tests.lowering.parallelize import parallelize
@@ -37,7 +37,7 @@ def test_blocks_are_put_side_by_side_in_time_that_grows_with_their_number() -> N
     numbers = [*range(10_000), 0]
     listed = [Operation(f"o{i}", block=f"block.{number}") for i, number in enumerate(numbers)]
     start = time.process_time()
-    found = _by_block(listed)
+    found = _by_block(listed, Draws(Graph((), ())))
     assert time.process_time() - start < 1
     assert sorted(o.name for o in found) == sorted(o.name for o in listed)
     assert abs(found.index(listed[0]) - found.index(listed[-1])) == 1

@@ -1,0 +1,161 @@
+"""Random numbers are drawn in the order of the single process, whatever of a program lies side by side."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from shardwright.api import certified_choices
+from shardwright.cost.clusters.cluster import Cluster
+from shardwright.lowering.launch import run_ranks
+from shardwright.pcg.graph import OPAQUE, Graph
+from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.step.execution import Execution
+from shardwright.pcg.step.operations import Operations
+from shardwright.search.planner import Planner
+from tests.lowering.runs import Case, Step, assert_same_step, parallel_step, serial_step
+from tests.lowering.test_recompute import some_places
+
+DRAWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "dropout": lambda x: F.dropout(x, 0.3),
+    "rand": lambda x: x * torch.rand(8, 8, dtype=x.dtype),
+    "randn_like": lambda x: x + torch.randn_like(x),
+    "bernoulli": lambda x: x * torch.bernoulli(torch.sigmoid(x.detach())),
+    "normal_": lambda x: x + torch.empty_like(x).normal_(),
+    "none": lambda x: x,
+}
+
+
+class Layer(nn.Module):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.linear = kind, nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + DRAWS[self.kind](torch.tanh(self.linear(x)))
+
+
+class Label(nn.Module):
+    """A table of labels, some of which are dropped, as diffusion transformers embed them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(5, 8)
+
+    def forward(self, y: Tensor) -> Tensor:
+        return self.table(torch.where(torch.rand(y.shape[0]) < 0.3, 4, y))
+
+
+class Program(nn.Module):
+    """Blocks and modules of their own that run in any order, some of them several times, inside each other too."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        rng, kinds = random.Random(seed), list(DRAWS)
+        self.label, self.shared = Label(), Layer(rng.choice(kinds))
+        self.blocks = nn.ModuleList(
+            nn.ModuleList([Layer(rng.choice(kinds)), Layer(rng.choice(kinds))]) for _ in range(3)
+        )
+        self.order = [rng.choice("0012L") for _ in range(6)] + ["0", "L", "1", "0"]
+        self.inside = [rng.choice(["label", "shared", "nothing"]) for _ in self.order]
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        for where, inside in zip(self.order, self.inside, strict=True):
+            if where == "L":
+                x = x + self.label(y)
+                continue
+            first, second = self.blocks[int(where)]  # pyright: ignore[reportGeneralTypeIssues]
+            x = first(x)
+            if inside != "nothing":
+                x = x + self.label(y) if inside == "label" else self.shared(x)
+            x = F.layer_norm(second(x), (8,))
+        return x.pow(2).mean() + x.mean()
+
+
+class Twice(nn.Module):
+    """What draws and gives several results is called twice with the same operands, and the two are compared."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(8, 8, 2, dropout=0.5)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        (a, (h, _)), (b, (_, c)) = self.lstm(x[None]), self.lstm(x[None])
+        return (a - b).pow(2).mean() + (h * c).mean() + y.sum()
+
+
+def planned(case: Case, mesh: Mesh, role: str) -> Graph:
+    planner = Planner(Cluster.local(mesh.num_devices), certified_choices())
+    return planner.solve(case.captured.graph, mesh, (role,), "draws").graph
+
+
+def test_draws_have_the_order_of_the_single_process() -> None:
+    todo = list[tuple[str, Case, Graph, Execution]]()
+    for seed in (3, 5, 8):
+        torch.manual_seed(seed)
+        model = Program(seed) if seed < 8 else Twice()
+        case = Case(model.double(), {"x": torch.randn(8, 8).double(), "y": torch.randint(4, (8,))})
+        for role in {3: ("data", "tensor"), 5: ("zero",), 8: ("data",)}[seed]:
+            graph = planned(case, Mesh.of(x=2), role)
+            runs = {"none": Execution(), "some": some_places(graph, random.Random(seed), inside=False)}
+            runs |= {"full": Execution(recompute="full")} if seed < 8 else {}
+            todo += [(f"{seed} {role} {name}", case, graph, execution) for name, execution in runs.items()]
+    expected = {id(case): serial_step(case) for _, case, _, _ in todo}
+
+    def body() -> list[Step]:
+        return [parallel_step(case.lower(graph, run), case.batch) for _, case, graph, run in todo]
+
+    for steps in run_ranks(body, 2, 120):
+        for (name, case, *_), step in zip(todo, steps, strict=True):
+            assert_same_step(step, expected[id(case)], 1e-10, name)
+
+
+def test_microbatches_draw_in_the_same_order() -> None:
+    torch.manual_seed(0)
+    model = Program(1)
+    for layer in model.modules():  # on the batch, what has no row cannot be cut
+        if isinstance(layer, Layer):
+            layer.kind = "dropout"
+    case = Case(model.double(), {"x": torch.randn(8, 8).double(), "y": torch.randint(4, (8,))})
+    graph, expected = planned(case, Mesh.of(mb=2, x=1), "data"), serial_step(case)
+    for step in case.on_ranks(graph, lambda parallel: parallel_step(parallel, case.batch)):
+        assert_same_step(step, expected, 1e-10)
+
+
+class Deep(nn.Module):
+    """Of layers that are not all exported."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.LSTM(8, 8, 2, dropout=0.5, batch_first=True) for _ in range(9))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            y, (_, c) = layer(x)
+            x = x + y * c[0][:, None] + torch.rand_like(x)
+        return x.pow(2).mean()
+
+
+def test_draws_of_layers_that_are_not_exported_are_numbered_on() -> None:
+    """By call: its results have one number."""
+    torch.manual_seed(0)
+    case = Case(Deep().double(), {"x": torch.randn(4, 3, 8).double()})
+    assert case.captured.graph.draws == [(OPAQUE, n + k) for n in range(0, 18, 2) for k in (0, 0, 1)]
+    graph = planned(case, Mesh.of(x=1), "data")
+    (step,) = case.on_ranks(graph, lambda parallel: parallel_step(parallel, case.batch))
+    assert_same_step(step, serial_step(case), 1e-10)
+
+
+def test_a_call_that_draws_is_made_again_as_a_whole() -> None:
+    torch.manual_seed(0)
+    case = Case(Twice().double(), {"x": torch.randn(8, 8).double(), "y": torch.randint(4, (8,))})
+    graph = planned(case, Mesh.of(x=1), "data")
+    for seed in range(20):
+        listed = Operations(graph, some_places(graph, random.Random(seed), inside=False)).listed
+        draw = {node.name: node.draw for node in graph.nodes}
+        regions = {(draw[o.name], o.again) for o in listed if draw[o.name] is not None}
+        assert len(regions) == 2, regions
