@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from shardwright.lowering.exact import num_draws
 from shardwright.lowering.groups import across
 from shardwright.lowering.inputs import CheckInputs, Inputs
 from shardwright.lowering.launch import TIMEOUT_S, Ranks, connect
+from shardwright.lowering.loading import load
 from shardwright.lowering.outside import find_outside
 from shardwright.lowering.parts import bake, mirror, names_of
 from shardwright.lowering.pipeline import Pipeline
@@ -249,18 +250,20 @@ class ParallelModule(Training):
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> private.IncompatibleKeys:
-        """Load whole tensors (a single-process checkpoint) or DTensors of any layout, in place."""
+        """Load whole tensors (a single-process checkpoint) or DTensors of any layout, in place; called on every rank.
+
+        Raises a `ShardwrightError` on all ranks, and loads nothing, where one cannot take its state or was given other
+        names than the others.
+        """
         if assign:
             raise ShardwrightError("load_state_dict(assign=True) would cut the program off its parameters; drop assign")
-        own = self.state_dict()
-        missing = [name for name in own if name not in state_dict]
-        unexpected = [name for name in state_dict if name not in own and name not in self.elsewhere]
-        if strict and (missing or unexpected):
-            raise ShardwrightError(f"load_state_dict: missing keys {missing}, unexpected keys {unexpected}")
-        for name, value in state_dict.items():
-            if name in own:
-                self._load(name, value)
-        return private.IncompatibleKeys(missing, unexpected)
+        stage, elsewhere = self._place
+        return load(state_dict, self.state_dict(), self._load, elsewhere=elsewhere, strict=strict, stage=stage)
+
+    @property
+    def _place(self) -> tuple[int, Collection[str]]:
+        """The number of this rank's stage, and the names that other stages have."""
+        return self.ranks.stages.rank, self.elsewhere
 
     def _load(self, name: str, value: Tensor) -> None:
         self._held[name].load(value, self.ranks)

@@ -50,16 +50,17 @@ def local_part(whole: Tensor, layouts: Layouts, ranks: Ranks) -> Tensor:
     return whole
 
 
-def whole_state(name: str, value: Tensor, like: Tensor) -> Tensor:
-    """What a state_dict has for a parameter or buffer, a logical tensor or a DTensor of any layout, as the former.
-
-    Raises a `PlanError` where it is of another shape.
-    """
-    if value.shape != like.shape:
+def check_state(name: str, value: object, like: Tensor) -> None:
+    """Raise a `PlanError` where what a state_dict has for a parameter or buffer is none, or of another shape."""
+    if not isinstance(value, Tensor) or value.shape != like.shape:
+        got = f"shape {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
         raise PlanError(
-            f"{name}: the state has shape {list(value.shape)}, the model {list(like.shape)}; load a state_dict of the "
-            "same model"
+            f"{name}: the state has {got}, the model {list(like.shape)}; load a state_dict of the same model"
         )
+
+
+def whole_state(value: Tensor) -> Tensor:
+    """What a state_dict has for a parameter or buffer, a logical tensor or a DTensor of any layout, as the former."""
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 
@@ -84,7 +85,7 @@ class Held:
     def load(self, value: Tensor, ranks: Ranks) -> None:
         """Copy a logical tensor, or a DTensor of any layout on the same ranks, into the local storage."""
         with torch.no_grad():
-            self.inside.detach().copy_(local_part(whole_state(self.name, value, self.outside), self.layouts, ranks))
+            self.inside.detach().copy_(local_part(whole_state(value), self.layouts, ranks))
 
     def wrap(self, part: Tensor) -> Tensor:
         """A part of this parameter's shape as a DTensor that is laid out as the parameter is."""

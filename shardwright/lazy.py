@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -50,10 +50,14 @@ class LazyParallelModule(ParallelModule):
         """As `ParallelModule.compile`, once there is a program."""
         self._compiled_with = options
 
+    @property
+    def _place(self) -> tuple[int, Collection[str]]:
+        return 0, ()
+
     def _load(self, name: str, value: Tensor) -> None:
         own = self._standins[name]
         with torch.no_grad():
-            (private.unwrap(own) if isinstance(own, DTensor) else own).copy_(whole_state(name, value, own))
+            (private.unwrap(own) if isinstance(own, DTensor) else own).copy_(whole_state(value))
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401
         try:
