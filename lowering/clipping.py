@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shardwright.lowering import private
+from shardwright.lowering.dtensors import all_extreme
 from shardwright.lowering.launch import Ranks
 from shardwright.lowering.storage import Held
 
@@ -35,9 +36,7 @@ def _global_norm(held: list[Held], gradients: list[Tensor], norm_type: float, ra
     norms = private.norms(gradients, norm_type) if gradients else torch.zeros(1, device=ranks.device)
     norms = norms.double()
     if norm_type == float("inf"):
-        total = norms.max()
-        dist.all_reduce(total, dist.ReduceOp.MAX)
-        return total
+        return all_extreme(norms.max())
     mine = [
         h.counts
         and all(

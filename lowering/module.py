@@ -15,6 +15,7 @@ from shardwright.lowering.agreement import order_of_rank_0, share_values
 from shardwright.lowering.batch import BatchCheck, find_inputs
 from shardwright.lowering.clipping import clip_gradients
 from shardwright.lowering.drawing import Drawing
+from shardwright.lowering.dtensors import watch
 from shardwright.lowering.exact import num_draws
 from shardwright.lowering.groups import across
 from shardwright.lowering.inputs import CheckInputs, Inputs
@@ -113,7 +114,7 @@ class ParallelModule(Training):
         precision: Precision | None = None,
     ) -> None:
         super().__init__()
-        private.find_overflows_together()
+        watch()
         honour_blocks()
         self.scaler: torch.amp.GradScaler | None = None
         self._products = precision if ranks.device.type == "cuda" else None

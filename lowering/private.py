@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake
 from torch.autograd import Variable
 from torch.distributed import _functional_collectives as functional_collectives
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement, Shard
+from torch.distributed.tensor import DTensor, Partial, Placement, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.distributed.tensor.placement_types import _StridedShard
@@ -79,6 +79,43 @@ def unwrap(tensor: Tensor) -> Tensor:
     return tensor._local_tensor
 
 
+DTensorHandler = Callable[[OpOverload, tuple[Any, ...], dict[str, Any]], object]
+
+
+def on_dtensors(name: str, handler: DTensorHandler) -> None:
+    """From now on in this process, an ATen operator is this function on DTensors. One that torch lacks stays away."""
+    packet, _, overload = name.partition(".")
+    op = getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
+    if isinstance(op, OpOverload):
+        DTensor._op_dispatcher._custom_op_handlers[op] = handler
+
+
+def name_of(op: OpOverload) -> str:
+    """An operator's name, without its overload."""
+    return op._schema.name.partition("::")[2]
+
+
+def argument_names_of(op: OpOverload) -> list[str]:
+    """The names of an operator's arguments."""
+    return [argument.name for argument in op._schema.arguments]
+
+
+def written_arguments(op: OpOverload) -> set[str]:
+    """The names of the arguments that an operator writes to."""
+    found = op._schema.arguments
+    return {argument.name for argument in found if argument.alias_info is not None and argument.alias_info.is_write}
+
+
+def returns_written(op: OpOverload) -> bool:
+    """Whether an operator returns what it writes to."""
+    return any(result.alias_info is not None for result in op._schema.returns)
+
+
+def reduced(placement: Partial, value: Tensor, mesh: DeviceMesh, axis: int) -> Tensor:
+    """What the ranks of an axis have summands of, by what a placement says: a sum, a norm, …"""
+    return wait(placement._reduce_value(value, mesh, axis))
+
+
 def find_overflows_together() -> None:
     """From now on, what `torch.amp.GradScaler` finds in gradients that are DTensors holds for all ranks of their mesh.
 
@@ -86,9 +123,7 @@ def find_overflows_together() -> None:
     other ranks only along the axes on which the *first* gradient is sharded. So a rank could skip alone: where another
     gradient is sharded, and where copies of a replicated one differ, as a kernel may overflow on one device only.
     """
-    DTensor._op_dispatcher._custom_op_handlers[torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default] = (
-        _unscale_together
-    )
+    on_dtensors("_amp_foreach_non_finite_check_and_unscale_", _unscale_together)
 
 
 _BESIDE: WeakValueDictionary[DeviceMesh, dist.ProcessGroup] = WeakValueDictionary()
