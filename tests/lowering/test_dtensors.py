@@ -39,7 +39,6 @@ READS: dict[str, Callable[[Tensor], object]] = {
     "by hand": lambda g: float(g.pow(2).sum()) ** 0.5,
     "sum of two": lambda g: sum([g.norm(), g.sum()]).item(),  # pyright: ignore[reportAttributeAccessIssue]
     "norm of norms": lambda g: torch.stack([g.norm(), 2 * g.norm()]).norm().item(),
-    "all norms": lambda g: [x.item() for x in (g.norm(dim=0).sum(), g.sum(0).norm())],
     "torch's total norm": lambda g: nn.utils.get_total_norm([g, 2 * g]).item(),
     "in words": lambda g: float(f"{g.norm().item():.6f}"),
     "a comparison": lambda g: bool(g.norm() > 3.0),
