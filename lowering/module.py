@@ -15,7 +15,7 @@ from shardwright.lowering.agreement import order_of_rank_0, share_values
 from shardwright.lowering.batch import BatchCheck, find_inputs
 from shardwright.lowering.clipping import clip_gradients
 from shardwright.lowering.drawing import Drawing
-from shardwright.lowering.dtensors import watch
+from shardwright.lowering.dtensors import mend_dtensors
 from shardwright.lowering.exact import num_draws
 from shardwright.lowering.groups import across
 from shardwright.lowering.inputs import CheckInputs, Inputs
@@ -29,7 +29,6 @@ from shardwright.lowering.program import Program
 from shardwright.lowering.runner import Runner, own_leaf
 from shardwright.lowering.shared import Holders, Shared
 from shardwright.lowering.storage import Held, check_model, hold_buffer, hold_parameter
-from shardwright.lowering.strided import honour_blocks
 from shardwright.lowering.training import Training
 from shardwright.pcg import pieces
 from shardwright.pcg.errors import PlanError, ShardwrightError
@@ -114,8 +113,7 @@ class ParallelModule(Training):
         precision: Precision | None = None,
     ) -> None:
         super().__init__()
-        watch()
-        honour_blocks()
+        mend_dtensors()
         self.scaler: torch.amp.GradScaler | None = None
         self._products = precision if ranks.device.type == "cuda" else None
         set_products(self._products)

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate
 
 from shardwright.lowering import private
-from shardwright.lowering.dtensors import watch
+from shardwright.lowering.dtensors import mend_dtensors
 from shardwright.lowering.module import ParallelModule
 from shardwright.lowering.parts import bake, mirror, names_of
 from shardwright.lowering.storage import whole_state
@@ -32,7 +32,7 @@ class LazyParallelModule(ParallelModule):
 
     def __init__(self, model: nn.Module, build: Build) -> None:
         nn.Module.__init__(self)
-        watch()
+        mend_dtensors()
         self.training, self.scaler = model.training, None
         self._pending = (model, build)  # in a tuple, so that the model is not a submodule
         self._standins = _standins(model)

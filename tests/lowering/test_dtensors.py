@@ -14,13 +14,16 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 from torch.nn import init
 
-from shardwright.lowering.dtensors import all_extreme, watch
+from shardwright.lowering.dtensors import mend_dtensors
 from shardwright.lowering.launch import Ranks, connect, run_ranks
+from shardwright.lowering.reductions import all_extreme
 from shardwright.lowering.storage import hold_parameter
 from shardwright.pcg.layout import R, S
 from shardwright.pcg.mesh import Mesh
 from tests.lowering.runs import Case, whole
 from tests.lowering.test_training import TWO, ZERO3, Net
+
+# pyright: reportPrivateImportUsage=false
 
 LAYOUTS = (S(0), S(1), S(0, 2), R)
 
@@ -39,6 +42,16 @@ READS: dict[str, Callable[[Tensor], object]] = {
     "by hand": lambda g: float(g.pow(2).sum()) ** 0.5,
     "sum of two": lambda g: sum([g.norm(), g.sum()]).item(),  # pyright: ignore[reportAttributeAccessIssue]
     "norm of norms": lambda g: torch.stack([g.norm(), 2 * g.norm()]).norm().item(),
+    "sum of norms": lambda g: torch.stack([g.norm(), 2 * g.norm()]).sum().item(),
+    "norms of rows": lambda g: g.norm(dim=1).sum().item(),
+    "norms of columns": lambda g: g.norm(dim=0, keepdim=True).pow(3).sum().item(),
+    "extremes of columns": lambda g: (g.amax(0) - 2 * g.amin(0)).sum().item(),
+    "all norms": lambda g: [x.item() for x in torch._foreach_norm([g, 2 * g])],
+    "all norms of order inf": lambda g: [x.item() for x in torch._foreach_norm([g, 2 * g], math.inf)],
+    "torch's total norm of order inf": lambda g: nn.utils.get_total_norm([g, 2 * g], math.inf).item(),
+    "norm of order 0": lambda g: g.norm(0).item(),
+    "norm of order -inf": lambda g: g.norm(-math.inf).item(),
+    "compared extreme": lambda g: bool(g.max() < 9),
     "torch's total norm": lambda g: nn.utils.get_total_norm([g, 2 * g]).item(),
     "in words": lambda g: float(f"{g.norm().item():.6f}"),
     "a comparison": lambda g: bool(g.norm() > 3.0),
@@ -104,7 +117,7 @@ def test_numbers_are_those_of_the_whole_tensor() -> None:
     wrong[3, 3] = math.nan
 
     def body() -> list[str]:
-        watch()
+        mend_dtensors()
         ranks, failed = connect(TWO, 30), list[str]()
         for value in (plain, wrong):
             for g in held(value, ranks):
@@ -131,7 +144,7 @@ def test_draws_are_those_of_one_process() -> None:
     expected = {name: one(draw) for name, draw in DRAWS.items()}
 
     def body() -> list[str]:
-        watch()
+        mend_dtensors()
         ranks, rank, failed = connect(TWO, 30), dist.get_rank(), list[str]()
         for alike in (True, False):
             for name, draw in DRAWS.items():
