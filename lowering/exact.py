@@ -183,6 +183,11 @@ def num_draws(graph: Graph) -> int:
     return 1 + max((integer(dict(node.attrs), "seed") for node in graph.nodes if node.is_random), default=-1)
 
 
+def current_random() -> ExactRandom | None:
+    """What `seed_exactly` started last; None where torch's own generator draws."""
+    return _PROCESS.current
+
+
 def current_draw() -> Draw:
     """The next draw of this process; one without a seed where torch's own generator draws."""
     current = _PROCESS.current

@@ -43,6 +43,7 @@ from shardwright.pcg.step.parameters import find_parameters
 from shardwright.pcg.step.precisions import Precision
 from shardwright.pcg.step.schedules import orders
 from shardwright.pcg.step.time import as_run
+from shardwright.search.plan import CaptureCheck
 
 
 def lower(
@@ -94,7 +95,8 @@ class ParallelModule(Training):
     `backward()` does the rest. `source` is the program's text; `input_layouts` says how each tensor of the batch is
     laid out, for those who pass a rank's own shard of it instead of the global tensor. With a `scaler`,
     `forward_backward` scales the loss before its backward; `scaler.step(optimizer)` undoes that in the gradients.
-    `elsewhere`: the names of parameters and buffers that other pipeline stages have.
+    `elsewhere`: the names of parameters and buffers that other pipeline stages have. `capture_check`: how `compile` has
+    compared the captured graph with an eager step.
 
     A batch is that of all microbatches. Where there are several, `parallel(**batch)` has run their backwards already,
     and `backward()` of its loss only scales the gradients and hands them over (so with fp16, use `forward_backward`).
@@ -121,6 +123,7 @@ class ParallelModule(Training):
         stages = cut(graph, execution) if execution.num_virtual_stages > 1 else Stages(graph, {}, (), ranks.meshes)
         graph = replace(graph, mesh=ranks.mesh) if graph.mesh != ranks.mesh else graph
         self.graph, self.ranks = graph, ranks
+        self.capture_check: CaptureCheck | None = None
         self._held: dict[str, Held] = {}
         self.elsewhere = set[str]()  # what other pipeline stages have
         self._leaves = {name: value.to(ranks.device) for name, value in constants.items()}

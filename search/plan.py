@@ -30,6 +30,7 @@ from shardwright.pcg.text import parse_graph, print_graph
 from shardwright.pcg.units import seconds, size
 from shardwright.search.admission import admit
 from shardwright.search.asked import NOTHING, Asked
+from shardwright.search.checked import CaptureCheck
 
 VERSION = 3
 """2: predictions by the timeline, with exposed communication and the moment of the memory's peak. 3: how it is run."""
@@ -142,6 +143,7 @@ class Plan:
                    pipeline stages, the mesh being that of one. How many microbatches there are is the mesh's axis of
                    time
     asked          what the search was told to keep to
+    capture_check  how the captured graph was compared with an eager step; None: it was not to be
     """
 
     graph: Graph
@@ -154,6 +156,7 @@ class Plan:
     execution: Execution = DEFAULT
     asked: Asked = NOTHING
     idle: Idle | None = None
+    capture_check: CaptureCheck | None = None
 
     def __repr__(self) -> str:
         """Two lines: of what and for what it is, and what it costs."""
@@ -186,6 +189,7 @@ class Plan:
             "mesh": {"names": list(self.mesh.names), "sizes": list(self.mesh.sizes)},
             "execution": self.execution.to_json(),
             "asked": self.asked.to_json(),
+            "capture_check": self.capture_check and self.capture_check.to_json(),
             "pipeline": None,
             "prediction": self.prediction.to_json(),
             "alternatives": [other.to_json() for other in self.alternatives],
@@ -228,6 +232,7 @@ class Plan:
                 Execution.from_json(execution),
                 Asked.from_json(told.get("asked", {})),
                 Idle(**idle) if (idle := told.get("idle")) else None,
+                CaptureCheck.from_json(check) if (check := told.get("capture_check")) else None,
             )
             admit(plan.graph, plan.cluster, told)
         except ShardwrightError as error:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
+from shardwright.checking import CheckCapture, check_capture_of, check_when
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.judging import jury
 from shardwright.lowering.inputs import CheckInputs
@@ -122,8 +123,9 @@ def plan(
     stages: Stages | None = None,
     schedule: Schedule | None = None,
     progress: Progress | None = None,
+    check_capture: CheckCapture = "never",
 ) -> Plan:
-    """Search the best way to train `model` on `cluster`. Nothing is run or distributed.
+    """Search the best way to train `model` on `cluster`. Nothing is distributed, or run without `check_capture`.
 
     Where the batch does not divide among all devices, fewer may be faster: the plan is then for a part of the cluster
     (`plan.cluster`), and `plan.idle` says how many stay idle, and why.
@@ -175,9 +177,11 @@ def plan(
         schedule: the order of microbatches in these, "gpipe", "1f1b", "eager-1f1b", "interleaved" or "zero-bubble"; by
             default the best.
         progress: called with a line of text now and then.
+        check_capture: "first" runs one eager step of the model and compares it with the captured graph, as `compile`
+            does it by default; the plan then says so (`Plan.capture_check`), and `compile(plan=...)` need not.
 
     Raises:
-        CaptureError: the model cannot be captured with this batch.
+        CaptureError: the model cannot be captured with this batch, or its captured graph computes something else.
         PlanError: what is given does not fit or does not go together, or the model is not in the dtype that `precision`
             is for. A plan that does not fit the devices' memory is no error: it is the smallest that was found,
             `fits(plan)` of `shardwright.reports.facts` is False, and `shardwright plan` ends with status 3.
@@ -186,12 +190,13 @@ def plan(
     for own in _several(precision):
         if own != "fp8":  # which can be costed
             check_device(base_of(own), cluster.device.kind)
+    check_when(check_capture)
     certified = certified_by(rules, progress)
     guide = Guide(
         mesh, roles, microbatches, recompute, per_microbatch, reduce_dtype, pins, Stop(time_limit_s).limit_s, stages,
         schedule,
     )  # fmt: skip
-    return _searched(model, cluster, args, kwargs, certified, guide, strict, precision, progress)[0]
+    return _searched(model, cluster, args, kwargs, certified, guide, strict, precision, progress, check_capture)[0]
 
 
 def compile(
@@ -216,6 +221,7 @@ def compile(
     progress: Progress | None = None,
     timeout_s: float = TIMEOUT_S,
     check_inputs: CheckInputs = "first",
+    check_capture: CheckCapture = "first",
 ) -> ParallelModule:
     """This rank's program for training `model`, as a module whose parameters are DTensors under the model's own names.
 
@@ -251,9 +257,14 @@ def compile(
         check_inputs: when to compare across ranks what they pass, by a digest: in the "first" three steps (with
             gradients, and without), "always" or "never". Where it does not fit together, every rank raises a
             `BatchError`.
+        check_capture: "first" compares one eager step of the model with the captured graph: loss, gradients, buffers
+            and random state, on the model's own values, on a part of the batch where a step is large. Rank 0 does it,
+            unless `plan` says that it was done, and puts back all that it touches; docs/limits.md says what it cannot
+            see. "never" leaves it out. The result is the module's `capture_check`.
 
     Raises:
-        CaptureError: the model cannot be captured with this batch, or has no weights of its own (fake or meta tensors).
+        CaptureError: the model cannot be captured with this batch, its captured graph computes something else, or it
+            has no weights of its own (fake or meta tensors).
         PlanError: the plan is for another model, batch, precision or cluster, or cannot run on this device.
         InfeasibleError: no plan is predicted to fit the devices; its `plan` is the smallest, in case you know better.
         RuleError: the rule file cannot be read, or no rule of it can be used.
@@ -263,6 +274,7 @@ def compile(
     from shardwright.lazy import LazyParallelModule
 
     refuse_unreal(model)
+    check_when(check_capture)
     given = _load(plan)
     guide = Guide(
         mesh, roles, microbatches, recompute, per_microbatch, reduce_dtype, pins, stages=stages, schedule=schedule
@@ -280,12 +292,16 @@ def compile(
         def planned() -> tuple[Plan, dict[str, Tensor]]:
             certified = certified_by(rules, progress)
             if given is None:
-                found, captured = _searched(model, target, args, kwargs, certified, guide, strict, precision, progress)
+                options = certified, guide, strict, precision, progress, check_capture
+                found, captured = _searched(model, target, args, kwargs, *options)
                 _check_feasible(found)
             else:
                 own = given.precision, statistics_of(given)
                 found, captured = given, _capture(model, args, kwargs, strict, progress, *own)
                 check_plan(given, captured.graph, certified, certified.by_name())
+                if found.capture_check is None or not found.capture_check.equal:
+                    check = check_capture_of(model, captured, args, kwargs, check_capture, progress)
+                    found = replace(found, capture_check=check)
             return found, {name: value.cpu() for name, value in captured.constants.items()}
 
         same_on_all_ranks(lambda: model_facts(model, args, kwargs))
@@ -293,7 +309,7 @@ def compile(
         if agreed.idle:
             use_all = f"use all with a mesh of {target.num_devices}, such as mesh={{'x': {target.num_devices}}}"
             check_world(agreed.cluster.num_devices, f" and leaves {idle(agreed)}", use_all)
-        return lower(
+        made = lower(
             agreed.graph,
             model,
             constants=constants,
@@ -303,6 +319,8 @@ def compile(
             execution=agreed.execution,
             check_inputs=check_inputs,
         )
+        made.capture_check = agreed.capture_check
+        return made
 
     join(timeout_s)
     for own in _several(precision if given is None else given.precision):
@@ -369,12 +387,15 @@ def _searched(
     strict: bool,
     precision: PrecisionMode | Sequence[PrecisionMode] | None,
     progress: Progress | None,
+    check_capture: CheckCapture,
 ) -> tuple[Plan, Captured]:
     """The best plan of all precisions, the others among its alternatives, and the capture that it is for."""
     guide, found = guide._replace(reduce_dtype=guide.reduced), list[tuple[Plan, Captured]]()
     for own in _several(precision):
         captured = _capture(model, args, kwargs, strict, progress, own, guide.statistics)
-        found.append((_plan(model, cluster, captured, certified, guide, progress), captured))
+        check = check_capture_of(model, captured, args, kwargs, check_capture, progress)
+        own_plan = _plan(model, cluster, captured, certified, guide, progress)
+        found.append((replace(own_plan, capture_check=check), captured))
     best, captured = min(found, key=lambda pair: (not fits(pair[0]), pair[0].prediction.step_s))
     others = tuple(
         Alternative(

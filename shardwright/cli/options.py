@@ -225,6 +225,16 @@ def per_microbatch_option(command: Command) -> Command:
     )(command)
 
 
+def check_capture_option(default: str) -> Callable[[Command], Command]:
+    """`--check-capture`"""
+    text = (
+        "first: compare one eager step of the model with its captured graph, on the model's own values, and refuse a "
+        "graph that computes something else. never: leave it out."
+    )
+    values = click.Choice(("first", "never"))
+    return click.option("--check-capture", type=values, default=default, show_default=True, help=text)
+
+
 def recompute_option(command: Command) -> Command:
     """`--recompute`"""
     text = (

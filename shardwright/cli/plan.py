@@ -10,6 +10,7 @@ import click
 
 from shardwright.cli import terminal
 from shardwright.cli.options import (
+    check_capture_option,
     cluster_option,
     examples,
     format_option,
@@ -20,6 +21,7 @@ from shardwright.cli.options import (
 from shardwright.cli.planfiles import status_of, status_said
 
 if TYPE_CHECKING:
+    from shardwright.checking import CheckCapture
     from shardwright.cost.clusters.cluster import Cluster
 
 
@@ -34,14 +36,22 @@ if TYPE_CHECKING:
 @model_options
 @cluster_option
 @search_options
+@check_capture_option("never")
 @output_option("Save the plan in this file.")
 @format_option
-def plan(model: Mapping[str, Any], cluster: Cluster, search: Mapping[str, Any], output: Path | None, form: str) -> int:
+def plan(
+    model: Mapping[str, Any],
+    cluster: Cluster,
+    search: Mapping[str, Any],
+    check_capture: CheckCapture,
+    output: Path | None,
+    form: str,
+) -> int:
     """Search the best plan for a model on a cluster.
 
     The model is FILE.py:FUNCTION, where the function returns (model, batch): a module whose forward gives a loss, and
     one global batch of example inputs. With --hf-config it is built from a transformers config, without memory for its
-    weights. Nothing is run, and the cluster need not be at hand.
+    weights. Nothing is run but what --check-capture says, and the cluster need not be at hand.
 
     Ends with status 3 where no plan fits the memory; the smallest is shown, with what would fit.
     """
@@ -52,7 +62,9 @@ def plan(model: Mapping[str, Any], cluster: Cluster, search: Mapping[str, Any], 
         loaded = load(Request(**model), fake=True)
         from shardwright.api import plan as best
 
-        found = best(loaded.model, cluster, loaded.args, loaded.kwargs, **search, progress=progress)
+        found = best(
+            loaded.model, cluster, loaded.args, loaded.kwargs, **search, progress=progress, check_capture=check_capture
+        )
     if output is not None:
         found.save(output)
         terminal.note(

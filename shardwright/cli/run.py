@@ -17,6 +17,7 @@ import click
 from shardwright.cli import terminal
 from shardwright.cli.options import (
     PATH,
+    check_capture_option,
     cluster_option,
     examples,
     microbatches_option,
@@ -30,13 +31,14 @@ from shardwright.cli.status import ENVIRONMENT, FINDING
 from shardwright.pcg.errors import MachineError, ShardwrightError
 
 if TYPE_CHECKING:
+    from shardwright.checking import CheckCapture
     from shardwright.cost.clusters.cluster import Cluster
     from shardwright.pcg.step.precisions import PrecisionMode
     from shardwright.search.asked import RecomputeMode
 
 DEFAULTS: Mapping[str, object] = {
     "plan": None, "rules": None, "precision": None, "microbatches": None, "recompute": None, "per_microbatch": None,
-    "reduce_dtype": None, "lr": 1e-3, "seed": 0,
+    "reduce_dtype": None, "check_capture": "first", "lr": 1e-3, "seed": 0,
 }  # fmt: skip
 """Settings of ranks that a command does not give."""
 FAILURES = "failed-*.json"
@@ -61,6 +63,7 @@ FAILURES = "failed-*.json"
 @per_microbatch_option
 @precision_option
 @reduce_dtype_option
+@check_capture_option("first")
 @click.option("--steps", type=click.IntRange(1), default=20, show_default=True, help="With FILE.py:FUNCTION.")
 @click.option(
     "--lr", type=float, default=1e-3, show_default=True, help="Learning rate of AdamW, with FILE.py:FUNCTION."
@@ -77,6 +80,7 @@ def run(
     per_microbatch: tuple[str, ...] | None,
     precision: tuple[PrecisionMode, ...] | None,
     reduce_dtype: str | None,
+    check_capture: CheckCapture,
     steps: int,
     lr: float,
     seed: int,
@@ -99,7 +103,7 @@ def run(
                       "rules": str(rule_file) if rule_file else None, "precision": precision,
                       "microbatches": microbatches, "recompute": recompute,
                       "per_microbatch": per_microbatch, "reduce_dtype": reduce_dtype,
-                      "steps": steps, "lr": lr, "seed": seed}  # fmt: skip
+                      "check_capture": check_capture, "steps": steps, "lr": lr, "seed": seed}  # fmt: skip
             return train_on_ranks(target, cluster, Path(folder), values)
         if not Path(target).is_file():
             raise ShardwrightError(f"run: there is no file {target}; give a script, or a model as FILE.py:FUNCTION")
@@ -109,6 +113,7 @@ def run(
             terminal.note("--rules is the script's own business: pass it to shardwright.compile(rules=...)")
         own = {"precision": precision, "microbatches": microbatches, "recompute": recompute,
                "per_microbatch": per_microbatch, "reduce_dtype": reduce_dtype}  # fmt: skip
+        own |= {"check_capture": check_capture if check_capture != "first" else None}
         for name in (name for name, value in own.items() if value is not None):
             terminal.note(
                 f"--{name.replace('_', '-')} is the script's own business: pass it to shardwright.compile({name}=...)"

@@ -43,6 +43,7 @@ def train(settings: dict[str, Any]) -> None:
         loaded.model, cluster, kwargs=batch, plan=plan, precision=precision, rules=settings["rules"],
         microbatches=settings["microbatches"], recompute=settings["recompute"],
         per_microbatch=settings["per_microbatch"], reduce_dtype=settings["reduce_dtype"],
+        check_capture=settings["check_capture"],
     )  # fmt: skip
     check_backward(parallel.graph)
     optimizer = torch.optim.AdamW(parallel.parameters(), lr=settings["lr"])

@@ -1,0 +1,211 @@
+"""What an eager step and the program of its captured graph give otherwise, beyond what rounding may do.
+
+An error is allowed up to ε^(2/3) of the value's norm, a third of the digits; ε is that of the coarsest dtype that the
+graph computes in. Where an error is larger, it is held against rounding itself: the eager step runs again, twice, on
+parameters and inputs that are off by ±ε of themselves, as if each product were rounded anew (backward error analysis).
+An error is allowed up to `TIMES` of how far that moves the value. So a model that is chaotic in its dtype, as deep
+batch norms are in 16 bits, raises no alarm, nor does a gradient that is but rounding, as that of the bias of
+attention's keys. A gradient that is exactly zero on one side is allowed that distance once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+import torch
+from torch import Tensor
+
+from shardwright.lowering.steps import Step
+from shardwright.pcg.graph import Graph
+from shardwright.pcg.types import is_float
+
+TIMES = 4.0
+FEW = 8
+"""A tensor of fewer elements may be hardly moved by chance; it is allowed what others are moved by."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What differs, and in words how."""
+
+    what: str
+    how: str
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How far two steps are apart, relative to the eager one.
+
+    `noise`: by how much of themselves rounding moves gradients, where it had to be asked; else 0.
+    """
+
+    differences: tuple[Difference, ...] = ()
+    loss_error: float = 0.0
+    gradient_error: float = 0.0
+    buffer_error: float = 0.0
+    noise: float = 0.0
+
+
+@dataclass(frozen=True)
+class _Noise:
+    """How far values move by rounding, as norms, by name."""
+
+    losses: tuple[float, float] = (0.0, 0.0)
+    gradients: Mapping[str, float] = field(default_factory=dict[str, float])
+    buffers: Mapping[str, float] = field(default_factory=dict[str, float])
+    relative: float = 0.0
+    each: float = 0.0
+
+
+def epsilon_of(graph: Graph) -> float:
+    """ε of the coarsest dtype that the graph computes in."""
+    dtypes = {kind.dtype for kind in graph.types.values() if is_float(kind.dtype)}
+    return max((torch.finfo(getattr(torch, name)).eps for name in dtypes), default=torch.finfo(torch.float32).eps)
+
+
+def compared(
+    eager: Step, program: Step, epsilon: float, moved: Callable[[], Sequence[Step]], old: Mapping[str, Tensor]
+) -> Comparison:
+    """Compare a step of the program with the eager one.
+
+    `moved`: makes eager steps on parameters and inputs that are off by ±ε, where they are needed. `old`: the buffers
+    before, by name.
+    """
+    differences = list(_all(eager, program, epsilon, _Noise(), old))
+    noise = _Noise()
+    if differences:
+        noise = _noise(eager, moved())
+        differences = list(_all(eager, program, epsilon, noise, old))
+    whole = math.hypot(*(_norm(g) for g in eager.gradients.values()))
+    return Comparison(
+        tuple(differences),
+        max(_relative(abs(a - b), abs(a)) for a, b in zip(eager.losses, program.losses, strict=True)),
+        _worst(eager.gradients, program.gradients, 1e-5 * whole),
+        _worst(eager.buffers, program.buffers, 1e-5),
+        noise.relative,
+    )
+
+
+def _all(eager: Step, program: Step, epsilon: float, noise: _Noise, old: Mapping[str, Tensor]) -> Iterator[Difference]:
+    share = epsilon ** (2 / 3)
+    names = ("the loss", "the loss of a second forward")
+    for what, a, b, free in zip(names, eager.losses, program.losses, noise.losses, strict=True):
+        if not abs(a - b) <= share * abs(a) + TIMES * free:
+            yield Difference(what, f"{a:.9g} eagerly, {b:.9g} by the graph")
+    yield from _gradients(eager, program, share, epsilon, noise)
+    for name, value in eager.buffers.items():
+        yield from _buffer(name, value, program.buffers.get(name), share, noise, old.get(name))
+    for name in eager.moved:
+        yield Difference(f"the parameter {name!r}", "forward itself changes it, the graph does not")
+    for name, state in eager.random.items():
+        if state != program.random[name]:
+            yield Difference(name, "the graph leaves it in another state; it draws only what loss and buffers need")
+
+
+# ---- gradients ----
+
+
+def _gradients(eager: Step, program: Step, share: float, epsilon: float, noise: _Noise) -> Iterator[Difference]:
+    for name in {**eager.gradients, **program.gradients}:
+        mine, other = eager.gradients.get(name), program.gradients.get(name)
+        if (how := _gradient(mine, other, share, noise, name)) is not None:
+            yield Difference(f"the gradient of {name!r}", how)
+
+
+def _gradient(mine: Tensor | None, other: Tensor | None, share: float, noise: _Noise, name: str) -> str | None:
+    """How a gradient differs, or None."""
+    size, found = (0.0 if g is None else _norm(g) for g in (mine, other))
+    if not math.isfinite(size) and not math.isfinite(found):
+        return None
+    free = noise.gradients.get(name, 0.0)
+    if not size or not found:
+        if max(size, found) <= free:
+            return None
+        return (
+            f"is lost: its norm is {size:.3g} eagerly, none by the graph"
+            if size
+            else (f"there is none eagerly, and one of norm {found:.3g} by the graph")
+        )
+    assert mine is not None
+    assert other is not None
+    few = noise.each if mine.numel() < FEW else 0.0
+    allowed = share * size + TIMES * max(free, noise.relative * size, few)
+    if (error := _distance(mine, other)) <= allowed:
+        return None
+    if _norm(mine.double() + other.double().to(mine.device)) <= allowed:
+        return "has the other sign"
+    factor = float((mine.double() * other.double()).sum()) / size**2
+    if abs(factor) > 0 and _norm(other.double() - factor * mine.double()) <= max(allowed, share * found):
+        return f"is {factor:.4g} times the eager one"
+    return f"is off by {error / size:.3g} of its norm"
+
+
+# ---- buffers ----
+
+
+def _buffer(
+    name: str, mine: Tensor, other: Tensor | None, share: float, noise: _Noise, old: Tensor | None
+) -> Iterator[Difference]:
+    what = f"the buffer {name!r}"
+    if other is None:
+        yield Difference(what, "forward makes it, the graph does not")
+    elif mine.shape != other.shape or mine.dtype != other.dtype:
+        yield Difference(what, f"{_type(mine)} eagerly, {_type(other)} by the graph")
+    elif not torch.equal(mine, other) and _distance(mine, other) > _allowed(mine, share, noise.buffers.get(name, 0.0)):
+        stays = old is not None and torch.equal(other, old)
+        yield Difference(
+            what,
+            "stays as it was by the graph, and does not eagerly"
+            if stays
+            else f"is off by {_relative(_distance(mine, other), _norm(mine)):.3g} of its norm",
+        )
+
+
+def _allowed(value: Tensor, share: float, noise: float) -> float:
+    return (share * _norm(value) if value.is_floating_point() else 0.0) + TIMES * noise
+
+
+def _type(value: Tensor) -> str:
+    return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+
+
+# ---- norms ----
+
+
+def _noise(eager: Step, moved: Sequence[Step]) -> _Noise:
+    """The largest distances of some steps from the eager one."""
+    gradients = _moves(eager.gradients, [step.gradients for step in moved])
+    buffers = _moves(eager.buffers, [step.buffers for step in moved])
+    first, second = (max((abs(s.losses[i] - eager.losses[i]) for s in moved), default=0.0) for i in (0, 1))
+    relative = [_relative(free, _norm(eager.gradients[name])) for name, free in gradients.items()]
+    each = math.hypot(*gradients.values()) / math.sqrt(max(1, len(gradients)))
+    return _Noise((first, second), gradients, buffers, median(relative) if relative else 0.0, each)
+
+
+def _moves(own: Mapping[str, Tensor], others: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
+    found = dict[str, float]()
+    for name, value in own.items():
+        moved = [other[name] for other in others if name in other and other[name].shape == value.shape]
+        found[name] = max((_distance(value, other) for other in moved), default=0.0)
+    return found
+
+
+def _worst(mine: Mapping[str, Tensor], others: Mapping[str, Tensor], least: float) -> float:
+    shared = [name for name in mine if name in others and mine[name].shape == others[name].shape]
+    errors = [_relative(_distance(mine[n], others[n]), max(_norm(mine[n]), least)) for n in shared]
+    return max((error for error in errors if math.isfinite(error)), default=0.0)
+
+
+def _distance(one: Tensor, other: Tensor) -> float:
+    return 0.0 if torch.equal(one, other) else _norm(one.double() - other.double())
+
+
+def _norm(tensor: Tensor) -> float:
+    return float(tensor.double().norm()) if tensor.numel() else 0.0
+
+
+def _relative(error: float, size: float) -> float:
+    return error / size if size else (math.inf if error else 0.0)

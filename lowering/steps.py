@@ -1,0 +1,155 @@
+"""One step of a model in one process, both ways: eagerly, and by the program of its captured graph.
+
+A step is a forward and its backward, and a second forward, which shows what the first one left: buffers, and state that
+no graph has. Parameters are not updated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from shardwright.lowering.emit import emit
+from shardwright.lowering.exact import num_draws, step_draws
+from shardwright.lowering.program import compile_source
+from shardwright.lowering.putback import random_states
+from shardwright.lowering.storage import by_block
+from shardwright.pcg.capture import Captured, find_loss, split_batch
+from shardwright.pcg.importing import flat_batch, names_by_first
+from shardwright.pcg.modules import in_own_precision
+from shardwright.pcg.precision import low_dtype
+from shardwright.pcg.step.late import LOSS
+from shardwright.pcg.step.precisions import PrecisionMode, base_of
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a step gives.
+
+    losses      of the first forward and of the second
+    gradients   by the first name of each parameter; those that have one
+    buffers     afterwards, by all of their names
+    moved       parameters that forward itself has changed
+    random      digests of the states of generators afterwards, by what they are
+    """
+
+    losses: tuple[float, float]
+    gradients: Mapping[str, Tensor]
+    buffers: Mapping[str, Tensor]
+    moved: tuple[str, ...]
+    random: Mapping[str, str]
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """That of the first parameter or buffer."""
+    return next((t.device for t in (*model.parameters(), *model.buffers())), torch.device("cpu"))
+
+
+def eager_step(
+    model: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    precision: PrecisionMode | None,
+    before: Mapping[str, Tensor],
+) -> Step:
+    """One of the model itself, under `torch.autocast` where the precision is such. Changes what a step changes.
+
+    `before`: the values of its parameters.
+    """
+    device, low = device_of(model).type, low_dtype(base_of(precision))
+
+    def forward() -> Tensor:
+        given, named = tree_map_only(Tensor, lambda x: x.detach().clone(), (list(args), dict(kwargs)))
+        region = torch.autocast(device, getattr(torch, low)) if low else nullcontext()
+        with in_own_precision(model, precision, device), region:
+            loss = find_loss(model(*given, **named))
+        assert loss is not None
+        return loss
+
+    for parameter in model.parameters():
+        parameter.grad = None
+    first = forward()
+    if first.requires_grad:
+        first.backward()
+    gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    for parameter in model.parameters():
+        parameter.grad = None
+    losses = _number(first), _number(forward())
+    buffers = {name: b.detach().clone() for name, b in model.named_buffers(remove_duplicate=False)}
+    moved = tuple(name for name, p in model.named_parameters() if name in before and not _equal(p, before[name]))
+    return Step(losses, gradients, buffers, moved, random_states())
+
+
+class SerialProgram:
+    """The program of a captured graph on one device, whole."""
+
+    def __init__(self, captured: Captured, device: torch.device) -> None:
+        self.graph, self.device = captured.graph, device
+        self._made = compile_source(emit(captured.graph))
+        self._constants = {name: value.to(device) for name, value in captured.constants.items()}
+        self._num_draws = num_draws(captured.graph)
+
+    def step(self, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Step:
+        """One on the model's values, which stay as they are."""
+        leaves, tied = _leaves(model)
+        batch = {k: v.detach() for k, v in flat_batch(split_batch(model, args, kwargs)[0]).items() if _is_tensor(v)}
+        first = self._forward(leaves, batch)
+        loss = first.pop(LOSS)
+        if loss.requires_grad:
+            loss.backward()
+        trained = {name: leaves[name].grad for name, _ in model.named_parameters()}
+        _renew(leaves, tied, first)
+        second = self._forward(leaves, batch)
+        losses = _number(loss), _number(second.pop(LOSS))
+        _renew(leaves, tied, second)
+        buffers = {name: leaves[name].detach() for name, _ in model.named_buffers(remove_duplicate=False)}
+        gradients = {name: gradient for name, gradient in trained.items() if gradient is not None}
+        return Step(losses, gradients, buffers, (), random_states())
+
+    def _forward(self, leaves: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> dict[str, Any]:
+        with torch.no_grad():
+            constants = self._made.constants(self.device)
+        given = by_block({**self._constants, **leaves}), batch, constants, [], None, self.device
+        with step_draws(self._num_draws) as draw:
+            return self._made.forward(*given, draw=draw)
+
+
+def _leaves(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, tuple[str, ...]]]:
+    """Leaves of our own on the model's memory, tied as its are, by all of their names; and those names by each."""
+    own = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+    leaves, tied = dict[str, Tensor](), dict[str, tuple[str, ...]]()
+    for names in names_by_first(own).values():
+        value = own[names[0]]
+        leaves.update(dict.fromkeys(names, value.detach().requires_grad_(value.requires_grad)))
+        tied.update(dict.fromkeys(names, names))
+    return leaves, tied
+
+
+def _renew(leaves: dict[str, Tensor], tied: Mapping[str, Sequence[str]], buffers: Mapping[str, Tensor]) -> None:
+    """Buffers as a forward has left them."""
+    for name, value in buffers.items():
+        for own in tied[name]:
+            leaves[own] = value.detach()
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    """Bit by bit, so that what is no number equals itself."""
+    return one.shape == other.shape and one.dtype == other.dtype and torch.equal(_bits(one), _bits(other))
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    return tensor.detach().contiguous().view(-1).view(torch.uint8)
+
+
+def _is_tensor(value: object) -> bool:
+    return isinstance(value, Tensor)
+
+
+def _number(loss: Tensor) -> float:
+    return float(loss.detach().double())

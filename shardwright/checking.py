@@ -1,0 +1,285 @@
+"""The net under capture: one eager step of the model against the graph that was captured of it.
+
+    model, batch ──eager_step──▶ losses, gradients, buffers, generators ─┐
+    captured graph ──SerialProgram──▶ the same                           ├─compared─▶ CaptureCheck, or a CaptureError
+    the model ±ε ──eager_step──▶ what rounding may do, where needed ─────┘
+
+Both run on the model's own values, one after the other, and what they touch is put back. A step that is large is run on
+some rows of the batch, of which another graph is captured: the same one, but for sizes.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._pytree import tree_map_only
+
+from shardwright.lowering.differences import Comparison, compared, epsilon_of
+from shardwright.lowering.putback import Before
+from shardwright.lowering.steps import SerialProgram, Step, device_of, eager_step
+from shardwright.pcg.capture import Captured, bind_arguments, capture
+from shardwright.pcg.errors import CaptureError, ShardwrightError, printable
+from shardwright.pcg.graph import Graph
+from shardwright.pcg.types import is_float
+from shardwright.pcg.units import size
+from shardwright.search.checked import CaptureCheck
+from shardwright.search.spaces import batch_size
+
+CheckCapture = Literal["first", "never"]
+"""When an eager step is compared with the captured graph: where no plan says that it was, or not at all."""
+MOST_FLOPS = {"cpu": 1e10, "cuda": 2e12}
+"""Of a forward that is run eight times over: twice with a backward, and twice for what it left."""
+MEMORY_SHARE = 0.5
+"""Of the memory that is free, what the comparison may take."""
+FEWEST_ROWS = 2
+"""Batch norm knows no variance of one row."""
+_SHOWN = 8
+_SEEDS = (1, 2)
+
+
+class _NotCheckedError(Exception):
+    """Why a step cannot be compared here; no error of the user's."""
+
+
+def check_when(when: str) -> None:
+    """Raise a `ShardwrightError` for a `check_capture` that there is not."""
+    if when not in get_args(CheckCapture):
+        expected = " or ".join(map(repr, get_args(CheckCapture)))
+        raise ShardwrightError(f"check_capture={when!r}: expected {expected}")
+
+
+def check_capture_of(
+    model: nn.Module,
+    captured: Captured,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    when: CheckCapture,
+    tell: Callable[[str], None] | None = None,
+) -> CaptureCheck | None:
+    """As `check_capture`; None where it is never to be done. `tell` is called with lines of text."""
+    if when == "never":
+        return None
+    found = check_capture(model, captured, args, kwargs)
+    if tell is not None:
+        tell(f"captured graph {found}")
+    return found
+
+
+def check_capture(
+    model: nn.Module, captured: Captured, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+) -> CaptureCheck:
+    """Compare one eager step of the model with the graph that was captured of it, for this batch.
+
+    Everything that the steps touch is put back (`lowering.putback`). Raises a `CaptureError` that names what differs
+    beyond rounding. What cannot be compared, as there are no values or not enough memory, is said in the result.
+    """
+    kwargs = kwargs or {}
+    try:
+        part = _part(model, captured, args, kwargs)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = _compare(model, part)
+    except _NotCheckedError as reason:
+        return CaptureCheck(equal=False, why=printable(str(reason), kept=""))
+    if found.differences:
+        raise CaptureError(_refusal(model, found, part))
+    errors = found.loss_error, found.gradient_error, found.buffer_error
+    return CaptureCheck(equal=True, num_rows=part.num_rows, errors=errors, noise=found.noise)
+
+
+# ---- which part of the batch ----
+
+
+class _Part(NamedTuple):
+    """What is compared: a graph, and the batch that it is of. `num_rows`: None where it is all of it."""
+
+    captured: Captured
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    num_rows: int | None = None
+
+
+def _part(model: nn.Module, captured: Captured, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Part:
+    """The batch, or as many of its rows as take little time and memory."""
+    tensors = dict(model.named_parameters()) | dict(model.named_buffers())
+    if any(isinstance(t, FakeTensor) or t.device.type == "meta" for t in tensors.values()):
+        raise _NotCheckedError("the model has no values")
+    if len(devices := {str(t.device) for t in tensors.values()}) > 1:
+        raise _NotCheckedError(f"the model is on several devices, {', '.join(sorted(devices))}")
+    rows, device = batch_size(captured.graph), device_of(model)
+    share, why = _affordable(captured.graph, sum(t.numel() * t.element_size() for t in tensors.values()), device)
+    if captured.per_microbatch:  # whose graph is that of no step of the whole batch
+        share, why = min(share, 0.5), "statistics are those of each microbatch"
+    if share >= 1:
+        return _Part(captured, args, kwargs)
+    wanted = int(rows * share)
+    if wanted < FEWEST_ROWS or rows <= FEWEST_ROWS:
+        raise _NotCheckedError(f"{why}, and fewer of its {rows} rows cannot be taken")
+    given = bind_arguments(model, args, kwargs)
+    fewer = tree_map_only(Tensor, lambda x: _rows(x, rows, wanted), given)
+    try:
+        own = capture(model, fewer, precision=captured.precision)
+    except ShardwrightError as error:
+        raise _NotCheckedError(f"{why}, and {wanted} of its {rows} rows cannot be captured: {error}") from None
+    if not captured.per_microbatch and not same_but_for_sizes(captured.graph, own.graph):
+        raise _NotCheckedError(f"{why}, and {wanted} of its {rows} rows make another graph")
+    return _Part(own, (), fewer, wanted)
+
+
+def _rows(tensor: Tensor, rows: int, wanted: int) -> Tensor:
+    """The first of a tensor's rows, of which it may have several for each of the batch."""
+    if not tensor.dim() or tensor.shape[0] % rows:
+        return tensor
+    return tensor[: tensor.shape[0] // rows * wanted]
+
+
+def _affordable(graph: Graph, model_bytes: int, device: torch.device) -> tuple[float, str]:
+    """Which share of the batch is compared, and why not all of it."""
+    flops = sum(node.row.flops(graph.signature(node)) for node in graph.nodes if node.row is not None and node.inputs)
+    made = sum(
+        graph.types[n.name].num_bytes for n in graph.nodes if not n.is_leaf and is_float(graph.types[n.name].dtype)
+    )
+    free, most = (
+        MEMORY_SHARE * _free_bytes(device) - 3 * model_bytes,
+        MOST_FLOPS["cpu" if device.type == "cpu" else "cuda"],
+    )
+    if free <= 0:
+        raise _NotCheckedError(f"it takes {size(3 * model_bytes)} beside the model, more than half of what is free")
+    if flops / most > made / free:
+        return most / max(flops, 1.0), f"a step of the whole batch takes {flops:.1e} floating-point operations"
+    return free / max(made, 1), f"a step of the whole batch takes {size(made)}"
+
+
+def _free_bytes(device: torch.device) -> float:
+    """Memory that is free on a device; of a host, what the kernel and its control group leave."""
+    if device.type == "cuda":
+        return float(torch.cuda.mem_get_info(device)[0])
+    found = [float("inf")]
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        found += [1024.0 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable")]
+        group = Path("/sys/fs/cgroup")
+        most, used = ((group / name).read_text().strip() for name in ("memory.max", "memory.current"))
+        found += [float(most) - float(used)] if most != "max" else []
+    except (OSError, ValueError):
+        pass
+    return min(found)
+
+
+def same_but_for_sizes(one: Graph, other: Graph) -> bool:
+    """Whether two graphs have the same operators on the same operands, with attributes that differ in numbers alone."""
+    if len(one.nodes) != len(other.nodes):
+        return False
+    place = {node.name: number for number, node in enumerate(other.nodes)}
+    own = {node.name: number for number, node in enumerate(one.nodes)}
+    for a, b in zip(one.nodes, other.nodes, strict=True):
+        wiring = [own[name] for name in a.inputs] == [place[name] for name in b.inputs]
+        kinds = one.types[a.name].dtype == other.types[b.name].dtype
+        if not (a.op == b.op and wiring and kinds and _form(a.attrs, a.op) == _form(b.attrs, b.op)):
+            return False
+    return True
+
+
+def _form(value: object, op: str) -> object:
+    """An attribute without its numbers; constants are named by their elements."""
+    if op == "constant":
+        return op
+    if isinstance(value, tuple):
+        return tuple(_form(part, op) for part in value)
+    return "a number" if isinstance(value, (int, float)) and not isinstance(value, bool) else value
+
+
+# ---- both steps ----
+
+
+def _compare(model: nn.Module, part: _Part) -> Comparison:
+    before = Before(model)
+    epsilon = epsilon_of(part.captured.graph)
+    try:
+        with torch.inference_mode(False), torch.enable_grad(), torch.compiler.set_stance("force_eager"):
+            eager = _run(lambda: _eager(model, part, before), before, "the model does not run on this batch")
+            if not all(map(torch.isfinite, map(torch.tensor, eager.losses))):
+                raise _NotCheckedError(f"the loss of this batch is {eager.losses[0]}")
+            program = _program(model, part, before)
+
+            def moved() -> list[Step]:
+                what = "the model does not run once its weights are off by rounding"
+                return [_run(lambda s=seed: _moved(model, part, before, epsilon, s), before, what) for seed in _SEEDS]
+
+            return compared(eager, program, epsilon, moved, before.buffers)
+    finally:
+        before.put_back()
+
+
+def _run(step: Callable[[], Step], before: Before, what: str) -> Step:
+    try:
+        return step()
+    except Exception as error:
+        raise _NotCheckedError(f"{what}: {type(error).__name__}: {_first_line(error)}") from error
+    finally:
+        before.put_back()
+
+
+def _eager(model: nn.Module, part: _Part, before: Before) -> Step:
+    return eager_step(model, part.args, part.kwargs, part.captured.precision, before.parameters)
+
+
+def _moved(model: nn.Module, part: _Part, before: Before, epsilon: float, seed: int) -> Step:
+    """The eager step with parameters and inputs that are off by ±ε of themselves."""
+    generator = torch.Generator(device_of(model)).manual_seed(seed)
+
+    def off(value: Tensor) -> Tensor:
+        if not value.is_floating_point():
+            return value
+        signs = torch.randint(0, 2, value.shape, generator=generator, device=generator.device, dtype=torch.int8)
+        return value + value * (epsilon * (2 * signs - 1).to(value.device, value.dtype))
+
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(off(parameter))
+        args, kwargs = tree_map_only(Tensor, off, (list(part.args), dict(part.kwargs)))
+    return eager_step(model, args, kwargs, part.captured.precision, {})
+
+
+def _program(model: nn.Module, part: _Part, before: Before) -> Step:
+    try:
+        return SerialProgram(part.captured, device_of(model)).step(model, part.args, part.kwargs)
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        raise _NotCheckedError(f"the captured graph needs more memory than there is: {_first_line(error)}") from error
+    except RuntimeError as error:
+        raise CaptureError(
+            f"{type(model).__name__} runs on this batch, and the graph that was captured of it fails: "
+            f"{_first_line(error)}; {_REMEDY}"
+        ) from error
+    finally:
+        before.put_back()
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+# ---- what differs, in words ----
+
+_REMEDY = (
+    "capture keeps what operators compute, and loses what else forward does (docs/limits.md): compute it by operators "
+    "and buffers, or train without it. check_capture='never' trains the captured graph as it is, which is another model"
+)
+
+
+def _refusal(model: nn.Module, found: Comparison, part: _Part) -> str:
+    shown = found.differences[:_SHOWN]
+    more = len(found.differences) - len(shown)
+    batch = "this batch" if part.num_rows is None else f"{part.num_rows} rows of this batch"
+    lines = [f"\n  {own.what}: {own.how}" for own in shown]
+    noise = f" (rounding alone moves gradients by {found.noise:.1e} of themselves)" if found.noise else ""
+    return (
+        f"{type(model).__name__}: a step of the captured graph is not the eager one, on {batch}{noise}:"
+        f"{''.join(lines)}" + (f"\n  and {more} more" if more else "") + f"\n{_REMEDY}"
+    )
