@@ -23,6 +23,8 @@ from shardwright.pcg.graph import Graph
 from shardwright.pcg.types import is_float
 
 TIMES = 4.0
+SMALL = 1e-5
+"""A gradient below this share of the whole one is reported relative to that."""
 FEW = 8
 """A tensor of fewer elements may be hardly moved by chance; it is allowed what others are moved by."""
 
@@ -83,8 +85,8 @@ def compared(
     return Comparison(
         tuple(differences),
         max(_relative(abs(a - b), abs(a)) for a, b in zip(eager.losses, program.losses, strict=True)),
-        _worst(eager.gradients, program.gradients, 1e-5 * whole),
-        _worst(eager.buffers, program.buffers, 1e-5),
+        _worst(eager.gradients, program.gradients, SMALL * whole, noise.gradients),
+        _worst(eager.buffers, program.buffers, SMALL, noise.buffers),
         noise.relative,
     )
 
@@ -122,7 +124,7 @@ def _gradient(mine: Tensor | None, other: Tensor | None, share: float, noise: _N
         return None
     free = noise.gradients.get(name, 0.0)
     if not size or not found:
-        if max(size, found) <= free:
+        if max(size, found) <= max(free, noise.relative * size):
             return None
         return (
             f"is lost: its norm is {size:.3g} eagerly, none by the graph"
@@ -193,9 +195,11 @@ def _moves(own: Mapping[str, Tensor], others: Sequence[Mapping[str, Tensor]]) ->
     return found
 
 
-def _worst(mine: Mapping[str, Tensor], others: Mapping[str, Tensor], least: float) -> float:
+def _worst(mine: Mapping[str, Tensor], others: Mapping[str, Tensor], least: float, free: Mapping[str, float]) -> float:
+    """The largest error, relative to the eager value where that is more than rounding."""
     shared = [name for name in mine if name in others and mine[name].shape == others[name].shape]
-    errors = [_relative(_distance(mine[n], others[n]), max(_norm(mine[n]), least)) for n in shared]
+    sizes = {name: max(_norm(mine[name]), least, free.get(name, 0.0)) for name in shared}
+    errors = [_relative(_distance(mine[name], others[name]), sizes[name]) for name in shared]
     return max((error for error in errors if math.isfinite(error)), default=0.0)
 
 

@@ -1,24 +1,22 @@
-"""What a step of a user's own model may change, put back afterwards: all that its modules lead to, and generators.
+"""What a step of a user's own model may change, put back afterwards.
 
-    tensors                               values, memory, `grad`, `requires_grad`; parameters and buffers among them
-    lists, dictionaries, sets, objects    what is in them, as far as modules, their classes, closures and the globals of
-                                          the files that define their classes lead to them
-    generators                            torch's, Python's, NumPy's, those that are led to, `seed_exactly`
+    what modules hold       by `pcg.places`
+    tensors in that         values, memory, `grad`, `requires_grad`; of parameters and buffers first of all
+    globals                 data in the files that define the model's classes, not those of libraries
+    generators              torch's, Python's, NumPy's, those that modules hold, `seed_exactly`
 
 It is put back into the same objects, so that whoever holds one, as an optimizer may, sees no change.
 """
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import pickle
 import random
 import sys
-import types
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +26,11 @@ from torch import Tensor, nn
 
 from shardwright.lowering.exact import current_random
 from shardwright.lowering.private import FakeTensor
+from shardwright.pcg.places import CONTAINERS, PLAIN, Snapshot
 
-_MOST = 100_000
-"""Objects that are looked at. Whoever keeps more, as a whole data set, has the rest left as it is."""
-_DATA = (bool, int, float, complex, str, bytes, type(None), list, tuple, dict, set, deque, Tensor)
-_GENERATORS = (random.Random, np.random.RandomState, np.random.Generator, torch.Generator)
-_LEADS_NOWHERE = (bool, int, float, complex, str, bytes, type(None), type, types.ModuleType)
 _LIBRARIES = frozenset({"site-packages", "dist-packages", "builtins"})
 _NOTHING = object()
-"""In place of an attribute that there is not."""
+"""In place of a name that there is not."""
 
 
 class Before:
@@ -46,27 +40,13 @@ class Before:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._undo: list[Callable[[], object]] = []
-        tensors: dict[int, _Values] = {}
-        pending = deque[object](model.modules())
-        for owner in _namespaces(model):
-            data = {name: value for name, value in vars(owner).items() if _is_data(name, value)}
-            self._undo.append(functools.partial(_put_names, owner, data))
-            pending.extend(data.values())
-        seen = dict[int, object]()  # which keeps what is made on the way, as else another object might get its number
-        while pending and len(seen) < _MOST:
-            value = pending.popleft()
-            if isinstance(value, _LEADS_NOWHERE) or id(value) in seen:
-                continue
-            seen[id(value)] = value
-            if isinstance(value, Tensor):
-                tensors[id(value)] = _Values.of(value)
-                continue
-            if (undo := _undo(value)) is not None:
-                self._undo.append(undo)
-            pending.extend(_inside(value))
-        self._undo += [values.put_back for values in tensors.values()]
-        self._undo += _generators()
+        places = Snapshot(model)
+        held = [place.value for place in places.places.values()]
+        own = (*model.parameters(), *model.buffers())
+        tensors = {id(x): _Values.of(x) for x in (*own, *held) if isinstance(x, Tensor)}
+        homes = [partial(_put_names, home, _data(home), _insides(_data(home).values())) for home in _homes(model)]
+        values = [each.put_back for each in tensors.values()]
+        self._undo: list[Callable[[], object]] = [places.put_back, *homes, *values, *_generators(held)]
         self.parameters = {name: tensors[id(p)].values for name, p in model.named_parameters()}
         self.buffers = {name: tensors[id(b)].values for name, b in model.named_buffers()}
 
@@ -90,7 +70,7 @@ class _Values:
     def of(cls, tensor: Tensor) -> _Values:
         with torch.no_grad():
             memory = tensor.detach()
-            is_plain = tensor.layout is torch.strided and not isinstance(tensor, FakeTensor)
+            is_plain = tensor.layout is torch.strided and not isinstance(tensor, FakeTensor) and not tensor.is_meta
             values = memory.clone() if is_plain else memory
         return cls(tensor, memory, values, tensor.requires_grad, tensor.grad if tensor.is_leaf else None)
 
@@ -99,7 +79,7 @@ class _Values:
         if self.values is self.memory:
             return
         with torch.no_grad():
-            if own.grad_fn is not None and self.memory.is_leaf:
+            if own.grad_fn is not None and not self.requires_grad:
                 own.detach_()
             if (own.data_ptr(), own.shape, own.dtype) != (self.memory.data_ptr(), self.memory.shape, self.memory.dtype):
                 own.data = self.memory
@@ -110,105 +90,62 @@ class _Values:
             own.grad = self.grad
 
 
-def _undo(value: Any) -> Callable[[], object] | None:  # noqa: ANN401
-    """What puts back what an object itself holds."""
-    if isinstance(value, random.Random):
-        return functools.partial(value.setstate, value.getstate())
-    if isinstance(value, (np.random.RandomState, torch.Generator)):
-        return functools.partial(value.set_state, value.get_state())
-    if isinstance(value, np.random.Generator):
-        return functools.partial(setattr, value.bit_generator, "state", value.bit_generator.state)
-    if isinstance(value, types.CellType):
-        return functools.partial(_put_cell, value, _content(value))
-    if isinstance(value, dict):
-        return functools.partial(_put_items, value, dict(value))
-    if isinstance(value, (list, set, deque)):
-        return functools.partial(_put_elements, value, list(value))
-    return None
+# ---- globals ----
 
 
-def _inside(value: Any) -> Iterator[object]:  # noqa: ANN401
-    """What an object leads to."""
-    if isinstance(value, dict):
-        yield from value.values()
-    elif isinstance(value, (list, tuple, set, frozenset, deque)):
-        yield from value
-    elif isinstance(value, types.CellType):
-        yield _content(value)
-    elif isinstance(value, types.FunctionType):
-        yield from (*(value.__closure__ or ()), *(value.__defaults__ or ()))
-    elif isinstance(value, types.MethodType):
-        yield from (value.__self__, value.__func__)
-    elif isinstance(value, functools.partial):
-        yield from (value.func, value.args, value.keywords)
-    elif isinstance(value, nn.Module) or not type(value).__module__.startswith("torch."):
-        yield getattr(value, "__dict__", None)
-
-
-def _put_items(own: dict[Any, Any], items: dict[Any, Any]) -> None:
-    if own.keys() != items.keys() or any(own[key] is not value for key, value in items.items()):
-        own.clear()
-        own.update(items)
-
-
-def _put_elements(own: Any, elements: list[Any]) -> None:  # noqa: ANN401 - a list, a set or a deque
-    if len(own) != len(elements) or any(a is not b for a, b in zip(own, elements, strict=True)):
-        own.clear()
-        (own.update if isinstance(own, set) else own.extend)(elements)
-
-
-def _content(cell: types.CellType) -> object:
-    try:
-        return cell.cell_contents
-    except ValueError:  # nothing is assigned yet
-        return _NOTHING
-
-
-def _put_cell(cell: types.CellType, content: object) -> None:
-    if content is not _NOTHING:
-        cell.cell_contents = content
-    elif _content(cell) is not _NOTHING:
-        del cell.cell_contents
-
-
-# ---- classes, and what is global where they are defined ----
-
-
-def _namespaces(model: nn.Module) -> Iterator[object]:
-    """Those of the model's own classes, not of libraries', and the Python modules that they are in."""
+def _homes(model: nn.Module) -> Iterator[object]:
+    """The Python modules that the model's own classes are in."""
     kinds = dict.fromkeys(kind for module in model.modules() for kind in type(module).__mro__)
-    homes = {kind: sys.modules.get(kind.__module__) for kind in kinds}
-    own = [kind for kind, home in homes.items() if _LIBRARIES.isdisjoint(Path(_file(home)).parts)]
-    yield from own
-    yield from dict.fromkeys(homes[kind] for kind in own)
+    for name in dict.fromkeys(kind.__module__ for kind in kinds):
+        file = getattr(sys.modules.get(name), "__file__", None) or ("" if name == "__main__" else "builtins")
+        if _LIBRARIES.isdisjoint(Path(file).parts):
+            yield sys.modules[name]
 
 
-def _file(home: object) -> str:
-    return getattr(home, "__file__", None) or ("" if home is sys.modules.get("__main__") else "builtins")
+def _data(home: object) -> dict[str, Any]:
+    return {name: value for name, value in vars(home).items() if _is_data(name, value)}
 
 
 def _is_data(name: str, value: object) -> bool:
-    return isinstance(value, (*_DATA, *_GENERATORS)) and not name.startswith("__")
+    return isinstance(value, (*PLAIN, *CONTAINERS, Tensor)) and not name.startswith("__")
 
 
-def _put_names(owner: Any, data: dict[str, Any]) -> None:  # noqa: ANN401 - a class or a Python module
-    now = dict(vars(owner))
+def _insides(values: Iterable[Any]) -> list[tuple[Any, Any]]:
+    """Lists, dictionaries and sets, each with a copy."""
+    return [(value, value.copy()) for value in values if isinstance(value, (list, dict, set))]
+
+
+def _put_names(home: Any, data: dict[str, Any], insides: list[tuple[Any, Any]]) -> None:  # noqa: ANN401
+    for value, inside in insides:
+        if value != inside:
+            value.clear()
+            value.extend(inside) if isinstance(value, list) else value.update(inside)
+    now = dict(vars(home))
     for name in {**now, **data}:
         if name in data and now.get(name, _NOTHING) is not data[name]:
-            setattr(owner, name, data[name])
+            setattr(home, name, data[name])
         elif name not in data and _is_data(name, now[name]):
-            delattr(owner, name)
+            delattr(home, name)
 
 
-def _generators() -> Iterator[Callable[[], object]]:
-    """Those that belong to no object of the model."""
-    yield functools.partial(torch.set_rng_state, torch.get_rng_state())
-    yield functools.partial(random.setstate, random.getstate())
-    yield functools.partial(np.random.set_state, np.random.get_state())
+# ---- generators ----
+
+
+def _generators(held: Iterable[object]) -> Iterator[Callable[[], object]]:
+    yield partial(torch.set_rng_state, torch.get_rng_state())
+    yield partial(random.setstate, random.getstate())
+    yield partial(np.random.set_state, np.random.get_state())
     if torch.cuda.is_initialized():
-        yield functools.partial(torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all())
+        yield partial(torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all())
     if (exact := current_random()) is not None:
-        yield functools.partial(exact.load_state_dict, exact.state_dict())
+        yield partial(exact.load_state_dict, exact.state_dict())
+    for value in held:
+        if isinstance(value, random.Random):
+            yield partial(value.setstate, value.getstate())
+        elif isinstance(value, (np.random.RandomState, torch.Generator)):
+            yield partial(value.set_state, value.get_state())
+        elif isinstance(value, np.random.Generator):
+            yield partial(setattr, value.bit_generator, "state", value.bit_generator.state)
 
 
 def random_states() -> dict[str, str]:

@@ -231,7 +231,7 @@ def test_models_of_the_zoo_are_equal_to_their_graphs(name: str) -> None:
 class Chaotic(nn.Module):
     """Batch norms on few rows, deep, in 16 bits: rounding alone moves their gradients by as much as they are."""
 
-    def __init__(self, depth: int = 8) -> None:
+    def __init__(self, depth: int) -> None:
         super().__init__()
         torch.manual_seed(0)
         blocks = [nn.Sequential(nn.Linear(6, 6, bias=False), nn.BatchNorm1d(6), nn.ReLU()) for _ in range(depth)]
@@ -240,16 +240,21 @@ class Chaotic(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         h = self.blocks(x)
         h = h.detach() if self.fault else h
-        return (self.last(h) * torch.arange(6, dtype=x.dtype)).mean()
+        return (torch.tanh(self.last(h)) * torch.arange(6, dtype=x.dtype)).mean()
 
 
 def test_a_chaotic_model_raises_no_alarm_and_lost_gradients_are_told() -> None:
-    model, batch = Chaotic().bfloat16(), {"x": torch.randn(4, 6).bfloat16()}
-    captured = capture(model, batch)
-    assert check_capture(model, captured, (), batch).equal
-    model.fault = True
-    with pytest.raises(CaptureError, match=r"one of norm"):
-        check_capture(model, captured, (), batch)
+    """As far as rounding lets them be seen, which the result says."""
+    batch = {"x": torch.randn(8, 6, generator=torch.Generator().manual_seed(0)).bfloat16()}
+    for depth in (1, 8):
+        model = Chaotic(depth).bfloat16()
+        captured = capture(model, batch)
+        check = check_capture(model, captured, (), batch)
+        assert (check.equal, check.noise > 1) == (True, depth == 8)
+        model.fault = True
+        if depth == 1:
+            with pytest.raises(CaptureError, match="there is none eagerly, and one of norm"):
+                check_capture(model, captured, (), batch)
 
 
 # ---- all is put back ----
