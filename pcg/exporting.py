@@ -53,8 +53,8 @@ def export(
     """
     if any(p.device.type == "meta" for p in model.parameters()):
         raise CaptureError(
-            f"{type(model).__name__} is on device 'meta', where gradients can get lost silently; build it under "
-            "torch._subclasses.FakeTensorMode() on device 'cpu' instead"
+            f"{type(model).__name__} is on device 'meta', where gradients can get lost silently; build it inside "
+            "`with shardwright.fake():` instead, without a device"
         )
     try:
         with warnings.catch_warnings(), _use_lazy_graph_module(True):  # else fx writes source after each of 50 passes

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from shardwright.cost.clusters.topology import Level as Level
     from shardwright.lowering.exact import seed_exactly as seed_exactly
     from shardwright.pcg.errors import ShardwrightError as ShardwrightError
+    from shardwright.pcg.fake import fake as fake
     from shardwright.search.plan import Plan as Plan
 
 __version__ = "0.1.0"
@@ -32,6 +33,7 @@ _EXPORTS = {
     "Plan": "shardwright.search.plan",
     "ShardwrightError": "shardwright.pcg.errors",
     "compile": "shardwright.api",
+    "fake": "shardwright.pcg.fake",
     "plan": "shardwright.api",
     "seed_exactly": "shardwright.lowering.exact",
     "what_if": "shardwright.asking",
@@ -45,6 +47,7 @@ __all__ = [
     "ShardwrightError",
     "__version__",
     "compile",
+    "fake",
     "plan",
     "seed_exactly",
     "what_if",

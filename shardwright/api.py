@@ -132,7 +132,7 @@ def plan(
 
     Args:
         model: in the mode (train or eval) that it will run in. Parameters may be fake tensors: a model of any size
-            built under `FakeTensorMode` is planned without its memory.
+            built inside `with shardwright.fake():` is planned without its memory.
         cluster: what to plan for; see `Cluster`.
         args: example inputs of one global batch, positional; shapes are baked into the plan.
         kwargs: the same, by name.
@@ -466,5 +466,5 @@ def refuse_unreal(model: nn.Module) -> None:
             kind = "a fake tensor" if isinstance(value, FakeTensor) else "on device meta"
             raise PlanError(
                 f"{type(model).__name__}: {name!r} is {kind} and has no values to train; shardwright.plan works on "
-                "such a model, compile needs one that is built outside FakeTensorMode, on a real device"
+                "such a model, compile needs one that is built outside of shardwright.fake(), on a real device"
             )

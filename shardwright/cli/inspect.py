@@ -50,6 +50,11 @@ from shardwright.cli.status import FINDING
 @click.option("--what-if", "changes", metavar="CHANGES", type=parse_changes,
               help="The plan if that were so: nodes, bandwidth, memory, flops, batch or seq, as nodes=2x,batch=128. "
               "Another batch or seq needs the model, as FILE.py:FUNCTION or --hf-config.")  # fmt: skip
+@click.option(
+    "--by-hand", is_flag=True, help="What to set in FSDP2 and in torchtitan for the best plan by hand that fits."
+)
+@click.option("--recompute", "again", is_flag=True,
+              help="All that backward computes again, as `recompute=` and --recompute take it.")  # fmt: skip
 @click.option("--formula", is_flag=True, help="Closed forms of seconds and bytes in nodes, batch and hidden size.")
 @output_option("Keep the answer of --why-not or --what-if here, for `view --answer`.")
 @format_option
@@ -62,6 +67,8 @@ def explain(
     memory: bool,
     strategies: tuple[str, ...],
     changes: Mapping[str, str] | None,
+    by_hand: bool,
+    again: bool,
     formula: bool,
     output: Path | None,
     form: str,
@@ -77,6 +84,8 @@ def explain(
     questions = {
         "--find": name,
         "--memory": memory or None,
+        "--by-hand": by_hand or None,
+        "--recompute": again or None,
         "--formula": formula or None,
         "--why-not": strategies or None,
         "--what-if": changes,
@@ -84,7 +93,7 @@ def explain(
     asked = [option for option, given in questions.items() if given is not None]
     if len(asked) > 1 or len(strategies) > 1:
         raise click.UsageError(
-            "--find, --memory, --formula, --why-not and --what-if are questions of their own; ask one at a time"
+            f"{', '.join(list(questions)[:-1])} and --what-if are questions of their own; ask one at a time"
         )
     if asked and depth is not None:
         raise click.UsageError(f"--depth is of the tree of modules, and {asked[0]} prints none; leave one of them out")
@@ -114,6 +123,18 @@ def explain(
 
         facts = facts_to_show(plan_file)
         terminal.show(FoundReport(facts.plan, name, facts), form)
+        return status_of(facts.plan)
+    if by_hand:
+        from shardwright.reports.byhand import ByHandReport
+
+        facts = facts_to_show(plan_file)
+        terminal.show(ByHandReport(facts.plan), form)
+        return status_of(facts.plan)
+    if again:
+        from shardwright.reports.running import recompute_text
+
+        facts = facts_to_show(plan_file)
+        click.echo(recompute_text(facts.plan))
         return status_of(facts.plan)
     if formula:
         from shardwright.reports.formula import FormulaReport

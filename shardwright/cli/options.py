@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Sequence
 from functools import reduce, wraps
@@ -164,7 +165,14 @@ def parse_precision(text: str) -> PrecisionMode:
 
 
 def parse_recompute(text: str) -> RecomputeMode:
-    """`full`, or `model.layers.0-7=full,model.layers.*.mlp=full`: what backward computes again."""
+    """`full`, or `model.layers.0-7=full,model.layers.*.mlp=full`, or JSON as `explain --recompute` prints it."""
+    if text.lstrip().startswith(("{", '"')):
+        try:
+            return cast("RecomputeMode", json.loads(text))
+        except ValueError as error:
+            raise ShardwrightError(
+                f"--recompute: expected JSON, got: {error}; `explain --recompute` prints it"
+            ) from None
     if "=" not in text:
         return cast("RecomputeMode", text)
     return cast("RecomputeMode", _by_name(text, "--recompute", "a mode, or pairs such as 'model.layers.*=full'"))
@@ -239,7 +247,8 @@ def recompute_option(command: Command) -> Command:
     """`--recompute`"""
     text = (
         "What backward computes again: none, selective (attention) or full (every block); or by block or module in "
-        "blocks, such as 'model.layers.0-7=full,model.layers.*.mlp=full'. By default the search does, by value."
+        "blocks, such as 'model.layers.0-7=full,model.layers.*.mlp=full'; or JSON, which says it by value, as `explain "
+        "--recompute` prints it. By default the search does, by value."
     )
     return click.option("--recompute", type=parse_recompute, metavar="MODE", help=text)(command)
 

@@ -14,12 +14,13 @@ from shardwright.reports.facts import fits, memory_remark, memory_verdict, ranke
 from shardwright.reports.lifetimes import lifetime_names
 from shardwright.reports.report import OWN, Paragraph, Report
 from shardwright.reports.running import again_name, device_mesh
+from shardwright.reports.throughput import throughput
 from shardwright.reports.units import percent, seconds, size
 from shardwright.reports.wording import ESTIMATED, SEARCHED, faster_or_slower
 from shardwright.search.plan import Alternative, Plan
 from shardwright.search.spaces import BATCH_AXES, batch_size
 
-_COLUMNS = ("plan", "mesh", ">mb.", "weights", "again", ">step", "", ">compute", ">exposed", ">memory", "")
+_COLUMNS = ("plan", "mesh", ">mb.", "weights", "again", ">step", "", ">MFU", ">compute", ">exposed", ">memory", "")
 
 
 class ComparisonReport(Report):
@@ -33,7 +34,10 @@ class ComparisonReport(Report):
         return alternatives(plans[0]) if len(plans) == 1 else self._side_by_side()
 
     def data(self) -> dict[str, object]:
-        return {name: run_as(p) | p.prediction.to_json() for name, p in self.plans.items()}
+        return {
+            name: run_as(p) | p.prediction.to_json() | {"throughput": throughput(p)._asdict()}
+            for name, p in self.plans.items()
+        }
 
     def _side_by_side(self) -> list[Paragraph]:
         """In the order in which they are given; of those after the first, what does not fit is apart."""
@@ -41,7 +45,10 @@ class ComparisonReport(Report):
         plans = self.plans.values()
         beside = [Beside.own(p) if p is first else Beside.of(first, p.prediction, memory_remark(p)) for p in plans]
         named = zip(self.plans.items(), beside, strict=True)
-        rows = [(p is first or fits(p), _row(name, _columns(p), p.prediction, own)) for (name, p), own in named]
+        rows = [
+            (p is first or fits(p), _row(name, _columns(p), p.prediction, own, throughput(p).utilization))
+            for (name, p), own in named
+        ]
         several = len({plan.fingerprint for plan in self.plans.values()}) > 1
         lines = ["these plans are for different models or batches"] if several else []
         found = [Paragraph("Plans", [*lines, LEGEND], _COLUMNS, [row for fitting, row in rows if fitting])]
@@ -56,13 +63,16 @@ def alternatives(plan: Plan) -> list[Paragraph]:
     As the page has it: how fast it would be is no measure of what cannot be run.
     """
 
+    def row(name: str, own: Plan | Alternative, beside: Beside) -> tuple[str, ...]:
+        return _row(name, _columns(own), own.prediction, beside, throughput(plan, own.prediction).utilization)
+
     def rows(others: Iterable[Alternative]) -> list[tuple[str, ...]]:
-        return [_row(a.name, _columns(a), a.prediction, Beside.alternative(plan, a)) for a in others]
+        return [row(a.name, a, Beside.alternative(plan, a)) for a in others]
 
     ranked = ranked_alternatives(plan)
     fitting = [a for a in ranked if memory_verdict(plan, a) == "fits"]
     unfit = sorted((a for a in ranked if a not in fitting), key=lambda a: a.prediction.memory.total_bytes)
-    own = _row(OWN, _columns(plan), plan.prediction, Beside.own(plan))
+    own = row(OWN, plan, Beside.own(plan))
     lines = ["by the timeline, in which communication and compute overlap", LEGEND]
     if any(a.estimated for a in plan.alternatives):
         lines.append(f"{ESTIMATED}: of one block for all that are equal; the others are of the whole graph")
@@ -72,7 +82,10 @@ def alternatives(plan: Plan) -> list[Paragraph]:
     return found
 
 
-LEGEND = "mb.: microbatches of a step; weights: how long gathered ones stay; again: what backward makes again"
+LEGEND = (
+    "mb.: microbatches of a step; weights: how long gathered ones stay; again: what backward makes again; MFU: model"
+    " FLOPs utilization, without what is made again"
+)
 
 
 def run_as(plan: Plan | Alternative) -> dict[str, Any]:
@@ -163,6 +176,9 @@ def undivided(plan: Plan, other: Alternative) -> str:
     return f"the batch of {size}{cut} does not divide among {degree}"
 
 
-def _row(name: str, way: tuple[str, ...], own: Prediction, beside: Beside) -> tuple[str, ...]:
-    return (name, *way, seconds(own.step_s), beside.faster, seconds(own.compute_s), seconds(own.exposed_s),
+def _row(
+    name: str, way: tuple[str, ...], own: Prediction, beside: Beside, utilization: float | None
+) -> tuple[str, ...]:
+    used = "" if utilization is None else percent(utilization)
+    return (name, *way, seconds(own.step_s), beside.faster, used, seconds(own.compute_s), seconds(own.exposed_s),
             size(own.memory.total_bytes), beside.remark)  # fmt: skip

@@ -29,6 +29,7 @@ from shardwright.reports.report import Paragraph, Report
 from shardwright.reports.rounding import precision, rounded
 from shardwright.reports.running import gathered, made_again, meshes, running_data, statistics, way
 from shardwright.reports.stages import stage_facts, stages
+from shardwright.reports.throughput import throughput
 from shardwright.reports.trace import rewrite_trace, trace_data
 from shardwright.reports.tree import Module, ModuleRow, Totals, own_by_use
 from shardwright.reports.units import percent, plural, seconds, size
@@ -109,6 +110,7 @@ class PlanReport(Report):
             "idle": idle(plan),
             "step": described(plan.prediction),
             "sent": time_data(self.facts),
+            "throughput": {**throughput(plan)._asdict(), "text": throughput(plan).line},
             "standing": standing(plan)._asdict(),
             "quality": quality(plan),
             "rewrites": rewrites(plan),
@@ -147,6 +149,7 @@ class PlanReport(Report):
                     "fits": memory_verdict(plan, a) == "fits",
                     **Beside.alternative(plan, a)._asdict(),
                     "step": described(a.prediction),
+                    "utilization": throughput(plan, a.prediction).utilization,
                     "prediction": a.prediction.to_json(),
                 }
                 for a in ranked_alternatives(plan)
@@ -205,6 +208,7 @@ def _headline(facts: PlanFacts) -> Paragraph:
             *([f"not all used    {idle(plan)}"] if plan.idle else []),
             *([f"asked for       {plan.asked}"] if str(plan.asked) else []),
             f"predicted step  {step(p)}",
+            f"throughput      {throughput(plan).line}",
             f"one by one      {serial(p)}; without overlap, as modules and communication are listed",
             f"memory          {size(p.memory.total_bytes)} of {size(p.device_bytes)} on {_each_device(plan)}"
             + memory_warning(plan, p.memory.total_bytes),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
@@ -77,6 +78,11 @@ def remade_text(remade: Remade, most: int = _MOST_NAMED) -> str:
     return "values in " + ", ".join(modules[:most]) + (", …" if len(modules) > most else "")
 
 
+def recompute_text(plan: Plan) -> str:
+    """All that backward makes again, as JSON that `recompute=` and `--recompute` take."""
+    return json.dumps(plan.execution.to_json().get("recompute", "none"), indent=2)
+
+
 def again_name(execution: Execution) -> str:
     """In a word, what is made again; "" for nothing."""
     mode = execution.recompute
@@ -148,7 +154,10 @@ def made_again(facts: PlanFacts) -> Iterator[Paragraph]:
     if rows:
         columns = ("blocks", "what", ">operators", ">compute", ">comm.")
         title = "Made again in backward (what that adds to compute and communication of a step)"
-        yield Paragraph(title, [], columns, rows, [saving(facts)])
+        notes = [saving(facts)]
+        if any(isinstance(r.mode, tuple) for r in facts.recomputation.remade):
+            notes.append("`explain --recompute` prints all of it, as recompute= and --recompute take it")
+        yield Paragraph(title, [], columns, rows, notes)
 
 
 def running_data(facts: PlanFacts) -> dict[str, Any]:
@@ -163,6 +172,7 @@ def running_data(facts: PlanFacts) -> dict[str, Any]:
         "copies": COPIES if any(g.copies for g in facts.gathered) else "",
         "remade": [{**asdict(r), "text": remade_text(r, _MOST_SHOWN)} for r in facts.recomputation.remade],
         "saving": saving(facts),
+        "recompute": recompute_text(facts.plan),
         "statistics": statistics(facts) if facts.estimated else "",
         "precision": {
             "name": facts.plan.precision,

@@ -19,7 +19,7 @@ function drawSummary() {
   const nonzero = memoryParts(p.memory).filter(([n]) => n > 0);
   at("summary").append(
     element("div.card", {}, element("div.soft", {}, "Predicted step"), element("div.big", {}, time(p.step_s)),
-      bar(timeParts(plan.step.parts), p.step_s), legend(timeParts(plan.step.parts).map(([, name, label]) => [name, label])),
+      element("div", {}, plan.throughput.text), bar(timeParts(plan.step.parts), p.step_s), legend(timeParts(plan.step.parts).map(([, name, label]) => [name, label])),
       element("div.soft", { style: "margin-top:8px" }, `one by one, without overlap: ${time(p.serial_s)}, of which ` +
         timeParts(plan.step.serial).map(([, , label]) => label).join(", "))),
     element("div.card", {}, element("div.soft", {}, `Memory of each device, of ${bytes(plan.prediction.device_bytes)}`),
@@ -66,7 +66,8 @@ function drawRunning() {
       table([["weights", true], ["of"], ["lifetime"], [""], ["slices over"], ["copies over"], ["slices", true], ["gathered", true]], gathered),
       plan.copies ? element("p.note", {}, plan.copies) : ""] : []),
     ...(again.length ? [element("h3", {}, "Made again in backward"), element("p.note", {}, plan.saving),
-      table([["blocks"], ["what"], ["operators", true], ["adds compute", true], ["adds communication", true]], again)] : []),
+      table([["blocks"], ["what"], ["operators", true], ["adds compute", true], ["adds communication", true]], again),
+      copyable("copy as recompute=", plan.recompute)] : []),
     element("h3", {}, "What is exact and what is rounded"),
     table([["what"], ["in"], ["number", true], ["rounded"]], rounding));
 }

@@ -25,6 +25,21 @@ function element(what, attributes = {}, ...children) {
   return made;
 }
 
+/** A button that puts text on the clipboard, and the text itself to be opened and selected. */
+function copyable(label, text) {
+  const button = element("button", { onclick: () => navigator.clipboard?.writeText(text).then(() => { button.textContent = "copied"; }, () => {}) }, label);
+  return element("details", {}, element("summary", {}, button), element("pre", {}, text));
+}
+
+/** A button that saves text as a file. */
+function saved(label, name, text) {
+  return element("button", { onclick: () => {
+    const link = element("a", { download: name, href: URL.createObjectURL(new Blob([text()], { type: "application/json" })) });
+    link.click();
+    URL.revokeObjectURL(link.href);
+  } }, label);
+}
+
 const at = (id) => document.getElementById(id);
 
 /** Draw what is in an element anew, and keep the focus: it goes to what takes the place of what had it. */

@@ -1,0 +1,170 @@
+"""What to set in FSDP2 and in torchtitan for the best plan by hand that fits: `explain --by-hand`.
+
+Plans by hand are those of `search.spaces.baselines`: their axes have names that say what they do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from shardwright.pcg.errors import PlanError
+from shardwright.reports.facts import memory_verdict, ranked_alternatives
+from shardwright.reports.report import Paragraph, Report
+from shardwright.reports.units import seconds
+from shardwright.reports.wording import SEARCHED, called, faster_or_slower
+from shardwright.search.plan import Alternative, Plan
+from shardwright.search.spaces import batch_size, sequence_length
+
+_SCHEDULES = {
+    "gpipe": "GPipe",
+    "1f1b": "1F1B",
+    "interleaved": "Interleaved1F1B",
+    "zero-bubble": "InterleavedZeroBubble",
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a plan by hand divides a step, in the terms of those who set it.
+
+    `replicas`, `shards`: groups of data parallelism that hold all of a parameter, and the parts of it in each.
+    `reshards`: whether gathered parameters are freed after forward (ZeRO-3). `tensor`, `sequence`: degrees.
+    """
+
+    plan: Plan
+    other: Alternative
+
+    @cached_property
+    def sizes(self) -> dict[str, int]:
+        return dict(zip(self.other.mesh.names, self.other.mesh.sizes, strict=True))
+
+    @property
+    def replicas(self) -> int:
+        return self.sizes.get("dp", 1) if "zero" in self.sizes or not self.other.lifetimes else 1
+
+    @property
+    def shards(self) -> int:
+        return self.sizes.get("zero", 1) * self.sizes.get("dp", 1) // self.replicas
+
+    @property
+    def reshards(self) -> bool:
+        return "zero-3" in self.other.lifetimes
+
+    @property
+    def tensor(self) -> int:
+        return self.sizes.get("tp", 1)
+
+    @property
+    def sequence(self) -> int:
+        return self.sizes.get("cp", 1) * self.sizes.get("sp", 1)
+
+    @property
+    def local_batch(self) -> int:
+        """What a group of data parallelism computes at once."""
+        return max(1, batch_size(self.plan.graph) // (self.replicas * self.shards * self.other.mesh.num_microbatches))
+
+    @property
+    def checkpointing(self) -> str:
+        """In torchtitan's words; what is chosen value by value is nearest to "selective"."""
+        again = self.other.execution.recompute
+        return again if isinstance(again, str) else "selective"
+
+
+class ByHandReport(Report):
+    """The best plan by hand that fits, as settings. Raises `PlanError` where the plan was compared with none."""
+
+    def __init__(self, plan: Plan) -> None:
+        fitting = [a for a in ranked_alternatives(plan) if memory_verdict(plan, a) == "fits" and SEARCHED not in a.name]
+        if not fitting:
+            raise PlanError("none of the plans by hand that this plan was compared with fits; `compare` lists them")
+        self.plan, self.own = plan, Settings(plan, fitting[0])
+
+    def paragraphs(self) -> list[Paragraph]:
+        step_s, own_s = self.own.other.prediction.step_s, self.plan.prediction.step_s
+        compared = faster_or_slower(step_s, own_s)
+        title = f"Best plan by hand: {called(self.own.other)}, {seconds(step_s)} a step, {compared} than this plan"
+        return [
+            Paragraph(title, _notes(self.own)),
+            Paragraph("In FSDP2", _fsdp2(self.own)),
+            Paragraph("In torchtitan", _torchtitan(self.own)),
+        ]
+
+    def data(self) -> dict[str, object]:
+        return {
+            "name": called(self.own.other),
+            "step_s": self.own.other.prediction.step_s,
+            "notes": _notes(self.own),
+            "fsdp2": _fsdp2(self.own),
+            "torchtitan": _torchtitan(self.own),
+        }
+
+
+def _notes(own: Settings) -> list[str]:
+    found = ["blocks stands for the model's repeated layers"]
+    if not isinstance(own.other.execution.recompute, str):
+        found.append("what it makes again is chosen value by value here; selective is the nearest that can be set")
+    if own.other.execution.num_stages > 1:
+        found.append("FSDP2 has no pipeline stages; torchtitan has")
+    if own.other.lifetimes and own.other.lifetimes[0] == "zero-1" and own.other.mesh.num_microbatches > 1:
+        found.append(
+            "FSDP2 reduces gradients in each microbatch unless set_requires_gradient_sync(False) is called before"
+        )
+    return found
+
+
+def _fsdp2(own: Settings) -> list[str]:
+    """Lines of Python."""
+    named = {"replicate": own.replicas, "shard": own.shards, "tp": own.tensor, "cp": own.sequence}
+    axes = {name: size for name, size in named.items() if size > 1} or {"shard": 1}
+    data = [name for name in ("replicate", "shard") if name in axes]
+    lines = [f'mesh = init_device_mesh("cuda", {tuple(axes.values())}, mesh_dim_names={tuple(axes)})']
+    if own.sequence > 1:
+        lines.append('# wrap each step in: with context_parallel(mesh["cp"], buffers=..., buffer_seq_dims=...)')
+    if own.tensor > 1:
+        lines += [
+            "for block in blocks:  # columns of the first products, rows of the last ones",
+            '    parallelize_module(block, mesh["tp"], {...: ColwiseParallel(), ...: RowwiseParallel()})',
+        ]
+    if own.checkpointing == "full":
+        lines += ["for block in blocks:", "    checkpoint(block)"]
+    if own.checkpointing == "selective":
+        lines += ["for block in blocks:", "    checkpoint(block.attention)"]
+    if data == ["replicate"]:
+        lines.append('replicate(model, mesh=mesh["replicate"])' if len(axes) > 1 else "DistributedDataParallel(model)")
+    elif data:
+        chosen = f"mesh[{data[0]!r}]" if len(data) == 1 else f"mesh[{tuple(data)!r}]"
+        options = f"mesh={chosen}, reshard_after_forward={own.reshards}{_policy(own)}"
+        lines += ["for block in blocks:", f"    fully_shard(block, {options})", f"fully_shard(model, {options})"]
+    count = own.other.mesh.num_microbatches
+    return [*lines, f"# a step: {count} × a batch of {own.local_batch} in each group of data parallelism"]
+
+
+def _policy(own: Settings) -> str:
+    """Of mixed precision; a precision of everything is that of the model itself (`model.to(...)`)."""
+    precision, reduced = own.other.execution.base or "", own.other.execution.reduce_dtype
+    found = (f"torch.{dtype}" for short, dtype in (("bf16", "bfloat16"), ("fp16", "float16")) if short in precision)
+    if precision in ("bf16", "fp16") or not (dtype := next(found, "")):
+        return ""
+    return f", mp_policy=MixedPrecisionPolicy(param_dtype={dtype}, reduce_dtype=torch.{reduced or 'float32'})"
+
+
+def _torchtitan(own: Settings) -> list[str]:
+    """Lines of a job's TOML."""
+    execution = own.other.execution
+    lines = [
+        "[training]",
+        f"local_batch_size = {own.local_batch}",
+        f"global_batch_size = {batch_size(own.plan.graph)}",
+        *([f"seq_len = {length}"] if (length := sequence_length(own.plan.graph)) else []),
+        "[parallelism]",
+        f"data_parallel_replicate_degree = {own.replicas}",
+        f"data_parallel_shard_degree = {own.shards}",
+        f'fsdp_reshard_after_forward = "{"always" if own.reshards else "never"}"',
+        f"tensor_parallel_degree = {own.tensor}",
+        f"context_parallel_degree = {own.sequence}",
+        f"pipeline_parallel_degree = {execution.num_stages}",
+    ]
+    if execution.num_stages > 1:
+        lines.append(f'pipeline_parallel_schedule = "{_SCHEDULES.get(execution.schedule, execution.schedule)}"')
+    return [*lines, "[activation_checkpoint]", f'mode = "{own.checkpointing}"']
