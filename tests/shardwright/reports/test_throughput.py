@@ -73,7 +73,7 @@ def test_a_step_in_the_fields_words() -> None:
     assert f" MFU (of {own.peak_flops_per_s / 1e12:.3g} TFLOP/s in float32), " in own.line
     assert own.line.endswith(" days for 10¹² tokens")
     slower = throughput(plan, replace(plan.prediction, step_s=2 * step_s))
-    assert slower.utilization == pytest.approx(own.utilization / 2)
+    assert slower.utilization == pytest.approx((own.utilization or 0) / 2)
     assert json.loads(json.dumps(PlanReport(plan).data()))["throughput"]["days"] == own.days
     table = next(p for p in ComparisonReport({"a": plan}).paragraphs() if ">MFU" in p.columns)
     assert all(row[table.columns.index(">MFU")].endswith("%") for row in table.rows)
@@ -99,7 +99,7 @@ def by_hand(plan: Plan) -> dict[str, str]:
 def only(plan: Plan, name: str, **fields: object) -> Plan:
     """The plan beside this one alone."""
     own = next(a for a in plan.alternatives if a.name.startswith(name))
-    return replace(plan, alternatives=(replace(own, **fields),))  # pyright: ignore[reportArgumentType]
+    return replace(plan, alternatives=(replace(own, **fields),))
 
 
 def test_plans_by_hand_as_settings() -> None:
