@@ -462,7 +462,7 @@ def test_what_cannot_be_trained_is_told(run: Run) -> None:
     settings = dict.fromkeys(
         ("plan", "precision", "rules", "microbatches", "recompute", "per_microbatch", "reduce_dtype")
     )
-    settings |= {"seed": 0, "model": "models.py:idle", "cluster": "cluster.json"}
+    settings |= {"seed": 0, "model": "models.py:idle", "cluster": "cluster.json", "check_capture": "first"}
     with pytest.raises(DistributedError, match=useless):
         run_ranks(train, 1, args=(settings,))
     assert "precision       the model's own: no operators;" in run("plan", "models.py:idle")[1]
