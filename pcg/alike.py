@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_leaves, tree_map_only
 
+from shardwright.pcg.backwards import backwards_refused, check_backward
 from shardwright.pcg.depth import KEPT, Run, shortened
 from shardwright.pcg.hooks import captured_hooks
 from shardwright.pcg.state import Kept
@@ -82,8 +83,11 @@ class _Notes(TorchDispatchMode):
         hooks = [hook for run in found for hook in self._watched(model.get_submodule(run.path), run)]
         kept = Kept(model)
         try:
-            with unseen_refused(model), kept.watched(), mode, self, _compiling_state_context():  # as when exported
-                self.result = self._said(forward(model, batch))
+            refused = unseen_refused(model), backwards_refused(model)
+            with refused[0], refused[1], kept.watched(), mode, self, _compiling_state_context():  # as when exported
+                result = forward(model, batch)
+                self.result = self._said(result)
+            check_backward(result)
         finally:
             for hook in hooks:
                 hook.remove()

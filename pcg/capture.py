@@ -23,6 +23,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from shardwright.pcg.alike import Forward, alike
 from shardwright.pcg.aten import dtype_name
+from shardwright.pcg.autograd import gradients_kept
+from shardwright.pcg.backwards import backwards_refused, check_backward
 from shardwright.pcg.depth import Run, deepened, runs, shortened
 from shardwright.pcg.errors import CaptureError, PlanError, UnsupportedOperatorError
 from shardwright.pcg.exporting import export
@@ -84,8 +86,15 @@ class _LossOnly(nn.Module):
 
     def forward(self, **batch: Any) -> torch.Tensor:
         self.marker.tensor = next(x for x in tree_leaves(batch) if isinstance(x, torch.Tensor))
-        in_low = _autocast(self.marker.device, self.low)
-        with self.shared.shown(), self.kept.watched(), unseen_refused(self.model), in_low:
+        low = _autocast(self.marker.device, self.low)
+        with (
+            self.shared.shown(),
+            self.kept.watched(),
+            unseen_refused(self.model),
+            backwards_refused(self.model),
+            gradients_kept(self.model) as watch,
+            low,
+        ):
             result = self.model(**batch, **self.options)
         loss = find_loss(result)
         if loss is None:
@@ -94,6 +103,7 @@ class _LossOnly(nn.Module):
                 " loss as a scalar, first in a tuple, or as `loss` in a dict (transformers models: pass `labels` in the"
                 " batch)"
             )
+        check_backward(loss, written=watch.written)
         return loss
 
 

@@ -1,9 +1,8 @@
-"""`torch.export`, without the gradients that it would lose, and what to say where it fails.
+"""`torch.export`, and what to say where it fails.
 
 Composite operators (einsum, concatenate, group_norm, …) are decomposed unless they have a handler, as autograd does it.
-What runs under `torch.no_grad()` is exported as a region of its own, and decomposition forgets that no gradient leaves
-it: the region's operands are detached here first. What is not exported at all (a backward of the user's own, a seed) is
-refused around forward, by `pcg.unseen`.
+Around forward, `pcg.autograd` keeps what autograd makes of it, and `pcg.unseen` refuses what is not exported at all (a
+backward of the user's own, a seed).
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 
@@ -35,7 +34,6 @@ _WHOLE = frozenset({
     "lstm", "gru", "rnn_tanh", "rnn_relu",
     "linalg_cholesky", "linalg_inv", "linalg_ldl_factor", "linalg_lu_factor", "linalg_solve", "linalg_tensorinv",
 })  # fmt: skip
-_SET_GRAD = torch.ops.higher_order.wrap_with_set_grad_enabled
 
 
 def export(
@@ -62,7 +60,6 @@ def export(
             marker = marker or Marker("cpu")
             with marker.watching(), _no_graph_printed():
                 exported = torch.export.export(wrapper, (), dict(tensors), strict=False)
-            _cut_gradients(exported.graph_module)
             enter_regions(exported.graph_module, marker.device)
             with mode or nullcontext():
                 return exported.run_decompositions(dict(_decompositions()))
@@ -98,39 +95,6 @@ def _no_graph_printed() -> Generator[None]:
     finally:
         kept = said.getvalue().replace(f"{dumped}\n", "") if dumped else said.getvalue()
         sys.stderr.write(kept)
-
-
-# ---- gradients ----
-
-
-def _cut_gradients(module: fx.GraphModule) -> None:
-    """No gradient enters the regions in which gradients are disabled."""
-    for node in module.graph.nodes:
-        if node.target is _SET_GRAD and node.args[0] is False:
-            _detach_operands(getattr(module, node.args[1].target))
-    for child in module.children():
-        if isinstance(child, fx.GraphModule):
-            _cut_gradients(child)
-
-
-def _detach_operands(region: fx.GraphModule) -> None:
-    """Everything in the region reads its operands detached, but for the regions inside it that enable gradients."""
-    operands = [node for node in region.graph.nodes if node.op == "placeholder"]
-    for operand in operands:
-        value = operand.meta.get("val")
-        if not isinstance(value, torch.Tensor) or not value.is_floating_point():
-            continue
-        with region.graph.inserting_after(operands[-1]):
-            detached = region.graph.call_function(torch.ops.aten.detach.default, (operand,))
-        detached.meta = dict(operand.meta)
-        for reader in list(operand.users):
-            if reader is not detached and reader.op != "output" and not _enables(reader):
-                reader.replace_input_with(operand, detached)
-    region.recompile()
-
-
-def _enables(node: fx.Node) -> bool:
-    return node.target is _SET_GRAD and node.args[0] is True
 
 
 # ---- errors ----

@@ -184,10 +184,18 @@ class Importer:
             elif spec.kind is kinds.BUFFER_MUTATION:
                 yield (spec.target or "").removeprefix("model."), self._argument(value)
             else:
-                what = "parameter" if spec.kind is kinds.PARAMETER_MUTATION else "input"
                 target = (spec.target or "").removeprefix("model.")
                 where = self._where(value) if isinstance(value, torch.fx.Node) else type(self.model).__name__
-                raise CaptureError(f"{where}: the model mutates its {what} {target!r} in place; clone it first")
+                raise CaptureError(f"{where}: {self._written(target, spec.kind is kinds.PARAMETER_MUTATION)}")
+
+    def _written(self, target: str, is_parameter: bool) -> str:
+        """What to say of a write in place that no program does."""
+        if not is_parameter:
+            return f"the model mutates its input {target!r} in place; clone it first"
+        remedy = "write into a clone, or change the parameter after the step"
+        if not self.model.get_parameter(target).requires_grad:
+            remedy = "make it a buffer (register_buffer), which steps may change, or change it after the step"
+        return f"the model mutates its parameter {target!r} in place, and only optimizers change parameters; {remedy}"
 
     def _refuse_unseen(self, node: torch.fx.Node, kind: torch.export.graph_signature.InputKind) -> None:
         """What a program reads that is no tensor: a generator, another object, or the order of side effects."""

@@ -1,9 +1,8 @@
 """What a forward does that `torch.export` does not see, and that would be lost or fixed without a word: refused.
 
-That is a backward of the user's own (an `autograd.Function`, a hook on a tensor), a new seed of torch's generator, and
-a draw from a generator that is not torch's: Python's and NumPy's run at capture only, so that what depends on a draw
-(a mask, a layer that is dropped) would be the same in every step. Draws after a seed that forward itself sets are the
-same in every step anyway.
+That is a new seed of torch's generator, and a draw from a generator that is not torch's: Python's and NumPy's run at
+capture only, so that what depends on a draw (a mask, a layer that is dropped) would be the same in every step. Draws
+after a seed that forward itself sets are the same in every step anyway. For backwards, see `pcg.backwards`.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import pickle
 import random
 import sys
 from collections.abc import Callable, Generator, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -21,8 +20,6 @@ from unittest import mock
 import numpy as np
 import torch
 from torch import nn
-from torch.autograd import Function
-from torch.utils.checkpoint import CheckpointFunction
 
 _GENERATORS = (random.Random, np.random.RandomState, np.random.Generator)
 _STATES = frozenset({"getstate", "setstate", "get_state", "set_state"})
@@ -34,14 +31,6 @@ class UnseenError(Exception):
     def __init__(self, what: str, remedy: str) -> None:
         super().__init__(what)
         self.remedy = remedy
-
-
-def _lost_gradient(what: str) -> UnseenError:
-    return UnseenError(
-        what,
-        "Capture would lose it: write it in differentiable operators (x + (f(x) - x).detach() passes gradients "
-        "straight through), or make it an operator with torch.library.custom_op and register_autograd",
-    )
 
 
 def _fixed_draw(generator: str) -> UnseenError:
@@ -61,39 +50,8 @@ _SEEDED = UnseenError(
 @contextmanager
 def unseen_refused(model: nn.Module) -> Generator[None]:
     """Around a forward. All of these are an `UnseenError`."""
-    with ExitStack() as stack:
-        for patch in _gradients():
-            stack.enter_context(patch)
-        stack.enter_context(_seeds_refused())
-        stack.enter_context(_draws_refused(model))
+    with _seeds_refused(), _draws_refused(model):
         yield
-
-
-def _gradients() -> Iterator[Any]:
-    apply = Function.__dict__["apply"]  # its type differs from version to version of torch
-
-    def checked(cls: type[Function], *args: Any, **kwargs: Any) -> object:
-        if cls is CheckpointFunction:
-            return _computed_once(*args)
-        if not cls.__module__.startswith("torch."):
-            raise _lost_gradient(f"{cls.__name__} is an autograd.Function with a backward of its own")
-        return apply.__get__(None, cls)(*args, **kwargs)
-
-    def refused(tensor: torch.Tensor, hook: object) -> object:
-        raise _lost_gradient("a hook is registered on the gradient of a tensor")
-
-    yield mock.patch.object(Function, "apply", classmethod(checked))
-    yield mock.patch.object(torch.Tensor, "register_hook", refused)
-
-
-def _computed_once(run: Callable[..., Any], preserve_rng_state: bool, *args: Any) -> object:
-    """What reentrant checkpointing computes; nothing has a gradient where no argument of it has one.
-
-    Torch runs it without gradients, and enables them again where no export sees that.
-    """
-    has_gradient = any(isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args)
-    with nullcontext() if has_gradient else torch.no_grad():
-        return run(*args)
 
 
 class _Unseeded(torch.Generator):

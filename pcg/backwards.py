@@ -1,0 +1,188 @@
+"""Backwards that are not those of a forward's operators: refused by name.
+
+`torch.export` records operators, and a program differentiates them. So what else decides gradients would be lost: an
+`autograd.Function`, a hook on a tensor or in autograd's graph, tensors that are saved in another form, derivatives
+that forward itself takes. An `autograd.Function` is seen by what its call leaves in autograd's graph, which no alias of
+its `apply` escapes; the others are functions of torch that are replaced while forward runs.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+from torch._functorch import eager_transforms
+from torch.autograd import graph as autograd_graph
+from torch.autograd.forward_ad import dual_level
+from torch.utils.checkpoint import CheckpointFunction
+
+from shardwright.pcg.unseen import UnseenError
+
+_FUNCTION = torch._C._FunctionBase
+_OPERATORS = ("torch._library.", "torch._higher_order_ops.")
+"""Modules of torch whose Functions are backwards of operators."""
+_REMEDY = (
+    "write it in differentiable operators (x + (f(x) - x).detach() passes gradients straight through), or make it an "
+    "operator with torch.library.custom_op and register_autograd"
+)
+grad_fn: Callable[[Tensor], Any] = vars(torch._C.TensorBase)["grad_fn"].__get__
+
+
+def _lost(what: str, remedy: str = _REMEDY) -> UnseenError:
+    return UnseenError(what, f"Capture would lose it: {remedy}")
+
+
+def refuse_foreign(node: object) -> None:
+    """An `UnseenError` where a node of autograd's graph is that of an `autograd.Function`."""
+    if not isinstance(node, _FUNCTION):
+        return
+    function = getattr(node, "_forward_cls", type(node))
+    module, name = function.__module__, function.__qualname__.replace(".<locals>", "")
+    if function.__name__ == "BackwardHookFunction":
+        raise _backward_hook()
+    if not module.startswith(_OPERATORS):
+        raise _lost(f"{name} is an autograd.Function with a backward of its own (in {module})")
+
+
+def _backward_hook() -> UnseenError:
+    return _lost("forward registers a backward hook on a module", "put it on the compiled model's parameters")
+
+
+@contextmanager
+def backwards_refused(model: nn.Module) -> Generator[None]:
+    """Around a forward. An `UnseenError` where it gives autograd anything to do but to differentiate its operators."""
+    before = {name: p.requires_grad for name, p in model.named_parameters()}
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(CheckpointFunction, "apply", _computed_once))
+        for owner, name, refusal in _doors():
+            stack.enter_context(mock.patch.object(owner, name, _refusing(refusal)))
+        for owner, name, replaced in _doors_of_users():
+            stack.enter_context(mock.patch.object(owner, name, replaced))
+        yield
+    for name, p in model.named_parameters():
+        if p.requires_grad != before.get(name, p.requires_grad):
+            raise _lost(
+                f"forward leaves {name} {'frozen' if before[name] else 'with a gradient'}, which it was not",
+                "set requires_grad before shardwright captures the model, or back before forward returns",
+            )
+
+
+def _computed_once(run: Callable[..., Any], preserve_rng_state: bool, *args: Any) -> object:
+    """What reentrant checkpointing computes; nothing has a gradient where no argument of it has one.
+
+    Torch runs it without gradients, and enables them again where no export sees that.
+    """
+    has_gradient = any(isinstance(arg, Tensor) and arg.requires_grad for arg in args)
+    with nullcontext() if has_gradient else torch.no_grad():
+        return run(*args)
+
+
+def _refusing(refusal: UnseenError) -> Callable[..., Any]:
+    def refuse(*args: object, **kwargs: object) -> object:
+        raise refusal
+
+    return refuse
+
+
+def _doors() -> Iterator[tuple[object, str, UnseenError]]:
+    """Functions of torch that forward may not reach, by whatever name it calls them."""
+    hook = _lost("a hook is registered on the gradient of a tensor")
+    own = "compute the derivative with operators (it is then differentiated as well), or outside of the model"
+    yield Tensor, "register_hook", hook
+    yield Tensor, "register_post_accumulate_grad_hook", hook
+    yield Tensor, "retain_grad", _lost("forward keeps the gradient of a tensor (retain_grad)", "drop the call")
+    for name in ("register_full_backward_hook", "register_full_backward_pre_hook", "register_backward_hook"):
+        yield nn.Module, name, _backward_hook()
+    taken = _lost("forward computes gradients itself (backward, torch.autograd.grad)", own)
+    yield torch.autograd, "_engine_run_backward", taken
+    functional = _lost("forward computes derivatives itself (grad, vjp, jacrev, hessian of torch.func)", own)
+    yield eager_transforms, "grad_increment_nesting", functional
+    forwards = _lost("forward computes derivatives itself (jvp, jacfwd of torch.func, torch.autograd.forward_ad)", own)
+    yield eager_transforms, "jvp_increment_nesting", forwards
+    yield dual_level, "__enter__", forwards
+
+
+def _doors_of_users() -> Iterator[tuple[object, str, object]]:
+    """What torch itself may use."""
+    enter = autograd_graph.saved_tensors_hooks.__enter__
+
+    def entered(hooks: autograd_graph.saved_tensors_hooks) -> None:
+        kind = type(hooks)
+        if kind is autograd_graph.saved_tensors_hooks or not kind.__module__.startswith("torch."):
+            raise _lost(
+                "forward changes how tensors are saved for backward (torch.autograd.graph.saved_tensors_hooks)",
+                "drop it; which activations are computed again or moved to the host, the plan says",
+            )
+        enter(hooks)
+
+    edge = autograd_graph.get_gradient_edge
+
+    def get_gradient_edge(tensor: Tensor) -> object:
+        found = edge(tensor)
+        return found._replace(node=_Node(found.node))
+
+    def looked_at(tensor: Tensor) -> object:
+        node = grad_fn(tensor)
+        librarys = sys._getframe(1).f_globals.get("__name__", "").startswith("torch.")
+        return node if node is None or librarys else _Node(node)
+
+    yield autograd_graph.saved_tensors_hooks, "__enter__", entered
+    yield autograd_graph, "get_gradient_edge", get_gradient_edge
+    yield Tensor, "grad_fn", property(looked_at)
+
+
+class _Node:
+    """A node of autograd's graph that may be looked at."""
+
+    def __init__(self, node: Any) -> None:  # noqa: ANN401
+        self._node = node
+
+    def __getattr__(self, name: str) -> object:
+        if name in ("register_hook", "register_prehook"):
+            raise _lost("a hook is registered on a node of autograd's graph (grad_fn)")
+        return getattr(self._node, name)
+
+    @property
+    def next_functions(self) -> tuple[tuple[object, int], ...]:
+        return tuple((None if node is None else _Node(node), i) for node, i in self._node.next_functions)
+
+
+def check_backward(loss: object, *, written: bool = False) -> None:
+    """Whether the backward of a loss is that of operators, of values that nobody has overwritten since.
+
+    `written`: whether there were writes in place. An `UnseenError` where it is not.
+    """
+    for node in _nodes(grad_fn(loss) if isinstance(loss, Tensor) else None):
+        refuse_foreign(node)
+        if written:
+            _refuse_overwritten(node)
+
+
+def _nodes(root: Any) -> Iterator[Any]:  # noqa: ANN401
+    pending, seen = [root] if root is not None else [], {root}
+    while pending:
+        node = pending.pop()
+        yield node
+        following = [n for n, _ in node.next_functions if n is not None and n not in seen]
+        seen.update(following)
+        pending += following
+
+
+def _refuse_overwritten(node: object) -> None:
+    """Torch itself says so where what it saved is read."""
+    for name in dir(node):
+        if name.startswith("_saved_"):
+            try:
+                getattr(node, name)
+            except RuntimeError as error:
+                if "modified by an inplace operation" in str(error):
+                    raise UnseenError(
+                        f"{type(node).__name__.removesuffix('0')} reads a value that forward overwrites in place",
+                        "Its gradient would be another one (eager training fails, but for writes through .data): clone "
+                        "the value before it is written, or write out of place",
+                    ) from None
