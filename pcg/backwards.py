@@ -30,11 +30,16 @@ _REMEDY = (
     "write it in differentiable operators (x + (f(x) - x).detach() passes gradients straight through), or make it an "
     "operator with torch.library.custom_op and register_autograd"
 )
-grad_fn: Callable[[Tensor], Any] = vars(torch._C.TensorBase)["grad_fn"].__get__
 
 
 def _lost(what: str, remedy: str = _REMEDY) -> UnseenError:
     return UnseenError(what, f"Capture would lose it: {remedy}")
+
+
+def grad_fn(x: Tensor) -> Any:  # noqa: ANN401
+    """The node of autograd's graph that gave x, whatever stands in the place of the attribute."""
+    with torch._C.DisableTorchFunction():
+        return vars(torch._C.TensorBase)["grad_fn"].__get__(x)
 
 
 def refuse_foreign(node: object) -> None:
