@@ -6,11 +6,11 @@ microseconds. Format: "Trace Event Format" (Google, 2016): complete events (X), 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from shardwright.cost.timeline.streams import SegmentTimeline
-from shardwright.cost.timeline.tasks import COMPUTE, COPY
+from shardwright.cost.timeline.tasks import COMPUTE, COPY, Task
 from shardwright.cost.timeline.timeline import PlacedSegment, StageTimeline, Timeline
 
 MAX_TASKS = 200_000
@@ -20,12 +20,20 @@ events."""
 TraceEvent = dict[str, Any]
 
 
-def trace(timeline: Timeline) -> dict[str, Any]:
+Described = Callable[[Task], tuple[str, dict[str, Any]]]
+"""What a task is called for people, and what else is known of it, such as its shape."""
+
+
+def _as_it_is(task: Task) -> tuple[str, dict[str, Any]]:
+    return task.name, {}
+
+
+def trace(timeline: Timeline, described: Described = _as_it_is) -> dict[str, Any]:
     """The trace, to be written with `json.dump`."""
     num_tasks = sum(len(place.timeline.segment.tasks) for stage in timeline.stages for place in stage.placed)
     events: list[TraceEvent] = []
     for number, stage in enumerate(timeline.stages):
-        events += _apart(_stage_events(number, stage, everything=num_tasks <= MAX_TASKS))
+        events += _apart(_stage_events(number, stage, described, everything=num_tasks <= MAX_TASKS))
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 
@@ -42,7 +50,7 @@ def _apart(events: Iterable[TraceEvent]) -> Iterator[TraceEvent]:
             yield event
 
 
-def _stage_events(number: int, stage: StageTimeline, *, everything: bool) -> Iterator[TraceEvent]:
+def _stage_events(number: int, stage: StageTimeline, described: Described, *, everything: bool) -> Iterator[TraceEvent]:
     streams = [
         COMPUTE,
         *sorted(s for s in stage.busy_s if s not in (COMPUTE, COPY)),
@@ -59,7 +67,7 @@ def _stage_events(number: int, stage: StageTimeline, *, everything: bool) -> Ite
         if place.timeline.seconds > 0:
             yield _event(name, "segment", number, 0, place.start_s, place.timeline.seconds)
         if everything or place.timeline not in seen:
-            yield from _tasks(place, number, tracks)
+            yield from _tasks(place, number, tracks, described)
         seen.add(place.timeline)
         for moment, value in zip(*place.timeline.memory, strict=True):
             yield {
@@ -72,14 +80,15 @@ def _stage_events(number: int, stage: StageTimeline, *, everything: bool) -> Ite
         bytes_ += sum(place.timeline.net.values())
 
 
-def _tasks(place: PlacedSegment, number: int, tracks: dict[str, int]) -> Iterator[TraceEvent]:
+def _tasks(place: PlacedSegment, number: int, tracks: dict[str, int], described: Described) -> Iterator[TraceEvent]:
     timeline = place.timeline
     tasks = timeline.segment.tasks
     for task, start, end, offset in zip(tasks, timeline.starts, timeline.ends, timeline.offsets, strict=True):
         if end > start:
-            yield _event(
-                task.name, task.stream, number, tracks[task.stream], place.start_s + start + offset, end - start
-            )
+            name, known = described(task)
+            begin_s = place.start_s + start + offset
+            event = _event(name, task.stream, number, tracks[task.stream], begin_s, end - start)
+            yield {**event, "args": known} if known else event
     yield from _folds(timeline, place.start_s, number, tracks)
 
 

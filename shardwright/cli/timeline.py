@@ -84,7 +84,7 @@ def timeline(plan_file: Path, trace_file: Path | None, cluster: Cluster | None, 
     cost ways to run a plan that `run` does not offer yet. The plan's
     batch is one microbatch of these, which the plan may cut further.
     """
-    from shardwright.reports.timeline import TimelineReport, moved, plan_timeline
+    from shardwright.reports.timeline import TimelineReport, moved, plan_timeline, step_trace
     from shardwright.search.plan import Plan
 
     plan = Plan.load(plan_file)
@@ -93,9 +93,7 @@ def timeline(plan_file: Path, trace_file: Path | None, cluster: Cluster | None, 
         plan = moved(plan, cluster)
     found = plan_timeline(plan, run)
     if trace_file is not None:
-        from shardwright.cost.timeline.trace import trace
-
-        write_whole(trace_file, json.dumps(trace(found)) + "\n", "the trace", PlanError)
+        write_whole(trace_file, json.dumps(step_trace(plan, found)) + "\n", "the trace", PlanError)
     terminal.show(TimelineReport(replace(plan, execution=run), found), form)
 
 

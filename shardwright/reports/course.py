@@ -3,6 +3,7 @@
 The same action list is simulated, run and drawn. What happens often is said once:
 
     labels      what tasks are called in their blocks
+    results     what each label's operator gives on a device, in words, and its bytes; null where it is of none
     runs        tasks of one block after the other: [label, stream, block, gap, duration, …], where `block` is how many
                 blocks on from the run's own, and `gap` since the task before it on the same stream, in ticks
     tasks       of a segment: [run, block, start, …], where `block` is how many blocks on from the segment's; a run
@@ -28,6 +29,7 @@ from shardwright.cost.timeline.streams import MemoryCourse, SegmentTimeline
 from shardwright.cost.timeline.tasks import COMPUTE
 from shardwright.cost.timeline.timeline import NOT_ALLOCATED, SLACK, StageTimeline
 from shardwright.reports.facts import PlanFacts
+from shardwright.reports.units import shape
 
 TICK_S = 1e-9
 MOST_MOMENTS = 400
@@ -51,6 +53,7 @@ class _Drawn:
         self.facts, self.timeline = facts, facts.timeline
         self.blocks = {block: number for number, block in enumerate(facts.names.blocks)}
         self.labels, self.streams = dict[str, int](), {COMPUTE: 0}
+        self.results = dict[str, tuple[str, int] | None]()
         self.runs, self.tasks, self.nets = dict[_Numbers, int](), dict[_Numbers, int](), dict[_Numbers, int]()
         self.segments: dict[tuple[SegmentTimeline, int, str], int] = {}
         self.unit_bytes = max(1.0, self.timeline.fullest.memory.total_bytes / 1e5)
@@ -78,6 +81,7 @@ class _Drawn:
             "segments": segments,
             "stages": stages,
             "labels": list(self.labels),
+            "results": list(self.results.values()),
             "runs": list(self.runs),
             "tasks": list(self.tasks),
             "courses": list(courses),
@@ -136,6 +140,9 @@ class _Drawn:
                 found.append((tuple(own), home, begin_s))
                 own, home, begin_s, ended_s = [], block, start_s, {}
             gap_s = start_s - ended_s.get(task.stream, begin_s)
+            if label not in self.labels:
+                result = self.facts.names.result(task.name)
+                self.results[label] = result and (f"{shape(result.shape)} {result.dtype}", result.num_bytes)
             own += (
                 self.labels.setdefault(label, len(self.labels)),
                 self.streams.setdefault(task.stream, len(self.streams)),

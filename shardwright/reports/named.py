@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+from math import prod
+from typing import NamedTuple
+
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.step.parameters import module_block
 from shardwright.pcg.step.places import places
+from shardwright.pcg.types import ITEM_BYTES
+
+
+class Result(NamedTuple):
+    """A device's part of a value."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    num_bytes: int
 
 
 class Names:
     """Names of one graph. In equal blocks the same things have the same label. `blocks`: all, and "" for none."""
 
     def __init__(self, graph: Graph) -> None:
+        self._graph = graph
         self._blocks: dict[str, str] = {}
         self._labels = {name: place.removeprefix(":") for name, place in places(graph, {}).items()}
         for node in reversed(graph.nodes):  # a change of layout belongs to what reads it
@@ -27,6 +40,20 @@ class Names:
         when, colon, what = text.partition(": ")
         block, label = self.of(what)
         return when + colon + label + (f" of {block}" if block else "")
+
+    def whole(self, text: str) -> str:
+        """`linear_560 backward` → `model.layers.79.mlp.down_proj:linear backward`."""
+        block, label = self.of(text)
+        return f"{block}.{label}" if block and not label.startswith(":") else block + label
+
+    def result(self, text: str) -> Result | None:
+        """What the operators that a task is called after give on a device; of several, the last one's."""
+        names = [word for word in text.split(" ") if word in self._labels]
+        if not names:
+            return None
+        kind = self._graph.types[names[-1]]
+        local = kind.local_shape(self._graph.mesh)
+        return Result(local, kind.dtype, prod(local) * ITEM_BYTES[kind.dtype])
 
     def of(self, text: str) -> tuple[str, str]:
         """`linear_560 backward` → `model.layers.79`, `mlp.down_proj:linear backward`."""

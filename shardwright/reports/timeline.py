@@ -9,15 +9,16 @@ from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.timeline.memory import safe_bytes
 from shardwright.cost.timeline.program import program
 from shardwright.cost.timeline.streams import SegmentTimeline
-from shardwright.cost.timeline.tasks import COMPUTE
+from shardwright.cost.timeline.tasks import COMPUTE, Task
 from shardwright.cost.timeline.timeline import StageTimeline, Timeline, simulate
+from shardwright.cost.timeline.trace import trace
 from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.meshes import num_devices
 from shardwright.reports.facts import PlanFacts
 from shardwright.reports.named import Names
 from shardwright.reports.report import Paragraph, Report
 from shardwright.reports.running import meshes, way
-from shardwright.reports.units import bar, percent, plural, ranges, seconds, size
+from shardwright.reports.units import bar, percent, plural, ranges, seconds, shape, size
 from shardwright.reports.wording import memory_rows, memory_warning
 from shardwright.search.plan import Plan
 
@@ -34,6 +35,18 @@ def moved(plan: Plan, cluster: Cluster) -> Plan:
     """The plan as it is costed on another cluster, whose devices may be those of several stages."""
     limit_bytes = safe_bytes(cluster.device.memory_bytes)
     return replace(plan, cluster=cluster, report=replace(plan.report, limit_bytes=limit_bytes))
+
+
+def step_trace(plan: Plan, timeline: Timeline) -> dict[str, Any]:
+    """The timeline as a trace. Tasks are called by module and operator, and have their shape and bytes."""
+    names = Names(plan.graph)
+
+    def described(task: Task) -> tuple[str, dict[str, Any]]:
+        result = names.result(task.name)
+        known = {} if result is None else {"shape": f"{shape(result.shape)} {result.dtype}", "bytes": result.num_bytes}
+        return names.whole(task.name), known
+
+    return trace(timeline, described)
 
 
 class StepPass(NamedTuple):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from shardwright.reports.answer import Answer
     from shardwright.search.plan import Plan
 
-_SCRIPTS = ("helpers", "charts", "course", "timeline", "memory", "modules", "parameters", "page")
+_SCRIPTS = ("helpers", "charts", "course", "trace", "timeline", "memory", "modules", "parameters", "page")
 
 
 def page(plan: Plan | Shown, profile: Mapping[str, Any] | None = None, answers: Sequence[Answer] = ()) -> str:

@@ -181,7 +181,8 @@ function drawTimeline() {
       "drag over a part or click to zoom down to a kernel, double click for all. Keys: ← → + − 0" + (isPipeline ? ", ↑ ↓ for the stage." : ".")),
     element("div.tools", {}, ...several, element("button", { onclick: showAll }, "whole step"), element("button", { onclick: () => zoomBy(0.5), "aria-label": "closer" }, "+"),
       element("button", { onclick: () => zoomBy(2), "aria-label": "further away" }, "−"), element("button", { onclick: () => moveBy(-0.5), "aria-label": "earlier" }, "◂"),
-      element("button", { onclick: () => moveBy(0.5), "aria-label": "later" }, "▸"), element("span.soft", { id: "shown", "aria-live": "polite" })), canvas,
+      element("button", { onclick: () => moveBy(0.5), "aria-label": "later" }, "▸"),
+      saved("save the trace", `${plan.model}.trace.json`, () => JSON.stringify(traceOf())), element("span.soft", { id: "shown", "aria-live": "polite" })), canvas,
     legend([...phases, ...streams, ["exposed", `compute waits for communication${isPipeline ? "; at the foot of a stage's passes, too" : ""}`], ...(isPipeline ? [["bubble", "bubble: nothing to do"]] : [])]), isPipeline ? stageTable() : "");
 }
 

@@ -25,6 +25,7 @@ from shardwright.reports.modules import module_tree
 from shardwright.reports.parameters import parameters_data, stored_parameters
 from shardwright.reports.peak import fullest, largest, peak_values
 from shardwright.reports.plan import PlanReport
+from shardwright.reports.timeline import step_trace
 from shardwright.reports.units import seconds, size
 from shardwright.search.plan import Alternative, Plan
 from shardwright.search.planner import Planner
@@ -320,3 +321,28 @@ def test_many_microbatches_take_no_more_room() -> None:
     few, many, deep = map(len, pages)
     assert many < 1.05 * few
     assert deep < 1.4 * few
+
+
+@EACH
+def test_the_trace_that_the_page_saves_is_that_of_the_command(name: str, tmp_path: Path) -> None:
+    """The same tasks with the same names, shapes and bytes: as many of each, at the same times in all."""
+    code = """(() => {
+      const found = {};
+      for (const e of traceOf().traceEvents.filter((e) => e.ph === "X" && e.cat !== "segment")) {
+        const key = [e.pid, e.cat, e.name, e.args?.shape, e.args?.bytes].join("|");
+        found[key] = [(found[key]?.[0] || 0) + 1, (found[key]?.[1] || 0) + e.ts, (found[key]?.[2] || 0) + e.dur];
+      }
+      return found;
+    })()"""
+    drawn: dict[str, list[float]] = evaluated(plan(name), tmp_path, code)
+    written = defaultdict[str, list[float]](lambda: [0, 0, 0])
+    for event in step_trace(plan(name), facts(name).timeline)["traceEvents"]:
+        if event["ph"] == "X" and event["cat"] != "segment":
+            known = event.get("args", {})
+            key = (event["pid"], event["cat"], event["name"], known.get("shape", ""), known.get("bytes", ""))
+            for at, value in enumerate((1, event["ts"], event["dur"])):
+                written["|".join(map(str, key))][at] += value
+    assert drawn.keys() == written.keys()
+    for key, own in drawn.items():
+        assert own == pytest.approx(written[key], rel=1e-4, abs=0.1), key
+    assert any("|layers.3.mlp:linear|" in key and " float32|" in key for key in drawn)
