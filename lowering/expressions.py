@@ -6,6 +6,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
+import torch
+
 from shardwright.lowering.fusions import PEEPHOLES, Fused, GraphView, at, split_of
 from shardwright.lowering.pieces import attribute, literal, opaque_call
 from shardwright.pcg.analysis import copies_data
@@ -16,7 +18,7 @@ from shardwright.pcg.node import RECEIVED
 from shardwright.pcg.optable import ROWS
 from shardwright.pcg.parallel import COMBINE, PARTITION, REDUCE
 from shardwright.pcg.step.operation import Again
-from shardwright.pcg.types import TensorType, is_float
+from shardwright.pcg.types import TensorType, is_float, promote
 
 
 class Expressions:
@@ -77,8 +79,18 @@ class Expressions:
             if node.op == "full" and node.attr("shape") == () and node.name not in self.context.results:
                 readers = [self.graph.by_name[name] for name in self.graph.users[node.name]]
                 if readers and all(self._takes_number(reader, node.name, found) for reader in readers):
-                    found[node.name] = literal(node.attr("value"))
+                    found[node.name] = literal(self._number(node, readers))
         return found
+
+    def _number(self, node: Node, readers: Sequence[Node]) -> object:
+        """The value of a constant, rounded as its dtype has it where a reader computes in a wider one."""
+        value, types = node.attr("value"), self.graph.types
+        own = types[node.name].dtype
+        if is_float(own) and any(
+            is_float(d) and promote(d, own) != own for d in (types[r.name].dtype for r in readers)
+        ):
+            return torch.tensor(value, dtype=getattr(torch, own)).item()
+        return value
 
     def _takes_number(self, reader: Node, number: str, literals: Mapping[str, str]) -> bool:
         row = reader.row

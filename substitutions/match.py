@@ -9,16 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import pairwise, product
 from typing import Any
 
 from shardwright.pcg.errors import GraphError, RuleError
 from shardwright.pcg.graph import Graph, Node, infer
+from shardwright.pcg.optable import ROWS
 from shardwright.pcg.parallel import PARTITION
-from shardwright.pcg.types import TensorType
+from shardwright.pcg.types import TensorType, is_float
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.expressions import Expression
-from shardwright.substitutions.terms import Apply, Term, Variable
+from shardwright.substitutions.terms import Apply, Term, Variable, subterms
 
 _ONE = Expression("1")
 
@@ -235,9 +237,12 @@ def _reaches(graph: Graph, roots: tuple[str, ...], variables: set[str]) -> bool:
 def replacement(graph: Graph, rule: Equation, match: Match) -> tuple[list[Node], dict[str, str]]:
     """The nodes that replace a match, and for every root the node that gives its result now.
 
-    A root keeps its name where it is still computed. New nodes carry the source of the root they serve.
+    A root keeps its name where it is still computed. New nodes carry the source of the root they serve. Real numbers
+    that a rule makes are in float64 where a result is.
     """
     made: dict[Term, str] = {}
+    dtypes = {graph.types[name].dtype for name in match.roots}
+    numbers = _real_numbers(rule) if "float64" in dtypes else frozenset[Term]()
     nodes: list[Node] = []
     taken = set(graph.by_name) - match.nodes
 
@@ -247,6 +252,8 @@ def replacement(graph: Graph, rule: Equation, match: Match) -> tuple[list[Node],
         if term not in made:
             inputs = tuple(build(operand, root, None) for operand in term.operands)
             attrs = tuple((key, value.evaluate(match.sizes)) for key, value in term.attrs)
+            if term in numbers:
+                attrs = tuple((key, "float64" if key == "dtype" else value) for key, value in attrs)
             name = _fresh(wanted or f"{root.name}_{term.op}", taken | set(match.roots) - {wanted})
             made[term] = name
             taken.add(name)
@@ -257,6 +264,26 @@ def replacement(graph: Graph, rule: Equation, match: Match) -> tuple[list[Node],
     for name, term in zip(match.roots, rule.right, strict=True):
         results[name] = build(term, graph.by_name[name], name)
     return nodes, results
+
+
+@lru_cache
+def _real_numbers(rule: Equation) -> frozenset[Term]:
+    """Constants on a rule's right side that are real, or integers of which a real function alone is taken."""
+    right = [term for side in rule.right for term in subterms(side) if isinstance(term, Apply)]
+    constants = [term for term in right if term.op == "full"]
+    found = set[Term]()
+    for term in constants:
+        dtype = dict(term.attrs)["dtype"]
+        readers = [reader for reader in right if term in reader.operands]
+        if dtype.text == "'float32'" or (dtype.text == "'int64'" and all(map(_makes_real, readers))):
+            found.add(term)
+    return frozenset(found)
+
+
+def _makes_real(term: Apply) -> bool:
+    """Whether a function of one number gives a real one for an integer."""
+    row = ROWS.get(term.op)
+    return row is not None and len(term.operands) == 1 and is_float(row.result_dtype(["int64"], {}))
 
 
 def _fresh(hint: str, taken: set[str] | frozenset[str]) -> str:

@@ -125,7 +125,7 @@ def test_it_runs_over_a_sharded_dimension_as_one_process_does(example: Example, 
     partial = "sum" if example.rule != "maximum_in_blocks" else "amax"
     assert any(choice not in ("R", "C") for choice in splits(graph, partial)), graph
     assert any(layout.kind == "S" for n in graph.leaves("parameter") for layout in graph.types[n.name].layouts)
-    assert_trains_as_serial(case, graph, 1e-6 if example.rule.endswith("usual_scale") else 1e-11)  # of float32
+    assert_trains_as_serial(case, graph, 1e-12)
 
 
 class Head(nn.Module):
