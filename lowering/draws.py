@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
-from shardwright.lowering import private
+from shardwright.lowering import private, private_dtensors
 
 _WRITTEN = (
     "normal_ uniform_ exponential_ log_normal_ cauchy_ geometric_ random_ random_.from random_.to bernoulli_.float "
@@ -37,14 +37,14 @@ _OF_VALUES = (
 def draw_whole() -> None:
     """From now on in this process, draws on DTensors are ours."""
     for name in f"{_WRITTEN} {_LIKE} {_OF_VALUES}".split():
-        private.on_dtensors(name, _draw)
+        private_dtensors.on_dtensors(name, _draw)
 
 
 def _draw(op: private.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
     """What one process would draw; the results that have the shape of the DTensor are laid out as it is."""
     like = next(x for x in (*args, *kwargs.values()) if isinstance(x, DTensor))
-    written = private.written_arguments(op)
-    reads_nothing = private.name_of(op).endswith("_like")
+    written = private_dtensors.written_arguments(op)
+    reads_nothing = private_dtensors.name_of(op).endswith("_like")
 
     def whole(position: int, name: str, x: object) -> object:
         if not isinstance(x, DTensor):
@@ -53,7 +53,7 @@ def _draw(op: private.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, An
             return torch.empty(x.shape, dtype=x.dtype, device=private.unwrap(x).device)
         return x.full_tensor().detach()
 
-    names = private.argument_names_of(op)
+    names = private_dtensors.argument_names_of(op)
     given = [whole(i, name, x) for i, (name, x) in enumerate(zip(names, args, strict=False))]
     named = {name: whole(-1, name, x) for name, x in kwargs.items()}
     generator = kwargs.get("generator") or private.default_generator(private.unwrap(like).device)
@@ -62,7 +62,7 @@ def _draw(op: private.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, An
     for name, mine, drawn in _pairs(names, args, kwargs, given, named):
         if name in written:
             private.unwrap(mine).copy_(_part(drawn, mine))
-    if written and private.returns_written(op):
+    if written and private_dtensors.returns_written(op):
         return next(mine for name, mine, _ in _pairs(names, args, kwargs, given, named) if name in written)
     return tuple(_wrapped(r, like) for r in results) if isinstance(results, tuple) else _wrapped(results, like)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardwright.lowering import private
+from shardwright.lowering import private_dtensors
 from shardwright.lowering.draws import draw_whole
 from shardwright.lowering.reductions import reduce_whole
 from shardwright.lowering.strided import honour_blocks
@@ -10,7 +10,7 @@ from shardwright.lowering.strided import honour_blocks
 
 def mend_dtensors() -> None:
     """From now on in this process: what finds overflows, numbers, draws, and tools that meet weights laid in blocks."""
-    private.find_overflows_together()
+    private_dtensors.find_overflows_together()
     reduce_whole()
     draw_whole()
     honour_blocks()

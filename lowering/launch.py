@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from shardwright.lowering import private
+from shardwright.lowering import private, private_dtensors
 from shardwright.lowering.groups import Line, columns, grids_of, lines, my_group
 from shardwright.lowering.movement import Axis, MeshAxis, Time
 from shardwright.pcg.errors import DistributedError, ShardwrightError
@@ -175,7 +175,7 @@ def _axes(
     )
     column = my_group(columns(meshes, range(many)), timeout_s) if many > 1 else None
     if column is not None:
-        private.tell_overflows_beside(device_mesh, column)
+        private_dtensors.tell_overflows_beside(device_mesh, column)
     return axes, Axis(STAGES, many, own, column), device_mesh
 
 

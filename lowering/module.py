@@ -129,6 +129,7 @@ class ParallelModule(Training):
         self._leaves = {name: value.to(ranks.device) for name, value in constants.items()}
         self._hold(graph, model, stages)
         self._frozen = [held for held in self._held.values() if not held.inside.requires_grad]
+        self._trained = list({id(h): h for h in self._held.values() if isinstance(h.outside, nn.Parameter)}.values())
         self._batch = BatchCheck(find_inputs(graph)[0], options, ranks)
         self.execution = execution
         outside = find_outside(graph, execution)

@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from shardwright.lowering import private
+from shardwright.lowering.members import Members
 from shardwright.pcg.errors import ShardwrightError
 from shardwright.pcg.hooks import hooks_of_all
 
@@ -248,9 +249,9 @@ def mirror(target: Fixed, model: nn.Module, values: Mapping[str, Tensor], order:
                 here._modules[part] = _part_of(module)(".".join(names[: depth + 1]), training=target.training)
             here = here.get_submodule(part)
         prefix = f"{path}." if path else ""
-        for kept, own in ((here._parameters, module._parameters), (here._buffers, module._buffers)):
-            for name in sorted(own, key=lambda name, at=prefix: place.get(at + name, -1)):
-                kept[name] = values.get(prefix + name)  # pyright: ignore[reportArgumentType]
+        for kind, own in (("_parameters", module._parameters), ("_buffers", module._buffers)):
+            ordered = sorted(own, key=lambda name, at=prefix: place.get(at + name, -1))
+            here.__dict__[kind] = Members(path, {name: values.get(prefix + name) for name in ordered})
         here._non_persistent_buffers_set |= module._non_persistent_buffers_set
 
 

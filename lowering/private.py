@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from typing import Any
-from weakref import WeakValueDictionary
 
 import torch
 import torch.distributed as dist
@@ -17,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake
 from torch.autograd import Variable
 from torch.distributed import _functional_collectives as functional_collectives
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Placement, Shard
+from torch.distributed.tensor import DTensor, Placement, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.distributed.tensor.placement_types import _StridedShard
@@ -77,74 +76,6 @@ def unwrap(tensor: Tensor) -> Tensor:
     """This rank's part of a DTensor, sharing its storage."""
     assert isinstance(tensor, DTensor)
     return tensor._local_tensor
-
-
-DTensorHandler = Callable[[OpOverload, tuple[Any, ...], dict[str, Any]], object]
-
-
-def on_dtensors(name: str, handler: DTensorHandler) -> None:
-    """From now on in this process, an ATen operator is this function on DTensors. One that torch lacks stays away."""
-    packet, _, overload = name.partition(".")
-    op = getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
-    if isinstance(op, OpOverload):
-        DTensor._op_dispatcher._custom_op_handlers[op] = handler
-
-
-def name_of(op: OpOverload) -> str:
-    """An operator's name, without its overload."""
-    return op._schema.name.partition("::")[2]
-
-
-def argument_names_of(op: OpOverload) -> list[str]:
-    """The names of an operator's arguments."""
-    return [argument.name for argument in op._schema.arguments]
-
-
-def written_arguments(op: OpOverload) -> set[str]:
-    """The names of the arguments that an operator writes to."""
-    found = op._schema.arguments
-    return {argument.name for argument in found if argument.alias_info is not None and argument.alias_info.is_write}
-
-
-def returns_written(op: OpOverload) -> bool:
-    """Whether an operator returns what it writes to."""
-    return any(result.alias_info is not None for result in op._schema.returns)
-
-
-def reduced(placement: Partial, value: Tensor, mesh: DeviceMesh, axis: int) -> Tensor:
-    """What the ranks of an axis have summands of, by what a placement says: a sum, a norm, …"""
-    return wait(placement._reduce_value(value, mesh, axis))
-
-
-def find_overflows_together() -> None:
-    """From now on, what `torch.amp.GradScaler` finds in gradients that are DTensors holds for all ranks of their mesh.
-
-    A scaler skips the update, and lowers its scale, where a gradient is not finite. torch's own rule for DTensors asks
-    other ranks only along the axes on which the *first* gradient is sharded. So a rank could skip alone: where another
-    gradient is sharded, and where copies of a replicated one differ, as a kernel may overflow on one device only.
-    """
-    on_dtensors("_amp_foreach_non_finite_check_and_unscale_", _unscale_together)
-
-
-_BESIDE: WeakValueDictionary[DeviceMesh, dist.ProcessGroup] = WeakValueDictionary()
-"""By the mesh of a pipeline stage, the group of those at a rank's place in all stages' meshes, while it is there."""
-
-
-def tell_overflows_beside(device_mesh: DeviceMesh, group: dist.ProcessGroup) -> None:
-    """What is found in gradients on this mesh holds for the ranks of this group too, and so for those of their meshes.
-
-    Each of them has to look for it as often.
-    """
-    _BESIDE[device_mesh] = group
-
-
-def _unscale_together(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    gradients, found, inverse_scale = args
-    op([unwrap(gradient) for gradient in gradients], found, inverse_scale, **kwargs)
-    mesh = gradients[0].device_mesh
-    beside = _BESIDE.get(mesh)
-    for group in (*mesh.get_all_groups(), *([] if beside is None else [beside])):
-        dist.all_reduce(found, dist.ReduceOp.MAX, group)
 
 
 def spec_of(tensor: Tensor) -> DTensorSpec:
@@ -233,6 +164,12 @@ def scale_(tensors: list[Tensor], factor: Tensor) -> None:
 def storage_key(tensor: Tensor) -> int:
     """What two tensors have in common if and only if they share memory: an address that fake tensors have as well."""
     return tensor.untyped_storage()._cdata
+
+
+def memory_of(tensor: Tensor) -> tuple[int, ...]:
+    """The keys of a tensor's memory. A DTensor's own is empty, but another after `x.data = …`; then its part's."""
+    own = storage_key(tensor)
+    return (own, storage_key(tensor._local_tensor)) if isinstance(tensor, DTensor) else (own,)
 
 
 def weakly(tensor: Tensor) -> StorageWeakRef:

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
-from shardwright.lowering import private
+from shardwright.lowering import private, private_dtensors
 
 _EXTREMES = {"max": math.inf, "amax": math.inf, "min": -math.inf, "amin": -math.inf}
 """Operators that give one, and the order of the norm that ranks combine theirs as."""
@@ -27,10 +27,10 @@ Dims = frozenset[int]
 
 def reduce_whole() -> None:
     """From now on in this process, numbers, norms and extremes of DTensors are those of the whole tensor."""
-    private.on_dtensors("_local_scalar_dense", _read)
-    private.on_dtensors("_foreach_norm.Scalar", _norms)
+    private_dtensors.on_dtensors("_local_scalar_dense", _read)
+    private_dtensors.on_dtensors("_foreach_norm.Scalar", _norms)
     for name in ("linalg_vector_norm", *_EXTREMES):
-        private.on_dtensors(name, _reduce)
+        private_dtensors.on_dtensors(name, _reduce)
 
 
 def all_extreme(x: Tensor, group: dist.ProcessGroup | None = None, *, least: bool = False) -> Tensor:
@@ -68,7 +68,7 @@ def _summed(value: Tensor, placement: Placement, tensor: DTensor, axis: int) -> 
         return value
     if placement.reduce_op in ("max", "min"):
         return all_extreme(value, tensor.device_mesh.get_group(axis), least=placement.reduce_op == "min")
-    return private.reduced(placement, value, tensor.device_mesh, axis)
+    return private_dtensors.reduced(placement, value, tensor.device_mesh, axis)
 
 
 # ---- norms and extremes ----
@@ -76,9 +76,9 @@ def _summed(value: Tensor, placement: Placement, tensor: DTensor, axis: int) -> 
 
 def _reduce(op: private.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> DTensor:
     """A norm or an extreme, over some dimensions or all."""
-    given = dict(zip(private.argument_names_of(op), args, strict=False)) | dict(kwargs)
+    given = dict(zip(private_dtensors.argument_names_of(op), args, strict=False)) | dict(kwargs)
     x = _without_summands(given.pop("self"))
-    order: float = _EXTREMES.get(private.name_of(op)) or given.get("ord", 2)
+    order: float = _EXTREMES.get(private_dtensors.name_of(op)) or given.get("ord", 2)
     chosen = given.get("dim")
     listed = [chosen] if isinstance(chosen, int) else chosen or range(x.ndim)
     dims, value = frozenset(d % x.ndim for d in listed), op(private.unwrap(x), **given)
@@ -89,7 +89,7 @@ def _reduce(op: private.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, 
 
 def _norms(op: private.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
     """Of many tensors; those that lie on the same axes are combined together."""
-    given = dict(zip(private.argument_names_of(op), args, strict=False)) | dict(kwargs)
+    given = dict(zip(private_dtensors.argument_names_of(op), args, strict=False)) | dict(kwargs)
     tensors = [_without_summands(x) if isinstance(x, DTensor) else x for x in given.pop("self")]
     local = op([private.unwrap(x) if isinstance(x, DTensor) else x for x in tensors], **given)
     alike: dict[object, list[int]] = {}

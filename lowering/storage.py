@@ -78,6 +78,9 @@ class Held:
     inside: Tensor
     counts: bool = True
 
+    def __post_init__(self) -> None:
+        self.memory = private.memory_of(self.outside)
+
     @property
     def name(self) -> str:
         return self.names[0]
@@ -142,6 +145,16 @@ def hold_buffer(value: Tensor, names: tuple[str, ...], layouts: Layouts, ranks: 
         return Held(names, layouts, part, part)
     spec = private.make_spec(ranks.device_mesh, placements(layouts, ranks.mesh), _meta(value))
     return Held(names, layouts, private.wrap(part, spec), part)
+
+
+def refuse_replaced(parameters: Iterable[tuple[str, Tensor, tuple[int, ...]]]) -> None:
+    """Raise where another tensor was put into a parameter, which the program does not see; of each, where it was."""
+    for name, parameter, memory in parameters:
+        if private.memory_of(parameter) != memory:
+            raise ShardwrightError(
+                f"{name}: another tensor was put in its place (p.data = ..., vector_to_parameters, swap_tensors), "
+                "and the program reads the memory that it had; compile again, and copy into it (p.data.copy_(...))"
+            )
 
 
 def refuse_thawed(held: Iterable[Held]) -> None:

@@ -22,7 +22,7 @@ from shardwright.lowering.pipeline import Pipeline, Scale
 from shardwright.lowering.precision import check_products
 from shardwright.lowering.reducer import Finished
 from shardwright.lowering.runner import Runner
-from shardwright.lowering.storage import Held, refuse_thawed
+from shardwright.lowering.storage import Held, refuse_replaced, refuse_thawed
 from shardwright.pcg.errors import DistributedError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.step.late import LOSS, check_backward
@@ -40,6 +40,7 @@ class Training(Fixed):
     _held: dict[str, Held]
     _pipeline: Pipeline | None
     _frozen: Sequence[Held]
+    _trained: Sequence[Held]
     _loss_axis: Axis | None
     _products: Precision | None
     _drawing: Drawing
@@ -79,6 +80,7 @@ class Training(Fixed):
         if self._pipeline is not None:
             self._pipeline.check_alive()
         refuse_thawed(self._frozen)
+        refuse_replaced((held.name, held.outside, held.memory) for held in self._trained)
         check_products(self._products)
         try:
             return self._inputs.take(batch)

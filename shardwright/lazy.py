@@ -15,7 +15,7 @@ from shardwright.lowering import private
 from shardwright.lowering.dtensors import mend_dtensors
 from shardwright.lowering.module import ParallelModule
 from shardwright.lowering.parts import bake, mirror, names_of
-from shardwright.lowering.storage import whole_state
+from shardwright.lowering.storage import refuse_replaced, whole_state
 from shardwright.pcg.importing import tied_names
 from shardwright.ranks import from_rank_0
 
@@ -36,6 +36,7 @@ class LazyParallelModule(ParallelModule):
         self.training, self.scaler = model.training, None
         self._pending = (model, build)  # in a tuple, so that the model is not a submodule
         self._standins = _standins(model)
+        self._memory = [(n, p, private.memory_of(p)) for n, p in self._standins.items() if isinstance(p, nn.Parameter)]
         self._compiled_with: dict[str, Any] | None = None
         order = from_rank_0(lambda: names_of(model), "the order of its modules")
         mirror(self, model, self._standins, order)
@@ -79,6 +80,7 @@ class LazyParallelModule(ParallelModule):
         """Turn into the parallel module for this batch."""
         model, build = self._pending
         standins = self._standins
+        refuse_replaced(self._memory)
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(standins[name].requires_grad)
         made = build((), batch)
@@ -92,7 +94,7 @@ class LazyParallelModule(ParallelModule):
         own = {name: value for name, value in self.__dict__.items() if "hook" in name or name not in made.__dict__}
         self.__dict__ = made.__dict__ | own
         compiled_with = self._compiled_with
-        del self._pending, self._standins, self._compiled_with
+        del self._pending, self._standins, self._memory, self._compiled_with
         object.__setattr__(self, "__class__", ParallelModule)  # as others may not (`Fixed`)
         mirror(self, model, {name: held.outside for name, held in made._held.items()}, names_of(self))
         if compiled_with is not None:
