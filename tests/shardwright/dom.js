@@ -16,6 +16,7 @@ class Element {
   get offsetWidth() { return 100; }
   get offsetHeight() { return 20; }
   focus() {}
+  click() {}
   getBoundingClientRect() { return { left: 1, bottom: 1 }; }
   scrollIntoView() {}
   querySelectorAll() { return []; }
