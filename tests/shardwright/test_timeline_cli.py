@@ -136,7 +136,7 @@ def test_a_smaller_device_has_its_own_limit(run: Run) -> None:
         (("--stages", "16", "--cluster", "preset:dgx-h100:8"), "16 virtual stages, but the model has only 10 sections"),
         (("--offload", "--cluster", "local:4"), "offload: a CPU's memory is the host's; run without offload"),
         (("--precision", "fp4"), "Invalid value for '--precision': 'fp4' is not one of 'fp32', 'tf32', "),
-        (("--cluster", "nowhere"), "--cluster 'nowhere' is no cluster: give local:N, preset:NAME[:NODES[:GPUS]], detect"),
+        (("--cluster", "nowhere"), "--cluster 'nowhere' is no cluster: give local:N, preset:NAME[:NODES[:GPUS]]"),
     ],
 )
 def test_what_does_not_go_together_is_told_by_the_options_names(
