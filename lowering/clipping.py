@@ -31,7 +31,7 @@ def _global_norm(held: list[Held], gradients: list[Tensor], norm_type: float, ra
 
     In fp64 on all ranks, as a stage may have gradients of another dtype, or none.
     """
-    if not gradients and ranks.stages.size == 1:
+    if not gradients and ranks.world == 1:
         return torch.zeros((), device=ranks.device)
     norms = private.norms(gradients, norm_type) if gradients else torch.zeros(1, device=ranks.device)
     norms = norms.double()
