@@ -242,3 +242,20 @@ def test_a_plan_with_a_parameter_is_replayed_from_its_mesh(mesh: Mesh) -> None:
     expected = run_serial(graph, numbers)[dict(graph.outputs)["loss"]]
     found = run_devices(plan.graph, numbers)[dict(plan.graph.outputs)["loss"]]
     np.testing.assert_allclose(np.array(found), expected, rtol=1e-6)
+
+
+def test_a_rewrite_that_moves_a_draw_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    b = GraphBuilder()
+    x = b.leaf("x", "input", (8, 16), "float32", "x")
+    w = b.leaf("w", "parameter", (16, 16), "float32", "w", grad=True)
+    left, right = b.op("dropout", x, p=0.5), b.op("dropout", b.op("relu", x), p=0.5)
+    y = b.op("add", b.op("linear", left, w), b.op("linear", right, w))
+    graph = b.graph([("loss", b.op("sum", y, dims=(0, 1), keepdim=False))])
+    rules = list(CATALOGUE.values())
+    assert list(expand(graph, rules))
+    first, second = (graph.by_name[name] for name in (left, right))
+    inputs = [node for node in graph.nodes if node.name in {*second.inputs, x}]
+    moved = [*inputs, second, first, *(node for node in graph.nodes if node not in (*inputs, first, second))]
+    swapped = Graph(tuple(moved), graph.outputs).validate()
+    monkeypatch.setattr("shardwright.search.leaves.apply", lambda *_: swapped)
+    assert not list(expand(graph, rules))
