@@ -31,6 +31,7 @@ from shardwright.pcg.exporting import export
 from shardwright.pcg.graph import OPAQUE, Graph
 from shardwright.pcg.hooks import captured_hooks, refuse_backward_hooks
 from shardwright.pcg.importing import LOSS, Importer, flat_batch, tied_names
+from shardwright.pcg.masks import masks_as_trained
 from shardwright.pcg.modules import in_own_precision
 from shardwright.pcg.places import put_back
 from shardwright.pcg.precision import check_precision, low_dtype
@@ -93,6 +94,7 @@ class _LossOnly(nn.Module):
             unseen_refused(self.model),
             backwards_refused(self.model),
             gradients_kept(self.model) as watch,
+            masks_as_trained(),
             low,
         ):
             result = self.model(**batch, **self.options)
