@@ -4,10 +4,13 @@ PYTHON ?= python3
 VENV   ?= .venv
 PY     := $(VENV)/bin/python
 STAMP  := $(VENV)/.installed
+NEWEST := .venv-newest
+# What meets torch and transformers first: capture, the rows' expressions, programs on ranks, stages, storage, checkpoints.
+NEWEST_TESTS := tests/pcg/test_capture.py
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test mutants lint types matrix sweep operators bench bench-search bench-accuracy bench-rules bench-gains site site-check browser pages format clean
+.PHONY: help setup demo test newest newest-setup mutants lint types matrix sweep operators bench bench-search bench-accuracy bench-rules bench-gains site site-check browser pages format clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -19,6 +22,17 @@ demo: $(STAMP) ## train a 10 M parameter GPT-2 on two local ranks: the plan, the
 
 test: $(STAMP) ## run the whole test suite
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadgroup
+
+newest: newest-setup ## run docs/start.md from a wheel, and a part of the suite, with the newest torch and transformers that are tested: 6 GB
+	$(NEWEST)/bin/python -m bench.pages --installed docs/start.md
+	$(NEWEST)/bin/python -m pip install --disable-pip-version-check -c $(NEWEST)/constraints.txt '.[dev]'
+	OMP_NUM_THREADS=1 $(NEWEST)/bin/python -m pytest -n 2 --dist loadgroup $(NEWEST_TESTS)
+
+newest-setup: ## install a wheel of this checkout with constraints-newest.txt into .venv-newest
+	@test -d $(NEWEST) || $(PYTHON) -m venv $(NEWEST)
+	@awk -F '==' 'FNR == NR {newest[$$1] = 1} FNR == NR || !($$1 in newest)' constraints-newest.txt constraints.txt > $(NEWEST)/constraints.txt
+	rm -rf build
+	$(NEWEST)/bin/python -m pip install --disable-pip-version-check -c $(NEWEST)/constraints.txt .
 
 mutants: $(STAMP) ## put small faults into the core, one by one, and see whether its tests notice: 300 of them, 15 to 25 minutes
 	OMP_NUM_THREADS=1 $(PY) -m bench.mutants
@@ -85,7 +99,7 @@ format: $(STAMP) ## format the code and mend what the linter can
 	$(PY) -m ruff format .
 
 clean: ## remove .venv, builds and caches
-	rm -rf $(VENV) build dist site *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(NEWEST) build dist site *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMP): pyproject.toml constraints.txt

@@ -25,6 +25,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import click
@@ -129,11 +130,11 @@ def _masked(text: str) -> str:
 # ---- as a reader would ----
 
 
-def run(words: Sequence[str]) -> tuple[int, str]:
-    """In a process of its own."""
+def run(words: Sequence[str], *, installed: bool = False) -> tuple[int, str]:
+    """In a process of its own, by this checkout or as it is `installed`."""
     modules = {"shardwright": "shardwright", "torchrun": "torch.distributed.run"}
     program = [sys.executable, "-m", modules[words[0]]] if words[0] in modules else [words[0]]
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    path = os.pathsep.join(filter(None, ["" if installed else str(ROOT), os.environ.get("PYTHONPATH", "")]))
     programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     own = {
         "PATH": programs,
@@ -153,12 +154,13 @@ def run(words: Sequence[str]) -> tuple[int, str]:
 @click.command(help=__doc__)
 @click.argument("pages", nargs=-1, type=click.Path(exists=True, path_type=Path))
 @click.option("--write", is_flag=True, help="Put the numbers that came out into the pages.")
-def main(pages: Sequence[Path], write: bool) -> None:
+@click.option("--installed", is_flag=True, help="Run the Shardwright that is installed, not this checkout.")
+def main(pages: Sequence[Path], write: bool, installed: bool) -> None:
     for page in [page.resolve() for page in pages] or PAGES:
         click.echo(page.relative_to(ROOT))
         text = page.read_text(encoding="utf-8")
         with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-            found = read(text, run, everything=True)
+            found = read(text, partial(run, installed=installed), everything=True)
         if write:
             page.write_text(found, encoding="utf-8")
         elif found != text:

@@ -27,6 +27,7 @@ from shardwright.pcg.aten import find_handler
 from shardwright.pcg.errors import CaptureError
 from shardwright.pcg.regions import Marker, enter_regions
 from shardwright.pcg.unseen import UnseenError
+from shardwright.pcg.versions import newer_than_tested
 
 # What is kept whole. Decomposed, a recurrent layer would be a copy of its cell for every position of the sequence, and
 # of what factorises matrices a part would remain that computes nothing and only raises errors.
@@ -132,10 +133,11 @@ def _remedy(error: BaseException) -> str:
         )
     if "pytree" in str(error) or "Cache" in str(error):
         return "Capture needs plain tensors going in and out (transformers models: pass use_cache=False)"
+    newer = newer_than_tested()
     return (
         "Check that the model runs on this batch outside Shardwright. If it does, it may take another path while it is "
         "compiled (torch.compiler.is_compiling()): pass what it then leaves out, e.g. an attention_mask"
-    )
+    ) + (f". {newer}" if newer else "")
 
 
 def is_library(filename: str) -> bool:

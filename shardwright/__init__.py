@@ -12,6 +12,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from shardwright.pcg.versions import newer_than_tested
+
 if TYPE_CHECKING:
     from shardwright.api import compile as compile
     from shardwright.api import plan as plan
@@ -59,7 +61,12 @@ def __getattr__(name: str) -> object:
     """Load a public name from its defining module on first use."""
     if name not in _EXPORTS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_EXPORTS[name]), name)
+    try:
+        value = getattr(import_module(_EXPORTS[name]), name)
+    except ImportError as error:
+        if newer := newer_than_tested():
+            error.add_note(newer)
+        raise
     globals()[name] = value
     return value
 

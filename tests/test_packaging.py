@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 
 import shardwright
-from shardwright.cli.examining import LEAST_PYTHON, TESTED
+from shardwright.cli.examining import LEAST_PYTHON
+from shardwright.pcg.versions import TESTED, release
 from tests.each import each
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -37,13 +38,28 @@ def requirement_name(requirement: str) -> str:
     return re.split(r"[^A-Za-z0-9._-]", requirement, maxsplit=1)[0].lower().replace("_", "-")
 
 
-def pins() -> dict[str, str]:
-    lines = (ROOT / "constraints.txt").read_text().splitlines()
+def pins(file: str = "constraints.txt") -> dict[str, str]:
+    lines = (ROOT / file).read_text().splitlines()
     return dict(line.split("==") for line in lines if line and not line.startswith("#"))
 
 
-def test_doctor_knows_the_versions() -> None:
-    assert version_key(pins()["torch"])[:2] == version_key(TESTED)
+def newest() -> dict[str, str]:
+    """What `make newest` installs."""
+    return pins() | pins("constraints-newest.txt")
+
+
+def bounds(requirement: str) -> tuple[str, str]:
+    """`torch>=2.13,<2.15` -> ("2.13", "2.15"); "" where there is no upper one."""
+    found = re.fullmatch(r"[^<>=]+>=([0-9.]+)(?:,<([0-9.]+))?", requirement)
+    assert found, requirement
+    return found[1], found[2] or ""
+
+
+def test_the_tested_versions_are_the_same_everywhere() -> None:
+    assert [release(TESTED[0]), release(TESTED[-1])] == [release(pins()["torch"]), release(newest()["torch"])]
+    (torch,) = (r for r in pyproject()["project"]["dependencies"] if requirement_name(r) == "torch")
+    major, minor = release(TESTED[-1])
+    assert bounds(torch) == (TESTED[0], f"{major}.{minor + 1}")
     assert pyproject()["project"]["requires-python"] == f">={'.'.join(map(str, LEAST_PYTHON))}"
 
 
@@ -208,14 +224,15 @@ def test_every_direct_dependency_is_pinned() -> None:
 def test_pins_satisfy_what_is_required() -> None:
     project = pyproject()["project"]
     for requirement in [*project["dependencies"], *project["optional-dependencies"]["dev"]]:
-        lowest = requirement.split(">=")[1]
-        pinned = pins()[requirement_name(requirement)]
-        assert version_key(pinned) >= version_key(lowest), requirement
+        lowest, bound = bounds(requirement)
+        for pinned in (pins()[requirement_name(requirement)], newest()[requirement_name(requirement)]):
+            assert version_key(pinned) >= version_key(lowest), requirement
+            assert not bound or version_key(pinned) < version_key(bound), requirement
 
 
 def test_pins_are_exact_and_for_every_build() -> None:
     """A local suffix such as +cpu would shut out machines with another build of torch."""
-    for name, version in pins().items():
+    for name, version in [*pins().items(), *newest().items()]:
         assert re.fullmatch(r"[0-9]+(\.[0-9]+)*(\.post[0-9]+)?", version), f"{name}=={version}"
 
 

@@ -11,14 +11,13 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Literal, NamedTuple
 
 from shardwright.cost.clusters.local import cache_path, device_name, saved_cluster
+from shardwright.pcg import versions
 from shardwright.pcg.errors import MachineError
 from shardwright.pcg.files import cache_folder, require_writable
 from shardwright.reports.report import Paragraph, Report
 from shardwright.reports.units import size
 from shardwright.workers import num_cpus
 
-TESTED = "2.13"
-"""The version of torch that everything is tested with."""
 LEAST_PYTHON = (3, 11)
 MOST_RANKS = 64
 """Of how many ranks calibrations are looked for."""
@@ -63,10 +62,13 @@ def _torch() -> Check:
         import_module("torch")  # one that is installed may fail to load
         found = version("torch")
     except (PackageNotFoundError, ImportError, OSError) as error:
-        return Check("torch", "failure", f"cannot be imported: {error}", f"pip install 'torch>={TESTED}'")
-    alike = found.split("+")[0].rpartition(".")[0] == TESTED
-    return Check("torch", "ok" if alike else "finding", found,
-                 "" if alike else f"Shardwright is tested with torch {TESTED}; install that")  # fmt: skip
+        return Check("torch", "failure", f"cannot be imported: {error}", f"pip install 'torch>={versions.TESTED[0]}'")
+    if newer := versions.newer_than_tested():
+        return Check("torch", "finding", found, newer)
+    if any(versions.release(found) == versions.release(tested) for tested in versions.TESTED):
+        return Check("torch", "ok", found)
+    tested = " and ".join(versions.TESTED)
+    return Check("torch", "finding", found, f"Shardwright is tested with torch {tested}; install one of them")
 
 
 def _processors() -> Check:

@@ -23,6 +23,7 @@ from shardwright.cli.status import INTERRUPTED, status_for
 from shardwright.cli.timeline import timeline
 from shardwright.cli.verify import verify
 from shardwright.pcg.errors import ShardwrightError
+from shardwright.pcg.versions import newer_than_tested
 
 DEBUG = "SHARDWRIGHT_DEBUG"
 _EPILOG = """\
@@ -77,7 +78,8 @@ def _run(arguments: Sequence[str] | None) -> int:
             return 0
         raise
     except Exception as error:  # noqa: BLE001 - whatever it is, the user gets one line, or the traceback on request
-        return _failed(error, f"unexpected {type(error).__name__}: {error} ({_place(error)})", f"{DEBUG}=1 shows more")
+        what = f"unexpected {type(error).__name__}: {error} ({_place(error)})"
+        return _failed(error, what, "\n".join(filter(None, (newer_than_tested(), f"{DEBUG}=1 shows more"))))
     return status if isinstance(status, int) else 0
 
 

@@ -22,6 +22,7 @@ from shardwright.cli.run import environment
 from shardwright.cli.train import train
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.lowering.launch import run_ranks
+from shardwright.pcg import versions
 from shardwright.pcg.errors import DistributedError, ShardwrightError
 from shardwright.reports.shown import Shown
 from shardwright.reports.units import seconds, size
@@ -341,6 +342,9 @@ def test_bugs_are_told_as_such(run: Run, monkeypatch: pytest.MonkeyPatch) -> Non
     assert status == 2
     assert err.startswith("error: unexpected KeyError: 'x' (test_cli.py:")
     assert "SHARDWRIGHT_DEBUG=1 shows more" in err
+    assert "newer" not in err
+    monkeypatch.setattr(versions, "TESTED", ("1.0", "1.1"))
+    assert "is newer than Shardwright is tested with (1.0 and 1.1)" in run("explain", "plan.json")[2]
 
 
 def test_interruption_is_quiet(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from shardwright.cli.examining import Check, DoctorReport, examined
 from shardwright.cli.main import cli
 from shardwright.cli.status import ENVIRONMENT, FINDING, INFEASIBLE, USAGE, status_for
 from shardwright.lowering import launch
+from shardwright.pcg import versions
 from shardwright.pcg.errors import DistributedError, InfeasibleError, MachineError, PlanError
 from tests.shardwright.command import Run
 
@@ -126,11 +127,15 @@ def test_doctor_ends_by_the_worst_that_it_finds(run: Run, monkeypatch: pytest.Mo
     def damaged() -> Check:
         raise RuntimeError("no such symbol")
 
+    def tested_with(release: str) -> None:
+        monkeypatch.setattr(versions, "TESTED", (release,))
+
     monkeypatch.setattr(launch, "run_ranks", lambda *given: [3.0, 3.0])
     monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
     changes: list[tuple[int, str, Callable[[], object]]] = [
         (FINDING, "set XDG_CACHE_HOME to a folder that can be written", lambda: None),
-        (FINDING, "Shardwright is tested with torch 1.0", lambda: monkeypatch.setattr(examining, "TESTED", "1.0")),
+        (FINDING, "is newer than Shardwright is tested with (1.0)", lambda: tested_with("1.0")),
+        (FINDING, "Shardwright is tested with torch 9.0; install one", lambda: tested_with("9.0")),
         (ENVIRONMENT, "2 ranks did not answer in 30 s", lambda: monkeypatch.setattr(launch, "run_ranks", silent)),
         (ENVIRONMENT, "TimeoutError ", lambda: monkeypatch.setattr(launch, "run_ranks", mute)),
         (ENVIRONMENT, "gave [3.0, 2.0], not 3",
