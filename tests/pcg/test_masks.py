@@ -42,7 +42,8 @@ class Attending(nn.Module):
     def __init__(self, make: Callable[..., Tensor | None], is_causal: bool = True, **config: Any) -> None:
         super().__init__()
         self.make, self.is_causal = make, is_causal
-        self.config = hf.LlamaConfig(**SIZES | {"attn_implementation": "sdpa"} | config)
+        sizes: dict[str, Any] = SIZES | {"attn_implementation": "sdpa"} | config
+        self.config = hf.LlamaConfig(**sizes)
         self.inner = nn.Linear(16, 32)
 
     def forward(self, x: Tensor, **batch: Any) -> Tensor:
