@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -124,3 +125,46 @@ def plan_strided_redistributions(plan: Callable[[DTensorSpec, DTensorSpec], list
 
     redistribution._gen_transform_infos_non_cached = chosen
     redistribution._gen_transform_infos.cache_clear()
+
+
+_PROPAGATOR = DTensor._op_dispatcher.sharding_propagator
+_VIEWS = {
+    getattr(torch.ops.aten, name).default: _PROPAGATOR.op_strategy_funcs[getattr(torch.ops.aten, name).default]
+    for name in ("view", "view_copy", "_unsafe_view", "reshape")
+}
+"""By operator that gives a tensor another shape, what torch says of the placements of the result."""
+
+
+def check_views(check: Callable[[DTensorSpec, DTensorSpec | None, Sequence[int]], None]) -> None:
+    """From now on, where a tensor with a strided shard, before or after, is given another shape, `check` may raise.
+
+    It is given the specification before, that after (None where torch has failed), and the shape as it was passed.
+    """
+
+    def checked(own: Callable[[Any], Any], schema: Any) -> Any:  # noqa: ANN401
+        tensor, shape = schema.args_schema[:2]
+        before = tensor.strategies[0].output_spec
+        try:
+            found = own(schema)
+            option = found.strategies[0]
+            before, after = option.input_specs[0], option.output_spec
+        except Exception:
+            if any(map(is_strided, before.placements)):
+                check(before, None, shape)
+            raise
+        if any(map(is_strided, (*before.placements, *after.placements))):
+            check(before, after, shape)
+        return found
+
+    for op, own in _VIEWS.items():
+        _PROPAGATOR.op_strategy_funcs[op] = partial(checked, own)
+
+
+def as_torch_does(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401
+    """What an operator gives on DTensors where ours in its place leaves it to torch."""
+    handlers = DTensor._op_dispatcher._custom_op_handlers
+    own = handlers.pop(op)
+    try:
+        return op(*args, **kwargs)
+    finally:
+        handlers[op] = own

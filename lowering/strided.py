@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import groupby, product
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -58,6 +59,7 @@ def honour_blocks() -> None:
         setattr(DTensor, method.__name__, _where_in_blocks(method))
     private_dtensors.distribute_whole_tensors(_distribute)
     private_dtensors.plan_strided_redistributions(plan)
+    private_dtensors.check_views(_check_view)
     setattr(HuggingFaceStorageWriter, _PREPARE.__name__, _refuse_pieces)
 
 
@@ -157,6 +159,40 @@ def _refuse_pieces(writer: HuggingFaceStorageWriter, plans: list[SavePlan]) -> l
                 "options=StateDictOptions(full_state_dict=True, cpu_offload=True)) with safetensors on rank 0"
             )
     return _PREPARE(writer, plans)
+
+
+# ---- views ----
+
+
+def _check_view(before: DTensorSpec, after: DTensorSpec | None, given: Sequence[int]) -> None:
+    """Raise unless this rank's part is the same elements before and after, as torch may place them elsewhere."""
+    shape = torch.empty(before.shape, device="meta").reshape(list(given)).shape
+    where = _place(before.mesh)
+    own = _elements(before.shape, before.placements, *where)
+    if after is None or own != _elements(shape, after.placements, *where):
+        raise ShardwrightError(
+            f"a tensor {list(before.shape)} with placements {before.placements} lies in blocks, whose parts of it as "
+            f"{list(shape)} no placement of torch says; gather it first (x.full_tensor()), "
+            'or plan without such blocks (roles="zero")'
+        )
+
+
+def _elements(
+    shape: Sequence[int], placements: Sequence[Placement], sizes: Sequence[int], coordinate: Sequence[int]
+) -> list[tuple[int, int]]:
+    """Where each stretch of elements that a rank holds begins in the flat logical tensor, and where it ends."""
+    sharded = [dim for dim in map(private.shard_dim, placements) if dim is not None]
+    last = max(sharded, default=0)
+    starts, inner = np.zeros(1, dtype=np.int64), prod(shape[last + 1 :])
+    for dim in range(last):
+        starts = (starts[:, None] * shape[dim] + _held(shape, dim, placements, sizes, coordinate)).reshape(-1)
+    held = _held(shape, last, placements, sizes, coordinate) if shape else np.zeros(1, dtype=np.int64)
+    cuts = np.flatnonzero(np.diff(held) != 1) + 1
+    runs = np.array([(run[0], run[-1] + 1) for run in np.split(held, cuts) if len(run)], dtype=np.int64).reshape(-1, 2)
+    ends = ((starts[:, None, None] * (shape[last] if shape else 1) + runs) * inner).reshape(-1, 2)
+    breaks = np.flatnonzero(ends[1:, 0] != ends[:-1, 1]) + 1
+    joined = [(part[0, 0], part[-1, 1]) for part in np.split(ends, breaks) if len(part)]
+    return [(int(first), int(end)) for first, end in joined]
 
 
 # ---- loading a whole tensor, and redistribution ----

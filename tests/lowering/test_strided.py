@@ -6,7 +6,7 @@ import copy
 import io
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from itertools import count
+from itertools import count, product
 from pathlib import Path
 from typing import Any
 
@@ -256,6 +256,25 @@ def operators_take_other_placements(one: Trained) -> None:
     for name, held, placements in others(one):
         held.zero_().add_(distribute_tensor(one.other[name], held.device_mesh, placements))
         assert_same({name: held}, one.other)
+
+
+@tool
+def other_shapes_are_right_or_refused(one: Trained) -> None:
+    flat, refused = set[str](), set[str]()
+    in_blocks = {name: held for name, held in one.named.items() if is_in_blocks(held)}
+    for (name, held), shape in product(in_blocks.items(), ((-1,), (8, -1), (2, 12, -1))):
+        try:
+            found = whole(held.reshape(shape))
+        except RuntimeError as error:
+            refused.add(str(error))
+            continue
+        assert torch.equal(found, one.first[name].reshape(shape)), (name, shape)
+        flat |= {name} if shape == (-1,) else set()
+    assert {"qkv.weight", "qkv.bias", "up.bias"} <= flat
+    assert refused
+    assert not [text for text in refused if "lies in blocks" not in text]
+    with pytest.raises(RuntimeError, match=r"\[24, 16\] with .* lies in blocks, .* as \[384\] .*x\.full_tensor\(\)"):
+        one.named["up.weight"].view(-1)
 
 
 @tool

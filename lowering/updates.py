@@ -1,0 +1,52 @@
+"""In-place updates of DTensors by optimizers for which torch has no rule: each rank updates its own parts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from shardwright.lowering import private, private_dtensors
+from shardwright.pcg.errors import ShardwrightError
+
+_OF_LISTS = "_fused_sgd_ _fused_sgd_.tensor_lr _fused_adagrad_ _fused_adagrad_.tensor_lr _foreach_copy_"
+"""Update each tensor of a list, element by element, by those at its place in other lists."""
+
+
+def update_parts() -> None:
+    """From now on in this process, lists of DTensors are updated part by part, and so is a DTensor by a mask."""
+    for name in _OF_LISTS.split():
+        private_dtensors.on_dtensors(name, _update)
+    private_dtensors.on_dtensors("index_put_", _put)
+
+
+def _update(op: private.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
+    lists = [x for x in (*args, *kwargs.values()) if isinstance(x, (list, tuple)) and x and isinstance(x[0], DTensor)]
+    for target, *sources in zip(*lists, strict=True):
+        for source in sources:
+            if (source.placements, source.shape) != (target.placements, target.shape):
+                raise ShardwrightError(
+                    f"{op}: a tensor {list(source.shape)} with placements {source.placements} updates one "
+                    f"{list(target.shape)} with placements {target.placements}; expected equal ones; redistribute it"
+                )
+    return op(*map(_part, args), **{name: _part(x) for name, x in kwargs.items()})
+
+
+def _part(x: Any) -> Any:  # noqa: ANN401
+    if isinstance(x, (list, tuple)):
+        return [_part(each) for each in x]
+    return private.unwrap(x) if isinstance(x, DTensor) else x
+
+
+def _put(op: private.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
+    """One value where a mask says so, as `Rprop` writes it; all else is torch's."""
+    x, indices, value, *others = args
+    mask = indices[0]
+    if others or not isinstance(x, DTensor) or not isinstance(mask, DTensor):
+        return private_dtensors.as_torch_does(op, args, kwargs)
+    if len(indices) > 1 or mask.dtype != torch.bool or mask.shape != x.shape or value.numel() > 1:
+        return private_dtensors.as_torch_does(op, args, kwargs)
+    op(private.unwrap(x), [private.unwrap(mask.redistribute(placements=x.placements))], _part(value), **kwargs)
+    return x

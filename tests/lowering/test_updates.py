@@ -1,0 +1,151 @@
+"""A table: every optimizer of torch, and some that are written as others are, trains sharded weights as one process."""
+
+from __future__ import annotations
+
+import copy
+import traceback
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn, optim
+from torch.distributed.tensor import Replicate, distribute_tensor
+
+from shardwright.lowering.module import ParallelModule
+from shardwright.pcg.errors import ShardwrightError
+from shardwright.pcg.layout import S
+from shardwright.pcg.step.execution import DEFAULT
+from tests.lowering.runs import Case, whole
+from tests.lowering.test_training import FUSED, MEGATRON, TWO, Net
+
+STORED = MEGATRON | FUSED | {"tok.weight": (S(0),)}
+Make = Callable[[list[nn.Parameter]], optim.Optimizer]
+
+
+class Lamb(optim.Optimizer):
+    """Steps are scaled by the ratio of two norms, which stay tensors."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        super().__init__(parameters, {"lr": 0.01})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        for p in self.param_groups[0]["params"]:
+            moment = self.state[p].setdefault("moment", torch.zeros_like(p)).lerp_(p.grad, 0.1)
+            norms = p.norm(), moment.norm()
+            ratio = torch.where((norms[0] > 0) & (norms[1] > 0), norms[0] / norms[1], torch.ones_like(norms[0]))
+            p.add_(moment * ratio, alpha=-self.param_groups[0]["lr"])
+
+
+class Summing(optim.Optimizer):
+    """Numbers of Python, summed over all parameters, say how far to go, as in D-adaptation."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        super().__init__(parameters, {"d": 1e-3})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        group, length, product = self.param_groups[0], 0.0, 0.0
+        for p in group["params"]:
+            total = self.state[p].setdefault("sum", torch.zeros_like(p))
+            product += torch.dot(p.grad.flatten(), total.flatten()).item()
+            length += float(total.add_(p.grad, alpha=group["d"]).abs().sum())
+        if length > 0 and product != 0:
+            group["d"] *= 1 + min(1.0, abs(product) / length)
+        for p in group["params"]:
+            p.add_(p.grad, alpha=-group["d"])
+
+
+def forms(kind: Any, *names: str, **options: Any) -> dict[str, Make]:
+    return {f"{kind.__name__} {name}": partial(kind, **{name: True} if name else {}, **options) for name in names}
+
+
+def matrices(parameters: Iterable[nn.Parameter]) -> optim.Optimizer:
+    return optim.Muon([p for p in parameters if p.ndim == 2], 0.01)
+
+
+OPTIMIZERS: dict[str, Make] = {
+    **forms(optim.Adam, "amsgrad", "fused", lr=0.01, weight_decay=0.1),
+    **forms(optim.AdamW, "foreach", "fused", "maximize", lr=0.01),
+    **forms(optim.SGD, "nesterov", "fused", lr=0.1, momentum=0.9),
+    **forms(optim.Adagrad, "", "fused", lr=0.1),
+    **forms(optim.RMSprop, "centered", "foreach", lr=0.01, momentum=0.9),
+    **forms(optim.NAdam, "decoupled_weight_decay", lr=0.01, weight_decay=0.1),
+    **forms(optim.RAdam, "foreach", lr=0.01),
+    **forms(optim.Rprop, "", "foreach"),
+    **forms(optim.Adafactor, "", "foreach"),
+    **forms(optim.Adadelta, ""),
+    **forms(optim.Adamax, ""),
+    **forms(optim.ASGD, ""),
+    "AdamW of a tensor": partial(optim.AdamW, lr=torch.tensor(0.01, dtype=torch.float64)),
+    "Muon": matrices,
+    "LBFGS": partial(optim.LBFGS, lr=0.5, max_iter=2, line_search_fn="strong_wolfe"),
+    "Lamb": Lamb,
+    "Summing": Summing,
+}
+
+
+def train(make: Make, module: nn.Module, backward: Callable[[], Tensor]) -> dict[str, Tensor]:
+    """The weights after a few steps."""
+    optimizer: Any = make(list(module.parameters()))
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        torch.manual_seed(3)
+        return backward()
+
+    for _ in range(1 if isinstance(optimizer, optim.LBFGS) else 2):
+        if not isinstance(optimizer, optim.LBFGS):
+            closure()
+        optimizer.step(closure if isinstance(optimizer, optim.LBFGS) else None)
+    return {name: whole(p).detach().clone() for name, p in module.named_parameters()}
+
+
+def assert_refuses_unequal_placements(parallel: ParallelModule) -> None:
+    weight = parallel.get_parameter("up.weight").detach()
+    other = distribute_tensor(whole(weight), weight.device_mesh, [Replicate()])  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(ShardwrightError, match=r"_foreach_copy_.*\[24, 16\] with placements .*redistribute it"):
+        torch._foreach_copy_([weight], [other])  # pyright: ignore[reportPrivateImportUsage]
+
+
+def test_every_optimizer_of_torch_is_in_the_table() -> None:
+    kinds = {kind for kind in vars(optim).values() if isinstance(kind, type) and issubclass(kind, optim.Optimizer)}
+    of_sparse_gradients = {optim.SparseAdam}
+    listed = {name.split()[0] for name in OPTIMIZERS}
+    assert {kind.__name__ for kind in kinds - of_sparse_gradients} - {"Optimizer"} <= listed
+
+
+def test_optimizers_train_shards_as_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Tensor, "bfloat16", lambda self: self)  # Muon's products: their rounding depends on the layout
+    torch.manual_seed(0)
+    case = Case(Net().double(), {"ids": torch.randint(20, (8, 12)), "labels": torch.randint(20, (8, 12))})
+    start, expected = case.model.state_dict(), dict[str, dict[str, Tensor]]()
+
+    def alone(model: nn.Module) -> Tensor:
+        loss = model(**case.batch)
+        loss.backward()
+        return loss
+
+    for name, make in OPTIMIZERS.items():
+        model = copy.deepcopy(case.model)
+        expected[name] = train(make, model, partial(alone, model))
+        assert max(float((expected[name][key] - start[key]).abs().max()) for key in expected[name]) > 1e-4, name
+
+    def body(parallel: ParallelModule) -> dict[str, str]:
+        failures = dict[str, str]()
+        for name, make in OPTIMIZERS.items():
+            parallel.load_state_dict(start)
+            parallel.zero_grad()
+            try:
+                found = train(make, parallel, partial(parallel.forward_backward, **case.batch))
+                torch.testing.assert_close(found, expected[name], rtol=1e-6, atol=1e-9)
+            except Exception:  # noqa: BLE001 - the others are tried too
+                failures[name] = traceback.format_exc()
+        assert_refuses_unequal_placements(parallel)
+        return failures
+
+    plan = case.graph(TWO, STORED), DEFAULT
+    for failures in case.on_ranks_of([plan], body)[0]:
+        assert not failures, "\n".join(f"{name}: {text}" for name, text in failures.items())
