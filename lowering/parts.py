@@ -245,9 +245,11 @@ def mirror(target: Fixed, model: nn.Module, values: Mapping[str, Tensor], order:
         here: nn.Module = target
         names = path.split(".") if path else []
         for depth, part in enumerate(names):
-            if part not in here._modules:
+            if here._modules.get(part) is None:
                 here._modules[part] = _part_of(module)(".".join(names[: depth + 1]), training=target.training)
             here = here.get_submodule(part)
+        if None in module._modules.values():  # so that others keep their numbers
+            here._modules.update(dict.fromkeys(module._modules))
         prefix = f"{path}." if path else ""
         for kind, own in (("_parameters", module._parameters), ("_buffers", module._buffers)):
             ordered = sorted(own, key=lambda name, at=prefix: place.get(at + name, -1))

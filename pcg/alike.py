@@ -95,8 +95,8 @@ class _Notes(TorchDispatchMode):
 
     def _watched(self, layers: nn.Module, run: Run) -> list[Any]:
         hooks = list[Any]()
-        for number, layer in enumerate(layers.children()):
-            if number >= run.start:
+        for number, layer in enumerate(layers._modules.values()):
+            if number >= run.start and layer is not None:
                 place = (run.path, number)
                 hooks.append(layer.register_forward_pre_hook(lambda *_, place=place: self._enter(place)))
                 hooks.append(layer.register_forward_hook(lambda *_: self._enter(None)))

@@ -46,10 +46,11 @@ def runs(model: nn.Module) -> list[Run]:
             continue
         if list(layers._modules) != [str(number) for number in range(len(layers))]:
             continue
-        parts, start = [_parts(layer) for layer in layers], len(layers)
-        while start and parts[start - 1] == parts[-1]:
+        parts, start = [_parts(layer) for layer in layers._modules.values()], len(layers)
+        while start and parts[-1] is not None and parts[start - 1] == parts[-1]:
             start -= 1
-        if len(layers) - start >= _FEWEST and len(set(map(id, layers))) == len(layers):
+        own = [layer for layer in layers._modules.values() if layer is not None]
+        if len(layers) - start >= _FEWEST and len(set(map(id, own))) == len(own):
             found.append(Run(path, start, len(layers)))
     return found
 
@@ -58,8 +59,10 @@ def _is_inside(path: str, found: Sequence[Run]) -> bool:
     return any(path.startswith(f"{run.path}.") for run in found)
 
 
-def _parts(layer: nn.Module) -> Hashable:
-    """What a layer is made of. What it does with that is seen when it runs."""
+def _parts(layer: nn.Module | None) -> Hashable:
+    """What a layer is made of, None where there is none. What it does with that is seen when it runs."""
+    if layer is None:
+        return None
     tensors = (*layer.named_parameters(), *layer.named_buffers())
     return (
         tuple((name, type(part), part.training) for name, part in layer.named_modules()),

@@ -213,9 +213,10 @@ def test_lists_of_modules_are_gone_through_as_in_the_model() -> None:
             self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
             self.body = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
             self.heads = nn.ModuleDict({"one": nn.Linear(4, 4), "two": nn.Linear(4, 4)})
+            self.gaps = nn.ModuleList([None, nn.Linear(4, 4), None])  # pyright: ignore[reportArgumentType]
 
         def forward(self, x: Tensor) -> Tensor:
-            for block in [*self.blocks, self.body, self.heads["one"], self.heads["two"]]:
+            for block in [self.gaps[1], *self.blocks, self.body, self.heads["one"], self.heads["two"]]:
                 x = block(x)
             return x.square().mean()
 
@@ -231,6 +232,8 @@ def test_lists_of_modules_are_gone_through_as_in_the_model() -> None:
         assert list(module.heads) == list(module.heads.keys()) == ["one", "two"]
         assert list(module.heads.values()) == [head for _, head in module.heads.items()]
         assert "two" in module.heads
+        assert [gap is None for gap in module.gaps] == [True, False, True]
+        assert module.gaps[1] is module.get_submodule("gaps.1")
         assert list(module.blocks)[1] is module.blocks[1] is module.get_submodule("blocks.1")
         return [name for name, p in module.named_parameters() if p.requires_grad]
 

@@ -430,6 +430,40 @@ def test_lists_of_few_or_shared_or_unlike_layers_are_no_runs() -> None:
     assert [run.path for run in runs(nested)] == ["layers"]
 
 
+class Gaps(Net):
+    """Some of its layers have been taken out."""
+
+    def __init__(self, num: int, *gone: int) -> None:
+        super().__init__(num)
+        self.layers._modules.update(dict.fromkeys(map(str, gone)))
+
+    def run(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x if layer is None else layer(x)
+        return x
+
+
+@each(
+    "model, found",
+    [
+        (Gaps(10, 0), [(1, 10)]),
+        (Gaps(14, 0, 3), [(4, 14)]),
+        (Gaps(10, 9), []),
+        (Gaps(9, *range(9)), []),
+        (Gaps(20, *range(0, 20, 2)), []),
+        (Net(0), []),
+    ],
+)
+def test_layers_that_are_none(model: Net, found: list[tuple[int, int]]) -> None:
+    assert [run[1:] for run in runs(model)] == found
+
+
+def test_layers_behind_gaps_are_captured_of_few() -> None:
+    own, whole, of_few = both(Gaps(10, 0), batch())
+    assert of_few
+    assert_same(own, whole)
+
+
 def test_other_layers_at_the_front_stay() -> None:
     own, whole, of_few = both(Net(12, lambda n: Layer(n) if n > 1 else nn.Linear(WIDTH, WIDTH)), batch())
     assert of_few
