@@ -22,7 +22,7 @@ from shardwright.lowering.inputs import CheckInputs, Inputs
 from shardwright.lowering.launch import TIMEOUT_S, Ranks, connect
 from shardwright.lowering.loading import load
 from shardwright.lowering.outside import find_outside
-from shardwright.lowering.parts import bake, mirror, names_of
+from shardwright.lowering.parts import bake, mirror, names_of, show_carried
 from shardwright.lowering.pipeline import Pipeline
 from shardwright.lowering.precision import check_device, set_products
 from shardwright.lowering.program import Program
@@ -183,12 +183,14 @@ class ParallelModule(Training):
         leaves = {str(n.attr("target")): n for n in graph.nodes if n.op in ("parameter", "buffer")}
         layouts = {name: graph.types[node.name].layouts for name, node in leaves.items()}
         whole = (R,) * len(graph.mesh)
-        values = {**dict(model.named_parameters(remove_duplicate=False)), **_buffers(model)}
+        carried = {name: self._leaves[name] for name in leaves if name in self._leaves}  # no buffers of the model
+        buffers = {**carried, **_buffers(model)}
+        values = {**dict(model.named_parameters(remove_duplicate=False)), **buffers}
         shapes = {name: graph.types[node.name].shape for name, node in leaves.items()}
         check_model(shapes, values, with_data=not self.ranks.is_dry)
         share_values(dict(sorted({**self._leaves, **values}.items())), self.ranks)  # until here, leaves are constants
         is_absent = self._read_elsewhere(stages)
-        for hold, tensors in ((hold_parameter, tied_names(model)), (hold_buffer, names_by_first(_buffers(model)))):
+        for hold, tensors in ((hold_parameter, tied_names(model)), (hold_buffer, names_by_first(buffers))):
             for name, names in tensors.items():
                 if is_absent(names):
                     self.elsewhere.update(names)
@@ -197,6 +199,7 @@ class ParallelModule(Training):
                 self._keep(hold(values[name], names, layouts.get(used, whole), self.ranks), used)
         order = order_of_rank_0(names_of(model), self.ranks)
         mirror(self, model, {name: held.outside for name, held in self._held.items()}, order)
+        show_carried(self, {name: self._held[name].outside for name in carried if name in self._held})
 
     def _read_elsewhere(self, stages: Stages) -> Callable[[tuple[str, ...]], bool]:
         """Whether other pipeline stages have a parameter or buffer alone; the first one has what no stage reads."""

@@ -257,6 +257,18 @@ def mirror(target: Fixed, model: nn.Module, values: Mapping[str, Tensor], order:
         here._non_persistent_buffers_set |= module._non_persistent_buffers_set
 
 
+def show_carried(target: Fixed, values: Mapping[str, Tensor]) -> None:
+    """What forward changes that is no buffer of the model, by its path: buffers here, of which no state_dict knows."""
+    for path, value in values.items():
+        names = path.split("[")[0].split(".")
+        here: nn.Module = target
+        while len(names) > 1 and isinstance(inner := here._modules.get(names[0]), nn.Module):
+            here, path = inner, path.removeprefix(f"{names.pop(0)}.")
+        if path not in here._buffers:
+            here._non_persistent_buffers_set.add(path)
+            here._buffers[path] = value
+
+
 def bake(target: Fixed, model: nn.Module) -> None:
     """From now on, `target` refuses to set its mode, and what the model had as attributes and itself has not."""
     given = (name for name in vars(model) if not name.startswith("_") and name not in vars(target))

@@ -108,7 +108,10 @@ class SerialProgram:
         second = self._forward(leaves, batch)
         losses = _number(loss), _number(second.pop(LOSS))
         _renew(leaves, tied, second)
-        buffers = {name: leaves[name].detach() for name, _ in model.named_buffers(remove_duplicate=False)}
+        own = {**self._constants, **leaves}
+        made = [str(leaf.attr("target")) for leaf in self.graph.leaves("buffer")]
+        names = [*made, *second, *(name for name, _ in model.named_buffers(remove_duplicate=False))]
+        buffers = {name: own[name].detach() for name in names}
         gradients = {name: gradient for name, gradient in trained.items() if gradient is not None}
         return Step(losses, gradients, buffers, (), random_states())
 
@@ -134,7 +137,7 @@ def _leaves(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, tuple[str, .
 def _renew(leaves: dict[str, Tensor], tied: Mapping[str, Sequence[str]], buffers: Mapping[str, Tensor]) -> None:
     """Buffers as a forward has left them."""
     for name, value in buffers.items():
-        for own in tied[name]:
+        for own in tied.get(name, (name,)):  # no buffer of the model is what else a graph carries
             leaves[own] = value.detach()
 
 

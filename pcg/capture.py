@@ -36,7 +36,8 @@ from shardwright.pcg.modules import in_own_precision
 from shardwright.pcg.places import put_back
 from shardwright.pcg.precision import check_precision, low_dtype
 from shardwright.pcg.regions import Marker
-from shardwright.pcg.state import Found, Kept, settled
+from shardwright.pcg.settling import Found, settled
+from shardwright.pcg.state import LEFT, Carried, Kept
 from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.precisions import PrecisionMode, base_of
 from shardwright.pcg.unseen import unseen_refused
@@ -83,14 +84,14 @@ class _LossOnly(nn.Module):
     ) -> None:
         super().__init__()
         self.model, self.options, self.marker, self.low = model, options, marker, low
-        self.kept, self.shared = kept, shared
+        self.kept, self.shared, self.carried = kept, shared, Carried(kept.carriers)
 
-    def forward(self, **batch: Any) -> torch.Tensor:
+    def forward(self, **batch: Any) -> tuple[torch.Tensor, ...]:
         self.marker.tensor = next(x for x in tree_leaves(batch) if isinstance(x, torch.Tensor))
         low = _autocast(self.marker.device, self.low)
         with (
             self.shared.shown(),
-            self.kept.watched(),
+            self.kept.watched(self.carried),
             unseen_refused(self.model),
             backwards_refused(self.model),
             gradients_kept(self.model) as watch,
@@ -106,7 +107,7 @@ class _LossOnly(nn.Module):
                 " batch)"
             )
         check_backward(loss, written=watch.written)
-        return loss
+        return loss, *(value.detach() for value in self.kept.left().values())
 
 
 def _autocast(device: str, low: str) -> AbstractContextManager[object]:
@@ -193,7 +194,8 @@ def capture(
         marker, shared = Marker(device), Shared(model)
         with put_back(model), captured_hooks(model), in_own_precision(model, precision, device), shared.hidden():
             exported = export(_LossOnly(model, options, marker, low, kept, shared), model, tensors, mode, marker)
-        return Importer(model, exported, tensors, num_microbatches, execution.is_per_microbatch).run()
+        keys = [*kept.carriers], [LEFT + path for path in kept.left()]
+        return Importer(model, exported, tensors, num_microbatches, execution.is_per_microbatch, *keys).run()
 
     def forward(copy: nn.Module, batch: Mapping[str, Any]) -> object:
         with in_own_precision(copy, precision, device), _autocast(device, low):
@@ -202,7 +204,7 @@ def capture(
     with unset_fake_temporarily(), put_back(model):  # the caller may still be in the mode that the model was built in
         layers = [] if execution.per_microbatch else runs(model)
         found = _of_few(model, tensors, layers, once, forward) if layers else None
-        graph, constants = found or settled(model, once)
+        graph, constants = found or settled(Kept(model), once)
     if strict:
         _refuse_opaque(graph)
     return Captured(
@@ -219,7 +221,7 @@ def _of_few(
         if not alike(model, tensors, layers, forward):
             return None
         with shortened(model, layers):
-            graph, constants = settled(model, once)
+            graph, constants = settled(Kept(model), once)
         whole = deepened(graph, layers)
     except Exception:  # noqa: BLE001  whatever it is, it is said of the whole model
         return None

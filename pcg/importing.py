@@ -76,7 +76,12 @@ class Importer:
         tensors: Mapping[str, Any],
         num_microbatches: int,
         is_cut: Callable[[str], bool],
+        carried: Sequence[str] = (),
+        left: Sequence[str] = (),
     ) -> None:
+        """`carried`: the paths of what are buffers of the wrapper, `left` the keys of results beside the loss."""
+        self._results = iter((LOSS, *left))
+        self._carried = {f"carried.at{number}": path for number, path in enumerate(carried)}
         self.model, self.exported = model, exported
         self.keys = list(flat_batch(tensors))
         self.regions = Regions(exported.graph)
@@ -109,7 +114,7 @@ class Importer:
             if node.op != "placeholder":
                 continue
             self._refuse_unseen(node, kinds[node.name].kind)
-            target = (kinds[node.name].target or "").removeprefix("model.")
+            target = self._target(kinds[node.name].target)
             value, grad = node.meta["val"], False
             if not isinstance(value, torch.Tensor):  # beside tensors in a nest: baked in
                 self.values[node] = value
@@ -117,7 +122,7 @@ class Importer:
                 continue
             if target in parameters:
                 kind, target, grad = "parameter", first[id(parameters[target])], parameters[target].requires_grad
-            elif target in buffers:
+            elif target in buffers or target in self._carried.values():
                 kind = "buffer"
             elif kinds[node.name].kind is torch.export.graph_signature.InputKind.USER_INPUT:
                 kind, target = "input", next(keys)
@@ -136,6 +141,10 @@ class Importer:
                     name, kind, tuple(value.shape), dtype_name(value.dtype), target, grad
                 )
             self.values[node] = made[kind, target]
+
+    def _target(self, target: str | None) -> str:
+        """The model's own name of what the wrapper around it calls so."""
+        return self._carried.get(target or "", (target or "").removeprefix("model."))
 
     def _argument(self, value: Any) -> Any:
         if isinstance(value, torch.fx.Node):
@@ -180,11 +189,11 @@ class Importer:
         kinds = torch.export.graph_signature.OutputKind
         for spec, value in zip(specs, node.args[0], strict=True):  # type: ignore[arg-type]
             if spec.kind is kinds.USER_OUTPUT:
-                yield LOSS, self._argument(value)
+                yield next(self._results), self._argument(value)
             elif spec.kind is kinds.BUFFER_MUTATION:
-                yield (spec.target or "").removeprefix("model."), self._argument(value)
+                yield self._target(spec.target), self._argument(value)
             else:
-                target = (spec.target or "").removeprefix("model.")
+                target = self._target(spec.target)
                 where = self._where(value) if isinstance(value, torch.fx.Node) else type(self.model).__name__
                 raise CaptureError(f"{where}: {self._written(target, spec.kind is kinds.PARAMETER_MUTATION)}")
 

@@ -31,20 +31,41 @@ Parts = dict[Hashable, Any]
 
 
 class Origin(NamedTuple):
-    """The attribute that a place is reached from, of the module at path `owner` or of its class; "": all of them."""
+    """The attribute that a place is reached from, of the module at path `owner` or of its class; "": all of them.
+
+    `is_shared`: whether it is no module's own.
+    """
 
     owner: str
     attribute: str = ""
+    is_shared: bool = False
 
 
 class Place(NamedTuple):
-    """Where a value is: at `key` of a holder. `kind`: "_buffers" and so on for those of a module, else ""."""
+    """Where a value is: at `key` of a holder. `kind`: "_buffers" and so on for those of a module, else "".
+
+    `around`: of a tuple, the place where that is.
+    """
 
     origin: Origin
     holder: Any
     key: Hashable
     value: Any
     kind: str = ""
+    around: Place | None = None
+
+    def put(self, value: object) -> None:
+        """Have another value there. In a tuple, that is another tuple in its place."""
+        if not isinstance(self.holder, tuple) or self.around is None:
+            _write(self.holder, {**_read(self.holder), self.key: value})
+            return
+        parts = {**_read(self.around.now()), self.key: value}
+        make = getattr(self.holder, "_make", type(self.holder))
+        self.around.put(make(parts.values()))
+
+    def now(self) -> Any:  # noqa: ANN401
+        """The value that is there now."""
+        return _read(self.holder if self.around is None else self.around.now())[self.key]
 
 
 class Holder(NamedTuple):
@@ -81,7 +102,7 @@ class Snapshot:
         for holder in self.holders:
             origin, parts = holder.origin, holder.parts
             if not origin.attribute:
-                own = {key for key in {*parts, *_read(holder.object)} if Origin(origin.owner, str(key)) in origins}
+                own = {key for key in {*parts, *_read(holder.object)} if origin._replace(attribute=str(key)) in origins}
                 now = {key: value for key, value in _read(holder.object).items() if key not in own}
                 holder.write({**now, **{key: swap(parts[key]) for key in parts if key in own}})
             elif origin in origins:
@@ -101,7 +122,7 @@ class Snapshot:
         for kind in type(module).__mro__:
             if id(kind) not in self._seen and not _is_torchs(kind):
                 self._seen[id(kind)] = kind
-                self._parts(kind.__name__, origin, kind, 0)
+                self._parts(kind.__name__, Place(origin._replace(is_shared=True), None, "", kind), 0)
 
     def _place(self, path: str, place: Place, depth: int) -> None:
         """Note a place, and those that its value holds; what is shared is looked at once."""
@@ -113,19 +134,21 @@ class Snapshot:
             return
         self._seen[id(value)] = value
         if isinstance(value, CONTAINERS):
-            self._parts(path, place.origin, value, depth)
+            self._parts(path, place, depth)
         elif not callable(value) and not _is_torchs(type(value)) and hasattr(value, "__dict__"):
-            self._parts(path, place.origin, vars(value), depth, "{}.{}")
+            self._parts(path, place._replace(value=vars(value)), depth, "{}.{}")
 
-    def _parts(self, path: str, origin: Origin, holder: Any, depth: int, called: str = "{}[{!r}]") -> None:  # noqa: ANN401
-        parts = _read(holder)
+    def _parts(self, path: str, place: Place, depth: int, called: str = "{}[{!r}]") -> None:
+        """What the value of a place holds."""
+        parts = _read(holder := place.value)
         if len(parts) > _LARGEST:
             return
-        self.holders.append(Holder(origin, holder, parts))
+        self.holders.append(Holder(place.origin, holder, parts))
         called = "{}.{}" if isinstance(holder, type) else called
+        around = place if isinstance(holder, tuple) else None
         for key, part in parts.items():
-            own = origin if origin.attribute else origin._replace(attribute=str(key))
-            self._place(called.format(path, key), Place(own, holder, key, part), depth + 1)
+            own = place.origin if place.origin.attribute else place.origin._replace(attribute=str(key))
+            self._place(called.format(path, key), Place(own, holder, key, part, around=around), depth + 1)
 
 
 @contextmanager

@@ -1,105 +1,77 @@
-"""Python state that a forward leaves: attributes that it assigns, lists that it appends to, objects that it changes.
+"""What a forward leaves in a model: attributes that it assigns, lists that it appends to, objects that it changes.
 
-`torch.export` runs forward once and sets attributes back, so a program would compute for ever what the first step does.
-What only settles is let be: caches, and values that every forward writes before it reads them. So a model that leaves
-anything is captured once more, from there: it must leave the same and compute the same, but that it may read what it
-kept where the first forward made that of constants. Buffers are not Python state: they are outputs of the graph.
-Globals, closures and what iterators hold are not looked at.
+Buffers that it assigns are outputs of the graph (`pcg.writing`); what else is left, and whether later steps are still
+like the first, is for `pcg.settling`. Globals, closures and what iterators hold are not looked at.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Generator, Mapping
+from collections.abc import Collection, Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from math import nan
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from shardwright.pcg.errors import CaptureError
 from shardwright.pcg.exporting import is_library, line_of
-from shardwright.pcg.graph import Graph, Source
+from shardwright.pcg.graph import Source
 from shardwright.pcg.places import CONTAINERS, PLAIN, Place, Snapshot
-from shardwright.pcg.writing import DataAsCopies, write_back
+from shardwright.pcg.writing import DataAsCopies, check_type, write_back
 
-Found = tuple[Graph, Mapping[str, torch.Tensor]]
-"""A graph, and its constants by target."""
-
-
-def settled(model: nn.Module, capture: Callable[[Kept], Found]) -> Found:
-    """What `capture` gives; a `CaptureError` where it gives something else from the state that it leaves."""
-    first, second = Kept(model), Kept(model, again=True)
-    found = capture(first)
-    if first.changed:
-        with first.as_left():
-            again = capture(second)
-        if second.changed:
-            raise second.refusal()
-        if not _computes_the_same(found, again):
-            raise first.refusal()
-    return found
+LEFT = "left "
+"""Before the path of what a forward leaves, where a graph has that as an output."""
 
 
-def _computes_the_same(found: Found, again: Found) -> bool:
-    """Whether two graphs are equal, where the second one may read constants that the first one makes of constants."""
-    (first, constants), (second, others) = found, again
-    fixed = _made_of_constants(first)
-    if [key for key, _ in first.outputs] != [key for key, _ in second.outputs]:
-        return False
-    pending = [(a, b) for (_, a), (_, b) in zip(first.outputs, second.outputs, strict=True)]
-    seen: set[tuple[str, str]] = set()
-    while pending:
-        pair = pending.pop()
-        if pair in seen:
-            continue
-        seen.add(pair)
-        mine, other = first.by_name[pair[0]], second.by_name[pair[1]]
-        if other.op == "constant" and mine.name in fixed:
-            continue
-        if (mine.op, mine.attrs, len(mine.inputs)) != (other.op, other.attrs, len(other.inputs)):
-            return False
-        if mine.op == "constant" and not _equal(*(of[str(mine.attr("target"))] for of in (constants, others))):
-            return False
-        pending += zip(mine.inputs, other.inputs, strict=True)
-    return True
+class Carrier(NamedTuple):
+    """A place whose value is an input of a graph. `is_first`: `value` is what training begins with."""
+
+    place: Place
+    value: Tensor
+    is_first: bool
 
 
-def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one is other or not (isinstance(one, FakeTensor) or isinstance(other, FakeTensor) or not one.equal(other))
+class Carried(nn.Module):
+    """Around a forward: values at places of a model as tensors that capture sees as buffers of this module."""
 
+    def __init__(self, carriers: Mapping[str, Carrier]) -> None:
+        super().__init__()
+        self.carriers = dict(carriers)
+        self.targets = {f"at{number}": path for number, path in enumerate(carriers)}
+        for name, path in self.targets.items():
+            self.register_buffer(name, carriers[path].value.detach())
 
-def _made_of_constants(graph: Graph) -> set[str]:
-    """The operators that compute the same in every step."""
-    found: set[str] = set()
-    for node in graph.nodes:
-        if node.op not in ("parameter", "buffer", "input", "constant") and not node.is_random:
-            found.update([node.name] * found.issuperset(i for i in node.inputs if graph.by_name[i].op != "constant"))
-    return found
+    def put(self) -> None:
+        """Have these tensors in their places."""
+        for name, path in self.targets.items():
+            self.carriers[path].place.put(self._buffers[name])
 
 
 class Kept:
     """The Python state of a model's modules around a forward.
 
-    again     whether it is about a second forward, of which tensors are other ones anyway
-    changed   by path ("blocks.0.step", "history[3]"), what the forward left changed, but for buffers
+    carriers  what is an input of the graph, by path
+    changed   by path ("blocks.0.step", "history[3]"), what else the forward left changed, but for buffers
     """
 
-    def __init__(self, model: nn.Module, *, again: bool = False) -> None:
-        self.model, self.again = model, again
+    def __init__(self, model: nn.Module, carriers: Mapping[str, Carrier] | None = None) -> None:
+        self.model, self.carriers = model, dict(carriers or {})
         self.changed: dict[str, Place] = {}
-        self._left: Snapshot | None = None
+        self._before = self._left = Snapshot(model)
         self._lines: dict[tuple[int, str], str] = {}
 
     @contextmanager
-    def watched(self) -> Generator[None]:
-        """Around the forward. What it assigns to buffers is written into them at the end."""
-        before = Snapshot(self.model)
+    def watched(self, carried: Carried | None = None) -> Generator[None]:
+        """Around the forward. What it assigns to buffers, or leaves in places of `carried`, is written into these."""
+        if carried is not None:
+            carried.put()
+        self._before = before = Snapshot(self.model)
         with self._noting("__setattr__"), self._noting("register_buffer"), DataAsCopies():
             yield
         self._left = after = Snapshot(self.model)
@@ -111,15 +83,63 @@ class Kept:
             for path in {**before.places, **after.places}
             if not self._same(before.places.get(path), after.places.get(path), own)
         }
+        if carried is not None:
+            self._write_carried(carried)
+
+    def _write_carried(self, carried: Carried) -> None:
+        """What lies in the places by now, which does not count as changed then."""
+        copies = list[tuple[Tensor, Tensor]]()
+        for name, path in carried.targets.items():
+            old, place = carried.get_buffer(name), self.changed.get(path)
+            if place is None or path not in self._left.places:
+                continue
+            value = place.value
+            if isinstance(value, (int, float)) and not isinstance(value, bool) and not old.dim():
+                value = torch.full((), value, dtype=old.dtype, device=old.device)
+            if isinstance(value, Tensor):
+                check_type(path, place, value, old, self.place_of)
+                copies.append((old, value.detach().clone()))
+                del self.changed[path]
+        for old, value in copies:
+            old.copy_(value)
+
+    def left(self) -> dict[str, Tensor]:
+        """The tensors that the forward has left in other places than those that are carried, by path."""
+        found = {path: self._left.places.get(path) for path in self.changed}
+        return {path: place.value for path, place in found.items() if place and isinstance(place.value, Tensor)}
+
+    def left_tensors(self) -> dict[str, Carrier]:
+        """The same as inputs of a second capture."""
+        own = {path: value for path, value in self.left().items() if not self.changed[path].origin.is_shared}
+        return {path: Carrier(self.changed[path], self._stand_in(value), False) for path, value in own.items()}
+
+    def left_numbers(self) -> dict[str, Carrier]:
+        """The numbers that the forward has changed, as they were before."""
+        found = dict[str, Carrier]()
+        for path in self.changed:
+            one, two = self._before.places.get(path), self._left.places.get(path)
+            if one is None or two is None or one.origin.is_shared:
+                continue
+            if _is_number(one.value) and _is_number(two.value):
+                real = isinstance(one.value, float) or isinstance(two.value, float)
+                value = torch.tensor(one.value, dtype=torch.float64 if real else torch.int64)
+                found[path] = Carrier(two, value, True)
+        return found
+
+    def plain_tensors(self) -> dict[str, Carrier]:
+        """All tensors that are neither parameters nor buffers, with what they have before the forward."""
+        own = {id(tensor) for tensor in (*self.model.parameters(), *self.model.buffers())}
+        places = {path: p for path, p in Snapshot(self.model).places.items() if isinstance(p.value, Tensor)}
+        once = {id(place.value): path for path, place in reversed(places.items()) if id(place.value) not in own}
+        return {path: Carrier(places[path], places[path].value.detach().clone(), True) for path in once.values()}
 
     @contextmanager
     def as_left(self) -> Generator[None]:
         """With attributes as the forward left them."""
-        assert self._left is not None
         before, made = Snapshot(self.model), {id(place.value) for place in self.changed.values()}
         self._left.put(
             {place.origin for place in self.changed.values()},
-            lambda value: self._stand_in(value) if isinstance(value, torch.Tensor) and id(value) in made else value,
+            lambda value: self._stand_in(value) if isinstance(value, Tensor) and id(value) in made else value,
         )
         try:
             yield
@@ -149,11 +169,11 @@ class Kept:
             return one == other or (one != one and other != other)  # noqa: PLR0124 - not a number
         if isinstance(one, CONTAINERS):
             return type(one) is type(other)
-        tensors = isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)
+        tensors = isinstance(one, Tensor) and isinstance(other, Tensor)
         trained = before.kind == "_buffers" or (id(one) in own and id(other) in own)
-        return one is other or (tensors and (self.again or trained))
+        return one is other or (tensors and trained)
 
-    def _stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _stand_in(self, tensor: Tensor) -> Tensor:
         """In place of a tensor of the first capture, which is gone: whoever reads it computes something else."""
         modes = (p.fake_mode for p in self.model.parameters() if isinstance(p, FakeTensor))
         with next(modes, nullcontext()):
@@ -172,3 +192,7 @@ class Kept:
             assign(module, name, *args, **kwargs)
 
         return mock.patch.object(nn.Module, method, noted)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -45,7 +45,7 @@ def write_back(before: Snapshot, after: Snapshot, where: Callable[[Place], Sourc
                 "that from then on they are two; assign both, write in place, or register two buffers"
             )
         if id(old) not in names and now.value is not old:
-            _check_type(path, now, old, where)
+            check_type(path, now, now.value, old, where)
             changes.append((old, now.value))
         names.setdefault(id(old), path)
     copies = [(old, value.detach().clone()) for old, value in changes]  # all of them first: two may be swapped
@@ -54,11 +54,12 @@ def write_back(before: Snapshot, after: Snapshot, where: Callable[[Place], Sourc
             old.copy_(value)
 
 
-def _check_type(path: str, place: Place, old: Tensor, where: Callable[[Place], Source]) -> None:
-    if (given := _type(place.value)) != (expected := _type(old)):
+def check_type(path: str, place: Place, new: Tensor, old: Tensor, where: Callable[[Place], Source]) -> None:
+    """A `CaptureError` where a tensor of another type is to be written into `old`."""
+    if (given := _type(new)) != (expected := _type(old)):
         raise CaptureError(
-            f"{where(place)}: forward assigns to the buffer {path!r} {given}, expected {expected} as it was before; a "
-            "step must leave what the next one reads: register it in the shape and dtype that it has from then on"
+            f"{where(place)}: forward assigns to {path!r} {given}, expected {expected} as it was before; a step must "
+            "leave what the next one reads: make it in the shape and dtype that it has from then on"
         )
 
 

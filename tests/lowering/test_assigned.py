@@ -16,7 +16,7 @@ BATCH = {"x": torch.randn(8, 6, generator=torch.Generator().manual_seed(1), dtyp
 STEPS = 3
 
 
-def moved(old: Tensor, y: Tensor) -> Tensor:
+def moved(old: Any, y: Tensor) -> Any:
     return 0.9 * old + 0.1 * y.detach().mean(0)
 
 
@@ -86,6 +86,36 @@ class Assigning(nn.Module):
         return chosen
 
 
+class Remembering(Assigning):
+    """The same, with state that is no buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.memory: Tensor | None = None
+        self.num_calls, self.temperature = 0, 2.0
+        self.plain_tensor = torch.zeros(4, dtype=torch.float64)
+        self.pair = (torch.zeros(4, dtype=torch.float64), torch.ones(4, dtype=torch.float64))
+        self.recent = [torch.zeros(4, dtype=torch.float64), torch.ones(4, dtype=torch.float64)]
+        self.table = {"sum": torch.zeros(4, dtype=torch.float64)}
+        self.register_buffer("late", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.tanh(self.up(x))
+        memory = torch.zeros_like(y) if self.memory is None else self.memory
+        late = vars(self)["_buffers"]["late"]
+        late = torch.ones(4, dtype=torch.float64) if late is None else late
+        self.num_calls += 1
+        self.temperature *= 0.9
+        y = y * self.temperature + 0.5 * memory / self.num_calls + self.recent[0] + self.pair[0] * self.pair[1]
+        y = y + 0.1 * (late + self.plain_tensor + self.table["sum"])
+        self.memory, self.late = y.detach(), moved(late, y)
+        self.plain_tensor.mul_(0.9).add_(y.detach().mean(0))
+        self.table["sum"] += y.detach().sum(0)
+        self.pair = (moved(self.pair[0], y), 0.5 * self.pair[1])
+        self.recent[0], self.recent[1] = self.recent[1], moved(self.recent[0], y)
+        return (self.down(y) ** 2).mean() + super().forward(x)
+
+
 def trained(run: Any, module: nn.Module) -> dict[str, Tensor]:
     """Losses, buffers and parameters of some steps."""
     optimizer, found = torch.optim.SGD(module.parameters(), lr=0.1, foreach=False), dict[str, Tensor]()
@@ -103,22 +133,34 @@ def eager_step(model: nn.Module) -> Tensor:
     return loss
 
 
-def on_rank(plans: list[dict[str, Any]]) -> list[dict[str, Tensor]]:
-    cluster = Cluster.local(2)
-    compiled = (compile(Assigning(), cluster, kwargs=BATCH, **own) for own in plans)
+def on_rank(plans: list[tuple[type[Assigning], dict[str, Any]]]) -> list[dict[str, Tensor]]:
+    compiled = (compile(kind(), Cluster.local(2), kwargs=BATCH, **own) for kind, own in plans)
     return [trained(lambda parallel: parallel.forward_backward(**BATCH), parallel) for parallel in compiled]
 
 
-def test_assigned_buffers_move_as_in_one_process() -> None:
-    plans: list[dict[str, Any]] = [
-        {"mesh": {"x": 2}, "roles": ["data"]},
-        {"mesh": {"x": 2}, "roles": ["tensor"]},
-        {"mesh": {"x": 2}, "roles": ["zero"], "recompute": "full"},
+def test_what_forward_assigns_moves_as_in_one_process() -> None:
+    plans: list[tuple[type[Assigning], dict[str, Any]]] = [
+        (Assigning, {"mesh": {"x": 2}, "roles": ["tensor"]}),
+        (Assigning, {"mesh": {"x": 2}, "roles": ["zero"], "recompute": "full"}),
+        (Remembering, {"mesh": {"x": 2}, "roles": ["data"]}),
     ]
-    expected = trained(eager_step, Assigning())
-    assert not [name for name, value in Assigning().named_buffers() if value.equal(expected[name])]
-    for plan, found in zip(plans, run_ranks(on_rank, 2, args=(plans,))[0], strict=True):
-        assert found.keys() == expected.keys()
-        for name, value in expected.items():
+    expected = {kind: trained(eager_step, kind()) for kind in (Assigning, Remembering)}
+    for name, value in Remembering().named_buffers():
+        assert not value.equal(expected[Remembering][name]), name
+    for (kind, plan), found in zip(plans, run_ranks(on_rank, 2, args=(plans,))[0], strict=True):
+        for name, value in expected[kind].items():
             assert value.dtype == found[name].dtype, (plan, name)
             assert torch.allclose(found[name], value, rtol=0, atol=1e-11), (plan, name, found[name], value)
+        if kind is Remembering:
+            eager = Remembering()
+            trained(eager_step, eager)
+            own: dict[str, Any] = {
+                "num_calls": eager.num_calls,
+                "temperature": eager.temperature,
+                "memory": eager.memory,
+            }
+            own |= {"recent[1]": eager.recent[1], "pair[0]": eager.pair[0], "table['sum']": eager.table["sum"]}
+            for name, value in own.items():
+                assert torch.allclose(
+                    found[name], torch.as_tensor(value, dtype=found[name].dtype), rtol=0, atol=1e-11
+                ), name

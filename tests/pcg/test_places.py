@@ -111,7 +111,7 @@ def test_a_model_is_put_back(change: Callable[[Any, Tensor], object]) -> None:
 
 def test_large_containers_and_weak_references_are_not_looked_into() -> None:
     model = Holding(lambda m, y: None)
-    model.table, model.parent = dict.fromkeys(range(20_000)), weakref.ref(model)
+    vars(model).update(table=dict.fromkeys(range(20_000)), parent=weakref.ref(model))
     assert not [path for path in Snapshot(model).places if path.startswith(("table[", "parent"))]
 
 

@@ -1,7 +1,8 @@
-"""Python state that forward changes: refused, but for caches that change nothing of what is computed."""
+"""Python state that forward changes: carried as buffers, let be where it is a cache, else refused."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -30,7 +31,10 @@ class Stateful(nn.Module):
         vars(self.child)["step"], self.settings = 0, SimpleNamespace(step=0)
         self.start = torch.ones(())
         self.history, self.cache, self.seen = list[object](), dict[str, object](), set[int]()
+        self.pair, self.queue = (torch.zeros(()), torch.zeros(())), deque([torch.zeros(3), torch.ones(3)], 2)
+        self.tensors = {"b": [torch.ones(3), torch.full((3,), 5.0)]}
         self.register_buffer("mean", torch.zeros(3))
+        self.register_buffer("late", None)
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.inner(x)
@@ -71,24 +75,108 @@ def read_before(m: Any, y: Tensor) -> Tensor:
     return scale
 
 
+def turned(m: Any, y: Tensor) -> float:
+    m.step += 1
+    return 1.0 if m.step % 2 else 2.0
+
+
+def made_of_the_batch(m: Any, y: Tensor) -> Tensor:
+    if m.last is None:
+        m.last = y.detach().mean()
+    return m.last
+
+
+def begun_otherwise(m: Any, y: Tensor) -> Tensor:
+    scale = torch.zeros(()) if m.last is None else m.last + 1
+    m.last = y.detach().mean()
+    return scale
+
+
+def grown(m: Any, y: Tensor) -> Tensor:
+    m.last = torch.zeros(1, 1) if m.last is None else torch.cat([m.last, y.detach().mean().reshape(1, 1)])
+    return m.last.sum()
+
+
 @each(
     "change, said",
     [
         (counted, r"^model \(test_state\.py:\d+\): forward changes 'step'.*keep what steps change in a buffer"),
-        (counted_in_child, r"child \(test_state\.py:\d+\): forward changes 'step'"),
         (counted_in_class, "forward changes 'Stateful.calls'"),
-        (counted_in_object, "forward changes 'settings.step'"),
+        (turned, "forward changes 'step'"),
         (first_step, "forward changes 'ready', and capture keeps only what forward computes: every step would be the"),
         (lambda m, y: m.history.append(1), r"forward changes 'history\[1\]'"),
         (lambda m, y: m.seen.add(len(m.seen)), r"forward changes 'seen\[1\]'"),
         (lambda m, y: m.history.append(y), r"forward changes 'history\[1\]'"),
-        (read_later, "forward changes 'last'"),
-        (read_before, "forward changes 'start'"),
+        (lambda m, y: (m.history.append(y), m.start)[1], r"forward changes 'history\[1\]'"),
+        (made_of_the_batch, "forward changes 'last'"),
+        (begun_otherwise, "forward changes 'last'"),
+        (grown, r"'last' float32\[2, 1\] on cpu, expected float32\[1, 1\]"),
     ],
 )
 def test_state_that_steps_change_is_refused(change: Callable[[Any, Tensor], object], said: str) -> None:
     with pytest.raises(CaptureError, match=said):
         capture(Stateful(change), BATCH)
+
+
+def made_once(m: Any, y: Tensor) -> Tensor:
+    if "positions" not in m.cache:
+        m.cache["positions"] = torch.arange(3.0) * 2
+    return m.cache["positions"]
+
+
+def memory(m: Any, y: Tensor) -> Tensor:
+    memory = torch.full_like(y, 2) if m.last is None else m.last
+    m.last = (memory * 0.5 + y).detach()
+    return memory
+
+
+def counted_and_read(m: Any, y: Tensor) -> float:
+    m.step += 1
+    return 1 - 0.9**m.step
+
+
+def pair(m: Any, y: Tensor) -> Tensor:
+    m.pair = (m.pair[0] * 0.9 + y.detach().sum(), m.pair[1] + 1)
+    return m.pair[0] / m.pair[1]
+
+
+def in_lists(m: Any, y: Tensor) -> Tensor:
+    m.tensors["b"][0], m.tensors["b"][1] = m.tensors["b"][1], m.tensors["b"][0] + y.detach().mean(0)
+    return m.tensors["b"][0]
+
+
+def queue(m: Any, y: Tensor) -> Tensor:
+    m.queue.append(y.detach().mean(0))
+    return m.queue[0]
+
+
+def beside_a_cache(m: Any, y: Tensor) -> Tensor:
+    return made_once(m, y) + memory(m, y)
+
+
+@each(
+    "change, carried",
+    [
+        (counted_in_child, {"child.step": 0}),
+        (counted_in_object, {"settings.step": 0}),
+        (counted_and_read, {"step": 0}),
+        (read_later, {"last": 1}),
+        (read_before, {"start": 1}),
+        (memory, {"last": 2}),
+        (beside_a_cache, {"last": 2}),
+        (pair, {"pair[0]": 0, "pair[1]": 0}),
+        (in_lists, {"tensors['b'][0]": 1, "tensors['b'][1]": 5}),
+        (queue, {"queue[1]": 1}),
+        (lambda m, y: m.start.add_(y.mean().detach()), {"start": 1}),
+        (lambda m, y: m.tensors["b"][1].copy_(y.mean(0).detach()), {"tensors['b'][1]": 5}),
+    ],
+)
+def test_what_steps_change_is_carried(change: Callable[[Any, Tensor], object], carried: dict[str, float]) -> None:
+    model = Stateful(change)
+    found = capture(model, BATCH)
+    assert dict(found.graph.outputs).keys() == {"loss", *carried}
+    assert {path: found.constants[path].flatten()[0].item() for path in carried} == carried
+    assert (model.last, model.step, model.settings.step, len(model.queue)) == (None, 0, 0, 2)
 
 
 def test_the_line_is_that_of_the_assignment() -> None:
@@ -119,12 +207,6 @@ def passed_on(m: Any, y: Tensor) -> Tensor:
 def kept(m: Any, y: Tensor) -> None:
     m.last, m.history = y, [y]
     m.cache["last"] = y
-
-
-def made_once(m: Any, y: Tensor) -> Tensor:
-    if "positions" not in m.cache:
-        m.cache["positions"] = torch.arange(3.0) * 2
-    return m.cache["positions"]
 
 
 @each(

@@ -22,7 +22,7 @@ class Moving(nn.Module):
         self.inner, self.child, self.change = nn.Linear(4, 3), nn.Module(), change
         self.register_buffer("mean", torch.zeros(3))
         self.register_buffer("one", torch.zeros(3))
-        self.child.register_buffer("one", self.one)
+        self.child.register_buffer("one", self.get_buffer("one"))
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.inner(x)
@@ -37,8 +37,8 @@ def doubled(m: Any, y: Tensor) -> None:
 def test_the_line_of_an_assignment_is_said() -> None:
     line = doubled.__code__.co_firstlineno + 1
     said = (
-        rf"^model \(test_writing\.py:{line}\): forward assigns to the buffer 'mean' float64\[3\] on cpu, expected "
-        r"float32\[3\] on cpu as it was before; .*register it in the shape and dtype"
+        rf"^model \(test_writing\.py:{line}\): forward assigns to 'mean' float64\[3\] on cpu, expected "
+        r"float32\[3\] on cpu as it was before; .*make it in the shape and dtype"
     )
     with pytest.raises(CaptureError, match=said):
         capture(Moving(doubled), BATCH)
@@ -47,7 +47,7 @@ def test_the_line_of_an_assignment_is_said() -> None:
 @each(
     "change, said",
     [
-        (lambda m, y: setattr(m, "mean", y), r"buffer 'mean' float32\[2, 3\] on cpu, expected float32\[3\]"),
+        (lambda m, y: setattr(m, "mean", y), r"assigns to 'mean' float32\[2, 3\] on cpu, expected float32\[3\]"),
         (lambda m, y: setattr(m, "one", y[0]), "assigns the buffer 'one' or 'child.one', which were one tensor"),
         (
             lambda m, y: setattr(m.inner, "bias", nn.Parameter(y[0])),
