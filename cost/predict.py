@@ -92,6 +92,9 @@ def _node_costs(steps: Steps) -> dict[str, NodeCosts]:
         name = node.name
         if node.is_parallel or name in once:
             continue
+        if name in steps.aliases:  # a cast of slices, which is part of gathering them
+            table[name] = NodeCosts()
+            continue
         if node.is_leaf:
             table[name] = _update(node, steps, updates)
             continue

@@ -40,7 +40,7 @@ from shardwright.pcg.stages import Stages, cut, not_run
 from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.pcg.step.meshes import stage_meshes
 from shardwright.pcg.step.parameters import find_parameters
-from shardwright.pcg.step.precisions import Precision
+from shardwright.pcg.step.precisions import DTYPES, Precision, in_bf16
 from shardwright.pcg.step.schedules import orders
 from shardwright.pcg.step.time import as_run
 from shardwright.search.plan import CaptureCheck
@@ -80,12 +80,13 @@ def check_stages(graph: Graph, execution: Execution, precision: Precision | None
         return
     if (problem := not_run(graph, precision)) is not None:
         raise PlanError(problem)
-    if precision == "amp_fp16":  # every stage looks for overflows, in its gradients
+    if precision is not None and DTYPES[precision].is_scaled:  # every stage looks for overflows, in its gradients
         parts = cut(graph, execution).graphs
         for stage in range(execution.num_stages):
             own = parts[stage :: execution.num_stages]
             if not any(part.types[leaf.name].grad for part in own for leaf in part.leaves("parameter")):
-                raise PlanError(f"amp_fp16: nothing is trained in stage {stage}; use amp_bf16, or no stages")
+                other = in_bf16(precision)
+                raise PlanError(f"{precision}: nothing is trained in stage {stage}; use {other}, or no stages")
 
 
 class ParallelModule(Training):

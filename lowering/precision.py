@@ -14,7 +14,7 @@ import torch
 
 from shardwright.pcg import checks
 from shardwright.pcg.errors import PlanError
-from shardwright.pcg.step.precisions import DTYPES, PRECISIONS, Precision
+from shardwright.pcg.step.precisions import DTYPES, PRECISIONS, Precision, in_bf16
 
 PRODUCTS: Mapping[Precision | None, str] = {"tf32": "tf32", "fp32": "ieee"}
 """What products of float32 run in on GPUs; under other precisions, as the user has set it."""
@@ -33,8 +33,8 @@ def check_device(precision: Precision | None, device: str) -> None:
     if DTYPES[precision].compute == "float16" and device != "cuda":
         raise PlanError(
             f"precision {precision!r}: training in float16 needs a GPU, and this would run on {device}; plan with "
-            "'amp_bf16', which runs everywhere, or plan for a cluster of GPUs, which needs none here, and check that "
-            "plan with `shardwright verify --dry-run`"
+            f"{in_bf16(precision)!r}, which runs everywhere, or plan for a cluster of GPUs, which needs none here, and "
+            "check that plan with `shardwright verify --dry-run`"
         )
 
 

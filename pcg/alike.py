@@ -128,6 +128,10 @@ class _Notes(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         if func.namespace == "prim":  # a question about a tensor
             return result
+        if self._in is None and (name := self._cast(func, args)):
+            self._leaves[_storage(result)] = name  # pyright: ignore[reportArgumentType]
+            self._stays.append(result.untyped_storage())  # pyright: ignore[reportAttributeAccessIssue]
+            return result
         place = self._in or self._outside()
         calls = self.calls.setdefault(place, [])
         read = self._said((args, kwargs), place)
@@ -137,6 +141,10 @@ class _Notes(TorchDispatchMode):
                 self._stays.append(tensor.untyped_storage())
         calls.append((str(func), torch.is_grad_enabled(), read, self._said(result, place)))
         return result
+
+    def _cast(self, func: torch._ops.OpOverload, args: tuple[Any, ...]) -> str:
+        """The leaf of which this is a cast: all parameters may be cast before the forward (`pcg.casting`)."""
+        return self._leaves.get(_storage(args[0]), "") if func is torch.ops.aten._to_copy.default else ""
 
     def _outside(self) -> _Place:
         """The stretch between layers that goes on, or a new one."""

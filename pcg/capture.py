@@ -181,14 +181,15 @@ def capture(
     (`pcg.hooks`), or state of Python objects that every step would change (`pcg.state`), `PlanError` where the
     parameters are not of a dtype that the precision is for, or a pattern names no module.
     """
-    precision = check_precision(precision, {dtype_name(p.dtype) for p in model.parameters()})
+    trained, frozen = ({dtype_name(p.dtype) for p in model.parameters() if p.requires_grad is t} for t in (True, False))
+    precision = check_precision(precision, trained, frozen)
     execution = _checked_modules(model, per_microbatch)
     tensors, options = split_batch(model, args, batch)
     tensors = _told_apart(tensors)
     mode = _fake_mode(model)
     if mode is not None:
         tensors = tree_map_only(torch.Tensor, partial(_fake, mode), tensors)
-    device, low = next((p.device.type for p in model.parameters()), "cpu"), low_dtype(base_of(precision))
+    device, low = next((p.device.type for p in model.parameters()), "cpu"), low_dtype(base_of(precision), "autocast")
 
     def once(kept: Kept) -> tuple[Graph, Mapping[str, torch.Tensor]]:
         marker, shared = Marker(device), Shared(model)

@@ -148,6 +148,8 @@ class Importer:
 
     def _argument(self, value: Any) -> Any:
         if isinstance(value, torch.fx.Node):
+            if value not in self.values:
+                self._lift(value, self.builder.source)
             found = self.values[value]
             return Ref(found) if isinstance(found, str) else found
         if isinstance(value, (list, tuple)):
@@ -158,11 +160,18 @@ class Importer:
         if node.target is operator.getitem:
             whole, index = node.args
             self.values[node] = self.values[whole][index]  # type: ignore[index]
-        elif node.users and _operator_name(node) not in IGNORED:
-            self._lift(node)
+        elif node.users and _operator_name(node) not in IGNORED and not self._casts_parameter(node):
+            self._lift(node, _source(node))
 
-    def _lift(self, node: torch.fx.Node) -> None:
-        source, value = _source(node), node.meta.get("val")
+    def _casts_parameter(self, node: torch.fx.Node) -> bool:
+        """Whether `pcg.casting` does, before the forward: it is lifted where it is read first."""
+        operand = node.args[0] if node.args else None
+        found = self.values.get(operand) if isinstance(operand, torch.fx.Node) else None
+        is_parameter = isinstance(found, str) and self.builder.nodes[found].op == "parameter"
+        return is_parameter and node.target is torch.ops.aten._to_copy.default and _source(node) == Source()
+
+    def _lift(self, node: torch.fx.Node, source: Source) -> None:
+        value = node.meta.get("val")
         several = isinstance(value, (tuple, list))
         read = {int(str(user.args[1])) for user in node.users} if several else {0}
         self.builder.at(node.name, source)
@@ -171,6 +180,7 @@ class Importer:
                 raise GraphError("operators that run graphs of their own have no rows; use torch.where for torch.cond")
             args = [self._argument(a) for a in node.args]
             kwargs = {k: self._argument(v) for k, v in node.kwargs.items()}
+            self.builder.at(node.name, source)  # operands may have been lifted here
             types = [_result_type(v) for v in (value if several else [value])]
             order = _order_of_draws(node)
             if order is not None:

@@ -1,9 +1,13 @@
 """Precision by module: the forward of a module runs in a `torch.autocast` region of its own, in capture as in eager.
 
 In fp32 that region is disabled, and arguments in 16 bits are widened, as `torch.amp.custom_fwd` does it with
-`cast_inputs=torch.float32`. In amp_bf16 and amp_fp16 it is enabled; where it is around nothing that is, results are
-widened: products of float32 read nothing else. So what counts is whose forward computes: a weight that the forward of
-another module reads is read in that one's precision.
+`cast_inputs=torch.float32`. In amp_bf16 and amp_fp16 it is enabled. So what counts is whose forward computes: a weight
+that the forward of another module reads is read in that one's precision.
+
+In bf16_params and fp16_params the region is disabled too, and what counts is whose parameters are read: those of the
+module, and of modules in it, are in 16 bits (`pcg.casting`).
+
+Where nothing around is in 16 bits, results in 16 bits are widened: products of float32 read nothing else.
 """
 
 from __future__ import annotations
@@ -19,31 +23,38 @@ from torch.amp.autocast_mode import autocast
 from torch.utils._pytree import tree_map_only
 from torch.utils.hooks import RemovableHandle
 
+from shardwright.pcg.casting import in_param_dtype
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.precision import HALVES, low_dtype
-from shardwright.pcg.step.precisions import Precision, PrecisionByModule, PrecisionMode, of_modules
+from shardwright.pcg.step.precisions import Precision, PrecisionByModule, PrecisionMode, base_of, of_modules
 from shardwright.pcg.step.recompute import fits
 
 _NEAR = 3
 
 
 class _Own(NamedTuple):
-    """What decides about a module: the pattern and its precision; the module by name."""
+    """What decides about a module: the pattern and its precision; the module by name; the precision around it."""
 
     pattern: str
     precision: Precision
     name: str
+    around: Precision | None
 
 
 @contextmanager
-def in_own_precision(model: nn.Module, precision: PrecisionMode | None, device: str) -> Generator[None]:
+def in_own_precision(
+    model: nn.Module, precision: PrecisionMode | None, device: str, *, in_backward: bool = False
+) -> Generator[None]:
     """Around a forward of the model on a kind of device, "cpu" or "cuda": modules run in what `precision` says of them.
 
-    Of its patterns the first that fits a module or one around it decides. Raises a `PlanError` for one that decides
-    about no module, or only about modules whose forward is not called.
+    Of its patterns the first that fits a module or one around it decides. The region of `torch.autocast` of all others
+    is the caller's. `in_backward`: what is around backward too, for what it runs again of forward. Raises a `PlanError`
+    for a pattern that decides about no module, or only about modules whose forward is not called.
     """
-    owns, called = _decided(model, of_modules(precision)), set[str]()
+    owns, low = _decided(model, precision)
+    called = set[str]()
     with ExitStack() as stack:
+        stack.enter_context(in_param_dtype(model, low, owns, in_backward=in_backward))
         for module, own in owns.items():
             for hook in _in_region(module, own, device, called):
                 stack.callback(hook.remove)
@@ -58,15 +69,16 @@ def in_own_precision(model: nn.Module, precision: PrecisionMode | None, device: 
 
 def _in_region(module: nn.Module, own: _Own, device: str, called: set[str]) -> tuple[RemovableHandle, RemovableHandle]:
     """By hooks next to its forward, as `torch.export` loses the path of a module whose forward is replaced."""
-    low = low_dtype(own.precision)
+    low, is_low = low_dtype(own.precision, "autocast"), bool(low_dtype(own.precision))
+    is_cast_around = bool(low_dtype(own.around, "parameters"))
     entered: list[tuple[autocast, bool]] = []
 
     def enter(_: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:  # noqa: ANN401
         called.add(own.pattern)
         region = autocast(device, getattr(torch, low) if low else None, enabled=bool(low))
-        entered.append((region, torch.is_autocast_enabled(device)))
+        entered.append((region, torch.is_autocast_enabled(device) or is_cast_around))
         region.__enter__()
-        return (args, kwargs) if low else _widened((args, kwargs))
+        return (args, kwargs) if is_low else _widened((args, kwargs))
 
     def leave(_: nn.Module, args: Any, result: Any) -> Any:  # noqa: ANN401
         region, is_low_around = entered.pop()
@@ -85,23 +97,31 @@ def _widened(values: Any) -> Any:  # noqa: ANN401
     return tree_map_only(Tensor, lambda x: x.float() if x.dtype in halves else x, values)
 
 
-def _decided(model: nn.Module, pairs: PrecisionByModule) -> Mapping[nn.Module, _Own]:
-    """The outermost modules with a forward about which each pattern decides."""
+def _decided(
+    model: nn.Module, precision: PrecisionMode | None
+) -> tuple[Mapping[nn.Module, _Own], Mapping[nn.Module, str]]:
+    """The outermost modules with a forward about which each pattern decides; what each module casts its parameters to.
+    """
+    pairs: PrecisionByModule = of_modules(precision)
+    precisions: list[Precision | None] = [*(own for _, own in pairs), base_of(precision)]
     rest = len(pairs)
     around: dict[str, tuple[int, int]] = {}  # the pattern that decides, and that of the forward around; by their place
-    found: dict[nn.Module, tuple[int, str]] = {}
+    found: dict[nn.Module, tuple[int, str, int]] = {}
+    places: dict[nn.Module, int] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         outer, inside = around.get(name.rpartition(".")[0], (rest, rest))
         mine = min(outer, next((i for i, (pattern, _) in enumerate(pairs) if fits(name, pattern)), rest))
         if type(module).forward is not nn.Module.forward:  # a list of modules has none
             if mine != inside:
-                found[module] = min(found.get(module, (rest, "")), (mine, name))
+                found[module] = min(found.get(module, (rest, "", rest)), (mine, name, inside))
             inside = mine
+        places[module] = min(places.get(module, rest), mine)
         around[name] = mine, inside
     for place, (pattern, _) in enumerate(pairs):
         if all(place != mine for mine, _ in around.values()):
             raise PlanError(_names_none(model, pattern, list(around)))
-    return {module: _Own(*pairs[place], name) for module, (place, name) in found.items()}
+    owns = {module: _Own(*pairs[place], name, precisions[inside]) for module, (place, name, inside) in found.items()}
+    return owns, {module: low_dtype(precisions[place], "parameters") for module, place in places.items()}
 
 
 def _names_none(model: nn.Module, pattern: str, names: list[str]) -> str:

@@ -19,18 +19,16 @@ from collections.abc import Collection, Sequence
 
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.row import Row
-from shardwright.pcg.step.precisions import DTYPES, Precision, PrecisionByModule, PrecisionMode, canonical, every
+from shardwright.pcg.step.precisions import DTYPES, Casts, Precision, PrecisionByModule, PrecisionMode, canonical, every
 from shardwright.pcg.types import TensorType, is_float, promote
 
 HALVES = ("float16", "bfloat16")
 
 
-def low_dtype(precision: Precision | None) -> str:
-    """The 16-bit format of a mixed precision; "" for one without casts."""
-    if precision is None:
-        return ""
-    compute, state = DTYPES[precision].compute, DTYPES[precision].state
-    return compute if compute != state else ""
+def low_dtype(precision: Precision | None, *casts: Casts) -> str:
+    """The 16-bit format of a mixed precision, of these kinds alone if any are named; "" for others."""
+    wanted = casts or ("autocast", "parameters")
+    return DTYPES[precision].compute if precision is not None and DTYPES[precision].casts in wanted else ""
 
 
 def operand_dtypes(row: Row, operands: Sequence[TensorType], low: str) -> tuple[str, ...]:
@@ -64,9 +62,11 @@ def _beside_tensors(operands: Sequence[TensorType]) -> tuple[str, ...]:
 
 
 def check_precision(
-    precision: PrecisionMode | None, parameters: Collection[str]
+    precision: PrecisionMode | None, parameters: Collection[str], frozen: Collection[str] = ()
 ) -> Precision | PrecisionByModule | None:
     """A precision, or those by module as pairs, that a model with parameters of these dtypes can be captured under.
+
+    `frozen`: those of parameters that are not trained, which may be stored in 16 bits where parameters are cast.
 
     Raises:
         FieldError: there is no such precision.
@@ -74,7 +74,7 @@ def check_precision(
     """
     checked = canonical(precision, "")
     for own in sorted(every(checked)):
-        _check_state(own, parameters)
+        _check_state(own, [*parameters, *(() if DTYPES[own].casts == "parameters" else frozen)])
     return checked
 
 

@@ -32,6 +32,7 @@ from shardwright.pcg.step.late import LOSS
 from shardwright.pcg.step.meshes import first_ranks, stage_meshes, stage_of
 from shardwright.pcg.step.messages import Message
 from shardwright.pcg.step.operations import Operations
+from shardwright.pcg.step.precisions import DTYPES, Precision, in_bf16
 from shardwright.pcg.step.schedules import ends
 from shardwright.pcg.step.sections import sections, spread, units
 from shardwright.pcg.types import ITEM_BYTES, TensorType
@@ -201,12 +202,13 @@ def given(name: str) -> str:
     return _GIVEN + name
 
 
-def not_run(graph: Graph, precision: str | None) -> str | None:
+def not_run(graph: Graph, precision: Precision | None) -> str | None:
     """Why a graph that was captured in this precision does not run in pipeline stages, if it does not."""
     dtypes = {graph.types[leaf.name].dtype for leaf in graph.leaves("parameter") if graph.types[leaf.name].grad}
-    if precision == "amp_fp16" and len(dtypes) > 1:
+    if precision is not None and DTYPES[precision].is_scaled and len(dtypes) > 1:
         return (
-            f"amp_fp16 in pipeline stages: parameters are in {' and '.join(sorted(dtypes))}; use amp_bf16, or no stages"
+            f"{precision} in pipeline stages: parameters are in {' and '.join(sorted(dtypes))}; "
+            f"use {in_bf16(precision)}, or no stages"
         )
     drawn = next((n for n in graph.nodes if n.may_draw and not n.is_random), None)
     if drawn is not None:

@@ -61,9 +61,7 @@ class Guide(NamedTuple):
     @property
     def reduced(self) -> ReduceDtype | None:
         """The dtype that gradients are sent in, by name; a `FieldError` for one that they cannot be."""
-        given = self.reduce_dtype
-        name = str(given).removeprefix("torch.") if isinstance(given, torch.dtype) else given
-        return Execution(reduce_dtype=name).reduce_dtype  # pyright: ignore[reportArgumentType]
+        return Execution(reduce_dtype=self.reduce_dtype).reduce_dtype  # pyright: ignore[reportArgumentType]
 
     @property
     def statistics(self) -> Statistics:
@@ -155,12 +153,15 @@ def plan(
             step is not that of the whole batch: it is that of one process which runs the microbatches in turn, the
             loss being the mean of theirs, running statistics brought up to date by each. `microbatches` must be given.
         precision: "amp_bf16" and "amp_fp16": what `torch.autocast` runs in 16 bits, with weights, their gradients and
-            optimizer states in float32. "tf32": matrix products in tf32. "fp8" can be costed, not run. "fp32", "bf16"
-            and "fp16" check that the model is in that dtype. By default the model's own dtypes; a `torch.autocast` in
-            the model is kept in any case. A mapping says it by module: from names or patterns of modules (with all that
-            is inside) to "fp32" or "amp_bf16", the first that fits deciding, and from "*", the last, to what all others
-            compute in, as `{"lm_head": "fp32", "*": "amp_bf16"}`; see docs/precision.md. Of several precisions, in a
-            list, the search chooses the fastest one that fits.
+            optimizer states in float32. "bf16_params" and "fp16_params": parameters, inputs and all that follows in 16
+            bits, over weights and optimizer states in float32, as FSDP2's `MixedPrecisionPolicy(param_dtype=…)` has it.
+            "tf32": matrix products in tf32. "fp8" can be costed, not run. "fp32", "bf16" and "fp16" check that the
+            model is in that dtype. By default the model's own dtypes; a `torch.autocast` in the model is kept in any
+            case. A mapping says it by module: from names or patterns of modules (with all that is inside) to "fp32",
+            "amp_bf16" or "bf16_params", the first that fits deciding, and from "*", the last, to what all others
+            compute in, as `{"lm_head": "fp32", "*": "amp_bf16"}`; see docs/precision.md. Usual other names ("bfloat16",
+            "bf16-mixed") are understood. Of several precisions, in a list, the search chooses the fastest one that
+            fits.
         reduce_dtype: "float32", "bfloat16" or "float16", or that dtype of torch: what gradients of parameters are sent
             in, to be summed over devices. By default the dtype of the parameters, in which they are accumulated and
             handed over in any case. It is `reduce_dtype` of FSDP's `MixedPrecisionPolicy`, and goes with any precision.

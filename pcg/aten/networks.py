@@ -9,7 +9,9 @@ from shardwright.pcg.aten.reductions import mean
 from shardwright.pcg.aten.registry import HANDLERS, Ints, cast, handles, pair, require
 from shardwright.pcg.aten.structure import expand, reshape
 from shardwright.pcg.builder import GraphBuilder
+from shardwright.pcg.errors import GraphError
 from shardwright.pcg.node import OPAQUE
+from shardwright.pcg.precision import HALVES
 from shardwright.pcg.types import is_float
 
 _EPSILON, _EPSILON_DOUBLE = 2.0**-23, 2.0**-52  # of float32, in which halves are normalized too, and of float64
@@ -19,9 +21,6 @@ HANDLERS.update({
     # with the statistics of the batch, in training and in evaluation
     "_native_batch_norm_legit.no_stats": lambda b, x, w, bias, training, momentum, eps: (
         _standardized(b, x, *_statistics(b, x), w, bias, eps), None, None,
-    ),
-    "_native_batch_norm_legit_no_training": lambda b, x, w, bias, running_mean, running_var, momentum, eps: (
-        _standardized(b, x, running_mean, running_var, w, bias, eps), None, None,
     ),
 })  # fmt: skip
 
@@ -52,11 +51,28 @@ def _group_norm(b: GraphBuilder, x: str, w: str | None, bias: str | None, num_sa
     return (_affine(b, y, w, bias, rank), None, None)
 
 
+@handles("_native_batch_norm_legit_no_training")
+def _by_running_statistics(b: GraphBuilder, x: str, w: str | None, bias: str | None, running_mean: str,
+                           running_var: str, momentum: float, eps: float) -> tuple[str, None, None]:  # fmt: skip
+    _check_narrow(b, w, running_mean)
+    return (_standardized(b, x, running_mean, running_var, w, bias, eps), None, None)
+
+
+def _check_narrow(b: GraphBuilder, w: str | None, running: str) -> None:
+    """Torch runs no batch normalization that is narrower than its statistics."""
+    if w is not None and b.types[w].dtype in HALVES and b.types[running].dtype not in HALVES:
+        raise GraphError(
+            f"torch takes no weights in {b.types[w].dtype} beside running statistics in {b.types[running].dtype}; run "
+            f"the module in float32, as precision={{{b.source.module!r}: 'fp32', '*': 'bf16_params'}}"
+        )
+
+
 @handles("_native_batch_norm_legit_functional")
 def _batch_norm(b: GraphBuilder, x: str, w: str | None, bias: str | None, running_mean: str, running_var: str,
                 training: bool, momentum: float, eps: float) -> tuple[str, None, None, str, str]:  # fmt: skip
     """Statistics over the whole batch, as a single process has them, and the running ones brought up to date."""
     require(training)
+    _check_narrow(b, w, running_mean)
     centre, spread = _statistics(b, x)
     y = _standardized(b, x, centre, spread, w, bias, eps)
     count = math.prod(b.shape(x)) // b.shape(x)[1] // b.num_samples(x, (0,))

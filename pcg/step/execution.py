@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 from shardwright.pcg import checks
+from shardwright.pcg.dtypes import dtype_named
 from shardwright.pcg.step import precisions
 from shardwright.pcg.step.precisions import DTYPES, Precision, PrecisionMode
 from shardwright.pcg.step.recompute import RECOMPUTES, Again, GivenByBlock, Recompute, RecomputeByBlock, canonical, fits
@@ -33,8 +34,8 @@ class Execution:
     Attributes:
         precision: None: the graph's own dtypes. "fp32", "bf16" and "fp16": every float in that dtype, optimizer
             included. "tf32": as "fp32", with matrix multiplications and convolutions in tf32 (not attention).
-            "amp_bf16" and "amp_fp16": weights used, activations and their gradients in 16 bits; master weights,
-            gradients and optimizer states in fp32. "fp8": as "amp_bf16", with matrix multiplications in fp8. A graph
+            "amp_bf16", "amp_fp16", "bf16_params" and "fp16_params": weights used, activations and their gradients in 16
+            bits; master weights, gradients and optimizer states in fp32. "fp8": as "amp_bf16", with matrix multiplications in fp8. A graph
             in which anything is in 16 bits, its parameters or what it casts, keeps its own dtypes for values (only
             optimizer states, rates and the scaling of the loss change), so a precision of other values is refused
             there. A mapping says it by module (`pcg.step.precisions`), which a capture has made into casts: then values
@@ -89,7 +90,8 @@ class Execution:
         owner = "Execution"
         object.__setattr__(self, "precision", precisions.canonical(self.precision, owner))
         if self.reduce_dtype is not None:
-            checks.choice(self.reduce_dtype, owner, "reduce_dtype", REDUCE_DTYPES)
+            named = dtype_named(self.reduce_dtype, owner, "reduce_dtype", REDUCE_DTYPES)
+            object.__setattr__(self, "reduce_dtype", named)
         object.__setattr__(self, "recompute", canonical(self.recompute, owner))
         object.__setattr__(self, "per_microbatch", _patterns(self.per_microbatch, owner))
         checks.choice(self.schedule, owner, "schedule", SCHEDULES)

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from shardwright.pcg import checks
+from shardwright.pcg.dtypes import plain
 
-Precision = Literal["fp32", "tf32", "amp_bf16", "bf16", "amp_fp16", "fp16", "fp8"]
-PRECISIONS: tuple[Precision, ...] = ("fp32", "tf32", "amp_bf16", "bf16", "amp_fp16", "fp16", "fp8")
+Precision = Literal["fp32", "tf32", "amp_bf16", "bf16_params", "bf16", "amp_fp16", "fp16_params", "fp16", "fp8"]
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 PrecisionByModule = tuple[tuple[str, Precision], ...]
 """By name of a module, or pattern that `fits` it (`pcg.step.recompute`), with all that is inside; the first decides.
 
 `*`, the last, is the base: what all others compute in. Without it that is the model's own."""
 PrecisionMode = Precision | PrecisionByModule | Mapping[str, Precision]
 BASE = "*"
+
+
+Casts = Literal["", "autocast", "parameters"]
 
 
 class Dtypes(NamedTuple):
@@ -24,48 +28,69 @@ class Dtypes(NamedTuple):
     state        master weights, accumulated gradients and optimizer states
     rates        kinds of work that run at the rate of another precision
     is_scaled    whether the loss is scaled, and the gradients scaled back and checked before the update
+    casts        who makes the one of the other: "autocast", operator by operator; "parameters", where parameters are
+                 read, as FSDP2's `MixedPrecisionPolicy(param_dtype=…)` does; "": nobody
     """
 
     compute: str
     state: str
     rates: Mapping[str, str] = {}
     is_scaled: bool = False
+    casts: Casts = ""
 
 
 DTYPES: Mapping[Precision, Dtypes] = {
     "fp32": Dtypes("float32", "float32"),
     "tf32": Dtypes("float32", "float32", {"matmul": "tf32", "conv": "tf32"}),
-    "amp_bf16": Dtypes("bfloat16", "float32"),
+    "amp_bf16": Dtypes("bfloat16", "float32", casts="autocast"),
+    "bf16_params": Dtypes("bfloat16", "float32", casts="parameters"),
     "bf16": Dtypes("bfloat16", "bfloat16"),
-    "amp_fp16": Dtypes("float16", "float32", is_scaled=True),
+    "amp_fp16": Dtypes("float16", "float32", is_scaled=True, casts="autocast"),
+    "fp16_params": Dtypes("float16", "float32", is_scaled=True, casts="parameters"),
     "fp16": Dtypes("float16", "float16"),
-    "fp8": Dtypes("bfloat16", "float32", {"matmul": "fp8"}),
+    "fp8": Dtypes("bfloat16", "float32", {"matmul": "fp8"}, casts="autocast"),
 }
 
 _OF_MODULES: Mapping[Precision | None, tuple[Precision, ...]] = {
-    None: ("fp32", "amp_bf16"),
-    "fp32": ("fp32", "amp_bf16"),
+    None: ("fp32", "amp_bf16", "bf16_params"),
+    "fp32": ("fp32", "amp_bf16", "bf16_params"),
     "amp_bf16": ("fp32", "amp_bf16"),
+    "bf16_params": ("fp32", "bf16_params"),
     "amp_fp16": ("fp32", "amp_fp16"),
+    "fp16_params": ("fp32", "fp16_params"),
 }
-"""What single modules may compute in, by the base: fp32, or one 16-bit format as `torch.autocast` has it."""
+"""What single modules may compute in, by the base: fp32, or one 16-bit format, by autocast or by parameters."""
+
+
+_ALIASES: Mapping[str, Precision] = {
+    "float32": "fp32", "32_true": "fp32", "single": "fp32",
+    "bfloat16": "bf16", "bf16_true": "bf16", "float16": "fp16", "half": "fp16", "16_true": "fp16",
+    "bf16_mixed": "amp_bf16", "16_mixed": "amp_fp16", "fp16_mixed": "amp_fp16",
+}  # fmt: skip
+"""Dtypes are whole models; Lightning's names."""
+
+
+def precision_named(name: object, owner: str, field: str) -> Precision:
+    """The precision of a name, or of an alias that people write; a `FieldError` where there is none."""
+    found = _ALIASES.get(plain(name), plain(name))
+    return checks.choice(found if found in PRECISIONS else name, owner, field, PRECISIONS)  # type: ignore[return-value]
 
 
 def canonical(precision: object, owner: str) -> Precision | PrecisionByModule | None:
     """A mapping as hashable pairs, one of `*` alone as its precision; a `FieldError` of `owner` for what is neither."""
     if precision is None:
         return None
-    if isinstance(precision, str):
-        return checks.choice(precision, owner, "precision", PRECISIONS)  # type: ignore[return-value]
+    if isinstance(precision, str) or str(precision).startswith("torch."):
+        return precision_named(precision, owner, "precision")
     given = tuple(precision.items()) if isinstance(precision, Mapping) else precision
     if not isinstance(given, tuple) or not given or not all(isinstance(p, tuple) and len(p) == 2 for p in given):
         wanted = f"one of {', '.join(map(repr, PRECISIONS))}, or a mapping from modules to these"
         raise checks.FieldError(owner, "precision", f"expected {wanted}, got {precision!r}")
     meaning = "a module's name, or a pattern of them"
     pairs: PrecisionByModule = tuple(
-        (checks.text(name, owner, "precision", meaning), checks.choice(own, owner, f"precision[{name!r}]", PRECISIONS))
+        (checks.text(name, owner, "precision", meaning), precision_named(own, owner, f"precision[{name!r}]"))
         for name, own in given
-    )  # type: ignore[assignment]
+    )
     if not of_modules(pairs):
         return base_of(pairs)
     _check_together(pairs, owner)
@@ -83,9 +108,14 @@ def _check_together(pairs: PrecisionByModule, owner: str) -> None:
             whose = "" if name == BASE else f" in a model in {base or 'its own dtypes'}"
             problem = (
                 f"expected {' or '.join(map(repr, allowed))}{whose}, got {own!r}; modules may differ in running in "
-                "float32 or, as torch.autocast has it, in one 16-bit format; others are for whole models"
+                "float32 or in one 16-bit format, as torch.autocast or as FSDP2 has it; others are for whole models"
             )
             raise checks.FieldError(owner, f"precision[{name!r}]", problem)
+
+
+def in_bf16(precision: Precision) -> str:
+    """The precision that is to bfloat16 what this one is to float16."""
+    return precision.replace("fp16", "bf16")
 
 
 def base_of(precision: PrecisionMode | None) -> Precision | None:

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
 Example = tuple[nn.Module, dict[str, Tensor]]
-_DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
 def load_config(path: Path, batch_size: int, seq_len: int, dtype: str, *, fake: bool) -> Example:
@@ -28,8 +27,6 @@ def load_config(path: Path, batch_size: int, seq_len: int, dtype: str, *, fake: 
 
     With `fake`, weights and batch are fake tensors: a model of any size takes no memory.
     """
-    if dtype not in _DTYPES:
-        raise ShardwrightError(f"--dtype {dtype!r}: choose one of {', '.join(_DTYPES)}")
     config = _config(path)
     architecture = _architecture(config, path)
     with FakeTensorMode() if fake else contextlib.nullcontext():

@@ -161,9 +161,9 @@ def _single(model: nn.Module, batch: Mapping[str, Any], plan: Plan) -> tuple[Tra
 
     Where the plan has statistics of each microbatch by itself, it runs one after the other.
     """
-    low, total = low_dtype(plan.execution.base), torch.zeros(())
+    low, total = low_dtype(plan.execution.base, "autocast"), torch.zeros(())
     many = plan.mesh.num_microbatches if plan.execution.per_microbatch else 1
-    with in_own_precision(model, plan.precision, "cpu"), _seeded(plan):
+    with in_own_precision(model, plan.precision, "cpu", in_backward=True), _seeded(plan):
         for number in range(many):
             with torch.autocast("cpu", getattr(torch, low), enabled=True) if low else nullcontext():
                 loss = find_loss(model(**tree_map_only(Tensor, lambda x, n=number: x.chunk(many)[n], batch)))

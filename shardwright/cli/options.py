@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
+from shardwright.pcg.dtypes import dtype_named
 from shardwright.pcg.errors import MachineError, ShardwrightError
 from shardwright.pcg.files import require_writable
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import REDUCE_DTYPES, SCHEDULES
-from shardwright.pcg.step.precisions import PRECISIONS, PrecisionMode
+from shardwright.pcg.step.precisions import PRECISIONS, Precision, PrecisionMode, precision_named
 
 if TYPE_CHECKING:
     from shardwright.cost.clusters.cluster import Cluster
@@ -26,6 +27,7 @@ CLUSTER_FORMS = (
     "local:N (N CPU ranks of this machine), preset:NAME[:NODES[:GPUS]] (such as preset:dgx-h100:8, preset:dgx-h100:1:4 "
     "for four GPUs of one, or preset:dgx-h100:4+l40s-box:1:4 for machines of several kinds), detect, or a cluster file."
 )
+DTYPES = ("float32", "bfloat16", "float16", "float64")
 WHAT_IF = ("nodes", "bandwidth", "memory", "flops", "batch", "seq")
 PATH = click.Path(path_type=Path)
 FILE_PATH = click.Path(dir_okay=False, path_type=Path)
@@ -141,8 +143,8 @@ def writable(context: click.Context, parameter: click.Parameter, path: Path | No
 def precision_option(command: Command) -> Command:
     """`--precision`"""
     text = (
-        f"What is computed in which dtype: {', '.join(PRECISIONS)}; amp_bf16 is as torch.autocast has it. Or by "
-        "module: 'lm_head=fp32,*=amp_bf16', of which the first that fits decides. By default the model's own. Given "
+        f"What is computed in which dtype: {', '.join(PRECISIONS)}; amp_bf16 is as torch.autocast has it, bf16_params "
+        "as FSDP2's MixedPrecisionPolicy(param_dtype=torch.bfloat16). Or by module: 'lm_head=fp32,*=amp_bf16', of which the first that fits decides. By default the model's own. Given "
         "several times, the search chooses."
     )
     none = lambda context, parameter, given: given or None  # noqa: E731
@@ -153,14 +155,32 @@ def precision_option(command: Command) -> Command:
 
 def reduce_dtype_option(command: Command) -> Command:
     """`--reduce-dtype`"""
-    text = "What gradients are sent in, to be summed over devices; by default the dtype of the parameters."
-    return click.option("--reduce-dtype", type=click.Choice(REDUCE_DTYPES), help=text)(command)
+    text = (
+        f"What gradients are sent in, to be summed over devices: {', '.join(REDUCE_DTYPES)}. By default the dtype of "
+        "the parameters."
+    )
+    return click.option("--reduce-dtype", type=parse_reduce_dtype, metavar="DTYPE", help=text)(command)
+
+
+def parse_reduce_dtype(text: str) -> str:
+    """`bfloat16`, or an alias such as `bf16`."""
+    return dtype_named(text, "", "--reduce-dtype", REDUCE_DTYPES)
+
+
+def parse_dtype(text: str) -> str:
+    """What weights of a config may be in."""
+    return dtype_named(text, "", "--dtype", DTYPES)
+
+
+def parse_one_precision(text: str) -> Precision:
+    """`amp_bf16`, or an alias such as `bf16-mixed`."""
+    return precision_named(text, "", "--precision")
 
 
 def parse_precision(text: str) -> PrecisionMode:
     """`amp_bf16`, or `lm_head=fp32,*=amp_bf16`: what is computed in which dtype."""
     if "=" not in text:
-        return click.Choice(PRECISIONS).convert(text, None, None)
+        return parse_one_precision(text)
     return cast("PrecisionMode", _by_name(text, "--precision", "a precision, or pairs such as 'lm_head=fp32'"))
 
 
@@ -324,7 +344,14 @@ def model_options(command: Command) -> Command:
         seq_len=click.option(
             "--seq-len", type=click.IntRange(1), default=128, show_default=True, help="With --hf-config."
         ),
-        dtype=click.option("--dtype", default="float32", show_default=True, help="Of the weights, with --hf-config."),
+        dtype=click.option(
+            "--dtype",
+            type=parse_dtype,
+            metavar="DTYPE",
+            default="float32",
+            show_default=True,
+            help=f"Of the weights, with --hf-config: {', '.join(DTYPES)}.",
+        ),
         seed=click.option("--seed", type=int, default=0, show_default=True, help="Seed before the model is made."),
     )
 

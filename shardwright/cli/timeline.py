@@ -17,6 +17,8 @@ from shardwright.cli.options import (
     examples,
     format_option,
     parse_cluster,
+    parse_one_precision,
+    parse_reduce_dtype,
     parse_sizes,
     plan_argument,
     writable,
@@ -49,10 +51,11 @@ _OPTIONS = {"num_microbatches": "--microbatches", "num_stages": "--stages", "sta
               help=f"Where it runs, by default on the plan's own cluster: {CLUSTER_FORMS}")  # fmt: skip
 @click.option("--microbatches", "num_microbatches", type=click.IntRange(1), default=1, show_default=True,
               help="Batches whose gradients a step accumulates.")  # fmt: skip
-@click.option("--precision", type=click.Choice(PRECISIONS),
-              help="By default the plan's own; fp32 and tf32 want a model planned in fp32.")  # fmt: skip
-@click.option("--reduce-dtype", type=click.Choice(REDUCE_DTYPES),
-              help="What gradients are sent in, to be summed; by default the plan's.")  # fmt: skip
+@click.option("--precision", type=parse_one_precision, metavar="PRECISION",
+              help=f"One of {', '.join(PRECISIONS)}; by default the plan's own. fp32 and tf32 want a model planned in "
+              "fp32.")  # fmt: skip
+@click.option("--reduce-dtype", type=parse_reduce_dtype, metavar="DTYPE",
+              help=f"What gradients are sent in, to be summed: {', '.join(REDUCE_DTYPES)}; by default the plan's.")  # fmt: skip
 @click.option("--compiled", is_flag=True, help="Chains of pointwise operators are fused, as torch.compile does.")
 @click.option("--recompute", type=click.Choice(RECOMPUTES),
               help="What backward computes again: nothing, attention, every block; by default the plan's.")  # fmt: skip

@@ -1,24 +1,24 @@
-"""How far mixed precision is from exact numbers under every kind of plan, beside `torch.autocast` on one process.
+"""How far mixed precision is from exact numbers under every kind of plan, beside the same precision on one process.
 
 Exact are a single process's loss l and gradients g in float64 (of models of experts, in float32). With ‖·‖ over all
 gradients as one vector, the error of a step is e(step) = ‖g(step) - g‖ / ‖g‖, and u = 2^-8 is the most that bfloat16
-rounds one value by, relative to it. A plan is held to
+rounds one value by, relative to it. Where `one` is one process, under `torch.autocast` or with parameters in bfloat16,
+a plan is held to
 
-    |l(plan) - l| <= 2 max(|l(autocast) - l|, u |l|)
-    e(plan)       <= 2 e(autocast), where gradients are sent in float32
-    e(plan)^2     <= (2 e(autocast))^2 + (2 u)^2, where they are sent in bfloat16
+    |l(plan) - l| <= 2 max(|l(one) - l|, u |l|)
+    e(plan)       <= 2 e(one), where gradients are sent in float32
+    e(plan)^2     <= (2 e(one))^2 + (2 u)^2, where they are sent in bfloat16
 
-A plan rounds what autocast rounds, at the same places; that its ranks round other summands makes another error of the
+A plan rounds what one process rounds, at the same places; that its ranks round other summands makes another error of the
 same size. Where a product's sum is split over two ranks, three roundings stand in the place of one, whose errors are
 independent: √3 < 2. Where gradients are sent in bfloat16, the ranks' summands are rounded once and their sum once.
 
-`python -m tests.lowering.rounding [MODEL ...]` prints the table of docs/precision.md, and exits with 1 where a plan is
-further off.
+`python -m tests.lowering.rounding [amp_bf16 | bf16_params] [MODEL ...]` prints a table of docs/precision.md, and exits
+with 1 where a plan is further off.
 """
 
 from __future__ import annotations
 
-import copy
 import sys
 from collections.abc import Iterator, Sequence
 from functools import cache
@@ -34,9 +34,11 @@ from shardwright.pcg.capture import capture, find_loss
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.modules import in_own_precision
 from shardwright.pcg.step.execution import Execution, ReduceDtype
 from shardwright.pcg.step.lifetimes import Zero, with_lifetimes
 from shardwright.pcg.step.operations import Operations
+from shardwright.pcg.step.precisions import PRECISIONS, Precision
 from shardwright.pcg.step.recompute import Recompute
 from shardwright.pcg.step.time import check_time
 from shardwright.search.planner import Planner
@@ -44,6 +46,7 @@ from tests.lowering.runs import Batch, Case, Step, outcome, parallel_step
 from tests.search.graphs import cluster
 
 NUM_RANKS = 2
+AMP: Precision = "amp_bf16"
 U = 2.0**-8
 NO_DOUBLE = {"mixtral", "qwen3_moe"}
 """Models whose grouped products of experts torch has not in float64."""
@@ -83,32 +86,34 @@ def example(name: str) -> tuple[nn.Module, Batch]:
 
 
 @cache
-def case(name: str) -> Case:
+def case(name: str, precision: Precision = AMP) -> Case:
     model, batch = example(name)
-    return Case(model, batch, capture(model, batch, precision="amp_bf16"))
+    return Case(model, batch, capture(model, batch, precision=precision))
 
 
 @cache
-def solved(name: str, role: str, num_microbatches: int = 1) -> Graph:
+def solved(name: str, role: str, num_microbatches: int = 1, precision: Precision = AMP) -> Graph:
     mesh = Mesh.of(x=NUM_RANKS) if num_microbatches == 1 else Mesh.of(mb=num_microbatches, x=NUM_RANKS)
-    return Planner(cluster(NUM_RANKS), certified_choices()).solve(case(name).captured.graph, mesh, (role,), role).graph
+    planner, graph = Planner(cluster(NUM_RANKS), certified_choices()), case(name, precision).captured.graph
+    return planner.solve(graph, mesh, (role,), role).graph
 
 
-def laid_out(name: str, layout: str, num_microbatches: int) -> Graph:
+def laid_out(name: str, layout: str, num_microbatches: int, precision: Precision) -> Graph:
     role, zero = LAYOUTS[layout]
-    graph = solved(name, role, num_microbatches)
+    graph = solved(name, role, num_microbatches, precision)
     return with_lifetimes(graph, {leaf.name: zero for leaf in graph.leaves("parameter")})
 
 
-def alone(name: str, *, exact: bool) -> Step:
-    """The single process in fp64, or in fp32 where that does not run; or under autocast."""
-    model, batch = copy.deepcopy(case(name).model), case(name).batch
-    if exact and name not in NO_DOUBLE:
+def alone(name: str, precision: Precision | None) -> Step:
+    """The single process in a precision; without one in fp64, or in fp32 where that does not run."""
+    model, batch = example(name)
+    if precision is None and name not in NO_DOUBLE:
         model, batch = model.double(), {k: v.double() if v.is_floating_point() else v for k, v in batch.items()}
-    with torch.autocast("cpu", torch.bfloat16, enabled=not exact):
-        loss = find_loss(model(**batch))
-    assert loss is not None
-    loss.backward()
+    with in_own_precision(model, precision, "cpu"):
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == AMP):
+            loss = find_loss(model(**batch))
+        assert loss is not None
+        loss.backward()
     return outcome(model, loss)
 
 
@@ -126,10 +131,10 @@ def error(step: Step, exact: Step) -> Error:
     return Error(abs(float(step.loss) / float(exact.loss) - 1), (off / size) ** 0.5)
 
 
-def allowed(autocast: Error, reduce_dtype: ReduceDtype | None) -> Error:
+def allowed(one: Error, reduce_dtype: ReduceDtype | None) -> Error:
     """The most that a plan may be off."""
     sent = 2 * U if reduce_dtype == "bfloat16" else 0.0
-    return Error(2 * max(autocast.loss, U), ((2 * autocast.gradients) ** 2 + sent**2) ** 0.5)
+    return Error(2 * max(one.loss, U), ((2 * one.gradients) ** 2 + sent**2) ** 0.5)
 
 
 # ---- the table ----
@@ -141,7 +146,7 @@ WAYS: Sequence[tuple[Recompute, ReduceDtype | None]] = [
 
 
 class Cell(NamedTuple):
-    """The worst rank under one plan; `autocast`: that of one process."""
+    """The worst rank under one plan; `one`: one process."""
 
     model: str
     layout: str
@@ -149,55 +154,60 @@ class Cell(NamedTuple):
     recompute: Recompute
     reduce_dtype: ReduceDtype | None
     found: Error
-    autocast: Error
+    one: Error
 
     @property
     def good(self) -> bool:
-        limit = allowed(self.autocast, self.reduce_dtype)
+        limit = allowed(self.one, self.reduce_dtype)
         return self.found.loss <= limit.loss and self.found.gradients <= limit.gradients
 
 
 def cells(
-    name: str, layouts: Sequence[str] = tuple(LAYOUTS), ways: Sequence[tuple[Recompute, ReduceDtype | None]] = WAYS
+    name: str,
+    layouts: Sequence[str] = tuple(LAYOUTS),
+    ways: Sequence[tuple[Recompute, ReduceDtype | None]] = WAYS,
+    precision: Precision = AMP,
 ) -> Iterator[Cell]:
     """A model under every plan of these that it can be run with."""
-    own, exact = case(name), alone(name, exact=True)
-    autocast = error(alone(name, exact=False), exact)
+    own, exact = case(name, precision), alone(name, None)
+    one = error(alone(name, precision), exact)
     for layout, count, (recompute, reduce_dtype) in product(layouts, (1, 2), ways):
         run = Execution(recompute=recompute, reduce_dtype=reduce_dtype)
         try:
-            graph = laid_out(name, layout, count)
+            graph = laid_out(name, layout, count, precision)
             check_time(graph, run)
             Operations(graph, run)
         except PlanError:  # it cannot be cut into microbatches, or has no blocks that could be made again
             continue
         steps = own.on_ranks(graph, lambda p: error(parallel_step(p, own.batch), exact), run)
         worst = Error(max(step.loss for step in steps), max(step.gradients for step in steps))
-        yield Cell(name, layout, count, recompute, reduce_dtype, worst, autocast)
+        yield Cell(name, layout, count, recompute, reduce_dtype, worst, one)
 
 
 def row(found: Sequence[Cell]) -> str:
-    """A model's line of the table: per layout, the least and the largest e(plan) / e(autocast) of its plans."""
+    """A model's line of the table: per layout, the least and the largest e(plan) / e(one) of its plans."""
 
     def ratios(layout: str, reduce_dtype: ReduceDtype | None) -> str:
         own = [c for c in found if (c.layout, c.reduce_dtype) == (layout, reduce_dtype)]
-        every = [c.found.gradients / c.autocast.gradients for c in own]
+        every = [c.found.gradients / c.one.gradients for c in own]
         return f"{min(every):.2f}–{max(every):.2f}" if every else "–"
 
     columns = [f"{ratios(layout, None)}; {ratios(layout, 'bfloat16')}" for layout in LAYOUTS]
     good = "all" if all(c.good for c in found) else f"{sum(c.good for c in found)}"
     return " | ".join(
-        (f"| {found[0].model}", f"{found[0].autocast.gradients:.1e}", *columns, f"{good} of {len(found)} |")
+        (f"| {found[0].model}", f"{found[0].one.gradients:.1e}", *columns, f"{good} of {len(found)} |")
     )
 
 
 def main(names: Sequence[str]) -> int:
     """Print the table; 1 where a plan is further off than it may be."""
-    print(" | ".join(("| model", "e(autocast)", *LAYOUTS, "within |")))
+    precision: Precision = "bf16_params" if names[:1] == ["bf16_params"] else AMP
+    names = names[1:] if names and names[0] in PRECISIONS else names
+    print(" | ".join(("| model", "e(one)", *LAYOUTS, "within |")))
     print("|---" * (3 + len(LAYOUTS)) + "|")
     good = True
     for name in names or ("pictures", *ZOO):
-        found = list(cells(name))
+        found = list(cells(name, precision=precision))
         good = good and all(cell.good for cell in found)
         print(row(found), flush=True)
         for cell in (c for c in found if not c.good):

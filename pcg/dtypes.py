@@ -1,0 +1,23 @@
+"""Names of dtypes as people write them: `bf16`, `half`, `torch.float32`, or a dtype of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from shardwright.pcg import checks
+
+_ALIASES: Mapping[str, str] = {
+    "bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "float": "float32",
+    "single": "float32", "fp64": "float64", "double": "float64",
+}  # fmt: skip
+
+
+def plain(name: object) -> str:
+    """A name without what people put around it: `torch.BF16` is `bf16`, `bf16-mixed` is `bf16_mixed`."""
+    return str(name).strip().lower().removeprefix("torch.").replace("-", "_")
+
+
+def dtype_named(name: object, owner: str, field: str, allowed: Collection[str]) -> str:
+    """The dtype, one of `allowed`, by the name that the graph has for it; a `FieldError` for another one."""
+    found = _ALIASES.get(plain(name), plain(name))
+    return checks.choice(found if found in allowed else name, owner, field, allowed)
