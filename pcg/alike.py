@@ -129,8 +129,8 @@ class _Notes(TorchDispatchMode):
         if func.namespace == "prim":  # a question about a tensor
             return result
         if self._in is None and (name := self._cast(func, args)):
-            self._leaves[_storage(result)] = name  # pyright: ignore[reportArgumentType]
-            self._stays.append(result.untyped_storage())  # pyright: ignore[reportAttributeAccessIssue]
+            self._leaves[_storage(result)] = name
+            self._stays.append(result.untyped_storage())
             return result
         place = self._in or self._outside()
         calls = self.calls.setdefault(place, [])

@@ -100,8 +100,7 @@ def _widened(values: Any) -> Any:  # noqa: ANN401
 def _decided(
     model: nn.Module, precision: PrecisionMode | None
 ) -> tuple[Mapping[nn.Module, _Own], Mapping[nn.Module, str]]:
-    """The outermost modules with a forward about which each pattern decides; what each module casts its parameters to.
-    """
+    """The outermost modules with a forward about which each pattern decides; what parameters of each are cast to."""
     pairs: PrecisionByModule = of_modules(precision)
     precisions: list[Precision | None] = [*(own for _, own in pairs), base_of(precision)]
     rest = len(pairs)

@@ -239,9 +239,18 @@ def _storage_allowed(graph: Graph, node: Node, role: str, choice: str, size: int
 
 
 def _cast_allowed(graph: Graph, node: Node, choice: str, size: int) -> bool:
-    """Shards of a weight are cast before they are gathered, unless others read it too, as it is."""
+    """Shards of a weight are cast before they are gathered, unless others read it too, as it is; and they are once."""
+    if _is_cast(graph, node.inputs[0]):
+        return is_whole(choice)
     alone = graph.users[node.inputs[0]] == (node.name,)
     return not alone or is_whole(choice) != _shardable(graph, node, size)
+
+
+def _is_cast(graph: Graph, name: str) -> bool:
+    node = graph.by_name[name]
+    while node.op != "cast" and node.row is not None and node.row.aliases:
+        node = graph.by_name[node.inputs[0]]
+    return node.op == "cast"
 
 
 def _shardable(graph: Graph, node: Node, size: int) -> bool:

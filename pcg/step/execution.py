@@ -34,12 +34,12 @@ class Execution:
     Attributes:
         precision: None: the graph's own dtypes. "fp32", "bf16" and "fp16": every float in that dtype, optimizer
             included. "tf32": as "fp32", with matrix multiplications and convolutions in tf32 (not attention).
-            "amp_bf16", "amp_fp16", "bf16_params" and "fp16_params": weights used, activations and their gradients in 16
-            bits; master weights, gradients and optimizer states in fp32. "fp8": as "amp_bf16", with matrix multiplications in fp8. A graph
-            in which anything is in 16 bits, its parameters or what it casts, keeps its own dtypes for values (only
-            optimizer states, rates and the scaling of the loss change), so a precision of other values is refused
-            there. A mapping says it by module (`pcg.step.precisions`), which a capture has made into casts: then values
-            have the graph's own dtypes. It is stored as pairs.
+            "amp_bf16", "amp_fp16", "bf16_params" and "fp16_params": weights used, activations and their gradients in
+            16 bits; master weights, gradients and optimizer states in fp32. "fp8": as "amp_bf16", with matrix
+            multiplications in fp8. A graph in which anything is in 16 bits, its parameters or what it casts, keeps its
+            own dtypes for values (only optimizer states, rates and the scaling of the loss change), so a precision of
+            other values is refused there. A mapping says it by module (`pcg.step.precisions`), which a capture has made
+            into casts: then values have the graph's own dtypes. It is stored as pairs.
         compiled: whether chains of pointwise operators are fused (torch.compile).
         recompute: "selective": attention is run again in backward; "full": every block is, from its input. Under both,
             what is gathered of an activation is gathered again, not kept. A mapping says it by block of the model: from

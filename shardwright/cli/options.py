@@ -144,8 +144,8 @@ def precision_option(command: Command) -> Command:
     """`--precision`"""
     text = (
         f"What is computed in which dtype: {', '.join(PRECISIONS)}; amp_bf16 is as torch.autocast has it, bf16_params "
-        "as FSDP2's MixedPrecisionPolicy(param_dtype=torch.bfloat16). Or by module: 'lm_head=fp32,*=amp_bf16', of which the first that fits decides. By default the model's own. Given "
-        "several times, the search chooses."
+        "as FSDP2's MixedPrecisionPolicy(param_dtype=torch.bfloat16). Or by module: 'lm_head=fp32,*=amp_bf16', of "
+        "which the first that fits decides. By default the model's own. Given several times, the search chooses."
     )
     none = lambda context, parameter, given: given or None  # noqa: E731
     return click.option(

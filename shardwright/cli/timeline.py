@@ -55,7 +55,8 @@ _OPTIONS = {"num_microbatches": "--microbatches", "num_stages": "--stages", "sta
               help=f"One of {', '.join(PRECISIONS)}; by default the plan's own. fp32 and tf32 want a model planned in "
               "fp32.")  # fmt: skip
 @click.option("--reduce-dtype", type=parse_reduce_dtype, metavar="DTYPE",
-              help=f"What gradients are sent in, to be summed: {', '.join(REDUCE_DTYPES)}; by default the plan's.")  # fmt: skip
+              help=f"What gradients are sent in, to be summed: {', '.join(REDUCE_DTYPES)}; by default the "
+              "plan's.")  # fmt: skip
 @click.option("--compiled", is_flag=True, help="Chains of pointwise operators are fused, as torch.compile does.")
 @click.option("--recompute", type=click.Choice(RECOMPUTES),
               help="What backward computes again: nothing, attention, every block; by default the plan's.")  # fmt: skip

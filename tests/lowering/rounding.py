@@ -9,9 +9,9 @@ a plan is held to
     e(plan)       <= 2 e(one), where gradients are sent in float32
     e(plan)^2     <= (2 e(one))^2 + (2 u)^2, where they are sent in bfloat16
 
-A plan rounds what one process rounds, at the same places; that its ranks round other summands makes another error of the
-same size. Where a product's sum is split over two ranks, three roundings stand in the place of one, whose errors are
-independent: √3 < 2. Where gradients are sent in bfloat16, the ranks' summands are rounded once and their sum once.
+A plan rounds what one process rounds, at the same places; that its ranks round other summands makes another error of
+the same size. Where a product's sum is split over two ranks, three roundings stand in the place of one, whose errors
+are independent: √3 < 2. Where gradients are sent in bfloat16, ranks' summands are rounded once and their sum once.
 
 `python -m tests.lowering.rounding [amp_bf16 | bf16_params] [MODEL ...]` prints a table of docs/precision.md, and exits
 with 1 where a plan is further off.
@@ -194,9 +194,7 @@ def row(found: Sequence[Cell]) -> str:
 
     columns = [f"{ratios(layout, None)}; {ratios(layout, 'bfloat16')}" for layout in LAYOUTS]
     good = "all" if all(c.good for c in found) else f"{sum(c.good for c in found)}"
-    return " | ".join(
-        (f"| {found[0].model}", f"{found[0].one.gradients:.1e}", *columns, f"{good} of {len(found)} |")
-    )
+    return " | ".join((f"| {found[0].model}", f"{found[0].one.gradients:.1e}", *columns, f"{good} of {len(found)} |"))
 
 
 def main(names: Sequence[str]) -> int:

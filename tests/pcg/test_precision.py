@@ -169,8 +169,11 @@ def test_doubles_stay_doubles() -> None:
 
 def test_precisions_with_casts() -> None:
     assert {p: low_dtype(p) for p in PRECISIONS if low_dtype(p)} == {
-        "amp_bf16": "bfloat16", "amp_fp16": "float16", "fp8": "bfloat16",
+        "amp_bf16": "bfloat16", "bf16_params": "bfloat16", "amp_fp16": "float16", "fp16_params": "float16",
+        "fp8": "bfloat16",
     }  # fmt: skip
+    assert [p for p in PRECISIONS if low_dtype(p, "parameters")] == ["bf16_params", "fp16_params"]
+    assert [p for p in PRECISIONS if low_dtype(p, "autocast")] == ["amp_bf16", "amp_fp16", "fp8"]
 
 
 @each("precision, dtype", [(p, "float32") for p in ("bf16", "fp16")] + [(p, "bfloat16") for p in ("amp_bf16", "fp32")])
@@ -179,6 +182,13 @@ def test_a_model_in_another_dtype_is_refused(precision: Precision, dtype: str) -
         check_precision(precision, {dtype, "int64"})
 
 
+def test_parameters_that_are_not_trained_may_be_in_16_bits_where_parameters_are_cast() -> None:
+    assert check_precision("bf16_params", {"float32", "float64"}, {"bfloat16", "float16"}) == "bf16_params"
+    for precision, trained, frozen in (("bf16_params", {"bfloat16"}, set()), ("amp_bf16", {"float32"}, {"bfloat16"})):
+        with pytest.raises(PlanError, match=f"precision '{precision}': expected parameters in float32, got bfloat16; "):
+            check_precision(precision, trained, frozen)
+
+
 def test_an_unknown_precision_is_refused() -> None:
     with pytest.raises(FieldError, match="precision: expected"):
-        check_precision("half", {"float32"})  # pyright: ignore[reportArgumentType]
+        check_precision("quarter", {"float32"})  # pyright: ignore[reportArgumentType]

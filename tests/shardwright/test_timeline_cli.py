@@ -41,7 +41,8 @@ WAYS: list[tuple[tuple[str, ...], Execution]] = [
     ((), Execution()),
     (("--microbatches", "3"), Execution(num_microbatches=3)),
     *((("--precision", p), Execution(precision=p)) for p in ("fp32", "tf32", "amp_bf16", "amp_fp16", "fp16", "fp8")),
-    (("--reduce-dtype", "bfloat16"), Execution(reduce_dtype="bfloat16")),
+    (("--precision", "bf16-mixed"), Execution(precision="amp_bf16")),
+    (("--reduce-dtype", "bf16"), Execution(reduce_dtype="bfloat16")),
     (("--compiled",), Execution(compiled=True)),
     (("--recompute", "full"), Execution(recompute="full")),
     (("--offload",), Execution(offload=True)),
@@ -135,7 +136,7 @@ def test_a_smaller_device_has_its_own_limit(run: Run) -> None:
         (("--stages", "0"), "Invalid value for '--stages': 0 is not in the range x>=1."),
         (("--stages", "16", "--cluster", "preset:dgx-h100:8"), "16 virtual stages, but the model has only 10 sections"),
         (("--offload", "--cluster", "local:4"), "offload: a CPU's memory is the host's; run without offload"),
-        (("--precision", "fp4"), "Invalid value for '--precision': 'fp4' is not one of 'fp32', 'tf32', "),
+        (("--precision", "fp4"), "--precision: expected one of 'fp32', 'tf32', "),
         (("--cluster", "nowhere"), "--cluster 'nowhere' is no cluster: give local:N, preset:NAME[:NODES[:GPUS]]"),
     ],
 )

@@ -17,7 +17,7 @@ from tests.each import each
     [
         (
             {"precision": "fp4"},
-            "Execution.precision: expected one of 'fp32', 'tf32', 'amp_bf16', 'bf16', 'amp_fp16', 'fp16', 'fp8', got",
+            "Execution.precision: expected one of 'fp32', 'tf32', 'amp_bf16', 'bf16_params', 'bf16', 'amp_fp16', ",
         ),
         (
             {"reduce_dtype": "int8"},
@@ -69,6 +69,8 @@ def test_what_cannot_be_run_is_refused(fields: dict[str, Any], message: str) -> 
         ("amp_bf16", "bfloat16", "float32", {}),
         ("fp16", "float16", "float16", {}),
         ("amp_fp16", "float16", "float32", {}),
+        ("bf16_params", "bfloat16", "float32", {}),
+        ("fp16_params", "float16", "float32", {}),
         ("fp8", "bfloat16", "float32", {"matmul": "fp8"}),
     ],
 )
@@ -76,7 +78,7 @@ def test_a_precision_says_the_dtypes_of_floats(precision: Any, compute: str, sta
     run = Execution(precision)
     assert (run.compute_dtype("float64"), run.state_dtype("float64"), run.rates) == (compute, state, rates)
     assert {run.compute_dtype("int64"), run.state_dtype("int64")} == {"int64"}
-    assert run.is_scaled == (precision == "amp_fp16")
+    assert run.is_scaled == (precision in ("amp_fp16", "fp16_params"))
 
 
 @each("given, dtype, found", [

@@ -48,13 +48,15 @@ def test_values_have_the_dtypes_of_their_graph_and_the_loss_is_scaled_as_the_bas
     (3, "precision: expected one of 'fp32', .* got 3"),
     ({" ": "fp32"}, "precision: expected a non-empty string, got ' '; it is a module's name, or a pattern of them"),
     ({"head": None}, r"precision\['head'\]: expected one of 'fp32', .* got None; choose one of them"),
-    ({"head": "half"}, r"precision\['head'\]: expected one of 'fp32', .* got 'half'; choose one of them"),
+    ({"head": "quarter"}, r"precision\['head'\]: expected one of 'fp32', .* got 'quarter'; choose one of them"),
     ({"*": "fp32", "head": "amp_bf16"}, r"precision\['\*'\]: it fits every module, .*; put it behind 'head'"),
     *(({"head": p, "*": "amp_bf16"}, rf"precision\['head'\]: .* in a model in amp_bf16, got '{p}'")
       for p in ("tf32", "fp16", "bf16", "fp8", "amp_fp16")),
-    ({"head": "amp_fp16"}, "expected 'fp32' or 'amp_bf16' in a model in its own dtypes, got 'amp_fp16'; modules may"),
+    ({"head": "amp_fp16"}, "expected 'fp32' or 'amp_bf16' or 'bf16_params' in a model in its own dtypes, got 'amp_f"),
     ({"a": "amp_bf16", "*": "amp_fp16"}, "expected 'fp32' or 'amp_fp16' in a model in amp_fp16, got 'amp_bf16'; mod"),
-    *(({"head": "fp32", "*": p}, rf"precision\['\*'\]: expected 'fp32' or 'amp_bf16' or 'amp_fp16', got '{p}'; modules")
+    ({"a": "amp_bf16", "*": "bf16_params"}, "expected 'fp32' or 'bf16_params' in a model in bf16_params, got 'amp_"),
+    ({"a": "bf16_params", "*": "fp16_params"}, "expected 'fp32' or 'fp16_params' in a model in fp16_params, got 'bf"),
+    *(({"head": "fp32", "*": p}, rf"precision\['\*'\]: expected 'fp32' or 'amp_bf16' .* 'fp16_params', got '{p}'; mod")
       for p in ("tf32", "fp16", "bf16", "fp8")),
 ])  # fmt: skip
 def test_what_does_not_go_together(precision: Any, problem: str) -> None:
