@@ -30,7 +30,7 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    """A tied head, a buffer that widens, parameters of its own, a norm that is frozen, and a weight that forward reads."""
+    """A tied head, a buffer that widens, parameters of its own, a frozen norm, and a weight that forward reads."""
 
     def __init__(self, num_blocks: int = 2) -> None:
         super().__init__()
