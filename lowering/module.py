@@ -243,13 +243,6 @@ class ParallelModule(Training):
 
     # ---- state ----
 
-    def __reduce_ex__(self, protocol: Any) -> Any:  # noqa: ANN401
-        raise ShardwrightError(
-            "a compiled model is not copied or pickled, as its program belongs to this process: for an average keep "
-            "{name: p.detach().clone() for name, p in parallel.named_parameters()}, and load that where it is to be "
-            "evaluated; save parallel.state_dict()"
-        )
-
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """By the model's own names; `torch.distributed.checkpoint` saves it, and loads it into any other plan."""
         return super().state_dict(*args, **kwargs)

@@ -23,7 +23,7 @@ from shardwright.lowering.precision import check_products
 from shardwright.lowering.reducer import Finished
 from shardwright.lowering.runner import Runner
 from shardwright.lowering.storage import Held, refuse_replaced, refuse_thawed
-from shardwright.pcg.errors import DistributedError
+from shardwright.pcg.errors import DistributedError, ShardwrightError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.step.late import LOSS, check_backward
 from shardwright.pcg.step.precisions import Precision
@@ -46,6 +46,13 @@ class Training(Fixed):
     _drawing: Drawing
     _num_draws: int
     _by_microbatch: Collection[str]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:  # noqa: ANN401
+        raise ShardwrightError(
+            "a compiled model is not copied or pickled, as its program belongs to this process: for an average keep "
+            "{name: p.detach().clone() for name, p in parallel.named_parameters()}, and load that where it is to be "
+            "evaluated; save parallel.state_dict()"
+        )
 
     def forward(self, **batch: Any) -> Tensor:
         """The loss of a batch of global tensors, or of this rank's own shards of them."""
