@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import io
+import logging
 import sys
 import traceback
 import warnings
@@ -85,8 +86,14 @@ def _decompositions() -> Mapping[torch._ops.OperatorBase, Callable[..., Any]]:
 
 @contextmanager
 def _no_graph_printed() -> Generator[None]:
-    """What is written to stderr, but for the graph that `torch.export` prints there before it raises some errors."""
+    """What is written to stderr, but for what `torch.export` prints there before it raises some errors.
+
+    That is the graph, and of torch 2.14 a warning that it knows no line of the user's: our message names it.
+    """
     said, dumped = io.StringIO(), ""
+    log = logging.getLogger("torch.fx.experimental.symbolic_shapes")
+    level = log.level
+    log.setLevel(logging.ERROR)
     try:
         with redirect_stderr(said):
             yield
@@ -96,6 +103,7 @@ def _no_graph_printed() -> Generator[None]:
     finally:
         kept = said.getvalue().replace(f"{dumped}\n", "") if dumped else said.getvalue()
         sys.stderr.write(kept)
+        log.setLevel(level)
 
 
 # ---- errors ----

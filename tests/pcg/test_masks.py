@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
@@ -26,6 +27,8 @@ Call = tuple[bool, bool]
 """Of attention: whether it has a mask, and whether it is causal by itself."""
 
 LENGTH = 12
+CACHE = "cache" if "cache" in inspect.signature(masks.create_causal_mask).parameters else "past_key_values"
+"""What transformers calls it, since 5.24 and before."""
 DENSE, CAUSAL, FREE = (True, False), (False, True), (False, False)
 
 SIZES: dict[str, Any] = {
@@ -47,7 +50,7 @@ class Attending(nn.Module):
         self.inner = nn.Linear(16, 32)
 
     def forward(self, x: Tensor, **batch: Any) -> Tensor:
-        mask = self.make(self.config, x, **{"attention_mask": None, "past_key_values": None} | batch)
+        mask = self.make(self.config, x, **{"attention_mask": None, CACHE: None} | batch)
         heads = self.inner(x).unflatten(-1, (8, 4)).transpose(1, 2)
         query, key, value = heads.split([4, 2, 2], dim=1)
         y, _ = sdpa_attention_forward(self, query, key, value, mask)
