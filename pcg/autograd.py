@@ -13,7 +13,7 @@ A memory is known by its storage, and has one *owner*, the tensor whose views au
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, MutableMapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeGuard
 from unittest import mock
@@ -24,7 +24,7 @@ from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode, get_proxy_slot
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_iter, tree_map_only
-from torch.utils.weak import TensorWeakRef
+from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
 from shardwright.pcg.backwards import grad_fn, refuse_foreign
 from shardwright.pcg.unseen import UnseenError
@@ -100,10 +100,15 @@ class _Memories:
 
 
 class Watch:
-    """What has been seen of a forward. `written`: whether a memory that has gradients was written."""
+    """What has been seen of a forward.
+
+    written  whether a memory that has gradients was written
+    windows  what `Tensor.unfold` gave, and views of it
+    """
 
     def __init__(self, dispatch: _Dispatch, parameters: Iterable[Tensor]) -> None:
         self.dispatch, self.written = dispatch, False
+        self.windows: MutableMapping[Tensor, None] = WeakTensorKeyDictionary()
         self.memories = _Memories(parameters)
 
     def dispatch_as_method(self) -> _Dispatch:
@@ -123,11 +128,23 @@ class _Call:
         self.memories = watch.memories
 
     def run(self, args: Sequence[Any], kwargs: dict[str, Any]) -> object:
+        result = self._run(args, kwargs)
+        windows = self.watch.windows
+        if self.func is _aten.unfold.default or (windows and self._is_view() and args[0] in windows):
+            windows.update((x, None) for x in tree_iter(result) if isinstance(x, Tensor))
+        return result
+
+    def _run(self, args: Sequence[Any], kwargs: dict[str, Any]) -> object:
         if self.func is _aten.detach_.default:
             return self.func(*args)  # what reads it is detached
         if self.func is _aten.detach.default:
             return self._alias(args, kwargs)
         written, operands = self._written(args, kwargs), list(filter(_is_float, tree_iter((args, kwargs))))
+        if any(x in self.watch.windows for x in written):
+            raise UnseenError(
+                f"{self._name()} writes into windows of a tensor (Tensor.unfold)",
+                "Capture would clear what no window has: write with slices, or into a copy (x.unfold(…).clone())",
+            )
         for x in operands if torch.is_grad_enabled() else ():
             refuse_foreign(grad_fn(x))
         if not (written or any(x in self.memories for x in operands)):
@@ -220,7 +237,7 @@ class _Call:
 
 
 def _fill_diagonal(x: Tensor, value: complex, wrap: bool = False) -> Tensor:
-    """By views that have derivatives: of the strides that torch takes, the derivative is wrong (torch 2.13)."""
+    """By views that have rows: torch takes strides."""
     rows, columns = x.shape[0], x.shape[-1]
     blocks = range(0, rows, columns + 1) if wrap and x.dim() == 2 else (0,)
     for start in blocks:
@@ -239,8 +256,16 @@ def _renormalise(*args: object) -> Tensor:
     )
 
 
+def _scatter_by_strides(*args: object) -> Tensor:
+    raise UnseenError(
+        "forward calls as_strided_scatter, whose gradient torch computes wrongly (that of what is written over, 2.14)",
+        "Use slice_scatter, select_scatter or diagonal_scatter, or write: y = x.clone(); y.as_strided(…).copy_(z)",
+    )
+
+
 _REPLACED: dict[Any, Callable[..., object]] = {
     _aten.fill_diagonal_.default: _fill_diagonal,
+    _aten.as_strided_scatter.default: _scatter_by_strides,
     _aten.embedding_renorm_.default: _renormalise,
 }
 

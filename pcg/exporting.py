@@ -27,6 +27,7 @@ from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from shardwright.pcg.aten import find_handler
 from shardwright.pcg.errors import CaptureError
 from shardwright.pcg.regions import Marker, enter_regions
+from shardwright.pcg.strided import STRIDED
 from shardwright.pcg.unseen import UnseenError
 from shardwright.pcg.versions import newer_than_tested
 
@@ -73,8 +74,8 @@ def export(
 
 @cache
 def _decompositions() -> Mapping[torch._ops.OperatorBase, Callable[..., Any]]:
-    """How torch itself composes the operators that have no handler."""
-    return {
+    """How torch itself composes the operators that have no handler, and how those of strides read and write."""
+    return STRIDED | {
         op: decompose
         for op, decompose in torch.export.default_decompositions().items()
         if isinstance(op, torch._ops.OpOverload)
