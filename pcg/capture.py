@@ -26,6 +26,7 @@ from shardwright.pcg.aten import dtype_name
 from shardwright.pcg.autograd import gradients_kept
 from shardwright.pcg.backwards import backwards_refused, check_backward
 from shardwright.pcg.depth import Run, deepened, runs, shortened
+from shardwright.pcg.eagerly import as_in_eager
 from shardwright.pcg.errors import CaptureError, PlanError, UnsupportedOperatorError
 from shardwright.pcg.exporting import export
 from shardwright.pcg.graph import OPAQUE, Graph
@@ -202,10 +203,13 @@ def capture(
         with in_own_precision(copy, precision, device), _autocast(device, low):
             return find_loss(copy(**batch, **options))
 
-    with unset_fake_temporarily(), put_back(model):  # the caller may still be in the mode that the model was built in
+    def found() -> Found:
         layers = [] if execution.per_microbatch else runs(model)
-        found = _of_few(model, tensors, layers, once, forward) if layers else None
-        graph, constants = found or settled(Kept(model), once)
+        few = _of_few(model, tensors, layers, once, forward) if layers else None
+        return few or settled(Kept(model), once)
+
+    with unset_fake_temporarily(), put_back(model):  # the caller may still be in the mode that the model was built in
+        graph, constants = as_in_eager(found)
     if strict:
         _refuse_opaque(graph)
     return Captured(

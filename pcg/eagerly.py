@@ -1,0 +1,99 @@
+"""Who asks whether it is compiled or exported is answered as in eager mode, so that branches of training are taken.
+
+    if torch.compiler.is_compiling(): …    the branch that an export would take; training is what is captured
+
+Torch itself asks too, for what its tracing needs, and learns the truth. The functions have many names (`from
+torch.compiler import is_compiling`, `torch._dynamo.is_compiling`), so that it is their code that changes meanwhile.
+Where the branch of eager mode cannot be traced, as it may look at values, the other one is: libraries ask so that they
+compute the same in a form that can be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager
+from typing import TypeVar
+
+import torch
+
+from shardwright.pcg.errors import CaptureError
+from shardwright.pcg.unseen import UnseenError
+
+T = TypeVar("T")
+
+
+def as_in_eager(capture: Callable[[], T]) -> T:
+    """What `capture` gives with the answers of eager mode; with true ones, where it fails and some were not.
+
+    Raises the first `CaptureError` where it fails in both ways, or with something that is refused (`pcg.unseen`).
+    """
+    try:
+        with _answers_of_eager() as asked:
+            return capture()
+    except CaptureError as error:
+        if not asked or error.__cause__ is None or isinstance(error.__cause__, UnseenError):
+            raise
+        first = error
+    try:
+        return capture()
+    except CaptureError:
+        raise first from first.__cause__
+
+
+@contextmanager
+def _answers_of_eager() -> Generator[list[str]]:
+    """Yields the Python modules that were not told the truth."""
+    asked = list[str]()
+    with ExitStack() as stack:
+        answers = {
+            torch.compiler.is_compiling: _is_compiling,
+            torch.compiler.is_exporting: _is_exporting,
+            torch.fx._symbolic_trace.is_fx_tracing: _is_fx_tracing,
+        }
+        for function, answer in answers.items():
+            stack.callback(setattr, function, "__kwdefaults__", function.__kwdefaults__)
+            stack.callback(setattr, function, "__code__", function.__code__)
+            function.__kwdefaults__, function.__code__ = {"asked": asked}, answer.__code__
+        yield asked
+
+
+# The code of torch's functions meanwhile, which sees torch's globals and none of this file.
+
+
+def _is_compiling(*, asked: list[str]) -> bool:
+    import sys
+
+    import torch
+
+    frame = sys._getframe(1)
+    while frame.f_code.co_name == "is_compiling" and frame.f_back is not None:  # another name of it
+        frame = frame.f_back
+    who = str(frame.f_globals.get("__name__", ""))
+    if not torch.compiler._is_compiling_flag or who.partition(".")[0] == "torch":
+        return torch.compiler._is_compiling_flag
+    asked.append(who)
+    return False
+
+
+def _is_exporting(*, asked: list[str]) -> bool:
+    import sys
+
+    import torch
+
+    who = str(sys._getframe(1).f_globals.get("__name__", ""))
+    if not torch.compiler._is_exporting_flag or who.partition(".")[0] == "torch":
+        return torch.compiler._is_exporting_flag
+    asked.append(who)
+    return False
+
+
+def _is_fx_tracing(*, asked: list[str]) -> bool:
+    import sys
+
+    import torch
+
+    who = str(sys._getframe(1).f_globals.get("__name__", ""))
+    if not torch.fx._symbolic_trace._is_fx_tracing_flag or who.partition(".")[0] == "torch":
+        return torch.fx._symbolic_trace._is_fx_tracing_flag
+    asked.append(who)
+    return False
