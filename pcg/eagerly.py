@@ -10,11 +10,14 @@ compute the same in a form that can be.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from typing import TypeVar
+from unittest import mock
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from shardwright.pcg.errors import CaptureError
 from shardwright.pcg.unseen import UnseenError
@@ -27,8 +30,9 @@ def as_in_eager(capture: Callable[[], T]) -> T:
 
     Raises the first `CaptureError` where it fails in both ways, or with something that is refused (`pcg.unseen`).
     """
+    quiet = mock.patch.object(logging.getLogger(FakeTensor.__module__), "disabled", new=True)  # of what fails here
     try:
-        with _answers_of_eager() as asked:
+        with _answers_of_eager() as asked, quiet:
             return capture()
     except CaptureError as error:
         if not asked or error.__cause__ is None or isinstance(error.__cause__, UnseenError):

@@ -144,8 +144,8 @@ def _remedy(error: BaseException) -> str:
         return "Capture needs plain tensors going in and out (transformers models: pass use_cache=False)"
     newer = newer_than_tested()
     return (
-        "Check that the model runs on this batch outside Shardwright. If it does, it may take another path while it is "
-        "compiled (torch.compiler.is_compiling()): pass what it then leaves out, e.g. an attention_mask"
+        "Check that the model runs on this batch outside Shardwright. If it does, torch.export cannot trace this line: "
+        "write it in other operators, or move it out of forward"
     ) + (f". {newer}" if newer else "")
 
 

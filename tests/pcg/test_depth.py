@@ -90,12 +90,12 @@ class EndedError(Exception):
 
 
 def both(model: nn.Module, given: dict[str, Any], **options: Any) -> tuple[Captured, Captured, bool]:
-    """Captured as it is, and with all layers exported; whether the first was of few."""
+    """Captured as it is, and with all layers exported; whether the first was, in the end, of few."""
     found = list[bool]()
     with noted(found):
         own = capture(model, given, **options)
     with exported_whole():
-        return own, capture(model, given, **options), found == [True]
+        return own, capture(model, given, **options), found[-1]
 
 
 def assert_same(own: Captured, whole: Captured) -> None:
