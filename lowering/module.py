@@ -21,6 +21,7 @@ from shardwright.lowering.groups import across
 from shardwright.lowering.inputs import CheckInputs, Inputs
 from shardwright.lowering.launch import TIMEOUT_S, Ranks, connect
 from shardwright.lowering.loading import load
+from shardwright.lowering.original import Original
 from shardwright.lowering.outside import find_outside
 from shardwright.lowering.parts import bake, mirror, names_of, show_carried
 from shardwright.lowering.pipeline import Pipeline
@@ -125,6 +126,7 @@ class ParallelModule(Training):
         graph = replace(graph, mesh=ranks.mesh) if graph.mesh != ranks.mesh else graph
         self.graph, self.ranks = graph, ranks
         self.capture_check: CaptureCheck | None = None
+        self._original = Original(model)
         self._held: dict[str, Held] = {}
         self.elsewhere = set[str]()  # what other pipeline stages have
         self._leaves = {name: value.to(ranks.device) for name, value in constants.items()}

@@ -17,6 +17,7 @@ from shardwright.lowering.handover import hand_over
 from shardwright.lowering.inputs import Inputs
 from shardwright.lowering.launch import Ranks
 from shardwright.lowering.movement import Axis
+from shardwright.lowering.original import Original
 from shardwright.lowering.parts import Fixed, refuse_own_hooks
 from shardwright.lowering.pipeline import Pipeline, Scale
 from shardwright.lowering.precision import check_products
@@ -36,6 +37,7 @@ class Training(Fixed):
     ranks: Ranks
     scaler: torch.amp.GradScaler | None
     _inputs: Inputs
+    _original: Original
     _runners: Sequence[Runner]
     _held: dict[str, Held]
     _pipeline: Pipeline | None
@@ -87,6 +89,8 @@ class Training(Fixed):
         if self._pipeline is not None:
             self._pipeline.check_alive()
         refuse_thawed(self._frozen)
+        if torch.is_grad_enabled():
+            self._original.guard(self._held.values())
         refuse_replaced((held.name, held.outside, held.memory) for held in self._trained)
         check_products(self._products)
         try:

@@ -18,6 +18,7 @@ from unittest import mock
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx import _symbolic_trace
 
 from shardwright.pcg.errors import CaptureError
 from shardwright.pcg.unseen import UnseenError
@@ -30,9 +31,10 @@ def as_in_eager(capture: Callable[[], T]) -> T:
 
     Raises the first `CaptureError` where it fails in both ways, or with something that is refused (`pcg.unseen`).
     """
+    asked = list[str]()
     quiet = mock.patch.object(logging.getLogger(FakeTensor.__module__), "disabled", new=True)  # of what fails here
     try:
-        with _answers_of_eager() as asked, quiet:
+        with _answers_of_eager(asked), quiet:
             return capture()
     except CaptureError as error:
         if not asked or error.__cause__ is None or isinstance(error.__cause__, UnseenError):
@@ -45,20 +47,19 @@ def as_in_eager(capture: Callable[[], T]) -> T:
 
 
 @contextmanager
-def _answers_of_eager() -> Generator[list[str]]:
-    """Yields the Python modules that were not told the truth."""
-    asked = list[str]()
+def _answers_of_eager(asked: list[str]) -> Generator[None]:
+    """Adds to `asked` the Python modules that were not told the truth."""
     with ExitStack() as stack:
         answers = {
             torch.compiler.is_compiling: _is_compiling,
             torch.compiler.is_exporting: _is_exporting,
-            torch.fx._symbolic_trace.is_fx_tracing: _is_fx_tracing,
+            _symbolic_trace.is_fx_tracing: _is_fx_tracing,
         }
         for function, answer in answers.items():
             stack.callback(setattr, function, "__kwdefaults__", function.__kwdefaults__)
             stack.callback(setattr, function, "__code__", function.__code__)
             function.__kwdefaults__, function.__code__ = {"asked": asked}, answer.__code__
-        yield asked
+        yield
 
 
 # The code of torch's functions meanwhile, which sees torch's globals and none of this file.
@@ -94,10 +95,10 @@ def _is_exporting(*, asked: list[str]) -> bool:
 def _is_fx_tracing(*, asked: list[str]) -> bool:
     import sys
 
-    import torch
+    from torch.fx import _symbolic_trace
 
     who = str(sys._getframe(1).f_globals.get("__name__", ""))
-    if not torch.fx._symbolic_trace._is_fx_tracing_flag or who.partition(".")[0] == "torch":
-        return torch.fx._symbolic_trace._is_fx_tracing_flag
+    if not _symbolic_trace._is_fx_tracing_flag or who.partition(".")[0] == "torch":
+        return _symbolic_trace._is_fx_tracing_flag
     asked.append(who)
     return False

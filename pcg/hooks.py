@@ -29,6 +29,25 @@ _FORWARD = {"_forward_pre_hooks": "forward pre-hook", "_forward_hooks": "forward
 @contextmanager
 def captured_hooks(model: nn.Module) -> Generator[None]:
     """Around the capture of a model. Raises `CaptureError` where it has hooks that training would not call."""
+    with guards_left_out(model), _captured(model):
+        yield
+
+
+@contextmanager
+def guards_left_out(model: nn.Module) -> Generator[None]:
+    """Around forwards of ours: hooks that a compiled model has put on its original are not called."""
+    own = model._forward_pre_hooks
+    guards = {key: hook for key, hook in own.items() if getattr(hook, "of_shardwright", False)}
+    for key in guards:
+        del own[key]
+    try:
+        yield
+    finally:
+        own.update(guards)
+
+
+@contextmanager
+def _captured(model: nn.Module) -> Generator[None]:
     refuse_backward_hooks(model)
     gave: dict[str, bool] = {}  # by hook, whether it has returned a value
     kept: list[tuple[dict[int, Hook], dict[int, Hook]]] = []

@@ -11,7 +11,8 @@ some rows of the batch, of which another graph is captured: the same one, but fo
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -26,6 +27,7 @@ from shardwright.lowering.steps import SerialProgram, Step, device_of, eager_ste
 from shardwright.pcg.capture import Captured, bind_arguments, capture
 from shardwright.pcg.errors import CaptureError, ShardwrightError, printable
 from shardwright.pcg.graph import Graph
+from shardwright.pcg.hooks import guards_left_out
 from shardwright.pcg.types import is_float
 from shardwright.pcg.units import size
 from shardwright.search.checked import CaptureCheck
@@ -202,7 +204,7 @@ def _compare(model: nn.Module, part: _Part) -> Comparison:
     before = Before(model)
     epsilon = epsilon_of(part.captured.graph)
     try:
-        with torch.inference_mode(False), torch.enable_grad(), torch.compiler.set_stance("force_eager"):
+        with _as_in_training(), guards_left_out(model):
             eager = _run(lambda: _eager(model, part, before), before, "the model does not run on this batch")
             if not all(map(torch.isfinite, map(torch.tensor, eager.losses))):
                 raise _NotCheckedError(f"the loss of this batch is {eager.losses[0]}")
@@ -215,6 +217,13 @@ def _compare(model: nn.Module, part: _Part) -> Comparison:
             return compared(eager, program, epsilon, moved, before.buffers)
     finally:
         before.put_back()
+
+
+@contextmanager
+def _as_in_training() -> Generator[None]:
+    """Gradients, whatever the caller has switched off, and no compilation of parts."""
+    with torch.inference_mode(False), torch.enable_grad(), torch.compiler.set_stance("force_eager"):
+        yield
 
 
 def _run(step: Callable[[], Step], before: Before, what: str) -> Step:

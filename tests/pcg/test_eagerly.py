@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._dynamo import is_compiling as dynamo_is_compiling
 from torch.autograd import Function
 from torch.compiler import is_compiling, is_dynamo_compiling, is_exporting  # as most packages bind them
 from torch.fx._symbolic_trace import is_fx_tracing
@@ -21,20 +21,25 @@ from tests.each import each
 BATCH = {"x": torch.arange(8.0).reshape(2, 4) + 1}
 
 
+def named(module: str, name: str = "is_compiling") -> Callable[[], bool]:
+    """One of the names that torch has for it."""
+    return getattr(import_module(module), name)
+
+
 def _deprecated() -> bool:
     with warnings.catch_warnings(action="ignore"):
-        return torch._utils.is_compiling()
+        return named("torch._utils")()
 
 
 ASK: dict[str, Callable[[], bool]] = {
     "is_compiling": is_compiling,
     "is_exporting": is_exporting,
     "is_dynamo_compiling": is_dynamo_compiling,
-    "torch._dynamo.is_compiling": dynamo_is_compiling,
-    "torch._dynamo.external_utils.is_compiling": torch._dynamo.external_utils.is_compiling,
+    "torch._dynamo.is_compiling": named("torch._dynamo"),
+    "torch._dynamo.external_utils.is_compiling": named("torch._dynamo.external_utils"),
     "torch._utils.is_compiling": _deprecated,
-    "torch.jit.is_tracing": torch.jit.is_tracing,
-    "torch.jit.is_scripting": torch.jit.is_scripting,
+    "torch.jit.is_tracing": named("torch.jit", "is_tracing"),
+    "torch.jit.is_scripting": named("torch.jit", "is_scripting"),
     "torch.onnx.is_in_onnx_export": torch.onnx.is_in_onnx_export,
     "torch.fx is_fx_tracing": is_fx_tracing,
 }

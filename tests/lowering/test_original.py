@@ -1,0 +1,88 @@
+"""A model after its compiled form was trained."""
+
+from __future__ import annotations
+
+import io
+from copy import deepcopy
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+from shardwright.api import compile
+from shardwright.cost.clusters.cluster import Cluster
+from shardwright.lowering.launch import run_ranks
+from shardwright.pcg.errors import ShardwrightError
+
+BATCH = {"x": torch.arange(16.0).reshape(4, 4) / 16}
+
+
+class Small(nn.Module):
+    """A layer whose weight is used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner, self.tied = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.tied.weight = self.inner.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.tied(self.inner(x)).square().sum()
+
+
+def _trained(*, lazily: bool) -> dict[str, bool | str]:
+    """What calls of the model say on the way, on one rank."""
+    model, found = Small(), dict[str, bool | str]()
+
+    def call(what: str, called: nn.Module = model) -> None:
+        try:
+            found[what] = bool(called(**BATCH) > 0)
+        except ShardwrightError as error:
+            found[what] = str(error)
+
+    parallel = compile(model, Cluster.local(2), kwargs=None if lazily else BATCH)
+    optimizer = torch.optim.SGD(parallel.parameters(), lr=0.1)
+    call("compiled")
+    parallel.forward_backward(**BATCH)
+    call("before the update")
+    optimizer.step()
+    call("after it")
+    call("in eval mode", model.eval())
+    model.train()
+    call("a copy", deepcopy(model))
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    call("a pickled one", torch.load(file, weights_only=False))
+    found["compiled again"] = bool(compile(model, Cluster.local(2), kwargs=BATCH).capture_check)
+    whole = get_model_state_dict(parallel, options=StateDictOptions(full_state_dict=True))
+    model.load_state_dict(whole)
+    call("with the trained weights")
+    found["equal"] = torch.allclose(model(**BATCH), parallel(**BATCH))
+    return found
+
+
+@pytest.mark.parametrize("lazily", [False, True])
+def test_a_model_does_not_run_its_first_weights_once_the_compiled_one_is_trained(*, lazily: bool) -> None:
+    for found in run_ranks(lambda: _trained(lazily=lazily), 2):
+        said = {what: text for what, text in found.items() if text is not True}
+        assert list(said) == ["after it", "in eval mode"]
+        for text in said.values():
+            assert (
+                "Small was compiled, and its compiled form trained since; this model still has the weights of" in text
+            )
+            assert "model.load_state_dict(get_model_state_dict(parallel" in text
+
+
+def _gone() -> bool:
+    model = Small()
+    parallel = compile(model, Cluster.local(1), kwargs=BATCH)
+    parallel.forward_backward(**BATCH)
+    torch.optim.SGD(parallel.parameters(), lr=0.1).step()
+    del parallel
+    return bool(model(**BATCH) > 0)
+
+
+def test_a_model_whose_compiled_form_is_gone_may_be_called() -> None:
+    assert run_ranks(_gone, 1) == [True]
