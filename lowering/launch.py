@@ -25,6 +25,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from shardwright.lowering import private, private_dtensors
 from shardwright.lowering.groups import Line, columns, grids_of, lines, my_group
 from shardwright.lowering.movement import Axis, MeshAxis, Time
+from shardwright.lowering.waits import start_up
 from shardwright.pcg.errors import DistributedError, ShardwrightError
 from shardwright.pcg.launcher import as_torchrun, device_index, find_launch
 from shardwright.pcg.mesh import TIME, Mesh
@@ -121,7 +122,8 @@ def join(timeout_s: float = TIMEOUT_S) -> None:
     index = device_index(launch, torch.cuda.device_count() if torch.cuda.is_available() else 0)
     if index is not None:
         torch.cuda.set_device(index)
-    dist.init_process_group("gloo" if index is None else "nccl", timeout=timeout)
+    with start_up(timeout_s):
+        dist.init_process_group("gloo" if index is None else "nccl", timeout=timeout)
 
 
 _CONNECTED: WeakSet[Ranks] = WeakSet()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
 from functools import cache, partial
 from typing import Any
 
@@ -230,3 +232,20 @@ def _replaced(original: Kernel, kernel: Kernel) -> Kernel:
 def argument_names(operator: str) -> list[str]:
     """The names of the arguments of one of torch's operators."""
     return [argument.name for argument in getattr(torch.ops.aten, operator).default._schema.arguments]
+
+
+@contextmanager
+def world_timeout(timeout_s: float) -> Generator[None]:
+    """While it is entered, collectives of the group of all ranks have this timeout. In a dry run, nothing waits."""
+    group = dist.group.WORLD
+    if group is None or dist.get_backend() == FAKE:
+        yield
+        return
+    before = {b: b.options._timeout for b in {group._get_backend(device) for device in group._device_types}}
+    for backend in before:
+        backend._set_default_timeout(timedelta(seconds=timeout_s))
+    try:
+        yield
+    finally:
+        for backend, timeout in before.items() if dist.group.WORLD is group else ():
+            backend._set_default_timeout(timeout)

@@ -24,7 +24,8 @@ from shardwright.lowering.precision import check_products
 from shardwright.lowering.reducer import Finished
 from shardwright.lowering.runner import Runner
 from shardwright.lowering.storage import Held, refuse_replaced, refuse_thawed
-from shardwright.pcg.errors import DistributedError, ShardwrightError
+from shardwright.lowering.waits import blame
+from shardwright.pcg.errors import ShardwrightError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.step.late import LOSS, check_backward
 from shardwright.pcg.step.precisions import Precision
@@ -96,7 +97,7 @@ class Training(Fixed):
         try:
             return self._inputs.take(batch)
         except RuntimeError as error:
-            raise _blame(error, "the comparison of inputs") from error
+            raise blame(error, "the comparison of inputs") from error
 
     def _forward_backward(self, local: Sequence[Mapping[str, Tensor]], scaler: torch.amp.GradScaler | None) -> Tensor:
         """The loss of this rank's parts of the microbatches."""
@@ -114,14 +115,14 @@ class Training(Fixed):
                     work = self._start_sum(loss)
                 (summand if scaler is None else scaler.scale(summand)).backward()
             except RuntimeError as error:
-                raise _blame(error, "backward") from error
+                raise blame(error, "backward") from error
 
         loss = self._runner.program.step(self._forward, backward, local, self.ranks.time)
         try:
             if work is not None:
                 work.wait()
         except RuntimeError as error:
-            raise _blame(error, "backward") from error
+            raise blame(error, "backward") from error
         return loss
 
     def _in_stages(self, pipeline: Pipeline, local: Sequence[Mapping[str, Tensor]], scale: Scale | None) -> Tensor:
@@ -130,7 +131,7 @@ class Training(Fixed):
             with self._drawing.by_number(self._num_draws) as draw:
                 return pipeline.step(local, draw, scale)
         except RuntimeError as error:
-            raise _blame(error, f"pipeline stage {self.ranks.stages.rank}, {pipeline.now}") from error
+            raise blame(error, f"pipeline stage {self.ranks.stages.rank}, {pipeline.now}") from error
 
     def _start_sum(self, loss: Tensor) -> dist.Work | None:
         """Sum the loss over the ranks, in place."""
@@ -162,7 +163,7 @@ class Training(Fixed):
             runner.reducer.watch(*roots, first=first, last=last)
             runner.write_back({k: v for k, v in outputs.items() if last or k in self._by_microbatch})
         except RuntimeError as error:
-            raise _blame(error, "forward") from error
+            raise blame(error, "forward") from error
         return loss
 
 
@@ -172,18 +173,3 @@ def _as_it_is(loss: Tensor) -> Tensor:
 
 def _nothing(summand: Tensor, loss: Tensor) -> None:
     """No backward."""
-
-
-def _blame(error: RuntimeError, phase: str) -> RuntimeError | DistributedError:
-    """Errors of the process group as ours; all others as they are."""
-    text = str(error)
-    signs = (
-        "Connection closed", "Connection reset", "Timed out", "timed out", "pair closure", "gloo", "NCCL",
-        "Broken pipe", "Socket",
-    )  # fmt: skip
-    if not isinstance(error, dist.DistError) and not any(sign in text for sign in signs):
-        return error
-    return DistributedError(
-        f"rank {dist.get_rank()} of {dist.get_world_size()}: a collective failed in {phase}: {text.strip()}; "
-        "another rank has probably failed or is stuck, see its output; start all ranks anew"
-    )

@@ -24,6 +24,7 @@ from shardwright.lowering.launch import TIMEOUT_S, join
 from shardwright.lowering.module import ParallelModule, lower
 from shardwright.lowering.precision import check_device
 from shardwright.lowering.private import default_device
+from shardwright.lowering.waits import start_up
 from shardwright.pcg.capture import Captured, baked_in, capture
 from shardwright.pcg.errors import InfeasibleError, PlanError
 from shardwright.pcg.mesh import TIME, Mesh
@@ -323,12 +324,17 @@ def compile(
         made.capture_check = agreed.capture_check
         return made
 
+    def started(args: Sequence[Any], kwargs: Mapping[str, Any]) -> ParallelModule:
+        with start_up(timeout_s):
+            return build(args, kwargs)
+
     join(timeout_s)
     for own in _several(precision if given is None else given.precision):
         check_device(base_of(own), default_device().type)
-    if not args and not kwargs:
-        return LazyParallelModule(model, build)
-    return build(args, kwargs or {})
+    if args or kwargs:
+        return started(args, kwargs or {})
+    with start_up(timeout_s):
+        return LazyParallelModule(model, started)
 
 
 def _capture(

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from shardwright.lowering.waits import blame
 from shardwright.pcg.capture import split_batch
 from shardwright.pcg.errors import DistributedError, ShardwrightError
 from shardwright.pcg.importing import flat_batch, names_by_first
@@ -50,7 +51,12 @@ def from_rank_0(make: Callable[[], T], what: str) -> T:
             message[0] = make()
         except Exception as error:  # noqa: BLE001 - raised below, once the other ranks know
             failure, message[1] = error, f"{type(error).__name__}: {error}"
-    dist.broadcast_object_list(message, src=0)
+    try:
+        dist.broadcast_object_list(message, src=0)
+    except RuntimeError as error:
+        if failure is not None:
+            raise failure from error
+        raise blame(error, f"the wait for {what} of rank 0") from error
     if failure is not None:
         raise failure
     if message[1] is not None:

@@ -1,0 +1,121 @@
+"""While ranks start up: where one fails and lives on, the others wait for no longer than `timeout_s`."""
+
+from __future__ import annotations
+
+import socket
+import time
+from contextlib import ExitStack
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NoReturn
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from shardwright import api
+from shardwright.cost.clusters.cluster import Cluster
+from shardwright.lowering import module, private
+from shardwright.lowering.launch import join, run_ranks
+from shardwright.lowering.waits import start_up
+from shardwright.pcg.errors import DistributedError
+from shardwright.search.plan import Plan
+
+TIMEOUT_S = 1.5
+BATCH = {"x": torch.ones(4, 4)}
+
+
+class Small(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x).sum()
+
+
+def fails(*args: Any, **kwargs: Any) -> NoReturn:
+    raise KeyError("this rank")
+
+
+def started(where: tuple[Any, str], failing: int, plan: Plan, done: Path) -> str:
+    """What ends the start-up of this rank, if `where` fails on one rank, which lives until the other has ended."""
+    begin, is_failing = time.monotonic(), dist.get_rank() == failing
+    with ExitStack() as stack:
+        if is_failing:
+            stack.enter_context(mock.patch.object(*where, fails))
+        raised = stack.enter_context(pytest.raises((DistributedError, KeyError)))
+        api.compile(Small(), None, kwargs=BATCH, plan=plan, timeout_s=TIMEOUT_S, check_capture="never")
+    while is_failing and not done.exists() and time.monotonic() - begin < 5 * TIMEOUT_S:
+        time.sleep(0.05)
+    done.touch()
+    return f"{type(raised.value).__name__}: {raised.value}"
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return api.plan(Small(), Cluster.local(2), kwargs=BATCH, mesh={"x": 2})
+
+
+@pytest.mark.parametrize(
+    ("where", "failing"),
+    [((api, "_target"), 0), ((api, "model_facts"), 1), ((module, "share_values"), 0), ((api, "lower"), 1)],
+)
+def test_the_others_end_within_the_timeout(where: tuple[Any, str], failing: int, plan: Plan, tmp_path: Path) -> None:
+    found = run_ranks(started, 2, args=(where, failing, plan, tmp_path / "done"), timeout_s=60)
+    assert found[failing] == "KeyError: 'this rank'"
+    other = found[1 - failing]
+    assert other.startswith(f"DistributedError: rank {1 - failing} of 2: a collective failed in "), other
+    assert "another rank has probably failed or is stuck" in other
+    assert "Connection closed" not in other
+
+
+def waits_for_a_plan(plan: Plan, done: Path) -> str:
+    def slow(*args: Any, **kwargs: Any) -> NoReturn:
+        while not done.exists():
+            time.sleep(0.05)
+        raise KeyError("late")
+
+    slow_on_rank_0 = mock.patch.object(api, "_capture", slow if dist.get_rank() == 0 else fails)
+    with slow_on_rank_0, pytest.raises((KeyError, DistributedError)) as raised:
+        api.compile(Small(), None, kwargs=BATCH, plan=plan, timeout_s=TIMEOUT_S)
+    done.touch()
+    return str(raised.value)
+
+
+def test_the_wait_for_the_plan_says_so(plan: Plan, tmp_path: Path) -> None:
+    found = run_ranks(waits_for_a_plan, 2, args=(plan, tmp_path / "done"))
+    assert "rank 1 of 2: a collective failed in the wait for the plan of rank 0" in found[1]
+
+
+def test_a_run_whose_first_rank_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    given = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(DistributedError, match=r"a collective failed in start-up \(timeout_s=1\): .* another rank has"):
+        join(1.0)
+    assert not dist.is_initialized()
+
+
+def timeouts() -> list[timedelta]:
+    assert dist.group.WORLD is not None
+    options = dist.group.WORLD._get_backend(torch.device("cpu")).options
+    found = [options._timeout]
+    with start_up(3.0):
+        found.append(options._timeout)
+    return [*found, options._timeout]
+
+
+def test_the_users_group_has_its_own_timeout_afterwards() -> None:
+    assert run_ranks(timeouts, 1, timeout_s=50)[0] == [timedelta(seconds=s) for s in (50, 3, 50)]
+
+
+def test_other_errors_stay_what_they_are() -> None:
+    with pytest.raises(RuntimeError, match="a shape"), start_up(1.0):
+        raise RuntimeError("a shape")
+    with private.world_timeout(1.0):
+        assert not dist.is_initialized()
