@@ -147,6 +147,8 @@ def _why_not(graph: Graph, node: Node) -> str:
     kind = "it needs the whole batch (statistics or products of means over it)"
     if reader.op == OPAQUE:
         kind = f"{reader.attr('target')} has no row in the op table, so that it runs on the whole batch"
+    elif buffers := _only_buffers(graph, reader):
+        kind = f"the buffer {buffers[0]!r} reads a sum over the whole batch, which is known after the last microbatch"
     elif _ends_in_loss(graph, reader):
         kind = "the loss is not a sum or mean over the batch"
     return (
@@ -179,6 +181,16 @@ def _sums(graph: Graph, name: str) -> bool:
         pending += [i for i in node.inputs if i not in seen]
         seen.update(node.inputs)
     return False
+
+
+def _only_buffers(graph: Graph, node: Node) -> list[str]:
+    """The buffers that a node has a part in; none if the loss is among what it has a part in."""
+    reached = {node.name}
+    for other in graph.nodes:
+        if not reached.isdisjoint(other.inputs):
+            reached.add(other.name)
+    found = [key for key, name in graph.outputs if name in reached]
+    return [] if LOSS in found else found
 
 
 def _ends_in_loss(graph: Graph, node: Node) -> bool:

@@ -63,6 +63,19 @@ class OfNoExample(Net):
         return self.product.weight.pow(2).sum() + 0 * x.sum()
 
 
+class Counting(Net):
+    """Its loss is a mean, and a buffer counts over the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("load", torch.zeros(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.product(x)
+        self.load = self.load + (y > 0).float().sum(0)
+        return y.pow(2).mean()
+
+
 def in_microbatches(model: nn.Module, many: int = 4) -> Graph:
     graph = capture(model, {"x": torch.randn(8, 8)}, ()).graph
     return Planner(Cluster.local(2), certified_choices()).solve(
@@ -98,6 +111,10 @@ def test_one_microbatch_is_always_possible() -> None:
         (ProductOfMeans(), r"mul.*: the batch cannot be cut into 4 microbatches exactly here: .*; plan with"),
         (WithoutRow(), r"opaque.*: the batch cannot be cut .*aten.\S+ has no row in the op table, so that it runs on"),
         (OfNoExample(), r"mesh .*: the 4 microbatches would all compute the same, as nothing of the batch is cut"),
+        (
+            Counting(),
+            r"add at .*test_time.py:\d+\): the batch cannot .* exactly here: the buffer 'load' reads a sum over",
+        ),
         (Exponential(), r"exp.*: the batch cannot be cut into 4 microbatches .* the loss is not a sum or mean over"),
     ],
 )
