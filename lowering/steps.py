@@ -58,25 +58,26 @@ def eager_step(
     precision: PrecisionMode | None,
     before: Mapping[str, Tensor],
 ) -> Step:
-    """One of the model itself, under `torch.autocast` where the precision is such. Changes what a step changes.
+    """One of the model itself, in its precision. Changes what a step changes.
 
     `before`: the values of its parameters.
     """
-    device, low = device_of(model).type, low_dtype(base_of(precision))
+    device, low = device_of(model).type, low_dtype(base_of(precision), "autocast")
 
-    def forward() -> Tensor:
+    def forward(*, backward: bool = False) -> Tensor:
         given, named = tree_map_only(Tensor, lambda x: x.detach().clone(), (list(args), dict(kwargs)))
         region = torch.autocast(device, getattr(torch, low)) if low else nullcontext()
-        with in_own_precision(model, precision, device), region:
-            loss = find_loss(model(*given, **named))
-        assert loss is not None
+        with in_own_precision(model, precision, device, in_backward=True):
+            with region:
+                loss = find_loss(model(*given, **named))
+            assert loss is not None
+            if backward and loss.requires_grad:
+                loss.backward()
         return loss
 
     for parameter in model.parameters():
         parameter.grad = None
-    first = forward()
-    if first.requires_grad:
-        first.backward()
+    first = forward(backward=True)
     gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     for parameter in model.parameters():
         parameter.grad = None

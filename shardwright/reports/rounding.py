@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import TIME
 from shardwright.pcg.moves import fused_moves, source_of
-from shardwright.pcg.precision import HALVES
+from shardwright.pcg.precision import HALVES, low_dtype
 from shardwright.pcg.step.late import LOSS
 from shardwright.pcg.step.parameters import Parameter
-from shardwright.pcg.step.precisions import shown
+from shardwright.pcg.step.precisions import every, shown
 from shardwright.pcg.types import ITEM_BYTES, is_float
 from shardwright.reports.facts import PlanFacts
 from shardwright.reports.report import Paragraph
@@ -111,9 +111,15 @@ def precision(facts: PlanFacts) -> str:
     own = {p.dtype for p in facts.parameters.values()}
     parts = [f"{shown(execution.precision)}: {operators}"]
     if narrow and not own.intersection(narrow):
+        casts = any(low_dtype(one, "parameters") for one in every(execution.precision))
+        what = "weights where they are read, and what operators give" if casts else "what products read and give"
+        kept = ["weights", "what is accumulated of their gradients", "optimizer states"]
+        loss = ["the loss"] * all(
+            facts.graph.types[n].dtype not in HALVES for key, n in facts.graph.outputs if key == LOSS
+        )
         parts += [
-            f"rounded to {' and '.join(narrow)}: what products read and give",
-            "kept in float32: weights, what is accumulated of their gradients, optimizer states, the loss",
+            f"rounded to {' and '.join(narrow)}: {what}",
+            f"kept in float32: {', '.join(kept + loss)}",
         ]
     elif not narrow and not execution.rates:
         parts.append("nothing is rounded but as one process rounds")

@@ -14,7 +14,7 @@ from shardwright.pcg.capture import capture
 from shardwright.pcg.errors import CaptureError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.modules import in_own_precision
-from shardwright.pcg.state import settled
+from shardwright.pcg.settling import settled
 from tests.each import each
 
 D, LOW, WIDE = 8, "bfloat16", "float32"
@@ -119,9 +119,9 @@ def test_deep_models_are_captured_from_few_layers(monkeypatch: pytest.MonkeyPatc
     """All parameters are cast before the forward, of layers that are left out too."""
     exported = list[int]()
 
-    def counted(model: Net, once: Any) -> Any:
-        exported.append(len(model.blocks))
-        return settled(model, once)
+    def counted(kept: Any, once: Any) -> Any:
+        exported.append(len(kept.model.blocks))
+        return settled(kept, once)
 
     monkeypatch.setattr("shardwright.pcg.capture.settled", counted)
     found = captured(num_blocks=9)

@@ -69,3 +69,19 @@ def test_in_a_line() -> None:
         facts = PlanFacts(replace(plain, execution=Execution(name)))  # type: ignore[arg-type]
         assert line in precision(facts)
     assert "one process" not in precision(PlanFacts(replace(plain, execution=Execution("tf32"))))
+
+
+def test_parameters_in_16_bits() -> None:
+    """All weights are gathered so; the loss is in 16 bits too, as the model does not widen it."""
+    found = PlanFacts(planned("zero", precision="bf16_params"))
+    listed = list(roundings(found))
+    assert {
+        Rounding("weights that are cast, from float32", "bfloat16", 4, "each once"),
+        Rounding("weights that are gathered", "bfloat16", 4, "each slice, before it"),
+        Rounding("gradients that are summed over devices", "float32", 4, "every addition"),
+        Rounding("loss", "bfloat16", 1, "what it is"),
+    } <= set(listed)
+    assert precision(found).endswith(
+        "rounded to bfloat16: weights where they are read, and what operators give; kept in float32: weights, what is "
+        "accumulated of their gradients, optimizer states"
+    )
