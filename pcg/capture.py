@@ -54,6 +54,7 @@ class Captured:
     options     what the batch has beside tensors, which is baked into the graph (`baked_in`)
     precision   the one that it was captured under (`pcg.precision`), or those by module as pairs
     per_microbatch  the modules whose statistics are those of each microbatch
+    beside      what the model returns beside its loss, in words; none of it is in the graph
     """
 
     graph: Graph
@@ -62,6 +63,7 @@ class Captured:
     options: Mapping[str, Any]
     precision: PrecisionMode | None = None
     per_microbatch: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()
 
 
 def find_loss(result: Any) -> torch.Tensor | None:
@@ -77,13 +79,32 @@ def find_loss(result: Any) -> torch.Tensor | None:
     return None
 
 
+def _beside(result: Any, loss: torch.Tensor) -> dict[str, None]:
+    """What a tuple or a dictionary holds beside the loss. Outputs of transformers are objects, which a loss is not."""
+    pairs = result.items() if type(result) is dict else enumerate(result) if type(result) in (tuple, list) else ()
+    others = ((key, tree_leaves(value)) for key, value in pairs if value is not loss)
+    held = {key: [x for x in leaves if isinstance(x, torch.Tensor) and x is not loss] for key, leaves in others}
+    return {f"{key!r} {_describe(tensors[0])}": None for key, tensors in held.items() if tensors}
+
+
 class _LossOnly(nn.Module):
-    """The model, returning its loss alone. `low`: the 16-bit format of the `torch.autocast` that it runs under."""
+    """The model, returning its loss alone. `low`: the 16-bit format of the `torch.autocast` that it runs under.
+
+    `beside`: is told what else the model returns.
+    """
 
     def __init__(
-        self, model: nn.Module, options: Mapping[str, Any], marker: Marker, low: str, kept: Kept, shared: Shared
+        self,
+        model: nn.Module,
+        options: Mapping[str, Any],
+        marker: Marker,
+        low: str,
+        kept: Kept,
+        shared: Shared,
+        beside: dict[str, None],
     ) -> None:
         super().__init__()
+        self.beside = [beside]  # no module looks into a list
         self.model, self.options, self.marker, self.low = model, options, marker, low
         self.kept, self.shared, self.carried = kept, shared, Carried(kept.carriers)
 
@@ -108,6 +129,7 @@ class _LossOnly(nn.Module):
                 " batch)"
             )
         check_backward(loss, written=watch.written)
+        self.beside[0].update(_beside(result, loss))
         return loss, *(value.detach() for value in self.kept.left().values())
 
 
@@ -192,10 +214,13 @@ def capture(
         tensors = tree_map_only(torch.Tensor, partial(_fake, mode), tensors)
     device, low = next((p.device.type for p in model.parameters()), "cpu"), low_dtype(base_of(precision), "autocast")
 
+    beside = dict[str, None]()
+
     def once(kept: Kept) -> tuple[Graph, Mapping[str, torch.Tensor]]:
         marker, shared = Marker(device), Shared(model)
         with put_back(model), captured_hooks(model), in_own_precision(model, precision, device), shared.hidden():
-            exported = export(_LossOnly(model, options, marker, low, kept, shared), model, tensors, mode, marker)
+            wrapper = _LossOnly(model, options, marker, low, kept, shared, beside)
+            exported = export(wrapper, model, tensors, mode, marker)
         keys = [*kept.carriers], [LEFT + path for path in kept.left()]
         return Importer(model, exported, tensors, num_microbatches, execution.is_per_microbatch, *keys).run()
 
@@ -212,9 +237,8 @@ def capture(
         graph, constants = as_in_eager(found)
     if strict:
         _refuse_opaque(graph)
-    return Captured(
-        graph, tied_names(model), constants, baked_in(model, args, batch), precision, execution.per_microbatch
-    )
+    given, cut = baked_in(model, args, batch), execution.per_microbatch
+    return Captured(graph, tied_names(model), constants, given, precision, cut, tuple(beside))
 
 
 def _of_few(

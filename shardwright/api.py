@@ -6,6 +6,7 @@ How they work: model and batch ──capture──▶ serial graph ──Planner
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -231,6 +232,8 @@ def compile(
     Rank 0 captures and plans, and every rank gets its plan: ranks may trace the model in different orders, as where it
     loops over a `set`. Without example inputs the module captures and plans at its first call.
 
+    The module returns the loss alone. Where the model returns a tuple or dictionary with more, a warning says so.
+
     A step takes one global batch, of the captured shapes and the same on every rank, and each rank uses its part of it.
     Where `input_layouts` shards a tensor, a rank may pass its own shard alone. A batch of its own per rank in the
     global shape, as DDP takes it, is an error: compile with all of them as one batch.
@@ -304,6 +307,7 @@ def compile(
                 if found.capture_check is None or not found.capture_check.equal:
                     check = check_capture_of(model, captured, args, kwargs, check_capture, progress)
                     found = replace(found, capture_check=check)
+            _say_what_is_left_out(model, captured)
             return found, {name: value.cpu() for name, value in captured.constants.items()}
 
         same_on_all_ranks(lambda: model_facts(model, args, kwargs))
@@ -335,6 +339,17 @@ def compile(
         return started(args, kwargs or {})
     with start_up(timeout_s):
         return LazyParallelModule(model, started)
+
+
+def _say_what_is_left_out(model: nn.Module, captured: Captured) -> None:
+    """Warn of what the model returns beside its loss."""
+    if captured.beside:
+        warnings.warn(
+            f"{type(model).__name__} returns {', '.join(captured.beside)} beside its loss, which the compiled model "
+            "does not compute: it returns the loss alone; where the others are needed, call the model itself with the "
+            "trained weights, or keep what is to be seen of them in a buffer",
+            stacklevel=2,
+        )
 
 
 def _capture(

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import io
+import warnings
+from collections.abc import Callable
 from copy import deepcopy
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +17,7 @@ from shardwright.api import compile
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.lowering.launch import run_ranks
 from shardwright.pcg.errors import ShardwrightError
+from tests.each import each
 
 BATCH = {"x": torch.arange(16.0).reshape(4, 4) / 16}
 
@@ -86,3 +90,39 @@ def _gone() -> bool:
 
 def test_a_model_whose_compiled_form_is_gone_may_be_called() -> None:
     assert run_ranks(_gone, 1) == [True]
+
+
+class Both(Small):
+    """Returns what it is told to beside its loss."""
+
+    def __init__(self, result: Callable[[Tensor, Tensor], Any]) -> None:
+        super().__init__()
+        self.result = [result]
+
+    def forward(self, x: Tensor) -> Any:
+        return self.result[0](super().forward(x), self.inner(x))
+
+
+def _warned(result: Callable[[Tensor, Tensor], Any]) -> list[str]:
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        compile(Both(result), Cluster.local(1), kwargs=BATCH)
+    return [str(one.message) for one in found]
+
+
+@each(
+    "result, what",
+    [
+        (lambda loss, logits: (loss, logits), "1 a tensor of shape [4, 4]"),
+        (lambda loss, logits: [loss, {"all": [logits]}], "1 a tensor of shape [4, 4]"),
+        (lambda loss, logits: {"loss": loss, "logits": logits}, "'logits' a tensor of shape [4, 4]"),
+        (lambda loss, logits: {"loss": loss, "step": 3}, ""),
+        (lambda loss, logits: (loss,), ""),
+        (lambda loss, logits: loss, ""),
+    ],
+    ids=["pair", "nest", "dictionary", "number", "alone", "loss"],
+)
+def test_what_is_returned_beside_the_loss_is_warned_of(result: Callable[[Tensor, Tensor], Any], what: str) -> None:
+    (found,) = run_ranks(_warned, 1, args=(result,))
+    assert len(found) == bool(what)
+    assert all(text.startswith(f"Both returns {what} beside its loss, which the compiled") for text in found)
