@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from shardwright.api import certified_choices
+from shardwright.api import certified_choices, plan
+from shardwright.cost.clusters.cluster import Cluster
 from shardwright.lowering.launch import run_ranks
 from shardwright.lowering.module import ParallelModule
 from shardwright.pcg.capture import capture
@@ -147,3 +148,13 @@ def test_what_is_sent_and_kept_is_predicted(role: str, zero: Zero) -> None:
     if role == "zero":
         assert {p.used_dtype for p in parameters} == {"bfloat16"}
         assert all(p.whole_bytes == 2 * p.used_bytes for p in parameters)
+
+
+def test_capture_is_compared_with_a_step_of_the_same_precision() -> None:
+    """Under autocast beside, the product that the model widens would run in 16 bits."""
+    found = case()
+    check = plan(
+        found.model, Cluster.local(2), kwargs=found.batch, precision="bf16_params", check_capture="first",
+        mesh={"x": 2}, roles=["zero"],
+    ).capture_check  # fmt: skip
+    assert str(check).startswith("equal to an eager step: losses to 0.0e+00, gradients to 0.0e+00")
