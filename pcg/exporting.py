@@ -28,6 +28,7 @@ from shardwright.pcg.aten import find_handler
 from shardwright.pcg.errors import CaptureError
 from shardwright.pcg.regions import Marker, enter_regions
 from shardwright.pcg.strided import STRIDED
+from shardwright.pcg.unread import keep_unread_draws
 from shardwright.pcg.unseen import UnseenError
 from shardwright.pcg.versions import newer_than_tested
 
@@ -64,6 +65,7 @@ def export(
             with marker.watching(), _no_graph_printed():
                 exported = torch.export.export(wrapper, (), dict(tensors), strict=False)
             enter_regions(exported.graph_module, marker.device)
+            keep_unread_draws(exported.graph)
             with mode or nullcontext():
                 return exported.run_decompositions(dict(_decompositions()))
     except CaptureError:

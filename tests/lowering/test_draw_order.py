@@ -5,10 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import shardwright as sw
 from shardwright.api import certified_choices
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.lowering.launch import run_ranks
@@ -159,3 +161,58 @@ def test_a_call_that_draws_is_made_again_as_a_whole() -> None:
         draw = {node.name: node.draw for node in graph.nodes}
         regions = {(draw[o.name], o.again) for o in listed if draw[o.name] is not None}
         assert len(regions) == 2, regions
+
+
+class Unread(nn.Module):
+    """Draws that nothing reads: before all others, between, of what the model computes, and at the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        torch.rand(3)
+        F.dropout(self.two(x), 0.5)
+        torch.bernoulli(x.sigmoid())
+        torch.rand(2)
+        y = F.dropout(self.one(x), 0.5)
+        torch.bernoulli(torch.sigmoid(y.detach())).relu()
+        torch.randn_like(y)
+        z = F.dropout(y.relu() * torch.rand(8, dtype=x.dtype), 0.5)
+        self.two(F.dropout(z, 0.25))
+        torch.randint(5, (2, 2))
+        F.scaled_dot_product_attention(z[None], z[None], z[None])
+        return z.pow(2).mean()
+
+
+class OnlyUnread(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x)
+        F.dropout(y, 0.5)
+        return y.pow(2).mean()
+
+
+def test_draws_that_nothing_reads_are_made() -> None:
+    """Also by number: a single process counts them."""
+    torch.manual_seed(0)
+    cases = [Case(model.double(), {"x": torch.randn(4, 8).double()}) for model in (Unread(), OnlyUnread())]
+    graphs, expected = [planned(case, Mesh.of(x=2), "data") for case in cases], list(map(serial_step, cases))
+    torch.manual_seed(0)
+    with sw.seed_exactly(3):
+        exact = cases[0].model(**cases[0].batch).item()
+
+    def body() -> tuple[list[Step], float]:
+        modules = [case.lower(graph) for case, graph in zip(cases, graphs, strict=True)]
+        steps = [parallel_step(module, case.batch) for module, case in zip(modules, cases, strict=True)]
+        torch.manual_seed(0)
+        with sw.seed_exactly(3), torch.no_grad():
+            return steps, modules[0](**cases[0].batch).item()
+
+    for steps, own in run_ranks(body, 2, 60):
+        for step, wanted in zip(steps, expected, strict=True):
+            assert_same_step(step, wanted, 1e-10)
+        assert own == pytest.approx(exact, rel=1e-10)
