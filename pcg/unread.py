@@ -26,6 +26,8 @@ def keep_unread_draws(graph: Graph) -> None:
     nodes = list(graph.nodes)
     live = _live(nodes)
     numbers = [number for number, node in enumerate(nodes) if _draws(node)]
+    if all(nodes[number] in live for number in numbers):
+        return
     last = 0  # where the last draw is made
     hosts: dict[Node, Node] = {}  # what stands now for a value that reads draws already
     for at, end in zip(numbers, [*numbers[1:], len(nodes)], strict=True):
