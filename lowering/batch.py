@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from shardwright.lowering.launch import Ranks
 from shardwright.lowering.movement import Time, take
+from shardwright.lowering.ranks import Ranks
 from shardwright.lowering.storage import slices
 from shardwright.pcg.errors import BatchError
 from shardwright.pcg.graph import Graph

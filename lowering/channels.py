@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shardwright.lowering.groups import across
-from shardwright.lowering.launch import Ranks
+from shardwright.lowering.ranks import Ranks
 from shardwright.pcg.errors import DistributedError
 from shardwright.pcg.pieces import Piece, Where
 from shardwright.pcg.step.meshes import first_ranks

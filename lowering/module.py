@@ -19,7 +19,7 @@ from shardwright.lowering.dtensors import mend_dtensors
 from shardwright.lowering.exact import num_draws
 from shardwright.lowering.groups import across
 from shardwright.lowering.inputs import CheckInputs, Inputs
-from shardwright.lowering.launch import TIMEOUT_S, Ranks, connect
+from shardwright.lowering.launch import TIMEOUT_S, connect
 from shardwright.lowering.loading import load
 from shardwright.lowering.original import Original
 from shardwright.lowering.outside import find_outside
@@ -27,6 +27,7 @@ from shardwright.lowering.parts import bake, mirror, names_of, show_carried
 from shardwright.lowering.pipeline import Pipeline
 from shardwright.lowering.precision import check_device, set_products
 from shardwright.lowering.program import Program
+from shardwright.lowering.ranks import Ranks
 from shardwright.lowering.runner import Runner, own_leaf
 from shardwright.lowering.shared import Holders, Shared
 from shardwright.lowering.storage import Held, check_model, hold_buffer, hold_parameter

@@ -18,8 +18,8 @@ from shardwright.lowering.apart import Apart, give_to_weights
 from shardwright.lowering.channels import Incoming, Kind, Message, Outgoing, channels
 from shardwright.lowering.exact import Draw
 from shardwright.lowering.groups import first_in
-from shardwright.lowering.launch import Ranks
 from shardwright.lowering.movement import Axis
+from shardwright.lowering.ranks import Ranks
 from shardwright.lowering.runner import Runner
 from shardwright.lowering.shared import Shared
 from shardwright.pcg.errors import DistributedError

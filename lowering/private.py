@@ -26,13 +26,14 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules.module import _IncompatibleKeys as IncompatibleKeys
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
+from torch.utils._pytree import tree_iter, tree_map_only
 
 # pyright: reportPrivateUsage=false, reportCallIssue=false, reportArgumentType=false, reportPrivateImportUsage=false
 
 __all__ = [
     "DTensor", "FakeStore", "FakeTensor", "FakeTensorMode", "FileStore", "HashStore", "IncompatibleKeys", "OpOverload",
-    "StorageWeakRef", "TorchDispatchMode", "tree_iter", "unset_fake_temporarily",
+    "StorageWeakRef", "TorchDispatchMode", "tree_iter", "tree_map_only",
+    "unset_fake_temporarily",
 ]  # fmt: skip
 
 FAKE = "fake"  # the backend of process groups whose other ranks are not there

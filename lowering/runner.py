@@ -14,9 +14,9 @@ from shardwright.lowering.blocks import Blocks
 from shardwright.lowering.buffers import SlicedParameter
 from shardwright.lowering.emit import emit
 from shardwright.lowering.exact import Draw
-from shardwright.lowering.launch import Ranks
 from shardwright.lowering.outside import Outside
 from shardwright.lowering.program import Program, compile_source, left_to_python
+from shardwright.lowering.ranks import Ranks
 from shardwright.lowering.reducer import Reducer
 from shardwright.lowering.saved import Saved
 from shardwright.lowering.storage import Held, by_block, local_part

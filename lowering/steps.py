@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
 
+from shardwright.lowering import private
 from shardwright.lowering.emit import emit
 from shardwright.lowering.exact import num_draws, step_draws
 from shardwright.lowering.program import compile_source
@@ -65,7 +65,7 @@ def eager_step(
     device, low = device_of(model).type, low_dtype(base_of(precision), "autocast")
 
     def forward(*, backward: bool = False) -> Tensor:
-        given, named = tree_map_only(Tensor, lambda x: x.detach().clone(), (list(args), dict(kwargs)))
+        given, named = private.tree_map_only(Tensor, lambda x: x.detach().clone(), (list(args), dict(kwargs)))
         region = torch.autocast(device, getattr(torch, low)) if low else nullcontext()
         with in_own_precision(model, precision, device, in_backward=True):
             with region:

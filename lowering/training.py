@@ -15,12 +15,12 @@ from shardwright.lowering.collectives import reduce
 from shardwright.lowering.drawing import Drawing
 from shardwright.lowering.handover import hand_over
 from shardwright.lowering.inputs import Inputs
-from shardwright.lowering.launch import Ranks
 from shardwright.lowering.movement import Axis
 from shardwright.lowering.original import Original
 from shardwright.lowering.parts import Fixed, refuse_own_hooks
 from shardwright.lowering.pipeline import Pipeline, Scale
 from shardwright.lowering.precision import check_products
+from shardwright.lowering.ranks import Ranks
 from shardwright.lowering.reducer import Finished
 from shardwright.lowering.runner import Runner
 from shardwright.lowering.storage import Held, refuse_replaced, refuse_thawed

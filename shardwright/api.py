@@ -42,7 +42,7 @@ from shardwright.search.planner import Planner, Progress
 from shardwright.verifier.choices import Certified
 
 MeshLike = Mesh | Mapping[str, int]
-Roles = Sequence[str] | Mapping[str, str]
+Roles = str | Sequence[str] | Mapping[str, str]
 PerMicrobatch = bool | str | Sequence[str]
 
 
@@ -454,6 +454,8 @@ def _role_list(mesh: Mesh | None, roles: Roles | None) -> Sequence[str] | None:
     """One role per axis, in mesh order."""
     if roles is None:
         return None
+    if isinstance(roles, str):
+        roles = roles.replace(" ", "").split(",")
     if mesh is None:
         raise PlanError(f"roles={roles!r} without a mesh; say which axes they are for, e.g. mesh={{'dp': 2, 'tp': 4}}")
     if isinstance(roles, Mapping):

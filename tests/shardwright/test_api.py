@@ -86,6 +86,8 @@ def test_a_plan_names_the_model_and_can_be_forced() -> None:
     assert made.mesh == Mesh.of(a=2, b=2)
     assert lines[0] == "capturing Tied"
     assert any("data parallel" in line for line in lines)
+    in_text = plan(model, sw.Cluster.local(4), kwargs=batch, mesh={"a": 2, "b": 2}, roles="free, tensor")
+    assert in_text.asked.roles == ("free", "tensor")
 
 
 def test_positional_inputs_are_the_same() -> None:
