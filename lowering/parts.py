@@ -266,7 +266,7 @@ def show_carried(target: Fixed, values: Mapping[str, Tensor]) -> None:
             here, path = inner, path.removeprefix(f"{names.pop(0)}.")
         if path not in here._buffers:
             here._non_persistent_buffers_set.add(path)
-            here._buffers[path] = value
+            dict.__setitem__(here._buffers, path, value)
 
 
 def bake(target: Fixed, model: nn.Module) -> None:

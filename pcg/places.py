@@ -1,4 +1,6 @@
-"""Where a model holds Python state: what its modules have, lists, dictionaries and objects in that, and their classes.
+"""Where a model holds Python state: what its modules have, lists, dictionaries and objects in that, their classes.
+
+Also the global variables, closures and defaults that methods name, and functions called by them; not of libraries.
 
     model ──Snapshot──▶ every place by its path, every holder with its parts ──put_back──▶ the model as it was
 
@@ -8,11 +10,15 @@ A holder is what has parts that can change: a dictionary (that of a module's att
 from __future__ import annotations
 
 import random
+import sys
+import sysconfig
 import weakref
 from collections import deque
-from collections.abc import Callable, Collection, Generator, Hashable
+from collections.abc import Callable, Collection, Generator, Hashable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
+from types import CellType, CodeType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,6 +34,8 @@ _DEEPEST = 8
 _LARGEST = 10_000
 """Parts of a container that is looked into."""
 Parts = dict[Hashable, Any]
+_INSTALLED = frozenset({"site-packages", "dist-packages"})
+_STANDARD = sysconfig.get_path("stdlib")
 
 
 class Origin(NamedTuple):
@@ -66,6 +74,13 @@ class Place(NamedTuple):
     def now(self) -> Any:  # noqa: ANN401
         """The value that is there now."""
         return _read(self.holder if self.around is None else self.around.now())[self.key]
+
+
+class Names(NamedTuple):
+    """The global variables that a function names, or would make."""
+
+    namespace: dict[str, Any]
+    names: frozenset[str]
 
 
 class Holder(NamedTuple):
@@ -122,7 +137,24 @@ class Snapshot:
         for kind in type(module).__mro__:
             if id(kind) not in self._seen and not _is_torchs(kind):
                 self._seen[id(kind)] = kind
-                self._parts(kind.__name__, Place(origin._replace(is_shared=True), None, "", kind), 0)
+                shared = origin._replace(is_shared=True)
+                self._parts(kind.__name__, Place(shared, None, "", kind), 0)
+                for value in vars(kind).values():
+                    self._function(value, shared)
+
+    def _function(self, value: object, shared: Origin) -> None:
+        """What a function of the user's names: global variables, those of outer functions, defaults, and functions."""
+        function = getattr(value, "__func__", getattr(value, "fget", getattr(value, "func", value)))
+        if not isinstance(function, FunctionType) or id(function) in self._seen or is_installed(function):
+            return
+        self._seen[id(function)] = function
+        own = vars(function), dict(enumerate(function.__defaults__ or ())), function.__kwdefaults__ or {}
+        named = Names(function.__globals__, frozenset(_names_in(function.__code__)))
+        for name, holder in ((function.__module__, named), *((function.__qualname__, each) for each in own)):
+            self._parts(name, Place(shared, None, "", holder), 0, "{}.{}")
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            place = Place(shared._replace(attribute=name), None, "", cell)
+            self._parts(f"{function.__qualname__}.{name}", place, 0, "{}")
 
     def _place(self, path: str, place: Place, depth: int) -> None:
         """Note a place, and those that its value holds; what is shared is looked at once."""
@@ -135,6 +167,11 @@ class Snapshot:
         self._seen[id(value)] = value
         if isinstance(value, CONTAINERS):
             self._parts(path, place, depth)
+        elif callable(value):
+            del self._seen[id(value)]
+            self._function(value, place.origin._replace(attribute="", is_shared=True))
+        elif place.origin.is_shared and is_installed(type(value)):  # a logger, a pool, a lock
+            return
         elif not callable(value) and not _is_torchs(type(value)) and hasattr(value, "__dict__"):
             self._parts(path, place._replace(value=vars(value)), depth, "{}.{}")
 
@@ -192,6 +229,24 @@ def _generators(model: nn.Module) -> list[tuple[Callable[[], Any], Callable[[Any
     return found
 
 
+def is_installed(thing: Any) -> bool:  # noqa: ANN401
+    """Whether a function or class is of Python or of an installed library, which may have caches and counters."""
+    module = sys.modules.get(thing.__module__ or "")
+    file = getattr(module, "__file__", None) or ""
+    return thing is not SimpleNamespace and (
+        (not file and thing.__module__ != "__main__")
+        or file.startswith(_STANDARD)
+        or not _INSTALLED.isdisjoint(Path(file).parts)
+    )
+
+
+def _names_in(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _names_in(inner)
+
+
 def _is_torchs(kind: type) -> bool:
     return kind.__module__.split(".")[0] in ("torch", "builtins")
 
@@ -200,6 +255,14 @@ def _read(holder: Any) -> Parts:  # noqa: ANN401
     """The parts of a holder by key; of a class, those of its attributes that are no part of its definition."""
     if isinstance(holder, type):
         return {name: value for name, value in vars(holder).items() if _is_state(name, value)}
+    if isinstance(holder, Names):
+        found = {name: holder.namespace[name] for name in holder.names if name in holder.namespace}
+        return {name: value for name, value in found.items() if not isinstance(value, (type, ModuleType))}
+    if isinstance(holder, CellType):
+        try:
+            return {"cell_contents": holder.cell_contents}
+        except ValueError:  # nothing is in it yet
+            return {}
     if isinstance(holder, dict):
         return dict(holder)
     return {part: part for part in holder} if isinstance(holder, (set, frozenset)) else dict(enumerate(holder))
@@ -215,6 +278,12 @@ def _write(holder: Any, parts: Parts) -> None:  # noqa: ANN401
             delattr(holder, str(name))
         for name in (name for name, value in parts.items() if vars(holder).get(str(name), holder) is not value):
             setattr(holder, str(name), parts[name])
+    elif isinstance(holder, Names):
+        for name in _read(holder).keys() - parts.keys():
+            del holder.namespace[str(name)]
+        holder.namespace.update({str(name): value for name, value in parts.items()})
+    elif isinstance(holder, CellType) and parts:
+        holder.cell_contents = parts["cell_contents"]
     elif isinstance(holder, list):
         holder[:] = parts.values()
     elif isinstance(holder, (dict, set)):

@@ -84,6 +84,8 @@ def _carried(kept: Kept, found: Found, again: Kept, later: Found, capture: Captu
     carried = {path for path in same.live if path in same.written or same.is_buffer(path)}
     if not carried:
         return _finished(found, kept, {})
+    if any(again.carriers[path].place.origin.is_shared for path in carried):  # others see what lies there
+        return None
     if same.live - carried:  # caches beside them, which are to be made in every step
         again = Kept(kept.model, {p: c for p, c in again.carriers.items() if p in carried or p in kept.carriers})
         same = _Same(kept, found, again, capture(again))

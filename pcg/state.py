@@ -1,7 +1,7 @@
 """What a forward leaves in a model: attributes that it assigns, lists that it appends to, objects that it changes.
 
 Buffers that it assigns are outputs of the graph (`pcg.writing`); what else is left, and whether later steps are still
-like the first, is for `pcg.settling`. Globals, closures and what iterators hold are not looked at.
+like the first, is for `pcg.settling`. What iterators hold is not looked at.
 """
 
 from __future__ import annotations
@@ -110,8 +110,7 @@ class Kept:
 
     def left_tensors(self) -> dict[str, Carrier]:
         """The same as inputs of a second capture."""
-        own = {path: value for path, value in self.left().items() if not self.changed[path].origin.is_shared}
-        return {path: Carrier(self.changed[path], self._stand_in(value), False) for path, value in own.items()}
+        return {path: Carrier(self.changed[path], self._stand_in(value), False) for path, value in self.left().items()}
 
     def left_numbers(self) -> dict[str, Carrier]:
         """The numbers that the forward has changed, as they were before."""

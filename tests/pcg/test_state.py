@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -228,3 +229,66 @@ def test_recurrent_layers_and_pruned_weights_are_no_state() -> None:
             return self.head(self.cell(x)[0]).sum()
 
     assert capture(Recurrent(), {"x": torch.ones(2, 5, 4)}).graph.outputs
+
+
+TOTAL, LOG = 0, {"steps": [0]}
+
+
+def counted_in_a_global(m: Any, y: Tensor) -> None:
+    global TOTAL  # noqa: PLW0603
+    TOTAL += 1
+
+
+def logged(m: Any, y: Tensor) -> None:
+    LOG["steps"].append(1)
+
+
+def by_a_helper(m: Any, y: Tensor) -> None:
+    logged(m, y)
+
+
+def counted_in_a_default(m: Any, y: Tensor, counts: list[int] = [0]) -> None:  # noqa: B006
+    counts[0] += 1
+
+
+def counter() -> Callable[[Any, Tensor], object]:
+    calls = 0
+
+    def counted(m: Any, y: Tensor) -> None:
+        nonlocal calls
+        calls += 1
+
+    return counted
+
+
+@each(
+    "change, said",
+    [
+        (counted_in_a_global, r"forward changes 'tests\.pcg\.test_state\.TOTAL'"),
+        (logged, r"forward changes \"tests\.pcg\.test_state\.LOG\['steps'\]\[2\]\""),
+        (by_a_helper, r"forward changes \"tests\.pcg\.test_state\.LOG\['steps'\]\[2\]\""),
+        (counted_in_a_default, r"forward changes 'counted_in_a_default\.0\[0\]'"),
+        (counter(), r"forward changes 'counter\.<locals>\.counted\.calls'"),
+    ],
+)
+def test_what_lies_outside_of_the_model_is_refused_and_put_back(
+    change: Callable[[Any, Tensor], object], said: str
+) -> None:
+    with pytest.raises(CaptureError, match=said):
+        capture(Stateful(change), BATCH)
+    assert (TOTAL, LOG) == (0, {"steps": [0]})
+
+
+SCALES = dict[int, Tensor]()
+
+
+def with_caches(m: Any, y: Tensor) -> Tensor:
+    logging.getLogger("model").debug("a forward")
+    if 3 not in SCALES:
+        SCALES[3] = torch.arange(3.0)
+    return SCALES[3]
+
+
+def test_caches_outside_of_the_model_are_let_be() -> None:
+    assert capture(Stateful(with_caches), BATCH).graph.outputs
+    assert not SCALES
