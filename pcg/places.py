@@ -230,11 +230,12 @@ def _generators(model: nn.Module) -> list[tuple[Callable[[], Any], Callable[[Any
 
 
 def is_installed(thing: Any) -> bool:  # noqa: ANN401
-    """Whether a function or class is of Python or of an installed library, which may have caches and counters."""
+    """Whether a function or class is of Python, of ours or of an installed library: it may have caches and counters."""
     module = sys.modules.get(thing.__module__ or "")
     file = getattr(module, "__file__", None) or ""
     return thing is not SimpleNamespace and (
         (not file and thing.__module__ != "__main__")
+        or thing.__module__.split(".")[0] == __name__.split(".")[0]  # hooks of ours, while a model is captured
         or file.startswith(_STANDARD)
         or not _INSTALLED.isdisjoint(Path(file).parts)
     )
