@@ -29,9 +29,9 @@ All steps here are predicted, none was run; how true such predictions are is ano
 Words such as *mesh*, *bound* and *recomputation* are explained in [words](concepts.md), the search in
 [planning](planning.md).
 """
-GRID, SEQUENCE, WITHIN, TIME_NEEDED, GROWTH = HEADINGS = (
-    "## Plans beside a brute-force grid", "## Long sequences", "## Layouts within memory", "## Planning time",
-    "## How planning time grows",
+GRID, REGRET, SEQUENCE, WITHIN, TIME_NEEDED, GROWTH = HEADINGS = (
+    "## Plans beside a brute-force grid", "## Free plans beside pinned ones", "## Long sequences",
+    "## Layouts within memory", "## Planning time", "## How planning time grows",
 )  # fmt: skip
 INTRODUCTION = """\
 ## Plans beside a brute-force grid

@@ -131,7 +131,8 @@ class Counts:
         else fits.
         """
         last, memory = len(self.counts) - 1, self.found[number].prediction.memory
-        shrinks = memory.activations_bytes + memory.temporary_bytes
+        slack = memory.total_bytes / (memory.total_bytes - memory.slack_bytes)  # the same share of everything
+        shrinks = slack * (memory.activations_bytes + memory.temporary_bytes)
         room = self.limit_bytes - memory.total_bytes + shrinks
         if room <= 0:
             return last if self._unrivalled and number < last else None

@@ -79,18 +79,27 @@ class Fitter:
         With everything kept a plan takes least time, so those that take more than the best so far are left out;
         `best_s`: the step of the best of others. What is far from fitting comes last, and only while nothing fits.
         """
-        excess_bytes = self.solver.excess_bytes
-        told = ((c, c.prediction) for c in candidates)
-        able = [c for c, own in told if not excess_bytes(own.memory.stored_bytes, own.device_bytes)]
-        ranked = sorted(able, key=lambda c: (self._is_far(c), _kept_s(c)))
+        able = [c for c in candidates if self._is_able(c)]
+        ranked = sorted(able, key=lambda c: (self.is_far(c), kept_s(c)))
         for candidate in ranked[: 1 if self.folded.is_large else _MOST_WALKS]:
-            if _kept_s(candidate) >= best_s or (best_s < inf and self._is_far(candidate)):
+            if kept_s(candidate) >= best_s or (best_s < inf and self.is_far(candidate)):
                 return
-            if (found := _Walk(self, candidate).run(best_s)) is not None:
+            if (found := self.fitted(candidate, best_s)) is not None:
                 best_s = min(best_s, found.candidate.prediction.step_s)
                 yield found
 
-    def _is_far(self, candidate: Candidate) -> bool:
+    def fitted(self, candidate: Candidate, best_s: float = inf) -> Fitted | None:
+        """The plan with what it should keep; None where it does not fit, or does not come near `best_s`."""
+        if not may_keep_more(candidate):
+            return Fitted(candidate, Keeping())
+        return _Walk(self, candidate).run(best_s) if self._is_able(candidate) else None
+
+    def _is_able(self, candidate: Candidate) -> bool:
+        """Whether what it stores alone leaves room."""
+        own = candidate.prediction
+        return not self.solver.excess_bytes(own.memory.stored_bytes, own.device_bytes)
+
+    def is_far(self, candidate: Candidate) -> bool:
         """Whether what makes all again, and gathers it again, is far from fitting.
 
         One by one, values seldom take much less; they do where few blocks have many branches, each made again alone.
@@ -132,7 +141,12 @@ class Fitter:
         return replace(run, recompute=keeping.recompute) if self.by_value(candidate) else run
 
 
-def _kept_s(candidate: Candidate) -> float:
+def may_keep_more(candidate: Candidate) -> bool:
+    """Whether memory decided about it."""
+    return candidate.is_tight or not candidate.fits or candidate.execution.recompute != "none"
+
+
+def kept_s(candidate: Candidate) -> float:
     """About what it would take with everything kept."""
     mode = candidate.execution.recompute
     return candidate.prediction.step_s * (_WITHOUT[mode] if isinstance(mode, str) else 1.0)

@@ -32,7 +32,8 @@ from shardwright.search.asked import Asked, PinsLike, RecomputeMode, Stages, tex
 from shardwright.search.blame import blamed
 from shardwright.search.collector import collector_paused
 from shardwright.search.domain import CertifiedSplits
-from shardwright.search.fitting import LITTLE, Fitted, Fitter, by_block
+from shardwright.search.descent import Descent
+from shardwright.search.fitting import LITTLE, Fitted, Fitter, by_block, may_keep_more
 from shardwright.search.folding import Folded
 from shardwright.search.idle import asked_for, on_a_part, with_idle
 from shardwright.search.pins import Pins
@@ -229,7 +230,13 @@ class Planner:
         pool = found if kept.guided else [*found, *alternatives]
         zeros = kept.spaces[0].zeros if spaces is not None else ZEROS
         fitter = Fitter(solver, tuner.folded, values=kept.recompute is None, zeros=zeros)
-        fits = list(_fits(fitter, tried, stop))
+        if tuner.folded.is_large or not any(c.fits for c in pool):
+            fits = list(_fits(fitter, tried, stop))
+        else:
+            descent = Descent(tuner, fitter)
+            begun = kept.spaces if kept.guided else list(dict.fromkeys(space for space, *_ in tuner.known))
+            fits = list(stop.within(descent.plans(begun)))
+            tried.append(descent.tried)
         staged, beside, by_hand = self._staged(tuner, pool, fits, stop, needed=not found, compared=compared)
         if staged:
             pool = [*staged, *(by_hand if spaces is None and not (kept.mesh or kept.limits) else ()), *pool]
@@ -280,15 +287,15 @@ class Planner:
         stage leaves it memory bandwidth that the timeline does not know of.
         """
         limit_bytes = tuner.solver.limit_bytes
-        known_s = [c.prediction.step_s for c in pool if c.fits]
-        fastest_s = min(known_s + [f.mixed_s(limit_bytes) for f in fits if f.candidate.fits], default=inf)
+        fastest_s = _fastest_s(fits, pool, limit_bytes)
         may_be_far = self.cluster.device.kind != "cpu" and not tuner.folded.is_large
         is_far = may_be_far and fastest_s > _FAR * tuner.ideal_s(tuner.modes[0])
         unasked = tuner.pins.asked.stages is None and not self.cluster.parts
         if unasked and ((fastest_s < inf and not is_far) or (fastest_s == inf and tuner.nothing_fits)):
             return [], [], []
         stager = Stager(tuner, fastest_s)
-        found = {c.execution.num_stages: c for c in stop.within(stager.plans(), needed=needed)}
+        plans = stop.within(stager.plans(), needed=needed)
+        found = {(c.execution.num_stages, c.execution.stage_sizes): c for c in plans}
         by_hand = list(stop.within(stager.by_hand()))[-1:] if found and compared else []
         return list(found.values()), stager.tried, list(map(tuner.told, by_hand))
 
@@ -397,11 +404,6 @@ def _order(candidate: Candidate) -> tuple[str, int]:
     return candidate.execution.schedule, candidate.execution.chunks_per_stage
 
 
-def _may_keep_more(candidate: Candidate) -> bool:
-    """Whether memory decided about it."""
-    return candidate.is_tight or not candidate.fits or candidate.execution.recompute != "none"
-
-
 def _others(chosen: _Way, costed: Sequence[Candidate], remedy: Mapping[int, str]) -> tuple[Alternative, ...]:
     return tuple(_alternative(c, remedy.get(id(c), "")) for c in costed if _way(c) != chosen)
 
@@ -418,9 +420,15 @@ def _fits(fitter: Fitter, groups: Sequence[Sequence[Candidate]], stop: Stop) -> 
     fitting = (c.prediction.step_s for c in chain.from_iterable(groups) if c.fits and fitter.folded.is_large)
     best_s = min(fitting, default=inf)
     for group in groups:
-        for fitted in stop.within(fitter.best(filter(_may_keep_more, group), best_s)):
+        for fitted in stop.within(fitter.best(filter(may_keep_more, group), best_s)):
             best_s = min(best_s, fitted.candidate.prediction.step_s)
             yield fitted
+
+
+def _fastest_s(fits: Sequence[Fitted], pool: Sequence[Candidate], limit_bytes: int) -> float:
+    """The step of the best plan by what is known before the whole graph is solved; without end if none fits."""
+    known_s = [c.prediction.step_s for c in pool if c.fits]
+    return min(known_s + [f.mixed_s(limit_bytes) for f in fits if f.candidate.fits], default=inf)
 
 
 def _likeliest(fits: Sequence[Fitted], pool: Sequence[Candidate], limit_bytes: int) -> list[Candidate]:

@@ -82,9 +82,14 @@ class Stager:
     def plans(self) -> Iterator[Candidate]:
         """Plans that are the best of their number of stages by then.
 
-        The number of the least floor is tried first; then more stages, or fewer, while steps get shorter.
+        Stages of unlike sizes first. Of equal ones the number of the least floor; then more of them, or fewer, while
+        steps get shorter.
         """
-        promising = [own for own in self.tuner.pins.staged.values() if self._may_win(own[0].pipeline.stages)]
+        able = [own for own in self.tuner.pins.staged.values() if self._may_win(own[0].pipeline.stages)]
+        for own in able:
+            if own[0].pipeline.devices:  # they have no neighbours among equal ones
+                yield from self._of(self._least(own))
+        promising = [own for own in able if not own[0].pipeline.devices]
         promising.sort(key=lambda own: own[0].pipeline.stages)
         known = _while_less(promising, len(promising) // 2, self._outlook, _least_s)
         best, left = list[Candidate](), set(range(len(promising)))

@@ -77,6 +77,7 @@ class Tuner:
         spaces: the meshes that are searched: all, the one that is given, or those that keep to the pins.
         obstacle: why the batch cannot be cut into microbatches, or "".
         tried: all that was solved, also what does not fit.
+        known: the best of each way that was tried: a space, what is made again, the number of microbatches.
         refused: why no layouts could be run in the way that was tried last of those that have none.
     """
 
@@ -89,8 +90,9 @@ class Tuner:
         self.refused = NoLayoutsError(f"no mesh of {solver.cluster.num_devices} devices keeps to all that is asked for")
         self.counts = self._counts()
         self.fastest_s = inf
+        self._like: dict[RecomputeMode, float] = {}  # the step of the fastest plan by what is made again
         self.tried: list[Candidate] = []
-        self._tried: dict[tuple[Space, RecomputeMode, int], Candidate] = {}
+        self.known: dict[tuple[Space, RecomputeMode, int], Candidate] = {}
         self._start: dict[RecomputeMode, int] = {}  # the number of microbatches that fitted last
         self._ideal: dict[RecomputeMode, float] = {}
         self._over: dict[Hashable, float] = {}  # the least part of floors that steps took: what is shared counts twice
@@ -476,7 +478,7 @@ class Tuner:
         Where that comes near the best plan by now, with layouts for which all overlaps that can too, and with those of
         the other lifetime, for what was the better of the two: where by their sum a faster plan is likely.
         """
-        if (known := self._tried.get((space, mode, count))) is not None:
+        if (known := self.known.get((space, mode, count))) is not None:
             return known
         execution, mesh = space.run(self.execution, mode), over_time(space.mesh, count)
         best: Candidate | None = None
@@ -495,9 +497,10 @@ class Tuner:
                     break
                 if priced != zeros[0] and beside != best.solved[2].beside:  # which was worse for the other lifetime
                     continue
-                if best.prediction.step_s > _NEAR * self.fastest_s:
+                fastest_s = self._like.get(mode, inf)
+                if best.prediction.step_s > _NEAR * fastest_s:
                     continue
-                rival_s = best.prediction.step_s if beside == 1 else self.fastest_s
+                rival_s = best.prediction.step_s if beside == 1 else fastest_s
                 if not is_large and self._expected_s(best, asked, beside) >= rival_s * (1 - LITTLE):
                     continue
             found = self.solver.solve(
@@ -512,12 +515,13 @@ class Tuner:
             )
             best = found if best is None else min(best, found, key=rank)
             self.fastest_s = min(self.fastest_s, best.prediction.step_s if best.fits else inf)
+            self._like[mode] = min(self._like.get(mode, inf), best.prediction.step_s if best.fits else inf)
         assert best is not None
         if 0 < (floor_s := self.floor_s(space, mode, count)) < inf:
             alike = _alike(space)
             self._over[alike] = min(self._over.get(alike, 1.0), best.prediction.step_s / floor_s)
         self.tried.append(best)
-        self._tried[space, mode, count] = best
+        self.known[space, mode, count] = best
         return best
 
     def _expected_s(self, found: Candidate, asked: _Asked, beside: float) -> float:

@@ -542,7 +542,7 @@ def _found(*, fits: bool) -> Any:
 def test_counts_go_up_until_they_fit_and_down_until_they_do_not() -> None:
     """From one with which another mesh fitted, or half as many until they may win."""
     fits = {1: False, 2: False, 4: True, 8: True}
-    memory = SimpleNamespace(activations_bytes=80.0, temporary_bytes=0.0, total_bytes=110.0)
+    memory = SimpleNamespace(activations_bytes=80.0, temporary_bytes=0.0, slack_bytes=0.0, total_bytes=110.0)
 
     def run(
         rival_s: float, start: int, most: int = 8, *, first: bool = False, crowding: float = 0.0, alone: bool = True
