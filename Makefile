@@ -11,7 +11,7 @@ NEWEST_TESTS := tests/pcg/test_versions.py tests/pcg/test_capture.py tests/pcg/t
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test newest newest-setup mutants lint types matrix sweep operators writes bench bench-search bench-accuracy bench-rules bench-gains site site-check browser pages format clean
+.PHONY: help setup demo test newest newest-setup mutants lint types matrix sweep operators writes bench bench-search regret bench-accuracy bench-rules bench-gains site site-check browser pages format clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -70,6 +70,9 @@ bench-search: $(STAMP) ## compare plans with the best of a grid, and time planni
 	OMP_NUM_THREADS=1 $(PY) -m bench.sequence
 	$(PY) -m bench.search
 	$(PY) -m bench.growth
+
+regret: $(STAMP) ## see whether any of 20 random pins makes the plan of a case faster, 46 cases; a section of docs/search.md: an hour; goes on where it was ended
+	OMP_NUM_THREADS=1 $(PY) -m bench.regret
 
 bench-accuracy: $(STAMP) ## compare predictions with published runs and with this machine; writes pages and charts in docs/
 	$(PY) -m bench.predictions

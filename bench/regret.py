@@ -28,7 +28,6 @@ from random import Random
 from typing import Any, NamedTuple
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from bench.grid_cases import LLAMA_1B, LLAMA_8B, bert_large, fake, gpt2_xl, mixtral, qwen3_moe, tokens
 from bench.grid_page import REGRET, replace_section
@@ -190,7 +189,7 @@ CASES = (
 
 
 def cluster(name: str) -> Cluster:
-    """"2 dgx-h100": machines of a preset; "8+4", "2+2": A100s beside H100s."""
+    """Machines of a preset, as "2 dgx-h100"; or so many A100s beside so many H100s, as "8+4"."""
     if "+" not in name:
         nodes, _, preset = name.partition(" ")
         return Cluster.preset(preset, int(nodes))
@@ -340,9 +339,9 @@ class Bench:
         self.rules = self.certified.by_name()
         self.graphs = {precision: captured(model, precision) for precision in model.precisions}
 
-    def result(self, on: str, number: int, tell: Callable[[str], None] = lambda text: None) -> Result:
+    def result(self, on: str, own: Cluster, number: int, tell: Callable[[str], None] = lambda text: None) -> Result:
         """One case with so many pins."""
-        own, start = cluster(on), time.process_time()
+        start = time.process_time()
         free = self.plan(own, {})
         assert free is not None
         cpu_s = time.process_time() - start
@@ -391,8 +390,13 @@ def captured(model: Model, precision: Precision | None) -> Graph:
 def kept(path: Path = KEPT) -> dict[tuple[str, str], Result]:
     """The results by case."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    found = [Result(**{**row, "pinned": [Pinned(**p) for p in row["pinned"]]}) for row in map(json.loads, lines)]
+    found = list(map(_parsed, map(json.loads, lines)))
     return {(result.model, result.cluster): result for result in found}
+
+
+def _parsed(row: dict[str, Any]) -> Result:
+    row["pinned"] = [Pinned(**pinned) for pinned in row["pinned"]]
+    return Result(**row)
 
 
 def add(result: Result, path: Path = KEPT) -> None:
@@ -451,7 +455,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             continue
         bench = Bench(model, MODELS[model], captured)
         for on in todo:
-            found[model, on] = bench.result(on, options.pins, lambda text: print(text, file=sys.stderr, flush=True))
+            found[model, on] = bench.result(
+                on, cluster(on), options.pins, lambda text: print(text, file=sys.stderr, flush=True)
+            )
             if not options.only:
                 add(found[model, on])
     text = section(found)

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from shardwright.search.asked import RecomputeMode
 from shardwright.search.fitting import LITTLE, Fitted, Fitter, kept_s
 from shardwright.search.problem import NoLayoutsError
+from shardwright.search.restrict import DATA, FREE, TENSOR, ZERO
 from shardwright.search.solving import Candidate, rank
 from shardwright.search.spaces import Space, divided
 from shardwright.search.tuning import Tuner
@@ -33,12 +34,18 @@ _CLOSE = 1.02
 """What takes so many times the best plan is tried with another kind of recomputation too."""
 
 
+_ROLES: dict[int, tuple[tuple[str, ...], ...]] = {
+    1: ((ZERO,),), 2: ((ZERO, ZERO), (DATA, ZERO), (ZERO, DATA), (ZERO, TENSOR)),
+}  # fmt: skip
+"""By the number of axes, roles that the best mesh is tried with."""
+
+
 class _Way(NamedTuple):
     """A space, what is made again there, and the number of microbatches."""
 
     space: Space
     mode: RecomputeMode
-    count: int
+    many: int
 
 
 class Descent:
@@ -73,13 +80,16 @@ class Descent:
         free = [space for space in self.tuner.spaces if space not in (begun[0].space, *near)]
         for space in [*near, *free][:_MOST]:
             yield from self._beside_the_best(space)
+        if self.best is not None:
+            for space in _narrower(self.best.space):
+                yield from self._beside_the_best(space)
 
     def _beside_the_best(self, space: Space) -> Iterator[Fitted]:
         """On another mesh than that of the best plan by now, run as that is; and from there, if it is promising."""
         if self.best is None:
             return
         like = self.best._replace(space=space)
-        if like.count in self._counts(space) and self._floor_s(like) < self.fastest_s * (1 - LITTLE):
+        if like.many in self._counts(space) and self._floor_s(like) < _PROMISING * self.fastest_s:  # no bound
             yield from self._judged(like)
         way = min((way for way in self._known if way.space == space), key=self._step_s, default=None)
         if way is not None and self._step_s(way) <= _NEAR * self.fastest_s:
@@ -108,10 +118,10 @@ class Descent:
         floor is less; and another kind of recomputation, for layouts as they are the best for it.
         """
         counts, step_s = self._counts(way.space), self._step_s(way)
-        number, floor_s = counts.index(way.count), self._floor_s(way)
+        number, floor_s = counts.index(way.many), self._floor_s(way)
         for other in (number + 1, number - 1):
             if 0 <= other < len(counts):
-                beside = way._replace(count=counts[other])
+                beside = way._replace(many=counts[other])
                 own_s = self._floor_s(beside)
                 yield beside, max(own_s, step_s - max(0.0, floor_s - own_s) if other < number else 0.0)
         if step_s <= _CLOSE * self.fastest_s:
@@ -120,7 +130,7 @@ class Descent:
 
     def _floor_s(self, way: _Way) -> float:
         """With everything kept that may be."""
-        return self.tuner.floor_s(way.space, self._modes[0], way.count)
+        return self.tuner.floor_s(way.space, self._modes[0], way.many)
 
     def _judged(self, way: _Way) -> Iterator[Fitted]:
         """The plan of a way with what it should keep, if it comes near the best by now."""
@@ -147,3 +157,9 @@ class Descent:
         if fitted is None or not fitted.candidate.fits:
             return inf
         return fitted.mixed_s(self.fitter.solver.limit_bytes)
+
+
+def _narrower(space: Space) -> Iterator[Space]:
+    """The same mesh whose axes keep to roles: layouts of the least sum are not always those of the least step."""
+    for roles in _ROLES.get(len(space.mesh), ()) if set(space.roles) == {FREE} else ():
+        yield space._replace(name=f"{space.name}, {' x '.join(roles)}", roles=roles)

@@ -84,7 +84,7 @@ class Fitter:
         for candidate in ranked[: 1 if self.folded.is_large else _MOST_WALKS]:
             if kept_s(candidate) >= best_s or (best_s < inf and self.is_far(candidate)):
                 return
-            if (found := self.fitted(candidate, best_s)) is not None:
+            if (found := _Walk(self, candidate).run(best_s)) is not None:
                 best_s = min(best_s, found.candidate.prediction.step_s)
                 yield found
 

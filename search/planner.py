@@ -31,8 +31,8 @@ from shardwright.search.anytime import Stop
 from shardwright.search.asked import Asked, PinsLike, RecomputeMode, Stages, texts
 from shardwright.search.blame import blamed
 from shardwright.search.collector import collector_paused
-from shardwright.search.domain import CertifiedSplits
 from shardwright.search.descent import Descent
+from shardwright.search.domain import CertifiedSplits
 from shardwright.search.fitting import LITTLE, Fitted, Fitter, by_block, may_keep_more
 from shardwright.search.folding import Folded
 from shardwright.search.idle import asked_for, on_a_part, with_idle
@@ -56,7 +56,7 @@ _MOST_NESTED = 2
 """On how many meshes cut from the likeliest ones three axes are tried."""
 _BEHIND = 1.25
 """The best of a mesh that takes so many times the best of all gains less by a third axis."""
-_FAR = 1.25
+_FAR = 1.1
 """How many times as long as an equal share of all work takes the best plan takes where stages are tried unasked: less
 is hardly ever gained by them, as they idle and exchange messages themselves."""
 
@@ -230,13 +230,8 @@ class Planner:
         pool = found if kept.guided else [*found, *alternatives]
         zeros = kept.spaces[0].zeros if spaces is not None else ZEROS
         fitter = Fitter(solver, tuner.folded, values=kept.recompute is None, zeros=zeros)
-        if tuner.folded.is_large or not any(c.fits for c in pool):
-            fits = list(_fits(fitter, tried, stop))
-        else:
-            descent = Descent(tuner, fitter)
-            begun = kept.spaces if kept.guided else list(dict.fromkeys(space for space, *_ in tuner.known))
-            fits = list(stop.within(descent.plans(begun)))
-            tried.append(descent.tried)
+        fits, on_the_way = _kept(fitter, tuner, tried, stop, any(c.fits for c in pool))
+        tried.append(on_the_way)
         staged, beside, by_hand = self._staged(tuner, pool, fits, stop, needed=not found, compared=compared)
         if staged:
             pool = [*staged, *(by_hand if spaces is None and not (kept.mesh or kept.limits) else ()), *pool]
@@ -423,6 +418,18 @@ def _fits(fitter: Fitter, groups: Sequence[Sequence[Candidate]], stop: Stop) -> 
         for fitted in stop.within(fitter.best(filter(may_keep_more, group), best_s)):
             best_s = min(best_s, fitted.candidate.prediction.step_s)
             yield fitted
+
+
+def _kept(
+    fitter: Fitter, tuner: Tuner, tried: Sequence[Sequence[Candidate]], stop: Stop, fits: bool
+) -> tuple[list[Fitted], list[Candidate]]:
+    """Plans with what they should keep, and what was tried for them beside what is known, if any of that fits."""
+    if tuner.folded.is_large or not fits:
+        return list(_fits(fitter, tried, stop)), []
+    descent, pins = Descent(tuner, fitter), tuner.pins
+    others = () if pins.guided else (space for space, *_ in tuner.known)  # by hand
+    found = stop.within(descent.plans(tuple(dict.fromkeys((*pins.spaces, *others)))))
+    return list(found), descent.tried
 
 
 def _fastest_s(fits: Sequence[Fitted], pool: Sequence[Candidate], limit_bytes: int) -> float:

@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeVar
 
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.mesh import TIME, Mesh
-from shardwright.pcg.step.execution import DEFAULT
+from shardwright.pcg.step.execution import DEFAULT, Schedule
 from shardwright.pcg.step.meshes import stage_meshes
 from shardwright.pcg.step.parameters import blocks_of
 from shardwright.pcg.step.recompute import RECOMPUTES, Recompute
@@ -38,6 +38,8 @@ _AGAIN = 4 / 3
 """About how many times as long a step takes where there is no room for values: forward is a third of its work."""
 _MOST_BY_HAND = 4
 """Of meshes by hand with a number of microbatches, of all numbers of stages."""
+_OTHERS: tuple[Schedule, ...] = ("zero-bubble", "eager-1f1b")
+"""Schedules that are tried beside `1f1b` and `interleaved`; `gpipe` keeps more than `1f1b` does and saves nothing."""
 _CHUNKS = (2, 4, 8)
 """Of a stage, where they are interleaved."""
 _NEARLY = 1.5
@@ -402,9 +404,9 @@ class Stager:
                     break
                 best = own
         if self.tuner.pins.asked.schedule is None:
-            own = self._ordered(found, Pipeline(stages, "zero-bubble", 1, devices))
-            if own is not None:
-                yield own
+            for schedule in _OTHERS:
+                if (own := self._ordered(found, Pipeline(stages, schedule, 1, devices))) is not None:
+                    yield own
 
     def _ordered(self, found: Candidate, pipeline: Pipeline, name: str | None = None) -> Candidate | None:
         """With equal stages; None where there are too few blocks.

@@ -417,7 +417,7 @@ def test_unasked_stages_are_tried_where_a_step_is_far_from_its_work(monkeypatch:
         return SimpleNamespace(plans=lambda: iter(()), by_hand=lambda: iter(()), tried=[])
 
     monkeypatch.setattr("shardwright.search.planner.Stager", stager)
-    for mixed_s in (1.2, 1.3):
+    for mixed_s in (1.05, 1.3):
         fitted: Any = SimpleNamespace(candidate=slow, mixed_s=lambda limit_bytes, own_s=mixed_s: own_s)
         search._staged(tuner, [slow], [fitted], Stop(None), needed=False, compared=True)
     assert began == [1.3]
