@@ -87,7 +87,8 @@ class Stager:
         Stages of unlike sizes first. Of equal ones the number of the least floor; then more of them, or fewer, while
         steps get shorter.
         """
-        able = [own for own in self.tuner.pins.staged.values() if self._may_win(own[0].pipeline.stages)]
+        staged = [own for own in self.tuner.pins.staged.values() if self._divides(own[0])]
+        able = [own for own in staged if self._may_win(own[0].pipeline.stages)]
         for own in able:
             if own[0].pipeline.devices:  # they have no neighbours among equal ones
                 yield from self._of(self._least(own))
@@ -242,6 +243,17 @@ class Stager:
             (own.space.data_degree, self._counts(own.space)[own.number] * own.space.data_degree) for own in (way, other)
         )
         return groups >= other_groups and parts <= other_parts
+
+    def _divides(self, space: Space) -> bool:
+        """Whether some number of microbatches is a multiple of the stages, where these are interleaved."""
+        stages = space.pipeline.stages
+        if space.pipeline.chunks == 1 or any(count % stages == 0 for count in self.tuner.counts):
+            return True
+        self.tuner.refused = NoLayoutsError(
+            f"schedule='interleaved': the batch of {self.tuner.pins.size} is cut into no number of microbatches that "
+            f"is a multiple of the {stages} stages; choose another schedule or other stages"
+        )
+        return False
 
     def _may_win(self, stages: int) -> bool:
         """Whether equal shares of all work, with the least bubble of any schedule, take less than what is there."""

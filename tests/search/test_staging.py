@@ -393,6 +393,13 @@ def test_no_more_chunks_are_interleaved_than_there_are_blocks() -> None:
     assert stager._ordered(whole, Pipeline(3, "interleaved", 2)) is not None
 
 
+def test_stages_that_no_number_of_microbatches_divides_are_not_interleaved() -> None:
+    """It says so, and what to do."""
+    graph, search = blocks(batch=32, width=64, layers=6, seq=8), planner(6)
+    with pytest.raises(PlanError, match=r"batch of 32 is cut into no number .* multiple of the 6 stages; choose"):
+        search.plan(graph, stages=6, schedule="interleaved", compared=False)
+
+
 def test_what_steps_took_of_their_floors_says_what_loses() -> None:
     """Half of what is above the floor may be saved."""
     graph, own = blocks(batch=16, width=64, layers=8, seq=8), planner(8)
