@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from itertools import product
+from math import prod
 
 from shardwright.pcg.errors import ClusterError
 
@@ -22,9 +23,9 @@ def hosts_of(text: str) -> tuple[str, ...]:
         if any(set(piece) & set("[] \t") for piece in pieces[::2]):
             raise _problem(text, f"{entry!r} is no name and no range")
         choices = [[p] if i % 2 == 0 else _numbers(p, text) for i, p in enumerate(pieces)]
-        found += ("".join(parts) for parts in product(*choices))
-        if len(found) > _MOST_HOSTS:
+        if len(found) + prod(map(len, choices)) > _MOST_HOSTS:
             raise _problem(text, "it names over a million hosts")
+        found += ("".join(parts) for parts in product(*choices))
     if not found:
         raise _problem(text, "it names no host")
     return tuple(found)

@@ -99,13 +99,14 @@ def find_launch(environ: Mapping[str, str] = os.environ) -> Launch | None:
             f"environment: {row.rank}={rank} is no number below {row.world[0]}={world}; start the run by torchrun, or "
             "unset both"
         )
-    launch = Launch(
-        row.launcher,
-        rank,
-        world,
-        _number(environ, row, (row.local_rank,), least=0),
-        _number(environ, row, (row.local_world,), least=1),
-    )
+    local_rank = _number(environ, row, (row.local_rank,), least=0)
+    local_world = _number(environ, row, (row.local_world,), least=1)
+    if local_world is not None and not (local_rank or 0) < local_world <= world:
+        raise DistributedError(
+            f"environment: {row.local_world}={local_world} does not fit with {row.local_rank}={local_rank} and "
+            f"{row.world[0]}={world}; start the run by torchrun, or set all of them"
+        )
+    launch = Launch(row.launcher, rank, world, local_rank, local_world)
     return _on_slurms_nodes(launch, environ) if row.launcher == "srun" else launch
 
 

@@ -65,7 +65,9 @@ def read_topo(text: str, source: str) -> Wiring:
         raise ClusterError(
             f"{source}: no row of a GPU, such as `GPU0  X  NV18`; expected what `nvidia-smi topo -m` prints"
         )
-    size = len(matrix)
+    size = 1 + max(
+        int(word[3:]) for row in rows for word in row if re.fullmatch(r"GPU\d+", word)
+    )  # heads of columns too
     if sorted(matrix) != list(range(size)):
         raise ClusterError(
             f"{source}: expected rows GPU0 to GPU{size - 1}, got {sorted(matrix)}; give the whole matrix"

@@ -34,6 +34,7 @@ def test_hosts(text: str, hosts: list[str]) -> None:
         ("node[]", "'' is no range of numbers"),
         ("n[0-999999999]", "it names over a million hosts"),
         ("n[0-999]m[0-999]k[0-9]", "it names over a million hosts"),
+        ("n[0-999999]m[0-999999]k[0-999999]", "it names over a million hosts"),
         ("two words", "'two words' is no name and no range"),
     ],
 )

@@ -64,6 +64,14 @@ def test_launches(environ: dict[str, str], expected: Launch | None) -> None:
         ({"WORLD_SIZE": "4"}, r"WORLD_SIZE=4 without RANK: .* would train alone; start the run by torchrun, or unset"),
         ({"RANK": "4", "WORLD_SIZE": "4"}, r"RANK=4 is no number below WORLD_SIZE=4; start .* torchrun, or unset both"),
         (
+            {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "2"},
+            r"LOCAL_WORLD_SIZE=2 does not fit with LOCAL_RANK=3 and WORLD_SIZE=2; start .* or set all of them",
+        ),
+        (
+            {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "4"},
+            r"LOCAL_WORLD_SIZE=4 does not fit with LOCAL_RANK=0 and WORLD_SIZE=2; start .* or set all of them",
+        ),
+        (
             {"RANK": "-1", "WORLD_SIZE": "4"},
             r"RANK: expected a whole number from 0, got '-1'; start the run by torchrun",
         ),

@@ -150,7 +150,8 @@ def test_what_is_left_out_is_said(text: str, gpu: str, note: str) -> None:
     ("text", "problem"),
     [
         ("", r"no row of a GPU, such as `GPU0  X  NV18`; expected what `nvidia-smi topo -m` prints"),
-        ("GPU0 X NV4\nGPU2 NV4 X", r"expected rows GPU0 to GPU1, got \[0, 2\]; give the whole matrix"),
+        ("GPU0 X NV4\nGPU2 NV4 X", r"expected rows GPU0 to GPU2, got \[0, 2\]; give the whole matrix"),
+        (" GPU0 GPU1\nGPU0 X NV4", r"expected rows GPU0 to GPU1, got \[0\]; give the whole matrix"),
         ("GPU0 X\nGPU1 NV4 X", r"GPU0: expected 2 entries with X as number 0; give the whole matrix"),
         (
             "GPU0 X N/A\nGPU1 N/A X",
