@@ -27,7 +27,7 @@ class ModelWork(NamedTuple):
     """What a step of a model has to do, whatever the plan.
 
     `flops`: forward and backward. `dtype`: of the operands of most of them. `num_tokens`: of the batch; None where it
-    has no token ids, and then `num_examples` counts.
+    looks up no token ids, and then `num_examples` counts.
     """
 
     flops: float
@@ -106,9 +106,27 @@ def model_work(graph: Graph) -> ModelWork:
 
 
 def _num_tokens(graph: Graph) -> int | None:
-    """The elements of the largest input of integers that has a sequence."""
-    kinds = [graph.types[leaf.name] for leaf in graph.leaves("input")]
-    return max((prod(k.shape) for k in kinds if k.dtype.startswith("int") and len(k.shape) > 1), default=None)
+    """The elements of the largest input of integers that has a sequence and is looked up in a table.
+
+    So classes of pixels are no tokens.
+    """
+    kinds = [graph.types[leaf.name] for leaf in graph.leaves("input") if _is_looked_up(graph, leaf.name)]
+    return max((prod(k.shape) for k in kinds if len(k.shape) > 1), default=None)
+
+
+def _is_looked_up(graph: Graph, name: str) -> bool:
+    """Whether these integers, or others that follow from them, are the indices of an embedding."""
+    pending, seen, nodes = [name], set[str](), {node.name: node for node in graph.nodes}
+    while pending:
+        one = pending.pop()
+        if one in seen or not graph.types[one].dtype.startswith("int"):
+            continue
+        seen.add(one)
+        readers = [nodes[user] for user in graph.users[one]]
+        if any(user.op == "embedding" and graph.types[user.inputs[0]].shape[-1] > 1 for user in readers):
+            return True  # one of width 1 has the weights of classes
+        pending += graph.users[one]
+    return False
 
 
 def _rate(value: float) -> str:

@@ -85,6 +85,21 @@ def test_a_model_without_tokens_has_examples() -> None:
     assert own.line.split(" ")[1] == "examples/s/device,"
 
 
+def test_classes_of_pixels_are_no_tokens() -> None:
+    class Segments(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 5, 1)
+            self.register_buffer("rates", torch.rand(5))
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return F.cross_entropy(self.conv(x), y, weight=self.get_buffer("rates"))
+
+    batch = {"x": torch.randn(4, 3, 8, 8), "y": torch.randint(5, (4, 8, 8))}
+    work = model_work(capture(Segments(), batch).graph)
+    assert (work.num_tokens, work.num_examples) == (None, 4)
+
+
 def test_devices_of_two_kinds_have_their_mean_as_the_peak() -> None:
     cluster = mixed(times=3.0)
     plan = sw.plan(Parts(), cluster, kwargs={"x": torch.randn(4, 4, 8)})
