@@ -127,6 +127,7 @@ class Planner:
         stages: Stages | None = None,
         schedule: Schedule | None = None,
         spaces: Sequence[Space] | None = None,
+        by_hand: bool = False,
         compared: bool = True,
         time_limit_s: float | None = None,
     ) -> Plan:
@@ -147,6 +148,8 @@ class Planner:
                 unless nothing fits without, devices are unlike, or GPUs are far from what their work takes.
             schedule: the order of microbatches in these; by default the best.
             spaces: to search in place of all meshes.
+            by_hand: on these `spaces`, as the plans by hand are that a plan is compared with: the best of their
+                degrees, microbatches and kinds of recomputation, with no value by itself and no rewrites.
             compared: whether plans that people choose by hand are tuned too, to be compared with.
             time_limit_s: after so many seconds the best plan so far is finished, as after Ctrl-C, with a bound of all
                 meshes.
@@ -162,7 +165,7 @@ class Planner:
         )
 
         def planned(cluster: Cluster) -> Plan:
-            return self._on(cluster)._plan(graph, model, asked, spaces, compared, stop)
+            return self._on(cluster)._plan(graph, model, asked, spaces, compared, stop, by_hand=by_hand)
 
         given = mesh is not None or spaces is not None or asked.stages not in (None, 1, "auto")
         if isinstance(asked.stages, tuple) and sum(asked.stages) < self.cluster.num_devices:
@@ -208,8 +211,9 @@ class Planner:
         return replace(kept, staged={})
 
     def _plan(
-        self, graph: Graph, model: str, asked: Asked, spaces: Sequence[Space] | None, compared: bool, stop: Stop
-    ) -> Plan:
+        self, graph: Graph, model: str, asked: Asked, spaces: Sequence[Space] | None, compared: bool, stop: Stop,
+        *, by_hand: bool = False,
+    ) -> Plan:  # fmt: skip
         """The best plan on all devices."""
         start = time.perf_counter()
         kept = self._pins(graph, asked, spaces)
@@ -219,7 +223,8 @@ class Planner:
         alternatives = list(stop.within(tuner.baselines())) if compared else []
         num_by_hand, needed = len(tuner.tried), kept.guided or not alternatives
         try:
-            found = list(stop.within(tuner.searched(alternatives), needed=needed)) if kept.spaces else []
+            searched = tuner.by_hand() if by_hand else tuner.searched(alternatives)
+            found = list(stop.within(searched, needed=needed)) if kept.spaces else []
         except NoLayoutsError as error:
             raise blamed(error, graph, asked, tuner) from error
         tried = [tuner.tried[num_by_hand:] if kept.guided else list(tuner.tried)]
@@ -229,20 +234,20 @@ class Planner:
             tried += [list(own) for _, own in shared]
         pool = found if kept.guided else [*found, *alternatives]
         zeros = kept.spaces[0].zeros if spaces is not None else ZEROS
-        fitter = Fitter(solver, tuner.folded, values=kept.recompute is None, zeros=zeros)
-        fits, on_the_way = _kept(fitter, tuner, tried, stop, any(c.fits for c in pool))
+        fitter = Fitter(solver, tuner.folded, values=kept.recompute is None and not by_hand, zeros=zeros)
+        fits, on_the_way = ([], []) if by_hand else _kept(fitter, tuner, tried, stop, any(c.fits for c in pool))
         tried.append(on_the_way)
-        staged, beside, by_hand = self._staged(tuner, pool, fits, stop, needed=not found, compared=compared)
+        staged, beside, megatrons = self._staged(tuner, pool, fits, stop, needed=not found, compared=compared)
         if staged:
-            pool = [*staged, *(by_hand if spaces is None and not (kept.mesh or kept.limits) else ()), *pool]
-            found, tried, alternatives = [*found, *staged], [*tried, beside], [*alternatives, *by_hand]
+            pool = [*staged, *(megatrons if spaces is None and not (kept.mesh or kept.limits) else ()), *pool]
+            found, tried, alternatives = [*found, *staged], [*tried, beside], [*alternatives, *megatrons]
             fits += _fits(fitter, [beside], stop)
         elif not found and needed:
             raise blamed(tuner.refused, graph, asked, tuner)
         if finer := list(stop.within(tuner.nested(_likeliest(fits, pool, solver.limit_bytes)))):
             pool, found, tried = [*finer, *pool], [*found, *finer], [*tried, finer]
             fits += _fits(fitter, [finer], stop)
-        rewriter = Rewriter(solver, graph, tuner.folded, self.rules)
+        rewriter = Rewriter(solver, graph, tuner.folded, {} if by_hand else self.rules)
         rewritten = self._rewritten(rewriter, list(chain.from_iterable(tried)), fits, stop)
         fits += _fits(fitter, [rewritten], stop)
         best_last = sorted(fits, key=lambda f: rank(f.candidate), reverse=True)

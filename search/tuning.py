@@ -137,6 +137,12 @@ class Tuner:
             if (found := self._best(spaces)) is not None:
                 yield self.told(found[0])
 
+    def by_hand(self) -> Iterator[Candidate]:
+        """The same of the spaces that are given. A `NoLayoutsError` where they have no layouts that can be run."""
+        if (found := self._best(self.spaces)) is None:
+            raise self.refused
+        yield self.told(found[0])
+
     def sequence_baselines(self) -> Iterator[Candidate]:
         """Those that share the sequence, for what is searched to be compared with; it does not begin with them."""
         for spaces in sequence_baselines(self.solver.cluster, self.folded.graph):

@@ -43,6 +43,9 @@ def why_not(
 ) -> WhyNotReport:
     """How a plan compares with the best that a strategy does: by its own degrees, microbatches and recomputation.
 
+    That is the strategy as people set it: every block makes the same again, and nothing is rewritten. So it is with the
+    plans by hand that the plan was compared with.
+
     Args:
         plan: or a plan file.
         name: "ddp", "zero-1", "zero-2", "fsdp", "hsdp", "tp", "cp", "ulysses" or another of `STRATEGIES`.
@@ -221,6 +224,6 @@ def _search(
     microbatches = plan.mesh.num_microbatches if run.per_microbatch else asked.microbatches
     return planner.plan(
         graph, plan.model, mesh=asked.mesh, roles=asked.roles, microbatches=microbatches, recompute=asked.recompute,
-        pins=asked.pins, spaces=spaces, compared=spaces is None,
+        pins=asked.pins, spaces=spaces, by_hand=spaces is not None, compared=spaces is None,
         stages=asked.stages if spaces is None else None, schedule=asked.schedule if spaces is None else None,
     )  # fmt: skip

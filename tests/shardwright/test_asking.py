@@ -40,6 +40,21 @@ def planned(where: Cluster = MACHINES, **guide: Any) -> Plan:
 PLAN = planned()
 
 
+@each("memory_bytes", [2**34, 14 * 2**20, 11 * 2**20])
+def test_why_not_says_what_the_plan_was_compared_with(memory_bytes: int) -> None:
+    """By hand is by hand: the same step, to what an estimate of equal blocks is off."""
+    graph = blocks(64, 128, layers=4, seq=32)
+    where = replace(MACHINES, device=replace(MACHINES.device, memory_bytes=memory_bytes))
+    plan = Planner(where, certified_choices(), rules=certified_choices().by_name()).plan(graph, "Net")
+    listed = {own.name: own for own in plan.alternatives}
+    for name, title in (("ddp", "data parallel"), ("fsdp", "ZeRO-3"), ("zero-2", "ZeRO-2")):
+        if title in listed and listed[title].fits:
+            other = why_not(plan, name).other
+            assert other is not None
+            assert other.prediction.step_s == pytest.approx(listed[title].prediction.step_s, rel=5e-3), title
+    assert any(own.fits for own in plan.alternatives)
+
+
 def kept(plan: Plan | None) -> set[str]:
     """How parameters are kept, on any axis."""
     assert plan is not None
@@ -231,7 +246,7 @@ def test_from_the_command_line(run: Run) -> None:
             "tp",
             "--find",
             "up",
-        ): "--find, --memory, --formula, --why-not and --what-if are questions of their own; ask one",
+        ): "--find, --memory, --by-hand, --recompute, --formula, --why-not and --what-if are questions of their own",
         ("--why-not", "tp", "--why-not", "fsdp"): "ask one at a time",
         ("--find", "up", "--depth", "2"): "--depth is of the tree of modules, and --find prints none",
         ("--formula", "--depth", "2"): "--depth is of the tree of modules, and --formula prints none",
