@@ -39,6 +39,7 @@ from shardwright.pcg.importing import names_by_first, tied_names
 from shardwright.pcg.layout import Layouts, R
 from shardwright.pcg.mesh import TIME
 from shardwright.pcg.stages import Stages, cut, not_run
+from shardwright.pcg.step.additive import find_additive
 from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.pcg.step.meshes import stage_meshes
 from shardwright.pcg.step.parameters import find_parameters
@@ -140,7 +141,8 @@ class ParallelModule(Training):
         sums = {str(graph.by_name[name].attr("axis")) for name in outside.loss_sums} - {TIME}
         self._loss_axis = ranks.merged(tuple(a for a in graph.mesh.names if a in sums)) if sums else None
         buffers = (name for name, _ in graph.outputs)
-        self._by_microbatch = {name for name in buffers if execution.is_per_microbatch(name.rpartition(".")[0])}
+        in_turn = {name for name in buffers if execution.is_per_microbatch(name.rpartition(".")[0])}
+        self._by_microbatch = in_turn | find_additive(graph).buffers
         self._pipeline: Pipeline | None = None
         if len(stages) == 1:
             self._runners = [Runner(outside, ranks, self._leaves, self._held)]

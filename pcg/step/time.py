@@ -2,7 +2,8 @@
 
 On a mesh with an axis of time, a step is a loop. What is `R` along time is the same in each round. A value that is
 summed along time is known only after the loop, so nothing in the loop may read it: the loss. (What the batch alone
-determines, such as the number of its targets, is computed from the whole batch.)
+determines, such as the number of its targets, is computed from the whole batch.) Or the new value of a buffer that adds
+up along time (`pcg/step/additive.py`).
 
 Where users want that, a module's sums over the batch are *estimated* in each microbatch, from its own examples: it is
 n times its own summand. Then each microbatch has statistics of its own, as if it were a batch by itself.
@@ -19,7 +20,8 @@ from shardwright.pcg.graph import OPAQUE, Graph, Node, Source, make_attrs
 from shardwright.pcg.inference import offered
 from shardwright.pcg.mesh import TIME
 from shardwright.pcg.optable import ROWS
-from shardwright.pcg.parallel import COMBINE, REDUCE
+from shardwright.pcg.parallel import REDUCE
+from shardwright.pcg.step.additive import crosses_time, find_additive
 from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.pcg.step.late import LOSS, sink_reductions, sum_of_shares, summand_of_loss
 from shardwright.pcg.types import is_float
@@ -50,7 +52,7 @@ def estimated(graph: Graph, execution: Execution) -> list[Node]:
 
 def _estimates(graph: Graph, execution: Execution) -> list[Node]:
     """The sums over microbatches within the loop of modules that have statistics by microbatch."""
-    ends = _at_end(graph)
+    ends = _at_end(graph) | find_additive(graph).nodes
     return [
         node
         for node in graph.nodes
@@ -109,10 +111,11 @@ def _check_sunk(graph: Graph, execution: Execution) -> None:
     """The same of a graph whose reductions have sunk."""
     at_end = _at_end(graph)
     estimates = {node.name for node in _estimates(graph, execution)}
+    adding = find_additive(graph).nodes
     late, passed = set[str](), list[Node]()
     for node in graph.nodes:
-        crosses = node.op in (REDUCE, COMBINE) and node.attr("axis") == TIME
-        if node.name in estimates or (not crosses and not late.intersection(node.inputs)):
+        crosses = crosses_time(node)
+        if node.name in adding or node.name in estimates or (not crosses and not late.intersection(node.inputs)):
             continue
         late.add(node.name)
         if node.name not in at_end and (crosses or _is_linear(node, late)):
@@ -148,7 +151,10 @@ def _why_not(graph: Graph, node: Node) -> str:
     if reader.op == OPAQUE:
         kind = f"{reader.attr('target')} has no row in the op table, so that it runs on the whole batch"
     elif buffers := _only_buffers(graph, reader):
-        kind = f"the buffer {buffers[0]!r} reads a sum over the whole batch, which is known after the last microbatch"
+        kind = (
+            f"the buffer {buffers[0]!r} reads a sum over the whole batch, which is known after the last microbatch "
+            "(the sum may be added to the buffer's old value, if nothing else reads the one or the other)"
+        )
     elif _ends_in_loss(graph, reader):
         kind = "the loss is not a sum or mean over the batch"
     return (

@@ -34,14 +34,21 @@ EVERYWHERE = ("*",)
 
 
 class Statistics(nn.Module):
-    """Batch norm, an unbiased variance over the batch, one over features, a product of means, and their exponential."""
+    """Batch norm, an unbiased variance over the batch, one over features, a product of means, and their exponential.
+
+    What it counts, all microbatches count together.
+    """
+
+    num_positive: Tensor
 
     def __init__(self) -> None:
         super().__init__()
         self.product, self.norm = nn.Linear(8, 8), nn.BatchNorm1d(8)
+        self.register_buffer("num_positive", torch.zeros(8))
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.norm(self.product(x)).tanh()
+        self.num_positive += (y > 0).sum(0)
         spread = (0.1 + y.var(0)).sqrt()
         importance = F.softmax(y, -1).mean(0)
         balance = importance.var() / importance.mean().square() + (importance * (y > 0).double().mean(0)).sum()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from shardwright.api import certified_choices
 from shardwright.cost.clusters.cluster import Cluster
@@ -14,8 +17,10 @@ from shardwright.pcg.graph import Graph
 from shardwright.pcg.layout import C, P, R, S
 from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.moves import fused_moves
+from shardwright.pcg.step.additive import find_additive
 from shardwright.pcg.step.time import check_time
 from shardwright.search.planner import Planner
+from tests.each import each
 
 
 class Net(nn.Module):
@@ -64,16 +69,87 @@ class OfNoExample(Net):
 
 
 class Counting(Net):
-    """Its loss is a mean, and a buffer counts over the batch."""
+    """Its loss is a mean, and buffers change with sums over the batch."""
 
-    def __init__(self) -> None:
+    load: Tensor
+    last: Tensor
+    tokens: Tensor
+    num: Tensor
+    table: Tensor
+
+    def __init__(self, count: Callable[[Counting, Tensor], None]) -> None:
         super().__init__()
+        self.count = count
         self.register_buffer("load", torch.zeros(8))
+        self.register_buffer("last", torch.zeros(8))
+        self.register_buffer("tokens", torch.zeros(8, dtype=torch.int64))
+        self.register_buffer("num", torch.tensor(0))
+        self.register_buffer("table", torch.zeros(2, 8))
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.product(x)
-        self.load = self.load + (y > 0).float().sum(0)
+        self.count(self, y.detach())
         return y.pow(2).mean()
+
+
+def one_hot(net: Counting, y: Tensor) -> None:
+    net.tokens += functional.one_hot(y.argmax(-1), 8).sum(0)
+    net.num.add_(y.shape[0])
+
+
+def histogram(net: Counting, y: Tensor) -> None:
+    net.load.add_(torch.histc(y.argmax(-1).float(), bins=8, min=0, max=7), alpha=0.5)
+
+
+def shared(net: Counting, y: Tensor) -> None:
+    tokens = (y > 0).sum(0)
+    net.tokens, net.load, net.num = net.tokens + tokens, tokens + net.load, net.num - tokens.sum()
+
+
+def twice(net: Counting, y: Tensor) -> None:
+    net.load.copy_((net.load + y.mean(0)).detach() - y.pow(2).sum(0) / y.shape[0])
+
+
+def average(net: Counting, y: Tensor) -> None:
+    net.load = 0.9 * net.load + 0.1 * y.mean(0)
+
+
+def one_more(net: Counting, y: Tensor) -> None:
+    net.load = net.load + y.sum(0) + 1
+
+
+def row_of_table(net: Counting, y: Tensor) -> None:
+    net.table[1] += y.sum(0)
+
+
+def read_before(net: Counting, y: Tensor) -> None:
+    net.table = net.table + net.load
+    net.load = net.load + y.sum(0)
+
+
+def read_after(net: Counting, y: Tensor) -> None:
+    net.load = net.load + y.sum(0)
+    net.table = net.table + net.load
+
+
+def left_before(net: Counting, y: Tensor) -> None:
+    net.last, net.load = net.load, net.load + y.sum(0)
+
+
+def left_after(net: Counting, y: Tensor) -> None:
+    net.last = net.load = net.load + y.sum(0)
+
+
+def maximum(net: Counting, y: Tensor) -> None:
+    net.load = torch.maximum(net.load, y.sum(0))
+
+
+def rounded(net: Counting, y: Tensor) -> None:
+    net.tokens = net.tokens + y.sum(0).long()
+
+
+def subtracted(net: Counting, y: Tensor) -> None:
+    net.load = y.sum(0) - net.load
 
 
 def in_microbatches(model: nn.Module, many: int = 4) -> Graph:
@@ -111,13 +187,46 @@ def test_one_microbatch_is_always_possible() -> None:
         (ProductOfMeans(), r"mul.*: the batch cannot be cut into 4 microbatches exactly here: .*; plan with"),
         (WithoutRow(), r"opaque.*: the batch cannot be cut .*aten.\S+ has no row in the op table, so that it runs on"),
         (OfNoExample(), r"mesh .*: the 4 microbatches would all compute the same, as nothing of the batch is cut"),
-        (
-            Counting(),
-            r"add at .*test_time.py:\d+\): the batch cannot .* exactly here: the buffer 'load' reads a sum over",
-        ),
         (Exponential(), r"exp.*: the batch cannot be cut into 4 microbatches .* the loss is not a sum or mean over"),
     ],
 )
 def test_what_needs_the_whole_batch_is_named(model: nn.Module, message: str) -> None:
     with pytest.raises(PlanError, match=message):
         check_time(in_microbatches(model))
+
+
+@each(
+    "count, expected",
+    [
+        (one_hot, {"tokens"}),  # the number of examples is known from the beginning
+        (histogram, {"load"}),
+        (shared, {"tokens", "load", "num"}),
+        (twice, {"load"}),
+    ],
+)
+def test_buffers_add_up_over_microbatches(count: Callable[[Counting, Tensor], None], expected: set[str]) -> None:
+    graph = in_microbatches(Counting(count))
+    check_time(graph)
+    assert find_additive(graph).buffers == expected
+    assert not find_additive(in_microbatches(Counting(count), 1)).buffers
+
+
+@each(
+    "count, name",
+    [
+        (average, "load"),
+        (one_more, "load"),
+        (row_of_table, "table"),
+        (read_before, "load"),
+        (read_after, "load"),
+        (left_before, "load"),
+        (left_after, "(load|last)"),  # both are in the way
+        (maximum, "load"),
+        (rounded, "tokens"),
+        (subtracted, "load"),
+    ],
+)
+def test_buffers_that_need_the_whole_batch_are_named(count: Callable[[Counting, Tensor], None], name: str) -> None:
+    told = rf"\w+ at .*test_time.py:\d+\): the batch cannot .* exactly here: the buffer '{name}' reads a sum over"
+    with pytest.raises(PlanError, match=told):
+        check_time(in_microbatches(Counting(count)))
