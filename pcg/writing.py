@@ -8,7 +8,7 @@ Within a forward Python has the new tensor already, so what reads a buffer after
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -68,22 +68,22 @@ def _type(tensor: Tensor) -> str:
 
 
 class Shared:
-    """Buffers of several names. `torch.export` takes them for several ones, so there they have the first name alone."""
+    """Buffers of several names, and modules that have buffers. `torch.export` knows the first names alone."""
 
     def __init__(self, model: nn.Module) -> None:
         first = dict[int, tuple[dict[str, Any], str]]()
         self._others = list[tuple[dict[str, Any], str, dict[str, Any], str]]()
-        for module in model.modules():
-            for name, buffer in module._buffers.items():
-                holder, own = first.setdefault(id(buffer), (module._buffers, name))
-                if buffer is not None and (holder is not module._buffers or own != name):
-                    self._others.append((module._buffers, name, holder, own))
+        for holder, name, part in _parts(model):
+            first_holder, own = first.setdefault(id(part), (holder, name))
+            if first_holder is not holder or own != name:
+                self._others.append((holder, name, first_holder, own))
+        self._order = [(holder, list(holder)) for holder in {id(h): h for h, *_ in self._others}.values()]
 
     @contextmanager
     def hidden(self) -> Generator[None]:
         """Other names have nothing."""
         for holder, name, *_ in self._others:
-            del holder[name]
+            holder.pop(name, None)
         try:
             yield
         finally:
@@ -91,7 +91,7 @@ class Shared:
 
     @contextmanager
     def shown(self) -> Generator[None]:
-        """Inside of that, around the forward: other names have the tensor of the first one."""
+        """Inside of that, around the forward: other names have the tensor or module of the first one."""
         self._show()
         try:
             yield
@@ -102,6 +102,21 @@ class Shared:
     def _show(self) -> None:
         for holder, name, first, own in self._others:
             holder[name] = first[own]
+        for holder, names in self._order:  # a list runs its modules in this order
+            now = dict(holder)
+            holder.clear()
+            holder.update({name: now[name] for name in (*names, *now) if name in now})
+
+
+def _parts(model: nn.Module) -> Iterator[tuple[dict[str, Any], str, Tensor | nn.Module]]:
+    """Modules with buffers and buffers, with what holds each under which name, in the order of `named_modules`."""
+    for path, module in model.named_modules(remove_duplicate=False):
+        around, _, name = path.rpartition(".")
+        if path and any(True for _ in module.buffers()):
+            yield model.get_submodule(around)._modules, name, module
+        for own, buffer in module._buffers.items():
+            if buffer is not None:
+                yield module._buffers, own, buffer
 
 
 class DataAsCopies(TorchFunctionMode):

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from shardwright.checking import check_capture
 from shardwright.pcg.capture import capture
 from shardwright.pcg.errors import CaptureError
 from tests.each import each
@@ -74,3 +75,28 @@ def test_a_buffer_of_two_names_is_one(change: Callable[[Any, Tensor], object]) -
 def test_data_that_is_read_is_a_value_without_gradient() -> None:
     model = Moving(lambda m, y: setattr(m, "mean", y.data.mean(0)))
     assert "mean" in dict(capture(model, BATCH).graph.outputs)
+
+
+class Repeating(nn.Module):
+    """A layer with buffers runs again under other names, between others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        shared = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+        self.layers = nn.ModuleList([shared, nn.Linear(4, 4), shared, nn.Tanh(), shared])
+        self.again = nn.ModuleDict({"first": shared, "norm": shared[1]})
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return self.again["norm"](self.again["first"](x)).pow(3).sum()
+
+
+def test_buffers_of_a_module_of_several_names_are_written() -> None:
+    model = Repeating()
+    names = list(model.state_dict())
+    captured = capture(model, BATCH)
+    buffers = [f"layers.0.1.{name}" for name in ("running_mean", "running_var", "num_batches_tracked")]
+    assert sorted(name for name, _ in captured.graph.outputs if name != "loss") == sorted(buffers)
+    assert list(model.state_dict()) == names
+    assert check_capture(model, captured, (), BATCH).equal
