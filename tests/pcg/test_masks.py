@@ -214,6 +214,16 @@ def test_transformers_is_as_before() -> None:
     assert dict(vars(masks)) == before
 
 
+class Look:
+    """What is known of values. What is called is no state of a model."""
+
+    def __init__(self) -> None:
+        self.seen = list[Tensor | None]()
+
+    def __call__(self, made: Tensor) -> None:
+        self.seen.append(known_value(made))
+
+
 class Looking(nn.Module):
     """Passes a tensor that it makes while it is traced, at times when it may be looked at, to `look`."""
 
@@ -251,6 +261,6 @@ def written(x: Tensor, _: Tensor) -> Iterator[Tensor]:
     ],
 )
 def test_values_that_follow_from_shapes_are_known(make: Callable[..., Any], expected: list[Any]) -> None:
-    seen = list[Tensor | None]()
-    capture(Looking(make, lambda made: seen.append(known_value(made))), {"x": torch.ones(2, 4)})
-    assert [value if value is None else value.tolist() for value in seen] == expected
+    look = Look()
+    capture(Looking(make, look), {"x": torch.ones(2, 4)})
+    assert [value if value is None else value.tolist() for value in look.seen] == expected

@@ -35,6 +35,7 @@ const find = (id, from = Object.values(byId)) => {
 };
 Object.assign(globalThis, { innerWidth: 1400, innerHeight: 900, addEventListener: () => {}, location: { hash: process.argv[3] || "" },
   matchMedia: () => ({ matches: false }), getComputedStyle: () => ({ getPropertyValue: () => "#888" }),
+  navigator: {},
   document: { getElementById: (id) => byId[id] || find(id), createElement: (tag) => new Element(tag), documentElement: new Element("html"),
     addEventListener: () => {}, activeElement: null } });
 const script = html.match(/<script>\s*(.*?)<\/script>/s)[1];

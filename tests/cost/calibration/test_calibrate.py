@@ -360,7 +360,7 @@ def test_gpus_are_called_so() -> None:
 
 
 def test_calibrated_gpus_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = SimpleNamespace(name="NVIDIA H100 80GB HBM3", total_memory=8 * 10**10)
+    gpu = SimpleNamespace(name="NVIDIA H100 80GB HBM3", total_memory=8 * 10**10, multi_processor_count=132)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: gpu)
