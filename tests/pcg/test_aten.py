@@ -105,7 +105,8 @@ def lift_all(catalogue: Mapping[str, Sequence[Case]]) -> dict[str, Lifted]:
     """One export for all, because an export takes its time whatever is in it."""
     probe = Calls([one for cases in catalogue.values() for one in cases])
     exported = export(probe, probe, {}, None)
-    graph, constants = Importer(probe, exported, {}, 1, lambda module: False).run()
+    results = ["loss"] * len(exported.graph_signature.user_outputs)
+    graph, constants = Importer(probe, exported, {}, 1, lambda module: False, left=results).run()
     named = dict(probe.named_parameters()) | dict(probe.named_buffers()) | constants
     leaves = {node.name: named[str(node.attr("target"))] for node in graph.nodes if node.is_leaf}
     after = copy.deepcopy(probe)
