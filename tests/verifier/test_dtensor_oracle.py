@@ -74,6 +74,14 @@ DIFFERENCES = (
 pytestmark = pytest.mark.filterwarnings("ignore:DTensor random operators may not have complete support")
 
 
+@pytest.fixture(autouse=True)
+def _torchs_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """DTensor as torch has it, whatever a compiled model in this process has put in the place of its operators."""
+    handlers = DTensor._op_dispatcher._custom_op_handlers
+    torchs = {op: handler for op, handler in handlers.items() if not handler.__module__.startswith("shardwright.")}
+    monkeypatch.setattr(DTensor._op_dispatcher, "_custom_op_handlers", torchs)
+
+
 @pytest.fixture(scope="module")
 def mesh() -> Iterator[DeviceMesh]:
     with fake_mesh() as mesh:
