@@ -49,7 +49,8 @@ def runs(model: nn.Module) -> list[Run]:
         parts, start = [_parts(layer) for layer in layers._modules.values()], len(layers)
         while start and parts[-1] is not None and parts[start - 1] == parts[-1]:
             start -= 1
-        own = [layer for layer in layers._modules.values() if layer is not None]
+        modules: list[nn.Module | None] = list(layers._modules.values())
+        own = [layer for layer in modules if layer is not None]
         if len(layers) - start >= _FEWEST and len(set(map(id, own))) == len(own):
             found.append(Run(path, start, len(layers)))
     return found

@@ -77,7 +77,7 @@ def export(
 @cache
 def _decompositions() -> Mapping[torch._ops.OperatorBase, Callable[..., Any]]:
     """How torch itself composes the operators that have no handler, and how those of strides read and write."""
-    return STRIDED | {
+    return {**STRIDED} | {
         op: decompose
         for op, decompose in torch.export.default_decompositions().items()
         if isinstance(op, torch._ops.OpOverload)

@@ -73,7 +73,7 @@ def _is_sum(graph: Graph, node: Node, late: Collection[str], sums: Set[str]) -> 
     if crosses_time(node):
         return node.op == REDUCE
     operands = tuple(i for i, name in enumerate(node.inputs) if name in late)
-    if not operands or not sums.issuperset(node.inputs[i] for i in operands):
+    if not operands or any(node.inputs[i] not in sums for i in operands):
         return False
     if node.row is None:
         return node.is_parallel and node.attr("axis") != TIME
@@ -99,4 +99,4 @@ def _way(graph: Graph, end: str, among: Set[str]) -> frozenset[str]:
 def _leaves(graph: Graph, key: str, name: str, nodes: Set[str]) -> bool:
     """Whether anything else reads a node on the way to the new value of a buffer."""
     others = [other for other, result in graph.outputs if result == name and other != key]
-    return bool(others) or not nodes.issuperset(graph.users[name])
+    return bool(others) or any(user not in nodes for user in graph.users[name])

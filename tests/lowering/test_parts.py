@@ -303,7 +303,7 @@ def test_moving_to_where_it_is_changes_nothing(net: Case) -> None:
 
     def body(parallel: ParallelModule) -> None:
         before = {name: p.data_ptr() for name, p in parallel.named_parameters()}
-        moves: list[Callable[[], nn.Module]] = [
+        moves: list[Callable[[], object]] = [
             lambda: parallel.to("cpu"), parallel.cpu, parallel.double, lambda: parallel.to(torch.float64),
             lambda: parallel.up.to("cpu"), lambda: parallel.to("cpu", non_blocking=True),
         ]  # fmt: skip

@@ -184,7 +184,10 @@ def test_a_model_in_another_dtype_is_refused(precision: Precision, dtype: str) -
 
 def test_parameters_that_are_not_trained_may_be_in_16_bits_where_parameters_are_cast() -> None:
     assert check_precision("bf16_params", {"float32", "float64"}, {"bfloat16", "float16"}) == "bf16_params"
-    for precision, trained, frozen in (("bf16_params", {"bfloat16"}, set()), ("amp_bf16", {"float32"}, {"bfloat16"})):
+    refused: list[tuple[Precision, set[str], set[str]]] = [
+        ("bf16_params", {"bfloat16"}, set()), ("amp_bf16", {"float32"}, {"bfloat16"}),
+    ]  # fmt: skip
+    for precision, trained, frozen in refused:
         with pytest.raises(PlanError, match=f"precision '{precision}': expected parameters in float32, got bfloat16; "):
             check_precision(precision, trained, frozen)
 

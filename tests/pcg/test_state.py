@@ -231,12 +231,12 @@ def test_recurrent_layers_and_pruned_weights_are_no_state() -> None:
     assert capture(Recurrent(), {"x": torch.ones(2, 5, 4)}).graph.outputs
 
 
-TOTAL, LOG = 0, {"steps": [0]}
+total, LOG = 0, {"steps": [0]}
 
 
 def counted_in_a_global(m: Any, y: Tensor) -> None:
-    global TOTAL  # noqa: PLW0603
-    TOTAL += 1
+    global total  # noqa: PLW0603
+    total += 1
 
 
 def logged(m: Any, y: Tensor) -> None:
@@ -264,7 +264,7 @@ def counter() -> Callable[[Any, Tensor], object]:
 @each(
     "change, said",
     [
-        (counted_in_a_global, r"forward changes 'tests\.pcg\.test_state\.TOTAL'"),
+        (counted_in_a_global, r"forward changes 'tests\.pcg\.test_state\.total'"),
         (logged, r"forward changes \"tests\.pcg\.test_state\.LOG\['steps'\]\[2\]\""),
         (by_a_helper, r"forward changes \"tests\.pcg\.test_state\.LOG\['steps'\]\[2\]\""),
         (counted_in_a_default, r"forward changes 'counted_in_a_default\.0\[0\]'"),
@@ -276,7 +276,7 @@ def test_what_lies_outside_of_the_model_is_refused_and_put_back(
 ) -> None:
     with pytest.raises(CaptureError, match=said):
         capture(Stateful(change), BATCH)
-    assert (TOTAL, LOG) == (0, {"steps": [0]})
+    assert (total, LOG) == (0, {"steps": [0]})
 
 
 SCALES = dict[int, Tensor]()
