@@ -190,7 +190,7 @@ class ParallelModule(Training):
         layouts = {name: graph.types[node.name].layouts for name, node in leaves.items()}
         whole = (R,) * len(graph.mesh)
         carried = {name: self._leaves[name] for name in leaves if name in self._leaves}  # no buffers of the model
-        buffers = {**carried, **_buffers(model)}
+        buffers = {**carried, **dict(model.named_buffers(remove_duplicate=False))}
         values = {**dict(model.named_parameters(remove_duplicate=False)), **buffers}
         shapes = {name: graph.types[node.name].shape for name, node in leaves.items()}
         check_model(shapes, values, with_data=not self.ranks.is_dry)
@@ -295,7 +295,3 @@ class ParallelModule(Training):
             )
         for runner in self._runners:
             runner.compile(**options)
-
-
-def _buffers(model: nn.Module) -> dict[str, Tensor]:
-    return dict(model.named_buffers(remove_duplicate=False))
