@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from xml.etree import ElementTree as ET
 
 from shardwright.cost.clusters.presets import GPUS, LINKS, SOCKET_GB_PER_S
@@ -208,18 +209,12 @@ def node_levels(wiring: Wiring, gpu: str) -> tuple[tuple[Level, ...], str]:
 
 def _groups(size: int, are_joined: Callable[[int, int], bool]) -> list[list[int]]:
     """The connected parts of a graph of GPUs, each in order."""
-    rest, found = set(range(size)), list[list[int]]()
-    while rest:
-        pending = [min(rest)]
-        group: set[int] = set()
-        while pending:
-            one = pending.pop()
-            if one not in group:
-                group.add(one)
-                pending += [other for other in rest if other != one and are_joined(one, other)]
-        found.append(sorted(group))
-        rest -= group
-    return found
+    import networkx as nx
+
+    graph: nx.Graph[int] = nx.Graph()
+    graph.add_nodes_from(range(size))
+    graph.add_edges_from(pair for pair in combinations(range(size), 2) if are_joined(*pair))
+    return [sorted(group) for group in nx.connected_components(graph)]
 
 
 def _block(groups: Sequence[Sequence[int]], size: int) -> int:
