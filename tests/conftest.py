@@ -45,6 +45,12 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+@pytest.fixture(autouse=True)
+def same_draws() -> None:
+    """Every test draws the same numbers in every run, whatever ran before it."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A cache folder for this process."""

@@ -208,7 +208,12 @@ def gradients_agree(model: nn.Module, batch: Mapping[str, Any], known: Captured 
     parameters = list(model.parameters())
     got = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
     want = torch.autograd.grad(expected, parameters, allow_unused=True, materialize_grads=True)
-    return torch.allclose(loss, expected) and all(map(torch.allclose, got, want))
+    return all(map(same_but_for_rounding, (loss, *got), (expected, *want)))
+
+
+def same_but_for_rounding(got: Tensor, want: Tensor) -> bool:
+    """Whether no element is further off than rounding of the largest: small elements may be differences of large ones."""
+    return bool((got - want).abs().max() <= 1e-5 * want.abs().max() + 1e-7)
 
 
 def test_no_gradient_leaves_a_region_without_gradients() -> None:
