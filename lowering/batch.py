@@ -78,6 +78,11 @@ class BatchCheck:
         self.dtypes: dict[str, torch.dtype] = {key: getattr(torch, kind.dtype) for key, kind in self.inputs.items()}
 
     @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Those of the global batch."""
+        return {key: kind.shape for key, kind in self.inputs.items()}
+
+    @property
     def layouts(self) -> dict[str, Layouts]:
         """How the tensors of a batch lie on the ranks."""
         return {key: without_time(kind.layouts, self.ranks.mesh) for key, kind in self.inputs.items()}

@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
@@ -32,12 +33,18 @@ WATCH_EVERY = 16
 """Steps from one comparison to the next, once the first steps are over."""
 
 
-class Drawing:
-    """What the random operators of a program draw from. `own`: the state of its own stream, if it has one."""
+@dataclass
+class Stream:
+    """Where programs of one model draw from: a generator's state; None: torch's default one."""
 
-    def __init__(self, ranks: Ranks, graph: Graph) -> None:
-        self.ranks = ranks
-        self.own: Tensor | None = None
+    state: Tensor | None = None
+
+
+class Drawing:
+    """What the random operators of a program draw from. `own`: the state of the model's own stream, if it has one."""
+
+    def __init__(self, ranks: Ranks, graph: Graph, stream: Stream) -> None:
+        self.ranks, self._stream = ranks, stream
         self.draws = any(node.may_draw for node in graph.nodes)
         self.by_part = not draws_whole(ranks.device.type)
         self._from_torch = any(node.may_draw and not node.is_random for node in graph.nodes)
@@ -45,6 +52,14 @@ class Drawing:
         self._step = Draw()  # where masks have numbers, the first draw of this step
         self._begun: _Comparison | None = None
         self._history = self._num_watched = 0
+
+    @property
+    def own(self) -> Tensor | None:
+        return self._stream.state
+
+    @own.setter
+    def own(self, state: Tensor) -> None:
+        self._stream.state = state
 
     @property
     def generator(self) -> torch.Generator:

@@ -24,8 +24,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from shardwright.lowering import private
-from shardwright.lowering.module import ParallelModule, lower
+from shardwright.lowering.drawing import Stream
+from shardwright.lowering.dtensors import mend_dtensors
+from shardwright.lowering.entry import Entry
+from shardwright.lowering.parameter_store import ParameterStore
 from shardwright.lowering.program import PROGRAM_NAME
+from shardwright.lowering.sources import ModelValues
+from shardwright.lowering.spec import EntrySpec
 from shardwright.lowering.tape import Tape
 from shardwright.lowering.values import checked
 from shardwright.pcg.errors import DistributedError, PlanError
@@ -77,33 +82,40 @@ def dry_run(graph: Graph, rank: int = 0, execution: Execution = DEFAULT, kind: s
         what, verb = (f"the mesh {graph.mesh}", "has") if len(meshes) == 1 else (in_words(meshes), "have")
         raise PlanError(f"rank {rank}: {what} {verb} ranks 0 to {size - 1}; choose one of them")
     with _pretended(rank, size), private.FakeTensorMode() as mode, Tape(mode) as tape:
-        constants = dict(_leaves(graph, "constant"))
-        parallel = lower(graph, hollow_model(graph), constants=constants, execution=execution)
-        parallel._drawing.by_part = not draws_whole(kind)
+        mend_dtensors()
+        entry = _entry(graph, execution)
+        entry.drawing.by_part = not draws_whole(kind)
         misshapen: dict[str, None] = {}
-        for runner in parallel._runners:
+        for runner in entry.runners:
             runner.program = checked(runner.program, misshapen)
         try:
-            misshapen.update(_take_steps(parallel, tape))
+            misshapen.update(_take_steps(entry, tape))
         except RuntimeError as error:
             misshapen[_failure(error)] = None
         memory, during = tape.peak()
-        messages, names = Counter[Message](), _names(parallel)
+        messages, names = Counter[Message](), _names(entry)
         for (collective, group, num_bytes), count in tape.sent.items():
             messages[Message(collective, names.get(group, "all ranks"), num_bytes)] += count
     return DryRun(rank, messages, memory, during, tuple(misshapen), time.perf_counter() - start)
 
 
-def _take_steps(parallel: ParallelModule, tape: Tape) -> dict[str, None]:
+def _entry(graph: Graph, execution: Execution) -> Entry:
+    """This rank's program, over parameters of a model that is gone."""
+    model, constants = hollow_model(graph), dict(_leaves(graph, "constant"))
+    store = ParameterStore(ModelValues(model), model)
+    return Entry(EntrySpec(graph, constants, execution=execution), store, Stream())
+
+
+def _take_steps(entry: Entry, tape: Tape) -> dict[str, None]:
     """Two of them, the second warm; what is not of the type that the graph says, in words."""
-    optimizer, check = _adamw(list(parallel.parameters())), parallel._batch
+    optimizer, check = _adamw(entry.store.parameters), entry.batch
     batch = {key: _empty(check.own_shapes[key], kind.dtype) for key, kind in check.inputs.items()}
     found: dict[str, None] = {}
     for _ in range(2):
         tape.begin()
-        loss = parallel.forward_backward(**batch)
-        found.update(dict.fromkeys(_misshapen(parallel, loss)))
-        _label(tape, parallel, batch)
+        loss = entry.forward_backward(batch, None)
+        found.update(dict.fromkeys(_misshapen(entry, loss)))
+        _label(tape, entry, batch)
         optimizer.step()
         tape.label("optimizer", _locals(chain(*(state.values() for state in optimizer.state.values()))))
         optimizer.zero_grad()
@@ -174,14 +186,14 @@ def _empty(shape: tuple[int, ...], dtype: str) -> Tensor:
 # ---- what is noted ----
 
 
-def _label(tape: Tape, parallel: ParallelModule, batch: Mapping[str, Tensor]) -> None:
+def _label(tape: Tape, entry: Entry, batch: Mapping[str, Tensor]) -> None:
     """What the storages are for that outlive the step."""
-    held = parallel._held.values()
+    held = entry.store.unique
     trained = [h for h in held if isinstance(h.outside, nn.Parameter)]
     tape.label("parameters", (h.inside for h in trained))
     tape.label("gradients", _locals(h.outside.grad for h in trained))
-    constants = [value for runner in parallel._runners for value in (runner.constants or {}).values()]
-    tape.label("buffers", _locals((*(h.inside for h in held), *parallel._leaves.values(), *constants, *batch.values())))
+    constants = [value for runner in entry.runners for value in (runner.constants or {}).values()]
+    tape.label("buffers", _locals((*(h.inside for h in held), *entry.constants.values(), *constants, *batch.values())))
 
 
 def _locals(values: Iterable[object]) -> Iterator[Tensor]:
@@ -190,9 +202,9 @@ def _locals(values: Iterable[object]) -> Iterator[Tensor]:
             yield private.unwrap(value) if isinstance(value, private.DTensor) else value
 
 
-def _names(parallel: ParallelModule) -> dict[str, str]:
+def _names(entry: Entry) -> dict[str, str]:
     """The mesh axis of every group, or what is sent in it between stages."""
-    ranks, pipeline = parallel.ranks, parallel._pipeline
+    ranks, pipeline = entry.ranks, entry.pipeline
     found: dict[str, str] = {a.group.group_name: a.name for a in ranks.all_axes if a.group is not None}
     if pipeline is not None:
         found |= {one.group.group_name: channel(*way) for way, one in pipeline.channels.items()}
@@ -200,15 +212,15 @@ def _names(parallel: ParallelModule) -> dict[str, str]:
     return found
 
 
-def _misshapen(parallel: ParallelModule, loss: Tensor) -> Iterator[str]:
+def _misshapen(entry: Entry, loss: Tensor) -> Iterator[str]:
     """The loss, parameters and gradients, where they are not what the graph says."""
-    graph = parallel.graph
+    graph = entry.graph
     if loss.shape or not loss.is_floating_point():
         yield f"loss: expected one float, got {loss.dtype}{list(loss.shape)}"
     for leaf in graph.leaves("parameter"):
-        if str(leaf.attr("target")) not in parallel._held:  # another pipeline stage has it
+        if str(leaf.attr("target")) not in entry.store.held:  # another pipeline stage has it
             continue
-        held, kind = parallel._of(leaf.name), graph.types[leaf.name]
+        held, kind = entry.held(leaf.name), graph.types[leaf.name]
         expected = f"torch.{kind.dtype}{list(kind.local_shape(graph.mesh))}"
         values = {"parameter": held.inside, "gradient": held.outside.grad}
         for what, value in zip(values, _locals(values.values()), strict=False):

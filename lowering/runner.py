@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ from shardwright.lowering.program import Program, compile_source, left_to_python
 from shardwright.lowering.ranks import Ranks
 from shardwright.lowering.reducer import Reducer
 from shardwright.lowering.saved import Saved
-from shardwright.lowering.storage import Held, by_block, local_part
+from shardwright.lowering.storage import Held, by_block, part_of
 from shardwright.pcg.analysis import buffers_in_backward
 from shardwright.pcg.step.parameters import Parameter
 
@@ -73,7 +72,7 @@ class Runner:
     def write_back(self, buffers: Mapping[str, Tensor]) -> None:
         own = {self.held[name].inside.untyped_storage()._cdata for name in buffers}
         with torch.no_grad():
-            parts = {name: local_part(x.detach(), self.held[name].layouts, self.ranks) for name, x in buffers.items()}
+            parts = {name: part_of(x.detach(), self.held[name].slices) for name, x in buffers.items()}
             for name, x in parts.items():
                 if x.untyped_storage()._cdata in own:  # one buffer's new value is another one's old value
                     parts[name] = x.clone()
@@ -105,11 +104,6 @@ class Runner:
             for shard, dtype, axis, s in zip(shards, dtypes, axes, slices, strict=True)
         ]
         return shards, shares
-
-
-def own_leaf(held: Held) -> Held:
-    """The same parameter as a leaf of its own for autograd, on the same memory."""
-    return replace(held, inside=held.inside.detach().requires_grad_(held.inside.requires_grad))
 
 
 def _by_itself(value: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -36,16 +36,20 @@ def placements(layouts: Layouts, mesh: Mesh) -> tuple[Placement, ...]:
     return tuple(found) or (Replicate(),)
 
 
-def slices(shape: tuple[int, ...], layouts: Layouts, ranks: Ranks) -> list[tuple[MeshAxis, int, int]]:
-    """The slices (axis, dim, blocks) that lead from a logical tensor of this shape to this rank's part."""
+Slices = Sequence[tuple[MeshAxis, int, int]]
+"""What leads from a logical tensor to this rank's part of it, one after the other: axis, dim and blocks of each."""
+
+
+def slices(shape: tuple[int, ...], layouts: Layouts, ranks: Ranks) -> Slices:
+    """The slices that lead from a logical tensor of this shape to this rank's part."""
     steps = shard_order(shape, layouts, ranks.mesh.sizes)
     assert not isinstance(steps, str), steps
     return [(ranks.axes[axis], dim, blocks) for axis, dim, blocks in steps]
 
 
-def local_part(whole: Tensor, layouts: Layouts, ranks: Ranks) -> Tensor:
-    """This rank's part of a logical tensor."""
-    for axis, dim, blocks in slices(tuple(whole.shape), layouts, ranks):
+def part_of(whole: Tensor, slices: Slices) -> Tensor:
+    """What slices leave of a logical tensor."""
+    for axis, dim, blocks in slices:
         whole = take(whole, axis, dim, blocks)
     return whole
 
@@ -69,13 +73,15 @@ class Held:
     """One parameter or buffer: `outside` is what users and optimizers see, `inside` what the program reads.
 
     A parameter's `outside` is a DTensor and `inside` a leaf on its local storage; a buffer's are one plain tensor, or
-    a DTensor and its local part where it is stored sharded. `counts`: not where an earlier pipeline stage has it too.
+    a DTensor and its local part where it is stored sharded. `slices` lead from its value to this rank's part. `counts`:
+    not where an earlier pipeline stage has it too.
     """
 
     names: tuple[str, ...]
     layouts: Layouts
     outside: Tensor
     inside: Tensor
+    slices: Slices = ()
     counts: bool = True
 
     def __post_init__(self) -> None:
@@ -85,10 +91,14 @@ class Held:
     def name(self) -> str:
         return self.names[0]
 
-    def load(self, value: Tensor, ranks: Ranks) -> None:
+    def load(self, value: Tensor) -> None:
         """Copy a logical tensor, or a DTensor of any layout on the same ranks, into the local storage."""
         with torch.no_grad():
-            self.inside.detach().copy_(local_part(whole_state(value), self.layouts, ranks))
+            self.inside.detach().copy_(part_of(whole_state(value), self.slices))
+
+    def own_leaf(self) -> Held:
+        """The same parameter as a leaf of its own for autograd, on the same memory."""
+        return replace(self, inside=self.inside.detach().requires_grad_(self.inside.requires_grad))
 
     def wrap(self, part: Tensor) -> Tensor:
         """A part of this parameter's shape as a DTensor that is laid out as the parameter is."""
@@ -129,30 +139,31 @@ class Held:
         return gradient
 
 
-def hold_parameter(value: Tensor, names: tuple[str, ...], layouts: Layouts, ranks: Ranks) -> Held:
-    """Keep this rank's shard of a parameter and nothing else of it."""
-    part = _own(local_part(value.detach(), layouts, ranks), value, ranks)
-    spec = private.make_spec(ranks.device_mesh, placements(layouts, ranks.mesh), _meta(value))
-    outside = nn.Parameter(private.wrap(part, spec), requires_grad=value.requires_grad)
-    inside = private.unwrap(outside).detach().requires_grad_(value.requires_grad)
-    return Held(names, layouts, outside, inside)
+def hold_parameter(part: Tensor, like: Tensor, names: tuple[str, ...], layouts: Layouts, ranks: Ranks) -> Held:
+    """A parameter like another tensor, of which this rank has a part."""
+    outside = nn.Parameter(_wrapped(part, like, layouts, ranks), requires_grad=like.requires_grad)
+    inside = private.unwrap(outside).detach().requires_grad_(like.requires_grad)
+    return Held(names, layouts, outside, inside, slices(tuple(like.shape), layouts, ranks))
 
 
-def hold_buffer(value: Tensor, names: tuple[str, ...], layouts: Layouts, ranks: Ranks) -> Held:
-    """Keep a buffer: plain where it is replicated, a DTensor where it is sharded."""
-    part = _own(local_part(value.detach(), layouts, ranks), value, ranks)
-    if not any(layout.is_shard for layout in layouts):
-        return Held(names, layouts, part, part)
-    spec = private.make_spec(ranks.device_mesh, placements(layouts, ranks.mesh), _meta(value))
-    return Held(names, layouts, private.wrap(part, spec), part)
+def hold_buffer(part: Tensor, like: Tensor, names: tuple[str, ...], layouts: Layouts, ranks: Ranks) -> Held:
+    """A buffer: plain where it is replicated, a DTensor where it is sharded."""
+    is_sharded = any(layout.is_shard for layout in layouts)
+    outside = _wrapped(part, like, layouts, ranks) if is_sharded else part
+    return Held(names, layouts, outside, part, slices(tuple(like.shape), layouts, ranks))
 
 
-def refuse_replaced(parameters: Iterable[tuple[str, Tensor, tuple[int, ...]]]) -> None:
-    """Raise where another tensor was put into a parameter, which the program does not see; of each, where it was."""
-    for name, parameter, memory in parameters:
-        if private.memory_of(parameter) != memory:
+def _wrapped(part: Tensor, like: Tensor, layouts: Layouts, ranks: Ranks) -> Tensor:
+    meta = torch.empty(like.shape, dtype=like.dtype, device="meta")
+    return private.wrap(part, private.make_spec(ranks.device_mesh, placements(layouts, ranks.mesh), meta))
+
+
+def refuse_replaced(held: Iterable[Held]) -> None:
+    """Raise where another tensor was put into a parameter, which the program does not see."""
+    for one in held:
+        if private.memory_of(one.outside) != one.memory:
             raise ShardwrightError(
-                f"{name}: another tensor was put in its place (p.data = ..., vector_to_parameters, swap_tensors), "
+                f"{one.name}: another tensor was put in its place (p.data = ..., vector_to_parameters, swap_tensors), "
                 "and the program reads the memory that it had; compile again, and copy into it (p.data.copy_(...))"
             )
 
@@ -171,34 +182,6 @@ def _described(found: object) -> str:
     if isinstance(found, DTensor):
         return f"a DTensor {list(found.shape)} with placements {found.placements}"
     return f"a plain tensor {list(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
-
-
-def _own(part: Tensor, whole: Tensor, ranks: Ranks) -> Tensor:
-    """Memory of its own, so that the user's model and the other shards can be freed."""
-    part = part.to(ranks.device)
-    shared = private.storage_key(part) == private.storage_key(whole)
-    return part.clone(memory_format=torch.contiguous_format) if shared else part
-
-
-def _meta(value: Tensor) -> Tensor:
-    return torch.empty(value.shape, dtype=value.dtype, device="meta")
-
-
-def check_model(shapes: Mapping[str, tuple[int, ...]], values: Mapping[str, Tensor], *, with_data: bool) -> None:
-    """Raise a `PlanError` unless the model has every leaf of the graph, in its shape, and with data where asked."""
-    hollow = next((n for n, v in values.items() if v.device.type == "meta" or isinstance(v, private.FakeTensor)), None)
-    if with_data and hollow is not None:
-        raise PlanError(
-            f"{hollow}: the model has no data (it is on fake tensors or on device meta), so that it can be planned but "
-            "not trained; build it with real tensors, or load a checkpoint into it"
-        )
-    for name, shape in shapes.items():
-        if name not in values:
-            raise PlanError(f"the plan has a parameter or buffer {name!r} that the model does not; plan for this model")
-        if tuple(values[name].shape) != tuple(shape):
-            raise PlanError(
-                f"{name}: the plan has shape {list(shape)}, the model {list(values[name].shape)}; plan for this model"
-            )
 
 
 def by_block(leaves: Mapping[str, Tensor]) -> dict[str, Any]:

@@ -22,9 +22,11 @@ from shardwright.cost.clusters.cluster import Cluster
 from shardwright.judging import jury
 from shardwright.lowering.inputs import CheckInputs
 from shardwright.lowering.launch import TIMEOUT_S, join
-from shardwright.lowering.module import ParallelModule, lower
+from shardwright.lowering.module import ParallelModule
+from shardwright.lowering.parts import names_of
 from shardwright.lowering.precision import check_device
 from shardwright.lowering.private import default_device
+from shardwright.lowering.spec import EntrySpec
 from shardwright.lowering.waits import start_up
 from shardwright.pcg.capture import Captured, baked_in, capture
 from shardwright.pcg.errors import InfeasibleError, PlanError
@@ -276,8 +278,6 @@ def compile(
         DistributedError: another number of ranks is running than the plan is for (the best one may leave some idle);
             another rank failed; or this one has another model or a batch of other shapes than rank 0.
     """
-    from shardwright.lazy import LazyParallelModule
-
     refuse_unreal(model)
     check_when(check_capture)
     given = _load(plan)
@@ -293,7 +293,7 @@ def compile(
     target = _target(cluster, given)
     check_world(target.num_devices)
 
-    def build(args: Sequence[Any], kwargs: Mapping[str, Any]) -> ParallelModule:
+    def build(args: Sequence[Any], kwargs: Mapping[str, Any]) -> EntrySpec:
         def planned() -> tuple[Plan, dict[str, Tensor]]:
             certified = certified_by(rules, progress)
             if given is None:
@@ -315,30 +315,32 @@ def compile(
         if agreed.idle:
             use_all = f"use all with a mesh of {target.num_devices}, such as mesh={{'x': {target.num_devices}}}"
             check_world(agreed.cluster.num_devices, f" and leaves {idle(agreed)}", use_all)
-        made = lower(
+        return EntrySpec(
             agreed.graph,
-            model,
-            constants=constants,
-            options=baked_in(model, args, kwargs),
-            precision=agreed.execution.base,
-            timeout_s=timeout_s,
-            execution=agreed.execution,
-            check_inputs=check_inputs,
+            constants,
+            baked_in(model, args, kwargs),
+            agreed.execution,
+            agreed.execution.base,
+            check_inputs,
+            timeout_s,
+            training=model.training,
+            capture_check=agreed.capture_check,
         )
-        made.capture_check = agreed.capture_check
-        return made
 
-    def started(args: Sequence[Any], kwargs: Mapping[str, Any]) -> ParallelModule:
+    def enter(parallel: ParallelModule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         with start_up(timeout_s):
-            return build(args, kwargs)
+            parallel.enter(build(args, kwargs))
 
     join(timeout_s)
     for own in _several(precision if given is None else given.precision):
         check_device(base_of(own), default_device().type)
     if args or kwargs:
-        return started(args, kwargs or {})
+        parallel = ParallelModule(model)
+        enter(parallel, args, kwargs or {})
+        return parallel
     with start_up(timeout_s):
-        return LazyParallelModule(model, started)
+        order = from_rank_0(lambda: names_of(model), "the order of its modules")
+        return ParallelModule(model, lambda parallel, batch: enter(parallel, (), batch), order=order)
 
 
 def _say_what_is_left_out(model: nn.Module, captured: Captured) -> None:

@@ -16,6 +16,7 @@ from bench.accuracy import prepare
 from bench.allocations import live_storages, peak_bytes
 from bench.zoo_times import Stepper
 from examples.zoo import ZOO
+from shardwright.lowering.entry import Entry
 from shardwright.lowering.launch import run_ranks
 from shardwright.lowering.module import ParallelModule, lower
 from shardwright.pcg.capture import Captured, capture, find_loss
@@ -76,6 +77,12 @@ def run_all(jobs: Sequence[tuple[int, Callable[[], Any]]]) -> list[list[Any]]:
         ranks = run_ranks(lambda bodies: [body() for body in bodies], world, 120, args=(list(own.values()),))
         results |= dict(zip(own, map(list, zip(*ranks, strict=True)), strict=True))
     return [results[number] for number in range(len(jobs))]
+
+
+def entry_of(parallel: ParallelModule) -> Entry:
+    """What runs the steps of a module that was compiled for one batch."""
+    (entry,) = parallel._entries
+    return entry
 
 
 def of_zoo(name: str) -> Case:

@@ -26,7 +26,7 @@ from shardwright.pcg.step.actions import Actions, actions, happens
 from shardwright.pcg.step.chunk import Chunk, whole_chunk
 from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.pcg.step.late import sink_reductions
-from tests.lowering.runs import Batch, Case, Step, assert_same_step, of_zoo, parallel_step, serial_step
+from tests.lowering.runs import Batch, Case, Step, assert_same_step, entry_of, of_zoo, parallel_step, serial_step
 from tests.lowering.test_training import TWO
 from tests.lowering.test_zoo import graphs, stored
 from tests.models import zoo
@@ -79,7 +79,9 @@ class Spy:
     def __init__(self, parallel: ParallelModule, execution: Execution, monkeypatch: pytest.MonkeyPatch) -> None:
         self.events: Events = defaultdict(list)
         outside = find_outside(parallel.graph, execution)
-        leaf_of = {id(parallel._of(leaf).inside): leaf for leaf in outside.operations.parameters}
+        names = {leaf: str(parallel.graph.by_name[leaf].attr("target")) for leaf in outside.operations.parameters}
+        held = entry_of(parallel).runner.held
+        leaf_of = {id(held[name].inside): leaf for leaf, name in names.items()}
         bytes_of = {leaf: p.gradient_bytes for leaf, p in outside.operations.parameters.items()}
 
         def block(item: Any) -> list[str]:
@@ -270,7 +272,7 @@ def test_ranks_do_what_the_list_says(name: str, recompute: Any, monkeypatch: pyt
             parallel = found.lower(graph, run)
             steps = Spy(parallel, run, monkeypatch).steps(parallel, found.batch)
             monkeypatch.undo()
-            seen.append((steps, sum(map(num_bytes, chain(*parallel._runner.blocks.pool._free.values())))))
+            seen.append((steps, sum(map(num_bytes, chain(*entry_of(parallel).runner.blocks.pool._free.values())))))
         return seen
 
     for graph in todo:

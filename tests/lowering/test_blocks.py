@@ -13,7 +13,7 @@ from shardwright.lowering import buffers
 from shardwright.lowering.module import ParallelModule
 from shardwright.pcg.layout import S
 from shardwright.pcg.step.parameters import module_block
-from tests.lowering.runs import Case
+from tests.lowering.runs import Case, entry_of
 from tests.lowering.test_training import TWO
 
 NUM_LAYERS, WIDTH = 6, 16
@@ -60,7 +60,7 @@ def test_a_deep_model_needs_the_memory_of_a_few_blocks(
     def body(parallel: ParallelModule) -> tuple[int, int]:
         for _ in range(3):
             parallel.forward_backward(**deep.batch)
-        blocks = parallel._runner.blocks
+        blocks = entry_of(parallel).runner.blocks
         assert not any(block.memory for block in blocks.items)
         assert not blocks.owners
         (free,) = blocks.pool._free.values()
@@ -74,7 +74,7 @@ def test_a_deep_model_needs_the_memory_of_a_few_blocks(
 def test_autograd_keeps_no_gathered_parameter(deep: Case) -> None:
     def body(parallel: ParallelModule) -> list[bool]:
         loss = parallel(**deep.batch)
-        held = [block.memory is not None for block in parallel._runner.blocks.items]
+        held = [block.memory is not None for block in entry_of(parallel).runner.blocks.items]
         loss.backward()
         return held
 

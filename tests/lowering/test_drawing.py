@@ -16,7 +16,7 @@ from shardwright.lowering.inputs import NUM_FIRST
 from shardwright.lowering.launch import run_ranks
 from shardwright.lowering.module import ParallelModule, lower
 from shardwright.pcg.errors import ShardwrightError
-from tests.lowering.runs import Case, whole
+from tests.lowering.runs import Case, entry_of, whole
 from tests.lowering.test_inputs import Regression
 from tests.lowering.test_microbatches import planned
 from tests.lowering.test_training import DATA, MEGATRON, TWO, Net
@@ -133,8 +133,8 @@ def test_programs_that_do_not_draw_do_not_care() -> None:
         torch.manual_seed(dist.get_rank())
         for _ in losses(parallel, case.batch):
             torch.rand(1 + dist.get_rank())
-        assert parallel._drawing.own is None
-        assert parallel._drawing._begun is None
+        assert entry_of(parallel).drawing.own is None
+        assert entry_of(parallel).drawing._begun is None
 
     case.on_ranks(case.graph(TWO, {}), body)
 

@@ -18,7 +18,8 @@ from shardwright.lowering.dtensors import mend_dtensors
 from shardwright.lowering.launch import connect, run_ranks
 from shardwright.lowering.ranks import Ranks
 from shardwright.lowering.reductions import all_extreme
-from shardwright.lowering.storage import hold_parameter
+from shardwright.lowering.sources import own_part
+from shardwright.lowering.storage import hold_parameter, slices
 from shardwright.pcg.layout import R, S
 from shardwright.pcg.mesh import Mesh
 from tests.lowering.runs import Case, whole
@@ -101,7 +102,8 @@ DRAWS: dict[str, Callable[[Tensor], Tensor | None]] = {
 def held(value: Tensor, ranks: Ranks) -> Iterator[nn.Parameter]:
     """A value as a parameter in every layout."""
     for layout in LAYOUTS:
-        outside = hold_parameter(value, ("w",), (layout,), ranks).outside
+        part = own_part(value, slices(tuple(value.shape), (layout,), ranks), ranks.device)
+        outside = hold_parameter(part, value, ("w",), (layout,), ranks).outside
         if isinstance(outside, DTensor):
             yield outside  # pyright: ignore[reportReturnType]
 

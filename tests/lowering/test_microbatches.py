@@ -34,6 +34,7 @@ from tests.lowering.runs import (
     Step,
     assert_same_step,
     doubled,
+    entry_of,
     outcome,
     parallel_step,
     peak_on_rank,
@@ -159,7 +160,7 @@ def test_ranks_do_what_the_list_says(monkeypatch: pytest.MonkeyPatch) -> None:
             parallel = found.lower(graph)
             steps = Spy(parallel, DEFAULT, monkeypatch).steps(parallel, found.batch)
             monkeypatch.undo()
-            seen.append((steps, sum(map(num_bytes, chain(*parallel._runner.blocks.pool._free.values())))))
+            seen.append((steps, sum(map(num_bytes, chain(*entry_of(parallel).runner.blocks.pool._free.values())))))
         return seen
 
     for graph in plans:
@@ -260,7 +261,7 @@ def test_frozen_parameters_and_steps_that_fail() -> None:
         steps = list[Step]()
         for graph in plans:
             parallel = found.lower(graph)
-            parallel._runner.run = failing_once(parallel._runner.run)
+            entry_of(parallel).runner.run = failing_once(entry_of(parallel).runner.run)
             with pytest.raises(ValueError, match="no"):
                 parallel.forward_backward(**found.batch)
             assert all(p.grad is None for p in parallel.parameters())

@@ -16,7 +16,7 @@ from shardwright.lowering import private
 from shardwright.lowering.launch import run_ranks
 from shardwright.lowering.module import ParallelModule
 from shardwright.pcg.errors import ShardwrightError
-from tests.lowering.runs import Case, whole
+from tests.lowering.runs import Case, entry_of, whole
 from tests.lowering.test_microbatches import planned
 from tests.lowering.test_training import DATA, FUSED, MEGATRON, TWO, ZERO3, Net
 
@@ -288,7 +288,7 @@ def test_what_changes_parameters_in_place_works(net: Case) -> None:
             nn.init.constant_(p, 0.25)
             p.data.mul_(2)
             p.data.copy_(p.data * 3)
-        for held in parallel._held.values():
+        for held in entry_of(parallel).store.unique:
             assert torch.equal(held.inside, torch.full_like(held.inside, 1.5)), held.name
             assert private.unwrap(held.outside).data_ptr() == held.inside.data_ptr()
         parallel.forward_backward(**net.batch)

@@ -21,7 +21,7 @@ from shardwright.pcg.step.execution import Execution, Schedule
 from shardwright.pcg.step.lifetimes import Zero
 from shardwright.search.plan import Plan, SearchReport
 from tests.lowering.pipelines import evenly, in_one_process, in_stages, of_one_stage, worst_error
-from tests.lowering.runs import Case
+from tests.lowering.runs import Case, entry_of
 from tests.lowering.test_microbatches import case
 
 Cell = tuple[int, Schedule, int, tuple[str, ...], int, Zero]
@@ -58,7 +58,7 @@ def test_gradients_of_weights_are_put_off() -> None:
 
     def body() -> tuple[set[str], set[str]]:
         parallel = found.lower(graph, execution)
-        pipeline, runner = parallel._pipeline, parallel._runner
+        pipeline, runner = entry_of(parallel).pipeline, entry_of(parallel).runner
         assert pipeline is not None
         early, late = set[str](), set[str]()
 

@@ -30,7 +30,7 @@ from shardwright.pcg.step.recompute import Recompute
 from shardwright.search.planner import Planner
 from tests.each import each
 from tests.lowering.rounding import NUM_RANKS, Cell, Error, case, cells, solved
-from tests.lowering.runs import Case, Step, outcome, parallel_step, whole
+from tests.lowering.runs import Case, Step, entry_of, outcome, parallel_step, whole
 from tests.search.graphs import cluster
 
 BACKENDS: Any = torch.backends
@@ -156,7 +156,7 @@ def test_every_step_requires_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def steps(parallel: ParallelModule) -> list[str]:
         told = list[str]()
-        monkeypatch.setattr(parallel, "_products", "tf32")
+        monkeypatch.setattr(entry_of(parallel), "_products", "tf32")
         for step in (parallel.forward_backward, parallel):
             with pytest.raises(PlanError) as error:
                 step(**case("pictures").batch)

@@ -25,7 +25,7 @@ from shardwright.lowering.module import ParallelModule, lower
 from shardwright.lowering.pipeline import Pipeline
 from shardwright.pcg.errors import DistributedError, ShardwrightError
 from tests.lowering.pipelines import evenly, of_one_stage
-from tests.lowering.runs import Case
+from tests.lowering.runs import Case, entry_of
 from tests.lowering.test_stage_training import case
 
 TIMEOUT_S, WORLD, FAILING = 3.0, 4, 1
@@ -55,7 +55,7 @@ def in_item(fault: Callable[..., Any], direction: str, microbatch: int) -> Fault
     """The fault, where a rank begins an item."""
 
     def put_in(parallel: ParallelModule) -> None:
-        pipeline = parallel._pipeline
+        pipeline = entry_of(parallel).pipeline
         assert pipeline is not None
         begin = pipeline._begin
 
@@ -73,7 +73,7 @@ def instead_of(name: str, fault: Callable[..., Any]) -> Fault:
     """The fault before a method of the pipeline."""
 
     def put_in(parallel: ParallelModule) -> None:
-        pipeline = parallel._pipeline
+        pipeline = entry_of(parallel).pipeline
         assert pipeline is not None
         method = getattr(pipeline, name)
 
@@ -87,7 +87,7 @@ def instead_of(name: str, fault: Callable[..., Any]) -> Fault:
 
 
 def in_sums(parallel: ParallelModule) -> None:
-    pipeline = parallel._pipeline
+    pipeline = entry_of(parallel).pipeline
     assert isinstance(pipeline, Pipeline)
     summed = pipeline.shared.summed
 

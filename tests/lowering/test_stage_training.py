@@ -24,7 +24,8 @@ from torch.nn import functional as F
 from shardwright.lowering import dryrun
 from shardwright.lowering.exact import seed_exactly
 from shardwright.lowering.launch import run_ranks
-from shardwright.lowering.module import ParallelModule, check_stages
+from shardwright.lowering.module import ParallelModule
+from shardwright.lowering.spec import check_stages
 from shardwright.pcg.capture import capture
 from shardwright.pcg.errors import PlanError, ShardwrightError
 from shardwright.pcg.graph import Graph, Node

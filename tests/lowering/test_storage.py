@@ -13,7 +13,7 @@ from shardwright.lowering.module import ParallelModule, lower
 from shardwright.pcg.analysis import computed_once, kept_constants
 from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.layout import Layouts
-from tests.lowering.runs import Case
+from tests.lowering.runs import Case, entry_of
 from tests.lowering.test_training import DATA, FUSED, MEGATRON, TWO, VOCAB_SPLIT, ZERO3, Net
 
 STORAGES = [DATA, DATA | ZERO3, MEGATRON | FUSED | VOCAB_SPLIT]
@@ -58,7 +58,7 @@ def test_of_a_constant_only_what_is_read_stays() -> None:
     def body() -> list[int]:
         module = lower(graph, Scaled())
         module.forward_backward(x=torch.ones(4, 8))
-        assert module._runner.constants is not None
-        return [value.untyped_storage().nbytes() for value in module._runner.constants.values()]
+        assert entry_of(module).runner.constants is not None
+        return [value.untyped_storage().nbytes() for value in entry_of(module).runner.constants.values()]
 
     assert sorted(run_ranks(body, 1, 60.0)[0]) == [8 * 4, 4 * 8 * 4]

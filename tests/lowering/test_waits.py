@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from shardwright import api
 from shardwright.cost.clusters.cluster import Cluster
-from shardwright.lowering import module, private
+from shardwright.lowering import module, private, sources
 from shardwright.lowering.launch import join, run_ranks
 from shardwright.lowering.waits import start_up
 from shardwright.pcg.errors import DistributedError
@@ -61,7 +61,7 @@ def plan() -> Plan:
 
 @pytest.mark.parametrize(
     ("where", "failing"),
-    [((api, "_target"), 0), ((api, "model_facts"), 1), ((module, "share_values"), 0), ((api, "lower"), 1)],
+    [((api, "_target"), 0), ((api, "model_facts"), 1), ((sources, "share_values"), 0), ((module, "Entry"), 1)],
 )
 def test_the_others_end_within_the_timeout(where: tuple[Any, str], failing: int, plan: Plan, tmp_path: Path) -> None:
     found = run_ranks(started, 2, args=(where, failing, plan, tmp_path / "done"), timeout_s=60)

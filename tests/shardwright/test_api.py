@@ -20,7 +20,6 @@ from torch.nn import functional as F
 
 import shardwright as sw
 from shardwright.api import compile, plan
-from shardwright.lazy import LazyParallelModule
 from shardwright.lowering.dryrun import dry_run
 from shardwright.lowering.launch import run_ranks
 from shardwright.lowering.module import ParallelModule
@@ -403,7 +402,7 @@ def _before_the_first_call() -> list[Any]:
             losses.append(parallel.forward_backward(**batch).item())
     later = compile(model, sw.Cluster.local(2), **forced())
     later.compile(backend="eager")
-    cast(LazyParallelModule, later)._become(batch)
+    later._for(batch)
     assert hasattr(later.program.forward, "_torchdynamo_orig_callable")
     messages = list[str]()
     later = compile(model, sw.Cluster.local(2), **forced())
@@ -421,9 +420,9 @@ def test_what_is_asked_of_a_lazy_module_before_its_first_call() -> None:
     """A checkpoint is loaded; what needs the plan says so."""
     for losses, messages in run_ranks(_before_the_first_call, 2):
         assert losses == pytest.approx([losses[0]] * 4, rel=1e-6)
-        for name, message in zip(("source", "input_layouts", "graph", "held"), messages, strict=False):
+        for name, message in zip(("source", "input_layouts", "graph", "clip_grad_norm_"), messages, strict=False):
             assert message.startswith(f"{name}: a model that is compiled without a batch has no plan before its first")
-        assert messages[-1] == "'LazyParallelModule' object has no attribute 'typo'"
+        assert messages[-1] == "'ParallelModule' object has no attribute 'typo'"
 
 
 def _own_batches() -> str:

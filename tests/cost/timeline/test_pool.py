@@ -19,13 +19,13 @@ from shardwright.pcg.step.execution import Execution
 from shardwright.search.planner import Planner
 from shardwright.search.restrict import DATA, TENSOR, ZERO
 from tests.cost.programs import planned
-from tests.lowering.runs import of_zoo
+from tests.lowering.runs import entry_of, of_zoo
 from tests.models import zoo
 from tests.search.graphs import cluster
 
 
 def really_pooled_bytes(module: ParallelModule) -> int:
-    sets = [memory for free in module._runner.blocks.pool._free.values() for memory in free]
+    sets = [memory for free in entry_of(module).runner.blocks.pool._free.values() for memory in free]
     return sum(t.untyped_storage().nbytes() for m in sets for t in (m.send, m.receive, *m.buffers))
 
 

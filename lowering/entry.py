@@ -1,0 +1,247 @@
+"""Entries: a graph over a store's parameters, with all that runs its steps, for one shape of batch and one mode.
+
+forward and backward of each microbatch, or of each action of a pipeline stage, and what the ranks sum up of them
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
+
+from shardwright.lowering.agreement import share_values
+from shardwright.lowering.batch import BatchCheck, find_inputs
+from shardwright.lowering.collectives import reduce
+from shardwright.lowering.drawing import Drawing, Stream
+from shardwright.lowering.exact import num_draws
+from shardwright.lowering.groups import across
+from shardwright.lowering.handover import hand_over
+from shardwright.lowering.inputs import Inputs
+from shardwright.lowering.launch import connect
+from shardwright.lowering.outside import find_outside
+from shardwright.lowering.parameter_store import ParameterStore, places
+from shardwright.lowering.pipeline import Pipeline, Scale
+from shardwright.lowering.precision import check_device, check_products, set_products
+from shardwright.lowering.reducer import Finished
+from shardwright.lowering.runner import Runner
+from shardwright.lowering.shared import Holders, Shared
+from shardwright.lowering.spec import EntrySpec, Key, check_stages
+from shardwright.lowering.storage import Held
+from shardwright.lowering.waits import blame
+from shardwright.pcg import pieces
+from shardwright.pcg.errors import ShardwrightError
+from shardwright.pcg.mesh import TIME
+from shardwright.pcg.stages import Stages, cut
+from shardwright.pcg.step.additive import find_additive
+from shardwright.pcg.step.late import LOSS, check_backward
+from shardwright.pcg.step.meshes import stage_meshes
+from shardwright.pcg.step.parameters import find_parameters
+from shardwright.pcg.step.precisions import Precision
+from shardwright.pcg.step.schedules import orders
+from shardwright.pcg.step.time import as_run
+
+
+class Entry:
+    """Runs the steps of one graph on the parameters of a store. Every rank makes it, with the same graph.
+
+    `batch` is what it takes; `runners` has one for each virtual stage of this rank, `pipeline` what goes on between
+    them; `constants` are tensors that the program reads and nobody trains.
+
+    Raises `DistributedError` where the number of ranks is not the mesh's, `PlanError` where the graph is not of the
+    store's model, wants another layout than the store has, cannot be run in microbatches, has not what is to be made
+    again, or this device does not train in the precision.
+    """
+
+    def __init__(self, spec: EntrySpec, store: ParameterStore, stream: Stream) -> None:
+        graph, self.execution = as_run(spec.graph, spec.execution).validate(), spec.execution
+        check_stages(graph, self.execution, spec.precision)
+        self.ranks = ranks = connect(stage_meshes(graph.mesh, self.execution), spec.timeout_s)
+        check_device(spec.precision, ranks.device.type)
+        self.capture_check = spec.capture_check
+        self._products: Precision | None = spec.precision if ranks.device.type == "cuda" else None
+        set_products(self._products)
+        is_cut = self.execution.num_virtual_stages > 1
+        stages = cut(graph, self.execution) if is_cut else Stages(graph, {}, (), ranks.meshes)
+        self.graph = graph = replace(graph, mesh=ranks.mesh) if graph.mesh != ranks.mesh else graph
+        self.store, wanted = store, places(graph, stages)
+        given = {name: value.to(ranks.device) for name, value in spec.constants.items()}
+        store.join(wanted, ranks, {name: value for name, value in given.items() if name in wanted})
+        self.constants = {name: value for name, value in given.items() if name not in wanted}
+        share_values(self.constants, ranks)
+        self.batch = BatchCheck(find_inputs(graph)[0], spec.options, ranks)
+        self.key = Key(spec.training, tuple(sorted(self.batch.shapes.items())))
+        outside = find_outside(graph, self.execution)
+        sums = {str(graph.by_name[name].attr("axis")) for name in outside.loss_sums} - {TIME}
+        self._loss_axis = ranks.merged(tuple(a for a in graph.mesh.names if a in sums)) if sums else None
+        buffers = (name for name, _ in graph.outputs)
+        in_turn = {name for name in buffers if self.execution.is_per_microbatch(name.rpartition(".")[0])}
+        self._by_microbatch = in_turn | find_additive(graph).buffers
+        self.pipeline: Pipeline | None = None
+        self.runners = [] if is_cut else [Runner(outside, ranks, self.constants, store.leaves())]
+        if is_cut:
+            self._run_in_stages(stages)
+        self.drawing = Drawing(ranks, graph, stream)
+        self._inputs = Inputs(self.batch, self.drawing, spec.check_inputs)
+        self._num_draws = num_draws(graph)
+
+    def _run_in_stages(self, stages: Stages) -> None:
+        """A runner for each virtual stage of this rank, and what goes on between stages."""
+        ranks, execution = self.ranks, self.execution
+        by_stage = [find_parameters(graph, execution).by_leaf.values() for graph in stages.graphs]
+        for sums in sorted({p.sums for found in by_stage for p in found if p.sums}):
+            ranks.merged(sums)  # of all stages, as every rank takes part in making a group
+        for stage in range(ranks.stages.rank, len(stages), ranks.stages.size):
+            outside = find_outside(stages.graphs[stage], execution, self.graph)
+            self.runners.append(Runner(outside, ranks, self.constants, self.store.leaves()))
+        shared_by_stages = Shared(ranks, dict(self._shared(stages)))
+        for runner in self.runners:
+            runner.reducer.hold_back = shared_by_stages.hold_back
+        many = replace(execution, num_microbatches=self.graph.mesh.num_microbatches)
+        items = orders(many)[ranks.stages.rank]
+        around = self._loss_axis, self._by_microbatch, shared_by_stages
+        self.pipeline = Pipeline(stages, self.runners, items, ranks, *around)
+
+    def _shared(self, stages: Stages) -> Iterator[tuple[str, Holders]]:
+        """What this stage trains together with others, by name."""
+        ranks = self.ranks
+        for leaf, holders in stages.holders.items():
+            if len(holders) > 1 and (group := ranks.group(across(ranks.meshes, holders), "shared")) is not None:
+                held, kind = self.held(leaf), self.graph.types[leaf]
+                if held.inside.requires_grad:
+                    yield held.name, Holders(holders, group, pieces.Tensor(kind.shape, kind.layouts))
+
+    def held(self, leaf: str) -> Held:
+        """How the store keeps a leaf of the graph."""
+        return self.store.held[str(self.graph.by_name[leaf].attr("target"))]
+
+    @property
+    def runner(self) -> Runner:
+        """The only one, or that of the first chunk of this rank's pipeline stage."""
+        return self.runners[0]
+
+    def mark(self) -> None:
+        """Give operators and blocks of the model names in what `torch.profiler` records."""
+        for runner in self.runners:
+            runner.mark()
+
+    def compile(self, **options: Any) -> None:
+        """Run the program through `torch.compile` with these options."""
+        if options.get("fullgraph") and any(runner.remakes for runner in self.runners):
+            raise ShardwrightError(
+                "compile(fullgraph=True): parameters are gathered, or values made again, between the graphs of this "
+                "program; leave fullgraph out"
+            )
+        for runner in self.runners:
+            runner.compile(**options)
+
+    # ---- steps ----
+
+    def loss(self, batch: Mapping[str, Any]) -> Tensor:
+        """The loss of a batch of global tensors, or of this rank's own shards of them; it has a backward."""
+        if torch.is_inference_mode_enabled():  # its tensors could not serve in later steps
+            with torch.inference_mode(False), torch.no_grad():
+                return self.loss(batch)
+        local = self._take(batch)
+        if torch.is_grad_enabled() and (self.pipeline is not None or (len(local) > 1 and self.runner.reducer.held)):
+            with ExitStack() as stack:
+                kept = list[Finished]()
+                for runner in self.runners:
+                    stack.enter_context(runner.reducer.keeping(kept))
+                return hand_over(self._forward_backward(local, None), kept)
+        if self.pipeline is not None:
+            return self._in_stages(self.pipeline, local, None)
+        if len(local) == 1:
+            summand = self._forward(local[0])
+        else:
+            summand = self.runner.program.step(self._forward, _nothing, local, self.ranks.time)
+        return summand if self._loss_axis is None else reduce(summand, self._loss_axis)
+
+    def forward_backward(self, batch: Mapping[str, Any], scaler: torch.amp.GradScaler | None) -> Tensor:
+        """The loss of a batch, detached, with every parameter's gradient added to its `grad`."""
+        return self._forward_backward(self._take(batch), scaler)
+
+    def _take(self, batch: Mapping[str, Any]) -> list[dict[str, Tensor]]:
+        if self.pipeline is not None:
+            self.pipeline.check_alive()
+        self.store.check()
+        check_products(self._products)
+        try:
+            return self._inputs.take(batch)
+        except RuntimeError as error:
+            raise blame(error, "the comparison of inputs") from error
+
+    def _forward_backward(self, local: Sequence[Mapping[str, Tensor]], scaler: torch.amp.GradScaler | None) -> Tensor:
+        """The loss of this rank's parts of the microbatches."""
+        check_backward(self.graph)
+        if self.pipeline is not None:
+            if scaler is not None:  # its first call makes its scale, and only the last stage has a loss to scale
+                scaler.scale(torch.zeros((), device=self.ranks.device))
+            return self._in_stages(self.pipeline, local, scaler.scale if scaler is not None else _as_it_is)
+        work: dist.Work | None = None
+
+        def backward(summand: Tensor, loss: Tensor) -> None:
+            nonlocal work
+            try:
+                if self._turn[1]:
+                    work = self._start_sum(loss)
+                (summand if scaler is None else scaler.scale(summand)).backward()
+            except RuntimeError as error:
+                raise blame(error, "backward") from error
+
+        loss = self.runner.program.step(self._forward, backward, local, self.ranks.time)
+        try:
+            if work is not None:
+                work.wait()
+        except RuntimeError as error:
+            raise blame(error, "backward") from error
+        return loss
+
+    def _in_stages(self, pipeline: Pipeline, local: Sequence[Mapping[str, Tensor]], scale: Scale | None) -> Tensor:
+        """The loss of a step whose microbatches go through pipeline stages."""
+        try:
+            with self.drawing.by_number(self._num_draws) as draw:
+                return pipeline.step(local, draw, scale)
+        except RuntimeError as error:
+            raise blame(error, f"pipeline stage {self.ranks.stages.rank}, {pipeline.now}") from error
+
+    def _start_sum(self, loss: Tensor) -> dist.Work | None:
+        """Sum the loss over the ranks, in place."""
+        if self._loss_axis is None or self._loss_axis.group is None:
+            return None
+        return dist.all_reduce(loss, group=self._loss_axis.group, async_op=True)
+
+    @property
+    def _turn(self) -> tuple[bool, bool]:
+        """Whether this is the first microbatch of a step, and the last."""
+        time = self.ranks.time
+        return (True, True) if time is None else (time.rank == 0, time.rank == time.size - 1)
+
+    def _forward(self, local: Mapping[str, Tensor]) -> Tensor:
+        """The loss of a microbatch, or this rank's summand of it."""
+        first, last = self._turn
+        runner = self.runner
+        runner.blocks.begin(first=first, last=last)
+        try:
+            with self.drawing.microbatch(self._num_draws, first=first, last=last) as draw:
+                outputs = runner.run(local, draw)
+            loss = outputs.pop(LOSS)
+            roots = [get_gradient_edge(loss)] if loss.requires_grad else []
+            runner.reducer.watch(*roots, first=first, last=last)
+            runner.write_back({k: v for k, v in outputs.items() if last or k in self._by_microbatch})
+        except RuntimeError as error:
+            raise blame(error, "forward") from error
+        return loss
+
+
+def _as_it_is(loss: Tensor) -> Tensor:
+    return loss
+
+
+def _nothing(summand: Tensor, loss: Tensor) -> None:
+    """No backward."""

@@ -1,0 +1,255 @@
+"""A model's parameters and buffers on one rank, apart from the programs that read and write them.
+
+    source ──values──▶ store ◀──reads, gradients── entries
+
+The store owns names (tied ones too), layouts, memory and what other pipeline stages have. A layout is a fact of the
+store: the first entry's graph says it, and an entry whose graph wants another one is refused by name. Before there is
+an entry, the store has stand-ins: replicated parameters on the memory of the source, which stay the same objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate
+
+from shardwright.lowering.clipping import clip_gradients
+from shardwright.lowering.loading import load
+from shardwright.lowering.original import Original
+from shardwright.lowering.private import IncompatibleKeys
+from shardwright.lowering.ranks import Ranks
+from shardwright.lowering.sources import Source, own_part
+from shardwright.lowering.storage import Held, hold_buffer, hold_parameter, refuse_replaced, refuse_thawed, slices
+from shardwright.pcg.errors import PlanError
+from shardwright.pcg.graph import Graph
+from shardwright.pcg.importing import names_by_first
+from shardwright.pcg.layout import Layouts, R, format_layouts
+from shardwright.pcg.mesh import TIME, Mesh
+from shardwright.pcg.stages import Stages
+
+
+@dataclass(frozen=True)
+class Place:
+    """How a graph reads a parameter or buffer: its layout by axis of devices, and in which pipeline stages.
+
+    `trained`: whether the graph computes a gradient of it.
+    """
+
+    shape: tuple[int, ...]
+    layouts: Layouts
+    stages: tuple[int, ...]
+    trained: bool
+
+
+def places(graph: Graph, stages: Stages) -> dict[str, Place]:
+    """What a graph reads of a model, by the model's names. `stages`: the same graph, cut."""
+    readers = dict[str, set[int]]()
+    for number, part in enumerate(stages.graphs):
+        for node in part.nodes:
+            if node.op in ("parameter", "buffer"):
+                readers.setdefault(str(node.attr("target")), set()).add(number % stages.num_stages)
+    found = dict[str, Place]()
+    for node in graph.nodes:
+        if node.op in ("parameter", "buffer"):
+            name, kind = str(node.attr("target")), graph.types[node.name]
+            on_devices = tuple(x for axis, x in zip(graph.mesh.names, kind.layouts, strict=True) if axis != TIME)
+            found[name] = Place(kind.shape, on_devices, tuple(sorted(readers.get(name, ()))), kind.grad)
+    return found
+
+
+class ParameterStore:
+    """Holds a model's parameters and buffers.
+
+    `held` has each by all of its names, in this rank's stage; `elsewhere` are the names that other stages have;
+    `carried` what forward changes that is no buffer of the model. `ranks`: None until the first entry has said how
+    they lie.
+    """
+
+    def __init__(self, source: Source, model: nn.Module) -> None:
+        """`model`: the user's own, whose calls are looked at once this store is trained."""
+        self.held: dict[str, Held] = {}
+        self.elsewhere = set[str]()
+        self.carried: tuple[str, ...] = ()
+        self.ranks: Ranks | None = None
+        self._source: Source | None = source
+        self._original = Original(model)
+        self._stages = dict[str, tuple[int, ...]]()
+        self._unique: Sequence[Held] = ()
+        self._frozen: Sequence[Held] = ()
+        self._parameters: Sequence[Held] = ()
+
+    @property
+    def outside(self) -> dict[str, Tensor]:
+        """What users see, by name."""
+        return {name: held.outside for name, held in self.held.items()}
+
+    @property
+    def unique(self) -> Sequence[Held]:
+        """Each parameter and buffer once."""
+        return self._unique
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """What an optimizer updates."""
+        return [held.outside for held in self._unique if isinstance(held.outside, nn.Parameter)]
+
+    # ---- before the first entry ----
+
+    def stand_in(self) -> None:
+        """Give users parameters on the memory of the source, replicated on all ranks."""
+        source = self._given()
+        for names in names_by_first(source.buffers).values():
+            value = source.buffers[names[0]]
+            self.held.update(dict.fromkeys(names, Held(names, (), value, value)))
+        for names in names_by_first(source.parameters).values():
+            value = source.parameters[names[0]]
+            mesh = init_device_mesh(value.device.type, (dist.get_world_size(),))
+            whole = DTensor.from_local(value.detach(), mesh, [Replicate()], run_check=False)
+            outside = nn.Parameter(whole, requires_grad=value.requires_grad)
+            self.held.update(dict.fromkeys(names, Held(names, (), outside, value.detach())))
+        self._settle()
+
+    def tell_source(self) -> None:
+        """What was done to the stand-ins, before the source's model is captured."""
+        refuse_replaced(self._parameters)
+        for name, value in self._given().parameters.items():
+            value.requires_grad_(self.held[name].outside.requires_grad)
+
+    def _given(self) -> Source:
+        assert self._source is not None, "the store has its values, and has let go of their source"
+        return self._source
+
+    # ---- how it lies ----
+
+    def join(self, wanted: Mapping[str, Place], ranks: Ranks, carried: Mapping[str, Tensor]) -> None:
+        """Take an entry's graph: the first one says how all lies, later ones are held to it. All ranks come to this.
+
+        `carried`: what forward changes that is no buffer of the model, with the values that it begins with. Raises
+        `PlanError` where the graph is not of this model, or wants another layout.
+        """
+        if self.ranks is None:
+            self._lay_out(wanted, ranks, carried)
+        else:
+            self._check(wanted, ranks, self.ranks)
+
+    def _lay_out(self, wanted: Mapping[str, Place], ranks: Ranks, carried: Mapping[str, Tensor]) -> None:
+        source, standins = self._given(), self.held
+        buffers = {**carried, **source.buffers}
+        values = {**source.parameters, **buffers}
+        for name, place in wanted.items():
+            _check_shape(name, place, values.get(name))
+        source.agree(ranks, carried)
+        held, elsewhere = dict[str, Held](), set[str]()
+        for kind, tensors in ((hold_parameter, source.parameters), (hold_buffer, buffers)):
+            for names in names_by_first(tensors).values():
+                read = [wanted[name] for name in names if name in wanted]
+                stages = tuple(sorted({stage for place in read for stage in place.stages})) or (0,)
+                self._stages.update(dict.fromkeys(names, stages))
+                if ranks.stages.rank not in stages:
+                    elsewhere.update(names)
+                    continue
+                value, layouts = values[names[0]], _layouts(read, ranks.mesh)
+                cut = slices(tuple(value.shape), layouts, ranks)
+                is_carried = names[0] in carried and names[0] not in source.buffers
+                part = own_part(value, cut, ranks.device) if is_carried else source.part(names[0], cut, ranks.device)
+                one = kind(part, value, names, layouts, ranks)
+                one.counts = ranks.stages.rank == stages[0]
+                held.update(dict.fromkeys(names, one))
+        _adopt(held, standins)
+        self.held, self.elsewhere, self.ranks, self._source = held, elsewhere, ranks, None
+        self.carried = tuple(name for name in carried if name in held)
+        self._settle()
+
+    def _settle(self) -> None:
+        self._unique = list({id(held): held for held in self.held.values()}.values())
+        self._frozen = [held for held in self._unique if not held.inside.requires_grad]
+        self._parameters = [held for held in self._unique if isinstance(held.outside, nn.Parameter)]
+
+    def _check(self, wanted: Mapping[str, Place], ranks: Ranks, own: Ranks) -> None:
+        meshes, stored = ([str(mesh.devices) for mesh in some.meshes] for some in (ranks, own))
+        if meshes != stored:
+            raise PlanError(
+                f"the plan is for {' and '.join(meshes)}, and the parameters lie on {' and '.join(stored)}; plan for "
+                "that mesh"
+            )
+        for name, place in wanted.items():
+            held = self.held.get(name)
+            _check_shape(name, place, None if held is None else held.outside, elsewhere=name in self.elsewhere)
+            if place.stages != self._stages[name]:
+                raise PlanError(
+                    f"{name}: the plan reads it in pipeline stages {list(place.stages)}, and it is stored in "
+                    f"{list(self._stages[name])}; plan with the stages that it is stored in"
+                )
+            if held is None:
+                continue
+            mesh = own.mesh.devices
+            lies = tuple(x for axis, x in zip(own.mesh.names, held.layouts, strict=True) if axis != TIME)
+            if lies != place.layouts:
+                raise PlanError(
+                    f"{name}: the plan wants it as {format_layouts(place.layouts, mesh)}, and it is stored as "
+                    f"{format_layouts(lies, mesh)}, for every shape of batch and mode; plan with that layout pinned"
+                )
+            if held.inside.requires_grad and not place.trained:
+                raise PlanError(
+                    f"{name}: the plan was captured with requires_grad=False and computes no gradient of it, and it is "
+                    "trained; capture the model as it is trained"
+                )
+
+    # ---- for entries ----
+
+    def leaves(self) -> dict[str, Held]:
+        """All that is held, by name, as leaves of their own for autograd: gradients there are one program's alone."""
+        own = {id(held): held.own_leaf() for held in self.unique}
+        return {name: own[id(held)] for name, held in self.held.items()}
+
+    def check(self) -> None:
+        """Before a step: raise where users have done to parameters what its program cannot see."""
+        refuse_thawed(self._frozen)
+        if torch.is_grad_enabled():
+            self._original.guard(self.unique)
+        refuse_replaced(self._parameters)
+
+    # ---- for users ----
+
+    def clip(self, max_norm: float, norm_type: float) -> Tensor:
+        """Scale all gradients so that their global norm is at most `max_norm`; returns the norm that they had."""
+        assert self.ranks is not None
+        return clip_gradients(self.unique, self.ranks, max_norm, norm_type)
+
+    def load(self, given: Mapping[str, Tensor], own: Mapping[str, Tensor], *, strict: bool) -> IncompatibleKeys:
+        """Copy what a state has of our own, as `loading.load` does it."""
+        stage = 0 if self.ranks is None else self.ranks.stages.rank
+        return load(given, own, self._load, elsewhere=self.elsewhere, strict=strict, stage=stage)
+
+    def _load(self, name: str, value: Tensor) -> None:
+        self.held[name].load(value)
+
+
+def _adopt(made: Mapping[str, Held], standins: Mapping[str, Held]) -> None:
+    """Keep the parameters that users have already, with what they hold now."""
+    for held in {id(h): h for h in made.values()}.values():
+        if held.name in standins and isinstance(held.outside, nn.Parameter):
+            known = standins[held.name].outside
+            known.grad = None
+            torch.utils.swap_tensors(known, held.outside)
+            held.outside = known
+
+
+def _layouts(read: Iterable[Place], mesh: Mesh) -> Layouts:
+    """On all axes, time's too; whole where nothing reads it."""
+    on_devices = next((place.layouts for place in read), (R,) * len(mesh.devices))
+    return (R,) * (len(mesh) - len(on_devices)) + on_devices
+
+
+def _check_shape(name: str, place: Place, value: Tensor | None, *, elsewhere: bool = False) -> None:
+    if value is None and not elsewhere:
+        raise PlanError(f"the plan has a parameter or buffer {name!r} that the model does not; plan for this model")
+    if value is not None and tuple(value.shape) != tuple(place.shape):
+        raise PlanError(
+            f"{name}: the plan has shape {list(place.shape)}, the model {list(value.shape)}; plan for this model"
+        )
