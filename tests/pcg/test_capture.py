@@ -212,7 +212,7 @@ def gradients_agree(model: nn.Module, batch: Mapping[str, Any], known: Captured 
 
 
 def same_but_for_rounding(got: Tensor, want: Tensor) -> bool:
-    """Whether no element is further off than rounding of the largest: small elements may be differences of large ones."""
+    """Whether no element is off by more than rounding of the largest: small ones may be differences of large ones."""
     return bool((got - want).abs().max() <= 1e-5 * want.abs().max() + 1e-7)
 
 
