@@ -42,6 +42,7 @@ EQUIVALENT = Path(__file__).with_name("equivalent_mutants.toml")
 CORE: dict[str, tuple[str, ...]] = {
     "shardwright.search.eliminate": ("tests/search/test_eliminate.py", "tests/search/test_shared_tables.py"),
     "shardwright.search.reshard": ("tests/search/test_reshard.py",),
+    "shardwright.pcg.choice": ("tests/pcg/test_choice.py", "tests/pcg/test_inference.py", "tests/pcg/test_rows.py"),
     "shardwright.pcg.inference": ("tests/pcg/test_graph.py", "tests/pcg/test_inference.py", "tests/pcg/test_rows.py"),
     "shardwright.pcg.layout": ("tests/pcg/test_layout.py", "tests/pcg/test_types.py"),
     "shardwright.verifier.placement.typing": (

@@ -44,6 +44,7 @@ from bench.plans import CERTIFIED, fast_links
 from shardwright.lowering.launch import run_ranks
 from shardwright.lowering.module import lower
 from shardwright.pcg.capture import Captured, capture
+from shardwright.pcg.choice import COPIED, WHOLE
 from shardwright.pcg.errors import CaptureError, ShardwrightError
 from shardwright.pcg.graph import OPAQUE, Graph, Node
 from shardwright.pcg.mesh import Mesh
@@ -409,7 +410,9 @@ def _opaque(graph: Graph, number: int) -> tuple[str, ...]:
 
 
 def _num_split(graph: Graph, number: int) -> int:
-    return sum(any(choice not in ("R", "C") for choice in n.split) for n in _own(graph, number) if not n.is_parallel)
+    return sum(
+        any(choice not in (WHOLE, COPIED) for choice in n.split) for n in _own(graph, number) if not n.is_parallel
+    )
 
 
 def sweep(found: Sequence[Sample], size: int = GROUP) -> Iterator[Verdict]:

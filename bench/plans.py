@@ -15,6 +15,7 @@ from shardwright.cost.clusters.device import Device
 from shardwright.cost.clusters.local import default_cluster
 from shardwright.cost.predict import predict
 from shardwright.cost.timeline.memory import SAFE_SHARE
+from shardwright.pcg.choice import WHOLE, Choice
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.mesh import Mesh
@@ -44,10 +45,10 @@ class RandomSubset:
 
     seed: int
     share: float
-    always: Mapping[str, str] = field(default_factory=dict, compare=False)
+    always: Mapping[str, Choice] = field(default_factory=dict, compare=False)
 
-    def __call__(self, node: Node, operands: Sequence[TensorType], blocked: Sequence[str] = ()) -> frozenset[str]:
-        kept = ("R", self.always.get(node.name))
+    def __call__(self, node: Node, operands: Sequence[TensorType], blocked: Sequence[Choice] = ()) -> frozenset[Choice]:
+        kept = (WHOLE, self.always.get(node.name))
         found = CERTIFIED(node, operands, blocked)
         return frozenset(c for c in found if c in kept or self._keeps(f"{node.name}/{c}"))
 

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from bench.accuracy import Errors, Prepared, measure, prepare
 from bench.plans import CERTIFIED, RandomSubset, fast_links
 from examples.zoo import ZOO
+from shardwright.pcg.choice import Choice
 from shardwright.pcg.errors import PlanError, ShardwrightError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import TIME, Mesh
@@ -54,7 +55,7 @@ PLAN_S = 20
 RUN_S, COMPILE_S = 120.0, 600.0
 
 
-def cuts(serial: Graph, num_microbatches: int) -> dict[str, str]:
+def cuts(serial: Graph, num_microbatches: int) -> dict[str, Choice]:
     """What cuts each operator into microbatches, if a step has several."""
     if num_microbatches == 1:
         return {}

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from bench.plans import CERTIFIED
-from shardwright.pcg.analysis import constant_nodes, is_whole
+from shardwright.pcg.analysis import constant_nodes
 from shardwright.pcg.graph import OPAQUE, Graph, Node
 from shardwright.pcg.mesh import TIME
 from shardwright.pcg.optable import ROWS
@@ -36,7 +36,7 @@ def whole_operators(serial: Graph, parallel: Graph, roles: Sequence[str] | None)
         for axis, (name, size) in enumerate(zip(mesh.names, mesh.sizes, strict=True)):
             if name == TIME:
                 continue
-            if node.op == OPAQUE or is_whole(split[axis]):
+            if node.op == OPAQUE or not split[axis].factors:
                 reason = _reason(serial, node, size, role_of[name], batch.get(node.name))
                 found[name, node.op, reason] += 1
     return [Whole(*key, count) for key, count in found.items()]

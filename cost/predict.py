@@ -189,8 +189,9 @@ def _with_dispatches(own: NodeCosts, sent: Sequence[Dispatch], costs: MoveCosts,
         for backward, times in enumerate(counts):
             ways = dispatch.sent(backward=bool(backward))
             seconds += times * sum(costs.dispatch_s(dispatch, backward=bool(backward)))
-            num_bytes += times * sum(collective_bytes("all_to_all", n, dispatch.size) for way in ways for n in way)
-    names = "all_to_all", "all_to_all" if counts[1] else ""
+            name, size = dispatch.collective, dispatch.size
+            num_bytes += times * sum(collective_bytes(name, n, size) for way in ways for n in way)
+    names = sent[0].collective, sent[0].collective if counts[1] else ""
     return own._replace(communication_s=seconds, communication_bytes=num_bytes, collectives=names, counts=counts)
 
 

@@ -11,7 +11,7 @@ import torch
 from shardwright.lowering.fusions import PEEPHOLES, Fused, GraphView, at, split_of
 from shardwright.lowering.pieces import attribute, literal, opaque_call
 from shardwright.pcg.analysis import copies_data
-from shardwright.pcg.factors import dispatched, parts_of
+from shardwright.pcg.choice import axes_along
 from shardwright.pcg.graph import OPAQUE, Graph, Node
 from shardwright.pcg.layout import shard_order
 from shardwright.pcg.node import RECEIVED
@@ -184,17 +184,13 @@ class Expressions:
     def _offset(self, node: Node, factor: str) -> str:
         """Where this rank's part of the operand that has a factor begins along it, or None where it holds all of it."""
         mesh = self.graph.mesh
-        axes = [a for a in self._axes(node, factor) if mesh.sizes[a] > 1]
+        axes = [a for a in axes_along(node.split, factor) if mesh.sizes[a] > 1]
         if not axes:
             return "None"
         signature = self.graph.signature(node)
         alone = (signature.index(factor),)
         held, dims = next((n, d) for n, d in zip(node.inputs, signature.operands, strict=True) if alone in d)
         return f"{self._position(axes)} * {self.graph.types[held].local_shape(mesh)[dims.index(alone)]}"
-
-    def _axes(self, node: Node, factor: str) -> list[int]:
-        """The axes that split a factor."""
-        return [a for a, choice in enumerate(node.split) if factor in (name for name, _ in parts_of(choice))]
 
     def _position(self, axes: Sequence[int]) -> str:
         """The number of this rank among those along these axes, the outermost first."""
@@ -205,13 +201,12 @@ class Expressions:
         return position
 
     def _ways(self, node: Node) -> Iterator[str]:
-        """Along what the rows of an operator are sent to what they name."""
+        """What its kernel is called with more where an operator sends rows, by axis."""
         mesh = self.graph.mesh
         for sent in self.graph.dispatches(node):
-            named, _ = dispatched(node.split[sent.axis]) or ("", "")
-            outer = [a for a in self._axes(node, named) if a < sent.axis and mesh.sizes[a] > 1]
-            first = f"{self._position(outer)} * {sent.size * sent.width}" if outer else "0"
-            yield f"rt.To({mesh.names[sent.axis]}, {first}, {sent.width}, {sent.rows})"
+            along = axes_along(node.split, node.split[sent.axis].inner.factors[0])
+            outer = [a for a in along if a < sent.axis and mesh.sizes[a] > 1]
+            yield sent.call(mesh.names[sent.axis], self._position(outer))
 
     def _shard(self, kind: TensorType) -> str:
         steps = shard_order(kind.shape, kind.layouts, self.graph.mesh.sizes)

@@ -7,12 +7,13 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Literal
 
+from shardwright.pcg.choice import Choice
 from shardwright.pcg.factors import Signature
 from shardwright.pcg.graph import OPAQUE, Graph, Node
-from shardwright.pcg.inference import offered
 from shardwright.pcg.layout import Layout, R
 from shardwright.pcg.mesh import TIME
 from shardwright.pcg.moves import source_of
+from shardwright.pcg.offers import offered
 from shardwright.pcg.optable import ROWS
 from shardwright.pcg.parallel import REPLICATE
 from shardwright.pcg.row import Row
@@ -23,7 +24,7 @@ Written = Literal["", "copy", "fused", "part"]
 """What a node is besides its row, in the code that is run for it; see `written`."""
 
 
-def following(node: Node, signature: Signature, where: Mapping[str, Layout], row: Row) -> tuple[str, Layout] | None:
+def following(node: Node, signature: Signature, where: Mapping[str, Layout], row: Row) -> tuple[Choice, Layout] | None:
     """How an operator is split along a dimension that its operands carry as `where` says, and where its result has it.
 
     None where it cannot be, or none of them carries it. A result that is `P` has it summed away.
@@ -310,8 +311,3 @@ def read_again(graph: Graph) -> set[str]:
             read = [node.inputs[item] for item in saved if isinstance(item, int)]
             found.update(roots[name] for name in read if name in roots)
     return found
-
-
-def is_whole(choice: str) -> bool:
-    """Whether a split choice leaves the operator's work undivided: R, C, or partial operands."""
-    return choice in ("R", "C") or (choice[0] == "P" and choice[1:].replace(",", "").isdigit())

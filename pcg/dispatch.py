@@ -1,6 +1,6 @@
 """Dispatch: rows of tokens are sent to the devices that have what they name, are computed there, and are sent back.
 
-A choice "e>t" splits tokens t and experts e along one axis. What it means follows from what is certified: the tokens
+The choice "e>t" splits tokens t and experts e along one axis. What it means follows from what is certified: the tokens
 combined, the operator split along e, and the partial sums reduced to each device's tokens. As a device adds nothing to
 rows that name none of its experts, only the others go there, each once, whatever number of its experts it names. (Of an
 `expert_linear`, a row is a token with one of its experts.)
@@ -13,11 +13,15 @@ Axes that dispatch do so one after the other, the outermost first, and send back
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, prod
+from typing import Any, ClassVar, Literal, Self
 
-from shardwright.pcg.factors import Signature, dispatched, parts_of
+from shardwright.pcg.choice import Choice, Split
+from shardwright.pcg.errors import LayoutError
+from shardwright.pcg.factors import Signature
+from shardwright.pcg.layout import C, Layout, Layouts
 from shardwright.pcg.row import LocalShapes, Row
 from shardwright.pcg.types import ITEM_BYTES, is_float
 
@@ -37,6 +41,8 @@ class Dispatch:
                      `back` and `gradient_back`
     """
 
+    collective: ClassVar[Literal["all_to_all"]] = "all_to_all"
+
     axis: int
     size: int
     width: int
@@ -44,6 +50,11 @@ class Dispatch:
     there: int
     back: int
     gradient_back: int
+
+    def call(self, axis: str, group: str) -> str:
+        """What the runtime's kernel is called with more: the name of the axis, and the number of the group along it."""
+        first = f"{group} * {self.size * self.width}" if group else "0"
+        return f"rt.To({axis}, {first}, {self.width}, {self.rows})"
 
     def sent(self, *, backward: bool = False) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The all-to-alls before and after the operator, by the bytes that the devices of the axis have together.
@@ -62,25 +73,87 @@ class Dispatch:
         return 2 * self.size * self.rows * max(self.back, self.gradient_back if backward else self.there)
 
 
-def num_senders(split: Sequence[str], sizes: Sequence[int]) -> int:
-    """The devices of which each is sent rows by the others."""
-    return prod(size for choice, size in zip(split, sizes, strict=True) if dispatched(choice))
-
-
 def aligned(num_bytes: int) -> int:
     """The bytes that an operand's part of a row takes."""
     return -(-num_bytes // ALIGNMENT) * ALIGNMENT
 
 
+class Sent(Choice):
+    """Rows that one factor counts are sent to the device that has the part of another which they name, and back."""
+
+    __slots__ = ("named", "rows")
+    named: str
+    rows: str
+    collectives: ClassVar[tuple[str, ...]] = (Dispatch.collective,)
+    moves: ClassVar[tuple[str, ...]] = ("gather_copy", "reduce_scatter")
+
+    def __new__(cls, named: str, rows: str) -> Self:
+        self = super().__new__(cls, f"{named}>{rows}", (named, rows))
+        object.__setattr__(self, "named", named)
+        object.__setattr__(self, "rows", rows)
+        return self
+
+    def _fields(self) -> tuple[Any, ...]:
+        return self.named, self.rows
+
+    @classmethod
+    def read(cls, text: str) -> Sent | None:
+        named, arrow, rows = text.partition(">")
+        return cls(named, rows) if arrow else None
+
+    @classmethod
+    def offered(cls, row: Row, signature: Signature) -> Iterator[Sent]:
+        return (cls(named, rows) for named in named_factors(signature, row) for rows in row_factors(signature, row))
+
+    def layouts(self, signature: Signature, row: Row) -> tuple[Layouts, Layout]:
+        good = list(map(str, self.offered(row, signature)))
+        if self not in good:
+            raise LayoutError(f"{row.name} cannot be split by {self!r}; it can by {good or 'no dispatch'}")
+        (held, _), (split, result) = (Split(factor).layouts(signature, row) for factor in self.factors)
+        return tuple(mine if theirs == C else theirs for mine, theirs in zip(split, held, strict=True)), result
+
+    @property
+    def inner(self) -> Split:
+        return Split(self.named)
+
+    @property
+    def outward(self) -> Split:
+        return Split(self.rows)
+
+    def renamed(self, names: Mapping[str, str]) -> Sent:
+        return Sent(names.get(self.named, self.named), names.get(self.rows, self.rows))
+
+    def senders(self, size: int) -> int:
+        return size
+
+
+def named_factors(signature: Signature, row: Row) -> list[str]:
+    """What the rows of operands that can be sent name: factors that are a dimension of what is not sent."""
+    dims = {signature.operands[operand][dim] for operand, dim in row.indexes.values()} if row.sends else set()
+    return [f.name for i, f in enumerate(signature.factors) if (i,) in dims and f.role == "sum"]
+
+
+def row_factors(signature: Signature, row: Row) -> list[str]:
+    """The factors that count rows of all operands that can be sent and of the result, each a dimension of its own."""
+    sent = [signature.operands[i] for i in row.sends]
+    mine = [i for i, f in enumerate(signature.factors) if f.role == "map" and (i,) in signature.result]
+    return [signature.factors[i].name for i in mine if sent and all((i,) in dims for dims in sent)]
+
+
+def sends(split: Iterable[Choice]) -> bool:
+    """Whether devices send each other something while an operator runs that is split in this way."""
+    return any(choice.sends for choice in split)
+
+
 def dispatches(
-    row: Row, signature: Signature, split: Sequence[str], sizes: Sequence[int], shapes: LocalShapes,
+    row: Row, signature: Signature, split: Sequence[Choice], sizes: Sequence[int], shapes: LocalShapes,
     dtypes: Sequence[str], grads: Sequence[bool],
 ) -> tuple[Dispatch, ...]:  # fmt: skip
     """What an operator that is split in this way sends, by axis in the order of forward.
 
     `dtypes` are those of the operands and, last, of the result; `grads` says which operands get a gradient.
     """
-    if not any(map(dispatched, split)):
+    if not sends(split):
         return ()
     rank = len(shapes.result) - 1
 
@@ -99,7 +172,7 @@ def dispatches(
 
 
 def _hops(
-    row: Row, signature: Signature, split: Sequence[str], sizes: Sequence[int], shapes: LocalShapes
+    row: Row, signature: Signature, split: Sequence[Choice], sizes: Sequence[int], shapes: LocalShapes
 ) -> Iterator[tuple[int, int, int, int]]:
     """Axis, size, width and rows of each. Rows that came by one axis name something that lies behind the device."""
     ((position, (held, dim)),) = row.indexes.items()
@@ -107,10 +180,10 @@ def _hops(
     num_slots = prod(shapes.local_operands[position][rank:])
     arrived, known, width = prod(shapes.local_result[:rank]), 1.0, shapes.operands[held][dim]
     for axis, (choice, size) in enumerate(zip(split, sizes, strict=True)):
-        if name not in (factor for factor, _ in parts_of(choice)):
+        if name not in choice.factors:
             continue
         width //= size
-        if dispatched(choice):
+        if choice.sends:
             share = named_share(width, shapes.operands[held][dim], num_slots)
             rows = ceil(round(arrived * share / known, 6))
             yield axis, size, width, rows

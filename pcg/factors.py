@@ -20,7 +20,7 @@ from math import prod
 from typing import Literal
 
 from shardwright.pcg.errors import GraphError
-from shardwright.pcg.layout import C, Layout, P, S, shard_order
+from shardwright.pcg.layout import C, Layout, P, S
 
 Shape = tuple[int, ...]
 _TOKEN = re.compile(r"\.\.\.|\([^()]*\)|[a-zA-Z_]\w*!?|1")
@@ -58,22 +58,6 @@ class Signature:
         """The factor of that name, or None."""
         return next((i for i, f in enumerate(self.factors) if f.name == name), None)
 
-    def indivisible(self, split: Sequence[str], sizes: Sequence[int]) -> Factor | None:
-        """The first factor that the axes splitting it do not divide together; both arguments have an entry per axis.
-
-        Layouts alone cannot tell: g = 3 of a dimension `(g c)` of size 12 may not be split in two.
-        """
-        parts = [(*part, size) for choice, size in zip(split, sizes, strict=True) for part in parts_of(choice)]
-        names = {name for name, _, _ in parts}
-        for factor in self.factors:
-            if factor.name not in names:
-                continue
-            mine = [(blocks, size) for name, blocks, size in parts if name == factor.name]
-            digits = tuple(S(0, blocks) for blocks, _ in mine)
-            if isinstance(shard_order((factor.size,), digits, tuple(size for _, size in mine)), str):
-                return factor
-        return None
-
     def refined(self, factor: int, blocks: int) -> Signature:
         """The same operator with a factor seen as `blocks` equal blocks: f becomes the product `(f_blocks f)`.
 
@@ -108,29 +92,6 @@ class Signature:
         """The layouts of the operands and of the result when `factor` is split over one axis."""
         operands = tuple(self._layout(dims, factor, C) for dims in self.operands)
         return operands, self._layout(self.result, factor, P)
-
-
-def parse_choice(choice: str) -> tuple[str, int]:
-    """The factor and the number of blocks of a split choice: "o" is ("o", 1), "o/3" is ("o", 3)."""
-    name, _, blocks = choice.partition("/")
-    return name, int(blocks or 1)
-
-
-def dispatched(choice: str) -> tuple[str, str] | None:
-    """What a dispatch splits, the factor that rows name and the one that counts them: "e>t" is ("e", "t")."""
-    name, arrow, rows = choice.partition(">")
-    return (name, rows) if arrow else None
-
-
-def parts_of(choice: str) -> tuple[tuple[str, int], ...]:
-    """Every factor that a choice splits, if it is none that leaves the operator whole, with its number of blocks."""
-    sent = dispatched(choice)
-    return tuple((name, 1) for name in sent) if sent else (parse_choice(choice),)
-
-
-def renamed(choice: str, names: Mapping[str, str]) -> str:
-    """A choice without blocks whose factors are called otherwise."""
-    return ">".join(names.get(name, name) for name in choice.split(">"))
 
 
 def _tokens(side: str, text: str) -> list[str]:

@@ -18,10 +18,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 from shardwright.pcg.attrs import Attr, Attrs
-from shardwright.pcg.dispatch import Dispatch, dispatches, num_senders
+from shardwright.pcg.choice import num_senders
+from shardwright.pcg.dispatch import Dispatch, dispatches, sends
 from shardwright.pcg.errors import GraphError, LayoutError
-from shardwright.pcg.factors import Shape, Signature, dispatched
-from shardwright.pcg.inference import fits, infer, required_layouts
+from shardwright.pcg.factors import Shape, Signature
+from shardwright.pcg.inference import fits, infer
 from shardwright.pcg.layout import S
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.node import LEAVES, OPAQUE, RECEIVED, Node, Source, leaf, make_attrs
@@ -134,7 +135,7 @@ class Graph:
 
         `dtype_of`: what a value of some dtype is computed in.
         """
-        if node.row is None or not any(map(dispatched, node.split)):
+        if node.row is None or not sends(node.split):
             return ()
         types = [self.types[name] for name in (*node.inputs, node.name)]
         dtypes, grads = [dtype_of(t.dtype) for t in types], [t.grad for t in types[:-1]]
@@ -241,4 +242,4 @@ def topological(nodes: Iterable[Node]) -> tuple[Node, ...]:
     return tuple(done.values())
 
 
-__all__ = ["LEAVES", "OPAQUE", "S", "Source", "fits", "infer", "leaf", "make_attrs", "required_layouts"]
+__all__ = ["LEAVES", "OPAQUE", "S", "Source", "fits", "infer", "leaf", "make_attrs"]

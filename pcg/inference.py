@@ -2,81 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from shardwright.pcg.attrs import Attr, Attrs, get, integer, integers
+from shardwright.pcg.choice import Choice, Choices, axes_along, indivisible
 from shardwright.pcg.errors import GraphError, LayoutError
-from shardwright.pcg.factors import Signature, dispatched, parse_choice, parts_of
-from shardwright.pcg.layout import C, Layout, Layouts, P, R, check_layouts, format_layouts
+from shardwright.pcg.layout import Layout, P, R, check_layouts, format_layouts
 from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.node import OPAQUE, RECEIVED, Node
 from shardwright.pcg.optable import ROWS, Row
 from shardwright.pcg.parallel import PARTITION, SEND, applicable, step
 from shardwright.pcg.types import ITEM_BYTES, TensorType, is_float
-
-
-def required_layouts(signature: Signature, choice: str, num_operands: int, row: Row) -> tuple[Layouts, Layout]:
-    """The operand layouts that a split choice asks for along one axis, and the result's layout."""
-    if choice in ("R", "C"):
-        layout = R if choice == "R" else C
-        return (layout,) * num_operands, layout
-    if choice.startswith("P") and choice[1:].replace(",", "").isdigit():
-        partial = tuple(int(i) for i in choice[1:].split(","))
-        if partial not in row.linear_in:
-            raise LayoutError(f"{row.name} is not jointly linear in operands {partial}; choose from {row.linear_in}")
-        return tuple(P if i in partial else C for i in range(num_operands)), P
-    if (sent := dispatched(choice)) is not None:
-        return _dispatch_layouts(signature, *sent, row)
-    name, blocks = parse_choice(choice)
-    factor = signature.index(name)
-    if factor is None or signature.factors[factor].role == "fixed":
-        splittable = [f.name for f in signature.factors if f.role != "fixed"]
-        raise LayoutError(f"{row.name} cannot be split along {choice!r}; choose R, C or one of {splittable}")
-    if blocks == 1:
-        return signature.split_layouts(factor)
-    if name == row.offset or row.random:
-        raise LayoutError(f"{row.name} needs consecutive parts along {name!r}; split it without blocks")
-    return signature.refined(factor, blocks).split_layouts(factor)
-
-
-def _dispatch_layouts(signature: Signature, named: str, rows: str, row: Row) -> tuple[Layouts, Layout]:
-    """Rows are split along one factor, and what they name along another: each is sent to what it names, and back."""
-    if rows not in row_factors(signature, row) or named not in named_factors(signature, row):
-        good = [f"{e}>{t}" for e in named_factors(signature, row) for t in row_factors(signature, row)]
-        raise LayoutError(f"{row.name} cannot be split by {f'{named}>{rows}'!r}; it can by {good or 'no dispatch'}")
-    factors = signature.index(named), signature.index(rows)
-    (held, _), (split, result) = (signature.split_layouts(f) for f in factors if f is not None)
-    return tuple(mine if theirs == C else theirs for mine, theirs in zip(split, held, strict=True)), result
-
-
-def named_factors(signature: Signature, row: Row) -> list[str]:
-    """What the rows of operands that can be sent name: factors that are a dimension of what is not sent."""
-    dims = {signature.operands[operand][dim] for operand, dim in row.indexes.values()} if row.sends else set()
-    return [f.name for i, f in enumerate(signature.factors) if (i,) in dims and f.role == "sum"]
-
-
-def row_factors(signature: Signature, row: Row) -> list[str]:
-    """The factors that count rows of all operands that can be sent and of the result, each a dimension of its own."""
-    sent = [signature.operands[i] for i in row.sends]
-    mine = [i for i, f in enumerate(signature.factors) if f.role == "map" and (i,) in signature.result]
-    return [signature.factors[i].name for i in mine if sent and all((i,) in dims for dims in sent)]
-
-
-def offered(
-    row: Row, signature: Signature, blocks: Callable[[int], Iterable[int]]
-) -> Iterator[tuple[str, Layouts, Layout]]:
-    """Every way to run an operator along one axis: the choice, the operand layouts that it asks for, the result's.
-
-    Factors come whole, then split within each number of equal blocks that `blocks` has for their size.
-    """
-    factors = [f for f in signature.factors if f.role != "fixed" and f.size > 1]
-    choices = ["R", "C", *("P" + ",".join(map(str, s)) for s in row.linear_in), *(f.name for f in factors)]
-    choices += [f"{f.name}/{n}" for f in factors for n in blocks(f.size) if 1 < n < f.size and f.size % n == 0]
-    for choice in choices:
-        with suppress(LayoutError):
-            yield choice, *required_layouts(signature, choice, len(signature.operands), row)
 
 
 def infer(node: Node, operands: Sequence[TensorType], mesh: Mesh) -> TensorType:
@@ -94,7 +31,11 @@ def infer(node: Node, operands: Sequence[TensorType], mesh: Mesh) -> TensorType:
 
 @lru_cache(maxsize=65536)
 def _row_type(
-    op: str, attrs_: tuple[tuple[str, Attr], ...], split: tuple[str, ...], operands: tuple[TensorType, ...], mesh: Mesh
+    op: str,
+    attrs_: tuple[tuple[str, Attr], ...],
+    split: Choices,
+    operands: tuple[TensorType, ...],
+    mesh: Mesh,
 ) -> TensorType:
     """The type of an operator's result. Equal operators of repeated blocks are inferred once."""
     row, attrs = ROWS[op], dict(attrs_)
@@ -111,19 +52,15 @@ def _row_type(
     grad = is_float(dtype) and row.differentiable and any(t.grad for t in operands)
     if len(split) != len(mesh):
         raise LayoutError(f"{len(split)} split choices for the {len(mesh)} axes of {mesh}; give one per axis")
-    if (factor := signature.indivisible(split, mesh.sizes)) is not None:
-        axes = [
-            f"{a}={n}"
-            for a, n, choice in zip(mesh.names, mesh.sizes, split, strict=True)
-            if factor.name in (name for name, _ in parts_of(choice))
-        ]
+    if (factor := indivisible(signature, split, mesh.sizes)) is not None:
+        axes = [f"{mesh.names[axis]}={mesh.sizes[axis]}" for axis in axes_along(split, factor.name)]
         raise LayoutError(
             f"factor {factor.name!r} has size {factor.size}, not divisible by {', '.join(axes)}; split another"
         )
     layouts: list[Layout] = []
     for axis, choice in enumerate(split):
-        required, result = required_layouts(signature, choice, len(operands), row)
-        if dispatched(choice) and mesh.names[axis] == TIME:
+        required, result = choice.layouts(signature, row)
+        if choice.sends and mesh.names[axis] == TIME:
             raise LayoutError(f"split {choice!r} on axis {TIME!r}: microbatches send each other nothing; split another")
         for position, (need, operand) in enumerate(zip(required, operands, strict=True)):
             if not fits(operand, axis, need):
@@ -138,19 +75,17 @@ def _row_type(
     return TensorType(signature.result_shape, dtype, tuple(layouts), grad)
 
 
-def _check_partial(axis: str, choice: str, row: Row, dtypes: list[str], dtype: str, attrs: Mapping[str, Attr]) -> None:
+def _check_partial(
+    axis: str, choice: Choice, row: Row, dtypes: list[str], dtype: str, attrs: Mapping[str, Attr]
+) -> None:
     """Partial sums are of numbers, and are not rounded to integers."""
     if dtype == "bool":
         raise LayoutError(f"split {choice!r} on axis {axis!r} would give partial sums of bools; choose another")
-    if choice in _partial_choices(row.linear_in) and choice not in _partial_choices(row.partial_sets(dtypes, attrs)):
+    if choice.partial and choice.partial not in row.partial_sets(dtypes, attrs):
         raise LayoutError(
             f"{row.name} from {', '.join(dtypes)} to {dtype} is not linear, so split {choice!r} "
             f"on axis {axis!r} is wrong; reduce the operands first"
         )
-
-
-def _partial_choices(sets: tuple[tuple[int, ...], ...]) -> list[str]:
-    return ["P" + ",".join(map(str, s)) for s in sets]
 
 
 def fits(operand: TensorType, axis: int, need: Layout) -> bool:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from shardwright.pcg.errors import GraphError, LayoutError
-from shardwright.pcg.factors import Shape, dispatched
+from shardwright.pcg.factors import Shape
 from shardwright.pcg.graph import OPAQUE, Graph, Node
 from shardwright.pcg.layout import Layouts, P, R, S, check_layouts
 from shardwright.pcg.mesh import Mesh
@@ -68,15 +68,14 @@ def run_devices(graph: Graph, leaves: Mapping[str, Array]) -> dict[str, list[Arr
 def _on_devices(graph: Graph, node: Node, operands: Sequence[Sequence[Array]]) -> list[Array]:
     """An operator on every device, of what each holds of its operands.
 
-    One that dispatches is what a dispatch means: its rows gathered, and its partial sums reduced to each device's rows.
+    A choice that sends rows is what it is composed of: rows gathered, and partial sums reduced to each device's rows.
     """
     mesh, result = graph.mesh, graph.types[node.name]
     types, found = [graph.types[name] for name in node.inputs], [list(parts) for parts in operands]
-    axes = [axis for axis, choice in enumerate(node.split) if dispatched(choice)]
+    axes = [axis for axis, choice in enumerate(node.split) if choice.sends]
     for axis in reversed(axes):  # the innermost shard first
-        _, rows = dispatched(node.split[axis]) or ("", "")
-        alone = graph.signature(node).split_layouts(graph.signature(node).index(rows) or 0)[0]
-        for i, layout in enumerate(alone):
+        outward, _ = node.split[axis].outward.layouts(graph.signature(node), ROWS[node.op])
+        for i, layout in enumerate(outward):
             if layout.is_shard:
                 after = types[i]._replace(layouts=(*types[i].layouts[:axis], R, *types[i].layouts[axis + 1 :]))
                 found[i], types[i] = exchange(COMBINE, axis, found[i], types[i], after, mesh), after

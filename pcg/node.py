@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from shardwright.pcg.attrs import Attr
+from shardwright.pcg.choice import Choices
 from shardwright.pcg.errors import GraphError
 from shardwright.pcg.factors import Shape
 from shardwright.pcg.layout import Layouts
@@ -30,18 +31,13 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One operator application.
-
-    `split` has one entry per mesh axis: a factor to split ("o"), or to split within each of n equal blocks ("o/3");
-    "R" (all operands and the result R); "C" (all C); or "P0", "P0,1": those operands and the result are P, the others
-    C. Leaves and parallel operators have none.
-    """
+    """One operator application. `split` has one choice per mesh axis; leaves and parallel operators have none."""
 
     name: str
     op: str
     inputs: tuple[str, ...] = ()
     attrs: tuple[tuple[str, Attr], ...] = ()
-    split: tuple[str, ...] = ()
+    split: Choices = ()
     source: Source = field(default=Source(), compare=False)
 
     def attr(self, name: str) -> Attr:

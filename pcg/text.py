@@ -21,10 +21,12 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 
+from shardwright.pcg.choice import Choices
 from shardwright.pcg.cursor import NAME, Cursor
 from shardwright.pcg.errors import GraphError
 from shardwright.pcg.graph import LEAVES, OPAQUE, Graph, Node, Source, infer
 from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.offers import parse_choices
 from shardwright.pcg.optable import ROWS, Attr
 from shardwright.pcg.parallel import PARALLEL_OPS, SEND
 from shardwright.pcg.types import TensorType
@@ -195,13 +197,13 @@ def _operator(cursor: Cursor) -> str:
     return op
 
 
-def _split(cursor: Cursor, mesh: Mesh) -> tuple[str, ...]:
+def _split(cursor: Cursor, mesh: Mesh) -> Choices:
     at = cursor.at
     cursor.expect("(")
     pairs = cursor.items(")", lambda: (_axis(cursor), cursor.name("a factor, R, C or P0", _CHOICE)), "dp=factor")
     if tuple(axis for axis, _ in pairs) != mesh.names:
         raise cursor.expected(f"one choice for each axis of {mesh}, in that order", at)
-    return tuple(choice for _, choice in pairs)
+    return parse_choices(choice for _, choice in pairs)
 
 
 def _attribute(cursor: Cursor) -> tuple[str, Attr]:

@@ -12,17 +12,18 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from shardwright.pcg.choice import Choices, Split
 from shardwright.pcg.factors import Signature
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.layout import Layout
 from shardwright.pcg.order import postorder
 
 MAX_BLOCKED = 3
-"""Blocked choices per operator, the most wanted first."""
+"""Splits in blocks per operator, the most wanted first."""
 
 
-def blocked_choices(graph: Graph, constants: frozenset[str]) -> Mapping[str, tuple[str, ...]]:
-    """For every operator, the choices such as "o/3" that its neighbours can use."""
+def blocked_choices(graph: Graph, constants: frozenset[str]) -> Mapping[str, Choices]:
+    """For every operator, the splits in blocks that its neighbours can use."""
     found: dict[str, dict[tuple[int, int], None]] = defaultdict(dict)
     signatures = {n.name: _signature(graph, n) for n in graph.nodes if _splittable(n, constants)}
     useful = _Useful(graph, signatures)
@@ -43,7 +44,7 @@ def blocked_choices(graph: Graph, constants: frozenset[str]) -> Mapping[str, tup
             results = {result for _, result in _all_splits(signature, found[node.name])}
             blocked[node.name] |= {x for x in results if _is_blocked(x) and useful(node, x)}
     return {
-        name: tuple(f"{signatures[name].factors[f].name}/{blocks}" for f, blocks in list(choices)[:MAX_BLOCKED])
+        name: tuple(Split(signatures[name].factors[f].name, blocks) for f, blocks in list(choices)[:MAX_BLOCKED])
         for name, choices in found.items()
         if choices
     }

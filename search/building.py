@@ -16,7 +16,8 @@ import numpy as np
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.collectives.moves import MoveCosts, TensorClass
 from shardwright.cost.compute.compute import compute_on
-from shardwright.pcg.analysis import Written, is_whole, saved_by, written
+from shardwright.pcg.analysis import Written, saved_by, written
+from shardwright.pcg.choice import WHOLE, Choice, Choices
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.layout import Layout, Layouts, P, R, S
@@ -77,7 +78,7 @@ class ProblemBuilder:
         graph: Graph | Folded,
         restrict: Restrict | None = None,
         boundary: Mapping[str, Layouts] | None = None,
-        blocked: Mapping[str, tuple[str, ...]] | None = None,
+        blocked: Mapping[str, Choices] | None = None,
         way: Way | None = None,
         limited: Limited | None = None,
     ) -> Problem:
@@ -92,7 +93,7 @@ class ProblemBuilder:
             blocked = blocked_choices(folded.graph, folded.constants)
         return _Build(self, folded, restrict, boundary or {}, blocked, way or Way(), limited).run()
 
-    def certified_of(self, node: Node, graph: Graph, blocked: Mapping[str, tuple[str, ...]]) -> frozenset[str]:
+    def certified_of(self, node: Node, graph: Graph, blocked: Mapping[str, Choices]) -> frozenset[Choice]:
         """The certified choices of a node of a serial graph."""
         return self.certified(node, [graph.types[i] for i in node.inputs], blocked.get(node.name, ()))
 
@@ -102,7 +103,7 @@ class ProblemBuilder:
         key = "fastest", node.op, tuple(a for a in node.attrs if a[0] != "seed"), tuple(operands), how
 
         def least() -> float:
-            own = (self.certified(node, operands) | {"R"},) * len(self.mesh)
+            own = (self.certified(node, operands) | {WHOLE},) * len(self.mesh)
             options = node_options(node, operands, result, self.mesh, own, self.costs, self.compute, how)
             return float((options.forward_s + options.backward_s).min())
 
@@ -121,7 +122,7 @@ class _Build:
         folded: Folded,
         restrict: Restrict | None,
         boundary: Mapping[str, Layouts],
-        blocked: Mapping[str, tuple[str, ...]],
+        blocked: Mapping[str, Choices],
         way: Way,
         limited: Limited | None,
     ) -> None:
@@ -210,15 +211,15 @@ class _Build:
 
         return self.interner.get(key, restricted)
 
-    def _options(self, node: Node, allowed: tuple[frozenset[str], ...], how: Written) -> Options:
-        everything = tuple(own | {"R"} for own in allowed)
+    def _options(self, node: Node, allowed: tuple[frozenset[Choice], ...], how: Written) -> Options:
+        everything = tuple(own | {WHOLE} for own in allowed)
         operands, result = [self.types[i] for i in node.inputs], self.types[node.name]
         return node_options(node, operands, result, self.b.mesh, everything, self.b.costs, self.b.compute, how)
 
-    def _allowed(self, node: Node, operands: Sequence[TensorType], kind: Hashable) -> tuple[frozenset[str], ...]:
+    def _allowed(self, node: Node, operands: Sequence[TensorType], kind: Hashable) -> tuple[frozenset[Choice], ...]:
         """Per axis, the certified choices that the restriction leaves."""
         if node.row is None:
-            return (frozenset({"R"}),) * len(self.sizes)
+            return (frozenset({WHOLE}),) * len(self.sizes)
         blocked, constant = self.blocked.get(node.name, ()), tuple(i in self.constants for i in node.inputs)
         certified = self.interner.get(
             ("certified", kind, blocked, constant), lambda: self._certified(node, operands, blocked)
@@ -226,11 +227,11 @@ class _Build:
         if self.restrict is None:
             return (certified,) * len(self.sizes)
         left = (frozenset(c for c in certified if self.restrict(node, a, c)) for a in range(len(self.sizes)))
-        return tuple(choices or certified & {"R"} for choices in left)
+        return tuple(choices or certified & {WHOLE} for choices in left)
 
-    def _certified(self, node: Node, operands: Sequence[TensorType], blocked: tuple[str, ...]) -> frozenset[str]:
+    def _certified(self, node: Node, operands: Sequence[TensorType], blocked: Choices) -> frozenset[Choice]:
         found = self.b.certified(node, operands, blocked)
-        if "R" not in found:
+        if WHOLE not in found:
             raise PlanError(
                 f"%{node.name} = {node.op} of {len(node.inputs)} operands at {node.source}: it has no certificate, "
                 "not even to run whole; use operators of fewer operands and dimensions"
@@ -242,10 +243,9 @@ class _Build:
         attrs = tuple(a for a in node.attrs if a[0] != "seed")
         return (node.op, attrs, *(self.kinds[i] for i in node.inputs))
 
-    def _sums_constants(self, node: Node, choice: str) -> bool:
+    def _sums_constants(self, node: Node, choice: Choice) -> bool:
         """Whether a choice asks for partial sums of what no parameter reaches: nothing makes them."""
-        partial = map(int, choice[1:].split(",")) if is_whole(choice) and choice[0] == "P" else ()
-        return any(node.inputs[i] in self.constants for i in partial)
+        return any(node.inputs[i] in self.constants for i in choice.partial)
 
     def _charges(self, node: Node, saves: Sequence[int | str]) -> list[int | str]:
         """What this node is the first to keep for backward: views share storage with what they look at.
@@ -276,9 +276,9 @@ class _Build:
         )
         allowed = tuple(
             frozenset(
-                str(x)
+                x
                 for x in _storable(kind.shape, per_axis.value[a], size)
-                if self.restrict is None or self.restrict(node, a, str(x))
+                if self.restrict is None or self.restrict(node, a, x)
             )
             for a, size in enumerate(self.sizes)
         )
@@ -336,9 +336,7 @@ class _Build:
         """The one choice of a tensor that comes from outside in given layouts."""
         layouts = self.boundary[node.name]
         zero = np.zeros(1)
-        return self.interner.get(
-            ("held", layouts), lambda: Domain((tuple(map(str, layouts)),), ((),), (layouts,), zero, zero)
-        )
+        return self.interner.get(("held", layouts), lambda: Domain(((),), ((),), (layouts,), zero, zero))
 
     def _handed_on(self, name: str) -> Layouts:
         return self.boundary.get(name, replicated(len(self.sizes)))
@@ -449,14 +447,18 @@ def _storable(shape: tuple[int, ...], used: Sequence[Layout], size: int) -> list
     return [R, *(x for x in used if x.is_shard), *(S(d) for d, extent in enumerate(shape) if extent % size == 0)]
 
 
-def _restricted(domain: Domain, allowed: Sequence[frozenset[str]], left: Splits | Stored | None, node: Node) -> Domain:
+def _restricted(
+    domain: Domain, allowed: Sequence[frozenset[Choice | Layout]], left: Splits | Stored | None, node: Node
+) -> Domain:
     """The choices that every axis allows, and that are `left` of these (None: all).
 
     Where they do not divide the sizes together, the last axes stay whole.
     """
+    by_axis: Sequence[Sequence[Choice | Layout]] = domain.result if node.is_leaf else domain.splits
+    whole = frozenset([R if node.is_leaf else WHOLE])
     for num_axes in range(len(allowed), -1, -1):
-        axes = [*allowed[:num_axes], *([frozenset({"R"})] * (len(allowed) - num_axes))]
-        keep = [i for i, split in enumerate(domain.splits) if all(c in a for c, a in zip(split, axes, strict=True))]
+        axes = [*allowed[:num_axes], *([whole] * (len(allowed) - num_axes))]
+        keep = [i for i, split in enumerate(by_axis) if all(c in a for c, a in zip(split, axes, strict=True))]
         if keep:
             return _subset(domain, keep if left is None else _left(domain, keep, left, node))
     raise AssertionError("an operator can always run whole, and a parameter be stored whole")

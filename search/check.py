@@ -80,7 +80,7 @@ def uncertified(graph: Graph, certified: CertifiedSplits) -> str | None:
     for node in graph.nodes:
         if node.is_leaf or node.is_parallel:
             continue
-        blocked = [choice for choice in node.split if "/" in choice]
+        blocked = [choice for choice in node.split if choice.blocks > 1]
         known = certified(node, [graph.types[name] for name in node.inputs], blocked)
         for axis, choice in zip(graph.mesh.names, node.split, strict=False):
             if choice not in known:

@@ -1,7 +1,7 @@
 """What one operator or one parameter can choose on a mesh, and what each choice costs on its own.
 
-A choice names, per mesh axis, a factor to split, or R, C, or a set of partial operands (`Node.split`). Choices come
-from the op table's factor strings through certified row rules only; the `CertifiedSplits` object decides.
+Choices of operators (`pcg.choice`), one per mesh axis, come from the op table's factor strings through certified row
+rules only; the `CertifiedSplits` object decides.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ import numpy as np
 
 from shardwright.cost.collectives.moves import MoveCosts
 from shardwright.cost.compute.compute import Compute
-from shardwright.cost.compute.operators import Choice, NodeCost, Part, local_bytes
+from shardwright.cost.compute.operators import NodeCost, Option, Part, local_bytes
 from shardwright.cost.timeline.memory import Stored, kept_bytes, update_bytes
-from shardwright.pcg.analysis import Written, is_whole
-from shardwright.pcg.factors import Signature, dispatched, parse_choice, parts_of
-from shardwright.pcg.graph import OPAQUE, Node, required_layouts
+from shardwright.pcg.analysis import Written
+from shardwright.pcg.choice import COPIED, WHOLE, Choice, Choices, indivisible
+from shardwright.pcg.factors import Signature
+from shardwright.pcg.graph import OPAQUE, Node
 from shardwright.pcg.layout import Layout, Layouts, R, S
 from shardwright.pcg.mesh import TIME, Mesh
+from shardwright.pcg.offers import alone
 from shardwright.pcg.optable import ROWS
 from shardwright.pcg.step.execution import DEFAULT
 from shardwright.pcg.types import ITEM_BYTES, TensorType
@@ -33,8 +35,10 @@ from shardwright.search.reshard import can_hold, replicated, valid_states
 class CertifiedSplits(Protocol):
     """Gives the split choices of a node that carry a certificate."""
 
-    def __call__(self, node: Node, operands: Sequence[TensorType], blocked: Sequence[str] = (), /) -> frozenset[str]:
-        """The plain choices, and those of the `blocked` ones ("o/3"), that are certified."""
+    def __call__(
+        self, node: Node, operands: Sequence[TensorType], blocked: Sequence[Choice] = (), /
+    ) -> frozenset[Choice]:
+        """The choices without blocks, and those of the `blocked` ones, that are certified."""
         ...
 
 
@@ -42,7 +46,7 @@ class CertifiedSplits(Protocol):
 class Domain:
     """The choices of one variable.
 
-    splits        per choice: the node's `split`, or a parameter's storage layouts as text
+    splits        per choice: the node's `split`; nothing for a parameter
     operands      per choice: the layouts that each operand must have
     result        per choice: the layouts of the result
     time_s        per choice: seconds of forward and backward (of the optimizer's update, for a parameter)
@@ -50,27 +54,26 @@ class Domain:
                   parameter)
     """
 
-    splits: tuple[tuple[str, ...], ...]
+    splits: tuple[Choices, ...]
     operands: tuple[tuple[Layouts, ...], ...]
     result: tuple[Layouts, ...]
     time_s: np.ndarray
     kept_bytes: np.ndarray
 
     def __len__(self) -> int:
-        return len(self.splits)
+        return len(self.result)
 
 
-def axis_options(
-    node: Node, signature: Signature, size: int, certified: frozenset[str]
-) -> list[tuple[str, tuple[Layout, ...], Layout]]:
+AxisOption = tuple[Choice, Layouts, Layout]
+"""A choice along one axis, and the layouts that it asks for and gives."""
+
+
+def axis_options(node: Node, signature: Signature, size: int, certified: frozenset[Choice]) -> list[AxisOption]:
     """What one axis of `size` devices can do to this node: (choice, operand layouts, result layout)."""
     row = ROWS[node.op]
-    names = ["R", "C", *("P" + ",".join(map(str, s)) for s in row.linear_in)]
-    names += [f.name for f in signature.factors if f.role != "fixed" and f.size % size == 0]
-    names += [
-        c for c in sorted(certified) if ("/" in c or dispatched(c)) and signature.indivisible([c], [size]) is None
-    ]
-    return [(n, *required_layouts(signature, n, len(signature.operands), row)) for n in names if n in certified]
+    plain = alone(row, [f.name for f in signature.factors if f.role != "fixed" and f.size % size == 0])
+    others = [c for c in sorted(certified) if (c.blocks > 1 or c.sends) and indivisible(signature, [c], [size]) is None]
+    return [(c, *c.layouts(signature, row)) for c in (*plain, *others) if c in certified]
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +84,7 @@ class Options:
     """
 
     cost: NodeCost
-    choices: tuple[Choice, ...]
+    choices: tuple[Option, ...]
     parts: Sequence[Part]
     of: np.ndarray
     forward_s: np.ndarray
@@ -99,7 +102,7 @@ def node_options(
     operands: Sequence[TensorType],
     result: TensorType,
     mesh: Mesh,
-    certified: Sequence[frozenset[str]],
+    certified: Sequence[frozenset[Choice]],
     costs: MoveCosts,
     compute: Compute,
     written: Written,
@@ -108,14 +111,14 @@ def node_options(
     sizes = mesh.sizes
     if node.op == OPAQUE:
         whole = replicated(len(sizes))
-        choices = ((("R",) * len(sizes), (whole,) * len(operands), whole),)
+        choices = (((WHOLE,) * len(sizes), (whole,) * len(operands), whole),)
     else:
         signature = ROWS[node.op].signature([t.shape for t in operands], dict(node.attrs))
         per_axis = [axis_options(node, signature, size, own) for size, own in zip(sizes, certified, strict=True)]
         for axis in [mesh.index(TIME)] if TIME in mesh.names else []:  # microbatches send each other nothing
-            per_axis[axis] = [o for o in per_axis[axis] if not dispatched(o[0])]
+            per_axis[axis] = [o for o in per_axis[axis] if not o[0].sends]
         if not result.grad:
-            per_axis = [[o for o in axis if o[0] != "C"] for axis in per_axis]
+            per_axis = [[o for o in axis if o[0] != COPIED] for axis in per_axis]
         choices = _combine(per_axis, signature, operands, result.shape, sizes)
     cost = NodeCost(node, operands, result, sizes, compute, (), written)
     parts, of = cost.parts(choices)
@@ -128,19 +131,16 @@ def node_options(
     return Options(cost, choices, parts, of, many * forward_s, many * backward_s)
 
 
-_Option = tuple[str, tuple[Layout, ...], Layout]
-
-
 def _combine(
-    per_axis: Sequence[Sequence[_Option]],
+    per_axis: Sequence[Sequence[AxisOption]],
     signature: Signature,
     operands: Sequence[TensorType],
     shape: tuple[int, ...],
     sizes: tuple[int, ...],
-) -> tuple[Choice, ...]:
+) -> tuple[Option, ...]:
     """Combinations over the axes that all shapes can hold."""
     blocks = {layout.blocks for axis in per_axis for _, needs, made in axis for layout in (*needs, made)}
-    blocks |= {parse_choice(choice)[1] for axis in per_axis for choice, _, _ in axis if not is_whole(choice)}
+    blocks |= {choice.blocks for axis in per_axis for choice, _, _ in axis}
     parts = prod(sizes) * lcm(*blocks)
 
     def alike(extents: Sequence[int]) -> tuple[int, ...]:
@@ -153,17 +153,17 @@ def _combine(
 
 @lru_cache(maxsize=4096)
 def _combined(
-    per_axis: tuple[tuple[_Option, ...], ...],
+    per_axis: tuple[tuple[AxisOption, ...], ...],
     signature: Signature,
     shapes: tuple[tuple[int, ...], ...],
     sizes: tuple[int, ...],
-) -> tuple[Choice, ...]:
+) -> tuple[Option, ...]:
     """`_combine` by what divides the extents, which is all that counts: of the result, then of the operands."""
 
-    def hold(combination: Sequence[_Option], own: tuple[int, ...]) -> bool:
+    def hold(combination: Sequence[AxisOption], own: tuple[int, ...]) -> bool:
         layouts = zip(*((made, *needs) for _, needs, made in combination), strict=True)
         is_held = all(can_hold(extents, x, own) for extents, x in zip(shapes, layouts, strict=True))
-        return is_held and signature.indivisible([choice for choice, _, _ in combination], own) is None
+        return is_held and indivisible(signature, [choice for choice, _, _ in combination], own) is None
 
     alone = tuple(
         tuple(option for option in options if hold([option], (size,)))
@@ -173,9 +173,12 @@ def _combined(
 
 
 @lru_cache(maxsize=4096)
-def _together(per_axis: tuple[tuple[_Option, ...], ...]) -> tuple[tuple[Choice, tuple[_Option, ...]], ...]:
+def _together(per_axis: tuple[tuple[AxisOption, ...], ...]) -> tuple[tuple[Option, tuple[AxisOption, ...]], ...]:
     """All combinations, of axes of any size; each with itself if axes split the same, so that it may not fit."""
-    found, split = list[tuple[Choice, tuple[_Option, ...]]](), [list(map(_split_by, options)) for options in per_axis]
+    found, split = (
+        list[tuple[Option, tuple[AxisOption, ...]]](),
+        [list(map(_split_by, options)) for options in per_axis],
+    )
     for combination, parts in zip(product(*per_axis), product(*split), strict=True):
         names, needs, made = zip(*combination, strict=True)
         apart = len(set().union(*parts)) == sum(map(len, parts))
@@ -183,11 +186,11 @@ def _together(per_axis: tuple[tuple[_Option, ...], ...]) -> tuple[tuple[Choice, 
     return tuple(found)
 
 
-def _split_by(option: _Option) -> set[tuple[int, int] | str]:
+def _split_by(option: AxisOption) -> set[tuple[int, int] | str]:
     """What one axis splits: factors, and dimensions of the result and of operands. Axes that share none go together."""
     choice, needs, made = option
     dims: set[tuple[int, int] | str] = {(number, x.dim) for number, x in enumerate((made, *needs)) if x.is_shard}
-    return dims if is_whole(choice) else dims | {name for name, _ in parts_of(choice)}
+    return dims.union(choice.factors)
 
 
 def storage_domain(
@@ -204,7 +207,7 @@ def storage_domain(
     elements = sharded / ITEM_BYTES[parameter.dtype]
     one = Stored(1.0, parameter.dtype, parameter.grad, False, parameter.dtype)
     return Domain(
-        tuple(tuple(map(str, s)) for s in stored),
+        ((),) * len(stored),
         ((),) * len(stored),
         stored,
         elements * update_bytes(one, DEFAULT) / compute.device.memory_bytes_per_s

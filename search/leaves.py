@@ -16,6 +16,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from shardwright.pcg.analysis import constant_nodes
+from shardwright.pcg.choice import Choices
 from shardwright.pcg.errors import GraphError
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.layout import Layouts
@@ -250,7 +251,7 @@ class _State:
     vain: frozenset[Hashable] = field(default=frozenset(), compare=False)
 
 
-def _blocked(graph: Graph) -> Mapping[str, tuple[str, ...]]:
+def _blocked(graph: Graph) -> Mapping[str, Choices]:
     return blocked_choices(graph, constant_nodes(graph))
 
 

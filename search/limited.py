@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from shardwright.pcg.choice import Choice
 from shardwright.pcg.graph import OPAQUE, Graph, Node
 from shardwright.pcg.layout import Layout
 from shardwright.pcg.mesh import TIME, Mesh
@@ -15,7 +16,7 @@ from shardwright.search.problem import NoLayoutsError
 from shardwright.search.residual import residual
 from shardwright.search.restrict import CONTEXT, DATA, TENSOR, ZERO, batch_factors, is_weight, penalties, weight_factors
 
-Certified = Callable[[Node], frozenset[str]]
+Certified = Callable[[Node], frozenset[Choice]]
 
 
 class Limited:
@@ -86,9 +87,9 @@ class Limited:
             own, others = self._choices(role, node)
             yield SplitBound(bound.low, bound.high, own, others, self._wanted(role, node))
 
-    def _choices(self, role: str, node: Node) -> tuple[frozenset[str], bool]:
+    def _choices(self, role: str, node: Node) -> tuple[frozenset[Choice], bool]:
         """What a role splits an operator along: these choices, or all but these."""
-        batch, sequence = ({found[node.name]} if node.name in found else set[str]()
+        batch, sequence = ({found[node.name]} if node.name in found else set[Choice]()
                            for found in (self.batch, self.sequence))  # fmt: skip
         own = {DATA: batch, CONTEXT: sequence}
         if role == RESIDUAL:

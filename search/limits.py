@@ -15,15 +15,14 @@ the search stays as exact as it is. What is excluded:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from math import inf, prod
 
 import numpy as np
 
-from shardwright.pcg.analysis import is_whole
-from shardwright.pcg.factors import dispatched, parse_choice
+from shardwright.pcg.choice import Choice
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.layout import Layouts
 from shardwright.pcg.mesh import Mesh
@@ -94,32 +93,28 @@ def _degree(role: str, use: Sequence[str], sizes: Sequence[int]) -> int:
 class SplitBound:
     """How many ways one operator may be split along what a role splits.
 
-    `choices`: these, or all but these where `others`; `wanted`: those that count for `low`. A dispatch is a split of
-    the rows that it sends.
+    `choices`: these, or all but these where `others`; `wanted`: those that count for `low`. Choices are seen from
+    outside: a dispatch is a split of the rows that it sends.
     """
 
     low: int
     high: int | None
-    choices: frozenset[str]
+    choices: frozenset[Choice]
     others: bool
     wanted: frozenset[str]
 
-    def is_over(self, split: Sequence[str], sizes: Sequence[int]) -> bool:
-        by_axis = zip(map(_rows, split), sizes, strict=True)
-        own = (n for c, n in by_axis if not is_whole(c) and (c in self.choices) != self.others)
+    def is_over(self, split: Sequence[Choice], sizes: Sequence[int]) -> bool:
+        own = (n for c, n in _dividing(split, sizes) if (c in self.choices) != self.others)
         return self.high is not None and prod(own) > self.high
 
-    def is_met(self, split: Sequence[str], sizes: Sequence[int]) -> bool:
-        own = (n for c, n in zip(map(_rows, split), sizes, strict=True) if not is_whole(c) and self._counts(c))
+    def is_met(self, split: Sequence[Choice], sizes: Sequence[int]) -> bool:
+        own = (n for c, n in _dividing(split, sizes) if c in self.wanted or c.unblocked in self.wanted)
         return prod(own) >= self.low
 
-    def _counts(self, choice: str) -> bool:
-        return choice in self.wanted or parse_choice(choice)[0] in self.wanted
 
-
-def _rows(choice: str) -> str:
-    sent = dispatched(choice)
-    return sent[1] if sent else choice
+def _dividing(split: Sequence[Choice], sizes: Sequence[int]) -> Iterator[tuple[Choice, int]]:
+    """The choices that divide the work, seen from outside, with the sizes of their axes."""
+    return ((choice.outward, size) for choice, size in zip(split, sizes, strict=True) if choice.factors)
 
 
 @dataclass(frozen=True, slots=True)

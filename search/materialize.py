@@ -12,6 +12,7 @@ from functools import lru_cache
 
 from shardwright.pcg.analysis import constant_nodes
 from shardwright.pcg.attrs import Attr
+from shardwright.pcg.choice import WHOLE, Choice, Choices, Split, indivisible
 from shardwright.pcg.graph import OPAQUE, Graph, Node
 from shardwright.pcg.layout import C, Layout, Layouts, R, innermost
 from shardwright.pcg.moves import Move, Operator, steps_of
@@ -136,7 +137,7 @@ class _Materializer:
         if node.is_leaf:
             return self._append(_with_layouts(node, ()))
         inputs = tuple(self.made[i, self.whole] for i in node.inputs)
-        return self._append(_split(node, inputs, ("R",) * len(self.mesh)))
+        return self._append(_split(node, inputs, (WHOLE,) * len(self.mesh)))
 
     def _may_split(self, node: Node) -> bool:
         return not (node.is_leaf or node.op == OPAQUE or node.is_random)
@@ -159,7 +160,7 @@ class _Materializer:
         return operand
 
 
-_ConstantSplits = tuple[tuple[str, ...], Layouts, list[Layouts]]
+_ConstantSplits = tuple[Choices, Layouts, list[Layouts]]
 """How a constant is split, the layouts of its result and those of its operands."""
 
 
@@ -168,26 +169,26 @@ def _constant_splits(
     op: str,
     attrs: tuple[tuple[str, Attr], ...],
     shapes: tuple[tuple[int, ...], ...],
-    certified: frozenset[str],
+    certified: frozenset[Choice],
     need: Layouts,
     sizes: tuple[int, ...],
 ) -> _ConstantSplits:
     """On every axis where a certified factor gives the needed shard; the rest is sliced afterwards."""
     signature = ROWS[op].signature(shapes, dict(attrs))
-    splits, operands, reached = list[str](), [list[Layout]() for _ in shapes], list[Layout]()
+    splits, operands, reached = list[Choice](), [list[Layout]() for _ in shapes], list[Layout]()
     for layout in need:
         factor = next((i for i, f in enumerate(signature.factors) if f.role == "map" and f.name in certified
                        and signature.split_layouts(i)[1] == layout), None)  # fmt: skip
         needs = signature.split_layouts(factor)[0] if factor is not None else (R,) * len(shapes)
-        splits.append(signature.factors[factor].name if factor is not None else "R")
+        splits.append(Split(signature.factors[factor].name) if factor is not None else WHOLE)
         reached.append(layout if factor is not None else R)
         for mine, x in zip(operands, needs, strict=True):
             mine.append(R if x == C else x)
     wanted, got = [tuple(x) for x in operands], tuple(reached)
     held = all(can_hold(s, w, sizes) for s, w in zip(shapes, wanted, strict=True))
-    if not held or signature.indivisible(splits, sizes) is not None or not _can_slice(got, need):
+    if not held or indivisible(signature, splits, sizes) is not None or not _can_slice(got, need):
         whole = replicated(len(sizes))
-        return ("R",) * len(need), whole, [whole] * len(shapes)
+        return (WHOLE,) * len(need), whole, [whole] * len(shapes)
     return tuple(splits), got, wanted
 
 
@@ -202,7 +203,7 @@ def _can_slice(have: Layouts, need: Layouts) -> bool:
     return True
 
 
-def _split(node: Node, inputs: tuple[str, ...], split: tuple[str, ...]) -> Node:
+def _split(node: Node, inputs: tuple[str, ...], split: Choices) -> Node:
     """The same operator of these inputs, split; an opaque one never is."""
     return Node(node.name, node.op, inputs, node.attrs, split if node.op != OPAQUE else (), node.source)
 

@@ -18,9 +18,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from shardwright.pcg.choice import Choice
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph, Node
-from shardwright.pcg.layout import Layouts
+from shardwright.pcg.layout import Layout, Layouts
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.again import NOTHING, MadeAgain
 from shardwright.pcg.step.execution import DEFAULT, Execution
@@ -29,8 +30,8 @@ from shardwright.search.domain import Domain
 from shardwright.search.interning import Interned
 from shardwright.search.reshard import Closure
 
-Restrict = Callable[[Node, int, str], bool]
-"""Whether a node may take a choice on an axis; used for baselines and forced layouts."""
+Restrict = Callable[[Node, int, Choice | Layout], bool]
+"""Whether an operator may take a choice on an axis, or a parameter be stored in a layout: of baselines and tests."""
 Costs = Interned[np.ndarray]
 """Seconds or bytes: per choice of a variable, or per pair of choices of two."""
 

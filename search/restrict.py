@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
-from shardwright.pcg.analysis import constant_nodes, following, is_whole
+from shardwright.pcg.analysis import constant_nodes, following
+from shardwright.pcg.choice import COPIED, Choice, indivisible
+from shardwright.pcg.dispatch import Sent
 from shardwright.pcg.errors import PlanError
-from shardwright.pcg.factors import parse_choice
 from shardwright.pcg.graph import OPAQUE, Graph, Node
-from shardwright.pcg.inference import named_factors, offered, row_factors
-from shardwright.pcg.layout import Layout, S
+from shardwright.pcg.layout import Layout, R, S
+from shardwright.pcg.offers import offered
 from shardwright.pcg.optable import ROWS
 from shardwright.pcg.step.regions import attentions
 from shardwright.search.problem import Restrict
@@ -28,8 +29,8 @@ SEQUENCE = (CONTEXT, ULYSSES)
 
 
 @lru_cache(maxsize=16)
-def batch_factors(graph: Graph, dim: int = 0, *, integers_only: bool = False) -> Mapping[str, str]:
-    """For every node that carries the batch dimension, the factor that splits it.
+def batch_factors(graph: Graph, dim: int = 0, *, integers_only: bool = False) -> Mapping[str, Choice]:
+    """For every node that carries the batch dimension, the choice that splits it.
 
     The batch is dimension 0 of the inputs, the sequence their dimension 1; `dim` says which one is followed through
     factor strings, so that `(b s)` after a reshape and the sum over it in a loss are found too. With `integers_only`,
@@ -40,7 +41,7 @@ def batch_factors(graph: Graph, dim: int = 0, *, integers_only: bool = False) ->
         name: S(dim) for name, kind in inputs
         if len(kind.shape) > dim and (kind.dtype.startswith("int") or not integers_only)
     }  # fmt: skip
-    found: dict[str, str] = {}
+    found: dict[str, Choice] = {}
     for node in graph.nodes:
         if node.is_leaf or node.op == OPAQUE:
             continue
@@ -81,28 +82,28 @@ def role_restriction(graph: Graph, roles: Sequence[str], sizes: Sequence[int]) -
     sending = {name: _sending(graph, name, choice, roles, sizes) for name, choice in sent.items()}
     weights = _weights(graph)
 
-    def allowed(node: Node, axis: int, choice: str) -> bool:
+    def allowed(node: Node, axis: int, choice: Choice | Layout) -> bool:
         role = roles[axis]
         if role == FREE:
             return True
+        if isinstance(choice, Layout):
+            return (role == EXPERT and node.name in named) or _storage_allowed(graph, node, role, choice, sizes[axis])
         if role == EXPERT and (node.name in named or axis in sending.get(node.name, ())):
             return node.name in named or choice == sent[node.name]
-        if node.op == "parameter":
-            return _storage_allowed(graph, node, role, choice, sizes[axis])
         if role == ZERO and node.name in free:
             return True
         if role == ZERO and node.op == "cast" and is_weight(graph, node.name):
             return _cast_allowed(graph, node, choice, sizes[axis])
         if role == ULYSSES and (along := {f for f, n in heads.get(node.name, ()) if n % sizes[axis] == 0}):
             return choice in along
-        if role in SEQUENCE and node.name in repeated and choice == "C":
+        if role in SEQUENCE and node.name in repeated and choice == COPIED:
             return True
         mine = (context if role in SEQUENCE else batch).get(node.name)
         if role == TENSOR:
             along_weight = {f for f, size in weights[node.name] if size % sizes[axis] == 0}
-            return parse_choice(choice)[0] in along_weight if along_weight else choice != mine
+            return choice.unblocked in along_weight if along_weight else choice != mine
         if mine is None or extents[node.name, mine] % sizes[axis]:
-            return is_whole(choice)
+            return not choice.factors
         return choice == mine
 
     return allowed
@@ -118,13 +119,13 @@ def _repeated(graph: Graph) -> frozenset[str]:
     return frozenset(found)
 
 
-def head_factors(graph: Graph, batch: Mapping[str, str]) -> Mapping[str, list[tuple[str, int]]]:
-    """For every operator of attention, the factors, with their sizes, that split its heads: dimension -3 of its result.
+def head_factors(graph: Graph, batch: Mapping[str, Choice]) -> Mapping[str, list[tuple[Choice, int]]]:
+    """For every operator of attention, the choices that split its heads, dimension -3 of its result; with their sizes.
 
     The views before and after it are not among them.
     """
     stored = {node.name for node in graph.nodes if is_weight(graph, node.name)}
-    found = dict[str, list[tuple[str, int]]]()
+    found = dict[str, list[tuple[Choice, int]]]()
     for node in (graph.by_name[name] for _, members in attentions(graph, stored) for name in members):
         if node.row is None or node.row.view:
             continue
@@ -137,19 +138,17 @@ def head_factors(graph: Graph, batch: Mapping[str, str]) -> Mapping[str, list[tu
     return found
 
 
-def _sent(graph: Graph, batch: Mapping[str, str]) -> dict[str, str]:
+def _sent(graph: Graph, batch: Mapping[str, Choice]) -> dict[str, Choice]:
     """Operators whose rows of the batch can be sent to what they name, with that choice."""
-    found = dict[str, str]()
+    found = dict[str, Choice]()
     for node in graph.nodes:
-        if node.row is None or not node.row.sends or node.name not in batch:
-            continue
-        signature, rows = graph.signature(node), batch[node.name]
-        if rows in row_factors(signature, node.row):
-            found.update((node.name, f"{name}>{rows}") for name in named_factors(signature, node.row))
+        if node.row is not None and node.row.sends and node.name in batch:
+            own = Sent.offered(node.row, graph.signature(node))
+            found.update((node.name, choice) for choice in own if choice.outward == batch[node.name])
     return found
 
 
-def _named(graph: Graph, sent: Mapping[str, str]) -> set[str]:
+def _named(graph: Graph, sent: Mapping[str, Choice]) -> set[str]:
     """What rows name, such as weights of experts, and what only leads there: as it is stored, viewed and cast."""
     found = set[str]()
     for node in reversed(graph.nodes):
@@ -160,17 +159,17 @@ def _named(graph: Graph, sent: Mapping[str, str]) -> set[str]:
     return found
 
 
-def _reads_as_named(reader: Node, name: str, sent: Mapping[str, str]) -> bool:
+def _reads_as_named(reader: Node, name: str, sent: Mapping[str, Choice]) -> bool:
     rows = reader.row.sends if reader.row is not None else ()
     return reader.name in sent and all(i not in rows for i, read in enumerate(reader.inputs) if read == name)
 
 
-def _sending(graph: Graph, name: str, choice: str, roles: Sequence[str], sizes: Sequence[int]) -> list[int]:
+def _sending(graph: Graph, name: str, choice: Choice, roles: Sequence[str], sizes: Sequence[int]) -> list[int]:
     """The axes along which an operator's rows are sent: of those with that role, the first that together divide it."""
     signature, found = graph.signature(graph.by_name[name]), list[int]()
     for axis, role in enumerate(roles):
         own = [*found, axis]
-        if role == EXPERT and signature.indivisible([choice] * len(own), [sizes[a] for a in own]) is None:
+        if role == EXPERT and indivisible(signature, [choice] * len(own), [sizes[a] for a in own]) is None:
             found = own
     return found
 
@@ -193,7 +192,7 @@ def penalties(graph: Graph) -> frozenset[str]:
     return frozenset(found)
 
 
-def weight_factors(graph: Graph, node: Node, batch: str | None) -> list[tuple[str, int]]:
+def weight_factors(graph: Graph, node: Node, batch: Choice | None) -> list[tuple[str, int]]:
     """The factors, with their sizes, that a contraction or a lookup shares with a parameter it reads."""
     if node.row is None or not (node.row.contraction or node.row.lookup):
         return []
@@ -222,28 +221,24 @@ def is_weight(graph: Graph, name: str) -> bool:
     return node.op == "parameter"
 
 
-def _extent(graph: Graph, node: Node, choice: str) -> int:
+def _extent(graph: Graph, node: Node, choice: Choice) -> int:
     """The size of what an axis divides that splits the node this way; 1, which nothing divides, where it cannot."""
-    factor, blocks = parse_choice(choice)
-    signature = graph.signature(node)
-    index = signature.index(factor)
-    return signature.factors[index].size // blocks if index is not None else 1
+    sizes = (f.size // choice.blocks for f in graph.signature(node).factors if f.name in choice.factors)
+    return next(sizes, 1)
 
 
-def _storage_allowed(graph: Graph, node: Node, role: str, choice: str, size: int) -> bool:
+def _storage_allowed(graph: Graph, node: Node, role: str, layout: Layout, size: int) -> bool:
     if role in (DATA, EXPERT):
-        return choice == "R"
-    if role == ZERO:
-        return choice != "R" if _shardable(graph, node, size) else choice == "R"
-    return True
+        return layout == R
+    return role != ZERO or (layout != R) == _shardable(graph, node, size)
 
 
-def _cast_allowed(graph: Graph, node: Node, choice: str, size: int) -> bool:
+def _cast_allowed(graph: Graph, node: Node, choice: Choice, size: int) -> bool:
     """Shards of a weight are cast before they are gathered, unless others read it too, as it is; and they are once."""
     if _is_cast(graph, node.inputs[0]):
-        return is_whole(choice)
+        return not choice.factors
     alone = graph.users[node.inputs[0]] == (node.name,)
-    return not alone or is_whole(choice) != _shardable(graph, node, size)
+    return not alone or bool(choice.factors) == _shardable(graph, node, size)
 
 
 def _is_cast(graph: Graph, name: str) -> bool:

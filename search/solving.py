@@ -24,6 +24,7 @@ from shardwright.cost.timeline.memory import safe_bytes
 from shardwright.cost.timeline.program import Programs
 from shardwright.cost.timeline.steps import KnownCosts
 from shardwright.pcg.analysis import constant_nodes
+from shardwright.pcg.choice import Choices
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.layout import R
@@ -504,7 +505,7 @@ def share_of_step(execution: Execution, mesh: Mesh) -> float:
     return (1 + (stages - 1) / (many * shorter)) * execution.share_of_largest
 
 
-def _blocked_choices(graph: Graph) -> Mapping[str, tuple[str, ...]]:
+def _blocked_choices(graph: Graph) -> Mapping[str, Choices]:
     return blocked_choices(graph, constant_nodes(graph))
 
 

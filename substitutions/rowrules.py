@@ -5,10 +5,9 @@ A rule reads
     op(x, y, …) = combine/reduce( op(partition/replicate(x), partition/replicate(y), …) )
 
 and says which layout each operand must have and which the result gets. It is generic in all sizes and in the degree k.
-Per row and factor pattern there is one rule for every splittable factor, the pass-through rules "R" and "C", and "P0",
-"P0,1", … for the sets of operands in which the row is jointly linear. `derive` takes the layouts from
-`Signature.split_layouts`, the one place where parallelization is derived, evaluated at sizes that are distinct primes,
-so that a number of blocks says which factors it is the product of.
+Per row and factor pattern there is one rule for every choice that the row offers (`pcg.offers`). `derive` takes the
+layouts from the choice, evaluated at sizes that are distinct primes, so that a number of blocks says which factors it
+is the product of.
 """
 
 from __future__ import annotations
@@ -20,10 +19,11 @@ from functools import lru_cache
 from itertools import islice
 from typing import Any
 
+from shardwright.pcg.choice import Choice, Choices
 from shardwright.pcg.errors import GraphError, RuleError
 from shardwright.pcg.factors import Signature
-from shardwright.pcg.inference import named_factors, required_layouts, row_factors
 from shardwright.pcg.layout import Layout
+from shardwright.pcg.offers import alone, parse_choice, sending
 from shardwright.pcg.optable import ROWS, Row, keep_attrs
 from shardwright.substitutions import fields
 from shardwright.substitutions.pattern import Pattern, pattern_of
@@ -37,8 +37,7 @@ class RowRule:
 
     row        the op-table row
     pattern    its factor pattern
-    choice     a factor of the pattern, "R", "C", "P" and the operands that are partial, or a dispatch "e>t": rows that
-               factor t counts are sent to the part of factor e that they name, and back (`pcg.dispatch`)
+    choice     in the pattern's names of factors
     operands   the layout of each operand
     result     the layout of the result
     guard      conditions: "k | a" (the degree divides factor a), "numeric" (the result is not of bools), "additive 0,1"
@@ -49,7 +48,7 @@ class RowRule:
 
     row: str
     pattern: str
-    choice: str
+    choice: Choice
     operands: tuple[Placement, ...]
     result: Placement
     guard: tuple[str, ...] = ()
@@ -62,22 +61,7 @@ class RowRule:
     @property
     def factor(self) -> str | None:
         """The factor that the rule splits, if it splits one; of a dispatch what rows name."""
-        return None if self.choice[0] in "RCP" else self.choice.partition(">")[0]
-
-    @property
-    def sent(self) -> str:
-        """The factor that counts the rows of a dispatch; "" where the rule is none."""
-        return self.choice.partition(">")[2]
-
-    @property
-    def divided(self) -> tuple[str, ...]:
-        """Every factor that the rule splits."""
-        return tuple(name for name in (self.factor, self.sent) if name)
-
-    @property
-    def partial(self) -> tuple[int, ...]:
-        """The operands that the rule's name declares partial."""
-        return tuple(int(i) for i in self.choice[1:].split(",")) if self.choice[0] == "P" else ()
+        return next(iter(self.choice.factors), None)
 
     @property
     def equation(self) -> str:
@@ -104,7 +88,7 @@ class RowRule:
         with fields.located(f"row rule {fields.name_of(data, 'row')!r}"):
             found = fields.record(data, _REQUIRED, _OPTIONAL)
             rule = cls(
-                fields.text(found, "row"), fields.text(found, "pattern"), fields.text(found, "choice"),
+                fields.text(found, "row"), fields.text(found, "pattern"), fields.one(found, "choice", parse_choice),
                 fields.each(found, "operands", Placement.parse), fields.one(found, "result", Placement.parse),
                 fields.texts(found, "guard"), fields.texts(found, "local"),
             )  # fmt: skip
@@ -133,13 +117,13 @@ def _check(rule: RowRule) -> None:
     if len(pattern.factors) > len(_PRIMES):
         raise RuleError(f"field 'pattern': {len(pattern.factors)} factors; at most {len(_PRIMES)} are supported")
     check_pattern(rule)
-    if not _CHOICE.fullmatch(rule.choice) or not set(pattern.factors).issuperset(rule.divided):
+    if not _CHOICE.fullmatch(rule.choice) or not set(pattern.factors).issuperset(rule.choice.factors):
         raise RuleError(
             f"field 'choice': {rule.choice!r} is none of R, C, P with operands (P0 or P0,1), or a factor of "
             f"{rule.pattern!r}, or a dispatch of two (a>b)"
         )
-    if any(i >= len(rule.operands) for i in rule.partial):
-        raise RuleError(f"field 'choice': {rule.choice!r} names operand {max(rule.partial)} of {len(rule.operands)}")
+    if (last := max(rule.choice.partial, default=-1)) >= len(rule.operands):
+        raise RuleError(f"field 'choice': {rule.choice!r} names operand {last} of {len(rule.operands)}")
     tensors = [*((f"operands[{i}]", p) for i, p in enumerate(rule.operands)), ("result", rule.result)]
     for (key, placement), dims in zip(tensors, pattern.tensors, strict=True):
         if placement.kind == "S" and placement.dim >= len(dims):
@@ -192,8 +176,8 @@ _PRIMES = tuple(islice(primes(), 512))
 
 
 @lru_cache(maxsize=65536)
-def derive(row_name: str, pattern: Pattern, choice: str) -> RowRule:
-    """The row's rule for one choice, `choice` being a factor of the pattern, "R", "C" or "P0,1".
+def derive(row_name: str, pattern: Pattern, choice: Choice) -> RowRule:
+    """The row's rule for one choice, in the pattern's names of factors.
 
     Raises `LayoutError` where the row does not offer the choice, `RuleError` for a pattern of more factors than primes.
     """
@@ -201,7 +185,7 @@ def derive(row_name: str, pattern: Pattern, choice: str) -> RowRule:
     if len(factors) > len(_PRIMES):
         raise RuleError(f"{row_name}: a pattern of {len(factors)} factors; at most {len(_PRIMES)} are supported")
     primes, signature = dict(zip(factors, _PRIMES, strict=False)), signature_of(pattern)
-    layouts, result = required_layouts(signature, choice, len(pattern.operands), row)
+    layouts, result = choice.layouts(signature, row)
 
     def symbolic(layout: Layout) -> Placement:
         blocks = tuple(name for name, prime in primes.items() if layout.blocks % prime == 0)
@@ -218,11 +202,16 @@ def signature_of(pattern: Pattern) -> Signature:
 
 
 def _guard(rule: RowRule, pattern: Pattern) -> Iterator[str]:
-    yield from (f"k | {factor}" for factor in rule.divided)
+    yield from (f"k | {factor}" for factor in rule.choice.factors)
     if rule.factor in pattern.summed:
         yield "numeric"
-    if rule.partial:
-        yield "additive " + rule.choice[1:]
+    if rule.choice.partial:
+        yield additive(rule.choice.partial)
+
+
+def additive(partial: tuple[int, ...]) -> str:
+    """The guard that partial operands need."""
+    return "additive " + ",".join(map(str, partial))
 
 
 def _local(row: Row, rule: RowRule, pattern: Pattern) -> Iterator[str]:
@@ -253,14 +242,11 @@ def offset_factor(row: Row, pattern: Pattern) -> str | None:
     return None
 
 
-def choices(row: Row, pattern: Pattern) -> tuple[str, ...]:
+def choices(row: Row, pattern: Pattern) -> Choices:
     """Every choice that the row offers for operators of this pattern, in which each device works by itself."""
-    return ("R", "C", *("P" + ",".join(map(str, s)) for s in row.linear_in), *pattern.splittable)
+    return alone(row, pattern.splittable)
 
 
-def dispatches(row: Row, pattern: Pattern) -> tuple[str, ...]:
-    """Every choice of the row that sends rows of operators of this pattern to what they name, and back."""
-    if not row.sends:
-        return ()
-    signature = signature_of(pattern)
-    return tuple(f"{e}>{t}" for e in named_factors(signature, row) for t in row_factors(signature, row))
+def sending_choices(row: Row, pattern: Pattern) -> Choices:
+    """Every choice of the row in which devices send each other rows of operators of this pattern."""
+    return sending(row, signature_of(pattern)) if row.sends else ()

@@ -80,7 +80,7 @@ class RuleVerdict:
 
 _PROVER = ("rows", "algebra", "reals", "placement", "falsifiers", "certificates.py", "fit.py", "judge.py", "lemmas.py",
            "limits.py", "logic.py", "proof.py", "solver.py")  # fmt: skip
-_TYPES = ("factors", "inference", "layout", "moves", "parallel")
+_TYPES = ("choice", "dispatch", "factors", "inference", "layout", "moves", "offers", "parallel")
 _FORMS = ("attributes", "equations", "expressions", "fields", "pattern", "placement", "primes", "rowrules", "rules",
           "steps", "terms", "wellformed")  # fmt: skip
 

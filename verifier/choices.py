@@ -11,15 +11,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from shardwright.pcg.choice import WHOLE, Choice
 from shardwright.pcg.errors import GraphError, RuleError
-from shardwright.pcg.factors import parse_choice, renamed
 from shardwright.pcg.graph import OPAQUE, Graph, Node
 from shardwright.pcg.optable import ROWS
 from shardwright.pcg.types import TensorType
 from shardwright.substitutions.catalogue import CATALOGUE, SEARCHED
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.pattern import Pattern, pattern_of
-from shardwright.substitutions.rowrules import RowRule, choices, derive, dispatches
+from shardwright.substitutions.rowrules import RowRule, choices, derive, sending_choices
 from shardwright.substitutions.rules import Rule
 from shardwright.substitutions.steps import STEP_RULES, StepRule
 from shardwright.verifier.catalogue import Catalogue
@@ -29,7 +29,7 @@ from shardwright.verifier.rulefile import read_rules
 from shardwright.verifier.store import Verdicts
 
 Key = tuple[str, tuple[object, ...], tuple[tuple[tuple[int, ...], str], ...]]
-_RuleKey = tuple[str, Pattern, str]
+_RuleKey = tuple[str, Pattern, Choice]
 
 
 @dataclass
@@ -43,37 +43,37 @@ class Certified:
     store: Catalogue = field(default_factory=Catalogue.load)
     only: frozenset[str] = frozenset()
     used: dict[str, Certificate] = field(default_factory=dict)
-    _nodes: dict[Key, dict[str, str]] = field(default_factory=dict)
+    _nodes: dict[Key, dict[Choice, str]] = field(default_factory=dict)
     _rules: dict[_RuleKey, Certificate | str] = field(default_factory=dict)
 
-    def __call__(self, node: Node, operands: Sequence[TensorType], blocked: Sequence[str] = ()) -> frozenset[str]:
-        """The certified choices of one operator, in the names of `Node.split`; `GraphError` where shapes do not fit.
+    def __call__(self, node: Node, operands: Sequence[TensorType], blocked: Sequence[Choice] = ()) -> frozenset[Choice]:
+        """The certified choices of one operator; `GraphError` where shapes do not fit.
 
-        `blocked` lists choices such as "o/3" to judge too: there are too many of them to judge unasked.
+        `blocked` lists splits in blocks to judge too: there are too many of them to judge unasked.
         """
         if node.op == OPAQUE:
-            return frozenset(["R"])
+            return frozenset([WHOLE])
         plain = (choice for choice, reason in self._outcomes(node, operands).items() if not reason)
         return frozenset([*plain, *(choice for choice in blocked if not self.reason(node, operands, choice))])
 
-    def of(self, graph: Graph, node: Node) -> frozenset[str]:
+    def of(self, graph: Graph, node: Node) -> frozenset[Choice]:
         """The certified choices of a node of a graph; leaves and parallel operators have none."""
         if node.is_leaf or node.is_parallel:
             return frozenset()
         return self(node, [graph.types[name] for name in node.inputs])
 
-    def reason(self, node: Node, operands: Sequence[TensorType], choice: str) -> str | None:
+    def reason(self, node: Node, operands: Sequence[TensorType], choice: Choice) -> str | None:
         """Why a choice is not certified; None where it is."""
         if node.op == OPAQUE:
-            return None if choice == "R" else f"{node.op}: an operator without a row runs on whole tensors only"
+            return None if choice == WHOLE else f"{node.op}: an operator without a row runs on whole tensors only"
         outcomes = self._outcomes(node, operands)
-        if "/" in choice:
+        if choice.blocks > 1:
             return self._judge_blocked(node, operands, choice) or None
         if choice not in outcomes:
             return f"{node.op} does not offer the choice {choice!r}; it has {sorted(outcomes)}"
         return outcomes[choice] or None
 
-    def certificate(self, node: Node, operands: Sequence[TensorType], choice: str) -> Certificate | None:
+    def certificate(self, node: Node, operands: Sequence[TensorType], choice: Choice) -> Certificate | None:
         """The certificate of one choice, if it has one."""
         if node.op == OPAQUE or self.reason(node, operands, choice) is not None:
             return None
@@ -131,29 +131,29 @@ class Certified:
         if stored is not None:
             return stored
         form = rule.to_json()["form"] if self.only else ""
-        if form in self.only and not (isinstance(rule, RowRule) and rule.choice == "R"):
+        if form in self.only and not (isinstance(rule, RowRule) and rule.choice == WHOLE):
             return f"the rule file has no rule {rule.name!r}"
         proven = certify(rule)
         if isinstance(proven, Certificate):
             self.store.add(rule, proven)
         return proven
 
-    def _outcomes(self, node: Node, operands: Sequence[TensorType]) -> dict[str, str]:
+    def _outcomes(self, node: Node, operands: Sequence[TensorType]) -> dict[Choice, str]:
         """Every choice that the row offers, with the reason why it is not certified, or ""."""
         key = (node.op, node.attrs, tuple((t.shape, t.dtype) for t in operands))
         if key not in self._nodes:
             self._nodes[key] = self._judge(node, operands)
         return self._nodes[key]
 
-    def _judge(self, node: Node, operands: Sequence[TensorType]) -> dict[str, str]:
+    def _judge(self, node: Node, operands: Sequence[TensorType]) -> dict[Choice, str]:
         site = _Site.of(node, operands)
         names = {letter: name for name, letter in site.letters.items()}
-        found = (*choices(ROWS[node.op], site.pattern), *dispatches(ROWS[node.op], site.pattern))
-        return {renamed(choice, names): self._reason(node, site, choice) for choice in found}
+        found = (*choices(ROWS[node.op], site.pattern), *sending_choices(ROWS[node.op], site.pattern))
+        return {choice.renamed(names): self._reason(node, site, choice) for choice in found}
 
-    def _judge_blocked(self, node: Node, operands: Sequence[TensorType], choice: str) -> str:
+    def _judge_blocked(self, node: Node, operands: Sequence[TensorType], choice: Choice) -> str:
         """Why a split within blocks is not certified, or "": the rule of the factor string with that factor refined."""
-        if (row := ROWS[node.op]).random or row.offset == parse_choice(choice)[0]:
+        if (row := ROWS[node.op]).random or row.offset in choice.factors:
             return f"{node.op} needs consecutive parts; it is not split in blocks"
         try:
             site = _Site.of(node, operands, choice)
@@ -161,11 +161,11 @@ class Certified:
             return str(error)
         return self._reason(node, site, site.letter(choice))
 
-    def _reason(self, node: Node, site: _Site, choice: str) -> str:
+    def _reason(self, node: Node, site: _Site, choice: Choice) -> str:
         found = self._certify(node.op, site.pattern, choice)
         return found if isinstance(found, str) else site.violated(found.guard)
 
-    def _certify(self, row: str, pattern: Pattern, choice: str) -> Certificate | str:
+    def _certify(self, row: str, pattern: Pattern, choice: Choice) -> Certificate | str:
         """From the store, or proven now; nothing unproven comes out of here."""
         key = (row, pattern, choice)
         if key not in self._rules:
@@ -175,7 +175,7 @@ class Certified:
             self.used[found.rule] = found
         return found
 
-    def _look_up(self, row: str, pattern: Pattern, choice: str) -> Certificate | str:
+    def _look_up(self, row: str, pattern: Pattern, choice: Choice) -> Certificate | str:
         try:
             rule = derive(row, pattern, choice)
         except (GraphError, RuleError) as error:
@@ -194,22 +194,22 @@ class _Site:
     partial_sets: tuple[tuple[int, ...], ...]
 
     @classmethod
-    def of(cls, node: Node, operands: Sequence[TensorType], choice: str = "") -> _Site:
-        """The site of a node; a choice such as "o/3" refines the factor that it splits."""
+    def of(cls, node: Node, operands: Sequence[TensorType], choice: Choice = WHOLE) -> _Site:
+        """The site of a node; a split in blocks refines its factor."""
         row, attrs = ROWS[node.op], dict(node.attrs)
         signature = row.signature([t.shape for t in operands], attrs)
-        name, blocks = parse_choice(choice)
-        if blocks > 1 and (factor := signature.index(name)) is not None:
-            signature = signature.refined(factor, blocks)
+        if choice.blocks > 1 and (factor := signature.index(choice.factors[0])) is not None:
+            signature = signature.refined(factor, choice.blocks)
         pattern, names = pattern_of(signature)
         letters = {f.name: letter for f, letter in zip(signature.factors, names, strict=True)}
         sizes = {letter: f.size for f, letter in zip(signature.factors, names, strict=True)}
         dtypes = [t.dtype for t in operands]
         return cls(pattern, letters, sizes, row.result_dtype(dtypes, attrs), row.partial_sets(dtypes, attrs))
 
-    def letter(self, choice: str) -> str:
+    def letter(self, choice: Choice) -> Choice:
         """The choice in the pattern's letters."""
-        return self.letters.get(parse_choice(choice)[0]) or renamed(choice, self.letters)
+        refined = self.letters.keys() >= set(choice.factors)
+        return (choice.unblocked if refined else choice).renamed(self.letters)
 
     def violated(self, guard: Sequence[str]) -> str:
         """The first guard that this operator cannot satisfy at any degree, in words; "" if there is none."""
@@ -225,7 +225,7 @@ class _Site:
         return ""
 
 
-def rule_of(node: Node, operands: Sequence[TensorType], choice: str) -> RowRule:
-    """The rule behind a choice of a node, in the names of `Node.split`."""
+def rule_of(node: Node, operands: Sequence[TensorType], choice: Choice) -> RowRule:
+    """The rule behind a choice of a node."""
     site = _Site.of(node, operands, choice)
     return derive(node.op, site.pattern, site.letter(choice))

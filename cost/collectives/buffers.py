@@ -36,7 +36,6 @@ from shardwright.cost.collectives import nccl
 from shardwright.cost.collectives.communication import Communication
 from shardwright.cost.collectives.groups import Link
 from shardwright.cost.collectives.nccl import Generation
-from shardwright.pcg.factors import dispatched
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.moves import Move, fused_moves
 
@@ -87,11 +86,11 @@ def stages_bytes(cluster: Cluster, num_stages: int, stage_size: int) -> float:
 def collectives_of(
     graph: Graph, moves: Iterable[tuple[str, Move]] | None = None
 ) -> Mapping[int, Collection[Collective]]:
-    """By mesh axis, those that the moves and dispatches of a typed graph run, forward or backward."""
+    """By mesh axis, those that the moves and operators of a typed graph run, forward or backward."""
     found = defaultdict[int, set[Collective]](set)
-    splits = dict.fromkeys(node.split for node in graph.nodes)
-    for axis in (axis for split in splits for axis, choice in enumerate(split) if dispatched(choice)):
-        found[axis].add("all_to_all")
+    for split in dict.fromkeys(node.split for node in graph.nodes):
+        for axis, choice in enumerate(split):
+            found[axis].update(name for name in choice.collectives if name in COLLECTIVES)
     for start, move in moves if moves is not None else (own[1:] for own in fused_moves(graph)):
         forward, backward = move.collectives()
         for name in (forward, backward if graph.types[start].grad else ""):

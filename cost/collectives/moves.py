@@ -161,7 +161,7 @@ class MoveCosts:
     def dispatch_s(self, sent: Dispatch, *, backward: bool = False) -> tuple[float, float]:
         """Seconds of a dispatch's way there, and of that back: those of the device that has most rows."""
         there_s, back_s = (
-            sum(self.collective_s("all_to_all", sent.axis, IMBALANCE * num_bytes) for num_bytes in way)
+            sum(self.collective_s(sent.collective, sent.axis, IMBALANCE * num_bytes) for num_bytes in way)
             for way in sent.sent(backward=backward)
         )
         return there_s, back_s

@@ -12,10 +12,10 @@ import numpy as np
 
 from shardwright.cost.compute.compute import Compute
 from shardwright.cost.compute.work import Local, Passes, passes
-from shardwright.pcg.analysis import Written, is_whole
+from shardwright.pcg.analysis import Written
 from shardwright.pcg.attrs import Attr
-from shardwright.pcg.dispatch import Dispatch, dispatches, num_senders
-from shardwright.pcg.factors import dispatched, parts_of
+from shardwright.pcg.choice import Choice, Choices, degrees, num_senders
+from shardwright.pcg.dispatch import Dispatch, dispatches, sends
 from shardwright.pcg.graph import Node
 from shardwright.pcg.layout import Layout, Layouts, local_shape
 from shardwright.pcg.optable import ROWS, LocalShapes
@@ -39,7 +39,7 @@ class Part(NamedTuple):
     senders: int
 
 
-Choice = tuple[tuple[str, ...], tuple[Layouts, ...], Layouts]
+Option = tuple[Choices, tuple[Layouts, ...], Layouts]
 """How an operator is split, and in which layouts its operands and its result are then."""
 
 
@@ -67,11 +67,11 @@ class NodeCost:
         self.row = node.row
         self.signature = self.row.signature([t.shape for t in operands], dict(self.attrs)) if self.row else None
 
-    def passes(self, split: tuple[str, ...], needs: tuple[Layouts, ...], result: Layouts) -> Passes:
+    def passes(self, split: Choices, needs: tuple[Layouts, ...], result: Layouts) -> Passes:
         """The kernels of one device's part, forward and backward."""
         return self._costed(self.part(split, needs, result))[0]
 
-    def passes_s(self, split: tuple[str, ...], needs: tuple[Layouts, ...], result: Layouts) -> tuple[float, float]:
+    def passes_s(self, split: Choices, needs: tuple[Layouts, ...], result: Layouts) -> tuple[float, float]:
         """Seconds of forward and of backward."""
         return self.part_s(self.part(split, needs, result))
 
@@ -82,23 +82,20 @@ class NodeCost:
     def _costed(self, part: Part) -> tuple[Passes, tuple[float, float]]:
         return _part_costs(self.compute, self.op, self.attrs, self.operands, self.result, *part, self.written)
 
-    def part(self, split: tuple[str, ...], needs: tuple[Layouts, ...], result: Layouts) -> Part:
+    def part(self, split: Choices, needs: tuple[Layouts, ...], result: Layouts) -> Part:
         """What a choice leaves a device."""
         shapes = tuple(local_shape(t.shape, n, self.sizes) for t, n in zip(self.operands, needs, strict=True))
         returned, extents = local_shape(self.result.shape, result, self.sizes), self._extents(split)
         return Part(shapes, returned, extents, num_senders(split, self.sizes))
 
-    def _extents(self, split: tuple[str, ...]) -> tuple[int, ...]:
+    def _extents(self, split: Choices) -> tuple[int, ...]:
         """The sizes of the signature's factors on one device."""
         if self.signature is None:
             return ()
-        degrees: dict[str, int] = {}
-        for choice, size in zip(split, self.sizes, strict=True):
-            for name, _ in () if is_whole(choice) else parts_of(choice):
-                degrees[name] = degrees.get(name, 1) * size
-        return tuple(f.size // degrees.get(f.name, 1) for f in self.signature.factors)
+        divided = degrees(split, self.sizes)
+        return tuple(f.size // divided.get(f.name, 1) for f in self.signature.factors)
 
-    def parts(self, choices: Sequence[Choice]) -> tuple[list[Part], np.ndarray]:
+    def parts(self, choices: Sequence[Option]) -> tuple[list[Part], np.ndarray]:
         """As `part`, of many choices at once: the different parts, and the number of the one that each choice leaves.
 
         What an axis splits decides about the layouts on it.
@@ -108,7 +105,7 @@ class NodeCost:
         ends = list(accumulate([*map(len, shapes), len(factors)], initial=0))
         among = np.ones((len(choices), ends[-1] + 1), np.int64)
         for axis, size in enumerate(self.sizes):
-            rows, known, numbers = list[np.ndarray](), dict[str, int](), list[int]()
+            rows, known, numbers = list[np.ndarray](), dict[Choice, int](), list[int]()
             for split, needs, result in choices:
                 number = known.setdefault(split[axis], len(rows))
                 if number == len(rows):
@@ -121,27 +118,26 @@ class NodeCost:
         of = [distinct.setdefault(row, len(distinct)) for row in map(tuple, local.tolist())]
         return [_part(row, ends) for row in distinct], np.array(of, np.intp)
 
-    def _among(self, choice: str, size: int, layouts: Sequence[Layout], ends: Sequence[int]) -> np.ndarray:
+    def _among(self, choice: Choice, size: int, layouts: Sequence[Layout], ends: Sequence[int]) -> np.ndarray:
         """How many devices of an axis share every dimension, and every factor; and how many send each other rows."""
         found = np.ones(ends[-1] + 1, np.int64)
         for start, layout in zip(ends, layouts, strict=False):
             if layout.is_shard:
                 found[start + layout.dim] = size
-        if self.signature is not None and not is_whole(choice):
-            split = {name for name, _ in parts_of(choice)}
-            found[ends[-2] : -1] = [size if f.name in split else 1 for f in self.signature.factors]
-        found[-1] = num_senders((choice,), (size,))
+        if self.signature is not None and choice.factors:
+            found[ends[-2] : -1] = [size if f.name in choice.factors else 1 for f in self.signature.factors]
+        found[-1] = choice.senders(size)
         return found
 
-    def dispatches(self, split: tuple[str, ...], needs: tuple[Layouts, ...], result: Layouts) -> tuple[Dispatch, ...]:
+    def dispatches(self, split: Choices, needs: tuple[Layouts, ...], result: Layouts) -> tuple[Dispatch, ...]:
         """What is sent of its rows, by axis in the order of forward."""
-        if self.row is None or self.signature is None or not any(map(dispatched, split)):
+        if self.row is None or self.signature is None or not sends(split):
             return ()
         dtypes, grads = [t.dtype for t in (*self.operands, self.result)], [t.grad for t in self.operands]
         shapes = self._shapes(self.part(split, needs, result))
         return dispatches(self.row, self.signature, split, self.sizes, shapes, dtypes, grads)
 
-    def kept_bytes(self, split: tuple[str, ...], needs: tuple[Layouts, ...], result: Layouts) -> float:
+    def kept_bytes(self, split: Choices, needs: tuple[Layouts, ...], result: Layouts) -> float:
         """Bytes that stay on a device for the backward pass."""
         return self.part_bytes(self.part(split, needs, result), self.kept)
 

@@ -18,6 +18,7 @@ from shardwright.cost.compute.work import Work
 from shardwright.cost.timeline.scratch import Scratch, move_scratch, operator_scratch
 from shardwright.cost.timeline.tasks import COMPUTE
 from shardwright.pcg.analysis import Written
+from shardwright.pcg.choice import WHOLE
 from shardwright.pcg.dispatch import Dispatch
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.mesh import TIME
@@ -219,7 +220,7 @@ class Steps(Operations):
             serial = NodeCost(
                 node, [t.erased() for t in operands], kind.erased(), self.graph.mesh.sizes, self.compute, (), how
             )
-            split = node.split or ("R",) * len(self.graph.mesh)
+            split = node.split or (WHOLE,) * len(self.graph.mesh)
             found = self.known.operators[key] = Operator(
                 self._with_ways(cost._replace(scratch=scratch), node),
                 serial.passes_s(split, tuple(t.layouts for t in operands), kind.layouts),
@@ -247,7 +248,7 @@ class Steps(Operations):
                 self.move_costs.dispatch_s(dispatch, backward=backward),
             )
             for ways, way_s, sizes in zip((there, back), seconds, dispatch.sent(backward=backward), strict=True):
-                ways.append(Way(axis, way_s, self.messages("all_to_all", (axis,), *sizes)))
+                ways.append(Way(axis, way_s, self.messages(dispatch.collective, (axis,), *sizes)))
         return Ways(tuple(there), tuple(reversed(back)))
 
     def _node_cost(
@@ -262,7 +263,7 @@ class Steps(Operations):
         serial = [TensorType(t.shape, self.dtype(t.dtype), (), t.grad) for t in operands]
         result = TensorType(kind.shape, self.dtype(kind.dtype), (), kind.grad)
         cost = NodeCost(node, serial, result, self.graph.mesh.sizes, self.compute, (), how)
-        split = node.split or ("R",) * len(self.graph.mesh)
+        split = node.split or (WHOLE,) * len(self.graph.mesh)
         found = cost.passes(split, tuple(t.layouts for t in operands), kind.layouts)
         if self._rates:
             forward, backward = (tuple(map(self._at_rate, works)) for works in (found.forward, found.backward))

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from shardwright.pcg.attrs import Attr
+from shardwright.pcg.choice import WHOLE, Choices, Partial, Split
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph, Node, Source, make_attrs
 from shardwright.pcg.layout import P, R
@@ -132,24 +133,23 @@ def _shared(graph: Graph, node: Node, name: str) -> Graph:
 def sum_of_shares(graph: Graph, name: str, prefix: str, source: Source) -> tuple[Node, ...]:
     """The nodes whose last one is the sum over n microbatches of a whole value divided by n."""
     mesh, kind = graph.mesh, graph.types[name]
-    many, others = mesh.num_microbatches, tuple("P0" if layout == P else "R" for layout in kind.layouts[1:])
+    many, others = mesh.num_microbatches, tuple(Partial((0,)) if layout == P else WHOLE for layout in kind.layouts[1:])
 
-    def of(suffix: str, op: str, inputs: tuple[str, ...], split: tuple[str, ...] = (), **attrs: Attr) -> Node:
+    def of(suffix: str, op: str, inputs: tuple[str, ...], split: Choices = (), **attrs: Attr) -> Node:
         return Node(f"{prefix}.{suffix}_{name}", op, inputs, make_attrs(**attrs), split, source)
 
-    times = of("times", "expand", (name,), ("R", *others), shape=(many, *kind.shape))
+    times = of("times", "expand", (name,), (WHOLE, *others), shape=(many, *kind.shape))
     own = of("own", PARTITION, (times.name,), axis=TIME, dim=0, blocks=1)
-    summand = of("summand", "sum", (own.name,), ("d0", *others), dims=(0,), keepdim=False)
-    part = of("part", "full", (), ("R",) * len(mesh), shape=(), value=1.0 / many, dtype=kind.dtype)
-    share = of("share", "mul", (summand.name, part.name), ("P0", *others))
+    summand = of("summand", "sum", (own.name,), (Split("d0"), *others), dims=(0,), keepdim=False)
+    part = of("part", "full", (), (WHOLE,) * len(mesh), shape=(), value=1.0 / many, dtype=kind.dtype)
+    share = of("share", "mul", (summand.name, part.name), (Partial((0,)), *others))
     return times, own, summand, part, share, of("total", REDUCE, (share.name,), axis=TIME)
 
 
 def _swap(graph: Graph, node: Node, axis: str, operands: tuple[int, ...]) -> Graph:
     sums = {node.inputs[i]: graph.by_name[node.inputs[i]].inputs[0] for i in operands}
     index = graph.mesh.index(axis)
-    choice = "P" + ",".join(map(str, operands))
-    split = (*node.split[:index], choice, *node.split[index + 1 :])
+    split = (*node.split[:index], Partial(operands), *node.split[index + 1 :])
     own = replace(node, name=f"{node.name}.part_{axis}", inputs=tuple(sums.get(i, i) for i in node.inputs), split=split)
     total = Node(node.name, REDUCE, (own.name,), graph.by_name[next(iter(sums))].attrs, (), node.source)
     nodes: list[Node] = []

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
+from shardwright.pcg.choice import COPIED, WHOLE
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.mesh import TIME
@@ -94,7 +95,7 @@ def _rebuilt(graph: Graph, way: Sequence[Node], zero: Zero) -> Iterator[Node]:
             attrs = {key: value for key, value in attrs.items() if key != KEEP} | ({KEEP: keep} if keep else {})
         elif over_time and not node.is_parallel:
             time = graph.mesh.index(TIME)
-            split = (*split[:time], "C" if copied else "R", *split[time + 1 :])
+            split = (*split[:time], COPIED if copied else WHOLE, *split[time + 1 :])
         name = f"{operand}.{node.op}_{attrs['axis']}" if node.is_parallel else node.name
         yield Node(name, node.op, (operand,), make_attrs(**attrs), split, node.source)
         operand = name

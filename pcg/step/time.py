@@ -15,10 +15,11 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from shardwright.pcg.analysis import is_timeless
+from shardwright.pcg.choice import WHOLE
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import OPAQUE, Graph, Node, Source, make_attrs
-from shardwright.pcg.inference import offered
 from shardwright.pcg.mesh import TIME
+from shardwright.pcg.offers import offered
 from shardwright.pcg.optable import ROWS
 from shardwright.pcg.parallel import REDUCE
 from shardwright.pcg.step.additive import crosses_time, find_additive
@@ -73,7 +74,7 @@ def _estimate(graph: Graph, node: Node) -> tuple[Node, Node, Node]:
     many = graph.mesh.num_microbatches
     value = float(many) if is_float(kind.dtype) else many
     attrs = make_attrs(shape=(), value=value, dtype=kind.dtype)
-    count = Node(f"{node.name}.count", "full", (), attrs, ("R",) * len(graph.mesh), node.source)
+    count = Node(f"{node.name}.count", "full", (), attrs, (WHOLE,) * len(graph.mesh), node.source)
     signature, row = ROWS["mul"].signature([kind.shape, ()], {}), ROWS["mul"]
     ways = [list(offered(row, signature, lambda size, x=x: (x.blocks,))) for x in kind.layouts]
     split = tuple(

@@ -19,6 +19,7 @@ from typing import Any
 
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.pcg.analysis import constant_nodes
+from shardwright.pcg.choice import Choice
 from shardwright.pcg.graph import OPAQUE, Graph, Node
 from shardwright.pcg.moves import FUSED, MOVES
 from shardwright.pcg.parallel import COMBINE, PARTITION
@@ -194,14 +195,14 @@ class _RowRules:
         self.certified = certified
         self._rules: dict[Hashable, RowRule] = {}
 
-    def offered(self, graph: Graph, node: Node, blocked: Iterable[str]) -> list[RowRule]:
+    def offered(self, graph: Graph, node: Node, blocked: Iterable[Choice]) -> list[RowRule]:
         """The rules of a node's certified choices; none for leaves, parallel and opaque operators."""
         if node.is_leaf or node.is_parallel or node.op == OPAQUE:
             return []
         operands = [graph.types[name] for name in node.inputs]
         return [self.rule(graph, node, choice) for choice in self.certified(node, operands, tuple(blocked))]
 
-    def rule(self, graph: Graph, node: Node, choice: str) -> RowRule:
+    def rule(self, graph: Graph, node: Node, choice: Choice) -> RowRule:
         operands = [graph.types[name] for name in node.inputs]
         key = (node.op, node.attrs, tuple((t.shape, t.dtype) for t in operands), choice)
         if key not in self._rules:

@@ -14,7 +14,8 @@ from shardwright.cost.predict import Details, NodeCosts, Prediction, details
 from shardwright.cost.timeline.memory import MemoryVerdict, safe_bytes, verdict
 from shardwright.cost.timeline.program import Programs, StepProgram
 from shardwright.cost.timeline.timeline import Timeline
-from shardwright.pcg.analysis import constant_nodes, is_whole
+from shardwright.pcg.analysis import constant_nodes
+from shardwright.pcg.choice import WHOLE, Choice
 from shardwright.pcg.graph import OPAQUE, Node
 from shardwright.pcg.mesh import TIME
 from shardwright.pcg.moves import Move, fused_moves, source_of
@@ -263,16 +264,16 @@ class PlanFacts:
         serial = self.graph.erased()
         batch, sequence = batch_factors(serial), batch_factors(serial, 1, integers_only=True)
 
-        def use(node: Node, choice: str) -> SplitAlong:
-            if is_whole(choice):
+        def use(node: Node, choice: Choice) -> SplitAlong:
+            if not choice.factors:
                 return "whole"
-            if node.row is not None and node.row.sends and choice.partition(">")[0] == node.row.offset:
+            if node.row is not None and node.row.sends and choice.inner == node.row.offset:
                 return "experts"
             if choice == batch.get(node.name):
                 return "batch"
             return "sequence" if choice == sequence.get(node.name) else "features"
 
-        whole = ("R",) * len(self.mesh)
+        whole = (WHOLE,) * len(self.mesh)
         return {n.name: tuple(use(n, choice) for choice in n.split or whole) for n in self.operators}
 
     @cached_property

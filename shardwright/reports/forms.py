@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from shardwright.cost.compute.operators import num_drawn
 from shardwright.cost.compute.work import Local, Passes, Work, passes
-from shardwright.pcg.analysis import is_whole, written
+from shardwright.pcg.analysis import written
+from shardwright.pcg.choice import WHOLE, degrees
 from shardwright.pcg.errors import PlanError
-from shardwright.pcg.factors import parts_of
 from shardwright.pcg.graph import OPAQUE, Node
 from shardwright.pcg.types import TensorType
 from shardwright.reports.facts import PlanFacts
@@ -147,18 +147,14 @@ class Formulas:
 
     def _passes(self, node: Node, at: Powers) -> Passes:
         types, sizes = self.graph.types, self.graph.mesh.sizes
-        split = node.split or ("R",) * len(sizes)
+        split = node.split or (WHOLE,) * len(sizes)
         signature = None if node.op == OPAQUE else self.graph.signature(node)
         extents = tuple[int, ...]()
         if signature is not None:
-            degrees, more = Counter[str](), Counter[str]()
-            for axis, choice in enumerate(split):
-                for name, _ in () if is_whole(choice) else parts_of(choice):
-                    degrees[name] = max(1, degrees[name]) * sizes[axis]
-                    more[name] += axis == self.axis
+            divided, grown = degrees(split, sizes), () if self.axis is None else split[self.axis].factors
             powers = self._factors(node, self.dims)
             extents = tuple(
-                f.size // max(1, degrees[f.name]) * at[0] ** i * at[1] ** j * (at[2] if more[f.name] else 1)
+                f.size // divided.get(f.name, 1) * at[0] ** i * at[1] ** j * (at[2] if f.name in grown else 1)
                 for f, (i, j) in zip(signature.factors, powers, strict=True)
             )
         operands = [types[name] for name in node.inputs]

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 from shardwright.pcg.errors import GraphError, RuleError
 from shardwright.pcg.factors import Signature
-from shardwright.pcg.inference import offered
 from shardwright.pcg.layout import Layout, Layouts
+from shardwright.pcg.offers import offered
 from shardwright.pcg.optable import ROWS, Row
 from shardwright.pcg.parallel import PARALLEL_OPS, step
 from shardwright.substitutions.equations import Equation
@@ -175,7 +175,7 @@ def _split(row: Row, signature: Signature, operands: Sequence[Layout]) -> Layout
     """The layout of the result along an axis on which the operands have these; None where no choice asks for them."""
     blocks = {layout.blocks for layout in operands if layout.is_shard}
     for choice, needed, result in offered(row, signature, lambda size: blocks):
-        if needed == tuple(operands) or (choice[0] not in "RCP" and all(map(_same, needed, operands))):
+        if needed == tuple(operands) or (choice.factors and all(map(_same, needed, operands))):
             return result
     return None
 

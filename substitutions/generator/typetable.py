@@ -14,8 +14,8 @@ from typing import Any
 
 from shardwright.pcg.errors import GraphError, RuleError
 from shardwright.pcg.factors import Signature
-from shardwright.pcg.inference import offered
 from shardwright.pcg.layout import C, Layout, Layouts, P, R, S
+from shardwright.pcg.offers import offered
 from shardwright.pcg.optable import ROWS
 from shardwright.pcg.parallel import COMBINE, PARTITION, REDUCE, REPLICATE
 from shardwright.substitutions.expressions import Expression, expression

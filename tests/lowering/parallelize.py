@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from shardwright.pcg.graph import Graph, Node, fits, infer, make_attrs, required_layouts
+from shardwright.pcg.graph import Graph, Node, fits, infer, make_attrs
 from shardwright.pcg.layout import Layout, Layouts, R, innermost
 from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.offers import parse_choices
 from shardwright.pcg.optable import ROWS
 from shardwright.pcg.types import TensorType
 
@@ -43,8 +44,9 @@ class Parallelizer:
             self._append(replace(node, inputs=inputs))
             return
         signature = ROWS[node.op].signature([t.shape for t in kinds], dict(node.attrs))
-        split = tuple(self.choose(node, axis, [self.types[i] for i in node.inputs]) for axis in range(len(self.mesh)))
-        per_axis = [required_layouts(signature, c, len(kinds), ROWS[node.op])[0] for c in split]
+        operands = [self.types[i] for i in node.inputs]
+        split = parse_choices(self.choose(node, axis, operands) for axis in range(len(self.mesh)))
+        per_axis = [choice.layouts(signature, ROWS[node.op])[0] for choice in split]
         needs = [tuple(axis[i] for axis in per_axis) for i in range(len(kinds))]
         inputs = tuple(self._at(name, need) for name, need in zip(node.inputs, needs, strict=True))
         self._append(replace(node, inputs=inputs, split=split))

@@ -35,6 +35,7 @@ from shardwright.pcg.interpret import denote, scatter
 from shardwright.pcg.layout import C, Layout, Layouts, P, R, S
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.moves import MOVES, Move, fused_moves, move_between, steps_of
+from shardwright.pcg.offers import parse_choices
 from shardwright.pcg.types import TensorType
 from shardwright.search.reshard import Closure, close, valid_states
 
@@ -62,7 +63,7 @@ def graph_of(mesh: Mesh, start: Layouts, moves: Sequence[Move]) -> Graph:
             if layout == R and start[axis] != R:
                 nodes.append(_step(nodes[-1], "replicate", make_attrs(axis=mesh.names[axis])))
     read = {node.name.partition(".")[0]: node.name for node in nodes}
-    nodes.append(Node("y", "linear", (read["x"], read["w"]), (), split))
+    nodes.append(Node("y", "linear", (read["x"], read["w"]), (), parse_choices(split)))
     for op, attrs in itertools.chain.from_iterable(steps_of(moves, mesh)):
         nodes.append(_step(nodes[-1], op, attrs))
     graph = Graph(tuple(nodes), (("y", nodes[-1].name),), mesh)

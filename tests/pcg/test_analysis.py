@@ -10,6 +10,7 @@ import torch
 
 from shardwright.pcg.analysis import computed_once, copies_data, cut_with, kept_constants, read_again, saved_by, written
 from shardwright.pcg.builder import GraphBuilder
+from shardwright.pcg.choice import Split
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
 from tests.each import each
@@ -82,7 +83,7 @@ def test_dimensions_of_one_element_are_joined_with_any(shape: tuple[int, ...]) -
     moved = b.op("permute", x, dims=(0, 2, 1, 3))
     y = b.leaf("y", "input", (2 * shape[0], shape[2], 5, 6), "float32", "y")
     serial = b.graph([("z", b.op("matmul", moved, y))])
-    splits = {"permute": ("d0",), "matmul": ("_0",)}
+    splits = {"permute": (Split("d0"),), "matmul": (Split("_0"),)}
     nodes = (
         replace(n, split=splits.get(n.op, ()), attrs=tuple((k, ("S(0)",) if k == "layouts" else v) for k, v in n.attrs))
         for n in serial.nodes

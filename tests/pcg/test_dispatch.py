@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 from shardwright.pcg.builder import GraphBuilder
-from shardwright.pcg.dispatch import aligned, named_share
+from shardwright.pcg.choice import indivisible, num_senders
+from shardwright.pcg.dispatch import Sent, aligned, named_share
 from shardwright.pcg.errors import LayoutError
-from shardwright.pcg.factors import dispatched, parts_of, renamed
-from shardwright.pcg.graph import Graph, Node, required_layouts
+from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.interpret import denote, run_devices, run_serial
 from shardwright.pcg.layout import S
 from shardwright.pcg.mesh import TIME, Mesh
+from shardwright.pcg.offers import parse_choice
 from shardwright.pcg.optable import ROWS
 from shardwright.pcg.text import parse_graph, print_graph
 from tests.lowering.parallelize import parallelize
@@ -41,10 +42,13 @@ def split(graph: Graph, mesh: Mesh, *choices: str) -> tuple[Graph, Node]:
     return found, next(found.leaves("experts"))
 
 
-def test_what_a_choice_splits() -> None:
-    assert (dispatched(SENT), dispatched("e")) == (("e", "_0"), None)
-    assert (parts_of(SENT), parts_of("o/3")) == ((("e", 1), ("_0", 1)), (("o", 3),))
-    assert renamed(SENT, {"e": "d", "_0": "a"}) == "d>a"
+def test_what_a_dispatch_is() -> None:
+    """Seen from outside it splits rows; each device computes its part of what they name."""
+    sent = parse_choice(SENT)
+    assert isinstance(sent, Sent)
+    assert (sent.named, sent.rows, sent.factors, sent.sends) == ("e", "_0", ("e", "_0"), True)
+    assert (sent.outward, sent.inner, sent.renamed({"e": "d", "_0": "a"})) == ("_0", "e", "d>a")
+    assert (sent.senders(4), parse_choice("e").senders(4), num_senders([sent, sent.inner], (4, 2))) == (4, 1, 4)
 
 
 def test_every_device_has_what_one_device_computes_for_its_tokens() -> None:
@@ -106,7 +110,7 @@ def test_tokens_and_experts_are_slices() -> None:
         [(TOKENS, SIZE), (TOKENS, USED), (TOKENS, USED), (EXPERTS, SIZE, HIDDEN), (EXPERTS, HIDDEN, OUT)],
         {"activation": "gelu"},
     )
-    assert required_layouts(signature, SENT, 5, row) == ((S(0),) * 5, S(0))
+    assert parse_choice(SENT).layouts(signature, row) == ((S(0),) * 5, S(0))
 
 
 def test_errors() -> None:
@@ -118,13 +122,13 @@ def test_errors() -> None:
     for choice in ("f>_0", "e>k", "e>o", "_0>e"):
         message = rf"experts cannot be split by '{choice}'; it can by \['e>_0'\]"
         with pytest.raises(LayoutError, match=message):
-            required_layouts(signature, choice, 5, row)
+            parse_choice(choice).layouts(signature, row)
     linear = ROWS["linear"]
     with pytest.raises(LayoutError, match="linear cannot be split by 'o>_0'; it can by no dispatch"):
-        required_layouts(linear.signature([(4, 6), (8, 6)], {}), "o>_0", 2, linear)
+        parse_choice("o>_0").layouts(linear.signature([(4, 6), (8, 6)], {}), linear)
     with pytest.raises(LayoutError, match="split 'e>_0' on axis 'mb': microbatches send each other nothing"):
         split(network(), Mesh.of(**{TIME: 2}), SENT)
     for size, factor in ((3, "_0"), (16, "e")):
-        found = signature.indivisible([SENT], [size])
+        found = indivisible(signature, [parse_choice(SENT)], [size])
         assert found is not None
         assert found.name == factor

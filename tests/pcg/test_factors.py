@@ -90,19 +90,6 @@ def test_split_layouts() -> None:
     assert [merged.split_layouts(f)[1] for f in range(3)] == [S(0), S(0, 4), S(1)]
 
 
-def test_indivisible() -> None:
-    """Blocks hide what a factor's size is: 3 groups of 4 channels are 12 channels, but 2 devices cannot share them."""
-    conv = resolve("b (g c) -> b (g c)", [(8, 12)], {"g": 3})
-    assert conv.indivisible(("b", "g"), (8, 3)) is None
-    assert conv.indivisible(("R", "P0"), (5, 7)) is None
-    problem = conv.indivisible(("b", "g"), (8, 2))
-    assert problem is not None
-    assert problem.name == "g"
-    together = conv.indivisible(("b", "b"), (4, 4))
-    assert together is not None
-    assert (together.name, together.size) == ("b", 8)
-
-
 # ---- reshapes ----
 
 

@@ -7,6 +7,7 @@ from textwrap import dedent
 
 import pytest
 
+from shardwright.pcg.choice import WHOLE
 from shardwright.pcg.errors import GraphError, LayoutError
 from shardwright.pcg.graph import Graph, Node, Source, fits, leaf, make_attrs, topological
 from shardwright.pcg.layout import C, Layout, P, R, S
@@ -156,7 +157,7 @@ def test_messages(lines: list[str], message: str) -> None:
 
 
 def test_the_number_of_splits() -> None:
-    node = Node("y", "neg", ("x",), (), ("R",))
+    node = Node("y", "neg", ("x",), (), (WHOLE,))
     with pytest.raises(
         LayoutError, match=r"%y = neg\(x\): 1 split choices for the 2 axes of \[dp=2, tp=2\]; give one per"
     ):

@@ -6,10 +6,10 @@ import pytest
 
 from shardwright.pcg.errors import GraphError, LayoutError
 from shardwright.pcg.graph import Node, infer
-from shardwright.pcg.inference import offered, required_layouts
 from shardwright.pcg.layout import C, Layouts, P, R, S
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.node import OPAQUE
+from shardwright.pcg.offers import offered, parse_choice, parse_choices
 from shardwright.pcg.optable import ROWS
 from shardwright.pcg.types import TensorType
 
@@ -24,18 +24,18 @@ def test_what_a_partial_sum_asks_of_the_operands_beside_it() -> None:
     """The others are copies: each device adds up its own gradient of them."""
     row = ROWS["linear"]
     signature = row.signature([(4, 6), (8, 6)], {})
-    asked: tuple[Layouts, object] = required_layouts(signature, "P0", 2, row)
+    asked: tuple[Layouts, object] = parse_choice("P0").layouts(signature, row)
     assert asked == ((P, C), P)
-    assert required_layouts(signature, "P1", 2, row) == ((C, P), P)
-    assert required_layouts(signature, "C", 2, row) == ((C, C), C)
-    assert required_layouts(signature, "R", 2, row) == ((R, R), R)
+    assert parse_choice("P1").layouts(signature, row) == ((C, P), P)
+    assert parse_choice("C").layouts(signature, row) == ((C, C), C)
+    assert parse_choice("R").layouts(signature, row) == ((R, R), R)
 
 
 def test_a_name_that_begins_with_p_is_a_factor() -> None:
     row = ROWS["linear"]
     signature = row.signature([(4, 6), (8, 6)], {})
     with pytest.raises(LayoutError, match=r"linear cannot be split along 'Pq'; choose R, C or one of"):
-        required_layouts(signature, "Pq", 2, row)
+        parse_choice("Pq").layouts(signature, row)
 
 
 def test_what_needs_consecutive_parts_is_not_split_in_blocks() -> None:
@@ -44,14 +44,14 @@ def test_what_needs_consecutive_parts_is_not_split_in_blocks() -> None:
     table = lookup.signature([(8, 6), (4,)], {"padding_idx": None})
     assert lookup.offset is not None
     with pytest.raises(LayoutError, match=r"embedding needs consecutive parts along '.'; split it without blocks"):
-        required_layouts(table, f"{lookup.offset}/2", 2, lookup)
+        parse_choice(f"{lookup.offset}/2").layouts(table, lookup)
     other = next(f.name for f in table.factors if f.name != lookup.offset and f.size % 2 == 0 and f.role != "fixed")
-    assert required_layouts(table, f"{other}/2", 2, lookup)[1].blocks == 2
+    assert parse_choice(f"{other}/2").layouts(table, lookup)[1].blocks == 2
     drawn = draw.signature([(8, 6)], {"p": 0.5})
     name = next(f.name for f in drawn.factors if f.role != "fixed")
     assert draw.offset is None
     with pytest.raises(LayoutError, match=rf"{draw.name} needs consecutive parts along '{name}'"):
-        required_layouts(drawn, f"{name}/2", 1, draw)
+        parse_choice(f"{name}/2").layouts(drawn, draw)
 
 
 def test_every_way_to_run_an_operator() -> None:
@@ -79,21 +79,21 @@ def test_every_way_to_run_an_operator() -> None:
 
 
 def test_attributes_that_cannot_be_hashed_are_inferred_all_the_same() -> None:
-    node = Node("y", "sum", ("x",), (("dims", [1]), ("keepdim", False)), ("R",))  # type: ignore[arg-type]  # a list
-    plain = Node("y", "sum", ("x",), (("dims", (1,)), ("keepdim", False)), ("R",))
+    node = Node("y", "sum", ("x",), (("dims", [1]), ("keepdim", False)), parse_choices(["R"]))  # type: ignore[arg-type]  # a list
+    plain = Node("y", "sum", ("x",), (("dims", (1,)), ("keepdim", False)), parse_choices(["R"]))
     try:
         found = infer(node, [tensor((4, 6))], MESH)
     except GraphError:
         found = None
     assert found in (None, infer(plain, [tensor((4, 6))], MESH))
     assert infer(plain, [tensor((4, 6))], MESH).shape == (4,)
-    loose = Node("y", "neg", ("x",), (("note", ["a"]),), ("R",))  # type: ignore[arg-type]  # a list
+    loose = Node("y", "neg", ("x",), (("note", ["a"]),), parse_choices(["R"]))  # type: ignore[arg-type]  # a list
     assert infer(loose, [tensor((4, 6))], MESH) == tensor((4, 6))
 
 
 def test_an_indivisible_factor_names_the_axes_that_split_it() -> None:
     mesh = Mesh.of(dp=2, tp=4, ep=3)
-    node = Node("y", "neg", ("x",), (), ("_0", "R", "_0"))
+    node = Node("y", "neg", ("x",), (), parse_choices(["_0", "R", "_0"]))
     with pytest.raises(LayoutError, match=r"factor '_0' has size 4, not divisible by dp=2, ep=3; split another"):
         infer(node, [tensor((4, 6), S(0), R, S(0))], mesh)
 
@@ -101,10 +101,10 @@ def test_an_indivisible_factor_names_the_axes_that_split_it() -> None:
 def test_a_result_in_layouts_that_no_tensor_has_is_refused() -> None:
     """Two axes split factors that merge into one dimension, the second of them inside of blocks that the first cuts."""
     mesh = Mesh.of(dp=2, tp=2)
-    merged = Node("y", "reshape", ("x",), (("shape", (8,)),), ("b", "a"))
+    merged = Node("y", "reshape", ("x",), (("shape", (8,)),), parse_choices(["b", "a"]))
     found = infer(merged, [tensor((4, 2), S(1), S(0))], mesh)
     assert found.layouts == (S(0, 4), S(0))
-    flat = Node("y", "concat", ("x", "x"), (("dim", 0),), ("R", "R"))
+    flat = Node("y", "concat", ("x", "x"), (("dim", 0),), parse_choices(["R", "R"]))
     assert infer(flat, [tensor((4, 2), R, R)] * 2, mesh).shape == (8, 2)
 
 

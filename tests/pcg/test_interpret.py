@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
+from shardwright.pcg.choice import WHOLE
 from shardwright.pcg.errors import GraphError, LayoutError
 from shardwright.pcg.graph import Graph, Node, make_attrs
 from shardwright.pcg.interpret import Array, denote, run_devices, run_serial, scatter, shard_slices
@@ -160,7 +161,7 @@ def broken(**changes: object) -> OpTable:
 
 
 def test_a_row_that_computes_another_shape(monkeypatch: pytest.MonkeyPatch) -> None:
-    graph = Graph((leaf_node("x", (4,)), Node("y", "neg", ("x",), (), ("R",))), (), make_mesh(2))
+    graph = Graph((leaf_node("x", (4,)), Node("y", "neg", ("x",), (), (WHOLE,))), (), make_mesh(2))
     assert graph.types
     monkeypatch.setattr("shardwright.pcg.interpret.ROWS", broken(numpy=lambda x: x[:3]))
     with pytest.raises(GraphError, match=r"%y = neg\(x\): computes shape \[3\] on rank 0, inference says \[4\]"):
@@ -168,7 +169,7 @@ def test_a_row_that_computes_another_shape(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_row_whose_offset_is_no_dimension(monkeypatch: pytest.MonkeyPatch) -> None:
-    graph = Graph((leaf_node("x", (4,)), Node("y", "neg", ("x",), (), ("R",))), (), make_mesh(2))
+    graph = Graph((leaf_node("x", (4,)), Node("y", "neg", ("x",), (), (WHOLE,))), (), make_mesh(2))
     assert graph.types
     monkeypatch.setattr("shardwright.pcg.interpret.ROWS", broken(offset="v"))
     with pytest.raises(GraphError, match=r"%y = neg\(x\): no operand has factor 'v' as a dimension of its own"):

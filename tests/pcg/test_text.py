@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardwright.pcg.choice import WHOLE
 from shardwright.pcg.errors import GraphError
 from shardwright.pcg.graph import Graph, Node, Source
 from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.offers import parse_choices
 from shardwright.pcg.optable import ROWS, Attr
 from shardwright.pcg.text import parse_graph, print_graph
 from tests.each import each
@@ -54,7 +56,7 @@ def test_layout_of_the_text_is_free() -> None:
     tight = "mesh [dp=2, tp=2]\n%x = input() {shape=(8, 12), dtype='float32', layouts=(), grad=False, target='#(%'}\n"
     graph = parse_graph(loose)
     assert print_graph(graph, types=False).startswith(tight)
-    assert graph.nodes[1] == Node("y", "neg", ("x",), (), ("R", "R"))
+    assert graph.nodes[1] == Node("y", "neg", ("x",), (), (WHOLE, WHOLE))
     assert graph.nodes[1].source == Source("fc", "model.py:12")
     assert graph.outputs == (("loss", "y"),)
 
@@ -118,7 +120,7 @@ def test_round_trip_of_anything(
     names: list[str], attrs: list[tuple[str, Attr]], split: list[str], source: Source, outputs: list[str]
 ) -> None:
     nodes = [Node(names[0], "full", (), tuple(attrs), (), source)]
-    nodes += [Node(name, "neg", (names[0],), (), tuple(split), source) for name in names[1:]]
+    nodes += [Node(name, "neg", (names[0],), (), parse_choices(split), source) for name in names[1:]]
     same(Graph(tuple(nodes), tuple((key, names[-1]) for key in outputs), Mesh.of(dp=2, _e=3)))
 
 
@@ -132,7 +134,7 @@ def test_what_is_no_attribute(value: object) -> None:
 
 
 def test_splits_that_do_not_fit_the_mesh_cannot_be_printed() -> None:
-    graph = Graph((leaf_node("x", (8,)), Node("y", "neg", ("x",), (), ("R",))), (), make_mesh(2, 2))
+    graph = Graph((leaf_node("x", (8,)), Node("y", "neg", ("x",), (), (WHOLE,))), (), make_mesh(2, 2))
     with pytest.raises(GraphError, match=r"%y = neg\(x\): 1 split choices for the 2 axes of \[dp=2, tp=2\]"):
         print_graph(graph)
 

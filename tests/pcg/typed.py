@@ -8,10 +8,12 @@ from math import prod
 
 import numpy as np
 
-from shardwright.pcg.graph import Graph, Node, leaf, make_attrs, required_layouts
+from shardwright.pcg.choice import indivisible
+from shardwright.pcg.graph import Graph, Node, leaf, make_attrs
 from shardwright.pcg.interpret import Array
 from shardwright.pcg.layout import Layouts, shard_order
 from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.offers import parse_choices
 from shardwright.pcg.optable import ROWS
 from shardwright.pcg.types import is_float
 from tests.samples import Sample
@@ -53,7 +55,7 @@ def operand_in(name: str, array: Array, layouts: Layouts, mesh: Mesh, seed: int 
     attrs = {**dict(first.attrs), "layouts": tuple(stored)}
     nodes = [Node(first.name, first.op, (), make_attrs(**attrs))]
     if partial:
-        split = tuple(f"d{partial.index(axis)}" if axis in partial else "R" for axis in range(len(mesh)))
+        split = parse_choices([f"d{partial.index(axis)}" if axis in partial else "R" for axis in range(len(mesh))])
         summed = make_attrs(dims=tuple(range(len(partial))), keepdim=False)
         nodes.append(Node(f"{name}_sum", "sum", (nodes[-1].name,), summed, split))
     order = shard_order(array.shape, layouts, mesh.sizes)
@@ -72,7 +74,7 @@ def split_case(op: str, sample: Sample, split: Sequence[str], mesh: Mesh, seed: 
     """`op` on the sample's operands, each led into the layouts that `split` asks for."""
     row, arrays = ROWS[op], sample.arrays(seed)
     signature = row.signature(sample.shapes, sample.attrs)
-    required = [required_layouts(signature, choice, len(arrays), row)[0] for choice in split]
+    required = [choice.layouts(signature, row)[0] for choice in parse_choices(split)]
     nodes: list[Node] = []
     operands: list[str] = []
     leaves: dict[str, Array] = {}
@@ -80,7 +82,7 @@ def split_case(op: str, sample: Sample, split: Sequence[str], mesh: Mesh, seed: 
         steps, leaves[f"x{i}_leaf"] = operand_in(f"x{i}", array, tuple(layouts[i] for layouts in required), mesh, seed)
         nodes += steps
         operands.append(steps[-1].name)
-    nodes.append(Node("y", op, tuple(operands), make_attrs(**sample.attrs), tuple(split)))
+    nodes.append(Node("y", op, tuple(operands), make_attrs(**sample.attrs), parse_choices(split)))
     return Case(Graph(tuple(nodes), (), mesh), leaves)
 
 
@@ -88,9 +90,10 @@ def possible(op: str, sample: Sample, split: Sequence[str], mesh: Mesh) -> bool:
     """Whether operands and result of these shapes can have the layouts that the split asks for."""
     row = ROWS[op]
     signature = row.signature(sample.shapes, sample.attrs)
-    if signature.indivisible(split, mesh.sizes):
+    choices = parse_choices(split)
+    if indivisible(signature, choices, mesh.sizes):
         return False
-    required = [required_layouts(signature, choice, len(sample.shapes), row) for choice in split]
+    required = [choice.layouts(signature, row) for choice in choices]
     shapes = [*sample.shapes, signature.result_shape]
     for i, shape in enumerate(shapes):
         layouts = tuple([*operands, result][i] for operands, result in required)

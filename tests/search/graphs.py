@@ -9,19 +9,20 @@ from typing import Any
 from shardwright.cost.clusters.cluster import Cluster, Level
 from shardwright.cost.clusters.device import Device
 from shardwright.pcg.builder import GraphBuilder
+from shardwright.pcg.choice import Choice
 from shardwright.pcg.graph import Graph, Node, Source
+from shardwright.pcg.offers import alone
 from shardwright.pcg.optable import ROWS
 from shardwright.pcg.types import TensorType
 from shardwright.search.interning import Interner
 from shardwright.search.planner import Planner
 
 
-def every_choice(node: Node, operands: Sequence[TensorType], blocked: Sequence[str] = ()) -> frozenset[str]:
+def every_choice(node: Node, operands: Sequence[TensorType], blocked: Sequence[Choice] = ()) -> frozenset[Choice]:
     """All choices that the op table offers. Only tests of the search machinery use it; plans use certified ones."""
     row = ROWS[node.op]
     signature = row.signature([t.shape for t in operands], dict(node.attrs))
-    partial = ("P" + ",".join(map(str, s)) for s in row.linear_in)
-    return frozenset(["R", "C", *partial, *blocked, *(f.name for f in signature.factors if f.role != "fixed")])
+    return frozenset([*alone(row, (f.name for f in signature.factors if f.role != "fixed")), *blocked])
 
 
 def cluster(

@@ -7,6 +7,7 @@ import pytest
 
 from shardwright.pcg.analysis import constant_nodes
 from shardwright.pcg.builder import GraphBuilder
+from shardwright.pcg.choice import Split
 from shardwright.pcg.errors import LayoutError
 from shardwright.pcg.graph import Graph, Node, infer, make_attrs
 from shardwright.pcg.interpret import denote, run_devices, run_serial
@@ -78,9 +79,9 @@ def test_what_cannot_fall_into_blocks_is_refused() -> None:
     table = TensorType((12, 4), "float32", (), True)
     index = TensorType((5,), "int64")
     certified = Certified()
-    lookup = Node("e", "embedding", ("w", "i"), make_attrs(padding_idx=None), ("v/2",))
-    assert "v/2" not in certified(lookup, [table, index], ("v/2", "h/2"))
-    reason = certified.reason(lookup, [table, index], "v/2")
+    lookup = Node("e", "embedding", ("w", "i"), make_attrs(padding_idx=None), (Split("v", 2),))
+    assert "v/2" not in certified(lookup, [table, index], (Split("v", 2), Split("h", 2)))
+    reason = certified.reason(lookup, [table, index], Split("v", 2))
     assert reason == "embedding needs consecutive parts; it is not split in blocks"
     held = [t._replace(layouts=(R,)) for t in (table, index)]
     with pytest.raises(LayoutError, match="embedding needs consecutive parts along 'v'; split it without blocks"):

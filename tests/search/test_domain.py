@@ -6,8 +6,9 @@ from itertools import product
 
 from shardwright.cost.collectives.moves import MoveCosts
 from shardwright.cost.compute.compute import compute_on
-from shardwright.cost.compute.operators import Choice
+from shardwright.cost.compute.operators import Option
 from shardwright.pcg.builder import GraphBuilder
+from shardwright.pcg.choice import Split, indivisible
 from shardwright.pcg.mesh import Mesh
 from shardwright.search import domain
 from shardwright.search.domain import axis_options, node_options
@@ -30,7 +31,7 @@ def test_what_divides_the_sizes_decides_what_can_be_combined() -> None:
             operands = [b.types[i] for i in node.inputs]
             signature = node.row.signature([t.shape for t in operands], dict(node.attrs)) if node.row else None
             assert signature is not None
-            certified = every_choice(node, operands, ("i/3",) if node.op == "linear" else ())
+            certified = every_choice(node, operands, (Split("i", 3),) if node.op == "linear" else ())
             options = tuple(tuple(axis_options(node, signature, size, certified)) for size in sizes)
             shape = b.types[node.name].shape
             found = domain._combine(options, signature, operands, shape, sizes)
@@ -52,17 +53,17 @@ def test_choices_are_those_that_all_shapes_can_hold() -> None:
     costs, compute = MoveCosts(cluster(8), mesh), compute_on(cluster(8).device)
     for node in (n for n in b.nodes.values() if not n.is_leaf):
         operands, result = [b.types[i] for i in node.inputs], b.types[node.name]
-        certified = every_choice(node, operands, ("i/3",) if node.op == "linear" else ())
+        certified = every_choice(node, operands, (Split("i", 3),) if node.op == "linear" else ())
         options = node_options(node, operands, result, mesh, (certified,) * 2, costs, compute, "")
         assert node.row is not None
         signature = node.row.signature([t.shape for t in operands], dict(node.attrs))
         per_axis = [axis_options(node, signature, size, certified) for size in mesh.sizes]
-        wanted = list[Choice]()
+        wanted = list[Option]()
         for combination in product(*([o for o in own if o[0] != "C" or result.grad] for own in per_axis)):
             names, needs, made = zip(*combination, strict=True)
             laid_out = [made, *zip(*needs, strict=True)]
             shapes = [result.shape, *(t.shape for t in operands)]
-            if signature.indivisible(names, mesh.sizes) is None and all(
+            if indivisible(signature, names, mesh.sizes) is None and all(
                 can_hold(shape, own, mesh.sizes) for shape, own in zip(shapes, laid_out, strict=True)
             ):
                 wanted.append((names, tuple(laid_out[1:]), made))

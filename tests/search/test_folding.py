@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from shardwright.cost.predict import predict
 from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.capture import capture
+from shardwright.pcg.choice import Split
 from shardwright.pcg.graph import Graph, Source
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.again import made_again
@@ -172,7 +173,7 @@ def test_time_may_only_cut_the_batch() -> None:
     allowed = restriction(graph, ("free",), Mesh.of(mb=2, x=2))
     assert allowed is not None
     product = next(n for n in graph.nodes if n.op == "linear")
-    assert [allowed(product, axis, "o") for axis in (0, 1)] == [False, True]
+    assert [allowed(product, axis, Split("o")) for axis in (0, 1)] == [False, True]
 
 
 def test_runs_that_follow_each_other_are_planned() -> None:

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from bench.decoders import Decoder, captured
+from shardwright.pcg.choice import WHOLE, Split
+from shardwright.pcg.dispatch import Sent
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
@@ -223,10 +225,12 @@ def test_pins_of_several_axes_that_go_together_do_not_contradict() -> None:
 
 
 def test_a_dispatch_counts_as_a_split_of_its_tokens() -> None:
-    data = SplitBound(4, 2, frozenset({"t"}), others=False, wanted=frozenset({"t"}))
-    assert data.is_over(("e>t", "R"), (4, 1))
-    assert data.is_met(("e>t", "R"), (4, 1))
-    assert not SplitBound(1, 1, frozenset({"t"}), others=True, wanted=frozenset()).is_over(("e>t",), (4,))
+    data = SplitBound(4, 2, frozenset({Split("t")}), others=False, wanted=frozenset({Split("t")}))
+    assert data.is_over((Sent("e", "t"), WHOLE), (4, 1))
+    assert data.is_met((Sent("e", "t"), WHOLE), (4, 1))
+    assert not SplitBound(1, 1, frozenset({Split("t")}), others=True, wanted=frozenset()).is_over(
+        (Sent("e", "t"),), (4,)
+    )
 
 
 def test_roles_and_pins_that_contradict_each_other() -> None:

@@ -7,6 +7,7 @@ import pytest
 from bench.decoders import Decoder, captured
 from shardwright.api import certified_choices
 from shardwright.pcg.builder import GraphBuilder
+from shardwright.pcg.choice import COPIED, WHOLE
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.moves import fused_moves
@@ -124,7 +125,7 @@ def test_keys_that_heads_share_are_gathered_before_they_are_repeated() -> None:
     graph = b.graph([("loss", b.op("sum", repeated, dims=(0, 1, 2, 3), keepdim=False))])
     for role in SEQUENCE:
         allowed = role_restriction(graph, (role,), (2,))
-        whole = {n.name for n in graph.nodes if not n.is_leaf and n.op != "sum" and allowed(n, 0, "C")}
+        whole = {n.name for n in graph.nodes if not n.is_leaf and n.op != "sum" and allowed(n, 0, COPIED)}
         assert whole == {grouped, repeated}
-        assert not any(allowed(graph.by_name[name], 0, "R") for name in whole)
-    assert not role_restriction(graph, (DATA,), (2,))(graph.by_name[grouped], 0, "C")
+        assert not any(allowed(graph.by_name[name], 0, WHOLE) for name in whole)
+    assert not role_restriction(graph, (DATA,), (2,))(graph.by_name[grouped], 0, COPIED)

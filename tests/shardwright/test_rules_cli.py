@@ -9,7 +9,9 @@ import pytest
 
 from shardwright import generation
 from shardwright import judging as driver
+from shardwright.pcg.choice import Split
 from shardwright.pcg.graph import Node
+from shardwright.pcg.offers import parse_choice
 from shardwright.pcg.optable import ROWS
 from shardwright.pcg.types import TensorType
 from shardwright.substitutions.catalogue import CATALOGUE
@@ -27,7 +29,7 @@ from tests.shardwright.fakes import FakeContext
 SERIAL = CATALOGUE["linear_of_sum"].to_json()
 FALSE = {**SERIAL, "name": "false", "right": ["add(linear(x, w), linear(x, w))"]}
 BROKEN = {**SERIAL, "name": "broken", "left": ["linea(x, w)"]}
-ROW = derive("linear", Pattern.parse("a b, c b -> a c", 2), "b").to_json()
+ROW = derive("linear", Pattern.parse("a b, c b -> a c", 2), parse_choice("b")).to_json()
 PLACED = {
     "form": "equation", "name": "placed", "variables": {"x": "m i", "w": "o i"}, "axes": ["a"],
     "layouts": {"x": ["S(1)"], "w": ["S(1)"]}, "left": ["linear(combine(x, axis=a), combine(w, axis=a))"],
@@ -317,7 +319,7 @@ def test_the_search_uses_the_row_rules_of_a_file_and_no_others(run: Run) -> None
     tensor = TensorType((4, 8), "float32", (), True)
     assert certified(Node("n", "linear", ()), [tensor, tensor]) == {"R", "C", "P0", "P1", "_0", "i", "o"}
     assert certified(Node("n", "relu", ()), [tensor]) == {"R"}
-    reason = certified.reason(Node("n", "relu", ()), [tensor], "_0")
+    reason = certified.reason(Node("n", "relu", ()), [tensor], Split("_0"))
     assert reason == "the rule file has no rule 'relu [a b -> a b] by a'"
     assert certified.equations() == Certified().equations()
 

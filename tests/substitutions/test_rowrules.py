@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import pytest
 
+from shardwright.pcg.choice import WHOLE, Split
 from shardwright.pcg.errors import LayoutError, RuleError
 from shardwright.pcg.layout import Layout, S
+from shardwright.pcg.offers import parse_choice
 from shardwright.pcg.optable import ROWS
 from shardwright.substitutions.pattern import Pattern, letter, pattern_of
 from shardwright.substitutions.placement import Placement
@@ -105,7 +107,7 @@ def test_the_rules_of_a_linear_layer() -> None:
 
 
 def test_blocks_are_products_of_factors_not_numbers() -> None:
-    rule = derive("reshape", Pattern.parse("(a b c) -> a b c", 1), "c")
+    rule = derive("reshape", Pattern.parse("(a b c) -> a b c", 1), Split("c"))
     assert [str(p) for p in (*rule.operands, rule.result)] == ["S(0, a*b)", "S(2)"]
 
 
@@ -117,17 +119,17 @@ def test_rules_are_what_split_layouts_derives_at_every_size(row: str) -> None:
         sizes = {names[i]: f.size for i, f in enumerate(signature.factors)}
         for index, factor in enumerate(signature.factors):
             if factor.role != "fixed":
-                rule = derive(row, found, names[index])
+                rule = derive(row, found, Split(names[index]))
                 layouts = tuple(p.at(sizes) for p in rule.operands), rule.result.at(sizes)
                 assert layouts == signature.split_layouts(index)
 
 
 def test_what_the_local_operator_is_told() -> None:
-    assert derive("embedding", Pattern.parse("a b, c -> c b", 2), "a").local == ("offset",)
-    assert derive("embedding", Pattern.parse("a b, c -> c b", 2), "b").local == ()
-    assert derive("dropout", Pattern.parse("a b -> a b", 1), "b").local == ("shard",)
-    assert derive("reshape", Pattern.parse("(a b) -> a b", 1), "a").local == ("attrs",)
-    assert derive("reshape", Pattern.parse("(a b) -> a b", 1), "R").local == ()
+    assert derive("embedding", Pattern.parse("a b, c -> c b", 2), parse_choice("a")).local == ("offset",)
+    assert derive("embedding", Pattern.parse("a b, c -> c b", 2), parse_choice("b")).local == ()
+    assert derive("dropout", Pattern.parse("a b -> a b", 1), parse_choice("b")).local == ("shard",)
+    assert derive("reshape", Pattern.parse("(a b) -> a b", 1), Split("a")).local == ("attrs",)
+    assert derive("reshape", Pattern.parse("(a b) -> a b", 1), WHOLE).local == ()
 
 
 @each("row", SAMPLES)
@@ -140,9 +142,9 @@ def test_every_rule_has_a_json_form_that_reads_back(row: str) -> None:
 
 
 def test_the_hash_names_the_rule() -> None:
-    rule = derive("linear", LINEAR, "a")
+    rule = derive("linear", LINEAR, parse_choice("a"))
     assert rule.hash == RowRule.from_json(rule.to_json()).hash
-    assert rule.hash != derive("linear", LINEAR, "b").hash
+    assert rule.hash != derive("linear", LINEAR, parse_choice("b")).hash
 
 
 @each(
@@ -159,7 +161,7 @@ def test_the_hash_names_the_rule() -> None:
     ],
 )
 def test_a_malformed_row_rule_is_an_error(change: dict[str, object], message: str) -> None:
-    data = {**derive("linear", LINEAR, "a").to_json(), **change}
+    data = {**derive("linear", LINEAR, parse_choice("a")).to_json(), **change}
     with pytest.raises(RuleError, match=message):
         rule_from_json({key: value for key, value in data.items() if value is not None})
 
@@ -171,12 +173,12 @@ def test_something_else_than_an_object_is_no_rule() -> None:
 
 def test_a_row_offers_no_other_choices() -> None:
     with pytest.raises(LayoutError, match="linear is not jointly linear in operands"):
-        derive("linear", LINEAR, "P0,1")
+        derive("linear", LINEAR, parse_choice("P0,1"))
     with pytest.raises(LayoutError, match="softmax cannot be split along 'b'"):
-        derive("softmax", Pattern.parse("a b! -> a b!", 1), "b")
+        derive("softmax", Pattern.parse("a b! -> a b!", 1), parse_choice("b"))
 
 
 def test_too_many_factors_are_an_error() -> None:
     text = " ".join(letter(i) for i in range(513))
     with pytest.raises(RuleError, match="relu: a pattern of 513 factors; at most 512 are supported"):
-        derive("relu", Pattern.parse(f"{text} -> {text}", 1), "a")
+        derive("relu", Pattern.parse(f"{text} -> {text}", 1), parse_choice("a"))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from shardwright.pcg.optable import ROWS
 from shardwright.substitutions.pattern import Pattern, pattern_of
-from shardwright.substitutions.rowrules import RowRule, choices, derive, dispatches
+from shardwright.substitutions.rowrules import RowRule, choices, derive, sending_choices
 from tests.samples import SAMPLES, Sample, flags, real, sample
 
 DEGREES = (2, 4)
@@ -44,7 +44,7 @@ def cases(row: str) -> Iterator[Case]:
     for given in (*SAMPLES[row], *MORE.get(row, ())):
         by_pattern.setdefault(pattern_for(row, given), []).append(given)
     for pattern, samples in by_pattern.items():
-        for choice in (*choices(ROWS[row], pattern), *dispatches(ROWS[row], pattern)):
+        for choice in (*choices(ROWS[row], pattern), *sending_choices(ROWS[row], pattern)):
             yield Case(derive(row, pattern, choice), pattern, tuple(samples))
 
 
@@ -53,4 +53,4 @@ def admits(rule: RowRule, given: Sample) -> bool:
     row, attrs = ROWS[rule.row], dict(given.attrs)
     if "numeric" in rule.guard and row.result_dtype(given.dtypes, attrs) == "bool":
         return False
-    return not rule.partial or rule.partial in row.partial_sets(given.dtypes, attrs)
+    return not rule.choice.partial or rule.choice.partial in row.partial_sets(given.dtypes, attrs)

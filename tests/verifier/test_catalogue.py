@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from shardwright.pcg.errors import RuleError
+from shardwright.pcg.offers import parse_choice
 from shardwright.substitutions.catalogue import CATALOGUE, SEARCHED
 from shardwright.substitutions.equations import Equation, equation
 from shardwright.substitutions.fields import digest
@@ -21,7 +22,7 @@ from shardwright.verifier.certificates import PROOFS, Certificate, certify, rule
 from shardwright.verifier.store import Verdicts, ship
 from tests.each import each
 
-LINEAR = derive("linear", Pattern.parse("a b, c b -> a c", 2), "b")
+LINEAR = derive("linear", Pattern.parse("a b, c b -> a c", 2), parse_choice("b"))
 PLACED = equation(
     "split_the_sum", {"x": "m i", "w": "o i"}, "linear(combine(x, axis=a), combine(w, axis=a))",
     "reduce(linear(x, w), axis=a)", axes=("a",), layouts={"x": ("S(1)",), "w": ("S(1)",)},

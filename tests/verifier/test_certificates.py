@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from shardwright.pcg.graph import Node, make_attrs
+from shardwright.pcg.offers import parse_choice
 from shardwright.pcg.types import TensorType
 from shardwright.substitutions.catalogue import CATALOGUE, SEARCHED
 from shardwright.substitutions.equations import equation
@@ -24,7 +25,7 @@ from shardwright.verifier.judge import judge
 from shardwright.verifier.solver import version
 from tests.each import each
 
-LINEAR = derive("linear", Pattern.parse("a b, c b -> a c", 2), "b")
+LINEAR = derive("linear", Pattern.parse("a b, c b -> a c", 2), parse_choice("b"))
 PLACED = equation(
     "split_the_sum", {"x": "m i", "w": "o i"}, "linear(combine(x, axis=a), combine(w, axis=a))",
     "reduce(linear(x, w), axis=a)", guard=("i % a == 0",), axes=("a",), layouts={"x": ("S(1)",), "w": ("S(1)",)},
@@ -125,15 +126,15 @@ def test_a_linear_layer_has_its_four_splits_and_its_pass_throughs(certified: Cer
 
 def test_every_choice_has_a_certificate_that_is_remembered(certified: Certified) -> None:
     operands = [tensor(8, 16), tensor(20, 16)]
-    found = certified.certificate(node("linear"), operands, "i")
+    found = certified.certificate(node("linear"), operands, parse_choice("i"))
     assert found is not None
-    assert found.rule == rule_of(node("linear"), operands, "i").hash
+    assert found.rule == rule_of(node("linear"), operands, parse_choice("i")).hash
     assert certified.used[found.rule] == found
 
 
 def test_sizes_and_names_do_not_matter(certified: Certified) -> None:
     small, large = ([tensor(n, 2 * n), tensor(3 * n, 2 * n)] for n in (4, 512))
-    assert rule_of(node("linear"), small, "o") == rule_of(node("linear"), large, "o")
+    assert rule_of(node("linear"), small, parse_choice("o")) == rule_of(node("linear"), large, parse_choice("o"))
 
 
 @each(
@@ -154,13 +155,13 @@ def test_what_is_not_certified_has_a_reason(
     certified: Certified, op: str, attrs: dict[str, object], operands: list[TensorType], choice: str, reason: str
 ) -> None:
     assert choice not in certified(node(op, **attrs), operands)
-    assert certified.reason(node(op, **attrs), operands, choice) == reason
-    assert certified.certificate(node(op, **attrs), operands, choice) is None
+    assert certified.reason(node(op, **attrs), operands, parse_choice(choice)) == reason
+    assert certified.certificate(node(op, **attrs), operands, parse_choice(choice)) is None
 
 
 def test_what_is_certified_has_no_reason_against_it(certified: Certified) -> None:
-    assert certified.reason(node("softmax", dim=1), [tensor(4, 8)], "d0") is None
-    assert certified.reason(node("opaque"), [tensor(4)], "R") is None
+    assert certified.reason(node("softmax", dim=1), [tensor(4, 8)], parse_choice("d0")) is None
+    assert certified.reason(node("opaque"), [tensor(4)], parse_choice("R")) is None
 
 
 @each(
@@ -178,11 +179,11 @@ def test_splits_within_blocks_are_proven_when_asked_for(
     certified: Certified, op: str, attrs: dict[str, object], operands: list[TensorType], choice: str
 ) -> None:
     assert choice not in certified(node(op, **attrs), operands)
-    assert certified.reason(node(op, **attrs), operands, choice) is None
-    assert choice in certified(node(op, **attrs), operands, [choice])
-    found = certified.certificate(node(op, **attrs), operands, choice)
+    assert certified.reason(node(op, **attrs), operands, parse_choice(choice)) is None
+    assert choice in certified(node(op, **attrs), operands, [parse_choice(choice)])
+    found = certified.certificate(node(op, **attrs), operands, parse_choice(choice))
     assert found is not None
-    assert found.rule == rule_of(node(op, **attrs), operands, choice).hash
+    assert found.rule == rule_of(node(op, **attrs), operands, parse_choice(choice)).hash
 
 
 @each(
@@ -201,8 +202,8 @@ def test_splits_within_blocks_are_proven_when_asked_for(
 def test_splits_within_blocks_that_are_not_certified_have_a_reason(
     certified: Certified, op: str, attrs: dict[str, object], operands: list[TensorType], choice: str, reason: str
 ) -> None:
-    assert choice not in certified(node(op, **attrs), operands, [choice])
-    assert reason in str(certified.reason(node(op, **attrs), operands, choice))
+    assert choice not in certified(node(op, **attrs), operands, [parse_choice(choice)])
+    assert reason in str(certified.reason(node(op, **attrs), operands, parse_choice(choice)))
 
 
 def test_an_operator_without_a_row_runs_replicated(certified: Certified) -> None:
@@ -213,7 +214,7 @@ def test_a_rule_that_fails_its_proof_never_becomes_a_choice(monkeypatch: pytest.
     monkeypatch.setattr(choices, "certify", lambda rule: "made to fail")
     certified = Certified(Catalogue())
     assert certified(node("relu"), [tensor(4)]) == frozenset()
-    assert certified.reason(node("relu"), [tensor(4)], "R") == "made to fail"
+    assert certified.reason(node("relu"), [tensor(4)], parse_choice("R")) == "made to fail"
     assert certified.equations() == ()
     assert certified.steps() == ()
 

@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement as Placed
 
+from shardwright.pcg.offers import parse_choice
 from shardwright.pcg.optable import ROWS
 from shardwright.substitutions.pattern import pattern_of
 from shardwright.substitutions.placement import Placement
@@ -201,7 +202,7 @@ def is_false(row: str, given: Sample, operands: tuple[Placed, ...], result: Plac
     layouts = [layout_of(p) for p in (*operands, result)]
     assert all(layout is not None for layout in layouts)
     places = [Placement(layout.kind, layout.dim) for layout in layouts if layout is not None]
-    rule = RowRule(row, str(pattern_for(row, given)), "C", tuple(places[:-1]), places[-1], (), ("attrs",))
+    rule = RowRule(row, str(pattern_for(row, given)), parse_choice("C"), tuple(places[:-1]), places[-1], (), ("attrs",))
     return falsify(rule, given.arrays(1), dict(given.attrs), DEGREE) is not None
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from shardwright.pcg.offers import parse_choice
 from shardwright.substitutions.catalogue import CATALOGUE
 from shardwright.substitutions.equations import Equation, equation
 from shardwright.substitutions.match import matches
@@ -171,7 +172,7 @@ def test_an_optional_attribute_may_be_another_optional_one() -> None:
 
 
 def test_a_row_rule_of_a_pattern_that_the_row_never_has_is_not_certified() -> None:
-    own = derive("linear", Pattern.parse("a b, c b -> a c", 2), "b")
-    foreign = RowRule("linear", "a b, c b -> c a", "b", own.operands, Placement.parse("P"), own.guard)
+    own = derive("linear", Pattern.parse("a b, c b -> a c", 2), parse_choice("b"))
+    foreign = RowRule("linear", "a b, c b -> c a", parse_choice("b"), own.operands, Placement.parse("P"), own.guard)
     assert isinstance(certify(own), Certificate)
     assert "field 'pattern': linear never has the pattern 'a b, c b -> c a'" in str(certify(foreign))

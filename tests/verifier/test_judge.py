@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from shardwright.pcg.choice import Split
 from shardwright.substitutions.catalogue import CATALOGUE
 from shardwright.substitutions.equations import Equation, equation
 from shardwright.substitutions.pattern import Pattern
@@ -24,7 +25,7 @@ from shardwright.verifier.judge import RuleVerdict, judge
 from shardwright.verifier.proof import Proof
 from tests.each import each
 
-LINEAR = derive("linear", Pattern.parse("a b, c b -> a c", 2), "b")
+LINEAR = derive("linear", Pattern.parse("a b, c b -> a c", 2), Split("b"))
 PLACED = equation(
     "split_the_sum", {"x": "m i", "w": "o i"}, "linear(combine(x, axis=a), combine(w, axis=a))",
     "reduce(linear(x, w), axis=a)", guard=("i % a == 0",), axes=("a",), layouts={"x": ("S(1)",), "w": ("S(1)",)},
@@ -45,8 +46,8 @@ def test_true_rules_are_certified(rule: Rule) -> None:
 WRONG = [
     (equation("swapped", {"x": "*b", "y": "*b"}, "sub(x, y)", "sub(y, x)"), "swapped is false for "),
     (steps("never", {"a": "P"}, "reduce(a); replicate(a)", "reduce(a)"), "a type other than"),
-    (RowRule("relu", "a b -> a b", "a", (Placement.parse("P"),), Placement.parse("P"), ("k | a",)), "relu"),
-    (RowRule("linear", LINEAR.pattern, "b", LINEAR.operands, Placement("R"), LINEAR.guard), "is false for degree 2"),
+    (RowRule("relu", "a b -> a b", Split("a"), (Placement.parse("P"),), Placement.parse("P"), ("k | a",)), "relu"),
+    (replace(LINEAR, result=Placement("R")), "is false for degree 2"),
 ]  # fmt: skip
 
 
@@ -118,7 +119,7 @@ def test_a_false_equation_that_a_guard_mends_says_so() -> None:
 
 
 def test_a_row_rule_of_a_pattern_that_its_row_never_has_is_not_certified() -> None:
-    found = judge(RowRule("softmax", "a b -> a b", "b", LINEAR.operands[:1], LINEAR.operands[0], ("k | b",)))
+    found = judge(RowRule("softmax", "a b -> a b", Split("b"), LINEAR.operands[:1], LINEAR.operands[0], ("k | b",)))
     assert found == RuleVerdict("unknown", None, "no softmax is known to have the pattern 'a b -> a b'")
 
 

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shardwright.pcg.errors import RuleError
+from shardwright.pcg.offers import parse_choice
 from shardwright.substitutions.catalogue import CATALOGUE
 from shardwright.substitutions.equations import Equation, equation
 from shardwright.substitutions.fields import digest
@@ -23,7 +24,7 @@ from shardwright.verifier import rulefile
 from shardwright.verifier.rulefile import RuleFile, read_rules
 from tests.each import each
 
-ROW = derive("linear", Pattern.parse("a b, c b -> a c", 2), "b").to_json()
+ROW = derive("linear", Pattern.parse("a b, c b -> a c", 2), parse_choice("b")).to_json()
 STEPS = STEP_RULES["all_to_all"].to_json()
 SERIAL = CATALOGUE["linear_of_sum"].to_json()
 PLACED = equation(

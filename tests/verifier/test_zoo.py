@@ -8,6 +8,7 @@ import pytest
 
 from shardwright.pcg.analysis import constant_nodes
 from shardwright.pcg.graph import OPAQUE, Graph
+from shardwright.pcg.offers import alone
 from shardwright.pcg.optable import ROWS
 from shardwright.search.blocks import blocked_choices
 from shardwright.verifier.catalogue import Catalogue
@@ -36,9 +37,8 @@ def _only_guards_exclude(graph: Graph, certified: Certified) -> None:
         if node.is_leaf or node.op == OPAQUE:
             continue
         operands = [graph.types[i] for i in node.inputs]
-        offered = {"R", "C", *("P" + ",".join(map(str, s)) for s in ROWS[node.op].linear_in)}
-        offered |= {f.name for f in graph.signature(node).factors if f.role != "fixed"}
-        for choice in offered - certified(node, operands):
+        factors = [f.name for f in graph.signature(node).factors if f.role != "fixed"]
+        for choice in set(alone(ROWS[node.op], factors)) - certified(node, operands):
             reason = certified.reason(node, operands, choice)
             assert str(reason).startswith("guard "), f"{node}: {choice}: {reason}"
 

@@ -14,12 +14,13 @@ from typing import Any
 
 import numpy as np
 
+from shardwright.pcg.choice import WHOLE, Choice, Choices, Split
 from shardwright.pcg.errors import GraphError
 from shardwright.pcg.graph import Graph, Node, fits, infer, leaf, make_attrs
-from shardwright.pcg.inference import offered
 from shardwright.pcg.interpret import Array
 from shardwright.pcg.layout import Layout, Layouts, R, S
 from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.offers import offered
 from shardwright.pcg.optable import ROWS
 from shardwright.pcg.parallel import PARALLEL_OPS, REPLICATE
 from shardwright.pcg.types import TensorType
@@ -85,7 +86,7 @@ class Devices:
         attrs = {k: v.text if k == "axis" else v.evaluate(sizes) for k, v in term.attrs}
         return self._node(term.op, operands, attrs)
 
-    def _node(self, op: str, operands: tuple[str, ...], attrs: Mapping[str, Any], split: tuple[str, ...] = ()) -> str:
+    def _node(self, op: str, operands: tuple[str, ...], attrs: Mapping[str, Any], split: Choices = ()) -> str:
         key = (op, operands, make_attrs(**attrs), split)
         if key not in self._known:
             kinds = [self.types[name] for name in operands]
@@ -102,10 +103,10 @@ class Devices:
         self.nodes.append(node)
         return node.name
 
-    def _split(self, op: str, operands: Sequence[TensorType], attrs: Mapping[str, Any]) -> tuple[str, ...]:
+    def _split(self, op: str, operands: Sequence[TensorType], attrs: Mapping[str, Any]) -> Choices:
         """The choice of every axis that asks for just these layouts."""
         signature = ROWS[op].signature([t.shape for t in operands], attrs)
-        found: list[str] = []
+        found: list[Choice] = []
         for axis, name in enumerate(self.mesh.names):
             have = tuple(t.layouts[axis] for t in operands)
             blocks = {x.blocks for x in have}
@@ -150,9 +151,7 @@ def _stored(layout: Layout, partial: Sequence[int], axis: int) -> Layout:
     return S(layout.dim + len(partial), layout.blocks) if layout.is_shard else R
 
 
-def _sum_split(layout: Layout, partial: Sequence[int], axis: int) -> str:
+def _sum_split(layout: Layout, partial: Sequence[int], axis: int) -> Choice:
     if layout.kind == "P":
-        return f"d{partial.index(axis)}"
-    if not layout.is_shard:
-        return "R"
-    return f"d{layout.dim + len(partial)}" + (f"/{layout.blocks}" if layout.blocks > 1 else "")
+        return Split(f"d{partial.index(axis)}")
+    return Split(f"d{layout.dim + len(partial)}", layout.blocks) if layout.is_shard else WHOLE

@@ -76,14 +76,15 @@ class _Trial:
     ) -> list[Array]:
         """What every device has as its result; `parts` are those of each operand, `attrs` each device's.
 
-        Of a dispatch: the slices of rows are joined, and the sum over devices is held as the rule says.
+        Of a choice that sends rows: their slices are joined, and the sum over devices is held as the rule says.
         """
         rule, devices = self.rule, range(self.degree)
-        if not rule.sent:
+        if not rule.choice.sends:
             return [self.run([p[d] for p in parts], attrs[d]) for d in devices]
         shapes = zip(parts, rule.operands, rule.shapes().operands, strict=True)
+        rows = rule.choice.outward.factors
         whole = [
-            [np.concatenate(p, place.dim)] * self.degree if place.kind == "S" and dims[place.dim] == (rule.sent,) else p
+            [np.concatenate(p, place.dim)] * self.degree if place.kind == "S" and dims[place.dim] == rows else p
             for p, place, dims in shapes
         ]
         summands = [self.run([p[d] for p in whole], attrs[d]) for d in devices]

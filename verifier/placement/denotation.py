@@ -23,10 +23,11 @@ from functools import lru_cache
 from itertools import islice, product
 from typing import Any
 
+from shardwright.pcg.choice import Choice, Split, indivisible
 from shardwright.pcg.errors import GraphError, RuleError, ShardwrightError
 from shardwright.pcg.factors import Signature
-from shardwright.pcg.inference import required_layouts
 from shardwright.pcg.layout import Layout
+from shardwright.pcg.offers import alone
 from shardwright.pcg.optable import ROWS, Row
 from shardwright.pcg.parallel import COMBINE, PARALLEL_OPS, PARTITION, REDUCE
 from shardwright.substitutions.equations import Equation
@@ -213,13 +214,13 @@ class _Encoding:
         row = ROWS[op]
         for choice in _choices(row, signature, have):
             try:
-                asked, result = required_layouts(signature, choice, len(have), row)
+                asked, result = choice.layouts(signature, row)
             except GraphError:
                 continue
             fits = (
                 a == x or (free and {a.kind, x.kind} == {"R", "C"}) for a, (x, free) in zip(asked, have, strict=True)
             )
-            if all(fits) and (choice[0] in "RCP" or signature.indivisible([choice], [degree]) is None):
+            if all(fits) and indivisible(signature, [choice], [degree]) is None:
                 return result
         raise RuleError(f"{op}: no such function on {', '.join(str(x) for x, _ in have)}")
 
@@ -250,12 +251,12 @@ class _Encoding:
         return term.shape([self._rank(t) for t in term.operands], self.sizes)
 
 
-def _choices(row: Row, signature: Signature, have: Sequence[tuple[Layout, bool]]) -> list[str]:
-    """Every name of a split that may ask for such operands."""
+def _choices(row: Row, signature: Signature, have: Sequence[tuple[Layout, bool]]) -> list[Choice]:
+    """Every choice that may ask for such operands."""
     names = [f.name for f in signature.factors if f.role != "fixed"]
     blocks = sorted({x.blocks for x, _ in have} - {1})
-    blocked = [f"{f.name}/{n}" for f in signature.factors for n in blocks if f.name in names and f.size % n == 0]
-    return ["R", "C", *("P" + ",".join(map(str, s)) for s in row.linear_in), *names, *blocked]
+    blocked = [Split(f.name, n) for f in signature.factors for n in blocks if f.name in names and f.size % n == 0]
+    return [*alone(row, names), *blocked]
 
 
 def _symbol(term: Apply, ranks: Sequence[int]) -> str:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from shardwright.pcg.inference import named_factors, row_factors
+from shardwright.pcg.dispatch import Sent
 from shardwright.pcg.optable import ROWS
 from shardwright.substitutions.pattern import FactorDims
 from shardwright.substitutions.placement import Placement
@@ -28,26 +28,25 @@ from shardwright.verifier.rows.semantics import BODIES
 from shardwright.verifier.rows.stepproof import prove_steps
 from shardwright.verifier.solver import is_valid, refute
 
-MOVES = ("gather_copy", "reduce_scatter")
 LEMMAS = ("digits", "linear-sum")
 """What the proofs of these moves rest on."""
 
 
 def broken(rule: RowRule, split: RowRule) -> Iterator[Failure]:
     """What a dispatch claims and does not follow from `split`, its rule along what is named."""
-    pattern, row, rows = rule.shapes(), ROWS[rule.row], rule.sent
-    signature = signature_of(pattern)
-    if rule.factor not in named_factors(signature, row) or rows not in row_factors(signature, row):
-        yield Failure(f"rows of {rule.row} are not counted by {rows} and sent by what they name along {rule.factor}")
+    pattern, choice = rule.shapes(), rule.choice
+    named, rows = choice.factors
+    if choice not in tuple(Sent.offered(ROWS[rule.row], signature_of(pattern))):
+        yield Failure(f"rows of {rule.row} are not counted by {rows} and sent by what they name along {named}")
         return
     if rule.local != split.local:
-        yield Failure(f"the local operator is told {list(rule.local)}, split along {rule.factor} {list(split.local)}")
+        yield Failure(f"the local operator is told {list(rule.local)}, split along {named} {list(split.local)}")
     titles = (*(f"operand {number}" for number in range(len(rule.operands))), "the result")
     pairs = zip((*rule.operands, rule.result), (*split.operands, split.result), strict=True)
     for title, dims, (mine, wanted) in zip(titles, pattern.tensors, pairs, strict=True):
         if not (_is_moved(mine, wanted, dims, rows) if wanted.kind in "CP" else mine == wanted):
             yield Failure(f"{title} is {mine}, from which no move along {rows} leads to {wanted}", ill_typed=True)
-    yield from (failure for name in MOVES if (failure := prove_steps(STEP_RULES[name])) is not None)
+    yield from (failure for name in choice.moves if (failure := prove_steps(STEP_RULES[name])) is not None)
     yield from _not_alone(rule)
 
 

@@ -9,7 +9,7 @@ from shardwright.pcg.errors import GraphError, RuleError
 from shardwright.pcg.optable import ROWS, keep_attrs
 from shardwright.substitutions.pattern import FactorDims, Pattern
 from shardwright.substitutions.placement import Placement
-from shardwright.substitutions.rowrules import RowRule, derive
+from shardwright.substitutions.rowrules import RowRule, additive, derive
 from shardwright.verifier.lemmas import require
 from shardwright.verifier.logic import Formula, z3
 from shardwright.verifier.proof import Failure, Proof
@@ -24,7 +24,7 @@ INDEX_LEMMAS = ("cancel", "digits", "euclid", "exact", "range")
 
 def prove(rule: RowRule) -> Proof:
     """Prove the rule as it stands. Anything but a proof is a `Failure`: which claim broke, and for which sizes."""
-    if rule.sent:
+    if rule.choice.moves:
         return _composed(rule)
     pattern, used = rule.shapes(), set[str]()
     try:
@@ -43,9 +43,9 @@ def proven(rule: RowRule) -> Proof:
 
 
 def _composed(rule: RowRule) -> Proof:
-    """Of a dispatch: the split along what rows name, between two moves."""
+    """A choice that is composed: what each device computes, between two moves."""
     try:
-        split = derive(rule.row, rule.shapes(), rule.factor or "")
+        split = derive(rule.row, rule.shapes(), rule.choice.inner)
     except (GraphError, RuleError) as error:
         return Proof(failure=Failure(str(error)))
     own = proven(split)
@@ -70,13 +70,13 @@ def _ill_formed(rule: RowRule, pattern: Pattern) -> Failure | None:
 def _unguarded(rule: RowRule, pattern: Pattern) -> Failure | None:
     """The counterexample that a missing guard lets in."""
     x, y = z3.Real("x"), z3.Real("y")
-    for factor in (factor for factor in rule.divided if f"k | {factor}" not in rule.guard):
+    for factor in (factor for factor in rule.choice.factors if f"k | {factor}" not in rule.guard):
         size = z3.Int(f"N_{factor}")
         return refute("not guarded: the degree divides the factor", size % K == 0, [K >= 2, size >= 1], [])
     if rule.factor in pattern.summed and "numeric" not in rule.guard:
         bools = [z3.Or(v == 0, v == 1) for v in (x, y)]
         return refute("not guarded: sums of bools are bools", z3.If(x + y == 0, 0.0, 1.0) == x + y, bools, [])
-    if rule.partial and f"additive {rule.choice[1:]}" not in rule.guard:
+    if rule.choice.partial and additive(rule.choice.partial) not in rule.guard:
         rounded = [z3.ToReal(z3.ToInt(v)) for v in (x + y, x, y)]
         return refute("not guarded: rounding to integers adds up", rounded[0] == rounded[1] + rounded[2], [], [])
     return None

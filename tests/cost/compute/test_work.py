@@ -19,8 +19,10 @@ from shardwright.cost.compute.compute import Compute
 from shardwright.cost.compute.operators import NodeCost
 from shardwright.cost.compute.work import WORK_KINDS, Passes
 from shardwright.lowering import kernels
-from shardwright.pcg.graph import Node, required_layouts
+from shardwright.pcg.choice import WHOLE, Split
+from shardwright.pcg.graph import Node
 from shardwright.pcg.layout import R, S, shard_order
+from shardwright.pcg.offers import parse_choice
 from shardwright.pcg.optable import ROWS
 from shardwright.pcg.rows.experts import IMBALANCE
 from shardwright.pcg.types import TensorType
@@ -147,7 +149,7 @@ def test_the_last_part_of_causal_queries_has_the_most_work() -> None:
     shapes = [(2, 4, 24, 16)] * 3
     node = costed("sdpa", shapes, {"causal": True, "scale": None}, (3,))
     rows, whole_keys = (S(2),), (R,)
-    found = node.passes(("q",), (rows, whole_keys, whole_keys), rows)
+    found = node.passes((Split("q"),), (rows, whole_keys, whole_keys), rows)
     pairs = [sum(range(8 * part + 1, 8 * part + 9)) for part in range(3)]  # of a query and a key that it sees
     assert sum(pairs) == 24 * 25 // 2
     assert found.forward[0].flops == 2 * 4 * pairs[-1] * 2 * (16 + 16)
@@ -177,8 +179,9 @@ def test_a_broadcast_operand_gets_a_sum() -> None:
 def test_dropout_draws_the_whole_mask_on_every_device() -> None:
     cost = costed("dropout", [(8, 16)], {"p": 0.1, "seed": 0}, (2,))
     row, signature = ROWS["dropout"], ROWS["dropout"].signature([(8, 16)], {})
-    operands, result = required_layouts(signature, signature.factors[0].name, 1, row)
-    passes = cost.passes((signature.factors[0].name,), ((operands[0],),), (result,))
+    choice = Split(signature.factors[0].name)
+    operands, result = choice.layouts(signature, row)
+    passes = cost.passes((choice,), ((operands[0],),), (result,))
     assert [(work.kind, work.shape) for work in passes.forward] == [("random", (8 * 16,))]
 
 
@@ -211,14 +214,15 @@ def test_splitting_never_makes_more_work(probe: Any) -> None:
     row = ROWS[probe.op]
     signature = row.signature(shapes, attrs)
     before = costed(probe.op, shapes, attrs, (2,))
-    whole_flops = flops(before.passes(("R",), ((R,),) * len(shapes), (R,)))
+    whole_flops = flops(before.passes((WHOLE,), ((R,),) * len(shapes), (R,)))
     for factor in signature.factors:
         if factor.role == "fixed" or factor.size % 2:
             continue
-        operands, result = required_layouts(signature, factor.name, len(shapes), row)
+        choice = Split(factor.name)
+        operands, result = choice.layouts(signature, row)
         if isinstance(shard_order(signature.result_shape, (result,), (2,)), str):
             continue
-        part = flops(before.passes((factor.name,), tuple((x,) for x in operands), (result,)))
+        part = flops(before.passes((choice,), tuple((x,) for x in operands), (result,)))
         assert all(mine <= all_ for mine, all_ in zip(part, whole_flops, strict=True)), factor
         if row.contraction and (probe.op, factor.name) != ("experts", "o"):  # of which only the last product has it
             fullest = IMBALANCE if factor.name == row.offset else 1.0
@@ -236,10 +240,11 @@ def experts(split: str, size: int) -> tuple[NodeCost, Passes, float]:
     """A network of experts under a split: its passes, and what it keeps inside."""
     cost = costed("experts", EXPERTS, {"activation": "silu"}, (size,), {1: "int64"})
     assert cost.signature is not None
-    needs, result = required_layouts(cost.signature, split, len(EXPERTS), ROWS["experts"])
+    choice = parse_choice(split)
+    needs, result = choice.layouts(cost.signature, ROWS["experts"])
     layouts = tuple((need,) for need in needs)
     cost.kept = ("inside",)
-    return cost, cost.passes((split,), layouts, (result,)), cost.kept_bytes((split,), layouts, (result,))
+    return cost, cost.passes((choice,), layouts, (result,)), cost.kept_bytes((choice,), layouts, (result,))
 
 
 def products(passes: Passes) -> float:

@@ -7,6 +7,7 @@ from functools import lru_cache
 import pytest
 
 from bench.plans import fast_links
+from shardwright.pcg.choice import WHOLE, Split
 from shardwright.pcg.graph import Graph, Node, leaf, make_attrs
 from shardwright.pcg.layout import P, R, S
 from shardwright.pcg.mesh import Mesh
@@ -105,7 +106,7 @@ def parallel() -> Graph:
         x,
         Node("xs", "partition", ("x",), make_attrs(axis="t", dim=1, blocks=1)),
         w,
-        Node("y", "linear", ("xs", "w"), (), ("R", "i")),
+        Node("y", "linear", ("xs", "w"), (), (WHOLE, Split("i"))),
         Node("z", "reduce", ("y",), make_attrs(axis="t")),
     )
     return Graph(nodes, (("loss", "z"),), Mesh.of(d=2, t=2)).validate()
@@ -141,7 +142,7 @@ def test_blocks_are_part_of_the_layout(blocks: str, places: int) -> None:
     x = leaf("x", "input", (4, 8), "float32", "x", layouts=(R,))
     nodes = (
         x,
-        Node("y", "relu", ("x",), (), ("R",)),
+        Node("y", "relu", ("x",), (), (WHOLE,)),
         Node("z", "partition", ("y",), make_attrs(axis="a", dim=1, blocks=2)),
     )
     graph = Graph(nodes, (("loss", "z"),), Mesh.of(a=2))

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from shardwright.generation import generate_one
+from shardwright.pcg.offers import parse_choice
 from shardwright.substitutions.catalogue import CATALOGUE
 from shardwright.substitutions.decompositions import DECOMPOSITIONS, MAXIMUM
 from shardwright.substitutions.equations import Equation, equation
@@ -104,7 +105,7 @@ SQUARES = equation("wrong", {"x": "*b", "y": "*b"}, "mul(add(x, y), add(x, y))",
         (FALSE, {"type", "z3"}),
         (SQUARES, {"z3", "counterexample"}),
         (equation("true", {"x": "*b", "y": "*b"}, "add(x, y)", "add(y, x)"), {"true"}),
-        (derive("linear", Pattern.parse("a b, c b -> a c", 2), "b"), {"true"}),
+        (derive("linear", Pattern.parse("a b, c b -> a c", 2), parse_choice("b")), {"true"}),
     ],
     ids=["ill-typed", "false", "true", "a row"],
 )
@@ -120,7 +121,7 @@ def test_a_rule_that_no_sizes_fit_cannot_be_falsified() -> None:
 
 def test_a_certified_rule_that_no_operands_run_is_counted_apart() -> None:
     """Whatever is certified and was run is called true; the rest is not."""
-    softmax = derive("softmax", Pattern.parse("a b! -> a b!", 1), "a")
+    softmax = derive("softmax", Pattern.parse("a b! -> a b!", 1), parse_choice("a"))
     assert judgement(softmax)[0] == "not run"
     assert "no operands of the pattern 'a b! -> a b!' that a can split are at hand" in judgement(softmax)[1]
     found = mutation.Sweep()
@@ -220,9 +221,9 @@ def test_a_divisibility_that_is_not_the_one_that_is_needed_does_not_do(what: str
 
 
 def test_the_guard_of_a_row_rule_is_mutated() -> None:
-    found = {what for what, _ in row_twins(derive("linear", Pattern.parse("a b, c b -> a c", 2), "b"))}
+    found = {what for what, _ in row_twins(derive("linear", Pattern.parse("a b, c b -> a c", 2), parse_choice("b")))}
     assert {"without guard 'k | b'", "guard 'k | b' → 'k | a'", "guard 'k | b' → 'k | c'"} <= found
-    partial = derive("add", Pattern.parse("a, a -> a", 2), "P0,1")
+    partial = derive("add", Pattern.parse("a, a -> a", 2), parse_choice("P0,1"))
     assert "guard 'additive 0,1' → 'additive 0'" in {what for what, _ in row_twins(partial)}
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from shardwright.pcg.choice import Split
 from shardwright.pcg.errors import GraphError
 from shardwright.substitutions.pattern import Pattern
 from shardwright.substitutions.placement import Placement
@@ -67,7 +68,7 @@ def fixed_twins(row: str, pattern: Pattern) -> Iterator[Twin]:
     for factor in sorted(pattern.fixed):
         freed = Pattern(pattern.operands, pattern.result, pattern.fixed - {factor})
         try:
-            rule = derive(row, freed, factor)
+            rule = derive(row, freed, Split(factor))
         except GraphError:
             continue
         yield f"{factor} is split though it is fixed", replace(rule, pattern=str(pattern))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from shardwright.pcg.choice import Split
 from shardwright.pcg.optable import ROWS
 from shardwright.substitutions.pattern import Pattern, pattern_of
 from shardwright.substitutions.placement import Placement
@@ -31,7 +32,7 @@ class Sharding:
 
     def rule(self) -> RowRule:
         pattern, names = self._pattern()
-        return derive(self.row, pattern, names[self.factor])
+        return derive(self.row, pattern, Split(names[self.factor]))
 
     def layouts(self) -> tuple[tuple[Placement, ...], Placement]:
         """What is expected, with factors as the rule calls them."""

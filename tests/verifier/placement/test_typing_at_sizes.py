@@ -14,10 +14,12 @@ from typing import Any
 
 import pytest
 
+from shardwright.pcg.choice import Split
 from shardwright.pcg.errors import GraphError, RuleError
 from shardwright.pcg.graph import Node, infer
 from shardwright.pcg.layout import Layouts, check_layouts
 from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.offers import alone
 from shardwright.pcg.optable import ROWS
 from shardwright.pcg.types import TensorType
 from shardwright.substitutions.equations import Equation, equation
@@ -54,8 +56,8 @@ def _by_any_split(op: str, attrs: dict[str, Any], operands: list[TensorType], me
     pairs = sorted({x.blocks for t in operands for x in t.layouts if x.is_shard} | {1})
     row = ROWS[op]
     signature = row.signature([t.shape for t in operands], attrs)
-    names = [f.name if n == 1 else f"{f.name}/{n}" for f in signature.factors if f.role != "fixed" for n in pairs]
-    choices = ["R", "C", *("P" + ",".join(map(str, s)) for s in row.linear_in), *names]
+    splits = [Split(f.name, n) for f in signature.factors if f.role != "fixed" for n in pairs]
+    choices = [*alone(row, ()), *splits]
     for split in product(choices, repeat=len(mesh)):
         try:
             kind = infer(Node("y", op, (), tuple(sorted(attrs.items())), split), operands, mesh)

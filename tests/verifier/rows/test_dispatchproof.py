@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from shardwright.pcg.offers import parse_choice
 from shardwright.pcg.optable import ROWS
 from shardwright.substitutions.pattern import Pattern
 from shardwright.substitutions.placement import Placement
-from shardwright.substitutions.rowrules import RowRule, derive, dispatches
+from shardwright.substitutions.rowrules import RowRule, derive, sending_choices
 from shardwright.verifier.certificates import Certificate, certify
 from shardwright.verifier.logic import z3
 from shardwright.verifier.proof import Failure
@@ -17,7 +18,7 @@ from shardwright.verifier.rows import dispatchproof
 from shardwright.verifier.rows.rowproof import prove, proven
 
 PATTERN = Pattern.parse("a b!, a c, a c, d b! (e! f), d f g -> a g", 5)
-RULE = derive("experts", PATTERN, "d>a")
+RULE = derive("experts", PATTERN, parse_choice("d>a"))
 
 
 def failure(rule: RowRule) -> str:
@@ -27,14 +28,14 @@ def failure(rule: RowRule) -> str:
 
 
 def test_it_rests_on_the_split_and_on_the_moves() -> None:
-    assert dispatches(ROWS["experts"], PATTERN) == ("d>a",)
-    assert dispatches(ROWS["linear"], Pattern.parse("a b, c b -> a c", 2)) == ()
-    assert (RULE.factor, RULE.sent, RULE.divided) == ("d", "a", ("d", "a"))
+    assert sending_choices(ROWS["experts"], PATTERN) == ("d>a",)
+    assert sending_choices(ROWS["linear"], Pattern.parse("a b, c b -> a c", 2)) == ()
+    assert (RULE.factor, RULE.choice.factors, RULE.choice.outward) == ("d", ("d", "a"), "a")
     assert (set(map(str, RULE.operands)), str(RULE.result), RULE.local) == ({"S(0)"}, "S(0)", ("offset",))
     assert RULE.guard == ("k | d", "k | a", "numeric")
     assert RowRule.from_json(RULE.to_json()) == RULE
     axioms = prove(RULE).axioms
-    assert set(proven(derive("experts", PATTERN, "d")).axioms) | {"digits", "linear-sum"} == set(axioms)
+    assert set(proven(derive("experts", PATTERN, parse_choice("d"))).axioms) | {"digits", "linear-sum"} == set(axioms)
     assert isinstance(certify(RULE), Certificate)
 
 
@@ -56,7 +57,7 @@ def test_guards_and_what_the_device_is_told_are_needed() -> None:
 
 def test_rows_are_counted_by_what_all_that_is_sent_has() -> None:
     for choice in ("d>c", "f>a", "d>g"):
-        twin = replace(RULE, choice=choice, guard=(*RULE.guard, f"k | {choice[2]}", "k | f"))
+        twin = replace(RULE, choice=parse_choice(choice), guard=(*RULE.guard, f"k | {choice[2]}", "k | f"))
         assert f"are not counted by {choice[2]} and sent by what they name along {choice[0]}" in failure(twin)
 
 
@@ -68,8 +69,8 @@ def test_a_part_that_is_not_proven_and_a_row_that_adds_elsewhere_refute_it(monke
         patch.setitem(
             dispatchproof.BODIES, "experts", lambda x: z3.If(x[1] == z3.Real("position"), x[2], z3.RealVal(1))
         )
-        found = list(dispatchproof.broken(RULE, derive("experts", PATTERN, "d")))
+        found = list(dispatchproof.broken(RULE, derive("experts", PATTERN, parse_choice("d"))))
         assert [str(f).partition(":")[0] for f in found] == ["a row adds nothing to what it does not name"]
         patch.delitem(dispatchproof.BODIES, "experts")
-        found = list(dispatchproof.broken(RULE, derive("experts", PATTERN, "d")))
+        found = list(dispatchproof.broken(RULE, derive("experts", PATTERN, parse_choice("d"))))
         assert str(found[0]) == "what experts adds to a row that does not name the expert is not known: not proven"

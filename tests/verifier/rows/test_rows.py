@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from shardwright.pcg.errors import RuleError
+from shardwright.pcg.offers import parse_choice
 from shardwright.pcg.optable import ROWS
 from shardwright.pcg.types import is_float
 from shardwright.substitutions.pattern import Pattern, letter
@@ -113,7 +114,7 @@ def test_splitting_what_must_stay_whole_has_a_concrete_counterexample(row: str, 
 
 
 def rule(row: str, pattern: str, num_operands: int, choice: str) -> RowRule:
-    return derive(row, Pattern.parse(pattern, num_operands), choice)
+    return derive(row, Pattern.parse(pattern, num_operands), parse_choice(choice))
 
 
 def test_row_parallel_linear_is_proven_from_the_sum_lemmas() -> None:
@@ -196,7 +197,7 @@ def test_a_row_with_unknown_localize_is_not_certified(monkeypatch: pytest.Monkey
 
 def test_a_repeated_factor_is_not_certified() -> None:
     diagonal = Pattern.parse("a a -> a", 1)
-    failure = prove(derive("reshape", diagonal, "a")).failure
+    failure = prove(derive("reshape", diagonal, parse_choice("a"))).failure
     assert failure is not None
     assert failure.claim == "a tensor has one factor twice, so that its digits are not free"
 

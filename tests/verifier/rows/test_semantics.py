@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from shardwright.pcg.choice import Split
+from shardwright.pcg.offers import parse_choice
 from shardwright.pcg.optable import ROWS, LocalShapes
 from shardwright.substitutions.pattern import FactorDims, Pattern
 from shardwright.substitutions.rowrules import derive
@@ -66,7 +68,7 @@ def splits(row: str) -> list[tuple[Sample, Pattern, str]]:
     for given in EVERY[row]:
         pattern = pattern_for(row, given)
         for factor in pattern.splittable:
-            rule = derive(row, pattern, factor)
+            rule = derive(row, pattern, Split(factor))
             if "offset" not in rule.local:
                 found.append((given, pattern, factor))
     return found
@@ -116,13 +118,13 @@ def test_every_body_that_is_written_out_is_of_a_row_with_linear_operands() -> No
 def test_rows_without_a_random_draw_or_an_offset_see_no_positions() -> None:
     for row in ROWS:
         pattern = pattern_for(row, EVERY[row][0])
-        positions = forward(derive(row, pattern, "R")).body.positions
+        positions = forward(derive(row, pattern, parse_choice("R"))).body.positions
         assert bool(positions) == (ROWS[row].random or ROWS[row].offset is not None)
 
 
 def test_the_adjoint_of_a_product() -> None:
     """d(x wᵀ)/dx · dy is linear in dy and in w, does not depend on x, and sums over the output features."""
-    term = adjoint(derive("linear", Pattern.parse("a b, c b -> a c", 2), "b"), 0)
+    term = adjoint(derive("linear", Pattern.parse("a b, c b -> a c", 2), parse_choice("b")), 0)
     assert str(term.pattern) == "a b, c b, a c -> a b"
     assert term.pattern.summed == ("c",)
     assert term.body.linear == (frozenset([2]), frozenset([1]))

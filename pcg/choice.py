@@ -1,0 +1,237 @@
+"""A choice: one way to carry out an operator along one axis of the mesh.
+
+    text     value                 each device                                   operands      result
+    R        WHOLE                 does all of it                                R             R
+    C        COPIED                does all of it, for itself                    C             C
+    P0,1     Partial((0, 1))       does all of it with its summands of 0 and 1   P; others C   P
+    o        Split("o")            has its part of factor o                      by factor     by factor
+    o/3      Split("o", 3)         has its part of each of 3 equal blocks of o   by factor     by factor
+    e>t      Sent("e", "t")        has parts of t, and sends rows (`dispatch`)   by factor     by factor
+
+A kind of choice owns all that others ask of it: its layouts, the factors that it divides, what is sent, and, where its
+certificate follows from others, the choice and the moves that it is composed of. `offers.KINDS` is the closed set. A
+new kind is a class with a row there, a proof of what it claims beyond its composition (`verifier/rows`), and the
+function of the runtime that it calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import prod
+from typing import Any, ClassVar, Self
+
+from shardwright.pcg.errors import LayoutError
+from shardwright.pcg.factors import Factor, Signature
+from shardwright.pcg.layout import C, Layout, Layouts, P, R, S, shard_order
+from shardwright.pcg.row import Row
+
+
+class Choice(str):
+    """A choice is its text, as a member of a `StrEnum` is: it prints, compares, sorts and hashes as that.
+
+    Attributes:
+        factors: that devices divide among them; none where each does all the work.
+        blocks: of which each device has its slice; 1 but for a blocked split.
+        partial: the operands of which each device has a summand.
+        inner: what a device computes once it has what it needs; the choice itself, unless rows are sent.
+        collectives: by which devices send each other something while the operator runs.
+        moves: the step rules before and after `inner` that a certificate is composed of, where it is composed.
+    """
+
+    __slots__ = ("blocks", "factors", "partial")
+    factors: tuple[str, ...]
+    blocks: int
+    partial: tuple[int, ...]
+    collectives: ClassVar[tuple[str, ...]] = ()
+    moves: ClassVar[tuple[str, ...]] = ()
+
+    def __new__(cls, text: str, factors: tuple[str, ...] = (), blocks: int = 1, partial: tuple[int, ...] = ()) -> Self:
+        self = super().__new__(cls, text)
+        for name, value in (("factors", factors), ("blocks", blocks), ("partial", partial)):
+            object.__setattr__(self, name, value)
+        return self
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"a choice does not change: {name!r} of {self}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), self._fields()
+
+    def _fields(self) -> tuple[Any, ...]:
+        raise NotImplementedError
+
+    @property
+    def sends(self) -> bool:
+        """Whether devices send each other something while the operator runs."""
+        return bool(self.collectives)
+
+    @classmethod
+    def read(cls, text: str) -> Choice | None:
+        """The choice of this kind that may print as `text`."""
+        raise NotImplementedError
+
+    @classmethod
+    def offered(cls, row: Row, signature: Signature) -> Iterable[Choice]:
+        """Every choice of this kind that a row offers an operator with this signature, without blocks."""
+        raise NotImplementedError
+
+    def layouts(self, signature: Signature, row: Row) -> tuple[Layouts, Layout]:
+        """The operand layouts that it asks for along one axis, and the result's; `LayoutError` where it cannot be."""
+        raise NotImplementedError
+
+    @property
+    def inner(self) -> Choice:
+        return self
+
+    @property
+    def outward(self) -> Choice:
+        """The split that operands and result show from outside: of a dispatch, that of the rows."""
+        return self
+
+    @property
+    def unblocked(self) -> Choice:
+        """The same without blocks: what it is of an operator whose factor falls into them (`Signature.refined`)."""
+        return self
+
+    def renamed(self, names: Mapping[str, str]) -> Choice:
+        """The same where factors are called otherwise."""
+        return self
+
+    def senders(self, size: int) -> int:
+        """How many of `size` devices, itself included, send a device rows."""
+        return 1
+
+
+class Whole(Choice):
+    """Each device does all the work; operands and result have one `layout`, R or C."""
+
+    __slots__ = ("layout",)
+    layout: Layout
+
+    def __new__(cls, layout: Layout) -> Self:
+        self = super().__new__(cls, str(layout))
+        object.__setattr__(self, "layout", layout)
+        return self
+
+    def _fields(self) -> tuple[Any, ...]:
+        return (self.layout,)
+
+    @classmethod
+    def read(cls, text: str) -> Whole | None:
+        return next((choice for choice in (WHOLE, COPIED) if choice == text), None)
+
+    @classmethod
+    def offered(cls, row: Row, signature: Signature) -> tuple[Whole, ...]:
+        return WHOLE, COPIED
+
+    def layouts(self, signature: Signature, row: Row) -> tuple[Layouts, Layout]:
+        return (self.layout,) * len(signature.operands), self.layout
+
+
+WHOLE, COPIED = Whole(R), Whole(C)
+Choices = tuple[Choice, ...]
+"""How an operator is carried out: a choice for each axis."""
+
+
+class Partial(Choice):
+    """Each device does all the work with its summands of operands in which the operator is jointly linear."""
+
+    __slots__ = ()
+
+    def __new__(cls, partial: Sequence[int]) -> Self:
+        return super().__new__(cls, "P" + ",".join(map(str, partial)), partial=tuple(partial))
+
+    def _fields(self) -> tuple[Any, ...]:
+        return (self.partial,)
+
+    @classmethod
+    def read(cls, text: str) -> Partial | None:
+        operands = text[1:].split(",")
+        return cls([int(i) for i in operands]) if text[:1] == "P" and all(map(str.isdecimal, operands)) else None
+
+    @classmethod
+    def offered(cls, row: Row, signature: Signature) -> Iterator[Partial]:
+        return map(cls, row.linear_in)
+
+    def layouts(self, signature: Signature, row: Row) -> tuple[Layouts, Layout]:
+        if self.partial not in row.linear_in:
+            known = row.linear_in
+            raise LayoutError(f"{row.name} is not jointly linear in operands {self.partial}; choose from {known}")
+        return tuple(P if i in self.partial else C for i in range(len(signature.operands))), P
+
+
+class Split(Choice):
+    """Each device has its part of a factor, or of each of several equal blocks of it."""
+
+    __slots__ = ()
+
+    def __new__(cls, factor: str, blocks: int = 1) -> Self:
+        return super().__new__(cls, f"{factor}/{blocks}" if blocks > 1 else factor, (factor,), blocks)
+
+    def _fields(self) -> tuple[Any, ...]:
+        return (*self.factors, self.blocks)
+
+    @classmethod
+    def read(cls, text: str) -> Split:
+        factor, _, blocks = text.partition("/")
+        return cls(factor, int(blocks) if blocks.isdecimal() else 1)
+
+    @classmethod
+    def offered(cls, row: Row, signature: Signature) -> Iterator[Split]:
+        return (cls(factor.name) for factor in signature.factors if factor.role != "fixed")
+
+    def layouts(self, signature: Signature, row: Row) -> tuple[Layouts, Layout]:
+        (name,) = self.factors
+        factor = signature.index(name)
+        if factor is None or signature.factors[factor].role == "fixed":
+            splittable = [f.name for f in signature.factors if f.role != "fixed"]
+            raise LayoutError(f"{row.name} cannot be split along {self!r}; choose R, C or one of {splittable}")
+        if self.blocks == 1:
+            return signature.split_layouts(factor)
+        if name == row.offset or row.random:
+            raise LayoutError(f"{row.name} needs consecutive parts along {name!r}; split it without blocks")
+        return signature.refined(factor, self.blocks).split_layouts(factor)
+
+    @property
+    def unblocked(self) -> Split:
+        return Split(self.factors[0])
+
+    def renamed(self, names: Mapping[str, str]) -> Split:
+        (name,) = self.factors
+        return Split(names.get(name, name), self.blocks)
+
+
+def indivisible(signature: Signature, split: Iterable[Choice], sizes: Sequence[int]) -> Factor | None:
+    """The first factor that the axes splitting it do not divide together; a choice and a size for each axis.
+
+    Layouts alone cannot tell: g = 3 of a dimension `(g c)` of size 12 may not be split in two.
+    """
+    parts = [(name, choice.blocks, n) for choice, n in zip(split, sizes, strict=True) for name in choice.factors]
+    names = {name for name, _, _ in parts}
+    for factor in signature.factors:
+        if factor.name not in names:
+            continue
+        mine = [(blocks, size) for name, blocks, size in parts if name == factor.name]
+        digits = tuple(S(0, blocks) for blocks, _ in mine)
+        if isinstance(shard_order((factor.size,), digits, tuple(size for _, size in mine)), str):
+            return factor
+    return None
+
+
+def axes_along(split: Sequence[Choice], factor: str) -> Iterator[int]:
+    """The axes that divide a factor."""
+    return (axis for axis, choice in enumerate(split) if factor in choice.factors)
+
+
+def degrees(split: Sequence[Choice], sizes: Sequence[int]) -> dict[str, int]:
+    """Into how many parts each factor is divided that is."""
+    found: dict[str, int] = {}
+    for choice, size in zip(split, sizes, strict=True):
+        for name in choice.factors:
+            found[name] = found.get(name, 1) * size
+    return found
+
+
+def num_senders(split: Iterable[Choice], sizes: Iterable[int]) -> int:
+    """The devices of which each is sent rows by the others."""
+    return prod(choice.senders(size) for choice, size in zip(split, sizes, strict=True))

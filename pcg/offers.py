@@ -1,0 +1,51 @@
+"""Which choices there are: the closed set of their kinds, what an operator's row offers, and choices from text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+
+from shardwright.pcg.choice import COPIED, WHOLE, Choice, Choices, Partial, Split, Whole
+from shardwright.pcg.dispatch import Sent
+from shardwright.pcg.errors import LayoutError
+from shardwright.pcg.factors import Signature
+from shardwright.pcg.layout import Layout, Layouts
+from shardwright.pcg.row import Row
+
+KINDS: tuple[type[Choice], ...] = (Whole, Partial, Sent, Split)
+"""Every kind of choice; nothing else carries an operator out."""
+
+
+def parse_choice(text: str) -> Choice:
+    """The choice that prints as `text`. Any text is one: what no kind prints is a factor of that name."""
+    found = (kind.read(text) for kind in KINDS)
+    return next((choice for choice in found if choice is not None and choice == text), Split(text))
+
+
+def parse_choices(texts: Iterable[str]) -> Choices:
+    """The choices that print as these texts."""
+    return tuple(map(parse_choice, texts))
+
+
+def alone(row: Row, factors: Iterable[str]) -> Choices:
+    """The choices of a row under which each device works by itself, of an operator that has these factors to split."""
+    return (WHOLE, COPIED, *map(Partial, row.linear_in), *map(Split, factors))
+
+
+def sending(row: Row, signature: Signature) -> Choices:
+    """The choices of a row under which devices send each other rows."""
+    return tuple(choice for kind in KINDS if kind.collectives for choice in kind.offered(row, signature))
+
+
+def offered(
+    row: Row, signature: Signature, blocks: Callable[[int], Iterable[int]]
+) -> Iterator[tuple[Choice, Layouts, Layout]]:
+    """Every way to run an operator along one axis by itself: the choice, the operands' layouts, the result's layout.
+
+    Factors come whole, then split within each number of equal blocks that `blocks` has for their size.
+    """
+    factors = [f for f in signature.factors if f.role != "fixed" and f.size > 1]
+    blocked = (Split(f.name, n) for f in factors for n in blocks(f.size) if 1 < n < f.size and f.size % n == 0)
+    for choice in (*alone(row, [f.name for f in factors]), *blocked):
+        with suppress(LayoutError):
+            yield choice, *choice.layouts(signature, row)

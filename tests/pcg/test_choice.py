@@ -1,0 +1,94 @@
+"""Choices: their text, what they divide, and that they are values."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+
+from shardwright.pcg.choice import COPIED, WHOLE, Choice, Partial, Split, axes_along, degrees, indivisible
+from shardwright.pcg.dispatch import Sent
+from shardwright.pcg.errors import LayoutError
+from shardwright.pcg.factors import resolve
+from shardwright.pcg.layout import C, R
+from shardwright.pcg.offers import KINDS, alone, parse_choice, parse_choices, sending
+from shardwright.pcg.optable import ROWS
+from tests.each import each
+from tests.samples import SAMPLES
+
+VALUES: dict[str, Choice] = {
+    "R": WHOLE, "C": COPIED, "P0": Partial([0]), "P0,11": Partial([0, 11]), "o": Split("o"), "o/3": Split("o", 3),
+    "_0": Split("_0"), "e>_0": Sent("e", "_0"), "Pq": Split("Pq"), "P": Split("P"),
+}  # fmt: skip
+
+
+@each(("text", "choice"), list(VALUES.items()))
+def test_a_choice_is_what_its_text_says(text: str, choice: Choice) -> None:
+    """It prints, compares and hashes as its text, and survives copies and pickles."""
+    for same in (parse_choice(text), copy.deepcopy(choice), pickle.loads(pickle.dumps(choice))):
+        assert (type(same), same, str(same), repr(same), hash(same)) == (
+            type(choice),
+            choice,
+            text,
+            repr(text),
+            hash(text),
+        )
+        assert (same.factors, same.blocks, same.partial) == (choice.factors, choice.blocks, choice.partial)
+
+
+@each("text", ["", "o/1", "o/03", "o/x", "o/", "P00", "P0,", "P,", "R/2/3", "a>b>c", "P²", "o/²"])
+def test_any_text_is_a_choice_that_prints_as_it(text: str) -> None:
+    choice, signature = parse_choice(text), resolve("... i, o i -> ... o", [(4, 6), (8, 6)])
+    assert choice == text
+    with pytest.raises(LayoutError, match=r"linear cannot be split (along|by)"):
+        choice.layouts(signature, ROWS["linear"])
+
+
+def test_what_choices_divide() -> None:
+    split = parse_choices(["R", "P0,1", "o/3", "e>t", "t"])
+    assert [choice.factors for choice in split] == [(), (), ("o",), ("e", "t"), ("t",)]
+    assert [choice.partial for choice in split] == [(), (0, 1), (), (), ()]
+    assert degrees(split, (2, 3, 4, 5, 7)) == {"o": 4, "e": 5, "t": 35}
+    assert (list(axes_along(split, "t")), list(axes_along(split, "x"))) == ([3, 4], [])
+
+
+def test_what_a_choice_is_from_outside_and_on_a_device() -> None:
+    for choice in map(parse_choice, ("R", "C", "P0", "o")):
+        assert (choice.inner, choice.outward, choice.unblocked, choice.moves) == (choice, choice, choice, ())
+        assert choice.renamed({"x": "y"}) is choice or choice.renamed({"x": "y"}) == choice
+    assert (Split("o", 3).unblocked, Split("o", 3).renamed({"o": "b"})) == ("o", "b/3")
+
+
+def test_a_choice_does_not_change() -> None:
+    with pytest.raises(AttributeError, match=r"a choice does not change: 'blocks' of o/3"):
+        Split("o", 3).blocks = 2
+
+
+def test_every_choice_of_every_row_is_of_one_kind() -> None:
+    """Each is read from its text by one kind, that which offers it; and each kind is offered by some row."""
+    seen = set[type[Choice]]()
+    for name, row in ROWS.items():
+        for sample in SAMPLES[name]:
+            signature = row.signature(sample.shapes, sample.attrs)
+            factors = [f.name for f in signature.factors if f.role != "fixed"]
+            for choice in (*alone(row, factors), *sending(row, signature)):
+                assert type(parse_choice(choice)) is type(choice) in KINDS, (name, choice)
+                seen.add(type(choice))
+                operands, result = choice.layouts(signature, row)
+                assert len(operands) == len(sample.shapes), (name, choice)
+                assert choice.factors or choice.partial or {*operands, result} in ({R}, {C}), (name, choice)
+    assert seen == set(KINDS)
+
+
+def test_indivisible() -> None:
+    """Blocks hide what a factor's size is: 3 groups of 4 channels are 12 channels, but 2 devices cannot share them."""
+    conv = resolve("b (g c) -> b (g c)", [(8, 12)], {"g": 3})
+    assert indivisible(conv, parse_choices("bg"), (8, 3)) is None
+    assert indivisible(conv, parse_choices(["R", "P0"]), (5, 7)) is None
+    problem = indivisible(conv, parse_choices("bg"), (8, 2))
+    assert problem is not None
+    assert problem.name == "g"
+    together = indivisible(conv, parse_choices("bb"), (4, 4))
+    assert together is not None
+    assert (together.name, together.size) == ("b", 8)
