@@ -6,7 +6,9 @@ Layouts are by axis, so both stages have the same ones; along an axis of k devic
     R, C    each that receives gets the copy of one that sends: device j there that of device ⌊j·k/m⌋ here
     P       device i here gives its summand to device ⌊i·m/k⌋ there, which adds up what it gets; others there have 0
 
-This is the identity on the logical tensor, in every layout. Gradients come back by the same rule in the dual layouts:
+This is the identity on the logical tensor, in every layout. What is cut is looked at by dimension, in runs of indices
+that no rank divides, so that nothing grows with the number of elements, and what the busiest ranks send follows without
+looking at any rank (`busiest`). Gradients come back by the same rule in the dual layouts:
 what is R both ways is copied both ways; what is C is copied, and of its gradient, P, all summands come back once.
 Where both meshes are equal, each rank sends its whole part to the one at its place.
 """
@@ -15,6 +17,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from itertools import product
+from math import ceil, gcd, prod
 from typing import NamedTuple
 
 import numpy as np
@@ -45,6 +48,18 @@ class Piece(NamedTuple):
         return not any(self.where)
 
 
+class Busiest(NamedTuple):
+    """What the ranks send and receive that have the most to do.
+
+    sent, received  times a rank's own part of the tensor
+    messages        that one rank sends or receives
+    """
+
+    sent: int
+    received: int
+    messages: int
+
+
 class Tensor(NamedTuple):
     """A logical shape, and how it lies on the ranks that send it and on those that receive it."""
 
@@ -55,6 +70,23 @@ class Tensor(NamedTuple):
     def dual(self) -> Tensor:
         """Its gradient."""
         return self._replace(layouts=tuple(layout.dual for layout in self.layouts))
+
+
+def busiest(tensor: Tensor, here: Mesh, there: Mesh) -> Busiest:
+    """What goes to and from the busiest ranks in a microbatch; for meshes of any size."""
+    into = out = copies = summands = 1
+    many = here.num_microbatches if tensor.layouts and tensor.layouts[0].is_shard else 1
+    for dim in range(len(tensor.shape)):
+        meet = _cut(tensor, dim, here.sizes, there.sizes).table > 0
+        if many > 1 and tensor.layouts[0].dim == dim:  # parts of the first microbatch come first
+            meet = meet[: len(meet) // many, : len(meet[0]) // many]
+        into, out = into * int(meet.sum(axis=0).max()), out * int(meet.sum(axis=1).max())
+    for layout, k, m in zip(tensor.layouts, here.device_sizes, there.device_sizes, strict=True):
+        if layout.kind == "P":
+            summands *= ceil(k / m)
+        elif not layout.is_shard:
+            copies *= ceil(m / k)
+    return Busiest(copies, summands, max(into * summands, out * copies))
 
 
 def sent(tensor: Tensor, here: Mesh, there: Mesh, place: int) -> tuple[Piece, ...]:
@@ -102,34 +134,81 @@ def _common(
     """Where this rank has what the other one has as well, and how much; None: nothing."""
     where, shape = list[Some](), list[int]()
     for dim in range(len(tensor.shape)):
-        ours, theirs = _held(tensor, own.sizes, mine, dim), _held(tensor, other.sizes, its, dim)
-        both = np.flatnonzero(np.isin(ours, theirs, assume_unique=True))
-        if not len(both):
+        cut = _cut(tensor, dim, own.sizes, other.sizes)
+        i, j = _number(tensor, dim, own.sizes, mine), _number(tensor, dim, other.sizes, its)
+        if not cut.table[i, j]:
             return None
-        where.append(None if len(both) == len(ours) else _shortly(both))
-        shape.append(len(both))
+        both = cut.there[cut.here == i] == j
+        where.append(None if both.all() else _shortly(np.repeat(both, cut.run)))
+        shape.append(int(cut.table[i, j]) * cut.run)
     return tuple(where), tuple(shape)
 
 
-def _shortly(indices: NDArray[np.int64]) -> Some:
+def _shortly(held: NDArray[np.bool_]) -> Some:
+    indices = np.flatnonzero(held)
     first, last = int(indices[0]), int(indices[-1])
     return range(first, last + 1) if last - first + 1 == len(indices) else tuple(indices.tolist())
 
 
-def _held(tensor: Tensor, sizes: tuple[int, ...], coordinate: tuple[int, ...], dim: int) -> NDArray[np.int64]:
-    """The indices of a dimension that a rank holds, as they lie in its part: in order."""
-    order = shard_order(tensor.shape, tensor.layouts, sizes)
-    assert not isinstance(order, str), order
-    steps = tuple((sizes[axis], coordinate[axis], blocks) for axis, at, blocks in order if at == dim)
-    return _indices(tensor.shape[dim], steps)
+class _Cut(NamedTuple):
+    """A dimension on two meshes, in runs of so many neighbouring indices, which no rank divides.
+
+    here, there  the part that each run belongs to; a rank has the runs of its part in their order
+    table        how many runs part i here and part j there have in common, [i, j]
+    """
+
+    run: int
+    here: NDArray[np.int64]
+    there: NDArray[np.int64]
+    table: NDArray[np.int64]
 
 
 @lru_cache(maxsize=4096)
-def _indices(extent: int, steps: tuple[tuple[int, int, int], ...]) -> NDArray[np.int64]:
-    found = np.arange(extent)
-    for size, number, blocks in steps:
-        found = found.reshape(blocks, size, -1)[:, number].reshape(-1)
-    return found
+def _cut(tensor: Tensor, dim: int, sizes: tuple[int, ...], others: tuple[int, ...]) -> _Cut:
+    run = gcd(_smallest_run(tensor, dim, sizes), _smallest_run(tensor, dim, others))
+    rows, num_rows = _parts(tensor, dim, sizes, run)
+    columns, num_columns = _parts(tensor, dim, others, run)
+    counts = np.bincount(rows * num_columns + columns, minlength=num_rows * num_columns)
+    return _Cut(run, rows, columns, counts.reshape(num_rows, num_columns))
+
+
+def _steps(tensor: Tensor, dim: int, sizes: tuple[int, ...]) -> list[tuple[int, int]]:
+    """The axes that cut a dimension, the outermost cut first, each with the number of blocks that it cuts."""
+    order = shard_order(tensor.shape, tensor.layouts, sizes)
+    assert not isinstance(order, str), order
+    return [(axis, blocks) for axis, at, blocks in order if at == dim]
+
+
+def _smallest_run(tensor: Tensor, dim: int, sizes: tuple[int, ...]) -> int:
+    """Divides every run of neighbouring indices that one rank holds."""
+    left = run = tensor.shape[dim]
+    for axis, blocks in _steps(tensor, dim, sizes):
+        run = gcd(run, left // (blocks * sizes[axis]))
+        left //= sizes[axis]
+    return max(run, 1)
+
+
+def _parts(tensor: Tensor, dim: int, sizes: tuple[int, ...], run: int) -> tuple[NDArray[np.int64], int]:
+    """The part that each run belongs to, and how many parts there are."""
+    extent = tensor.shape[dim] // run
+    left, position, digits = extent, np.arange(extent), dict[int, NDArray[np.int64]]()
+    for axis, blocks in _steps(tensor, dim, sizes):
+        inside = left // (blocks * sizes[axis])
+        digits[axis] = position // inside % sizes[axis]
+        position = position // (inside * sizes[axis]) * inside + position % inside
+        left //= sizes[axis]
+    part = np.zeros(extent, dtype=np.int64)
+    for axis in sorted(digits):
+        part = part * sizes[axis] + digits[axis]
+    return part, prod(sizes[axis] for axis in digits)
+
+
+def _number(tensor: Tensor, dim: int, sizes: tuple[int, ...], coordinate: tuple[int, ...]) -> int:
+    """Of the part of a dimension that a rank has."""
+    number = 0
+    for axis in sorted(axis for axis, _ in _steps(tensor, dim, sizes)):
+        number = number * sizes[axis] + coordinate[axis]
+    return number
 
 
 def _place(mesh: Mesh, coordinate: tuple[int, ...]) -> int:

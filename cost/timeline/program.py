@@ -16,15 +16,16 @@ from math import inf
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.collectives.buffers import stages_bytes
 from shardwright.cost.collectives.groups import between
-from shardwright.cost.collectives.resharding import StageLayout, resharding_s
+from shardwright.cost.collectives.resharding import StageMesh, resharding_s
 from shardwright.cost.timeline.chain import Place, chained
 from shardwright.cost.timeline.maker import KnownPieces, Maker
 from shardwright.cost.timeline.segments import SimulatedSegments, StepProgram
 from shardwright.cost.timeline.steps import KnownCosts, Steps
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
-from shardwright.pcg.layout import Layouts, local_shape
+from shardwright.pcg.layout import Layouts
 from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.pieces import Tensor
 from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.pcg.step.meshes import first_ranks, in_words, stage_meshes
 from shardwright.pcg.step.recompute import Recompute
@@ -284,11 +285,9 @@ def _between_s(
     `num_bytes`: on each device of the first one.
     """
     meshes = [own.graph.mesh for own in steps]
-    mesh, firsts = meshes[0], first_ranks(meshes)
-    time = len(mesh) - len(mesh.devices)
-    shape, layouts = local_shape(kind.shape, layouts[:time], mesh.sizes[:time]), layouts[time:]
-    here, there = (StageLayout(meshes[stage].devices.sizes, layouts, firsts[stage]) for stage in ends)
-    return resharding_s(cluster, shape, num_bytes * here.num_parts, here, there)[0]
+    firsts = first_ranks(meshes)
+    here, there = (StageMesh(meshes[stage], firsts[stage]) for stage in ends)
+    return resharding_s(cluster, Tensor(kind.shape, layouts), num_bytes, here, there)[0]
 
 
 def _sums_s(shared: Sequence[Collection[str]], steps: Sequence[Steps], cluster: Cluster) -> list[float]:

@@ -10,9 +10,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from shardwright.pcg.layout import C, Layout, Layouts, P, R, S, shard_order
+from shardwright.pcg.layout import C, Layout, Layouts, P, R, S, local_shape, shard_order
 from shardwright.pcg.mesh import TIME, Mesh
-from shardwright.pcg.pieces import Piece, Tensor, Where, received, sent
+from shardwright.pcg.pieces import Piece, Tensor, Where, busiest, received, sent
 
 Parts = list[NDArray[np.float64]]
 SHAPE = (24, 12)
@@ -119,6 +119,19 @@ def test_the_way_back_is_the_adjoint(case: tuple[Layouts, Mesh, Mesh]) -> None:
     forward, back = send(x, tensor, here, there, shapes[1]), send(g, tensor.dual, there, here, shapes[0])
     ours, theirs = (sum(float((a * b).sum()) for a, b in zip(*pair, strict=True)) for pair in ((forward, g), (x, back)))
     assert ours == pytest.approx(theirs, abs=1e-9)
+
+
+@given(cases())
+def test_the_busiest_ranks_are_those_that_send_and_receive_most(case: tuple[Layouts, Mesh, Mesh]) -> None:
+    layouts, here, there = case
+    tensor = Tensor(SHAPE, layouts)
+    out = [sent(tensor, here, there, place) for place in range(here.num_devices)]
+    into = [received(tensor, here, there, place) for place in range(there.num_devices)]
+    own = [prod(local_shape(SHAPE, layouts, mesh.sizes)) for mesh in (here, there)]
+    most = busiest(tensor, here, there)
+    found = [max(sum(prod(piece.shape) for piece in pieces) for pieces in side) for side in (out, into)]
+    assert found == [most.sent * own[0], most.received * own[1]]
+    assert most.messages == max(map(len, [*out, *into]))
 
 
 @pytest.mark.parametrize("layout", [R, C, S(0)])

@@ -11,7 +11,7 @@ import pytest
 
 from shardwright.cost.clusters.cluster import Cluster, Level
 from shardwright.cost.collectives.communication import Communication
-from shardwright.cost.collectives.resharding import StageLayout, resharding_s
+from shardwright.cost.collectives.resharding import StageMesh, resharding_s
 from shardwright.cost.predict import details, predict
 from shardwright.cost.timeline.clock import Sharing
 from shardwright.cost.timeline.pricing import HOST_BYTES_PER_S
@@ -24,6 +24,7 @@ from shardwright.pcg.errors import PlanError, ShardwrightError
 from shardwright.pcg.graph import Graph, Source
 from shardwright.pcg.layout import C, Layout, P, R, S
 from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.pieces import Tensor
 from shardwright.pcg.precision import Precision
 from shardwright.pcg.stages import STAGES
 from shardwright.pcg.step.execution import Execution
@@ -406,7 +407,8 @@ def test_stages_compute_what_they_read_and_hold_what_they_share(kind: str, sent:
     graph = two_blocks(kind)
     made = program(graph, cluster(4), Execution(num_stages=2, num_microbatches=2, split=(2, 1)))
     first, second = made.stages
-    one_s = resharding_s(cluster(4), (8, 16), 8 * 16 * 4, *(StageLayout((2,), (S(0),), r) for r in (0, 2)))[0]
+    ends = (StageMesh(Mesh.of(x=2), first) for first in (0, 2))
+    one_s = resharding_s(cluster(4), Tensor((8, 16), (S(0),)), 8 * 16 * 4 / 2, *ends)[0]
     assert made.hops_s == (pytest.approx(sent * one_s),)
     assert [stage.state["parameters"] for stage in (first, second)] == [16 * 16 * 4, held * 16 * 16 * 4]
     summed = [[task.seconds for task in stage.end.tasks if task.stream == STAGES] for stage in (first, second)]
@@ -468,9 +470,10 @@ def test_hops_are_reshardings_and_no_slower_than_plain_sends(
     hops = program(graph, machine, run).hops_s
     assert len(hops) == num_stages * chunks - 1
     for number, hop_s in enumerate(hops):
-        source, target = (StageLayout((num_ranks,), layout, (number + i) % num_stages * num_ranks) for i in (0, 1))
-        assert hop_s == pytest.approx(resharding_s(machine, (8, 8, 64), 8 * 8 * 64 * 4, source, target)[0])
-        own = 8 * 8 * 64 * 4 / source.num_parts
+        own = 8 * 8 * 64 * 4 / (num_ranks if layout[0].is_shard else 1)
+        firsts = ((number + i) % num_stages * num_ranks for i in (0, 1))
+        source, target = (StageMesh(Mesh.of(x=num_ranks), first) for first in firsts)
+        assert hop_s == pytest.approx(resharding_s(machine, Tensor((8, 8, 64), layout), own, source, target)[0])
         plain_s = links.send_s(source.first_rank, target.first_rank, own)
         assert hop_s <= plain_s * (1 + 1e-12)
         if machine is SLOW_NETWORK and role == "tensor":  # Megatron-LM's scatter-gather
@@ -483,8 +486,8 @@ def test_the_slower_way_of_a_value_and_its_gradient_counts(layout: Layout, way: 
     value = TensorType((64, 1024), "float32", (layout,), grad=True)
     graph = SimpleNamespace(mesh=Mesh.of(x=8), types={"v": value})
     steps: Any = SimpleNamespace(graph=graph, num_bytes={"v": 1e8 / share})
-    there, back = (StageLayout((8,), (way,), first) for first in (0, 8))
-    expected = resharding_s(SLOW_NETWORK, (64, 1024), 1e8, there, back)[0]
+    there, back = (StageMesh(Mesh.of(x=8), first) for first in (0, 8))
+    expected = resharding_s(SLOW_NETWORK, Tensor((64, 1024), (way,)), 1e8 / share, there, back)[0]
     assert _hop_s(["v"], (0, 1), [steps] * 2, SLOW_NETWORK) == pytest.approx(expected)
 
 
