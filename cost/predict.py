@@ -18,7 +18,7 @@ from shardwright.cost.timeline.program import Programs, StepProgram
 from shardwright.cost.timeline.steps import NodeCosts, Operator, Steps
 from shardwright.cost.timeline.timeline import Timeline, simulate
 from shardwright.pcg.analysis import constant_nodes, is_timeless, read_again
-from shardwright.pcg.dispatch import Dispatch
+from shardwright.pcg.choice import Exchange
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.mesh import TIME
 from shardwright.pcg.moves import Move, source_of
@@ -179,17 +179,17 @@ def _operator_part(known: Operator, twice: bool, steps: Steps, *, grad: bool) ->
     own = NodeCosts(times * (forward_s * (1 + twice) + backward_s))
     if not known.sent:
         return own
-    return _with_dispatches(own, known.sent, steps.move_costs, (times * (1 + twice), times * grad))
+    return _with_exchanges(own, known.sent, steps.move_costs, (times * (1 + twice), times * grad))
 
 
-def _with_dispatches(own: NodeCosts, sent: Sequence[Dispatch], costs: MoveCosts, counts: tuple[int, int]) -> NodeCosts:
-    """An operator's part with what it sends of its rows, `counts` times in forward and in backward."""
+def _with_exchanges(own: NodeCosts, sent: Sequence[Exchange], costs: MoveCosts, counts: tuple[int, int]) -> NodeCosts:
+    """An operator's part with what devices send each other while it runs, `counts` times in forward and in backward."""
     seconds = num_bytes = 0.0
-    for dispatch in sent:
+    for exchange in sent:
         for backward, times in enumerate(counts):
-            ways = dispatch.sent(backward=bool(backward))
-            seconds += times * sum(costs.dispatch_s(dispatch, backward=bool(backward)))
-            name, size = dispatch.collective, dispatch.size
+            ways = exchange.sent(backward=bool(backward))
+            seconds += times * sum(costs.exchange_s(exchange, backward=bool(backward)))
+            name, size = exchange.collective, exchange.size
             num_bytes += times * sum(collective_bytes(name, n, size) for way in ways for n in way)
     names = sent[0].collective, sent[0].collective if counts[1] else ""
     return own._replace(communication_s=seconds, communication_bytes=num_bytes, collectives=names, counts=counts)

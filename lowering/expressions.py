@@ -201,12 +201,12 @@ class Expressions:
         return position
 
     def _ways(self, node: Node) -> Iterator[str]:
-        """What its kernel is called with more where an operator sends rows, by axis."""
+        """What its kernel is called with more where devices send each other something, by axis."""
         mesh = self.graph.mesh
-        for sent in self.graph.dispatches(node):
-            along = axes_along(node.split, node.split[sent.axis].inner.factors[0])
-            outer = [a for a in along if a < sent.axis and mesh.sizes[a] > 1]
-            yield sent.call(mesh.names[sent.axis], self._position(outer))
+        for exchange in self.graph.exchanges(node):
+            along = axes_along(node.split, node.split[exchange.axis].inner.factors[0])
+            outer = [a for a in along if a < exchange.axis and mesh.sizes[a] > 1]
+            yield exchange.call(mesh.names[exchange.axis], self._position(outer))
 
     def _shard(self, kind: TensorType) -> str:
         steps = shard_order(kind.shape, kind.layouts, self.graph.mesh.sizes)

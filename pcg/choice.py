@@ -17,13 +17,61 @@ function of the runtime that it calls.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 from shardwright.pcg.errors import LayoutError
 from shardwright.pcg.factors import Factor, Signature
 from shardwright.pcg.layout import C, Layout, Layouts, P, R, S, shard_order
-from shardwright.pcg.row import Row
+from shardwright.pcg.row import LocalShapes, Row
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """What the `size` devices of one axis send each other around an operator, before it and after it.
+
+    Attributes:
+        collective: that does it.
+        what: the name of it in reports, `words` what happens, and `ends` what is sent to what.
+        imbalance: what the device that has most has, over the mean.
+    """
+
+    collective: ClassVar[Literal["all_to_all"]]
+    what: ClassVar[str]
+    words: ClassVar[str]
+    ends: ClassVar[tuple[str, str]]
+    imbalance: ClassVar[float] = 1.0
+
+    axis: int
+    size: int
+
+    def sent(self, *, backward: bool = False) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The collectives before and after the operator, by the bytes that the devices of the axis have together."""
+        raise NotImplementedError
+
+    def held_bytes(self, *, backward: bool = False) -> int:
+        """Of what a device has put together to send, and of what it is sent, beside operands and result."""
+        raise NotImplementedError
+
+    def call(self, axis: str, group: str) -> str:
+        """What the operator's kernel is given more: the names of the axis, and of the number of its group, if any."""
+        raise NotImplementedError
+
+
+class Running(NamedTuple):
+    """An operator on a mesh: its `split`, the sizes of axes, and the shapes of a device's parts.
+
+    `dtypes` are those of the operands and, last, of the result; `grads` says which operands get a gradient.
+    """
+
+    row: Row
+    signature: Signature
+    split: Choices
+    sizes: Sequence[int]
+    shapes: LocalShapes
+    dtypes: Sequence[str]
+    grads: Sequence[bool]
 
 
 class Choice(str):
@@ -34,7 +82,7 @@ class Choice(str):
         blocks: of which each device has its slice; 1 but for a blocked split.
         partial: the operands of which each device has a summand.
         inner: what a device computes once it has what it needs; the choice itself, unless rows are sent.
-        collectives: by which devices send each other something while the operator runs.
+        exchange: what devices send each other while the operator runs; None: nothing.
         moves: the step rules before and after `inner` that a certificate is composed of, where it is composed.
     """
 
@@ -42,7 +90,7 @@ class Choice(str):
     factors: tuple[str, ...]
     blocks: int
     partial: tuple[int, ...]
-    collectives: ClassVar[tuple[str, ...]] = ()
+    exchange: ClassVar[type[Exchange] | None] = None
     moves: ClassVar[tuple[str, ...]] = ()
 
     def __new__(cls, text: str, factors: tuple[str, ...] = (), blocks: int = 1, partial: tuple[int, ...] = ()) -> Self:
@@ -63,7 +111,7 @@ class Choice(str):
     @property
     def sends(self) -> bool:
         """Whether devices send each other something while the operator runs."""
-        return bool(self.collectives)
+        return self.exchange is not None
 
     @classmethod
     def read(cls, text: str) -> Choice | None:
@@ -100,6 +148,11 @@ class Choice(str):
     def senders(self, size: int) -> int:
         """How many of `size` devices, itself included, send a device rows."""
         return 1
+
+    @classmethod
+    def exchanges(cls, running: Running) -> Iterable[Exchange]:
+        """What is sent along the axes whose choice is of this kind, in the order of forward."""
+        return ()
 
 
 class Whole(Choice):
@@ -230,6 +283,17 @@ def degrees(split: Sequence[Choice], sizes: Sequence[int]) -> dict[str, int]:
         for name in choice.factors:
             found[name] = found.get(name, 1) * size
     return found
+
+
+def sends(split: Iterable[Choice]) -> bool:
+    """Whether devices send each other something while an operator runs that is split in this way."""
+    return any(choice.sends for choice in split)
+
+
+def exchanges(running: Running) -> tuple[Exchange, ...]:
+    """What an operator that is split in this way sends, by axis in the order of forward."""
+    kinds = dict.fromkeys(type(choice) for choice in running.split if choice.sends)
+    return tuple(exchange for kind in kinds for exchange in kind.exchanges(running))
 
 
 def num_senders(split: Iterable[Choice], sizes: Iterable[int]) -> int:

@@ -13,16 +13,17 @@ Axes that dispatch do so one after the other, the outermost first, and send back
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, prod
 from typing import Any, ClassVar, Literal, Self
 
-from shardwright.pcg.choice import Choice, Split
+from shardwright.pcg.choice import Choice, Exchange, Running, Split
 from shardwright.pcg.errors import LayoutError
 from shardwright.pcg.factors import Signature
 from shardwright.pcg.layout import C, Layout, Layouts
-from shardwright.pcg.row import LocalShapes, Row
+from shardwright.pcg.row import Row
+from shardwright.pcg.rows.experts import IMBALANCE
 from shardwright.pcg.types import ITEM_BYTES, is_float
 
 INDEX_BYTES, COUNT_BYTES = 4, 8
@@ -32,8 +33,8 @@ ALIGNMENT = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Dispatch:
-    """What one axis of `size` devices sends.
+class Dispatch(Exchange):
+    """Rows on their way to what they name, and back. Forward begins with how many go where.
 
     width            how many of what rows name, such as experts, lie behind each device of the axis
     rows             that a device sends to each device of the axis, itself included: the mean
@@ -42,25 +43,18 @@ class Dispatch:
     """
 
     collective: ClassVar[Literal["all_to_all"]] = "all_to_all"
+    what: ClassVar[str] = "operator with dispatch"
+    words: ClassVar[str] = "tokens sent to their experts and back, all-to-all"
+    ends: ClassVar[tuple[str, str]] = ("tokens", "experts")
+    imbalance: ClassVar[float] = IMBALANCE
 
-    axis: int
-    size: int
     width: int
     rows: int
     there: int
     back: int
     gradient_back: int
 
-    def call(self, axis: str, group: str) -> str:
-        """What the runtime's kernel is called with more: the name of the axis, and the number of the group along it."""
-        first = f"{group} * {self.size * self.width}" if group else "0"
-        return f"rt.To({axis}, {first}, {self.width}, {self.rows})"
-
     def sent(self, *, backward: bool = False) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The all-to-alls before and after the operator, by the bytes that the devices of the axis have together.
-
-        Forward begins with how many rows go where.
-        """
         if backward:
             return (self._all(self.back),), (self._all(self.gradient_back),) if self.gradient_back else ()
         return (self.size**2 * COUNT_BYTES, self._all(self.there)), (self._all(self.back),)
@@ -69,13 +63,11 @@ class Dispatch:
         return self.size**2 * self.rows * row_bytes
 
     def held_bytes(self, *, backward: bool = False) -> int:
-        """Of what a device has put together to send, and of what it is sent, beside operands and result."""
         return 2 * self.size * self.rows * max(self.back, self.gradient_back if backward else self.there)
 
-
-def aligned(num_bytes: int) -> int:
-    """The bytes that an operand's part of a row takes."""
-    return -(-num_bytes // ALIGNMENT) * ALIGNMENT
+    def call(self, axis: str, group: str) -> str:
+        first = f"{group} * {self.size * self.width}" if group else "0"
+        return f"rt.To({axis}, {first}, {self.width}, {self.rows})"
 
 
 class Sent(Choice):
@@ -84,7 +76,7 @@ class Sent(Choice):
     __slots__ = ("named", "rows")
     named: str
     rows: str
-    collectives: ClassVar[tuple[str, ...]] = (Dispatch.collective,)
+    exchange: ClassVar[type[Exchange] | None] = Dispatch
     moves: ClassVar[tuple[str, ...]] = ("gather_copy", "reduce_scatter")
 
     def __new__(cls, named: str, rows: str) -> Self:
@@ -126,6 +118,11 @@ class Sent(Choice):
     def senders(self, size: int) -> int:
         return size
 
+    @classmethod
+    def exchanges(cls, running: Running) -> Iterator[Dispatch]:
+        row_bytes = _row_bytes(running)
+        return (Dispatch(*hop, *row_bytes) for hop in _hops(running))
+
 
 def named_factors(signature: Signature, row: Row) -> list[str]:
     """What the rows of operands that can be sent name: factors that are a dimension of what is not sent."""
@@ -140,21 +137,14 @@ def row_factors(signature: Signature, row: Row) -> list[str]:
     return [signature.factors[i].name for i in mine if sent and all((i,) in dims for dims in sent)]
 
 
-def sends(split: Iterable[Choice]) -> bool:
-    """Whether devices send each other something while an operator runs that is split in this way."""
-    return any(choice.sends for choice in split)
+def aligned(num_bytes: int) -> int:
+    """The bytes that an operand's part of a row takes."""
+    return -(-num_bytes // ALIGNMENT) * ALIGNMENT
 
 
-def dispatches(
-    row: Row, signature: Signature, split: Sequence[Choice], sizes: Sequence[int], shapes: LocalShapes,
-    dtypes: Sequence[str], grads: Sequence[bool],
-) -> tuple[Dispatch, ...]:  # fmt: skip
-    """What an operator that is split in this way sends, by axis in the order of forward.
-
-    `dtypes` are those of the operands and, last, of the result; `grads` says which operands get a gradient.
-    """
-    if not sends(split):
-        return ()
+def _row_bytes(running: Running) -> tuple[int, int, int]:
+    """Of a row, of what comes back of it, and of what comes back of its gradient."""
+    row, dtypes, shapes = running.row, running.dtypes, running.shapes
     rank = len(shapes.result) - 1
 
     def part(shape: tuple[int, ...], item_bytes: int) -> int:
@@ -165,16 +155,14 @@ def dispatches(
         parts = zip(row.sends, items, strict=True)
         return sum(part(shapes.local_operands[i], item) for i, item in parts if only[i])
 
-    floats = [grad and is_float(dtype) for grad, dtype in zip(grads, dtypes, strict=False)]
+    floats = [grad and is_float(dtype) for grad, dtype in zip(running.grads, dtypes, strict=False)]
     back = part(shapes.local_result, ITEM_BYTES[dtypes[-1]])
-    row_bytes = (sent([True] * len(grads)), back, sent(floats))
-    return tuple(Dispatch(*hop, *row_bytes) for hop in _hops(row, signature, split, sizes, shapes))
+    return sent([True] * len(floats)), back, sent(floats)
 
 
-def _hops(
-    row: Row, signature: Signature, split: Sequence[Choice], sizes: Sequence[int], shapes: LocalShapes
-) -> Iterator[tuple[int, int, int, int]]:
+def _hops(running: Running) -> Iterator[tuple[int, int, int, int]]:
     """Axis, size, width and rows of each. Rows that came by one axis name something that lies behind the device."""
+    row, signature, split, sizes, shapes, *_ = running
     ((position, (held, dim)),) = row.indexes.items()
     name, rank = signature.factors[signature.operands[held][dim][0]].name, len(shapes.result) - 1
     num_slots = prod(shapes.local_operands[position][rank:])
@@ -183,7 +171,7 @@ def _hops(
         if name not in choice.factors:
             continue
         width //= size
-        if choice.sends:
+        if isinstance(choice, Sent):
             share = named_share(width, shapes.operands[held][dim], num_slots)
             rows = ceil(round(arrived * share / known, 6))
             yield axis, size, width, rows

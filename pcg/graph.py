@@ -18,8 +18,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 from shardwright.pcg.attrs import Attr, Attrs
-from shardwright.pcg.choice import num_senders
-from shardwright.pcg.dispatch import Dispatch, dispatches, sends
+from shardwright.pcg.choice import Exchange, Running, exchanges, num_senders, sends
 from shardwright.pcg.errors import GraphError, LayoutError
 from shardwright.pcg.factors import Shape, Signature
 from shardwright.pcg.inference import fits, infer
@@ -130,8 +129,8 @@ class Graph:
             num_senders(node.split, self.mesh.sizes) if node.split else 1,
         )
 
-    def dispatches(self, node: Node, dtype_of: Callable[[str], str] = str) -> tuple[Dispatch, ...]:
-        """What an operator sends of its rows, by axis in the order of forward; see `pcg.dispatch`.
+    def exchanges(self, node: Node, dtype_of: Callable[[str], str] = str) -> tuple[Exchange, ...]:
+        """What devices send each other while an operator runs, by axis in the order of forward.
 
         `dtype_of`: what a value of some dtype is computed in.
         """
@@ -140,7 +139,7 @@ class Graph:
         types = [self.types[name] for name in (*node.inputs, node.name)]
         dtypes, grads = [dtype_of(t.dtype) for t in types], [t.grad for t in types[:-1]]
         shapes, sizes = self.local_shapes(node), self.mesh.sizes
-        return dispatches(node.row, self.signature(node), node.split, sizes, shapes, dtypes, grads)
+        return exchanges(Running(node.row, self.signature(node), node.split, sizes, shapes, dtypes, grads))
 
     def validate(self) -> Graph:
         """Check every invariant; returns the graph itself, so that passes can end with it."""

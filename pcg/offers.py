@@ -14,6 +14,8 @@ from shardwright.pcg.row import Row
 
 KINDS: tuple[type[Choice], ...] = (Whole, Partial, Sent, Split)
 """Every kind of choice; nothing else carries an operator out."""
+EXCHANGES = {kind.exchange.what: kind.exchange for kind in KINDS if kind.exchange is not None}
+"""What devices may send each other while an operator runs, by what reports call it."""
 
 
 def parse_choice(text: str) -> Choice:
@@ -34,7 +36,7 @@ def alone(row: Row, factors: Iterable[str]) -> Choices:
 
 def sending(row: Row, signature: Signature) -> Choices:
     """The choices of a row under which devices send each other rows."""
-    return tuple(choice for kind in KINDS if kind.collectives for choice in kind.offered(row, signature))
+    return tuple(choice for kind in KINDS if kind.exchange is not None for choice in kind.offered(row, signature))
 
 
 def offered(

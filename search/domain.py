@@ -124,9 +124,9 @@ def node_options(
     parts, of = cost.parts(choices)
     forward_s, backward_s = np.array([cost.part_s(part) for part in parts]).T[:, of]
     for number, choice in enumerate(choices):
-        for sent in cost.dispatches(*choice):
-            forward_s[number] += sum(costs.dispatch_s(sent))
-            backward_s[number] += sum(costs.dispatch_s(sent, backward=True)) if result.grad else 0.0
+        for exchange in cost.exchanges(*choice):
+            forward_s[number] += sum(costs.exchange_s(exchange))
+            backward_s[number] += sum(costs.exchange_s(exchange, backward=True)) if result.grad else 0.0
     many = mesh.num_microbatches
     return Options(cost, choices, parts, of, many * forward_s, many * backward_s)
 

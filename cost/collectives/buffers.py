@@ -90,7 +90,8 @@ def collectives_of(
     found = defaultdict[int, set[Collective]](set)
     for split in dict.fromkeys(node.split for node in graph.nodes):
         for axis, choice in enumerate(split):
-            found[axis].update(name for name in choice.collectives if name in COLLECTIVES)
+            if choice.exchange is not None:
+                found[axis].add(choice.exchange.collective)
     for start, move in moves if moves is not None else (own[1:] for own in fused_moves(graph)):
         forward, backward = move.collectives()
         for name in (forward, backward if graph.types[start].grad else ""):

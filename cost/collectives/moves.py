@@ -9,11 +9,10 @@ from typing import NamedTuple, cast
 
 from shardwright.cost.clusters.cluster import Cluster, Collective
 from shardwright.cost.collectives.communication import Communication
-from shardwright.pcg.dispatch import Dispatch
+from shardwright.pcg.choice import Exchange
 from shardwright.pcg.layout import C, Layouts, R
 from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.moves import SLICE, Move
-from shardwright.pcg.rows.experts import IMBALANCE
 from shardwright.pcg.step.buckets import BUCKET_BYTES, LARGE_BYTES
 from shardwright.pcg.step.lifetimes import Zero
 from shardwright.pcg.types import ITEM_BYTES
@@ -158,11 +157,12 @@ class MoveCosts:
             self._times[key] = moved_s + self.device.op_overhead_s
         return self._times[key]
 
-    def dispatch_s(self, sent: Dispatch, *, backward: bool = False) -> tuple[float, float]:
-        """Seconds of a dispatch's way there, and of that back: those of the device that has most rows."""
+    def exchange_s(self, exchange: Exchange, *, backward: bool = False) -> tuple[float, float]:
+        """Seconds before the operator and after it: those of the device that sends most."""
+        name, axis, imbalance = exchange.collective, exchange.axis, exchange.imbalance
         there_s, back_s = (
-            sum(self.collective_s(sent.collective, sent.axis, IMBALANCE * num_bytes) for num_bytes in way)
-            for way in sent.sent(backward=backward)
+            sum(self.collective_s(name, axis, imbalance * num_bytes) for num_bytes in way)
+            for way in exchange.sent(backward=backward)
         )
         return there_s, back_s
 

@@ -14,8 +14,7 @@ from shardwright.cost.compute.compute import Compute
 from shardwright.cost.compute.work import Local, Passes, passes
 from shardwright.pcg.analysis import Written
 from shardwright.pcg.attrs import Attr
-from shardwright.pcg.choice import Choice, Choices, degrees, num_senders
-from shardwright.pcg.dispatch import Dispatch, dispatches, sends
+from shardwright.pcg.choice import Choice, Choices, Exchange, Running, degrees, exchanges, num_senders, sends
 from shardwright.pcg.graph import Node
 from shardwright.pcg.layout import Layout, Layouts, local_shape
 from shardwright.pcg.optable import ROWS, LocalShapes
@@ -129,13 +128,13 @@ class NodeCost:
         found[-1] = choice.senders(size)
         return found
 
-    def dispatches(self, split: Choices, needs: tuple[Layouts, ...], result: Layouts) -> tuple[Dispatch, ...]:
-        """What is sent of its rows, by axis in the order of forward."""
+    def exchanges(self, split: Choices, needs: tuple[Layouts, ...], result: Layouts) -> tuple[Exchange, ...]:
+        """What devices send each other while it runs, by axis in the order of forward."""
         if self.row is None or self.signature is None or not sends(split):
             return ()
         dtypes, grads = [t.dtype for t in (*self.operands, self.result)], [t.grad for t in self.operands]
         shapes = self._shapes(self.part(split, needs, result))
-        return dispatches(self.row, self.signature, split, self.sizes, shapes, dtypes, grads)
+        return exchanges(Running(self.row, self.signature, split, self.sizes, shapes, dtypes, grads))
 
     def kept_bytes(self, split: Choices, needs: tuple[Layouts, ...], result: Layouts) -> float:
         """Bytes that stay on a device for the backward pass."""

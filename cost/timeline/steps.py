@@ -18,8 +18,7 @@ from shardwright.cost.compute.work import Work
 from shardwright.cost.timeline.scratch import Scratch, move_scratch, operator_scratch
 from shardwright.cost.timeline.tasks import COMPUTE
 from shardwright.pcg.analysis import Written
-from shardwright.pcg.choice import WHOLE
-from shardwright.pcg.dispatch import Dispatch
+from shardwright.pcg.choice import WHOLE, Exchange
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.mesh import TIME
 from shardwright.pcg.moves import SLICE, Move
@@ -31,7 +30,7 @@ from shardwright.pcg.types import TensorType, is_float
 
 
 class Way(NamedTuple):
-    """Rows on their way along one mesh axis."""
+    """One exchange along a mesh axis, before an operator or after it."""
 
     axis: str
     seconds: float
@@ -39,7 +38,7 @@ class Way(NamedTuple):
 
 
 class Ways(NamedTuple):
-    """Of rows that are dispatched: to what they name, in this order, and back."""
+    """What devices send each other around an operator: before it, in this order, and after it."""
 
     there: tuple[Way, ...] = ()
     back: tuple[Way, ...] = ()
@@ -56,7 +55,7 @@ class OperationCost(NamedTuple):
     weight_s   the part of backward that only gradients of weights need; `backward_s` is the rest
     sent       in forward, `sent_back` in backward
     scratch    memory that it needs while it runs
-    ways       all-to-alls of its rows, forward, before and after it; `ways_back` in backward
+    ways       exchanges before and after it, forward; `ways_back` in backward
     """
 
     forward_s: float
@@ -85,12 +84,12 @@ class Operator:
     """What one operator costs; one object for all operators for which that is the same.
 
     cost       as an operation, in the execution's precision
-    serial_s   of forward and backward, and `sent`: what is sent of its rows; both in the graph's own dtypes
+    serial_s   of forward and backward, and `sent`: what devices send each other; both in the graph's own dtypes
     """
 
     cost: OperationCost
     serial_s: tuple[float, float]
-    sent: tuple[Dispatch, ...]
+    sent: tuple[Exchange, ...]
 
 
 class NodeCosts(NamedTuple):
@@ -224,14 +223,14 @@ class Steps(Operations):
             found = self.known.operators[key] = Operator(
                 self._with_ways(cost._replace(scratch=scratch), node),
                 serial.passes_s(split, tuple(t.layouts for t in operands), kind.layouts),
-                self.graph.dispatches(node),
+                self.graph.exchanges(node),
             )
         self.operators[node.name] = found
         return found
 
     def _with_ways(self, cost: OperationCost, node: Node) -> OperationCost:
-        """With what an operator sends of its rows, and the memory that this takes."""
-        sent = self.dispatches(node)
+        """With what devices send each other while it runs, and the memory that this takes."""
+        sent = self.exchanges(node)
         if not sent:
             return cost
         grad = self.graph.types[node.name].grad
@@ -240,15 +239,13 @@ class Steps(Operations):
             scratch=held, ways=self._ways(sent), ways_back=self._ways(sent, backward=True) if grad else Ways()
         )
 
-    def _ways(self, sent: Sequence[Dispatch], *, backward: bool = False) -> Ways:
+    def _ways(self, sent: Sequence[Exchange], *, backward: bool = False) -> Ways:
         there, back = list[Way](), list[Way]()
-        for dispatch in sent:
-            axis, seconds = (
-                self.graph.mesh.names[dispatch.axis],
-                self.move_costs.dispatch_s(dispatch, backward=backward),
-            )
-            for ways, way_s, sizes in zip((there, back), seconds, dispatch.sent(backward=backward), strict=True):
-                ways.append(Way(axis, way_s, self.messages(dispatch.collective, (axis,), *sizes)))
+        for exchange in sent:
+            axis = self.graph.mesh.names[exchange.axis]
+            seconds = self.move_costs.exchange_s(exchange, backward=backward)
+            for ways, way_s, sizes in zip((there, back), seconds, exchange.sent(backward=backward), strict=True):
+                ways.append(Way(axis, way_s, self.messages(exchange.collective, (axis,), *sizes)))
         return Ways(tuple(there), tuple(reversed(back)))
 
     def _node_cost(

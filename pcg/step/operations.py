@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Self
 
 from shardwright.pcg.analysis import Written, computed_in_one, computed_once, saved_by, summed_in_place, written
-from shardwright.pcg.dispatch import Dispatch
+from shardwright.pcg.choice import Exchange
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import OPAQUE, Graph, Node
 from shardwright.pcg.layout import R, local_blocks
@@ -94,9 +94,9 @@ class Operations:
         """What a value is computed and kept in. A graph that is captured in 16 bits says itself what stays wide."""
         return dtype if self._is_narrow else self.execution.compute_dtype(dtype)
 
-    def dispatches(self, node: Node) -> tuple[Dispatch, ...]:
-        """What an operator sends of its rows, in the dtypes that the execution keeps them in."""
-        return self.graph.dispatches(node, self.dtype)
+    def exchanges(self, node: Node) -> tuple[Exchange, ...]:
+        """What devices send each other while an operator runs, in the dtypes that the execution keeps them in."""
+        return self.graph.exchanges(node, self.dtype)
 
     def written(self, node: Node) -> Written:
         """How a node is written in code, as the function of this name says, which is asked once."""

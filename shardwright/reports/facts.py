@@ -15,7 +15,7 @@ from shardwright.cost.timeline.memory import MemoryVerdict, safe_bytes, verdict
 from shardwright.cost.timeline.program import Programs, StepProgram
 from shardwright.cost.timeline.timeline import Timeline
 from shardwright.pcg.analysis import constant_nodes
-from shardwright.pcg.choice import WHOLE, Choice
+from shardwright.pcg.choice import WHOLE, Choice, Exchange
 from shardwright.pcg.graph import OPAQUE, Node
 from shardwright.pcg.mesh import TIME
 from shardwright.pcg.moves import Move, fused_moves, source_of
@@ -37,7 +37,6 @@ SPLITS = ("batch", "sequence", "experts", "features", "whole")
 StoredAs = str
 """How a parameter is kept along one mesh axis: whole, sharded as it is used, or gathered for each use (ZeRO)."""
 STORED = ("whole", "sharded", "gathered")
-DISPATCH = "operator with dispatch"
 """What is said to move where an operator's rows are sent to what they name, and back."""
 
 
@@ -64,7 +63,7 @@ class AxisFacts:
 class Traffic:
     """Moves of one kind along one axis, all that there are in a step.
 
-    `what`: "weight", "activation", "constant" or `DISPATCH`.
+    `what`: "weight", "activation", "constant" or that of an `Exchange`.
     `num_forward`, `num_backward`: how often each of the `count` values moves in a step, and its gradient.
     """
 
@@ -298,10 +297,10 @@ class PlanFacts:
                      for last, start, move in fused_moves(self.graph))  # fmt: skip
 
     @cached_property
-    def dispatched(self) -> tuple[tuple[Node, str], ...]:
-        """Operators whose rows are sent to what they name, and the axes along which they are."""
-        found = ((n, [self.mesh.names[sent.axis] for sent in self.graph.dispatches(n)]) for n in self.graph.nodes)
-        return tuple((node, " and ".join(axes)) for node, axes in found if axes)
+    def exchanges(self) -> tuple[tuple[Node, str, Exchange], ...]:
+        """Operators during which devices send each other something, along which axes, and what along the first."""
+        found = ((node, self.graph.exchanges(node)) for node in self.graph.nodes)
+        return tuple((n, " and ".join(self.mesh.names[x.axis] for x in sent), sent[0]) for n, sent in found if sent)
 
     @cached_property
     def traffic(self) -> tuple[Traffic, ...]:
@@ -310,9 +309,9 @@ class PlanFacts:
         for origin, move, cost in self.moves:
             where = (self.kind_of(origin), self.mesh.names[move.axis], move.before.kind, move.after.kind)
             groups[*where, *cost.counts].append(cost)
-        for node, axes in self.dispatched:
+        for node, axes, exchange in self.exchanges:
             cost = self.costs[node.name]
-            groups[DISPATCH, axes, "S", "S", *cost.counts].append(cost)
+            groups[exchange.what, axes, "S", "S", *cost.counts].append(cost)
         found = [
             Traffic(*key, len(g), sum(c.communication_bytes for c in g), sum(c.communication_s for c in g))
             for key, g in groups.items()

@@ -267,7 +267,7 @@ class Formulas:
             slope_s = min(slope_s, cost.communication_s)
             form = _added({powers: slope_s}, {ONE: cost.communication_s - slope_s})
             found.append((mesh.names[move.axis], powers, form, cost.communication_bytes))
-        for node, _ in self.facts.dispatched:
+        for node, _, _ in self.facts.exchanges:
             cost = self.facts.costs[node.name]
             powers = self._powers(node.name)
             found.append(("", powers, {powers: cost.communication_s}, cost.communication_bytes))

@@ -60,10 +60,10 @@ def _steps(facts: PlanFacts) -> dict[str, list[Transfer]]:
         where = (facts.mesh.names[move.axis], str(move.before), str(move.after))
         how = (*cost.collectives, *cost.counts, cost.communication_s, cost.communication_bytes)
         found[origin.name].append(Transfer(*where, *how))
-    for node, axes in facts.dispatched:
+    for node, axes, exchange in facts.exchanges:
         cost = facts.costs[node.name]
         how = (*cost.collectives, *cost.counts, cost.communication_s, cost.communication_bytes)
-        found[node.name].append(Transfer(axes, "tokens", "experts", *how))
+        found[node.name].append(Transfer(axes, *exchange.ends, *how))
     return found
 
 

@@ -73,7 +73,7 @@ def _casts(facts: PlanFacts) -> Iterator[Rounding]:
 
 def _summed(graph: Graph) -> Iterator[str]:
     """Of activations, and of their gradients, what devices have summands of."""
-    yield from (kind.dtype for node in graph.nodes if graph.dispatches(node)
+    yield from (kind.dtype for node in graph.nodes if graph.exchanges(node)
                 for kind in (graph.types[node.name],) for _ in range(1 + kind.grad))  # fmt: skip
     for _, start, move in fused_moves(graph):
         kind = graph.types[start]

@@ -13,9 +13,9 @@ from shardwright.cost.predict import Prediction
 from shardwright.cost.timeline.memory import Memory, Stored, kept_bytes, verdict
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.moves import MOVES
+from shardwright.pcg.offers import EXCHANGES
 from shardwright.pcg.types import TensorType
 from shardwright.reports.facts import (
-    DISPATCH,
     AxisFacts,
     SplitAlong,
     StoredAs,
@@ -94,9 +94,8 @@ def move_text(traffic: Traffic, mesh: Mesh) -> str:
     """What happens to a value when its layout changes, forward and backward, and how often in a step."""
     if traffic.what == "constant":
         return "each device takes its slice"
-    if traffic.what == DISPATCH:
-        often = how_often(traffic.num_forward, mesh)
-        return f"tokens sent to their experts and back, all-to-all{often}; so are gradients"
+    if (exchange := EXCHANGES.get(traffic.what)) is not None:
+        return f"{exchange.words}{how_often(traffic.num_forward, mesh)}; so are gradients"
     forward, backward = (how_often(count, mesh) for count in (traffic.num_forward, traffic.num_backward))
     if (traffic.what, traffic.before, traffic.after) == ("weight", "S", "C"):
         return f"all-gathered{forward}; gradients reduce-scattered{backward}"

@@ -77,30 +77,30 @@ def test_what_is_sent() -> None:
     """Rows of floats, of weights and of numbers there, each aligned; results back; gradients the same ways."""
     graph = network()
     found, node = split(graph, Mesh.of(a=4), SENT)
-    (sent,) = found.dispatches(node)
+    (sent,) = found.exchanges(node)
     rows = round(TOKENS / 4 * (1 - 6 / 8 * 5 / 7) + 0.49)
     there = aligned(SIZE * 4) + aligned(USED * 4) + aligned(USED * 4)
     assert (sent.axis, sent.size, sent.width, sent.rows) == (0, 4, 2, rows)
     assert sent.sent() == ((4 * 4 * 8, 16 * rows * there), (16 * rows * aligned(OUT * 4),))
     assert sent.sent(backward=True) == ((16 * rows * aligned(OUT * 4),), (16 * rows * aligned(SIZE * 4),))
-    (wide,) = found.dispatches(node, lambda dtype: "float64" if dtype == "float32" else dtype)
+    (wide,) = found.exchanges(node, lambda dtype: "float64" if dtype == "float32" else dtype)
     assert (wide.there, wide.back) == (aligned(SIZE * 8) + aligned(USED * 8) + aligned(USED * 4), aligned(OUT * 8))
     found, node = split(network(grad=False), Mesh.of(a=4), SENT)
-    assert found.dispatches(node)[0].sent(backward=True)[1] == ()
+    assert found.exchanges(node)[0].sent(backward=True)[1] == ()
     assert found.local_shapes(node).senders == 4
     found, node = split(graph, Mesh.of(a=4), "e")
-    assert (found.dispatches(node), found.local_shapes(node).senders) == ((), 1)
+    assert (found.exchanges(node), found.local_shapes(node).senders) == ((), 1)
 
 
 def test_from_axis_to_axis_and_among_a_part_of_the_experts() -> None:
     """Behind the first axis are half of the experts, behind the second a quarter: what arrives names its half."""
     found, node = split(network(), Mesh.of(a=2, b=2), SENT, SENT)
-    first, second = found.dispatches(node)
+    first, second = found.exchanges(node)
     half, quarter = named_share(4, EXPERTS, USED), named_share(2, EXPERTS, USED)
     assert (first.width, first.rows) == (4, int(np.ceil(TOKENS / 4 * half)))
     assert (second.width, second.rows) == (2, int(np.ceil(2 * first.rows * quarter / half)))
     found, node = split(network(), Mesh.of(a=2, b=2), "e", SENT)
-    (alone,) = found.dispatches(node)
+    (alone,) = found.exchanges(node)
     assert (alone.axis, alone.width, alone.rows) == (1, 2, int(np.ceil(TOKENS / 2 * quarter)))
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 
+from shardwright.pcg.choice import Choice
+from shardwright.pcg.dispatch import Sent
 from shardwright.pcg.errors import GraphError, RuleError
 from shardwright.pcg.optable import ROWS, keep_attrs
 from shardwright.substitutions.pattern import FactorDims, Pattern
@@ -42,6 +44,10 @@ def proven(rule: RowRule) -> Proof:
     return prove(rule)
 
 
+_BEYOND: Mapping[type[Choice], Callable[[RowRule, RowRule], Iterator[Failure]]] = {Sent: dispatchproof.broken}
+"""By kind of choice that is composed: what breaks of what it claims beside the rule of what each device computes."""
+
+
 def _composed(rule: RowRule) -> Proof:
     """A choice that is composed: what each device computes, between two moves."""
     try:
@@ -49,7 +55,7 @@ def _composed(rule: RowRule) -> Proof:
     except (GraphError, RuleError) as error:
         return Proof(failure=Failure(str(error)))
     own = proven(split)
-    failure = own.failure or _unguarded(rule, rule.shapes()) or next(dispatchproof.broken(rule, split), None)
+    failure = own.failure or _unguarded(rule, rule.shapes()) or next(_BEYOND[type(rule.choice)](rule, split), None)
     lemmas = () if failure else map(require, dispatchproof.LEMMAS)
     return Proof(() if failure else tuple(dict.fromkeys((*own.axioms, *lemmas))), failure)
 

@@ -14,11 +14,12 @@ import pytest
 from shardwright.api import certified_choices
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.pcg.builder import GraphBuilder
+from shardwright.pcg.dispatch import Dispatch
 from shardwright.pcg.graph import Graph, Node, make_attrs
 from shardwright.pcg.mesh import Mesh
 from shardwright.reports import units
 from shardwright.reports.comparison import ComparisonReport
-from shardwright.reports.facts import DISPATCH, PlanFacts
+from shardwright.reports.facts import PlanFacts
 from shardwright.reports.modules import module_tree
 from shardwright.reports.named import Names
 from shardwright.reports.plan import PlanReport
@@ -314,12 +315,12 @@ def test_tokens_that_are_sent_to_experts_are_told_as_communication_of_the_operat
     planner = Planner(cluster(4), certified_choices())
     plan = planner.plan(mixture(), "Net", mesh=Mesh.of(dp=2, ep=2), roles=("data", "expert"))
     facts = PlanFacts(plan)
-    (sent,) = [t for t in facts.traffic if t.what == DISPATCH]
+    (sent,) = [t for t in facts.traffic if t.what == Dispatch.what]
     (network,) = plan.graph.leaves("experts")
     cost = facts.costs[network.name]
     assert (sent.axis, sent.count, sent.num_forward, sent.num_backward) == ("ep", 1, 1, 1)
     assert (sent.sent_bytes, sent.seconds) == (cost.communication_bytes, cost.communication_s)
-    ways = plan.graph.dispatches(network)[0]
+    ways = plan.graph.exchanges(network)[0]
     num_bytes = sum(n for backward in (False, True) for way in ways.sent(backward=backward) for n in way)
     assert sent.sent_bytes == pytest.approx(num_bytes / 2 / 2)  # of two ranks, half of what each has stays there
     assert sum(t.seconds for t in facts.traffic) == pytest.approx(plan.prediction.communication_s)
