@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import importlib
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,6 +31,13 @@ from tests.lowering.parallelize import Choose, follow, parallelize
 
 Batch = dict[str, Tensor]
 SEED = 7
+
+
+def hang(done: Path, most_s: float) -> None:
+    """Until another process has made this file, or for so long: a rank that is stuck for as long as it takes to see."""
+    end = time.monotonic() + most_s
+    while not done.exists() and time.monotonic() < end:
+        time.sleep(0.05)
 
 
 @dataclass

@@ -26,7 +26,7 @@ from shardwright.pcg.errors import BatchError, DistributedError, PlanError, Shar
 from shardwright.pcg.layout import Layouts, R, S
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import DEFAULT, Execution
-from tests.lowering.runs import Case, assert_same_step, assert_trains_as_serial, parallel_step, serial_step, whole
+from tests.lowering.runs import Case, assert_same_step, assert_trains_as_serial, hang, parallel_step, serial_step, whole
 from tests.lowering.test_training import DATA, FUSED, GRID, MEGATRON, TWO, VOCAB_SPLIT, ZERO3, Convolutions, Net, both
 
 TENSOR = MEGATRON | FUSED | VOCAB_SPLIT
@@ -473,18 +473,19 @@ def test_when_a_rank_dies_the_others_end_with_an_error(net: Case, storage: dict[
     assert time.monotonic() - start < 25
 
 
-def test_when_a_rank_hangs_the_others_time_out(net: Case) -> None:
-    graph = net.graph(TWO, TENSOR)
+def test_when_a_rank_hangs_the_others_time_out(net: Case, tmp_path: Path) -> None:
+    graph, done = net.graph(TWO, TENSOR), tmp_path / "done"
 
     def body() -> float:
         parallel = lower(graph, net.model, timeout_s=1.0)
         parallel.forward_backward(**net.batch)
         if dist.get_rank() == 1:
-            time.sleep(4)
+            hang(done, 4)
             return 0.0
         start = time.monotonic()
         with pytest.raises(DistributedError, match=r"(?s)rank 0 of 2: a collective failed.*; start all ranks anew$"):
             parallel.forward_backward(**net.batch)
+        done.touch()
         return time.monotonic() - start
 
     assert run_ranks(body, 2, 30)[0] < 3

@@ -48,7 +48,7 @@ def overflow(*_: Any) -> NoReturn:
 
 
 def sleep(*_: Any) -> None:
-    time.sleep(2 * TIMEOUT_S)
+    time.sleep(1.5 * TIMEOUT_S)
 
 
 def in_item(fault: Callable[..., Any], direction: str, microbatch: int) -> Fault:

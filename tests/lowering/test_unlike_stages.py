@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,7 +25,7 @@ from shardwright.pcg.step.execution import Execution, Schedule
 from shardwright.pcg.step.lifetimes import Zero
 from shardwright.search.plan import Plan, SearchReport
 from tests.lowering.pipelines import evenly, in_one_process, in_stages, of_one_stage, step, worst_error
-from tests.lowering.runs import Case, doubled
+from tests.lowering.runs import Case, doubled, hang
 from tests.lowering.test_microbatches import case
 
 Cell = tuple[tuple[int, ...], Schedule, int, tuple[str, ...], int, Zero]
@@ -109,22 +109,24 @@ def test_ranks_may_pass_their_own_shards_of_the_batch() -> None:
         run_ranks(lambda: body(0), 3, 60)
 
 
-def test_a_rank_that_fails_is_named_by_those_that_wait_for_it() -> None:
+def test_a_rank_that_fails_is_named_by_those_that_wait_for_it(tmp_path: Path) -> None:
     """The one rank of the first stage waits for gradients of both of the second, of which one never begins."""
-    found = case("gpt")
+    found, done = case("gpt"), tmp_path / "done"
     graph = of_one_stage(found, ("data",), 2)
     execution = evenly(graph, 2, sizes=(1, 2))
 
     def body() -> str:
         own: dict[str, Any] = {"constants": found.captured.constants, "check_inputs": "never"}
-        parallel = lower(graph, found.model, timeout_s=3, execution=execution, **own)
+        parallel = lower(graph, found.model, timeout_s=2, execution=execution, **own)
         for _ in range(NUM_FIRST):  # in these, ranks compare how they draw
             parallel.forward_backward(**found.batch)
         if dist.get_rank() == 2:
-            time.sleep(8)
+            hang(done, 6)
             return ""
         with pytest.raises(DistributedError) as error:
             parallel.forward_backward(**found.batch)
+        if dist.get_rank() == 0:
+            done.touch()
         return str(error.value)
 
     said = run_ranks(body, 3, 60)[0]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import time
 from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
@@ -22,6 +21,7 @@ from shardwright.lowering.launch import join, run_ranks
 from shardwright.lowering.waits import start_up
 from shardwright.pcg.errors import DistributedError
 from shardwright.search.plan import Plan
+from tests.lowering.runs import hang
 
 TIMEOUT_S = 1.5
 BATCH = {"x": torch.ones(4, 4)}
@@ -42,14 +42,14 @@ def fails(*args: Any, **kwargs: Any) -> NoReturn:
 
 def started(where: tuple[Any, str], failing: int, plan: Plan, done: Path) -> str:
     """What ends the start-up of this rank, if `where` fails on one rank, which lives until the other has ended."""
-    begin, is_failing = time.monotonic(), dist.get_rank() == failing
+    is_failing = dist.get_rank() == failing
     with ExitStack() as stack:
         if is_failing:
             stack.enter_context(mock.patch.object(*where, fails))
         raised = stack.enter_context(pytest.raises((DistributedError, KeyError)))
         api.compile(Small(), None, kwargs=BATCH, plan=plan, timeout_s=TIMEOUT_S, check_capture="never")
-    while is_failing and not done.exists() and time.monotonic() - begin < 5 * TIMEOUT_S:
-        time.sleep(0.05)
+    if is_failing:
+        hang(done, 5 * TIMEOUT_S)
     done.touch()
     return f"{type(raised.value).__name__}: {raised.value}"
 
@@ -74,8 +74,7 @@ def test_the_others_end_within_the_timeout(where: tuple[Any, str], failing: int,
 
 def waits_for_a_plan(plan: Plan, done: Path) -> str:
     def slow(*args: Any, **kwargs: Any) -> NoReturn:
-        while not done.exists():
-            time.sleep(0.05)
+        hang(done, 60)
         raise KeyError("late")
 
     slow_on_rank_0 = mock.patch.object(api, "_capture", slow if dist.get_rank() == 0 else fails)
