@@ -50,7 +50,7 @@ def _draw(op: private.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, An
         if not isinstance(x, DTensor):
             return x
         if name in written or (reads_nothing and position == 0):
-            return torch.empty(x.shape, dtype=x.dtype, device=private.unwrap(x).device)
+            return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=private.unwrap(x).device)
         return x.full_tensor().detach()
 
     names = private_dtensors.argument_names_of(op)

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from shardwright.lowering import private_dtensors
+from shardwright.lowering.copies import refuse_lost_writes
 from shardwright.lowering.draws import draw_whole
 from shardwright.lowering.reductions import reduce_whole
 from shardwright.lowering.strided import honour_blocks
 from shardwright.lowering.updates import update_parts
 
 
+@cache
 def mend_dtensors() -> None:
-    """From now on in this process: what finds overflows, numbers, draws, updates, and tools that meet blocks."""
+    """From now on in this process: what finds overflows, numbers, draws, updates, writes, and tools that meet blocks.
+
+    It is done once, and holds for DTensors on meshes of ours (`launch.connect`).
+    """
     private_dtensors.find_overflows_together()
     reduce_whole()
     draw_whole()
     honour_blocks()
     update_parts()
+    refuse_lost_writes()

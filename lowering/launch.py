@@ -101,6 +101,7 @@ def _axes(
     grid, mesh, many = torch.from_numpy(grids_of(meshes)[own]), meshes[own], len(meshes)
     groups = [group for dim in range(grid.dim()) if (group := my_group(lines(meshes, [dim]), timeout_s))]
     device_mesh = DeviceMesh.from_group(groups, device.type, mesh=grid, mesh_dim_names=mesh.names or ("all",))
+    private_dtensors.claim(device_mesh)
     axes = tuple(
         Time(name, size) if name == TIME else Axis(name, size, dist.get_rank(group), group if size > 1 else None)
         for name, size, group in zip(mesh.names, mesh.sizes, groups, strict=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
@@ -20,17 +20,97 @@ from shardwright.lowering.private import OpOverload, is_strided, unwrap, wait
 
 # pyright: reportPrivateUsage=false, reportArgumentType=false
 
+# ---- ours ----
+
+_MESHES: WeakValueDictionary[int, DeviceMesh] = WeakValueDictionary()
+"""Those that our DTensors lie on, while they are there."""
+
+
+def claim(device_mesh: DeviceMesh) -> None:
+    """DTensors on this mesh are ours: what is mended here holds for them, and no other DTensor of the process."""
+    _MESHES[id(device_mesh)] = device_mesh
+
+
+def is_ours(device_mesh: DeviceMesh) -> bool:
+    """Whether DTensors on this mesh, or on an equal one, are ours: torch itself puts one in the place of the other."""
+    return id(device_mesh) in _MESHES or device_mesh in list(_MESHES.values())
+
+
 # ---- operators ----
 
 DTensorHandler = Callable[[OpOverload, tuple[Any, ...], dict[str, Any]], object]
+_DISPATCHER = DTensor._op_dispatcher
+_TORCHS: dict[OpOverload, DTensorHandler] = dict(_DISPATCHER._custom_op_handlers)
+"""What torch has itself for some operators."""
 
 
 def on_dtensors(name: str, handler: DTensorHandler) -> None:
-    """From now on in this process, an ATen operator is this function on DTensors. One that torch lacks stays away."""
+    """From now on in this process, an ATen operator is this function on our DTensors. One that torch lacks stays away.
+
+    The first DTensor among the arguments says whose they are.
+    """
+    if op := _operator(name):
+        _DISPATCHER._custom_op_handlers[op] = partial(_on_ours, handler)
+
+
+def before_writes(check: Callable[[OpOverload, list[DTensor]], None]) -> None:
+    """From now on in this process, `check` may raise before an operator writes to some of our DTensors."""
+    handlers = _DISPATCHER._custom_op_handlers
+    names = (name.removeprefix("aten::") for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::"))
+    for name in names:
+        packet, _, overload = name.partition(".")
+        if not packet.endswith("_") and "out" not in overload:
+            continue
+        if (op := _operator(name)) and (written := written_arguments(op)):
+            handlers[op] = partial(_on_ours, partial(_checked, check, written, handlers.get(op, as_torch_does)))
+
+
+def _checked(
+    check: Callable[[OpOverload, list[DTensor]], None],
+    written: set[str],
+    handler: DTensorHandler,
+    op: OpOverload,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> object:
+    named = (*zip(argument_names_of(op), args, strict=False), *kwargs.items())
+    check(op, list(_dtensors(value for name, value in named if name in written)))
+    return handler(op, args, kwargs)
+
+
+def _on_ours(handler: DTensorHandler, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+    first = next(_dtensors((*args, *kwargs.values())), None)
+    if first is None or not is_ours(first.device_mesh):
+        return as_torch_does(op, args, kwargs)
+    return handler(op, args, kwargs)
+
+
+def _dtensors(values: Iterable[object]) -> Iterator[DTensor]:
+    """Those among arguments, and in lists among them."""
+    for value in values:
+        if isinstance(value, DTensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from (x for x in value if isinstance(x, DTensor))
+
+
+def _operator(name: str) -> OpOverload | None:
+    """An ATen operator; None where torch has none of that name."""
     packet, _, overload = name.partition(".")
     op = getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
-    if isinstance(op, OpOverload):
-        DTensor._op_dispatcher._custom_op_handlers[op] = handler
+    return op if isinstance(op, OpOverload) else None
+
+
+def as_torch_does(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401
+    """What an operator gives on DTensors where ours in its place leaves it to torch."""
+    handlers = _DISPATCHER._custom_op_handlers
+    own = handlers.pop(op)
+    if op in _TORCHS:
+        handlers[op] = _TORCHS[op]
+    try:
+        return op(*args, **kwargs)
+    finally:
+        handlers[op] = own
 
 
 def name_of(op: OpOverload) -> str:
@@ -113,13 +193,13 @@ Step = tuple[int, tuple[Placement, Placement], list[int]]
 
 
 def plan_strided_redistributions(plan: Callable[[DTensorSpec, DTensorSpec], list[Step]]) -> None:
-    """From now on, DTensors with a strided shard, before or after, are redistributed by what `plan` gives.
+    """From now on, DTensors of ours with a strided shard, before or after, are redistributed by what `plan` gives.
 
     A step is an axis, its placements before and after, and the shape that earlier axes leave of the logical tensor.
     """
 
     def chosen(source: DTensorSpec, target: DTensorSpec, *args: Any, **kwargs: Any) -> list[Any]:
-        if not any(map(is_strided, (*source.placements, *target.placements))):
+        if not any(map(is_strided, (*source.placements, *target.placements))) or not is_ours(source.mesh):
             return _PLAN_REDISTRIBUTION(source, target, *args, **kwargs)
         return [redistribution._TransformInfo(*step) for step in plan(source, target)]
 
@@ -136,7 +216,7 @@ _VIEWS = {
 
 
 def check_views(check: Callable[[DTensorSpec, DTensorSpec | None, Sequence[int]], None]) -> None:
-    """From now on, where a tensor with a strided shard, before or after, is given another shape, `check` may raise.
+    """From now on, where one of ours with a strided shard, before or after, is given another shape, `check` may raise.
 
     It is given the specification before, that after (None where torch has failed), and the shape as it was passed.
     """
@@ -149,22 +229,12 @@ def check_views(check: Callable[[DTensorSpec, DTensorSpec | None, Sequence[int]]
             option = found.strategies[0]
             before, after = option.input_specs[0], option.output_spec
         except Exception:
-            if any(map(is_strided, before.placements)):
+            if any(map(is_strided, before.placements)) and is_ours(before.mesh):
                 check(before, None, shape)
             raise
-        if any(map(is_strided, (*before.placements, *after.placements))):
+        if any(map(is_strided, (*before.placements, *after.placements))) and is_ours(before.mesh):
             check(before, after, shape)
         return found
 
     for op, own in _VIEWS.items():
         _PROPAGATOR.op_strategy_funcs[op] = partial(checked, own)
-
-
-def as_torch_does(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401
-    """What an operator gives on DTensors where ours in its place leaves it to torch."""
-    handlers = DTensor._op_dispatcher._custom_op_handlers
-    own = handlers.pop(op)
-    try:
-        return op(*args, **kwargs)
-    finally:
-        handlers[op] = own

@@ -3,7 +3,7 @@
 A strided shard says that a rank holds its slice of each of several blocks of what earlier axes leave. torch keeps to
 that where it slices a whole tensor or gathers one (2.13, 2.14). Elsewhere it does not: whatever saves, loads or
 broadcasts takes a local part for one contiguous piece, and a redistribution may slice axes in another order or not at
-all. Both are put right here, for every DTensor with a strided shard: parameters, gradients, moments, averages.
+all. Both are put right here, for DTensors on meshes of ours: parameters, gradients, moments, averages.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Piece(NamedTuple):
 
 
 def honour_blocks() -> None:
-    """From now on, torch's tools see every DTensor of this process that is laid in blocks as it is; no other changes.
+    """From now on, torch's tools see every DTensor of ours that is laid in blocks as it is; no other changes.
 
     Checkpoints (`torch.distributed.checkpoint`) list pieces, `broadcast_from_rank0` copies them, and `redistribute`,
     called or implied by an operator, gathers from the inside out and slices from the outside in.
@@ -106,8 +106,10 @@ def _place(mesh: DeviceMesh) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def is_in_blocks(tensor: object) -> bool:
-    """Whether a tensor is a DTensor with a strided shard."""
-    return isinstance(tensor, DTensor) and any(private.is_strided(placement) for placement in tensor.placements)
+    """Whether a tensor is a DTensor of ours with a strided shard."""
+    if not isinstance(tensor, DTensor) or not private_dtensors.is_ours(tensor.device_mesh):
+        return False
+    return any(private.is_strided(placement) for placement in tensor.placements)
 
 
 # ---- the three methods by which torch.distributed.checkpoint sees a DTensor ----

@@ -1,4 +1,4 @@
-"""In-place updates of DTensors by optimizers for which torch has no rule: each rank updates its own parts."""
+"""In-place updates of DTensors for which torch has no rule, as by some optimizers: each rank updates its own parts."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ _OF_LISTS = "_fused_sgd_ _fused_sgd_.tensor_lr _fused_adagrad_ _fused_adagrad_.t
 
 
 def update_parts() -> None:
-    """From now on in this process, lists of DTensors are updated part by part, and so is a DTensor by a mask."""
+    """From now on in this process, lists of DTensors are updated part by part, and one by a mask or by one number."""
     for name in _OF_LISTS.split():
         private_dtensors.on_dtensors(name, _update)
     private_dtensors.on_dtensors("index_put_", _put)
+    private_dtensors.on_dtensors("fill_.Tensor", _fill)
 
 
 def _update(op: private.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
@@ -49,4 +50,11 @@ def _put(op: private.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any
     if len(indices) > 1 or mask.dtype != torch.bool or mask.shape != x.shape or value.numel() > 1:
         return private_dtensors.as_torch_does(op, args, kwargs)
     op(private.unwrap(x), [private.unwrap(mask.redistribute(placements=x.placements))], _part(value), **kwargs)
+    return x
+
+
+def _fill(op: private.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
+    """One number everywhere, as `x[...] = 7.0` writes it."""
+    x, value = args
+    op(_part(x), value.full_tensor().detach() if isinstance(value, DTensor) else value, **kwargs)
     return x
