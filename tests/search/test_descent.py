@@ -26,7 +26,7 @@ def gpus(num_devices: int, share: float, latency_s: float) -> Cluster:
 @each("num_devices, share, latency_s", [(4, 0.9, 1e-6), (8, 0.9, 1e-4), (8, 0.25, 1e-6)])
 def test_no_pin_makes_a_plan_faster(num_devices: int, share: float, latency_s: float) -> None:
     bench = Bench("blocks", Model(lambda: (None, {}), (None,)), lambda model, precision: GRAPH)  # type: ignore[arg-type]
-    result = bench.result(f"{num_devices} {share}", gpus(num_devices, share, latency_s), 5)
+    result = bench.result(f"{num_devices} {share}", gpus(num_devices, share, latency_s), 3)
     assert result.regrets
     assert result.worst[0] <= MOST, result.worst[1]
 

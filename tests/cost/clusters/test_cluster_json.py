@@ -368,7 +368,12 @@ GOOD: list[dict[str, Any]] = [
 ]
 GOOD.append(json.loads(json.dumps(Cluster.mixed([("dgx-h100", 1), ("dgx-a100", 2)]).to_json())))
 ODD = [0, 1, -1, 0.5, 2.0, 1e400, True, False, None, "", " ", "x", "cpu", "gloo", "nccl", [], {}, [1], {"x": 1}]
-CHANGES = [(index, path) for index, data in enumerate(GOOD) for path in _paths(data)]
+CHANGES = [
+    (index, path)
+    for index, data in enumerate(GOOD)
+    for path in _paths(data)
+    if path[:2] != ("parts", 1) or len(path) == 2  # has the fields of the first part
+]
 
 
 def _changes() -> list[tuple[str, Any]]:
