@@ -2,15 +2,17 @@
 
     parallel trains ──▶ its parameters change; the model's do not, and a call of it is an error until they do
 
-From the first step on a forward hook of the model looks at that. Copies of the model, and what is unpickled, have one
-that does nothing.
+From the first step on, forward hooks look at that: of the model, and of its modules that have parameters or buffers of
+the plan. A copy that is made of such a model has the weights of before as well, and hooks of its own. Pickling it is an
+error.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Iterator
+from itertools import chain
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 
@@ -18,59 +20,142 @@ from shardwright.lowering.storage import Held
 from shardwright.pcg.errors import ShardwrightError
 
 
+class _Records:
+    """How often tensors had been written, each with its name. They are not kept alive."""
+
+    def __init__(self) -> None:
+        self._by_id = dict[int, tuple[weakref.ref[Tensor], int, str]]()
+
+    def add(self, tensor: Tensor, name: str) -> None:
+        self._by_id[id(tensor)] = weakref.ref(tensor), tensor._version, name
+
+    def unwritten(self, tensors: Iterable[Tensor]) -> Iterator[tuple[Tensor, str]]:
+        """Those that are recorded and have not been written since, with their names."""
+        for tensor in tensors:
+            found, written, name = self._by_id.get(id(tensor), (None, 0, ""))
+            if found is not None and found() is tensor and tensor._version == written:
+                yield tensor, name
+
+
+class _Weights(Protocol):
+    """Those of a model, or of a copy of one."""
+
+    model: str
+    this: str
+
+    def stale(self, tensors: Iterable[Tensor]) -> Iterator[tuple[Tensor, str]]:
+        """Those that the compiled model has other values of, with their names."""
+        ...
+
+
 class Original:
     """The model that was compiled, which it does not keep alive, and how often tensors had been written."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self._model = weakref.ref(model)
-        self._own = list[tuple[weakref.ref[Tensor], int]]()
-        self._held = list[tuple[Held, tuple[int, int]]]()
+    this = "this model"
 
-    def guard(self, held: Iterable[Held]) -> None:
-        """Before a step that trains: from the first on, calls of the model are looked at."""
+    def __init__(self, model: nn.Module) -> None:
+        self.model = type(model).__name__
+        self._model = weakref.ref(model)
+        self._records = _Records()
+        self._held = dict[str, tuple[Held, tuple[int, int]]]()
+        self._elsewhere: Collection[str] = ()
+
+    def guard(self, held: Iterable[Held], elsewhere: Collection[str]) -> None:
+        """Before a step that trains: from the first on, calls of the model and of its modules are looked at.
+
+        `elsewhere`: the names of parameters and buffers that other pipeline stages have.
+        """
         model = self._model()
         if self._held or model is None:
             return
-        self._held = [(one, _written(one)) for one in held if one.inside.requires_grad]
-        self._own = [(weakref.ref(p), p._version) for p in model.parameters()]
-        model.register_forward_pre_hook(_Guard(self))
+        self._held, self._elsewhere = {name: (one, _written(one)) for one in held for name in one.names}, elsewhere
+        loaded = {id(value) for value in model.state_dict(keep_vars=True).values()}
+        for name, tensor in chain(
+            model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)
+        ):
+            if id(tensor) in loaded and (name in self._held or name in elsewhere):
+                self._records.add(tensor, name)
+        for path, module in model.named_modules():
+            if any(self._records.unwritten(_tensors(module))):
+                module.register_forward_pre_hook(_Guard(weakref.ref(self), module, path))
 
-    def refuse_first_weights(self, model: nn.Module) -> None:
-        """Raise a `ShardwrightError` where the compiled model has other weights by now, and the model has not."""
-        own = list(model.parameters())
-        is_as_it_was = len(own) == len(self._own) and all(
-            first() is p and p._version == written for p, (first, written) in zip(own, self._own, strict=True)
-        )
-        if is_as_it_was and any(_written(one) != written for one, written in self._held):
-            raise ShardwrightError(
-                f"{type(model).__name__} was compiled, and its compiled form trained since; this model still has the "
-                "weights of before. Call the compiled one, or give this one the trained weights first, on every rank: "
-                "model.load_state_dict(get_model_state_dict(parallel, options=StateDictOptions(full_state_dict=True))),"
-                " both of torch.distributed.checkpoint.state_dict"
-            )
+    def stale(self, tensors: Iterable[Tensor]) -> Iterator[tuple[Tensor, str]]:
+        """Those that the compiled model has other values of. In stages, another one's parameters change as ours do."""
+        is_trained = any(map(self._is_written, self._held))
+        for tensor, name in self._records.unwritten(tensors):
+            if self._is_written(name) or (name in self._elsewhere and tensor.requires_grad and is_trained):
+                yield tensor, name
+
+    def _is_written(self, name: str) -> bool:
+        held, written = self._held.get(name, (None, None))
+        return held is not None and _written(held) != written
+
+
+class _Copy:
+    """A copy that was made when the model had the weights of before. `is_gone`: whether its compiled form is."""
+
+    this = "this copy"
+
+    def __init__(self, model: str, is_gone: Callable[[], bool]) -> None:
+        self.model, self.is_gone, self.records = model, is_gone, _Records()
+
+    def stale(self, tensors: Iterable[Tensor]) -> Iterator[tuple[Tensor, str]]:
+        """Those that are as they were copied."""
+        return iter(()) if self.is_gone() else self.records.unwritten(tensors)
 
 
 class _Guard:
-    """A forward pre-hook. It does nothing once the compiled model is gone."""
+    """A forward pre-hook of one module. It does nothing once the compiled model is gone."""
 
     of_shardwright = True
     """So that capture leaves it out (`pcg.hooks`)."""
 
-    def __init__(self, original: Original | None = None) -> None:
-        self._original = weakref.ref(original) if original is not None else None
+    def __init__(
+        self, weights: Callable[[], _Weights | None] = lambda: None, module: nn.Module | None = None, path: str = ""
+    ) -> None:
+        self._weights, self._path = weights, path
+        self._module = weakref.ref(module) if module is not None else lambda: None
 
-    def __call__(self, model: nn.Module, args: Any) -> None:  # noqa: ANN401
-        original = self._original() if self._original is not None else None
-        if original is not None:
-            original.refuse_first_weights(model)
+    def __call__(self, module: nn.Module, args: Any) -> None:  # noqa: ANN401
+        """Raise a `ShardwrightError` where the compiled model has other weights by now, and the module has not."""
+        weights = self._weights()
+        for _, name in weights.stale(_tensors(module)) if weights is not None else ():
+            assert weights is not None
+            raise ShardwrightError(_message(weights, self._path, name))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Guard:
-        return _Guard()
+        """That of the module's copy, whose own parameters and buffers have been copied before its hooks."""
+        weights, module = self._weights(), self._module()
+        if weights is None or module is None:
+            return _Guard()
+        made: _Copy = memo.setdefault(id(weights), _Copy(weights.model, lambda own=self._weights: own() is None))
+        for tensor, name in weights.stale(_tensors(module, recurse=False)):
+            if id(tensor) in memo:
+                made.records.add(memo[id(tensor)], name)
+        return _Guard(lambda: made, memo.get(id(module), module), self._path)
 
     def __reduce__(self) -> tuple[type[_Guard], tuple[()]]:
+        module = self._module()
+        if module is not None:
+            self(module, ())
         return _Guard, ()
 
 
+def _tensors(module: nn.Module, *, recurse: bool = True) -> Iterator[Tensor]:
+    return chain(module.parameters(recurse), module.buffers(recurse))
+
+
+def _message(weights: _Weights, path: str, name: str) -> str:
+    this = f"{path!r} of {weights.this}" if path else weights.this
+    return (
+        f"{weights.model} was compiled, and its compiled form trained since; {this} still has the weights of before "
+        f"({name}, for one). Call the compiled one, or give this one the trained weights first, on every rank: "
+        "model.load_state_dict(get_model_state_dict(parallel, options=StateDictOptions(full_state_dict=True))), both of"
+        " torch.distributed.checkpoint.state_dict; a copy that shall have the weights of before is made before the "
+        "first step"
+    )
+
+
 def _written(held: Held) -> tuple[int, int]:
-    """How often a parameter has been written in place, as users see it and as the program does."""
+    """How often a parameter or buffer has been written in place, as users see it and as the program does."""
     return held.outside._version, held.inside._version

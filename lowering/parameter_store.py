@@ -211,7 +211,7 @@ class ParameterStore:
         """Before a step: raise where users have done to parameters what its program cannot see."""
         refuse_thawed(self._frozen)
         if torch.is_grad_enabled():
-            self._original.guard(self.unique)
+            self._original.guard(self.unique, self.elsewhere)
         refuse_replaced(self._parameters)
 
     # ---- for users ----

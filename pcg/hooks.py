@@ -35,15 +35,17 @@ def captured_hooks(model: nn.Module) -> Generator[None]:
 
 @contextmanager
 def guards_left_out(model: nn.Module) -> Generator[None]:
-    """Around forwards of ours: hooks that a compiled model has put on its original are not called."""
-    own = model._forward_pre_hooks
-    guards = {key: hook for key, hook in own.items() if getattr(hook, "of_shardwright", False)}
-    for key in guards:
+    """Around forwards of ours: hooks that a compiled model has put on its original's modules are not called."""
+    removed = list[tuple[dict[int, Hook], int, Hook]]()
+    for own in (module._forward_pre_hooks for module in model.modules()):
+        removed += [(own, key, hook) for key, hook in own.items() if getattr(hook, "of_shardwright", False)]
+    for own, key, _ in removed:
         del own[key]
     try:
         yield
     finally:
-        own.update(guards)
+        for own, key, hook in removed:
+            own[key] = hook
 
 
 @contextmanager
