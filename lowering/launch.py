@@ -20,6 +20,7 @@ from weakref import WeakSet
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.rendezvous import rendezvous
 
 from shardwright.lowering import private, private_dtensors
 from shardwright.lowering.groups import columns, grids_of, lines, my_group
@@ -50,10 +51,43 @@ def join(timeout_s: float = TIMEOUT_S) -> None:
     if launch.launcher != "torchrun":
         os.environ.update(as_torchrun(launch))
     index = device_index(launch, torch.cuda.device_count() if torch.cuda.is_available() else 0)
-    if index is not None:
-        torch.cuda.set_device(index)
     with start_up(timeout_s):
-        dist.init_process_group("gloo" if index is None else "nccl", timeout=timeout)
+        store, rank, world = next(rendezvous("env://", timeout=timeout))
+        store.set_timeout(timeout)
+        check_alike(private.PrefixStore("shardwright", store), world, has_gpu=index is not None)
+        if index is not None:
+            torch.cuda.set_device(index)
+        dist.init_process_group(
+            "gloo" if index is None else "nccl",
+            store=private.PrefixStore("default_pg", store),
+            rank=rank,
+            world_size=world,
+            timeout=timeout,
+        )
+
+
+def check_alike(store: private.Store, world: int, *, has_gpu: bool) -> None:
+    """Raise a `DistributedError` on all ranks where some have a GPU to compute on and others have none.
+
+    A rank alone may not see that: where a launcher does not say how many ranks share a machine, or machines differ.
+    """
+    num_gpus = _sum(store, "gpus", world, int(has_gpu))
+    if not 0 < num_gpus < world:
+        return
+    _sum(store, "read", world, 1)  # rank 0, which keeps the store, does not leave before the others have read
+    raise DistributedError(
+        f"{num_gpus} of {world} ranks have a GPU to compute on ({'this one too' if has_gpu else 'this one has none'}), "
+        "and all or none must; start as many ranks on each machine as it has GPUs, or set CUDA_VISIBLE_DEVICES= (to "
+        "nothing) on every rank to compute on CPUs"
+    )
+
+
+def _sum(store: private.Store, name: str, world: int, number: int) -> int:
+    """The sum of what all ranks give, which it waits for."""
+    store.add(name, number)
+    if store.add(f"{name}/ranks", 1) == world:
+        store.set(f"{name}/sum", str(store.add(name, 0)))
+    return int(store.get(f"{name}/sum"))
 
 
 _CONNECTED: WeakSet[Ranks] = WeakSet()

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import FileStore, HashStore
+from torch._C._distributed_c10d import FileStore, HashStore, PrefixStore, Store
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.autograd import Variable
@@ -32,7 +32,7 @@ from torch.utils._pytree import tree_iter, tree_map_only
 
 __all__ = [
     "DTensor", "FakeStore", "FakeTensor", "FakeTensorMode", "FileStore", "HashStore", "IncompatibleKeys", "OpOverload",
-    "StorageWeakRef", "TorchDispatchMode", "tree_iter", "tree_map_only",
+    "PrefixStore", "StorageWeakRef", "Store", "TorchDispatchMode", "tree_iter", "tree_map_only",
     "unset_fake_temporarily",
 ]  # fmt: skip
 

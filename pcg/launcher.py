@@ -149,7 +149,9 @@ def as_torchrun(launch: Launch, environ: Mapping[str, str] = os.environ) -> dict
 
 
 def device_index(launch: Launch, num_gpus: int, environ: Mapping[str, str] = os.environ) -> int | None:
-    """Which of this process's `num_gpus` visible GPUs it computes on; None: on the CPU. The same kind on every process.
+    """Which of this process's `num_gpus` visible GPUs it computes on; None: on the CPU.
+
+    Where `local_world` is known, it is the same kind on every process of a machine.
 
     Where a launcher gives each process a GPU of its own, that is the only one it sees.
 

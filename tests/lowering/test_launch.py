@@ -30,6 +30,35 @@ def test_ranks_search_no_garbage_in_what_they_were_forked_with() -> None:
     assert run_ranks(is_searched, 2) == [False, False]
 
 
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+@pytest.mark.parametrize("gpus", [(1, 1), (0, 1), (1, 0)])
+def test_ranks_that_compute_on_unlike_devices_are_an_error_on_all(gpus: tuple[int, int]) -> None:
+    """Two ranks on a machine with one GPU, which are not told how many they are; and machines of which one has none."""
+
+    def rank(port: int) -> str:
+        number = dist.get_rank()
+        dist.destroy_process_group()
+        torch.cuda.is_available, torch.cuda.device_count = (lambda: True), (lambda: gpus[number])
+        local = number if gpus == (1, 1) else 0
+        values = {"RANK": number, "WORLD_SIZE": 2, "LOCAL_RANK": local, "MASTER_PORT": port, "MASTER_ADDR": "127.0.0.1"}
+        os.environ.update({name: str(value) for name, value in values.items()})
+        os.environ.pop("LOCAL_WORLD_SIZE", None)
+        with pytest.raises(DistributedError) as error:
+            join(20)
+        return str(error.value)
+
+    found = run_ranks(rank, 2, 30, args=(_free_port(),))
+    assert sorted("this one too" in text for text in found) == [False, True]
+    for text in found:
+        assert text.startswith("1 of 2 ranks have a GPU to compute on (this one ")
+        assert text.endswith("or set CUDA_VISIBLE_DEVICES= (to nothing) on every rank to compute on CPUs")
+
+
 @pytest.mark.parametrize("launcher", ["mpirun", "srun"])
 def test_ranks_of_other_launchers_join(launcher: str) -> None:
     """Each process trained alone, once."""
@@ -48,10 +77,7 @@ def test_ranks_of_other_launchers_join(launcher: str) -> None:
         dist.all_reduce(total)
         return dist.get_rank(), dist.get_world_size(), float(total), os.environ["LOCAL_RANK"]
 
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    assert run_ranks(rank, 2, 30, args=(port,)) == [(0, 2, 3.0, "0"), (1, 2, 3.0, "1")]
+    assert run_ranks(rank, 2, 30, args=(_free_port(),)) == [(0, 2, 3.0, "0"), (1, 2, 3.0, "1")]
 
 
 def test_results_come_in_rank_order() -> None:
