@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import combinations
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 
 from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.choice import indivisible, num_senders
-from shardwright.pcg.dispatch import Sent, aligned, named_share
+from shardwright.pcg.dispatch import Dispatch, Sent, aligned, named_share
 from shardwright.pcg.errors import LayoutError
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.interpret import denote, run_devices, run_serial
@@ -40,6 +41,13 @@ def network(*, grad: bool = True) -> Graph:
 def split(graph: Graph, mesh: Mesh, *choices: str) -> tuple[Graph, Node]:
     found = parallelize(graph, mesh, lambda node, axis, _: choices[axis] if node.op == "experts" else "R", {})
     return found, next(found.leaves("experts"))
+
+
+def dispatches(graph: Graph, node: Node, dtype_of: Callable[[str], str] = str) -> list[Dispatch]:
+    found = graph.exchanges(node, dtype_of)
+    sent = [exchange for exchange in found if isinstance(exchange, Dispatch)]
+    assert len(sent) == len(found)
+    return sent
 
 
 def test_what_a_dispatch_is() -> None:
@@ -77,16 +85,16 @@ def test_what_is_sent() -> None:
     """Rows of floats, of weights and of numbers there, each aligned; results back; gradients the same ways."""
     graph = network()
     found, node = split(graph, Mesh.of(a=4), SENT)
-    (sent,) = found.exchanges(node)
+    (sent,) = dispatches(found, node)
     rows = round(TOKENS / 4 * (1 - 6 / 8 * 5 / 7) + 0.49)
     there = aligned(SIZE * 4) + aligned(USED * 4) + aligned(USED * 4)
     assert (sent.axis, sent.size, sent.width, sent.rows) == (0, 4, 2, rows)
     assert sent.sent() == ((4 * 4 * 8, 16 * rows * there), (16 * rows * aligned(OUT * 4),))
     assert sent.sent(backward=True) == ((16 * rows * aligned(OUT * 4),), (16 * rows * aligned(SIZE * 4),))
-    (wide,) = found.exchanges(node, lambda dtype: "float64" if dtype == "float32" else dtype)
+    (wide,) = dispatches(found, node, lambda dtype: "float64" if dtype == "float32" else dtype)
     assert (wide.there, wide.back) == (aligned(SIZE * 8) + aligned(USED * 8) + aligned(USED * 4), aligned(OUT * 8))
     found, node = split(network(grad=False), Mesh.of(a=4), SENT)
-    assert found.exchanges(node)[0].sent(backward=True)[1] == ()
+    assert dispatches(found, node)[0].sent(backward=True)[1] == ()
     assert found.local_shapes(node).senders == 4
     found, node = split(graph, Mesh.of(a=4), "e")
     assert (found.exchanges(node), found.local_shapes(node).senders) == ((), 1)
@@ -95,12 +103,12 @@ def test_what_is_sent() -> None:
 def test_from_axis_to_axis_and_among_a_part_of_the_experts() -> None:
     """Behind the first axis are half of the experts, behind the second a quarter: what arrives names its half."""
     found, node = split(network(), Mesh.of(a=2, b=2), SENT, SENT)
-    first, second = found.exchanges(node)
+    first, second = dispatches(found, node)
     half, quarter = named_share(4, EXPERTS, USED), named_share(2, EXPERTS, USED)
     assert (first.width, first.rows) == (4, int(np.ceil(TOKENS / 4 * half)))
     assert (second.width, second.rows) == (2, int(np.ceil(2 * first.rows * quarter / half)))
     found, node = split(network(), Mesh.of(a=2, b=2), "e", SENT)
-    (alone,) = found.exchanges(node)
+    (alone,) = dispatches(found, node)
     assert (alone.axis, alone.width, alone.rows) == (1, 2, int(np.ceil(TOKENS / 2 * quarter)))
 
 
