@@ -41,16 +41,16 @@ class Exchange:
     what: ClassVar[str]
     words: ClassVar[str]
     ends: ClassVar[tuple[str, str]]
-    imbalance: ClassVar[float] = 1.0
+    imbalance: ClassVar[float]
 
     axis: int
     size: int
 
-    def sent(self, *, backward: bool = False) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def sent(self, *, backward: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The collectives before and after the operator, by the bytes that the devices of the axis have together."""
         raise NotImplementedError
 
-    def held_bytes(self, *, backward: bool = False) -> int:
+    def held_bytes(self, *, backward: bool) -> int:
         """Of what a device has put together to send, and of what it is sent, beside operands and result."""
         raise NotImplementedError
 
@@ -120,8 +120,8 @@ class Choice(str):
 
     @classmethod
     def offered(cls, row: Row, signature: Signature) -> Iterable[Choice]:
-        """Every choice of this kind that a row offers an operator with this signature, without blocks."""
-        raise NotImplementedError
+        """Every choice of this kind that a row offers an operator, where devices send each other something."""
+        return ()
 
     def layouts(self, signature: Signature, row: Row) -> tuple[Layouts, Layout]:
         """The operand layouts that it asks for along one axis, and the result's; `LayoutError` where it cannot be."""
@@ -173,10 +173,6 @@ class Whole(Choice):
     def read(cls, text: str) -> Whole | None:
         return next((choice for choice in (WHOLE, COPIED) if choice == text), None)
 
-    @classmethod
-    def offered(cls, row: Row, signature: Signature) -> tuple[Whole, ...]:
-        return WHOLE, COPIED
-
     def layouts(self, signature: Signature, row: Row) -> tuple[Layouts, Layout]:
         return (self.layout,) * len(signature.operands), self.layout
 
@@ -200,11 +196,7 @@ class Partial(Choice):
     @classmethod
     def read(cls, text: str) -> Partial | None:
         operands = text[1:].split(",")
-        return cls([int(i) for i in operands]) if text[:1] == "P" and all(map(str.isdecimal, operands)) else None
-
-    @classmethod
-    def offered(cls, row: Row, signature: Signature) -> Iterator[Partial]:
-        return map(cls, row.linear_in)
+        return cls([int(i) for i in operands]) if all(map(str.isdecimal, operands)) else None
 
     def layouts(self, signature: Signature, row: Row) -> tuple[Layouts, Layout]:
         if self.partial not in row.linear_in:
@@ -227,11 +219,7 @@ class Split(Choice):
     @classmethod
     def read(cls, text: str) -> Split:
         factor, _, blocks = text.partition("/")
-        return cls(factor, int(blocks) if blocks.isdecimal() else 1)
-
-    @classmethod
-    def offered(cls, row: Row, signature: Signature) -> Iterator[Split]:
-        return (cls(factor.name) for factor in signature.factors if factor.role != "fixed")
+        return cls(factor, int(blocks)) if blocks.isdecimal() else cls(text)
 
     def layouts(self, signature: Signature, row: Row) -> tuple[Layouts, Layout]:
         (name,) = self.factors

@@ -19,7 +19,7 @@ import numpy as np
 from shardwright.pcg.errors import GraphError, LayoutError
 from shardwright.pcg.factors import Shape
 from shardwright.pcg.graph import OPAQUE, Graph, Node
-from shardwright.pcg.layout import Layouts, P, R, S, check_layouts
+from shardwright.pcg.layout import Layouts, R, S, check_layouts
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.optable import ROWS
 from shardwright.pcg.parallel import COMBINE, PARTITION, REDUCE
@@ -68,28 +68,30 @@ def run_devices(graph: Graph, leaves: Mapping[str, Array]) -> dict[str, list[Arr
 def _on_devices(graph: Graph, node: Node, operands: Sequence[Sequence[Array]]) -> list[Array]:
     """An operator on every device, of what each holds of its operands.
 
-    A choice that sends rows is what it is composed of: rows gathered, and partial sums reduced to each device's rows.
+    A choice that sends rows is what it is composed of: rows are gathered, and partial sums reduced to slices.
     """
-    mesh, result = graph.mesh, graph.types[node.name]
-    types, found = [graph.types[name] for name in node.inputs], [list(parts) for parts in operands]
-    axes = [axis for axis, choice in enumerate(node.split) if choice.sends]
-    for axis in reversed(axes):  # the innermost shard first
-        outward, _ = node.split[axis].outward.layouts(graph.signature(node), ROWS[node.op])
-        for i, layout in enumerate(outward):
-            if layout.is_shard:
-                after = types[i]._replace(layouts=(*types[i].layouts[:axis], R, *types[i].layouts[axis + 1 :]))
+    mesh, result, types = graph.mesh, graph.types[node.name], [graph.types[name] for name in node.inputs]
+    found = [list(parts) for parts in operands]
+    sending = [(axis, choice) for axis, choice in enumerate(node.split) if choice.sends]
+    inside = {axis: choice.inner.layouts(graph.signature(node), ROWS[node.op]) for axis, choice in sending}
+    for axis, _ in reversed(sending):  # the innermost shard first
+        for i, need in enumerate(inside[axis][0]):
+            if types[i].layouts[axis].is_shard and not need.is_shard:
+                after = types[i].along(axis, R)
                 found[i], types[i] = exchange(COMBINE, axis, found[i], types[i], after, mesh), after
-    partial = result._replace(layouts=tuple(P if a in axes else x for a, x in enumerate(result.layouts)))
-    made = [
-        _apply(node, [parts[rank] for parts in found], attrs, partial.local_shape(mesh), f" on rank {rank}")
+    kind = result
+    for axis, (_, made) in inside.items():
+        kind = kind.along(axis, made)
+    parts = [
+        _apply(node, [held[rank] for held in found], attrs, kind.local_shape(mesh), f" on rank {rank}")
         for rank, attrs in enumerate(attrs_by_rank(graph, node))
     ]
-    for axis in axes:
-        whole = partial._replace(layouts=(*partial.layouts[:axis], R, *partial.layouts[axis + 1 :]))
-        after = whole._replace(layouts=(*whole.layouts[:axis], result.layouts[axis], *whole.layouts[axis + 1 :]))
-        made = exchange(REDUCE, axis, made, partial, whole, mesh)
-        made, partial = exchange(PARTITION, axis, made, whole, after, mesh), after
-    return made
+    for axis in inside:
+        if kind.layouts[axis] != result.layouts[axis]:
+            whole, after = kind.along(axis, R), kind.along(axis, result.layouts[axis])
+            parts = exchange(REDUCE, axis, parts, kind, whole, mesh)
+            parts, kind = exchange(PARTITION, axis, parts, whole, after, mesh), after
+    return parts
 
 
 def scatter(array: Array, layouts: Layouts, mesh: Mesh, seed: int = 0) -> list[Array]:

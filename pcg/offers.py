@@ -35,8 +35,8 @@ def alone(row: Row, factors: Iterable[str]) -> Choices:
 
 
 def sending(row: Row, signature: Signature) -> Choices:
-    """The choices of a row under which devices send each other rows."""
-    return tuple(choice for kind in KINDS if kind.exchange is not None for choice in kind.offered(row, signature))
+    """The choices of a row under which devices send each other something."""
+    return tuple(choice for kind in KINDS for choice in kind.offered(row, signature))
 
 
 def offered(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 from typing import NamedTuple
 
-from shardwright.pcg.layout import Layouts, local_shape
+from shardwright.pcg.layout import Layout, Layouts, local_shape
 from shardwright.pcg.mesh import Mesh
 
 ITEM_BYTES = {
@@ -54,6 +54,10 @@ class TensorType(NamedTuple):
     def local_bytes(self, mesh: Mesh) -> int:
         """Bytes of one device's part."""
         return prod(self.local_shape(mesh)) * ITEM_BYTES[self.dtype]
+
+    def along(self, axis: int, layout: Layout) -> TensorType:
+        """The same in another layout along one axis."""
+        return self._replace(layouts=(*self.layouts[:axis], layout, *self.layouts[axis + 1 :]))
 
     def erased(self) -> TensorType:
         """The serial type: what is left when the mesh is forgotten."""

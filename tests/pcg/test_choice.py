@@ -11,7 +11,7 @@ from shardwright.pcg.choice import COPIED, WHOLE, Choice, Partial, Split, axes_a
 from shardwright.pcg.dispatch import Sent
 from shardwright.pcg.errors import LayoutError
 from shardwright.pcg.factors import resolve
-from shardwright.pcg.layout import C, R
+from shardwright.pcg.layout import C, P, R, S
 from shardwright.pcg.offers import KINDS, alone, parse_choice, parse_choices, sending
 from shardwright.pcg.optable import ROWS
 from tests.each import each
@@ -47,6 +47,9 @@ def test_any_text_is_a_choice_that_prints_as_it(text: str) -> None:
 
 def test_what_choices_divide() -> None:
     split = parse_choices(["R", "P0,1", "o/3", "e>t", "t"])
+    assert [choice.blocks for choice in split] == [1, 1, 3, 1, 1]
+    assert [choice.senders(5) for choice in split] == [1, 1, 1, 5, 1]
+    assert [choice.sends for choice in split] == [False, False, False, True, False]
     assert [choice.factors for choice in split] == [(), (), ("o",), ("e", "t"), ("t",)]
     assert [choice.partial for choice in split] == [(), (0, 1), (), (), ()]
     assert degrees(split, (2, 3, 4, 5, 7)) == {"o": 4, "e": 5, "t": 35}
@@ -58,6 +61,24 @@ def test_what_a_choice_is_from_outside_and_on_a_device() -> None:
         assert (choice.inner, choice.outward, choice.unblocked, choice.moves) == (choice, choice, choice, ())
         assert choice.renamed({"x": "y"}) is choice or choice.renamed({"x": "y"}) == choice
     assert (Split("o", 3).unblocked, Split("o", 3).renamed({"o": "b"})) == ("o", "b/3")
+
+
+def test_operands_in_which_an_operator_is_not_linear_are_not_partial() -> None:
+    linear = ROWS["linear"]
+    signature = linear.signature([(4, 6), (8, 6)], {})
+    assert Partial([1]).layouts(signature, linear) == ((C, P), P)
+    with pytest.raises(LayoutError, match=r"linear is not jointly linear in operands \(0, 1\); choose from \(\(0,\)"):
+        Partial([0, 1]).layouts(signature, linear)
+
+
+def test_what_a_row_needs_whole_is_not_split() -> None:
+    row, attrs = ROWS["softmax"], {"dim": 1}
+    signature = row.signature([(4, 6)], attrs)
+    assert Split("d0").layouts(signature, row) == ((S(0),), S(0))
+    for choice in (Split("d1"), Split("d1", 2)):
+        with pytest.raises(LayoutError) as caught:
+            choice.layouts(signature, row)
+        assert str(caught.value) == f"softmax cannot be split along {choice!r}; choose R, C or one of ['d0']"
 
 
 def test_a_choice_does_not_change() -> None:
