@@ -82,7 +82,9 @@ class Drawing:
         if all(state == states[0] for state in states):
             return
         sent = self.generator.get_state().to(self.ranks.device)
-        dist.broadcast(sent, src=0)
+        work = dist.broadcast(sent, src=0, async_op=True)
+        assert work is not None
+        work.wait(timedelta(seconds=self.ranks.timeout_s))
         self.own = sent.cpu()
 
     def watch(self) -> None:
@@ -166,7 +168,7 @@ class _Comparison:
         if not cuda:
             self.work = dist.all_reduce(self.extremes, dist.ReduceOp.MAX, async_op=True)
             return
-        with torch.cuda.stream(private.side_stream(ranks.device)):
+        with private.world_timeout(ranks.timeout_s), torch.cuda.stream(private.side_stream(ranks.device)):
             sent = self.extremes.to(ranks.device, non_blocking=True)
             dist.all_reduce(sent, dist.ReduceOp.MAX)
             self.extremes.copy_(sent, non_blocking=True)

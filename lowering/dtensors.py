@@ -10,6 +10,7 @@ from shardwright.lowering.draws import draw_whole
 from shardwright.lowering.reductions import reduce_whole
 from shardwright.lowering.strided import honour_blocks
 from shardwright.lowering.updates import update_parts
+from shardwright.lowering.wholes import name_remedies
 
 
 @cache
@@ -23,4 +24,5 @@ def mend_dtensors() -> None:
     draw_whole()
     honour_blocks()
     update_parts()
+    name_remedies()
     refuse_lost_writes()

@@ -16,6 +16,8 @@ import warnings
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, nullcontext, redirect_stderr
 from functools import cache
+from itertools import chain
+from keyword import iskeyword
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +73,7 @@ def export(
     except CaptureError:
         raise
     except Exception as error:
-        raise CaptureError(_explain(model, error)) from error
+        raise CaptureError(_explain(model, tensors, error)) from error
 
 
 @cache
@@ -112,22 +114,40 @@ def _no_graph_printed() -> Generator[None]:
 # ---- errors ----
 
 
-def _explain(model: nn.Module, error: BaseException) -> str:
+def _explain(model: nn.Module, tensors: Mapping[str, Any], error: BaseException) -> str:
     """Where in the user's model tracing failed, why, and what usually helps."""
     names = {id(m): name for name, m in model.named_modules()}
-    module, line = "", ""
+    module, line, inner = "", "", model
     for frame, number in traceback.walk_tb(error.__traceback__):
         owner = frame.f_locals.get("self")
         if isinstance(owner, nn.Module) and id(owner) in names and frame.f_code.co_name != "_call_impl":
-            module = names[id(owner)] or type(owner).__name__
+            module, inner = names[id(owner)] or type(owner).__name__, owner
             if not is_library(frame.f_code.co_filename):
                 line = f"{Path(frame.f_code.co_filename).name}:{number}"
     reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
     return (
         f"{type(model).__name__} could not be captured: in module {module or type(model).__name__!r}"
         + (f" ({line})" if line else "")
-        + f": {type(error).__name__}: {reason}. {_remedy(error)}"
+        + f": {_known(model, inner, tensors, error) or f'{type(error).__name__}: {reason}. {_remedy(error)}'}"
     )
+
+
+def _known(model: nn.Module, inner: nn.Module, tensors: Mapping[str, Any], error: BaseException) -> str:
+    """What is wrong and what to do, in our words, where the error says something else; "" for all others."""
+    if isinstance(error, SyntaxError):
+        attributes = chain(model.named_modules(), model.named_parameters(), model.named_buffers())
+        paths = chain(tensors, (path for path, _ in attributes))
+        if path := next((path for path in paths if any(map(iskeyword, path.split(".")))), ""):
+            return (
+                f"{path!r} has a name that is a keyword of Python, and torch.export writes names as Python source; "
+                "rename it (in a ModuleDict: its key)"
+            )
+    if getattr(inner, "track_running_stats", False) and getattr(inner, "momentum", 0) is None:
+        return (
+            f"{type(inner).__name__}(momentum=None) averages over all batches so far and reads their count as a number,"
+            " of which a program of one step has no place; give it a momentum, such as 0.1"
+        )
+    return ""
 
 
 def _remedy(error: BaseException) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from keyword import iskeyword
 from math import prod
+from numbers import Integral
 
 from shardwright.pcg.errors import GraphError
 
@@ -32,8 +33,8 @@ class Mesh:
         for name, size in zip(self.names, self.sizes, strict=True):
             if not (name.isidentifier() and name.isascii()) or iskeyword(name):
                 raise GraphError(f"mesh: axis name {name!r} is not an identifier; use letters, digits and '_'")
-            if size < 1:
-                raise GraphError(f"mesh: axis {name!r} has size {size}; expected a positive integer")
+            if isinstance(size, bool) or not isinstance(size, Integral) or size < 1:
+                raise GraphError(f"mesh: axis {name!r} has size {size!r}; expected a positive integer")
         if TIME in self.names[1:]:
             raise GraphError(f"mesh: {TIME!r} names the microbatches and comes first, got {list(self.names)}")
 

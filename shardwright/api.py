@@ -398,7 +398,13 @@ def _plan(
 
 
 def _grid(mesh: MeshLike | None) -> Mesh | None:
-    return mesh if isinstance(mesh, Mesh) or mesh is None else Mesh.of(**mesh)
+    if isinstance(mesh, Mesh) or mesh is None:
+        return mesh
+    if not isinstance(mesh, Mapping) or not all(isinstance(name, str) for name in mesh):
+        raise PlanError(
+            f"mesh={mesh!r}: expected the size of each axis by its name; give e.g. mesh={{'dp': 2, 'tp': 4}}"
+        )
+    return Mesh(tuple(mesh), tuple(mesh.values()))
 
 
 def _searched(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,9 +13,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 import shardwright as sw
-from shardwright.lowering.drawing import WATCH_EVERY
+from shardwright.lowering.drawing import WATCH_EVERY, Drawing, Stream
 from shardwright.lowering.inputs import NUM_FIRST
-from shardwright.lowering.launch import run_ranks
+from shardwright.lowering.launch import connect, run_ranks
 from shardwright.lowering.module import ParallelModule, lower
 from shardwright.pcg.errors import ShardwrightError
 from tests.lowering.runs import Case, entry_of, whole
@@ -157,3 +159,18 @@ def test_exact_seeds_must_be_equal(net: Case) -> None:
                 random.close()
 
     run_ranks(body, 2, 60)
+
+
+def test_a_rank_that_draws_from_another_waits_for_no_longer_than_its_timeout(net: Case) -> None:
+    def body() -> float:
+        ranks = replace(connect(TWO, 30), timeout_s=1.0)
+        drawing = Drawing(ranks, net.captured.graph, Stream())
+        began = time.monotonic()
+        if dist.get_rank() == 0:
+            time.sleep(4)  # and sends nothing
+        else:
+            with pytest.raises(RuntimeError):
+                drawing.agree([[-1, 0, 1], [-1, 0, 2]])
+        return time.monotonic() - began
+
+    assert run_ranks(body, 2, 30)[1] < 3.5

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -20,6 +21,7 @@ from shardwright.lowering.ranks import Ranks
 from shardwright.lowering.reductions import all_extreme
 from shardwright.lowering.sources import own_part
 from shardwright.lowering.storage import hold_parameter, slices
+from shardwright.pcg.errors import ShardwrightError
 from shardwright.pcg.layout import R, S
 from shardwright.pcg.mesh import Mesh
 from tests.lowering.runs import Case, whole
@@ -69,6 +71,8 @@ READS: dict[str, Callable[[Tensor], object]] = {
     "not any": lambda g: not (g > 1.2).any(),
     "all": lambda g: bool((g > -1.5).all()),
     "equal to itself": lambda g: bool(g.eq(g).all()),
+    "which is largest": lambda g: g.argmax().item(),
+    "which is least in each column": lambda g: g.nan_to_num().argmin(0).float().pow(2).sum().item(),
     "an element": lambda g: g[3, 1].item(),
     "a product of matrices": lambda g: (g @ g.t()).sum().item(),
 }
@@ -131,6 +135,48 @@ def test_numbers_are_those_of_the_whole_tensor() -> None:
         return failed
 
     assert run_ranks(body, 2, 60) == [[], []]
+
+
+REFUSED: dict[str, Callable[[Tensor], object]] = {
+    ".tolist()": lambda g: g.tolist(),
+    ".numpy()": lambda g: g.numpy(),
+    ".numpy() ": np.asarray,
+    ".tolist() ": lambda g: g.sum().tolist(),
+    "the format '.3f'": lambda g: f"{g.norm():.3f}",
+    "x[a mask or": lambda g: g[g > 0],
+    "x[a mask or ": lambda g: g[g[:, 0] > 0],
+    "x[a mask or  ": lambda g: g[torch.tensor([0, 2])],
+    "masked_select": lambda g: g.masked_select(g > 0),
+    "nonzero": lambda g: g.nonzero(),
+    "nonzero ": lambda g: torch.where(g > 0),
+    "unique2": lambda g: g.unique(),
+    "allclose": lambda g: torch.allclose(g, g),
+}
+
+
+def test_what_needs_the_whole_tensor_says_so() -> None:
+    def body() -> list[str]:
+        mend_dtensors()
+        ranks, wrong = connect(TWO, 30), list[str]()
+        for g in held(torch.randn(4, 4), ranks):
+            assert isinstance(g, DTensor)
+            for name, read in REFUSED.items():
+                with pytest.raises(ShardwrightError) as error:
+                    read(g.detach())
+                text = str(error.value)
+                if not text.startswith(name.strip()) or "x.full_tensor()" not in text:
+                    wrong.append(f"{name}: {text}")
+            assert "use x.full_tensor() (of one number: x.item()) instead of x" in _said(lambda: f"{g.norm():.1f}")  # noqa: B023
+            assert "DTensor" in f"{g.norm()}"
+        return wrong
+
+    assert run_ranks(body, 2, 60) == [[], []]
+
+
+def _said(read: Callable[[], object]) -> str:
+    with pytest.raises(ShardwrightError) as error:
+        read()
+    return str(error.value)
 
 
 def test_draws_are_those_of_one_process() -> None:

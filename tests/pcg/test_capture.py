@@ -486,6 +486,53 @@ def test_an_error_in_forward_names_where() -> None:
         capture(Broken(), BATCH)
 
 
+class Named(nn.Module):
+    """Parts with names that are given."""
+
+    def __init__(self, module: str, parameter: str, buffer: str) -> None:
+        super().__init__()
+        self.parts = nn.ModuleDict({module: nn.Linear(4, 4)})
+        self.scales = nn.ParameterDict({parameter: nn.Parameter(torch.ones(4))})
+        self.register_buffer(buffer, torch.zeros(4))
+        self.names = module, parameter, buffer
+
+    def forward(self, **batch: Tensor) -> Tensor:
+        (x,) = batch.values()
+        module, parameter, buffer = self.names
+        return (self.parts[module](x) * self.scales[parameter] + getattr(self, buffer)).square().sum()
+
+
+@each(
+    ("names", "key", "path"),
+    [
+        (("class", "a", "b"), "x", "'parts.class'"),
+        (("a", "lambda", "b"), "x", "'scales.lambda'"),
+        (("a", "b", "if"), "x", "'if'"),
+        (("a", "b", "c"), "from", "'from'"),
+    ],
+    ids=["module", "parameter", "buffer", "input"],
+)
+def test_names_that_are_keywords_are_named(names: tuple[str, str, str], key: str, path: str) -> None:
+    assert capture(Named("a-b", "1", "match"), {"x": torch.ones(2, 4)}).graph  # other names are right
+    with pytest.raises(CaptureError, match=f"^Named could .*: {path} has a name that is a keyword of Python, .*rename"):
+        capture(Named(*names), {key: torch.ones(2, 4)})
+
+
+def test_a_batch_norm_of_all_batches_is_named() -> None:
+    class Averaged(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(4, momentum=None)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.norm(x).square().sum()
+
+    with pytest.raises(CaptureError) as error:
+        capture(Averaged(), {"x": torch.randn(8, 4)})
+    assert "): BatchNorm1d(momentum=None) averages over all batches so far" in str(error.value)
+    assert str(error.value).endswith("give it a momentum, such as 0.1")
+
+
 def test_arguments_that_do_not_fit_are_named() -> None:
     with pytest.raises(CaptureError, match=r"Small\.forward cannot take this batch: missing a required argument: 'x'"):
         capture(Small(), {"y": BATCH["x"]})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from shardwright.pcg.errors import GraphError
@@ -42,10 +44,13 @@ def test_text_and_index() -> None:
         (("dp", "dp"), (2, 2), r"mesh: axis names \['dp', 'dp'\] repeat; give every axis its own name"),
         (("d p",), (2,), r"mesh: axis name 'd p' is not an identifier; use letters, digits and '_'"),
         (("dp",), (0,), r"mesh: axis 'dp' has size 0; expected a positive integer"),
+        (("dp",), (True,), r"mesh: axis 'dp' has size True; expected a positive integer"),
+        (("dp",), (2.0,), r"mesh: axis 'dp' has size 2.0; expected a positive integer"),
+        (("dp",), ("2",), r"mesh: axis 'dp' has size '2'; expected a positive integer"),
         (("dp", "mb"), (2, 2), r"mesh: 'mb' names the microbatches and comes first, got \['dp', 'mb'\]"),
     ],
 )
-def test_impossible_meshes(names: tuple[str, ...], sizes: tuple[int, ...], message: str) -> None:
+def test_impossible_meshes(names: tuple[str, ...], sizes: tuple[Any, ...], message: str) -> None:
     with pytest.raises(GraphError, match=message):
         Mesh(names, sizes)
 

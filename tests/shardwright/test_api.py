@@ -110,6 +110,9 @@ def test_fake_models_are_planned_without_memory() -> None:
         ({"mesh": {"dp": 2}, "roles": {"tp": "data"}}, r"axis 'tp' is not in the mesh \[dp=2\]; choose among \['dp'\]"),
         ({"mesh": {"dp": 2}, "roles": ["fast"]}, "unknown axis role 'fast'; choose one of"),
         ({"mesh": {"dp": 2}, "roles": ["data", "zero"]}, "2 axis roles for mesh"),
+        ({"mesh": [2]}, r"mesh=\[2\]: expected the size of each axis by its name; give e.g. mesh=\{'dp': 2, 'tp': 4\}"),
+        ({"mesh": "dp=2"}, "mesh='dp=2': expected the size of each axis by its name"),
+        ({"mesh": {2: 1}}, r"mesh=\{2: 1\}: expected the size of each axis by its name"),
         ({"mesh": {"dp": 3}}, r"mesh \[dp=3\] has 3 devices, cluster local-2 has 2"),
     ],
 )
