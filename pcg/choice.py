@@ -235,7 +235,7 @@ class Split(Choice):
 
     @property
     def unblocked(self) -> Split:
-        return Split(self.factors[0])
+        return self if self.blocks == 1 else Split(*self.factors)
 
     def renamed(self, names: Mapping[str, str]) -> Split:
         (name,) = self.factors
