@@ -7,7 +7,7 @@ import pickle
 
 import pytest
 
-from shardwright.pcg.choice import COPIED, WHOLE, Choice, Partial, Split, axes_along, degrees, indivisible
+from shardwright.pcg.choice import COPIED, WHOLE, Choice, Partial, Split, axes_along, degrees, indivisible, sends
 from shardwright.pcg.dispatch import Sent
 from shardwright.pcg.errors import LayoutError
 from shardwright.pcg.factors import resolve
@@ -50,6 +50,7 @@ def test_what_choices_divide() -> None:
     assert [choice.blocks for choice in split] == [1, 1, 3, 1, 1]
     assert [choice.senders(5) for choice in split] == [1, 1, 1, 5, 1]
     assert [choice.sends for choice in split] == [False, False, False, True, False]
+    assert (sends(split), sends(split[:3])) == (True, False)
     assert [choice.factors for choice in split] == [(), (), ("o",), ("e", "t"), ("t",)]
     assert [choice.partial for choice in split] == [(), (0, 1), (), (), ()]
     assert degrees(split, (2, 3, 4, 5, 7)) == {"o": 4, "e": 5, "t": 35}
