@@ -7,8 +7,8 @@ what they give, or the buffer itself, which changes from microbatch to microbatc
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Set
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.layout import R
@@ -38,6 +38,41 @@ def find_additive(graph: Graph) -> Additive:
             return Additive(frozenset(ways), nodes)
         for key in wrong:
             del ways[key]
+
+
+def own_sums(graph: Graph, estimates: Set[str], is_own: Callable[[str], bool]) -> Graph:
+    """Buffers that add up to it have the microbatch's own sum, also where something else reads its estimate.
+
+    `estimates`: the reductions over time that are estimated. `is_own(name)`: whether a buffer is that of each
+    microbatch in turn, so that it may be read on the way.
+    """
+    sums, old = _sums_and_old(graph)
+    ways = [
+        _way(graph, name, sums | old.keys())
+        for key, name in graph.outputs
+        if _adds(key, name, sums, old) and is_own(key)
+    ]
+    way, own, nodes = frozenset[str]().union(*ways), dict[str, str](), list[Node]()
+    for node in graph.nodes:
+        inputs = tuple(own.get(name, name) for name in node.inputs)
+        if node.name not in way or (inputs == node.inputs and node.name not in estimates):
+            nodes.append(node)
+        elif node.name in old:
+            nodes.append(replace(node, inputs=inputs))
+        else:
+            own[node.name] = f"{node.name}.own"
+            nodes += [node, replace(node, name=own[node.name], inputs=inputs)]
+    return replace(graph, nodes=_without_unread(nodes, own.keys(), {name for _, name in graph.outputs}))
+
+
+def _without_unread(nodes: Sequence[Node], names: Collection[str], read: Set[str]) -> tuple[Node, ...]:
+    """Without those of these names that nothing reads any more."""
+    read, left = set(read), list[Node]()
+    for node in reversed(nodes):
+        if node.name not in names or node.name in read:
+            read.update(node.inputs)
+            left.append(node)
+    return tuple(reversed(left))
 
 
 def crosses_time(node: Node) -> bool:

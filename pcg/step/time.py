@@ -6,7 +6,8 @@ determines, such as the number of its targets, is computed from the whole batch.
 up along time (`pcg/step/additive.py`).
 
 Where users want that, a module's sums over the batch are *estimated* in each microbatch, from its own examples: it is
-n times its own summand. Then each microbatch has statistics of its own, as if it were a batch by itself.
+n times its own summand. Then each microbatch has statistics of its own, as if it were a batch by itself. A buffer that
+adds up takes the summand itself.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from shardwright.pcg.mesh import TIME
 from shardwright.pcg.offers import offered
 from shardwright.pcg.optable import ROWS
 from shardwright.pcg.parallel import REDUCE
-from shardwright.pcg.step.additive import crosses_time, find_additive
+from shardwright.pcg.step.additive import crosses_time, find_additive, own_sums
 from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.pcg.step.late import LOSS, sink_reductions, sum_of_shares, summand_of_loss
 from shardwright.pcg.types import is_float
@@ -38,6 +39,7 @@ def as_run(graph: Graph, execution: Execution = DEFAULT) -> Graph:
         return graph
     _check_sunk(graph, execution)
     if sums := {node.name for node in _estimates(graph, execution)}:
+        graph = own_sums(graph, sums, lambda buffer: execution.is_per_microbatch(buffer.rpartition(".")[0]))
         nodes = (made for node in graph.nodes for made in (_estimate(graph, node) if node.name in sums else (node,)))
         graph = replace(graph, nodes=tuple(nodes))
     return _mean_of_losses(graph)

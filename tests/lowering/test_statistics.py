@@ -55,6 +55,27 @@ class Statistics(nn.Module):
         return y.pow(2).mean() + 0.1 * F.relu(1 - spread).mean() + 0.01 * balance.exp() + 1.0
 
 
+class Loads(nn.Module):
+    """Buffers that add up, and are read elsewhere: before they are written, after, and the sum itself."""
+
+    load: Tensor
+    seen: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.product = nn.Linear(8, 8)
+        self.register_buffer("load", torch.ones(8))
+        self.register_buffer("seen", torch.zeros(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.product(x + 0.01 * self.seen).tanh()
+        counts = (y > 0).double().sum(0)
+        self.seen.add_(0.5 * counts)
+        self.load = self.load + counts
+        balance = (counts / counts.sum()).square().sum() + (self.load / self.load.sum()).square().sum()
+        return y.pow(2).mean() + balance * y.mean()
+
+
 def in_turn(model: nn.Module, batch: dict[str, Tensor], many: int) -> Step:
     """One process: forward and backward of one microbatch after the other; the loss is the mean of theirs."""
     model, total = copy.deepcopy(model), torch.zeros(())
@@ -99,6 +120,7 @@ def test_steps_are_those_of_microbatches_in_turn() -> None:
     cases = [
         (case(*in_double(*resnext(image_size=32, stem=8, width=8)), 2, execution), 2, several[:1], 1e-10),
         (case(Statistics().double(), {"x": torch.randn(16, 8).double()}, 4, execution), 4, several, 1e-10),
+        (case(Loads().double(), {"x": torch.randn(16, 8).double()}, 4, execution), 4, several, 1e-10),
         (case(*in_double(*mixture_of_experts()), 2, execution), 2, several[1:2], 1e-6),
     ]
     plans = [(c, planned(c, execution, many, roles)) for c, many, all_roles, _ in cases for roles in all_roles]
