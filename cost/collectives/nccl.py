@@ -2,7 +2,7 @@
 
 NCCL has algorithms (ring, double binary tree, NVLS: sums in the NVSwitch, NVLS tree: the same in nodes and trees across
 them) and protocols (LL: 8 bytes with a flag each, LL128: 120 of 128 bytes, Simple: large chunks). It takes the pair of
-the least **estimate** by tables of its own, which need not be the fastest. So does this module: `choices` gives the
+the least **estimate** by tables of its own, which need not be the fastest. So does this module: `candidates` gives the
 pairs, `curve` the time of the chosen one at every size.
 
     estimate   latency + S / bandwidth: src/graph/tuning.cc of NVIDIA/nccl, 2.27, with the links' own bandwidth in place
@@ -106,7 +106,7 @@ def generation(device_name: str) -> Generation:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class Candidate:
     """An algorithm under a protocol. The slope of NCCL's estimate and of the time change with the size."""
 
     name: str
@@ -177,18 +177,18 @@ def curve(
     """
     if collective == "all_to_all":
         return _exchange(links, factors)
-    found = [choice for choice in choices(collective, links, rows) if choice.name.startswith(algorithm)]
-    starts = sorted({0.0, *(start for choice in found for start in choice.starts())})
+    found = [candidate for candidate in candidates(collective, links, rows) if candidate.name.startswith(algorithm)]
+    starts = sorted({0.0, *(start for candidate in found for start in candidate.starts())})
     pieces: list[CurvePiece] = []
     for start, end in intervals(starts):
-        lines = [choice.estimate(start) for choice in found]
+        lines = [candidate.estimate(start) for candidate in found]
         for point, beyond in intervals([start, *sorted(x for x in crossings(lines) if start < x < end)], end):
             least = least_of(lines, point, beyond)
             pieces.append(CurvePiece(point, found[least].time(point, factors), found[least].phase(point)))
     return rising(pieces)
 
 
-def choices(collective: Collective, links: Sequence[Link], rows: Generation) -> list[Choice]:
+def candidates(collective: Collective, links: Sequence[Link], rows: Generation) -> list[Candidate]:
     """What NCCL can choose from; LL128 needs stores of 128 bytes to arrive whole, which PCIe does not promise."""
     whole = not any(link.kind in ("pcie", "host") for link in links)
     protocols = [protocol for protocol in PROTOCOLS if protocol != "LL128" or whole]
@@ -201,7 +201,7 @@ def choices(collective: Collective, links: Sequence[Link], rows: Generation) -> 
     return found
 
 
-def _ring(collective: Collective, links: Sequence[Link], rows: Generation, protocol: str) -> Choice:
+def _ring(collective: Collective, links: Sequence[Link], rows: Generation, protocol: str) -> Candidate:
     p, bus, channels = PROTOCOLS.index(protocol), _bus(links), num_channels(links, rows)
     nodes, n = num_nodes(links), prod(link.split for link in links)
     across = nodes > 1
@@ -226,10 +226,10 @@ def _ring(collective: Collective, links: Sequence[Link], rows: Generation, proto
             float(LL_BYTES_PER_CHANNEL_AND_RANK * n),
             max(slope, share / (min(rows.channel, _bus(links)) / 2) / 1e9),
         )
-    return Choice(f"{form.name} {protocol}", latency_us * 1e-6, slope, slope, (), *first)
+    return Candidate(f"{form.name} {protocol}", latency_us * 1e-6, slope, slope, (), *first)
 
 
-def _tree(links: Sequence[Link], rows: Generation, protocol: str) -> Choice:
+def _tree(links: Sequence[Link], rows: Generation, protocol: str) -> Candidate:
     p, nodes, channels = PROTOCOLS.index(protocol), num_nodes(links), num_channels(links, rows)
     bus = min(_bus(links) * 0.92, channels * rows.tree[_column(nodes)])
     if protocol == "LL":
@@ -239,20 +239,20 @@ def _tree(links: Sequence[Link], rows: Generation, protocol: str) -> Choice:
     steps = algorithms.tree(links, 2).steps
     latency_us = BASE_US["tree"][p] + sum(step.hops * _hop_us(step.link, "tree", p) for step in steps)
     slope = 2 / bus / 1e9
-    return Choice(f"tree {protocol}", latency_us * 1e-6, slope, slope, TREE_CORRECTION[p])
+    return Candidate(f"tree {protocol}", latency_us * 1e-6, slope, slope, TREE_CORRECTION[p])
 
 
-def _nvls(links: Sequence[Link], rows: Generation) -> Choice:
+def _nvls(links: Sequence[Link], rows: Generation) -> Candidate:
     inner, n = links[0], links[0].split
     bus = inner.bytes_per_s * rows.nvls_efficiency
     if len(links) == 1:
         share = float(algorithms.nvls(links).steps[0].share)
-        return Choice("nvls", NVLS_US * 1e-6, 6 / 5 / bus, share / bus, heads=NVLS_CHANNELS * n)
+        return Candidate("nvls", NVLS_US * 1e-6, 6 / 5 / bus, share / bus, heads=NVLS_CHANNELS * n)
     nodes, outer = num_nodes(links), _bus(links[1:]) * 1e9
     slope = 6 / 5 / min(bus, (outer if nodes == 2 else outer / 2) * rows.nvls_efficiency)
     beyond = sum(_wire_us(link) for link in links[1:])
     latency_us = NVLS_US + 2 * sum(step.hops for step in algorithms.tree(links[1:], 1).steps) * NVLS_NETWORK_US + beyond
-    return Choice("nvls tree", latency_us * 1e-6, slope, slope)
+    return Candidate("nvls tree", latency_us * 1e-6, slope, slope)
 
 
 def _exchange(links: Sequence[Link], factors: Factors) -> Curve:

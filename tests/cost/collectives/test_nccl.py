@@ -46,7 +46,7 @@ def names(collective: Collective, found: tuple[Link, ...], rows: Generation = HO
 
 def test_latencies_and_bandwidths_of_the_table() -> None:
     """tuning.cc by hand: a ring of 8 on one node."""
-    rings = {c.name: c for c in nccl.choices("all_reduce", links(machine(8)), HOPPER)}
+    rings = {c.name: c for c in nccl.candidates("all_reduce", links(machine(8)), HOPPER)}
     assert rings["ring LL"].latency_s == pytest.approx((6.6 + 14 * 0.6) * 1e-6)
     assert rings["ring LL128"].latency_s == pytest.approx((14 + 14 * 1.9) * 1e-6)
     assert rings["ring Simple"].latency_s == pytest.approx((8.4 + 14 * 3.4) * 1e-6)
@@ -61,7 +61,7 @@ def test_latencies_and_bandwidths_of_the_table() -> None:
 
 
 def test_latencies_across_nodes() -> None:
-    rings = {c.name: c for c in nccl.choices("all_reduce", links(machine(8, 4)), HOPPER)}
+    rings = {c.name: c for c in nccl.candidates("all_reduce", links(machine(8, 4)), HOPPER)}
     assert rings["ring LL"].latency_s == pytest.approx((6.6 + 2 * 28 * 1.0 + 2 * 3 * 2.7) * 1e-6)  # posts take longer
     assert rings["ring Simple"].latency_s == pytest.approx(1.4 * (8.4 + 2 * 28 * 3.4 + 2 * 3 * 14) * 1e-6)
     assert rings["tree LL"].latency_s == pytest.approx((6.8 + 2 * (7 * 0.6 + 2 * 5.0)) * 1e-6)
@@ -70,7 +70,9 @@ def test_latencies_across_nodes() -> None:
 
 def test_what_is_chosen_on_8_volta() -> None:
     """Published switches of that machine: LL to LL128 between 512 KiB and 1 MiB, to Simple between 8 and 16 MiB."""
-    rings = [c for c in nccl.choices("all_reduce", links(machine(8, gb_per_s=120)), VOLTA) if c.name.startswith("ring")]
+    rings = [
+        c for c in nccl.candidates("all_reduce", links(machine(8, gb_per_s=120)), VOLTA) if c.name.startswith("ring")
+    ]
 
     def chosen(num_bytes: float) -> str:
         return min(rings, key=lambda choice: choice.estimate(num_bytes).time_s(num_bytes)).name
@@ -99,12 +101,12 @@ def test_generations_choose_by_their_hardware() -> None:
     ids=["two", "pcie", "no switch", "across"],
 )
 def test_where_the_switch_cannot_sum(found: tuple[Link, ...]) -> None:
-    assert not any("nvls" in choice.name for choice in nccl.choices("all_reduce", found, HOPPER))
+    assert not any("nvls" in choice.name for choice in nccl.candidates("all_reduce", found, HOPPER))
 
 
 def test_pcie_has_no_ll128() -> None:
     pcie = links((replace(machine(8, gb_per_s=20)[0], kind="pcie"),))
-    assert {c.name for c in nccl.choices("all_reduce", pcie, AMPERE)} == {
+    assert {c.name for c in nccl.candidates("all_reduce", pcie, AMPERE)} == {
         f"{form} {protocol}" for form in ("ring", "tree") for protocol in ("LL", "Simple")
     }
 
@@ -135,7 +137,7 @@ def test_the_choice_need_not_be_the_fastest() -> None:
     found = links(machine(8))
     slower = nccl.curve("all_reduce", found, HOPPER, Tuning((("nvls", 3.0),), (("nvls", 3.0),)).factors)
     assert slower.at(64 * MIB).name == "nvls"
-    ring = next(c for c in nccl.choices("all_reduce", found, HOPPER) if c.name == "ring Simple")
+    ring = next(c for c in nccl.candidates("all_reduce", found, HOPPER) if c.name == "ring Simple")
     assert slower.time_s(64.0 * MIB) > ring.time(64 * MIB).time_s(64 * MIB)
 
 
@@ -151,7 +153,7 @@ def test_time_stands_still_while_channels_open() -> None:
 
 
 def test_an_nvls_chunk_waits_for_two_stages() -> None:
-    (nvls,) = [c for c in nccl.choices("all_reduce", links(machine(8)), HOPPER) if c.name == "nvls"]
+    (nvls,) = [c for c in nccl.candidates("all_reduce", links(machine(8)), HOPPER) if c.name == "nvls"]
     heads = 16 * 8
     for num_bytes, chunk in ((heads * 16384, 16384), (heads * 40000, 16384), (4e9, 131072)):
         expected = 25e-6 + (num_bytes + 2 * heads * chunk) * nvls.s_per_byte
