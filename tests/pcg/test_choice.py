@@ -4,17 +4,38 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import prod
+from typing import ClassVar, Self
 
+import numpy as np
 import pytest
 
-from shardwright.pcg.choice import COPIED, WHOLE, Choice, Partial, Split, axes_along, degrees, indivisible, sends
+from shardwright.pcg.choice import (
+    COPIED,
+    WHOLE,
+    Choice,
+    Exchange,
+    Partial,
+    Running,
+    Split,
+    axes_along,
+    degrees,
+    indivisible,
+    sends,
+)
 from shardwright.pcg.dispatch import Sent
 from shardwright.pcg.errors import LayoutError
-from shardwright.pcg.factors import resolve
-from shardwright.pcg.layout import C, P, R, S
+from shardwright.pcg.factors import Signature, resolve
+from shardwright.pcg.graph import Graph, Node, make_attrs
+from shardwright.pcg.interpret import denote, run_devices
+from shardwright.pcg.layout import C, Layout, Layouts, P, R, S
 from shardwright.pcg.offers import KINDS, alone, parse_choice, parse_choices, sending
 from shardwright.pcg.optable import ROWS
+from shardwright.pcg.row import Row
 from tests.each import each
+from tests.pcg.typed import leaf_node, make_mesh
 from tests.samples import SAMPLES
 
 VALUES: dict[str, Choice] = {
@@ -101,6 +122,57 @@ def test_every_choice_of_every_row_is_of_one_kind() -> None:
                 assert len(operands) == len(sample.shapes), (name, choice)
                 assert choice.factors or choice.partial or {*operands, result} in ({R}, {C}), (name, choice)
     assert seen == set(KINDS)
+
+
+# ---- a kind that is not in the tree ----
+
+
+@dataclass(frozen=True, slots=True)
+class Gather(Exchange):
+    """Rows that all devices of an axis have in the end."""
+
+    row_bytes: int
+
+    def sent(self, *, backward: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        return (self.size * self.row_bytes,), ()
+
+
+class Gathered(Choice):
+    """A linear layer whose rows are slices outside, and are gathered for its part of the output features."""
+
+    __slots__ = ()
+    exchange: ClassVar[type[Exchange] | None] = Gather
+    moves: ClassVar[tuple[str, ...]] = ("gather_copy",)
+
+    def __new__(cls) -> Self:
+        return super().__new__(cls, "o<_0", ("o", "_0"))
+
+    def layouts(self, signature: Signature, row: Row) -> tuple[Layouts, Layout]:
+        (rows, _), ((_, features), result) = (Split(name).layouts(signature, row) for name in ("_0", "o"))
+        return (rows[0], features), result
+
+    @property
+    def inner(self) -> Choice:
+        return Split("o")
+
+    @classmethod
+    def exchanges(cls, running: Running) -> Iterator[Exchange]:
+        num_bytes = 4 * prod(running.shapes.local_operands[0])
+        return (Gather(a, n, num_bytes) for a, n in enumerate(running.sizes) if isinstance(running.split[a], cls))
+
+
+def test_a_new_kind_is_inferred_run_and_asked_what_it_sends() -> None:
+    """Nothing but the class says what it is: types, the interpreter and what is sent follow from it."""
+    x, w = leaf_node("x", (8, 6), layouts=(S(0), S(0))), leaf_node("w", (4, 6), layouts=(R, S(0)))
+    node = Node("y", "linear", ("x", "w"), (), (Split("_0"), Gathered()))
+    copied = Node("c", "replicate", ("w",), make_attrs(axis="dp"))
+    graph = Graph((x, w, copied, replace(node, inputs=("x", "c"))), (), make_mesh(2, 2))
+    assert graph.types["y"].layouts == (S(0), S(1))
+    leaves = {name: np.random.default_rng(0).standard_normal(shape) for name, shape in (("x", (8, 6)), ("w", (4, 6)))}
+    held = run_devices(graph, leaves)["y"]
+    assert np.allclose(denote(held, graph.types["y"], graph.mesh), leaves["x"] @ leaves["w"].T)
+    (sent,) = graph.exchanges(graph.by_name["y"])
+    assert (sent.axis, sent.size, sent.sent(backward=False)) == (1, 2, ((2 * 4 * 2 * 6,), ()))
 
 
 def test_indivisible() -> None:
