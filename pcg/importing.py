@@ -41,6 +41,9 @@ def names_by_first(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[str, 
     return {group[0]: tuple(group) for group in names.values()}
 
 
+_KEEPING = {torch.ops.aten.detach.default, torch.ops.aten.clone.default, torch.ops.aten._to_copy.default}
+
+
 def _constant_name(target: str, value: torch.Tensor) -> str:
     """Export numbers the tensors that forward makes, as it comes upon them; they are named by their elements here."""
     if re.fullmatch(r"lifted_tensor_\d+", target) is None or isinstance(value, FakeTensor):
@@ -161,7 +164,15 @@ class Importer:
             whole, index = node.args
             self.values[node] = self.values[whole][index]  # type: ignore[index]
         elif node.users and _operator_name(node) not in IGNORED and not self._casts_parameter(node):
-            self._lift(node, _source(node))
+            self._lift(node, self._source(node))
+
+    def _source(self, node: torch.fx.Node) -> Source:
+        """Where a node comes from. What is done after forward to a buffer's new value belongs to where that is made."""
+        source, operand = _source(node), node.args[0] if node.args else None
+        if source == Source() and node.target in _KEEPING and isinstance(operand, torch.fx.Node):
+            made = self.builder.nodes.get(str(self.values.get(operand)))
+            return source if made is None or made.is_leaf else made.source
+        return source
 
     def _casts_parameter(self, node: torch.fx.Node) -> bool:
         """Whether `pcg.casting` does, before the forward: it is lifted where it is read first."""

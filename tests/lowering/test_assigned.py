@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,7 +11,8 @@ from torch import Tensor, nn
 from shardwright.api import compile
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.lowering.launch import run_ranks
-from tests.lowering.runs import whole
+from tests.lowering.pipelines import evenly, of_one_stage
+from tests.lowering.runs import Case, whole
 
 BATCH = {"x": torch.randn(8, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)}
 STEPS = 3
@@ -164,3 +166,64 @@ def test_what_forward_assigns_moves_as_in_one_process() -> None:
                 assert torch.allclose(
                     found[name], torch.as_tensor(value, dtype=found[name].dtype), rtol=0, atol=1e-11
                 ), name
+
+
+class Carrying(Counting):
+    """A buffer whose new value has a gradient, another in float32, and state that is no buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("graded", torch.zeros(4, dtype=torch.float64))
+        self.register_buffer("short", torch.zeros(4))
+        self.memory: Tensor | None = None
+        self.recent = [torch.zeros(4, dtype=torch.float64)]
+        self.num_calls = 0
+
+    def forward(self, y: Tensor) -> Tensor:
+        y = (
+            y
+            + 0.1 * (torch.zeros_like(y) if self.memory is None else self.memory)
+            + self.recent[0]
+            + self.short.detach()
+        )
+        self.num_calls += 1
+        z = torch.tanh(self.inner(y)) / self.num_calls + 0.1 * self.graded.detach()
+        self.graded = 0.5 * self.graded.detach() + z.mean(0)
+        self.short = z.mean(0).float()
+        self.memory, self.recent[0] = z.detach(), moved(self.recent[0], z)
+        return super().forward(y + z)
+
+
+class Stack(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.up = nn.Linear(6, 4, dtype=torch.float64)
+        self.blocks = nn.ModuleList(Carrying() for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.tanh(self.up(x))
+        for block in self.blocks:
+            y = block(y)
+        return (y**2).mean()
+
+
+def test_stages_have_the_state_of_one_process() -> None:
+    """Of buffers whose new value has a gradient, which is detached after forward, and of what is no buffer."""
+    model = Stack()
+    expected = trained(eager_step, model)
+    for number, block in enumerate(model.blocks):
+        assert isinstance(block, Carrying)
+        assert block.memory is not None
+        of_block = {"memory": block.memory, "recent[0]": block.recent[0], "num_calls": torch.tensor(block.num_calls)}
+        expected |= {f"blocks.{number}.{name}": value for name, value in of_block.items()}
+    case = Case(Stack(), BATCH)
+    graph = of_one_stage(case, (), 1)
+    plans = [(graph, evenly(graph, 2)), (graph, evenly(graph, 2, "gpipe"))]
+    body = partial(trained, lambda parallel: parallel.forward_backward(**BATCH))
+    for (_, execution), by_rank in zip(plans, case.on_ranks_of(plans, body), strict=True):
+        assert {"blocks.0.memory", "blocks.3.graded", "blocks.1.short"} <= set().union(*by_rank) <= expected.keys()
+        for name, value in (pair for found in by_rank for pair in found.items()):
+            torch.testing.assert_close(value, expected[name], rtol=1e-10, atol=1e-12, msg=f"{execution}, {name}")
+        missing = expected.keys() - set().union(*by_rank)
+        assert {name.rpartition(".")[2] for name in missing} <= {"num_calls"}, missing  # a number of the program's own
