@@ -66,9 +66,15 @@ class Settings:
 
     @property
     def checkpointing(self) -> str:
-        """In torchtitan's words; what is chosen value by value is nearest to "selective"."""
+        """What is made again: none, selective, full, or "by block" or "by value" where that is chosen so."""
         again = self.other.execution.recompute
-        return again if isinstance(again, str) else "selective"
+        if isinstance(again, str):
+            return again
+        return "by block" if all(isinstance(mode, str) for _, mode in again) else "by value"
+
+
+_NEAREST = {"by block": "selective", "by value": "memory_budget"}
+"""Torchtitan's modes."""
 
 
 class ByHandReport(Report):
@@ -102,8 +108,9 @@ class ByHandReport(Report):
 
 def _notes(own: Settings) -> list[str]:
     found = ["blocks stands for the model's repeated layers"]
-    if not isinstance(own.other.execution.recompute, str):
-        found.append("what it makes again is chosen value by value here; selective is the nearest that can be set")
+    if nearest := _NEAREST.get(own.checkpointing):
+        how = "block by block" if own.checkpointing == "by block" else "value by value"
+        found.append(f"what it makes again is chosen {how} here; {nearest} is torchtitan's nearest mode")
     if own.other.execution.num_stages > 1:
         found.append("FSDP2 has no pipeline stages; torchtitan has")
     if own.other.lifetimes and own.other.lifetimes[0] == "zero-1" and own.other.mesh.num_microbatches > 1:
@@ -130,6 +137,10 @@ def _fsdp2(own: Settings) -> list[str]:
         lines += ["for block in blocks:", "    checkpoint(block)"]
     if own.checkpointing == "selective":
         lines += ["for block in blocks:", "    checkpoint(block.attention)"]
+    if own.checkpointing == "by block":
+        lines += ["for block in some_blocks:", "    checkpoint(block)"]
+    if own.checkpointing == "by value":
+        lines.append("# make values again by a policy: torch.utils.checkpoint.create_selective_checkpoint_contexts")
     if data == ["replicate"]:
         lines.append('replicate(model, mesh=mesh["replicate"])' if len(axes) > 1 else "DistributedDataParallel(model)")
     elif data:
@@ -167,4 +178,4 @@ def _torchtitan(own: Settings) -> list[str]:
     ]
     if execution.num_stages > 1:
         lines.append(f'pipeline_parallel_schedule = "{_SCHEDULES.get(execution.schedule, execution.schedule)}"')
-    return [*lines, "[activation_checkpoint]", f'mode = "{own.checkpointing}"']
+    return [*lines, "[activation_checkpoint]", f'mode = "{_NEAREST.get(own.checkpointing, own.checkpointing)}"']

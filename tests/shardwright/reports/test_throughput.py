@@ -136,14 +136,21 @@ def test_plans_by_hand_as_settings() -> None:
     tensor = by_hand(
         only(plan, "data 2 x tensor 2", execution=again, lifetimes=("zero-1",), mesh=Mesh.of(mb=2, dp=2, tp=2))
     )
-    assert "chosen value by value here; selective is the nearest" in tensor["Best plan by hand"]
+    assert "chosen value by value here; memory_budget is torchtitan's nearest mode" in tensor["Best plan by hand"]
+    assert "# make values again by a policy: torch.utils.checkpoint.create_selective" in tensor["In FSDP2"]
+    assert "checkpoint(block" not in tensor["In FSDP2"]
     assert "set_requires_gradient_sync(False)" in tensor["Best plan by hand"]
     assert "mesh_dim_names=('shard', 'tp')" in tensor["In FSDP2"]
     assert (
         "reshard_after_forward=False, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16" in tensor["In FSDP2"]
     )
     assert "tensor_parallel_degree = 2" in tensor["In torchtitan"]
-    assert 'mode = "selective"' in tensor["In torchtitan"]
+    assert 'mode = "memory_budget"' in tensor["In torchtitan"]
+    by_block = Execution(recompute=(("layers.0", "full"), ("*", "none")))
+    some = by_hand(only(plan, "ZeRO-3", execution=by_block, mesh=Mesh.of(dp=4)))
+    assert "chosen block by block here; selective is torchtitan's nearest mode" in some["Best plan by hand"]
+    assert "for block in some_blocks:\n    checkpoint(block)" in some["In FSDP2"]
+    assert 'mode = "selective"' in some["In torchtitan"]
     staged = Execution(num_stages=2, num_microbatches=4, schedule="1f1b", recompute="full")
     pipeline = by_hand(only(plan, "ZeRO-3", execution=staged, lifetimes=("zero-1",), mesh=Mesh.of(mb=4, dp=2)))
     assert "FSDP2 has no pipeline stages; torchtitan has" in pipeline["Best plan by hand"]
