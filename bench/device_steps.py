@@ -151,7 +151,7 @@ def run(setup: Setup, models: Sequence[str], modes: Sequence[str], num_operators
         programs = Programs(graph, cluster)
         for mode in modes:
             print(f"measuring: {title}, {mode}", file=sys.stderr, flush=True)
-            timeline = simulate(programs.program(Execution(setup.precision, compiled=MODES[mode])))
+            timeline = simulate(programs.program(Execution.of(setup.precision, compiled=MODES[mode])))
             try:
                 found = measure(name, setup, compiled=MODES[mode])
                 rows.append(Row(title, mode, timeline.step_s, timeline.stages[0].memory, *found))

@@ -53,13 +53,14 @@ from shardwright.lowering.pipeline import Pipeline
 from shardwright.pcg.capture import capture
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
-from shardwright.pcg.step.execution import Execution, Schedule
+from shardwright.pcg.step.execution import Execution
+from shardwright.pcg.step.pipelining import ScheduleName
 from shardwright.search.planner import Planner
 from shardwright.search.restrict import DATA
 
 HEADING = "## Pipeline stages"
 TIMEOUT_S = 900.0
-THEIRS: Mapping[Schedule, Any] = {
+THEIRS: Mapping[ScheduleName, Any] = {
     "gpipe": ScheduleGPipe,
     "1f1b": Schedule1F1B,
     "interleaved": ScheduleInterleaved1F1B,
@@ -76,7 +77,7 @@ class Way:
 
     size: Size
     num_stages: int
-    schedule: Schedule
+    schedule: ScheduleName
     many: int = 8
     tied: bool = False
 
@@ -96,7 +97,7 @@ class Way:
         """The embedding is a section of its own before the first block, the head behind the last one."""
         split = [len(blocks) for blocks in self.blocks]
         split[0], split[-1] = split[0] + 1, split[-1] + 1
-        return Execution(
+        return Execution.of(
             num_stages=self.num_stages, chunks_per_stage=self.chunks, schedule=self.schedule, split=tuple(split)
         )
 

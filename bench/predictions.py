@@ -81,7 +81,7 @@ def measure() -> Results:
     known = {p.run.gpu: Constants.known(p.run.gpu) for p in bf16}
     dated = {p.run.gpu: Constants.dated(p.run.gpu, p.cluster.device) for p in bf16}
     old = [p for p in plans if p.run.table == "earlier"]
-    soon = [replace(p, execution=replace(p.execution, late_gathers=False)) for p in old]
+    soon = [replace(p, execution=p.execution.having(late_gathers=False)) for p in old]
     constants = by_offset[MAIN_OFFSET].constants
     return Results(
         predicted(bf16, names=shipped),

@@ -73,7 +73,7 @@ def mesh_and_roles(run: Run) -> tuple[Mesh, tuple[str, ...]]:
 def execution(run: Run) -> Execution:
     """How a run was executed. llm-foundry ran eagerly; Megatron fuses what is pointwise."""
     megatron = run.table == "Megatron-Bridge"
-    return Execution(
+    return Execution.of(
         precision=run.precision,
         compiled=megatron,
         recompute="full" if run.recompute else "none",

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from dataclasses import replace
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -52,7 +51,7 @@ def whole(run: Run) -> Graph:
 
 def fused(run: Execution) -> Execution:
     """The same under bf16 autocast, pointwise operators fused."""
-    return replace(run, precision="amp_bf16", compiled=True)
+    return run.having(precision="amp_bf16", compiled=True)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -66,12 +65,12 @@ def main(arguments: list[str] | None = None) -> int:
         given, start = theirs(run, certified), time.process_time()
         plan = ours(run, certified)
         seconds = time.process_time() - start
-        own, how = predict(plan.graph, plan.cluster, fused(plan.execution)), plan.execution
+        own, how = predict(plan.graph, plan.cluster, fused(plan.execution)), plan.execution.schedule
         slower += own.step_s > given.step_s * (1 + 1e-9)
         print(
             f"{run.name}: theirs {given.step_s * 1e3:.0f} ms, {given.memory.total_bytes / 2**30:.1f} GiB; plan "
             f"{own.step_s * 1e3:.0f} ms, {own.memory.total_bytes / 2**30:.1f} GiB ({how.num_stages} stages of "
-            f"{plan.mesh}, {how.schedule} × {how.chunks_per_stage}); {given.step_s / own.step_s - 1:+.1%}; "
+            f"{plan.mesh}, {how.name} × {how.chunks_per_stage}); {given.step_s / own.step_s - 1:+.1%}; "
             f"{seconds:.0f} s of CPU with capture",
             flush=True,
         )

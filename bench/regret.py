@@ -37,8 +37,8 @@ from shardwright.pcg.capture import capture
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import TIME, Mesh
-from shardwright.pcg.step.execution import SCHEDULES
 from shardwright.pcg.step.parameters import blocks_of
+from shardwright.pcg.step.pipelining import SCHEDULES
 from shardwright.pcg.step.precisions import Precision
 from shardwright.pcg.step.recompute import RECOMPUTES
 from shardwright.search.plan import Plan
@@ -308,9 +308,9 @@ class Drawer:
         names = [name for name in free.mesh.names if name != TIME]
         mesh = {name: free.mesh.sizes[free.mesh.index(name)] for name in names}
         pin = Pin()
-        if run.num_stages > 1:
-            pin["stages"] = list(self.on.parts and [p.num_devices for p in self.on.parts]) if run.stage_sizes else (
-                run.num_stages)  # fmt: skip
+        if run.schedule.num_stages > 1:
+            by_part = list(self.on.parts and [p.num_devices for p in self.on.parts])
+            pin["stages"] = by_part if run.schedule.stage_sizes else run.schedule.num_stages
         if random.random() < 0.7:
             pin["mesh"] = mesh
         own = min(range(len(self.counts)), key=lambda i: abs(self.counts[i] - free.mesh.num_microbatches))
@@ -345,7 +345,7 @@ class Bench:
         free = self.plan(own, {})
         assert free is not None
         cpu_s = time.process_time() - start
-        free_s, way = step_s(own, free), f"{free.mesh}, {free.execution.num_stages} stages"
+        free_s, way = step_s(own, free), f"{free.mesh}, {free.execution.schedule.num_stages} stages"
         tell(f"{self.name}, {on}: {free_s or 0:.4f} s {way} ({cpu_s:.1f} s)")
         drawer = Drawer(next(iter(self.graphs.values())), own, self.model.precisions, Random(f"{self.name}, {on}"))
         pinned = list[Pinned]()

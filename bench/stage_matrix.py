@@ -41,9 +41,10 @@ from shardwright.pcg.errors import PlanError, ShardwrightError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.stages import cut
-from shardwright.pcg.step.execution import SCHEDULES, Execution, Schedule
+from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.lifetimes import ZEROS, Zero, with_lifetimes
 from shardwright.pcg.step.operations import Operations
+from shardwright.pcg.step.pipelining import SCHEDULES, ScheduleName
 from shardwright.pcg.step.recompute import Recompute
 from shardwright.pcg.step.sections import sections, units
 from shardwright.pcg.step.time import as_run
@@ -80,7 +81,7 @@ class Cell:
 
     @property
     def num_ranks(self) -> int:
-        return self.graph.mesh.num_devices * self.execution.num_stages
+        return self.graph.mesh.num_devices * self.execution.schedule.num_stages
 
     def __str__(self) -> str:
         return f"{self.model:9} {self.kind:8} {self.num_ranks} ranks  {self.text}"
@@ -142,7 +143,7 @@ class _Asked:
     stages: int
     inside: Inside
     many: int
-    schedule: Schedule
+    schedule: ScheduleName
     zero: Zero
     recompute: Recompute
 
@@ -159,7 +160,7 @@ class _Asked:
 
     def _planned(self, prepared: Prepared) -> tuple[Graph, Execution]:
         schedule, chunks = self.schedule, 2 if self.schedule == "interleaved" else 1
-        execution = Execution(
+        execution = Execution.of(
             num_stages=self.stages, chunks_per_stage=chunks, schedule=schedule, recompute=self.recompute
         )
         sizes = dict.fromkeys("xyz"[: len(self.inside)], 2) or {"x": 1}
@@ -167,9 +168,9 @@ class _Asked:
         planner = Planner(default_cluster(2 ** len(self.inside)), CERTIFIED, precision=prepared.precision)
         graph = planner.solve(prepared.captured.graph, mesh, self.inside or (DATA,), self.model).graph
         graph = with_lifetimes(graph, {leaf.name: self.zero for leaf in graph.leaves("parameter")})
-        many, parts = number_of_sections(graph, execution), execution.num_virtual_stages
+        many, parts = number_of_sections(graph, execution), execution.schedule.num_virtual_stages
         split = tuple(many // parts + (part < many % parts) for part in range(parts))
-        execution = replace(execution, split=split)
+        execution = execution.having(split=split)
         cut(as_run(graph, execution), execution)
         return graph, execution
 
@@ -185,7 +186,7 @@ def at_random(number: int) -> Cell | Refused:
     """The case of a number."""
     draw = random.Random(f"stages {number}")
     stages = draw.choice((2, 2, 2, 3, 4))
-    schedule: Schedule = draw.choice(SCHEDULES)
+    schedule: ScheduleName = draw.choice(SCHEDULES)
     most = SECTIONS // stages
     if schedule == "interleaved" and most == 1:
         schedule = "1f1b"
@@ -204,7 +205,7 @@ def at_random(number: int) -> Cell | Refused:
         many_sections, parts = number_of_sections(graph, execution), stages * chunks
         ends = sorted(draw.sample(range(1, many_sections), parts - 1))
         split = tuple(b - a for a, b in zip([0, *ends], [*ends, many_sections], strict=True))
-        execution = replace(execution, num_stages=stages, chunks_per_stage=chunks, schedule=schedule, split=split)
+        execution = execution.having(num_stages=stages, chunks_per_stage=chunks, schedule=schedule, split=split)
         cut(as_run(graph, execution), execution)
     except (PlanError, TooLongError, FieldError) as error:
         return Refused(text, str(error))

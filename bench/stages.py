@@ -14,7 +14,6 @@ import argparse
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import pairwise
 from math import inf
 from typing import NamedTuple
@@ -109,7 +108,7 @@ class Grid:
         for zero in ("zero-1", "zero-2", "zero-3") if ZERO in way.roles else ("zero-1",):
             for mode in RECOMPUTES:
                 try:
-                    fits = self._costed(way, many, zero, Execution(recompute=mode, num_stages=way.stages))
+                    fits = self._costed(way, many, zero, Execution.of(recompute=mode, num_stages=way.stages))
                 except PlanError:
                     continue
                 if fits:
@@ -125,9 +124,9 @@ class Grid:
         )
         self._take(found, run, way, many, zero)
         if way.stages > 1 and found.prediction.step_s < _FAR * self.best[0]:
-            self._take(found, replace(run, schedule="zero-bubble"), way, many, zero)
+            self._take(found, run.having(schedule="zero-bubble"), way, many, zero)
             for chunks in _CHUNKS if many % way.stages == 0 else ():
-                self._take(found, replace(run, schedule="interleaved", chunks_per_stage=chunks), way, many, zero)
+                self._take(found, run.having(schedule="interleaved", chunks_per_stage=chunks), way, many, zero)
         return found.fits
 
     def _take(self, found: Candidate, run: Execution, way: Way, many: int, zero: Zero) -> None:
@@ -138,7 +137,10 @@ class Grid:
         self.num_costed += 1
         if self.solver.fits(prediction) and prediction.step_s < self.best[0]:
             words = f"{way.stages} stages, {way.mesh} {'/'.join(way.roles)}, {many} microbatches, {zero}"
-            self.best = prediction.step_s, f"{words}, {run.recompute}, {run.schedule} × {run.chunks_per_stage}"
+            self.best = (
+                prediction.step_s,
+                f"{words}, {run.recompute}, {run.schedule.name} × {run.schedule.chunks_per_stage}",
+            )
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -168,8 +170,8 @@ def main(arguments: list[str] | None = None) -> int:
         own, run = plan.prediction.step_s, plan.execution
         slower += own > grid_s * (1 + 1e-9)
         print(
-            f"{name}: plan {own * 1e3:.1f} ms ({run.num_stages} stages of {plan.mesh}, {run.schedule} × "
-            f"{run.chunks_per_stage}), without stages {plain.prediction.step_s * 1e3:.1f} ms; "
+            f"{name}: plan {own * 1e3:.1f} ms ({run.schedule.num_stages} stages of {plan.mesh}, {run.schedule.name} × "
+            f"{run.schedule.chunks_per_stage}), without stages {plain.prediction.step_s * 1e3:.1f} ms; "
             f"grid {grid_s * 1e3:.1f} ms ({words}; {grid.num_costed} costed); CPU: grid, plain, plan "
             f"{', '.join(f'{b - a:.0f} s' for a, b in pairwise(times))}",
             flush=True,

@@ -18,7 +18,6 @@ import gc
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 from torch import Tensor, nn
 
@@ -74,8 +73,8 @@ def report(name: str, graph: Graph, nodes: int, execution: Execution) -> None:
     costs_s = cpu_s(lambda: node_costs(graph, cluster))
     first_s = cpu_s(lambda: simulate(program(graph, cluster, execution, repeats)))
     programs = Programs(graph, cluster, repeats)
-    counts = iter(range(execution.num_microbatches, 10_000))
-    again_s = cpu_s(lambda: simulate(programs.program(replace(execution, num_microbatches=next(counts)))))
+    counts = iter(range(execution.assumed.num_microbatches, 10_000))
+    again_s = cpu_s(lambda: simulate(programs.program(execution.having(num_microbatches=next(counts)))))
     trace_s = cpu_s(lambda: trace(found))
     busiest, fullest = found.busiest, found.fullest
     print(f"{name}: costs {seconds(costs_s)}, timeline {seconds(first_s)}, again with another number of microbatches "
@@ -87,9 +86,9 @@ def report(name: str, graph: Graph, nodes: int, execution: Execution) -> None:
 
 def main() -> None:
     """Both sizes."""
-    large = Execution("amp_bf16", compiled=True, num_stages=16, num_microbatches=16, shard_optimizer=True,
+    large = Execution.of("amp_bf16", compiled=True, num_stages=16, num_microbatches=16, shard_optimizer=True,
                       recompute="full")  # fmt: skip
-    small = Execution("amp_bf16", compiled=True, num_microbatches=16, shard_optimizer=True, recompute="full")
+    small = Execution.of("amp_bf16", compiled=True, num_microbatches=16, shard_optimizer=True, recompute="full")
     wide, narrow = planned(128, 8), planned(1, 8)
     report("16,384 GPUs, 16 stages of dp 128 × tp 8", wide, 2048, large)
     report("8 GPUs, 1 stage of dp 1 × tp 8", narrow, 1, small)

@@ -226,11 +226,12 @@ def details(programs: Programs, execution: Execution = DEFAULT) -> Details:
     timeline = simulate(made)
     if repeats:
         table = {name: _many(cost, repeats.get(_block(graph.by_name[name]), 1)) for name, cost in table.items()}
-    optimizer_s, stages = sum([table[n.name].compute_s for n in graph.leaves("parameter")]), execution.num_stages
+    optimizer_s = sum([table[n.name].compute_s for n in graph.leaves("parameter")])
+    stages = execution.schedule.num_stages
     compute_s = sum([c.compute_s for c in table.values()]) - optimizer_s
     if stages > 1:
         passes_s, optimizer_s = made.compute_s(timeline.stages.index(timeline.busiest))
-        compute_s = passes_s / execution.num_microbatches  # of the graph's batch, as the table is
+        compute_s = passes_s / execution.assumed.num_microbatches  # of the graph's batch, as the table is
     prediction = Prediction(
         timeline.step_s,
         compute_s,

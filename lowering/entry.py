@@ -66,7 +66,7 @@ class Entry:
         self.capture_check = spec.capture_check
         self._products: Precision | None = spec.precision if ranks.device.type == "cuda" else None
         set_products(self._products)
-        is_cut = self.execution.num_virtual_stages > 1
+        is_cut = self.execution.schedule.num_virtual_stages > 1
         stages = cut(graph, self.execution) if is_cut else Stages(graph, {}, (), ranks.meshes)
         self.graph = graph = replace(graph, mesh=ranks.mesh) if graph.mesh != ranks.mesh else graph
         self.store, wanted = store, places(graph, stages)
@@ -102,8 +102,7 @@ class Entry:
         shared_by_stages = Shared(ranks, dict(self._shared(stages)))
         for runner in self.runners:
             runner.reducer.hold_back = shared_by_stages.hold_back
-        many = replace(execution, num_microbatches=self.graph.mesh.num_microbatches)
-        items = orders(many)[ranks.stages.rank]
+        items = orders(execution.schedule, self.graph.mesh.num_microbatches)[ranks.stages.rank]
         around = self._loss_axis, self._by_microbatch, shared_by_stages
         self.pipeline = Pipeline(stages, self.runners, items, ranks, *around)
 

@@ -53,12 +53,14 @@ class Outside:
     @cached_property
     def actions(self) -> Actions:
         """What is done when: the program has those of forward, the runtime those of backward."""
-        return actions(self.chunk, hold=self.execution.num_virtual_stages == 1, two=self.in_two)
+        return actions(self.chunk, hold=self.execution.schedule.num_virtual_stages == 1, two=self.in_two)
 
     @property
     def in_two(self) -> bool:
         """Whether backward has two parts."""
-        return in_two(self.execution.schedule, (self.graph.types[node.name] for node in self.graph.leaves("received")))
+        return in_two(
+            self.execution.schedule.name, (self.graph.types[node.name] for node in self.graph.leaves("received"))
+        )
 
     @cached_property
     def apart(self) -> frozenset[str]:

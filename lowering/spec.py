@@ -49,14 +49,14 @@ class Key(NamedTuple):
 
 def check_stages(graph: Graph, execution: Execution, precision: Precision | None) -> None:
     """Raise a `PlanError` for what cannot be run in pipeline stages."""
-    if execution.num_virtual_stages == 1:
+    if execution.schedule.num_virtual_stages == 1:
         return
     if (problem := not_run(graph, precision)) is not None:
         raise PlanError(problem)
     if precision is not None and DTYPES[precision].is_scaled:  # every stage looks for overflows, in its gradients
         parts = cut(graph, execution).graphs
-        for stage in range(execution.num_stages):
-            own = parts[stage :: execution.num_stages]
+        for stage in range(execution.schedule.num_stages):
+            own = parts[stage :: execution.schedule.num_stages]
             if not any(part.types[leaf.name].grad for part in own for leaf in part.leaves("parameter")):
                 other = in_bf16(precision)
                 raise PlanError(f"{precision}: nothing is trained in stage {stage}; use {other}, or no stages")

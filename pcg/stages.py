@@ -224,8 +224,10 @@ def cut(graph: Graph, execution: Execution) -> Stages:
     Raises:
         PlanError: there is no split, or it does not fit the graph.
     """
-    if not execution.split:
-        raise PlanError(f"{execution.num_virtual_stages} virtual stages without a split; say how blocks are spread")
+    if not execution.schedule.split:
+        raise PlanError(
+            f"{execution.schedule.num_virtual_stages} virtual stages without a split; say how blocks are spread"
+        )
     where = _where(Operations(graph, execution))
     last: dict[str, int] = {}
     for node in graph.nodes:
@@ -235,7 +237,7 @@ def cut(graph: Graph, execution: Execution) -> Stages:
     order = [name for name in last if name in where]
     sent = tuple(
         tuple(name for name in order if where[name] <= stage < last[name])
-        for stage in range(execution.num_virtual_stages - 1)
+        for stage in range(execution.schedule.num_virtual_stages - 1)
     )
     stages = Stages(graph, where, sent, stage_meshes(graph.mesh, execution))
     _check_buffers(stages, execution)
@@ -256,7 +258,7 @@ def _check_buffers(stages: Stages, execution: Execution) -> None:
                 f"buffer {key!r} is read in virtual stages {sorted(read)}, and written in {sorted(write)} from what "
                 "depends on parameters, so that the others would not see it; spread the blocks so that one has it all"
             )
-        if len({k % execution.num_stages for k in write}) < len(write):
+        if len({k % execution.schedule.num_stages for k in write}) < len(write):
             raise PlanError(
                 f"buffer {key!r} is written in virtual stages {sorted(write)}, of which the same devices have several; "
                 "use another schedule than 'interleaved'"
@@ -284,7 +286,7 @@ def _where(operations: Operations) -> dict[str, int]:
             own = 0 if node.op in (*_LATE, *_EARLY) else listed.get(node.name, 0)
             found[node.name] = max([own, *(found[i] for i in node.inputs if i in found)])
     if dict(graph.outputs).get(LOSS) in found:
-        found[graph.loss] = execution.num_virtual_stages - 1
+        found[graph.loss] = execution.schedule.num_virtual_stages - 1
     results = {name for _, name in graph.outputs}
     for node in reversed(graph.nodes):
         if node.op in _LATE and node.name in found and node.name not in results:
@@ -296,6 +298,6 @@ def _listed(operations: Operations) -> Iterator[tuple[str, int]]:
     """The virtual stage of the section of every operation."""
     parts = sections(operations, {}, by_block=True)
     number_of = iter(units(parts))
-    for stage, share in enumerate(spread(parts, operations.execution.split)):
+    for stage, share in enumerate(spread(parts, operations.execution.schedule.split)):
         for _ in range(sum(times for _, times in share)):
             yield from ((operation.name, stage) for operation in parts[next(number_of)].stretch.operations)

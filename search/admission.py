@@ -19,6 +19,7 @@ from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.rows.experts import ACTIVATIONS
 from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.meshes import first_ranks, in_words, num_devices, stage_meshes
+from shardwright.pcg.step.pipelining import Schedule
 from shardwright.pcg.types import ITEM_BYTES, is_float
 
 MOST_BYTES = 2**80
@@ -60,7 +61,7 @@ def _stages(told: Mapping[str, Any]) -> int:
 def _sized(told: Mapping[str, Any]) -> Execution:
     """What it says about the sizes of stages."""
     sizes = told.get("execution", {}).get("stage_sizes", ())
-    return Execution(num_stages=_stages(told), stage_sizes=tuple(sizes))
+    return Execution(schedule=Schedule(num_stages=_stages(told), stage_sizes=tuple(sizes)))
 
 
 def _check_split(told: Mapping[str, Any]) -> None:

@@ -19,7 +19,8 @@ from shardwright.pcg import checks
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.layout import Layout
 from shardwright.pcg.mesh import Mesh
-from shardwright.pcg.step.execution import SCHEDULES, Execution, Schedule
+from shardwright.pcg.step.execution import Execution
+from shardwright.pcg.step.pipelining import SCHEDULES, ScheduleName
 from shardwright.pcg.step.recompute import GivenByBlock, Recompute, RecomputeByBlock
 from shardwright.pcg.step.recompute import fits as name_fits
 
@@ -166,7 +167,7 @@ class Asked:
     recompute: RecomputeMode | None = None
     pins: tuple[str, ...] = ()
     stages: Stages | None = None
-    schedule: Schedule | None = None
+    schedule: ScheduleName | None = None
 
     def __post_init__(self) -> None:
         if self.recompute is not None:

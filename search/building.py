@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import replace
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -389,11 +388,11 @@ def shares(run: Execution, mesh: Mesh) -> tuple[float, float]:
 
     It keeps the values of as many microbatches as its schedule has in flight there.
     """
-    if run.num_stages == 1:
+    if run.schedule.num_stages == 1:
         return 1.0, 1.0
-    share = run.share_of_largest
-    in_flight = most_in_flight(replace(run, num_microbatches=mesh.num_microbatches), 0)
-    return share, in_flight * share / run.chunks_per_stage
+    share = run.schedule.share_of_largest
+    in_flight = most_in_flight(run.schedule, mesh.num_microbatches, 0)
+    return share, in_flight * share / run.schedule.chunks_per_stage
 
 
 def _most_bytes(graph: Graph) -> float:

@@ -9,7 +9,6 @@ number of their draw as an attribute, and must come in the same order.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from shardwright.pcg.errors import GraphError, PlanError
 from shardwright.pcg.graph import Graph, Node
@@ -58,7 +57,7 @@ def check_plan(
         raise PlanError(f"plan for {plan.model!r}: {found}; make the plan again, or compile it with its rule file")
     try:
         run = as_run(plan.graph, plan.execution)
-        if plan.execution.num_virtual_stages > 1:
+        if plan.execution.schedule.num_virtual_stages > 1:
             _check_stages(run, plan.execution)
         else:
             made_again(run, plan.execution)
@@ -71,8 +70,8 @@ def _check_stages(run: Graph, execution: Execution) -> None:
     sent, whole = cut(run, execution).with_sends().erased(), run.erased()
     if sent != whole and (found := difference(sent, whole)):
         raise PlanError(f"its stages do not compute the captured graph: {found}")
-    many = replace(execution, num_microbatches=run.mesh.num_microbatches)
-    check(orders(many), many)
+    many = execution.schedule, run.mesh.num_microbatches
+    check(orders(*many), *many)
 
 
 def uncertified(graph: Graph, certified: CertifiedSplits) -> str | None:

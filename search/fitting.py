@@ -134,7 +134,7 @@ class Fitter:
 
     def by_value(self, candidate: Candidate) -> bool:
         """Whether its values may be made again one by one: where stages differ, each has its own kind."""
-        return self.values and not candidate.execution.recompute_by_stage
+        return self.values and not candidate.execution.schedule.recompute_by_stage
 
     def _run(self, candidate: Candidate, keeping: Keeping) -> Execution:
         run = candidate.execution
@@ -212,7 +212,7 @@ class _Walk:
             gained_s = best.seconds - between.seconds - price * (between.num_bytes - best.num_bytes)
             # a mixture is of whole blocks, and with stages the last ones, which keep more in it, are those of one stage
             grain_s = (best.seconds - over.seconds) / max(self.num_blocks, 1) / 2
-            is_close = gained_s + grain_s < LITTLE * step_s and self.candidate.execution.num_stages == 1
+            is_close = gained_s + grain_s < LITTLE * step_s and self.candidate.execution.schedule.num_stages == 1
             if is_close or between.keeping in (over.keeping, best.keeping):
                 break
             if not self._may_fit(between):

@@ -23,8 +23,9 @@ from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.stages import not_run
-from shardwright.pcg.step.execution import Execution, ReduceDtype, Schedule
+from shardwright.pcg.step.execution import Execution, ReduceDtype
 from shardwright.pcg.step.lifetimes import ZEROS, Zero
+from shardwright.pcg.step.pipelining import ScheduleName
 from shardwright.pcg.step.precisions import PrecisionMode
 from shardwright.pcg.step.time import check_time
 from shardwright.search.anytime import Stop
@@ -125,7 +126,7 @@ class Planner:
         recompute: RecomputeMode | None = None,
         pins: PinsLike | None = None,
         stages: Stages | None = None,
-        schedule: Schedule | None = None,
+        schedule: ScheduleName | None = None,
         spaces: Sequence[Space] | None = None,
         by_hand: bool = False,
         compared: bool = True,
@@ -295,7 +296,7 @@ class Planner:
             return [], [], []
         stager = Stager(tuner, fastest_s)
         plans = stop.within(stager.plans(), needed=needed)
-        found = {(c.execution.num_stages, c.execution.stage_sizes): c for c in plans}
+        found = {(c.execution.schedule.num_stages, c.execution.schedule.stage_sizes): c for c in plans}
         by_hand = list(stop.within(stager.by_hand()))[-1:] if found and compared else []
         return list(found.values()), stager.tried, list(map(tuner.told, by_hand))
 
@@ -401,7 +402,7 @@ class Planner:
 
 def _order(candidate: Candidate) -> tuple[str, int]:
     """Of microbatches."""
-    return candidate.execution.schedule, candidate.execution.chunks_per_stage
+    return candidate.execution.schedule.name, candidate.execution.schedule.chunks_per_stage
 
 
 def _others(chosen: _Way, costed: Sequence[Candidate], remedy: Mapping[int, str]) -> tuple[Alternative, ...]:
@@ -454,7 +455,7 @@ def _likeliest(fits: Sequence[Fitted], pool: Sequence[Candidate], limit_bytes: i
 
 
 def _way(candidate: Candidate) -> _Way:
-    return candidate.name, candidate.mesh, replace(candidate.execution, split=()), candidate.rewrites
+    return candidate.name, candidate.mesh, candidate.execution.scheduled(split=()), candidate.rewrites
 
 
 def _about(candidate: Candidate) -> tuple[bool, float]:

@@ -127,7 +127,7 @@ def _offload(best: Candidate, solver: Solver) -> Iterator[Remedy]:
     stored_bytes, device_bytes = best.prediction.memory.stored_bytes, best.prediction.device_bytes
     if best.folded or solver.cluster.device.kind == "cpu" or solver.excess_bytes(stored_bytes, device_bytes):
         return
-    execution = replace(best.execution, offload=True)
+    execution = best.execution.assuming(offload=True)
     prediction = predict(best.graph, solver.cluster, execution)
     if solver.fits(prediction):
         yield Remedy("activations offloaded to the host's memory (costed, not run)", prediction.step_s)
@@ -163,7 +163,7 @@ def _run_otherwise(c: Candidate, tuner: Tuner) -> Iterator[str]:
     if isinstance(c.execution.recompute, str):
         for mode in RECOMPUTES[RECOMPUTES.index(c.execution.recompute) + 1 :]:
             with suppress(PlanError):
-                run = replace(c.execution, recompute=mode, split=(), recompute_by_stage=())
+                run = replace(c.execution.scheduled(split=(), recompute_by_stage=()), recompute=mode)
                 if solver.fits(solver.predicted(c.graph, run, repeats)):
                     yield f"with {mode} recomputation"
     if set(most_frequent(c.graph)) - {"zero-3"}:
@@ -201,11 +201,11 @@ def _on_a_batch(c: Candidate, tuner: Tuner) -> Iterator[str]:
 
 
 def _offloaded(c: Candidate, tuner: Tuner) -> Iterator[str]:
-    if tuner.solver.cluster.device.kind == "cpu" or c.execution.num_stages > 1:
+    if tuner.solver.cluster.device.kind == "cpu" or c.execution.schedule.num_stages > 1:
         return
     repeats = tuner.folded.repeats if c.folded else {}
     with suppress(PlanError):
-        if tuner.solver.fits(tuner.solver.predicted(c.graph, replace(c.execution, offload=True), repeats)):
+        if tuner.solver.fits(tuner.solver.predicted(c.graph, c.execution.assuming(offload=True), repeats)):
             yield "with activations offloaded to the host's memory (costed, not run)"
 
 
@@ -217,7 +217,7 @@ class _Larger:
 
     def fitting(self, c: Candidate) -> Iterator[str]:
         """With more devices along the outermost axis; what cannot shrink to what fits is left out."""
-        if FREE in c.roles or c.roles[0] not in _BY_BATCH or c.limits or c.execution.stage_sizes:
+        if FREE in c.roles or c.roles[0] not in _BY_BATCH or c.limits or c.execution.schedule.stage_sizes:
             return
         likely = [times for times in _LARGER if self._least_bytes(c, times) <= self.tuner.solver.limit_bytes]
         for times in likely[:_MOST_SOLVED]:
@@ -250,7 +250,7 @@ class _Larger:
 def _alike(c: Candidate, solver: Solver, tuner: Tuner, mesh: Mesh) -> Candidate | None:
     """Laid out by the same roles and run in the same way on another mesh, if that can be."""
     with suppress(PlanError):
-        run = replace(c.execution, split=(), recompute_by_stage=())
+        run = c.execution.scheduled(split=(), recompute_by_stage=())
         found = solver.solve(tuner.folded, mesh, c.roles, c.name, run, (c.lifetimes,), c.priced, limits=c.limits)
         if mesh.num_microbatches > 1:
             check_time(found.graph, found.execution)

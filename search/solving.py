@@ -181,8 +181,8 @@ class Solver:
 
     def stage_limits(self, execution: Execution, mesh: Mesh) -> list[int]:
         """What plans may use on the devices of each stage; the mesh is that of the largest."""
-        if execution.num_stages == 1 or not self.cluster.parts:
-            return [self.limit_bytes] * execution.num_stages
+        if execution.schedule.num_stages == 1 or not self.cluster.parts:
+            return [self.limit_bytes] * execution.schedule.num_stages
         ends = pairwise(first_ranks(stage_meshes(mesh, execution)))
         return [self.limit_of(self.cluster.part(range(*own)).device.memory_bytes) for own in ends]
 
@@ -242,7 +242,7 @@ class Solver:
         """
         problem, eliminator = self.problem(folded, mesh, roles, execution, priced, limits)
         serial_s = eliminator.solve(problem, Prices(beside=self.besides[-1])).bound
-        return serial_s * share_of_step(execution, mesh) / self.quicker(execution.num_stages)
+        return serial_s * share_of_step(execution, mesh) / self.quicker(execution.schedule.num_stages)
 
     def least_s(
         self, folded: Folded, mesh: Mesh, roles: Sequence[str], execution: Execution, limits: Limits = NO_LIMITS
@@ -253,12 +253,18 @@ class Solver:
         0, which says nothing, where kernels run at rates of their own (tf32, fp8), or stages on devices of their
         own or meshes of unlike sizes, which the problem does not know.
         """
-        if execution.rates or execution.stage_sizes or (self.cluster.parts and execution.num_stages > 1):
+        if (
+            execution.rates
+            or execution.schedule.stage_sizes
+            or (self.cluster.parts and execution.schedule.num_stages > 1)
+        ):
             return 0.0
         longest = different(LONGEST_FIRST, mesh)[0]
         problem, eliminator = self.problem(folded, mesh, roles, execution, longest, limits, relaxed=True)
         device = self.cluster.device  # the busiest of several stages has no less than an equal share
-        return least_s(problem, eliminator, SHARING[device.kind]) / execution.num_stages + device.step_overhead_s
+        return (
+            least_s(problem, eliminator, SHARING[device.kind]) / execution.schedule.num_stages + device.step_overhead_s
+        )
 
     def quicker(self, num_stages: int) -> float:
         """About how many times as quick devices are on average as the binding one; 1 where all work at its pace."""
@@ -289,7 +295,7 @@ class Solver:
 
     def _usable(self, execution: Execution, mesh: Mesh) -> float:
         """What plans may use, of the share of an average stage."""
-        return sum(self.stage_limits(execution, mesh)) / execution.num_stages
+        return sum(self.stage_limits(execution, mesh)) / execution.schedule.num_stages
 
     def all_stored_bytes(self, folded: Folded) -> float:
         """What one device would keep of all parameters, their gradients and moments."""
@@ -392,9 +398,9 @@ class Solver:
         try:
             return self._again_whole(graph, folded, candidate, judged)
         except PlanError:
-            if not (run := candidate.execution).split:
+            if not (run := candidate.execution).schedule.split:
                 raise
-            anew = replace(run, split=(), recompute_by_stage=())
+            anew = run.scheduled(split=(), recompute_by_stage=())
             return self._again_whole(graph, folded, replace(candidate, execution=anew), judged)
 
     def _again_whole(self, graph: Graph, folded: Folded, candidate: Candidate, judged: bool) -> Candidate:
@@ -500,9 +506,9 @@ def share_of_step(execution: Execution, mesh: Mesh) -> float:
     Devices have equal parts of it, each stage waits for the first microbatch and after the last one; `schedules` says
     how long.
     """
-    stages, many = execution.num_stages, mesh.num_microbatches
-    shorter = 3 if execution.schedule == "zero-bubble" else execution.chunks_per_stage
-    return (1 + (stages - 1) / (many * shorter)) * execution.share_of_largest
+    stages, many = execution.schedule.num_stages, mesh.num_microbatches
+    shorter = 3 if execution.schedule.name == "zero-bubble" else execution.schedule.chunks_per_stage
+    return (1 + (stages - 1) / (many * shorter)) * execution.schedule.share_of_largest
 
 
 def _blocked_choices(graph: Graph) -> Mapping[str, Choices]:

@@ -11,8 +11,9 @@ from shardwright.cost.clusters.cluster import Cluster
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
-from shardwright.pcg.step.execution import Execution, Schedule
+from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.lifetimes import Zero
+from shardwright.pcg.step.pipelining import ScheduleName
 from shardwright.search.asked import RecomputeMode
 from shardwright.search.limits import NO_LIMITS, Limits
 from shardwright.search.restrict import CONTEXT, DATA, EXPERT, FREE, SEQUENCE, TENSOR, ULYSSES, ZERO
@@ -32,7 +33,7 @@ class Pipeline(NamedTuple):
     """
 
     stages: int = 1
-    schedule: Schedule = "1f1b"
+    schedule: ScheduleName = "1f1b"
     chunks: int = 1
     devices: tuple[int, ...] = ()
 
@@ -73,14 +74,14 @@ class Space(NamedTuple):
 
     def run(self, execution: Execution, recompute: RecomputeMode) -> Execution:
         """How plans are run that make this again."""
-        return replace(
-            execution,
-            recompute=recompute,
-            num_stages=self.pipeline.stages,
-            schedule=self.pipeline.schedule,
-            chunks_per_stage=self.pipeline.chunks,
-            stage_sizes=self.pipeline.sizes_on(self.mesh),
+        stages = self.pipeline
+        run = execution.scheduled(
+            num_stages=stages.stages,
+            name=stages.schedule,
+            chunks_per_stage=stages.chunks,
+            stage_sizes=stages.sizes_on(self.mesh),
         )
+        return replace(run, recompute=recompute)
 
     @property
     def data_degree(self) -> int:

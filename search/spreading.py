@@ -38,18 +38,18 @@ def spread_out(
     each stage may be run in one of its own.
     """
     run, repeats = found.execution, repeats or {}
-    if run.num_stages == 1 or not (found.fits or not solver.fits(found.prediction)):
+    if run.schedule.num_stages == 1 or not (found.fits or not solver.fits(found.prediction)):
         return found
     limits = solver.stage_limits(run, found.mesh)
     programs, best = solver.programs(found.graph, repeats), (inf, inf)
-    run = chosen = run if run.split else programs.spread(run)
+    run = chosen = run if run.schedule.split else programs.spread(run)
     for _ in range(_MOST_SPREADS):
         timeline = simulate(programs.program(run))
         room = [limit - s.memory.total_bytes for limit, s in zip(limits, timeline.stages, strict=True)]
         fits, measure = min(room) >= 0, (max(0.0, -min(room)), timeline.step_s)
         if measure < best:
             best, chosen = measure, run
-        if run.chunks_per_stage > 1 or (fits and not modes):
+        if run.schedule.chunks_per_stage > 1 or (fits and not modes):
             break
         free_bytes = [free + own for free, own in zip(room, programs.sections_bytes(run), strict=True)]
         try:
@@ -69,19 +69,19 @@ def said_by_block(solver: Solver, found: Candidate) -> Candidate:
     What lies in no block is run as one of the stages says.
     """
     run, graph = found.execution, found.graph
-    if not (modes := run.recompute_by_stage):
+    if not (modes := run.schedule.recompute_by_stage):
         return found
     parts = sections(Operations(graph), {}, by_block=True)
     able = {mode: _blocks_with(graph, mode) for mode in dict.fromkeys(modes)}
     own = dict[str, Recompute]()
-    for virtual, share in enumerate(spread(parts, run.split)):
+    for virtual, share in enumerate(spread(parts, run.schedule.split)):
         for number, _ in share:
-            own[parts[number].name] = modes[virtual % run.num_stages]
+            own[parts[number].name] = modes[virtual % run.schedule.num_stages]
 
     def said(rest: Recompute) -> Candidate:
         own[""] = rest
         again = dict[str, Again](item for item in own.items() if item[0] in able[item[1]])
-        execution = replace(run, recompute_by_stage=(), recompute=Keeping(again).recompute)
+        execution = replace(run.scheduled(recompute_by_stage=()), recompute=Keeping(again).recompute)
         prediction = solver.predicted(graph, execution, {})
         return replace(found, execution=execution, prediction=prediction, fits=solver.fits(prediction))
 
@@ -94,7 +94,7 @@ def stored_by_stage(solver: Solver, found: Candidate, zeros: Sequence[Zero] = ZE
     With a lifetime for all that stay less long, the timeline says which stages have room for it: what a stage stores
     does not depend on the others. Weights that several stages read stay as they are. `zeros`: the lifetimes there are.
     """
-    run, graph, stages = found.execution, found.graph, found.execution.num_stages
+    run, graph, stages = found.execution, found.graph, found.execution.schedule.num_stages
     if stages == 1 or not found.fits:
         return found
     own = lifetimes(graph)

@@ -16,9 +16,10 @@ from typing import NamedTuple, TypeVar
 
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.mesh import TIME, Mesh
-from shardwright.pcg.step.execution import DEFAULT, Schedule
+from shardwright.pcg.step.execution import DEFAULT
 from shardwright.pcg.step.meshes import stage_meshes
 from shardwright.pcg.step.parameters import blocks_of
+from shardwright.pcg.step.pipelining import ScheduleName
 from shardwright.pcg.step.recompute import RECOMPUTES, Recompute
 from shardwright.search.problem import NoLayoutsError
 from shardwright.search.solving import Candidate, over_time, rank, share_of_step
@@ -38,7 +39,7 @@ _AGAIN = 4 / 3
 """About how many times as long a step takes where there is no room for values: forward is a third of its work."""
 _MOST_BY_HAND = 4
 """Of meshes by hand with a number of microbatches, of all numbers of stages."""
-_OTHERS: tuple[Schedule, ...] = ("zero-bubble", "eager-1f1b")
+_OTHERS: tuple[ScheduleName, ...] = ("zero-bubble", "eager-1f1b")
 """Schedules that are tried beside `1f1b` and `interleaved`; `gpipe` keeps more than `1f1b` does and saves nothing."""
 _CHUNKS = (2, 4, 8)
 """Of a stage, where they are interleaved."""
@@ -164,7 +165,9 @@ class Stager:
             yield found
             if not self.tuner.folded.is_large and (best is None or rank(found) < rank(best)):
                 best = found
-                is_short = not found.fits or found.execution.recompute != "none" or found.execution.recompute_by_stage
+                is_short = (
+                    not found.fits or found.execution.recompute != "none" or found.execution.schedule.recompute_by_stage
+                )
                 beside = [number + 1] if is_short else [number - 1, number + 1]
                 more = [self._way(space, n) for n in self._able(space, beside, number) if n not in tried]
                 ahead += [w for w in more if w.number > number or w.floor_s < floor_s or not found.is_tight]
@@ -189,7 +192,8 @@ class Stager:
         """
         asked, best, over = self.tuner.pins.asked.schedule, None, inf
         own, ahead = Pipeline(1, asked or "1f1b", 2 if asked == "interleaved" else 1), list[_Way]()
-        for stages in dict.fromkeys(c.execution.num_stages for c in self.tried if not c.execution.stage_sizes):
+        schedules = [candidate.execution.schedule for candidate in self.tried]
+        for stages in dict.fromkeys(one.num_stages for one in schedules if not one.stage_sizes):
             ahead += self._least(staged_by_hand(self.tuner.solver.cluster, own._replace(stages=stages)))
         seen = {way[1:] for way in ahead}
         for _ in range(_MOST_BY_HAND):
@@ -258,8 +262,8 @@ class Stager:
     def _may_win(self, stages: int) -> bool:
         """Whether equal shares of all work, with the least bubble of any schedule, take less than what is there."""
         chunks = [c for c in _CHUNKS if c * stages <= self._num_blocks]
-        runs = [replace(DEFAULT, num_stages=stages, schedule="interleaved", chunks_per_stage=c) for c in chunks[-1:]]
-        runs.append(replace(DEFAULT, num_stages=stages, schedule="zero-bubble"))
+        runs = [DEFAULT.scheduled(num_stages=stages, name="interleaved", chunks_per_stage=c) for c in chunks[-1:]]
+        runs.append(DEFAULT.scheduled(num_stages=stages, name="zero-bubble"))
         many = Mesh((TIME,), (max(self.tuner.counts),))
         ideal_s = self.tuner.ideal_s(self.modes[0]) / self.tuner.solver.quicker(stages)
         return ideal_s * stages * min(share_of_step(run, many) for run in runs) < self.fastest_s
@@ -272,18 +276,20 @@ class Stager:
         found = min([plain, *others], key=rank)
         for own in sorted({id(c): c for c in (found, plain)}.values(), key=rank):
             found = min(found, self._spread(own, found), key=rank)
-        if not found.execution.split:
+        if not found.execution.schedule.split:
             found = spread_out(self.tuner.solver, found, self.tuner.folded.repeats)
         self.fastest_s = min(self.fastest_s, found.prediction.step_s if found.fits else inf)
         run = found.execution
-        if run.recompute == "none" and not run.recompute_by_stage:  # else memory decides, and some blocks may keep more
+        if (
+            run.recompute == "none" and not run.schedule.recompute_by_stage
+        ):  # else memory decides, and some blocks may keep more
             self._over = min(self._over, found.prediction.step_s / way.floor_s)
         return found
 
     def _spread(self, found: Candidate, rival: Candidate) -> Candidate:
         """With room used where it is, if memory decides: stages differ in how many microbatches are in flight."""
         run, prediction, solver = found.execution, found.prediction, self.tuner.solver
-        if run.chunks_per_stage > 1 or (found.fits and run.recompute == "none"):
+        if run.schedule.chunks_per_stage > 1 or (found.fits and run.recompute == "none"):
             return found
         rival_s = min(self.fastest_s, rival.prediction.step_s if rival.fits else inf)
         if _WITHOUT * prediction.step_s >= rival_s:
@@ -385,7 +391,7 @@ class Stager:
         own, floor_s = space.run(DEFAULT, "none"), self.tuner.floor_s(space, self.modes[0], count)
         if self.tuner.pins.asked.schedule is not None:
             return floor_s
-        mesh, best = over_time(space.mesh, count), replace(own, schedule="zero-bubble")
+        mesh, best = over_time(space.mesh, count), own.scheduled(name="zero-bubble")
         return floor_s * share_of_step(best, mesh) / share_of_step(own, mesh)
 
     def _fitting(self, space: Space, count: int) -> Candidate:
@@ -402,8 +408,8 @@ class Stager:
 
     def _scheduled(self, found: Candidate) -> Iterator[Candidate]:
         """The same layouts in other orders, where none is asked for."""
-        stages, devices = found.execution.num_stages, tuple[int, ...]()
-        if found.execution.stage_sizes:
+        stages, devices = found.execution.schedule.num_stages, tuple[int, ...]()
+        if found.execution.schedule.stage_sizes:
             devices = tuple(mesh.num_devices for mesh in stage_meshes(found.mesh, found.execution))
         if self.tuner.pins.asked.schedule not in (None, "interleaved"):
             return
@@ -429,10 +435,9 @@ class Stager:
             return None
         name = name or f"{pipeline} x {found.name.partition(' x ')[2]}"
         solver, folded = self.tuner.solver, self.tuner.folded
-        execution = replace(
-            found.execution, schedule=pipeline.schedule, chunks_per_stage=pipeline.chunks, split=(),
-            recompute_by_stage=(),
-        )  # fmt: skip
+        execution = found.execution.scheduled(
+            name=pipeline.schedule, chunks_per_stage=pipeline.chunks, split=(), recompute_by_stage=()
+        )
         try:
             prediction = solver.predicted(found.graph, execution, folded.repeats)
         except PlanError:

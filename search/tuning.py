@@ -551,10 +551,10 @@ class Tuner:
 
     def spaces_like(self, execution: Execution) -> Sequence[Space]:
         """All that are searched, of as many stages."""
-        if execution.num_stages == 1:
+        if execution.schedule.num_stages == 1:
             return self.spaces
         staged = chain.from_iterable(self.pins.staged.values())
-        return [space for space in staged if space.pipeline.stages == execution.num_stages]
+        return [space for space in staged if space.pipeline.stages == execution.schedule.num_stages]
 
     def _bound_s(self, space: Space, mesh: Mesh, execution: Execution) -> float:
         """Without end where the longest lifetime has no layouts."""

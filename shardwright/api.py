@@ -31,7 +31,8 @@ from shardwright.lowering.waits import start_up
 from shardwright.pcg.capture import Captured, baked_in, capture
 from shardwright.pcg.errors import InfeasibleError, PlanError
 from shardwright.pcg.mesh import TIME, Mesh
-from shardwright.pcg.step.execution import Execution, ReduceDtype, Schedule
+from shardwright.pcg.step.execution import Execution, ReduceDtype
+from shardwright.pcg.step.pipelining import ScheduleName
 from shardwright.pcg.step.precisions import Precision, PrecisionByModule, PrecisionMode, base_of, canonical, shown
 from shardwright.ranks import check_world, from_rank_0, model_facts, same_on_all_ranks
 from shardwright.reports.facts import fits, memory_verdict
@@ -60,7 +61,7 @@ class Guide(NamedTuple):
     pins: PinsLike | None = None
     time_limit_s: float | None = None
     stages: Stages | None = None
-    schedule: Schedule | None = None
+    schedule: ScheduleName | None = None
 
     @property
     def reduced(self) -> ReduceDtype | None:
@@ -123,7 +124,7 @@ def plan(
     rules: str | os.PathLike[str] | None = None,
     time_limit_s: float | None = None,
     stages: Stages | None = None,
-    schedule: Schedule | None = None,
+    schedule: ScheduleName | None = None,
     progress: Progress | None = None,
     check_capture: CheckCapture = "never",
 ) -> Plan:
@@ -216,7 +217,7 @@ def compile(
     microbatches: int | None = None,
     recompute: RecomputeMode | None = None,
     stages: Stages | None = None,
-    schedule: Schedule | None = None,
+    schedule: ScheduleName | None = None,
     pins: PinsLike | None = None,
     per_microbatch: PerMicrobatch | None = None,
     precision: PrecisionMode | Sequence[PrecisionMode] | None = None,

@@ -40,7 +40,7 @@ class Maker:
     ) -> None:
         """`known`: pieces of the same operations, of which other values are made again."""
         self.steps, self._known, self._simulated = steps, known, simulated
-        self.cut = sections(steps, repeats, by_block=steps.execution.num_stages > 1)
+        self.cut = sections(steps, repeats, by_block=steps.execution.schedule.num_stages > 1)
         self._pieces: dict[tuple[Share, bool, bool], ChunkSegments] = {}
         self._stages: dict[tuple[object, ...], Stage] = {}
         self._units: dict[Hashable, Unit] = {}
@@ -72,14 +72,16 @@ class Maker:
         self, pieces: tuple[ChunkSegments, ...], execution: Execution, between_bytes: float, sum_s: float, posted: float
     ) -> Stage:
         """What its connections with other stages keep, what it takes to sum gradients with those, bytes of messages."""
-        key = (pieces, execution.num_microbatches, between_bytes, sum_s, posted)
+        key = (pieces, execution.assumed.num_microbatches, between_bytes, sum_s, posted)
         if key not in self._stages:
             held, end = self._held(self.leaves(pieces), sum_s)
             state = defaultdict[str, float](float)
             for (category, _), num_bytes in held.items():
                 state[category] += num_bytes
             pool = reduce(joined, (piece.pool for piece in pieces))
-            state["buffers"] = self._buffers(execution.num_microbatches // self.steps.graph.mesh.num_microbatches)
+            state["buffers"] = self._buffers(
+                execution.assumed.num_microbatches // self.steps.graph.mesh.num_microbatches
+            )
             state["context"] = self.steps.cluster.device.context_bytes
             state["communication"] = self._axes_bytes + between_bytes
             state["temporary"] += posted
@@ -95,7 +97,7 @@ class Maker:
 
     def _unit(self, number: int, execution: Execution) -> Unit:
         """Of a section, which is measured once for all that differ in names alone."""
-        share, two = ((number, self.cut[number].times),), "weights" in phases(execution.schedule)
+        share, two = ((number, self.cut[number].times),), "weights" in phases(execution.schedule.name)
         key = _but_for_names(self.steps, self._stretches(share)), _holds(execution), two
         if key not in self._units:
             self._units[key] = self._one_more(share, execution)
@@ -114,7 +116,7 @@ class Maker:
 
     def _measured(self, share: Share, execution: Execution) -> Unit:
         """A share as the only one of a stage, in neither the first nor the last microbatch."""
-        (piece,) = self.pieces([(share, "weights" in phases(execution.schedule))], execution)
+        (piece,) = self.pieces([(share, "weights" in phases(execution.schedule.name))], execution)
         ways: tuple[Phase, ...] = ("forward", "backward", "weights")
         kinds = [Kind(way, first, False) for first in (False, True) for way in ways]
         found = list(piece_timelines(piece, kinds, SHARING[self.steps.cluster.device.kind], self._simulated))
@@ -138,7 +140,7 @@ class Maker:
 
     def _stretches(self, share: Share) -> Sequence[tuple[Stretch, int]]:
         """What a share runs."""
-        if self.steps.execution.num_stages == 1:
+        if self.steps.execution.schedule.num_stages == 1:
             return [(self.cut[number].stretch, times) for number, times in share]
         return stretches(self.cut, share, self.steps.in_one, self.places)
 
@@ -172,7 +174,7 @@ class Maker:
             dtype, is_gathered = parameter.dtype, parameter.slices is not None
             stored = Stored(parameter.num_elements, dtype, parameter.grad, is_gathered, steps.dtype(dtype))
             shards = 1
-            if execution.shard_optimizer and parameter.grad and not stored.gathered:
+            if execution.assumed.shard_optimizer and parameter.grad and not stored.gathered:
                 for axis in parameter.sums:
                     shards *= steps.graph.mesh.sizes[steps.graph.mesh.index(axis)]
                     gathered[axis] += times * parameter.used_bytes
@@ -189,7 +191,7 @@ class Maker:
                     held["gradients", leaf] = times * parameter.gradient_bytes
                 else:
                     freed.append((leaf, times * parameter.gradient_bytes))
-        end = Recorder(execution.overlap)
+        end = Recorder(execution.assumed.overlap)
         if sum_s:
             end.launch("gradients of several stages", STAGES, sum_s, blocks=True)
         task = end.compute("optimizer", updated / device.memory_bytes_per_s + overhead_s)
@@ -203,7 +205,9 @@ class Maker:
 
 def _holds(execution: Execution) -> bool:
     """Whether backward begins with what forward has gathered last."""
-    return execution.num_stages == 1 and (execution.num_microbatches == 1 or execution.schedule != "gpipe")
+    return execution.schedule.num_stages == 1 and (
+        execution.assumed.num_microbatches == 1 or execution.schedule.name != "gpipe"
+    )
 
 
 def _but_for_names(steps: Steps, own: Sequence[tuple[Stretch, int]]) -> Hashable:
@@ -232,7 +236,7 @@ def _but_for_names(steps: Steps, own: Sequence[tuple[Stretch, int]]) -> Hashable
 def _made(steps: Steps, name: str, own: Sequence[tuple[Stretch, int]], hold: bool, two: bool) -> ChunkSegments:
     execution = steps.execution
     chunk = Chunk(own, steps.parameters, execution, steps.num_bytes)
-    todo = actions(chunk, hold=hold, late=execution.late_gathers, ahead=execution.overlap, two=two)
+    todo = actions(chunk, hold=hold, late=execution.assumed.late_gathers, ahead=execution.assumed.overlap, two=two)
     segments = price_forward(steps, chunk, todo), *price_backward(steps, chunk, todo, two=two)
     return ChunkSegments(name, *segments, dict(chunk.leaves()), pool_bytes(steps, chunk, todo))
 
@@ -243,7 +247,7 @@ def _first_uses_s(steps: Steps) -> float:
     None is what is computed once, has no call of its own forward, or is compiled.
     """
     graph, known = steps.graph, steps.cluster.device.first_uses
-    if steps.execution.compiled:
+    if steps.execution.assumed.compiled:
         return 0.0
     nodes = [n for n in graph.nodes if n.op in known and n.name not in steps.once]
     forward = {n.op for n in nodes if steps.written(n) != "fused"}

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Literal, NamedTuple
 
-from shardwright.pcg.step.execution import Execution, Optimizer
+from shardwright.pcg.step.assumed import Optimizer
+from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.types import ITEM_BYTES
 
 
@@ -112,7 +113,7 @@ def state_bytes(stored: Stored, execution: Execution, shards: int = 1) -> dict[s
     state, used = _item_bytes(stored, execution)
     if not stored.grad:
         return {"parameters": stored.num_elements * used}
-    moments = MOMENTS[execution.optimizer]
+    moments = MOMENTS[execution.assumed.optimizer]
     master = state if state > used and not stored.gathered else 0
     return {
         "parameters": stored.num_elements * (state if stored.gathered else used),
@@ -134,7 +135,7 @@ def update_bytes(stored: Stored, execution: Execution, shards: int = 1) -> float
     if not stored.grad:
         return 0.0
     state, used = _item_bytes(stored, execution)
-    moments = MOMENTS[execution.optimizer]
+    moments = MOMENTS[execution.assumed.optimizer]
     traffic = (1 + 2 * (1 + moments) + 2 * execution.is_scaled) * state
     return stored.num_elements * (traffic + (used if state > used and not stored.gathered else 0)) / shards
 

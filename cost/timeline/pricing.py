@@ -78,7 +78,7 @@ class _Pass:
 
     def __init__(self, steps: Steps, chunk: Chunk) -> None:
         self.steps, self.chunk = steps, chunk
-        self.recorder = Recorder(steps.execution.overlap)
+        self.recorder = Recorder(steps.execution.assumed.overlap)
         self.readers = _Readers(self.recorder)
         self.gathers: dict[int, int] = {}  # block -> the task
         self.started: dict[int, int] = {}  # sum over ranks -> the task
@@ -150,7 +150,7 @@ class _Forward(_Pass):
         super().__init__(steps, chunk)
         self.taken: dict[Allocation, int] = {}
         self.away: dict[Allocation, int] = {}  # copies to the host
-        self.offload = steps.execution.offload
+        self.offload = steps.execution.assumed.offload
 
     def run(self, actions: Actions) -> None:
         starts: list[int] = []
@@ -210,9 +210,9 @@ class _Backward(_Pass):
         super().__init__(steps, chunk)
         self.actions, self.apart = actions, frozenset(actions.of("weights"))
         self.put_off_s = steps.cluster.device.put_off_s / 2 if two else 0.0  # in each part
-        self.later = Recorder(steps.execution.overlap) if two else self.recorder
+        self.later = Recorder(steps.execution.assumed.overlap) if two else self.recorder
         self.later_readers = _Readers(self.later) if two else self.readers
-        self.fetches = _Fetches(chunk, self.recorder) if steps.execution.offload else None
+        self.fetches = _Fetches(chunk, self.recorder) if steps.execution.assumed.offload else None
         self.gradients: dict[Allocation, int] = {}  # the task that made each
         self.again: dict[Allocation, int] = {}  # and what was made again
         self.made: dict[int, int] = {}  # use of a parameter -> the first task that gave it a gradient
@@ -346,13 +346,13 @@ class _Backward(_Pass):
                     self.later.take("gradients", total_bytes, None, freed, "closing", name=p.leaf)
         every = 1 if is_bucketed(first) else 1 + uses[0].more
         unit = _Sum(name, first.sums, sent, total if sent != total else 0.0, every=every)
-        if self.steps.execution.overlap:
+        if self.steps.execution.assumed.overlap:
             self._sum(unit)
         else:  # behind the folds
             self.sums.append(unit._replace(times=every))
 
     def _sum(self, what: _Sum) -> None:
-        collective = "reduce_scatter" if self.steps.execution.shard_optimizer else "all_reduce"
+        collective = "reduce_scatter" if self.steps.execution.assumed.shard_optimizer else "all_reduce"
         sent = self.steps.messages(collective, what.axes, what.num_bytes)  # one, timed as if one along each axis
         tasks: list[int] = []
         if what.cast_bytes:

@@ -28,6 +28,7 @@ from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.pieces import Tensor
 from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.pcg.step.meshes import first_ranks, in_words, stage_meshes
+from shardwright.pcg.step.pipelining import Schedule
 from shardwright.pcg.step.recompute import Recompute
 from shardwright.pcg.step.schedules import ends, in_two, most_in_flight
 from shardwright.pcg.step.sections import (
@@ -89,25 +90,25 @@ class Programs:
     def program(self, execution: Execution = DEFAULT) -> StepProgram:
         """As the function of this name."""
         graph, cluster = self.graph, self.cluster
-        many = execution.num_microbatches * graph.mesh.num_microbatches
-        execution = replace(execution, num_microbatches=many)
-        meshes, stages = stage_meshes(graph.mesh, execution), execution.num_stages
+        many = execution.assumed.num_microbatches * graph.mesh.num_microbatches
+        execution = execution.assuming(num_microbatches=many)
+        meshes, stages = stage_meshes(graph.mesh, execution), execution.schedule.num_stages
         if (needed := first_ranks(meshes)[-1]) > cluster.num_devices:
             what = f"{in_words(meshes)} need" if stages > 1 else f"mesh {graph.mesh} needs"
             problem = f"{what} {needed} devices, cluster {cluster.name!r} has {cluster.num_devices}"
             raise PlanError(f"{problem}; choose {'fewer stages or ' if stages > 1 else ''}a larger cluster")
-        if execution.offload and cluster.device.kind == "cpu":
+        if execution.assumed.offload and cluster.device.kind == "cpu":
             raise PlanError("offload: a CPU's memory is the host's; run without offload")
         makers = self._makers_of(execution)
-        cut, num_chunks = makers[0].cut, execution.num_virtual_stages
+        cut, num_chunks = makers[0].cut, execution.schedule.num_virtual_stages
         shares = [everything(cut)]
         if num_chunks > 1:
-            execution = execution if execution.split else self.spread(execution)
-            shares = spread(cut, execution.split)
+            execution = execution if execution.schedule.split else self.spread(execution)
+            shares = spread(cut, execution.schedule.split)
         connections = stages_bytes(cluster, stages, min(mesh.num_devices for mesh in meshes))
         crossed = [_crossing(cut, *pair) for pair in pairwise(shares)]
         received = ([graph.types[name] for name in names] for names in ((), *crossed))
-        ways = [(share, in_two(execution.schedule, kinds)) for share, kinds in zip(shares, received, strict=True)]
+        ways = [(share, in_two(execution.schedule.name, kinds)) for share, kinds in zip(shares, received, strict=True)]
         pieces = [maker.pieces(ways[stage::stages], execution) for stage, maker in enumerate(makers)]
         sums_s = [0.0] * stages
         if stages > 1:
@@ -151,47 +152,50 @@ class Programs:
         Raises:
             PlanError: fewer sections than virtual stages, or more than fits.
         """
-        many = execution.num_microbatches * self.graph.mesh.num_microbatches
-        places = self._places(replace(execution, num_microbatches=many), free_bytes, modes)
+        many = execution.assumed.num_microbatches * self.graph.mesh.num_microbatches
+        places = self._places(execution.assuming(num_microbatches=many), free_bytes, modes)
         found = chained(places, many)
         if found is None:
-            raise PlanError(f"{execution.num_stages} stages: no spread of the model's sections over them fits")
-        own = replace(execution, split=found.sizes)
+            raise PlanError(f"{execution.schedule.num_stages} stages: no spread of the model's sections over them fits")
+        own = execution.scheduled(split=found.sizes)
         if not modes:
             return own
         by_stage = tuple(modes[way] for way in found.ways)
         if len(set(by_stage)) == 1:
-            return replace(own, recompute=by_stage[0], recompute_by_stage=())
-        return replace(own, recompute_by_stage=by_stage)
+            return replace(own.scheduled(recompute_by_stage=()), recompute=by_stage[0])
+        return own.scheduled(recompute_by_stage=by_stage)
 
     def sections_bytes(self, execution: Execution) -> list[float]:
         """What `spread` takes the sections of each stage to need, of one chunk a stage."""
-        many = execution.num_microbatches * self.graph.mesh.num_microbatches
-        places = self._places(replace(execution, num_microbatches=many), (), ())
-        ends = list(accumulate(execution.split))
-        return [
-            place.num_bytes(0, end - size, end) for place, end, size in zip(places, ends, execution.split, strict=True)
-        ]
+        many = execution.assumed.num_microbatches * self.graph.mesh.num_microbatches
+        places = self._places(execution.assuming(num_microbatches=many), (), ())
+        split = execution.schedule.split
+        found = zip(places, accumulate(split), split, strict=True)
+        return [place.num_bytes(0, end - size, end) for place, end, size in found]
 
     def _places(self, execution: Execution, free_bytes: Sequence[float], modes: Sequence[Recompute]) -> list[Place]:
         """The virtual stages, each with its sections in all modes."""
-        chunks, stages = execution.chunks_per_stage, execution.num_stages
-        ways = [replace(execution, recompute=mode, recompute_by_stage=()) for mode in modes] or [execution]
+        schedule = execution.schedule
+        chunks, stages = schedule.chunks_per_stage, schedule.num_stages
+        ways = [replace(execution.scheduled(recompute_by_stage=()), recompute=mode) for mode in modes] or [execution]
         makers = list(zip(*map(self._makers_of, ways), strict=True))
         known = {own: tuple(maker.units(execution) for maker in own) for own in dict.fromkeys(makers)}
         if chunks > 1:
             return [Place(known[own]) for own in makers] * chunks
+        many = execution.assumed.num_microbatches
         return [
-            Place(known[own], most_in_flight(execution, stage), free_bytes[stage] if free_bytes else inf)
+            Place(known[own], most_in_flight(schedule, many, stage), free_bytes[stage] if free_bytes else inf)
             for stage, own in zip(range(stages), makers, strict=True)
         ]
 
     def _makers_of(self, execution: Execution) -> list[Maker]:
         """Those of all stages. Stages that are run alike on equally many equal devices share theirs."""
-        stages, meshes = execution.num_stages, stage_meshes(self.graph.mesh, execution)
-        modes = execution.recompute_by_stage or (execution.recompute,) * stages
+        stages, meshes = execution.schedule.num_stages, stage_meshes(self.graph.mesh, execution)
+        modes = execution.schedule.recompute_by_stage or (execution.recompute,) * stages
         parts = [self.cluster] * stages
-        if (self.cluster.parts or execution.stage_sizes) and stages > 1:  # which may lie anywhere across machines
+        if (
+            self.cluster.parts or execution.schedule.stage_sizes
+        ) and stages > 1:  # which may lie anywhere across machines
             own = (self.cluster.part(range(*ends)) for ends in pairwise(first_ranks(meshes)))
             parts = [replace(part, name=self.cluster.name) for part in own]
         alike = {mode: self._alike(replace(execution, recompute=mode)) for mode in dict.fromkeys(modes)}
@@ -206,10 +210,8 @@ class Programs:
 
     def _alike(self, execution: Execution) -> Execution:
         """The execution without what operations and pieces of stages do not depend on."""
-        return replace(
-            execution, num_microbatches=1, chunks_per_stage=1, schedule="1f1b", split=(), recompute_by_stage=(),
-            stage_sizes=(), num_stages=min(execution.num_stages, 2),
-        )  # fmt: skip
+        schedule = Schedule(num_stages=min(execution.schedule.num_stages, 2))
+        return replace(execution.assuming(num_microbatches=1), schedule=schedule)
 
 
 def _but_for_again(way: _Way) -> _Way:

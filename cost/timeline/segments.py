@@ -85,7 +85,7 @@ class StepProgram:
 
     def messages(self, stage: int = 0) -> Counter[Message]:
         """What a device of a stage sends to those of the same stage in a step, each with how often."""
-        many, found = self.execution.num_microbatches, Counter[Message]()
+        many, found = self.execution.assumed.num_microbatches, Counter[Message]()
         for piece in self.stages[stage].pieces:
             for segment in (piece.forward, piece.backward, piece.weights):
                 for number in range(many):
@@ -110,7 +110,7 @@ class StepProgram:
 
     def _passes(self, stage: int) -> Iterator[tuple[str, float]]:
         """The stream of every task of a stage's microbatches, with the seconds of all its times."""
-        many = self.execution.num_microbatches
+        many = self.execution.assumed.num_microbatches
         for piece in self.stages[stage].pieces:
             for segment in (piece.forward, piece.backward, piece.weights):
                 first, each = (segment.in_microbatch(first=first, last=many == 1) for first in (True, False))

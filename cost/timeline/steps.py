@@ -135,7 +135,7 @@ class Steps(Operations):
         self.operators: dict[str, Operator] = {}
         rates = execution.rates.items()
         self._rates = {kind: dtype for kind, dtype in rates if dtype in cluster.device.flops_per_s}
-        self._fusions = fusions(graph) if execution.compiled else {}
+        self._fusions = fusions(graph) if execution.assumed.compiled else {}
         loss_sums = summand_of_loss(graph)[1] if LOSS in dict(graph.outputs) else []
         self.loss_sums = {node.name: axis for node in loss_sums if (axis := str(node.attr("axis"))) != TIME}
         self._cast: set[str] = set()  # activations that are there in fp8 too

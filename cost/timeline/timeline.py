@@ -26,7 +26,7 @@ from shardwright.cost.timeline.memory import Memory
 from shardwright.cost.timeline.segments import ChunkSegments, SimulatedSegments, Stage, StepProgram
 from shardwright.cost.timeline.streams import SegmentTimeline, run
 from shardwright.cost.timeline.tasks import COMPUTE, Segment
-from shardwright.pcg.step.execution import Execution, Schedule
+from shardwright.pcg.step.pipelining import Schedule
 from shardwright.pcg.step.schedules import Item, Phase, orders, phases, progress, target
 
 SLACK: dict[DeviceKind, float] = {"cuda": 0.05, "cpu": 0.0}
@@ -115,7 +115,7 @@ class Timeline:
 def simulate(program: StepProgram, sharing: Mapping[DeviceKind, Sharing] = SHARING) -> Timeline:
     """The timeline of a program. `sharing`: how compute and communication slow each other, by kind of device."""
     own = program.execution
-    course = _course(own.schedule, own.num_stages, own.chunks_per_stage, own.num_microbatches)
+    course = _course(own.schedule, own.assumed.num_microbatches)
     known = dict[tuple[ChunkSegments, Sharing], list[SegmentTimeline]]()
     timelines = list[list[SegmentTimeline]]()
     for stage in program.stages:
@@ -179,27 +179,27 @@ class _Course(NamedTuple):
 
 
 @lru_cache(maxsize=_MOST_COURSES)
-def _course(schedule: Schedule, stages: int, chunks: int, many: int) -> _Course:
-    run = Execution(schedule=schedule, num_stages=stages, chunks_per_stage=chunks, num_microbatches=many)
-    schedules, steps = orders(run), list[tuple[int, int, int]]()
+def _course(schedule: Schedule, many: int) -> _Course:
+    stages, chunks = schedule.num_stages, schedule.chunks_per_stage
+    listed, steps = orders(schedule, many), list[tuple[int, int, int]]()
     ends = [(True, False), (False, True), (False, False)][:many] if many > 1 else [(True, True)]
-    kinds = [Kind(direction, *end) for direction in phases(schedule) for end in ends]
+    kinds = [Kind(direction, *end) for direction in phases(schedule.name) for end in ends]
     numbers = {tuple(kind): number for number, kind in enumerate(kinds)}
-    which, own = list[_Indices](), [list[int]() for _ in schedules]
-    for items in schedules:
+    which, own = list[_Indices](), [list[int]() for _ in listed]
+    for items in listed:
         found = [
             item.chunk * len(kinds) + numbers[item.direction, item.microbatch == 0, item.microbatch == many - 1]
             for item in items
         ]
         which.append(np.array([*found, chunks * len(kinds)]))
-    places = list(progress(schedules, run))
+    places = list(progress(listed, schedule))
     at = {place: number for number, place in enumerate(places)}
     for number, (stage, item) in enumerate(places):
         own[stage].append(number)
         reader = target(item, stage, stages, chunks)
         hop = item.chunk * stages + stage - (item.direction == "backward")
         steps.append((stage, -1 if reader is None else at[reader], hop))
-    return _Course(schedules, kinds, which, list(map(np.array, own)), steps)
+    return _Course(listed, kinds, which, list(map(np.array, own)), steps)
 
 
 def _place(
@@ -209,7 +209,7 @@ def _place(
 
     And for how long that end waits for sums that are still going on.
     """
-    overlap, hops_s = program.execution.overlap, program.hops_s
+    overlap, hops_s = program.execution.assumed.overlap, program.hops_s
     ready_s = [np.array([one.ready_s for one in own])[w[:-1]] for own, w in zip(timelines, course.which, strict=True)]
     steps_s = np.empty(len(course.steps))
     steps_s[np.concatenate(course.numbers)] = np.concatenate(ready_s)

@@ -3,33 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 from shardwright.pcg import checks
 from shardwright.pcg.dtypes import dtype_named
 from shardwright.pcg.step import precisions
+from shardwright.pcg.step.assumed import AS_IT_RUNS, Assumed
+from shardwright.pcg.step.pipelining import ONE_STAGE, Schedule
 from shardwright.pcg.step.precisions import DTYPES, Precision, PrecisionMode
-from shardwright.pcg.step.recompute import RECOMPUTES, Again, GivenByBlock, Recompute, RecomputeByBlock, canonical, fits
+from shardwright.pcg.step.recompute import Again, GivenByBlock, Recompute, RecomputeByBlock, canonical, fits
 from shardwright.pcg.types import is_float
 
 ReduceDtype = Literal["float32", "bfloat16", "float16"]
-Schedule = Literal["gpipe", "1f1b", "eager-1f1b", "interleaved", "zero-bubble"]
-Optimizer = Literal["adam", "sgd"]
-
 REDUCE_DTYPES: tuple[ReduceDtype, ...] = ("float32", "bfloat16", "float16")
-SCHEDULES: tuple[Schedule, ...] = ("gpipe", "1f1b", "eager-1f1b", "interleaved", "zero-bubble")
-OPTIMIZERS: tuple[Optimizer, ...] = ("adam", "sgd")
 
 
 @dataclass(frozen=True, slots=True)
 class Execution:
     """A run of a plan: what its layouts and its mesh do not say.
 
-    A plan has a precision, a dtype that gradients are sent in, and a recomputation; its microbatches are its mesh's
-    axis of time. Programs do all of these. The other fields are for costing alone (`shardwright timeline`), and their
-    defaults are what programs do.
+    What programs do stands here; `schedule` says in which stages and order they do it, and `assumed` what is priced
+    alone (`shardwright timeline`). A plan's microbatches are its mesh's axis of time. Plan files have all fields side
+    by side, as `of` and `having` take them.
 
     Attributes:
         precision: None: the graph's own dtypes. "fp32", "bf16" and "fp16": every float in that dtype, optimizer
@@ -40,51 +37,24 @@ class Execution:
             own dtypes for values (only optimizer states, rates and the scaling of the loss change), so a precision of
             other values is refused there. A mapping says it by module (`pcg.step.precisions`), which a capture has made
             into casts: then values have the graph's own dtypes. It is stored as pairs.
-        compiled: whether chains of pointwise operators are fused (torch.compile).
         recompute: "selective": attention is run again in backward; "full": every block is, from its input. Under both,
             what is gathered of an activation is gathered again, not kept. A mapping says it by block of the model: from
             a pattern that `fits` the block's name ("model.layers.*", "model.layers.0-7") to one of the three, or to a
             list of the places in it whose values are made again ("mlp", "mlp.act_fn:silu"). A pattern may also fit a
             module inside of blocks ("model.layers.*.mlp"). The first that fits decides, "none" where none does; ""
             stands for what lies in no block. It is stored as pairs.
-        offload: kept activations wait for backward in the host's memory.
-        num_microbatches: the graph's batch is one microbatch; a step accumulates the gradients of this many.
-        num_stages: how many pipeline stages the model's blocks are spread over; the mesh is that of one stage.
-        stage_sizes: of stages of unlike sizes, how many devices each has along the first axis of devices of its mesh,
-            which is the plan's mesh otherwise (`pcg.step.meshes`); (): all are as the plan's mesh.
-        chunks_per_stage: virtual stages of each stage; more than one with schedule "interleaved" only.
-        schedule: the order of microbatches on a stage; see `shardwright.pcg.step.schedules`.
-        split: how many sections of the model (blocks, and what comes before and after them; `pcg.step.sections`) each
-            virtual stage has, in order; (): whoever costs it balances them.
-        recompute_by_stage: what each stage makes again, in place of `recompute`; (): that. A plan says it by block.
-        optimizer: "adam": two moments per parameter; "sgd": none.
-        shard_optimizer: ZeRO-1: optimizer states are sharded over the axes that gradients are summed over.
-        overlap: whether collectives of parameters and gradients run beside compute.
         per_microbatch: the modules whose statistics over the batch (batch norm's, those of balancing losses) are taken
             of each microbatch by itself: names or patterns of `fnmatch`, each with all that is inside; "*": everywhere.
-        late_gathers: whether backward gathers a block's weights only when it is through with the block before it, not
-            beside that: BACKWARD_POST, not BACKWARD_PRE, as FSDP's documentation has them.
         reduce_dtype: what gradients of parameters are sent in, to be summed over devices. What microbatches add up, and
             what a sum gives, is in the dtype of the parameters in any case. None: gradients are sent in that too.
     """
 
     precision: PrecisionMode | None = None
-    compiled: bool = False
     recompute: Recompute | RecomputeByBlock | GivenByBlock = "none"
-    offload: bool = False
-    num_microbatches: int = 1
-    num_stages: int = 1
-    stage_sizes: tuple[int, ...] = ()
-    chunks_per_stage: int = 1
-    schedule: Schedule = "1f1b"
-    split: tuple[int, ...] = ()
-    recompute_by_stage: tuple[Recompute, ...] = ()
-    optimizer: Optimizer = "adam"
-    shard_optimizer: bool = False
-    overlap: bool = True
-    late_gathers: bool = False
     per_microbatch: tuple[str, ...] = ()
     reduce_dtype: ReduceDtype | None = None
+    schedule: Schedule = ONE_STAGE
+    assumed: Assumed = AS_IT_RUNS
 
     def __post_init__(self) -> None:
         owner = "Execution"
@@ -94,80 +64,50 @@ class Execution:
             object.__setattr__(self, "reduce_dtype", named)
         object.__setattr__(self, "recompute", canonical(self.recompute, owner))
         object.__setattr__(self, "per_microbatch", _patterns(self.per_microbatch, owner))
-        checks.choice(self.schedule, owner, "schedule", SCHEDULES)
-        checks.choice(self.optimizer, owner, "optimizer", OPTIMIZERS)
-        for field in ("compiled", "offload", "shard_optimizer", "overlap", "late_gathers"):
-            if not isinstance(value := getattr(self, field), bool):
-                raise checks.FieldError(owner, field, f"expected True or False, got {value!r}; give one of them")
-        checks.positive_int(self.num_microbatches, owner, "num_microbatches", "how many microbatches make a step")
-        checks.positive_int(self.num_stages, owner, "num_stages", "over how many stages the blocks are spread")
-        checks.positive_int(self.chunks_per_stage, owner, "chunks_per_stage", "how many virtual stages a stage has")
-        object.__setattr__(self, "stage_sizes", self._checked_sizes())
-        object.__setattr__(self, "split", self._checked_split())
-        object.__setattr__(self, "recompute_by_stage", self._checked_modes())
-        self._check_schedule()
+        self.schedule.check_microbatches(self.assumed.num_microbatches)
 
-    @property
-    def num_virtual_stages(self) -> int:
-        return self.num_stages * self.chunks_per_stage
+    def scheduled(self, **changes: Any) -> Execution:
+        """With another schedule, by its fields."""
+        return replace(self, schedule=replace(self.schedule, **changes))
 
-    @property
-    def share_of_largest(self) -> float:
-        """What part of a model the largest stage has, where all devices have equal ones."""
-        return max(self.stage_sizes) / sum(self.stage_sizes) if self.stage_sizes else 1 / self.num_stages
+    def assuming(self, **changes: Any) -> Execution:
+        """With something else assumed, by its fields."""
+        return replace(self, assumed=replace(self.assumed, **changes))
 
-    def _checked_sizes(self) -> tuple[int, ...]:
-        sizes, owner, name = self.stage_sizes, "Execution", "stage_sizes"
-        if not isinstance(sizes, Sequence) or isinstance(sizes, str) or (sizes and len(sizes) != self.num_stages):
-            problem = f"expected a number of devices for each of the {self.num_stages} stages, got {sizes!r}"
-            raise checks.FieldError(owner, name, f"{problem}; give one for each")
-        return tuple(checks.positive_int(n, owner, name, "devices along the first axis of a stage") for n in sizes)
+    @classmethod
+    def of(cls, precision: PrecisionMode | None = None, **fields: Any) -> Execution:
+        """By fields as plan files have them."""
+        return cls(precision).having(**fields)
 
-    def _checked_split(self) -> tuple[int, ...]:
-        split, many = self.split, self.num_virtual_stages
-        if not isinstance(split, Sequence) or (split and len(split) != many):
-            wanted = f"a number of sections for each of the {many} virtual stages"
-            raise checks.FieldError("Execution", "split", f"expected {wanted}, got {split!r}; give one for each")
-        return tuple(checks.positive_int(n, "Execution", "split", "sections of a virtual stage") for n in split)
+    def having(self, **changes: Any) -> Execution:
+        """With other values of fields as plan files have them: those of its parts side by side."""
+        parts = {
+            part: {key: changes.pop(name) for name, key in keys.items() if name in changes} for part, keys in _PARTS
+        }
+        return replace(self, **changes, **{part: replace(getattr(self, part), **own) for part, own in parts.items()})
 
-    def _checked_modes(self) -> tuple[Recompute, ...]:
-        modes, owner, name = self.recompute_by_stage, "Execution", "recompute_by_stage"
-        if not isinstance(modes, Sequence) or isinstance(modes, str) or (modes and len(modes) != self.num_stages):
-            problem = f"expected one of {', '.join(RECOMPUTES)} for each of the {self.num_stages} stages, got {modes!r}"
-            raise checks.FieldError(owner, name, f"{problem}; give one for each")
-        return tuple(checks.choice(mode, owner, name, RECOMPUTES) for mode in modes)  # type: ignore[return-value]
-
-    def _check_schedule(self) -> None:
-        owner, chunks = "Execution", self.chunks_per_stage
-        if (self.schedule == "interleaved") != (chunks > 1):
-            wanted = "at least 2 with schedule 'interleaved'" if chunks == 1 else f"1 with schedule {self.schedule!r}"
-            problem = f"expected {wanted}, got {chunks}; change the one or the other"
-            raise checks.FieldError(owner, "chunks_per_stage", problem)
-        many, stages = self.num_microbatches, self.num_stages
-        if self.schedule == "interleaved" and many > stages and many % stages:
-            problem = (
-                f"expected a multiple of the {stages} stages, or fewer than them, got {many}; interleaving needs it"
-            )
-            raise checks.FieldError(owner, "num_microbatches", problem)
+    def by_field(self) -> dict[str, Any]:
+        """As plan files have them."""
+        own = {name: getattr(self, name) for name in _OWN}
+        return own | {name: getattr(getattr(self, part), key) for part, keys in _PARTS for name, key in keys.items()}
 
     def to_json(self) -> dict[str, object]:
         """What differs from the defaults; precisions by module and what is made again by block as objects."""
-        own = {f.name: getattr(self, f.name) for f in fields(self)}
+        own, plain = self.by_field(), DEFAULT.by_field()
         if isinstance(self.precision, tuple):
             own["precision"] = dict(self.precision)
         if isinstance(self.recompute, tuple):
             own["recompute"] = {k: list(again) if isinstance(again, tuple) else again for k, again in self.recompute}
-        for name in ("per_microbatch", "split", "stage_sizes", "recompute_by_stage"):
-            own[name] = list(own[name])
-        return {name: x for name, x in own.items() if x not in (getattr(DEFAULT, name), [])}
+        own = {name: list(x) if isinstance(x, tuple) else x for name, x in own.items()}
+        return {name: x for name, x in own.items() if x not in (plain[name], [])}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Execution:
         """Read what `to_json` gave. Raises `ValueError` for a field or a value that there is none of."""
-        unknown = data.keys() - {f.name for f in fields(cls)}
+        unknown = data.keys() - DEFAULT.by_field().keys()
         if unknown:
             raise ValueError(f"execution: field {min(unknown)!r} is not known")
-        return cls(**data)
+        return cls.of(**data)
 
     @property
     def recomputes(self) -> RecomputeByBlock:
@@ -228,6 +168,12 @@ def _patterns(names: object, owner: str) -> tuple[str, ...]:
     return tuple(checks.text(name, owner, "per_microbatch", "a module's name, or a pattern of them") for name in names)
 
 
+_OWN = ("precision", "recompute", "per_microbatch", "reduce_dtype")
+_PARTS = (
+    ("schedule", {"schedule" if f.name == "name" else f.name: f.name for f in fields(Schedule)}),
+    ("assumed", {f.name: f.name for f in fields(Assumed)}),
+)
+"""The parts of an execution, and what plan files call their fields."""
 DEFAULT = Execution()
 """The graph's own dtypes, everything kept for backward: what the search begins with."""
 

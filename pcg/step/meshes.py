@@ -1,6 +1,6 @@
 """The mesh of each pipeline stage.
 
-Stages may be of unlike sizes: along the first axis of devices each has as many of them as `Execution.stage_sizes` says;
+Stages may be of unlike sizes: along the first axis of devices each has as many of them as `Schedule.stage_sizes` says;
 the plan's mesh is that of the largest. As layouts are said by axis, one graph serves all: its types hold under every
 mesh whose sizes divide those of the plan's.
 """
@@ -22,9 +22,9 @@ def stage_meshes(mesh: Mesh, execution: Execution) -> tuple[Mesh, ...]:
     Raises:
         PlanError: `stage_sizes` do not fit the mesh of a plan.
     """
-    sizes = execution.stage_sizes
+    sizes = execution.schedule.stage_sizes
     if not sizes:
-        return (mesh,) * execution.num_stages
+        return (mesh,) * execution.schedule.num_stages
     first = int(TIME in mesh.names)
     if len(mesh) == first:
         raise PlanError(f"stage_sizes {list(sizes)}: mesh {mesh} has no axis of devices; give it one")

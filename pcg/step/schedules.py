@@ -36,7 +36,7 @@ from itertools import accumulate, zip_longest
 from typing import Literal, NamedTuple
 
 from shardwright.pcg.errors import PlanError
-from shardwright.pcg.step.execution import Execution, Schedule
+from shardwright.pcg.step.pipelining import Schedule, ScheduleName
 from shardwright.pcg.types import TensorType
 
 Phase = Literal["forward", "backward", "weights"]
@@ -58,53 +58,53 @@ Place = tuple[int, Item]
 """A stage, and an item of it."""
 
 
-def phases(schedule: Schedule) -> tuple[Phase, ...]:
+def phases(name: ScheduleName) -> tuple[Phase, ...]:
     """What every microbatch goes through in every chunk, in order."""
-    return ("forward", "backward", "weights") if schedule == "zero-bubble" else ("forward", "backward")
+    return ("forward", "backward", "weights") if name == "zero-bubble" else ("forward", "backward")
 
 
-def in_two(schedule: Schedule, received: Iterable[TensorType]) -> bool:
+def in_two(name: ScheduleName, received: Iterable[TensorType]) -> bool:
     """Whether the backward of a virtual stage that is sent these values has two parts.
 
     It has one where none of them gets a gradient, as in the first stage: nobody waits for it.
     """
-    return "weights" in phases(schedule) and any(kind.grad for kind in received)
+    return "weights" in phases(name) and any(kind.grad for kind in received)
 
 
-def orders(execution: Execution) -> list[list[Item]]:
+def orders(schedule: Schedule, num_microbatches: int) -> list[list[Item]]:
     """The items of every stage, in order.
 
     Forwards, then in turn what is left of them, the backwards, and their second parts, put off by the stage's number.
     """
-    p, v, m = execution.num_stages, execution.chunks_per_stage, execution.num_microbatches
+    p, v, m = schedule.num_stages, schedule.chunks_per_stage, num_microbatches
     groups = [range(start, min(start + p, m)) for start in range(0, m, p)]
     forward = [Item(chunk, i, "forward") for group in groups for chunk in range(v) for i in group]
     backward = [Item(v - 1 - item.chunk, item.microbatch, "backward") for item in forward]
-    weights = [item._replace(direction="weights") for item in backward if _is_split(execution)]
+    weights = [item._replace(direction="weights") for item in backward if _is_split(schedule)]
     found = list[list[Item]]()
     for stage in range(p):
-        ahead = _ahead(execution, stage)
+        ahead = _ahead(schedule, num_microbatches, stage)
         in_turn = zip_longest(forward[ahead:], backward, [None] * stage + weights)
         found.append(forward[:ahead] + [item for turn in in_turn for item in turn if item is not None])
     return found
 
 
-def _ahead(execution: Execution, stage: int) -> int:
+def _ahead(schedule: Schedule, num_microbatches: int, stage: int) -> int:
     """How many forwards come before the first that has a backward after it."""
-    p, v, m = execution.num_stages, execution.chunks_per_stage, execution.num_microbatches
+    p, v, m = schedule.num_stages, schedule.chunks_per_stage, num_microbatches
     later = p - 1 - stage
-    ahead: dict[Schedule, int] = {
+    ahead: dict[ScheduleName, int] = {
         "gpipe": m,
         "1f1b": later,
         "eager-1f1b": 2 * later,
         "interleaved": 2 * later + (v - 1) * min(p, m),
         "zero-bubble": later,
     }
-    return min(ahead[execution.schedule], v * m)
+    return min(ahead[schedule.name], v * m)
 
 
-def _is_split(execution: Execution) -> bool:
-    return "weights" in phases(execution.schedule)
+def _is_split(schedule: Schedule) -> bool:
+    return "weights" in phases(schedule.name)
 
 
 # ------------------------------------------------------------------------------------------------ between the stages
@@ -178,12 +178,12 @@ class Step(NamedTuple):
         return self.line.of(self.item.microbatch)
 
 
-def progress(lists: Sequence[Sequence[Item]], execution: Execution, *, blocking: bool = False) -> Iterator[Place]:
+def progress(lists: Sequence[Sequence[Item]], schedule: Schedule, *, blocking: bool = False) -> Iterator[Place]:
     """All items of all stages, each after what it needs.
 
     Args:
         lists: the items of every stage, in order.
-        execution: says how many stages and chunks there are.
+        schedule: says how many stages and chunks there are.
         blocking: a send waits until its receive is posted. A stage posts the next receive of a channel (a stage that
             sends, one that receives, and a direction) when an item begins with what the last one has brought; the first
             is posted when the step begins. Otherwise a send never waits.
@@ -192,7 +192,7 @@ def progress(lists: Sequence[Sequence[Item]], execution: Execution, *, blocking:
         PlanError: a stage waits for ever.
     """
     lines = dict[tuple[object, ...], Line]()
-    courses = [_course(stage, items, execution, blocking, lines) for stage, items in enumerate(lists)]
+    courses = [_course(stage, items, schedule, blocking, lines) for stage, items in enumerate(lists)]
     nexts, goes_on = [next(course, None) for course in courses], True
     while any(nexts):
         if not goes_on:
@@ -223,10 +223,10 @@ def _cycle(nexts: Sequence[Step | None]) -> str:
 
 
 def _course(
-    stage: int, items: Sequence[Item], execution: Execution, blocking: bool, lines: dict[tuple[object, ...], Line]
+    stage: int, items: Sequence[Item], schedule: Schedule, blocking: bool, lines: dict[tuple[object, ...], Line]
 ) -> Iterator[Step]:
     """What happens on a stage, in order, each with what has to happen before on any other."""
-    shape = execution.num_stages, execution.chunks_per_stage
+    shape = schedule.num_stages, schedule.chunks_per_stage
 
     def line(kind: Literal["start", "end"], place: Place) -> Line:
         stage, (chunk, _, direction) = place
@@ -259,22 +259,22 @@ def _course(
 # ---------------------------------------------------------------------------------------------------------- in flight
 
 
-def most_in_flight(execution: Execution, stage: int) -> int:
+def most_in_flight(schedule: Schedule, num_microbatches: int, stage: int) -> int:
     """How many (chunk, microbatch) are in flight on a stage at most; divided by its chunks, how many microbatches."""
-    put_off = stage if _is_split(execution) else 0
-    return min(execution.chunks_per_stage * execution.num_microbatches, _ahead(execution, stage) + 1 + put_off)
+    put_off = stage if _is_split(schedule) else 0
+    return min(schedule.chunks_per_stage * num_microbatches, _ahead(schedule, num_microbatches, stage) + 1 + put_off)
 
 
-def in_flight(items: Sequence[Item], execution: Execution) -> int:
+def in_flight(items: Sequence[Item], schedule: Schedule) -> int:
     """The same, counted in an order of items."""
-    changes = {"forward": 1, phases(execution.schedule)[-1]: -1}
+    changes = {"forward": 1, phases(schedule.name)[-1]: -1}
     return max(accumulate(changes.get(item.direction, 0) for item in items))
 
 
 # ------------------------------------------------------------------------------------------------------------- proofs
 
 
-def check(lists: Sequence[Sequence[Item]], execution: Execution) -> None:
+def check(lists: Sequence[Sequence[Item]], schedule: Schedule, num_microbatches: int) -> None:
     """Prove that stages can run these lists of items.
 
     * Complete: every microbatch goes through every phase of every chunk once.
@@ -287,22 +287,22 @@ def check(lists: Sequence[Sequence[Item]], execution: Execution) -> None:
     Raises:
         PlanError: says on which stage they cannot, and why.
     """
-    if len(lists) != execution.num_stages:
-        raise PlanError(f"schedule: expected an order for each of {execution.num_stages} stages, got {len(lists)}")
-    _check_complete(lists, execution)
-    _check_channels(lists, execution)
-    deque(progress(lists, execution, blocking=True), maxlen=0)
+    if len(lists) != schedule.num_stages:
+        raise PlanError(f"schedule: expected an order for each of {schedule.num_stages} stages, got {len(lists)}")
+    _check_complete(lists, schedule, num_microbatches)
+    _check_channels(lists, schedule)
+    deque(progress(lists, schedule, blocking=True), maxlen=0)
     for stage, items in enumerate(lists):
-        if (found := in_flight(items, execution)) > (most := most_in_flight(execution, stage)):
-            problem = f"stage {stage} has {found} microbatches in flight, {execution.schedule} at most {most}"
+        if (found := in_flight(items, schedule)) > (most := most_in_flight(schedule, num_microbatches, stage)):
+            problem = f"stage {stage} has {found} microbatches in flight, {schedule.name} at most {most}"
             raise PlanError(f"schedule: {problem}; run backwards earlier")
 
 
-def _check_complete(lists: Sequence[Sequence[Item]], execution: Execution) -> None:
+def _check_complete(lists: Sequence[Sequence[Item]], schedule: Schedule, num_microbatches: int) -> None:
     wanted = dict[tuple[int, Phase], list[Item]]()
-    for chunk in range(execution.chunks_per_stage):
-        for phase in phases(execution.schedule):
-            wanted[chunk, phase] = [Item(chunk, i, phase) for i in range(execution.num_microbatches)]
+    for chunk in range(schedule.chunks_per_stage):
+        for phase in phases(schedule.name):
+            wanted[chunk, phase] = [Item(chunk, i, phase) for i in range(num_microbatches)]
     for stage, items in enumerate(lists):
         found = defaultdict[tuple[int, Phase], list[Item]](list)
         for item in items:
@@ -312,8 +312,8 @@ def _check_complete(lists: Sequence[Sequence[Item]], execution: Execution) -> No
         _check_equal([item for rest in found.values() for item in rest], [], f"stage {stage}")
 
 
-def _check_channels(lists: Sequence[Sequence[Item]], execution: Execution) -> None:
-    shape = execution.num_stages, execution.chunks_per_stage
+def _check_channels(lists: Sequence[Sequence[Item]], schedule: Schedule) -> None:
+    shape = schedule.num_stages, schedule.chunks_per_stage
     sent, received = (defaultdict[tuple[int, int, Phase], list[Item]](list) for _ in range(2))
     for stage, items in enumerate(lists):
         ways = dict[tuple[int, Phase], tuple[Place | None, int | None]]()  # alike for all microbatches

@@ -33,7 +33,7 @@ class DryRunReport(Report):
         self.stage = stage_of(meshes, run.rank)
         self.mesh = meshes[self.stage]
         self.messages = self.program.messages(self.stage)
-        if plan.execution.num_stages > 1:
+        if plan.execution.schedule.num_stages > 1:
             self.messages += cut(lowered, plan.execution).messages(run.rank)
         timeline = simulate(self.program.without(UNSEEN)).stages[self.stage]
         memory = timeline.memory.by_category()
@@ -75,7 +75,7 @@ class DryRunReport(Report):
     def paragraphs(self) -> list[Paragraph]:
         run, mesh = self.run, self.mesh
         title = f"{'PASSED' if self.passed else 'FAILED'}: dry run of {self.plan.model} on mesh {mesh}"
-        size, count, who = self.plan.cluster.num_devices, self.plan.execution.num_stages, "which all"
+        size, count, who = self.plan.cluster.num_devices, self.plan.execution.schedule.num_stages, "which all"
         if count > 1:
             who = f"in pipeline stage {self.stage} of {count}, whose ranks all"
         ranks = f"rank {run.rank} of {size}, {who} run the same program on parts of the same shapes"

@@ -152,7 +152,7 @@ def measure(plan: Plan, loaded: Loaded, certified: Certified, timeout_s: float) 
 def _seeded(plan: Plan) -> Generator[None]:
     """Around a step: both ways draw the same. Pipeline stages do so by the number of each draw alone."""
     torch.manual_seed(STEP_SEED)
-    with seed_exactly(STEP_SEED) if plan.execution.num_stages > 1 else nullcontext():
+    with seed_exactly(STEP_SEED) if plan.execution.schedule.num_stages > 1 else nullcontext():
         yield
 
 

@@ -15,7 +15,8 @@ from shardwright.pcg.dtypes import dtype_named
 from shardwright.pcg.errors import MachineError, ShardwrightError
 from shardwright.pcg.files import require_writable
 from shardwright.pcg.mesh import Mesh
-from shardwright.pcg.step.execution import REDUCE_DTYPES, SCHEDULES
+from shardwright.pcg.step.execution import REDUCE_DTYPES
+from shardwright.pcg.step.pipelining import SCHEDULES
 from shardwright.pcg.step.precisions import PRECISIONS, Precision, PrecisionMode, precision_named
 
 if TYPE_CHECKING:

@@ -25,7 +25,9 @@ from shardwright.cli.options import (
 )
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.files import write_whole
-from shardwright.pcg.step.execution import OPTIMIZERS, REDUCE_DTYPES, SCHEDULES
+from shardwright.pcg.step.assumed import OPTIMIZERS
+from shardwright.pcg.step.execution import REDUCE_DTYPES
+from shardwright.pcg.step.pipelining import SCHEDULES
 from shardwright.pcg.step.precisions import PRECISIONS
 from shardwright.pcg.step.recompute import RECOMPUTES
 
@@ -111,7 +113,7 @@ def _execution(ways: Mapping[str, Any], own: Execution) -> Execution:
     if given.keys() & {"num_stages", "chunks_per_stage"}:
         given = {"stage_sizes": (), **given, "split": ()}
     try:
-        return replace(own, **given)
+        return own.having(**given)
     except FieldError as error:
         option = _OPTIONS.get(error.field, f"--{error.field}")
         raise click.UsageError(f"{option}: {error.problem}") from error

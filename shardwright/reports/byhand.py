@@ -111,7 +111,7 @@ def _notes(own: Settings) -> list[str]:
     if nearest := _NEAREST.get(own.checkpointing):
         how = "block by block" if own.checkpointing == "by block" else "value by value"
         found.append(f"what it makes again is chosen {how} here; {nearest} is torchtitan's nearest mode")
-    if own.other.execution.num_stages > 1:
+    if own.other.execution.schedule.num_stages > 1:
         found.append("FSDP2 has no pipeline stages; torchtitan has")
     if own.other.lifetimes and own.other.lifetimes[0] == "zero-1" and own.other.mesh.num_microbatches > 1:
         found.append(
@@ -162,7 +162,7 @@ def _policy(own: Settings) -> str:
 
 def _torchtitan(own: Settings) -> list[str]:
     """Lines of a job's TOML."""
-    execution = own.other.execution
+    schedule = own.other.execution.schedule
     lines = [
         "[training]",
         f"local_batch_size = {own.local_batch}",
@@ -174,8 +174,8 @@ def _torchtitan(own: Settings) -> list[str]:
         f'fsdp_reshard_after_forward = "{"always" if own.reshards else "never"}"',
         f"tensor_parallel_degree = {own.tensor}",
         f"context_parallel_degree = {own.sequence}",
-        f"pipeline_parallel_degree = {execution.num_stages}",
+        f"pipeline_parallel_degree = {schedule.num_stages}",
     ]
-    if execution.num_stages > 1:
-        lines.append(f'pipeline_parallel_schedule = "{_SCHEDULES.get(execution.schedule, execution.schedule)}"')
+    if schedule.num_stages > 1:
+        lines.append(f'pipeline_parallel_schedule = "{_SCHEDULES.get(schedule.name, schedule.name)}"')
     return [*lines, "[activation_checkpoint]", f'mode = "{_NEAREST.get(own.checkpointing, own.checkpointing)}"']

@@ -101,8 +101,8 @@ def run_as(plan: Plan | Alternative) -> dict[str, Any]:
 
 def stages_mesh(plan: Plan | Alternative) -> str:
     """The mesh of devices, or how many stages have such a mesh: `4 × [dp=8]`; or all: `[dp=8] + [dp=4]`."""
-    count, own = plan.execution.num_stages, device_mesh(plan.mesh)
-    if plan.execution.stage_sizes:
+    count, own = plan.execution.schedule.num_stages, device_mesh(plan.mesh)
+    if plan.execution.schedule.stage_sizes:
         return " + ".join(map(device_mesh, stage_meshes(plan.mesh, plan.execution)))
     return f"{count} × {own}" if count > 1 else own
 

@@ -62,7 +62,7 @@ class Formulas:
     """
 
     def __init__(self, facts: PlanFacts) -> None:
-        if facts.plan.execution.num_stages > 1:
+        if facts.plan.execution.schedule.num_stages > 1:
             raise PlanError("closed forms are of plans without pipeline stages; `timeline` shows those")
         self.facts, self.graph = facts, facts.graph
         self.steps = facts.programs.steps(facts.plan.execution)

@@ -316,8 +316,8 @@ def _communication(facts: PlanFacts) -> Paragraph:
     p = facts.plan.prediction
     took = f"{seconds(p.communication_s)} on its own, {seconds(p.exposed_s)} of the step"
     title = f"Communication ({size(p.communication_bytes)} sent by each device per step, {took})"
-    stages = facts.plan.execution.num_stages
-    largest = ", each as large as the largest" if facts.plan.execution.stage_sizes else ""
+    stages = facts.plan.execution.schedule.num_stages
+    largest = ", each as large as the largest" if facts.plan.execution.schedule.stage_sizes else ""
     lines = [f"listed: one device of each of the {stages} stages{largest}, added up; above: an equal share"]
     lines = lines if stages > 1 else []
     if not rows:
@@ -327,7 +327,7 @@ def _communication(facts: PlanFacts) -> Paragraph:
 
 def _each_device(plan: Plan) -> str:
     """Whose memory a prediction has."""
-    return "each device" + (" of the fullest stage" if plan.execution.num_stages > 1 else "")
+    return "each device" + (" of the fullest stage" if plan.execution.schedule.num_stages > 1 else "")
 
 
 def _memory(facts: PlanFacts) -> Paragraph:

@@ -30,7 +30,7 @@ def device_mesh(mesh: Mesh) -> str:
 
 def meshes(mesh: Mesh, execution: Execution) -> str:
     """Of all stages: `mesh [dp=8] for each of 4 stages`, `meshes [dp=8], [dp=4] for 2 stages`."""
-    own, count = [device_mesh(each) for each in stage_meshes(mesh, execution)], execution.num_stages
+    own, count = [device_mesh(each) for each in stage_meshes(mesh, execution)], execution.schedule.num_stages
     if len(set(own)) > 1:
         return f"meshes {', '.join(own)} for {count} stages"
     return f"mesh {own[0]}" + (f" for each of {count} stages" if count > 1 else "")
@@ -86,7 +86,7 @@ def recompute_text(plan: Plan) -> str:
 def again_name(execution: Execution) -> str:
     """In a word, what is made again; "" for nothing."""
     mode = execution.recompute
-    if execution.recompute_by_stage:
+    if execution.schedule.recompute_by_stage:
         return "by stage"
     if isinstance(mode, str):
         return "" if mode == "none" else mode

@@ -33,12 +33,12 @@ class StageFacts(NamedTuple):
 
 def stage_facts(facts: PlanFacts) -> list[StageFacts]:
     """The stages of a plan; none where it has but one."""
-    run, count, made = facts.plan.execution, facts.plan.execution.num_stages, facts.program
+    run, count, made = facts.plan.execution, facts.plan.execution.schedule.num_stages, facts.program
     if count == 1:
         return []
     own = stage_meshes(facts.plan.mesh, run)
     cut = sections(Operations(facts.graph, run), {}, by_block=True)
-    chunks = [_named([cut[number].name for number, _ in share]) for share in spread(cut, made.execution.split)]
+    chunks = [_named([cut[number].name for number, _ in share]) for share in spread(cut, made.execution.schedule.split)]
     return [
         StageFacts(
             number,
@@ -59,8 +59,8 @@ def stages(facts: PlanFacts) -> list[Paragraph]:
     found, run, step_s = stage_facts(facts), facts.plan.execution, facts.plan.prediction.step_s
     if not found:
         return []
-    chunks = f" of {run.chunks_per_stage} chunks each" if run.chunks_per_stage > 1 else ""
-    title = f"Pipeline ({plural(len(found), 'stage')}{chunks}, schedule {run.schedule})"
+    chunks = f" of {run.schedule.chunks_per_stage} chunks each" if run.schedule.chunks_per_stage > 1 else ""
+    title = f"Pipeline ({plural(len(found), 'stage')}{chunks}, schedule {run.schedule.name})"
     rows = [
         (str(s.number), " | ".join(s.has), size(s.sent_bytes), seconds(s.compute_s), seconds(s.exposed_s),
          f"{seconds(s.bubble_s)} ({percent(s.bubble_s / step_s if step_s else 0)})", size(s.memory_bytes))
@@ -68,7 +68,7 @@ def stages(facts: PlanFacts) -> list[Paragraph]:
     ]  # fmt: skip
     lines = ["sends: to the next stage, by each device, of one microbatch; its gradient comes back the same way"]
     columns = (">stage", "has", ">sends", ">compute", ">exposed", ">bubble", ">peak memory")
-    if run.stage_sizes:
+    if run.schedule.stage_sizes:
         columns = (columns[0], "mesh", *columns[1:])
         rows = [(row[0], s.mesh, *row[1:]) for row, s in zip(rows, found, strict=True)]
         lines.append("meshes: as layouts are by axis, a stage of fewer devices has larger parts of what is sent")

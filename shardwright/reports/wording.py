@@ -193,13 +193,13 @@ def serial(p: Prediction) -> str:
 
 def modules_note(plan: Plan) -> str:
     """What the times of the table of modules are."""
-    p, count, stages = plan.prediction, plan.mesh.num_microbatches, plan.execution.num_stages
+    p, count, stages = plan.prediction, plan.mesh.num_microbatches, plan.execution.schedule.num_stages
     rest = f"the optimizer's {seconds(p.optimizer_s)} are not among them" if p.optimizer_s else ""
     listed = f"{seconds(p.compute_s + p.communication_s)} with nothing overlapping, of a step of {seconds(p.step_s)}"
     together = "all repeats of a block" + (f" and all {count} microbatches" if count > 1 else "")
     whose = f"one device, {listed}"
     if stages > 1:
-        largest = ", each as large as the largest" if plan.execution.stage_sizes else ""
+        largest = ", each as large as the largest" if plan.execution.schedule.stage_sizes else ""
         whose = f"one device of each of the {stages} stages{largest}, added up, in a step of {seconds(p.step_s)}"
     return f"{together} together; compute and communication of {whose}" + (f"; {rest}" if rest else "")
 
@@ -237,8 +237,9 @@ def standing(plan: Plan) -> Standing:
     headline = faster_or_slower(plan.prediction.step_s, best.prediction.step_s)
     than = "as" if headline == THE_SAME else "than"
     step = seconds(best.prediction.step_s) + (f", {ESTIMATED}" if best.estimated else "")
-    if SEARCHED not in best.name and plan.execution.num_stages > 1 == max(a.execution.num_stages for a in by_hand):
-        staged = any(a.execution.num_stages > 1 and SEARCHED not in a.name for a in plan.alternatives)
+    most = max((a.execution.schedule.num_stages for a in by_hand), default=1)
+    if SEARCHED not in best.name and plan.execution.schedule.num_stages > 1 == most:
+        staged = any(a.execution.schedule.num_stages > 1 and SEARCHED not in a.name for a in plan.alternatives)
         step += "; none by hand with stages fits" if staged else "; none by hand has stages"
     return Standing(headline, f"{than} the best {kind} that fits: {called(best)}, {step}")
 

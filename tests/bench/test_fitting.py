@@ -36,7 +36,7 @@ def test_meshes_and_roles_of_every_published_run() -> None:
         assert len(roles) == len(mesh)
     (wide,) = (r for r in megatron_bridge()[0] if r.model == "llama3-405b" and r.num_microbatches == 64)
     assert mesh_and_roles(wide) == (Mesh.of(dp=8, cp=2, tp=8), ("data", "context", "tensor"))
-    assert execution(wide) == Execution(
+    assert execution(wide) == Execution.of(
         precision="fp8", compiled=True, num_microbatches=64, num_stages=8, chunks_per_stage=8, schedule="interleaved",
         shard_optimizer=True,
     )  # fmt: skip

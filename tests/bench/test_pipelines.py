@@ -40,5 +40,5 @@ def test_every_contender_trains_the_same_model(tmp_path: Path, monkeypatch: pyte
 def test_stages_are_cut_alike_on_both_sides() -> None:
     """Blocks as `torch.distributed.pipelining` is given them; ours count the embedding and the head as well."""
     assert [list(blocks) for blocks in Way(TINY, 2, "interleaved").blocks] == [[0], [1], [2], [3]]
-    assert Way(TINY, 2, "interleaved").execution.split == (2, 1, 1, 2)
-    assert Way(TINY, 2, "1f1b").execution.split == (3, 3)
+    assert Way(TINY, 2, "interleaved").execution.schedule.split == (2, 1, 1, 2)
+    assert Way(TINY, 2, "1f1b").execution.schedule.split == (3, 3)

@@ -33,7 +33,7 @@ def test_a_random_cell_is_equal_and_one_of_another_model_is_not() -> None:
     ((_, bad),) = run([replace(cell, prepared=other)])
     assert not isinstance(bad, str)
     assert not other.accepts(bad)
-    ((_, text),) = run([replace(cell, execution=replace(cell.execution, split=(1, 1)))])
+    ((_, text),) = run([replace(cell, execution=cell.execution.having(split=(1, 1)))])
     assert isinstance(text, str)
     assert "add up to" in text
 

@@ -18,19 +18,19 @@ DEVICE = Device("test", 2**40, 1e12, {"fp32": 1e12}, 1.0, 0.0, "cpu")
 
 def uniform(execution: Execution, forward_s: float = 1.0, backward_s: float = 2.0, hop_s: float = 0.0) -> StepProgram:
     """Equal stages whose chunks keep one byte until backward has ended; where that has two parts, they are equal."""
-    two = execution.schedule == "zero-bubble"
+    two = execution.schedule.name == "zero-bubble"
     forward = Segment((Task("f", COMPUTE, forward_s),), (Buffer("activations", 1, 0, ()),))
     given_back = (Buffer("activations", 1, None, (0,)),)
     first = Segment((Task("b", COMPUTE, backward_s / 2 if two else backward_s),), () if two else given_back)
     second = Segment((Task("w", COMPUTE, backward_s / 2),), given_back) if two else Segment()
     stage = Stage(
-        tuple(ChunkSegments(f"chunk {c}", forward, first, second) for c in range(execution.chunks_per_stage)),
+        tuple(ChunkSegments(f"chunk {c}", forward, first, second) for c in range(execution.schedule.chunks_per_stage)),
         {},
         Segment(),
         DEVICE,
     )
-    num_virtual = execution.num_stages * execution.chunks_per_stage
-    return StepProgram(execution, (stage,) * execution.num_stages, (hop_s,) * (num_virtual - 1))
+    num_virtual = execution.schedule.num_stages * execution.schedule.chunks_per_stage
+    return StepProgram(execution, (stage,) * execution.schedule.num_stages, (hop_s,) * (num_virtual - 1))
 
 
 @cache

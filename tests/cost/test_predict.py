@@ -115,8 +115,10 @@ def test_of_a_plan_with_stages_the_busiest_one_is_told() -> None:
     """The parts fit into the step, bubbles included, as those of a plan without stages do."""
     graph = planned("tensor", 6)
     for schedule in ("gpipe", "1f1b", "zero-bubble"):
-        run = Execution(num_stages=2, num_microbatches=4, schedule=schedule)
-        found, alone = (predict(graph, cluster(4 * e.num_stages), e) for e in (run, Execution(num_microbatches=4)))
+        run = Execution.of(num_stages=2, num_microbatches=4, schedule=schedule)
+        found, alone = (
+            predict(graph, cluster(4 * e.schedule.num_stages), e) for e in (run, Execution.of(num_microbatches=4))
+        )
         made = program(graph, cluster(8), run)
         kernels_s = [made.compute_s(stage) for stage in range(2)]
         assert sum(passes_s for passes_s, _ in kernels_s) / 4 == pytest.approx(alone.compute_s, rel=0.05)

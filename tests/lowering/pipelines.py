@@ -16,9 +16,10 @@ from shardwright.lowering.module import ParallelModule
 from shardwright.pcg.capture import find_loss
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
-from shardwright.pcg.step.execution import Execution, Schedule
+from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.lifetimes import Zero, with_lifetimes
 from shardwright.pcg.step.operations import Operations
+from shardwright.pcg.step.pipelining import ScheduleName
 from shardwright.pcg.step.sections import sections, units
 from shardwright.pcg.step.time import as_run
 from shardwright.search.planner import Planner
@@ -43,16 +44,16 @@ def of_one_stage(
 def evenly(
     graph: Graph,
     stages: int,
-    schedule: Schedule = "1f1b",
+    schedule: ScheduleName = "1f1b",
     chunks: int = 1,
     sizes: tuple[int, ...] = (),
     **options: Any,
 ) -> Execution:
     """An execution whose virtual stages have about equally many sections. `sizes`: `stage_sizes`."""
-    many = len(units(sections(Operations(as_run(graph, Execution(**options))), {}, by_block=True)))
+    many = len(units(sections(Operations(as_run(graph, Execution.of(**options))), {}, by_block=True)))
     parts = stages * chunks
     split = tuple(many // parts + (number < many % parts) for number in range(parts))
-    return Execution(
+    return Execution.of(
         num_stages=stages, stage_sizes=sizes, chunks_per_stage=chunks, schedule=schedule, split=split, **options
     )
 

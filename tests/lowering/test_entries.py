@@ -254,7 +254,7 @@ def test_an_entry_in_other_stages_is_refused() -> None:
     large, small = in_blocks(), Case(in_blocks().model, {k: v[:4] for k, v in in_blocks().batch.items()})
     graphs = [of_one_stage(one, (), 2) for one in (large, small)]
     even = evenly(graphs[0], 2)
-    uneven = Execution(num_stages=2, split=(even.split[0] + 1, even.split[1] - 1))
+    uneven = Execution.of(num_stages=2, split=(even.schedule.split[0] + 1, even.schedule.split[1] - 1))
 
     def body() -> None:
         parallel = with_entries(large.model, [spec(large, graphs[0], even)])

@@ -17,14 +17,15 @@ from shardwright.lowering.launch import run_ranks
 from shardwright.lowering.outside import find_outside
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.stages import cut
-from shardwright.pcg.step.execution import Execution, Schedule
+from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.lifetimes import Zero
+from shardwright.pcg.step.pipelining import ScheduleName
 from shardwright.search.plan import Plan, SearchReport
 from tests.lowering.pipelines import evenly, in_one_process, in_stages, of_one_stage, worst_error
 from tests.lowering.runs import Case, entry_of
 from tests.lowering.test_microbatches import case
 
-Cell = tuple[int, Schedule, int, tuple[str, ...], int, Zero]
+Cell = tuple[int, ScheduleName, int, tuple[str, ...], int, Zero]
 CELLS: list[Cell] = [
     (2, "1f1b", 1, (), 1, "kept"), (4, "1f1b", 1, (), 4, "kept"), (2, "gpipe", 1, ("zero",), 4, "zero-3"),
     (2, "interleaved", 2, ("data",), 4, "kept"), (2, "zero-bubble", 1, ("tensor",), 2, "kept"),
@@ -107,7 +108,8 @@ def test_ranks_have_backward_in_two_parts_where_it_is_priced_so(
     """Where another stage waits for gradients. Of the operators in these, those that give gradients to activations."""
     torch.manual_seed(0)
     found = Case(Late(num_frozen).double(), {"x": torch.randn(4, 8, dtype=torch.float64)})
-    graph, execution = of_one_stage(found, (), 2), Execution(num_stages=len(split), schedule="zero-bubble", split=split)
+    graph = of_one_stage(found, (), 2)
+    execution = Execution.of(num_stages=len(split), schedule="zero-bubble", split=split)
     stages = [stage.pieces[0] for stage in program(graph, Cluster.local(len(split)), execution).stages]
     outsides = [find_outside(stage, execution, graph) for stage in cut(graph, execution).graphs]
     assert [bool(stage.weights.tasks) for stage in stages] == [outside.in_two for outside in outsides] == in_two
@@ -120,7 +122,7 @@ def test_ranks_have_backward_in_two_parts_where_it_is_priced_so(
 def test_dry_runs_of_stages_are_as_predicted() -> None:
     """What a stage sends is what the next one receives, and what was predicted; so is the peak of memory."""
     found = case("gpt")
-    cells: list[tuple[int, Schedule, int]] = [(2, "interleaved", 2), (2, "zero-bubble", 1)]
+    cells: list[tuple[int, ScheduleName, int]] = [(2, "interleaved", 2), (2, "zero-bubble", 1)]
     for stages, schedule, chunks in cells:
         cluster = Cluster.local(2 * stages)
         graph = of_one_stage(found, ("tensor",), 4)

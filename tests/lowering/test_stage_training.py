@@ -31,7 +31,8 @@ from shardwright.pcg.errors import PlanError, ShardwrightError
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.layout import R, S
 from shardwright.pcg.mesh import Mesh
-from shardwright.pcg.step.execution import Execution, Schedule
+from shardwright.pcg.step.execution import Execution
+from shardwright.pcg.step.pipelining import ScheduleName
 from shardwright.pcg.types import TensorType
 from tests.lowering.parallelize import follow
 from tests.lowering.pipelines import evenly, gradients, in_one_process, in_stages, of_one_stage, worst_error
@@ -434,8 +435,8 @@ def test_odd_models() -> None:
     for roles, stages in (((), 4), (("data",), 2), (("zero",), 2)):
         graph = of_one_stage(found, roles, 4)
         todo += [(graph, evenly(graph, stages)), (graph, evenly(graph, stages, "gpipe", recompute="full"))]
-    many = sum(todo[0][1].split)
-    todo.append((todo[0][0], Execution(num_stages=4, split=(1, 1, 1, many - 3))))
+    many = sum(todo[0][1].schedule.split)
+    todo.append((todo[0][0], Execution.of(num_stages=4, split=(1, 1, 1, many - 3))))
 
     def run(model: nn.Module) -> tuple[float, dict[str, Tensor | None]]:
         with seed_exactly(SEED):
@@ -535,7 +536,7 @@ class Turns(nn.Module):
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zero-bubble"])
-def test_operators_without_a_row_run_in_stages(schedule: Schedule) -> None:
+def test_operators_without_a_row_run_in_stages(schedule: ScheduleName) -> None:
     found = Case(Turns().double(), {"x": torch.randn(8, HIDDEN).double()})
     graph = of_one_stage(found, (), 4)
     assert {node.op for node in graph.nodes} >= {"opaque"}

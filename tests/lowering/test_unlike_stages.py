@@ -21,14 +21,15 @@ from shardwright.lowering.movement import take
 from shardwright.lowering.storage import slices
 from shardwright.pcg.errors import DistributedError
 from shardwright.pcg.graph import Graph
-from shardwright.pcg.step.execution import Execution, Schedule
+from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.lifetimes import Zero
+from shardwright.pcg.step.pipelining import ScheduleName
 from shardwright.search.plan import Plan, SearchReport
 from tests.lowering.pipelines import evenly, in_one_process, in_stages, of_one_stage, step, worst_error
 from tests.lowering.runs import Case, doubled, hang
 from tests.lowering.test_microbatches import case
 
-Cell = tuple[tuple[int, ...], Schedule, int, tuple[str, ...], int, Zero]
+Cell = tuple[tuple[int, ...], ScheduleName, int, tuple[str, ...], int, Zero]
 CELLS: list[Cell] = [
     ((2, 1), "1f1b", 1, ("data",), 2, "kept"), ((1, 2), "gpipe", 1, ("data",), 4, "kept"),
     ((1, 2), "1f1b", 1, ("tensor",), 2, "kept"), ((2, 1, 1), "zero-bubble", 1, ("data",), 4, "kept"),

@@ -49,9 +49,9 @@ def test_a_graph_with_sends_denotes_what_it_denotes_without(name: str) -> None:
 def test_a_split_that_does_not_fit_is_refused() -> None:
     graph = as_run(of_one_stage(case("gpt"), (), 1))
     with pytest.raises(PlanError, match="2 virtual stages without a split"):
-        cut(graph, Execution(num_stages=2))
+        cut(graph, Execution.of(num_stages=2))
     with pytest.raises(PlanError, match=r"split: expected 2 positive numbers that add up to 4, got \[2, 3\]"):
-        cut(graph, Execution(num_stages=2, split=(2, 3)))
+        cut(graph, Execution.of(num_stages=2, split=(2, 3)))
 
 
 def test_a_stage_need_not_have_what_is_made_again() -> None:

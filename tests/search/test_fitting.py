@@ -204,7 +204,7 @@ def test_walks_judge_what_may_fit_and_win() -> None:
     assert (found.candidate.prediction.step_s, found.larger_s) == (2.0, 3.0)
     hull = [(1000.0, 2.99), (120.0, 2.998), (90.0, 2.9995), (80.0, 3.002), (10.0, 6.0)]
     staged, judged = Walk(True), []
-    staged.candidate.execution = replace(DEFAULT, num_stages=2)  # type: ignore[misc]
+    staged.candidate.execution = DEFAULT.having(num_stages=2)  # type: ignore[misc]
     found = staged.run(inf)
     assert judged == [80, 120], "no more is looked for where that could gain hardly anything"
     assert found is not None

@@ -39,7 +39,7 @@ def solved(
 ) -> Candidate:
     n = tuner.solver.cluster.num_devices
     mesh = over_time(Mesh(("x",), (n,)) if len(roles) == 1 else Mesh(("x", "y"), (n // 2, 2)), microbatches)
-    return tuner.solver.solve(tuner.folded, mesh, roles, "by hand", Execution(**run), (zero,))
+    return tuner.solver.solve(tuner.folded, mesh, roles, "by hand", Execution.of(**run), (zero,))
 
 
 def told(tuner: Tuner, candidate: Candidate, limit_bytes: float) -> str:

@@ -11,8 +11,9 @@ from shardwright.cost.timeline.program import program
 from shardwright.cost.timeline.timeline import simulate
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.mesh import Mesh
-from shardwright.pcg.step.execution import SCHEDULES, Execution
+from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.lifetimes import lifetimes
+from shardwright.pcg.step.pipelining import SCHEDULES
 from shardwright.pcg.step.recompute import Recompute
 from shardwright.search.check import check_plan
 from shardwright.search.fitting import Fitter
@@ -34,9 +35,9 @@ def test_stages_make_again_what_each_has_no_room_for() -> None:
     plan = small.plan(graph, stages=2, schedule="1f1b", mesh=Mesh.of(mb=8, x=1))
     assert plan.prediction.memory.total_bytes <= plan.report.limit_bytes
     assert free.prediction.step_s < plan.prediction.step_s < again.prediction.step_s
-    assert not plan.execution.recompute_by_stage
+    assert not plan.execution.schedule.recompute_by_stage
     assert all(other.prediction != plan.prediction for other in plan.alternatives)
-    by_stage = replace(plan.execution, recompute="none", recompute_by_stage=("full", "none"))
+    by_stage = plan.execution.having(recompute="none", recompute_by_stage=("full", "none"))
     other = Alternative("by stage", plan.mesh, plan.prediction, True, by_stage)
     compared = replace(plan, alternatives=(other,))
     assert Plan.from_json(compared.to_json()) == compared
@@ -59,32 +60,32 @@ def test_stages_share_out_the_memory() -> None:
 def test_blocks_are_spread_by_room_and_time() -> None:
     """The first stage has more microbatches in flight, so that with equally many blocks it needs more memory."""
     graph, solver = blocks(batch=64, width=64, layers=9, seq=16), Solver(cluster(4), every_choice)
-    run = Execution(num_stages=2)
+    run = Execution.of(num_stages=2)
     found = solver.solve(Folded(graph), Mesh.of(mb=8, x=2), ("data",), "test", run)
-    equal = simulate(program(found.graph, solver.cluster, replace(run, split=(6, 5)))).stages
+    equal = simulate(program(found.graph, solver.cluster, run.having(split=(6, 5)))).stages
     limit = (3 * equal[0].memory.total_bytes + equal[1].memory.total_bytes) // 4
     small = solver.within(limit)
-    execution = replace(run, split=(6, 5))
+    execution = run.having(split=(6, 5))
     given = replace(found, execution=execution, fits=False, prediction=predict(found.graph, small.cluster, execution))
     moved = spread_out(small, given)
     assert moved.fits
-    assert moved.execution.split[0] < 6
+    assert moved.execution.schedule.split[0] < 6
     assert moved.prediction.memory.total_bytes <= limit < equal[0].memory.total_bytes
     better = spread_out(solver, replace(found, execution=run))
-    assert better.prediction.step_s < predict(found.graph, solver.cluster, replace(run, split=(9, 2))).step_s
-    assert abs(better.execution.split[0] - better.execution.split[1]) <= 2
+    assert better.prediction.step_s < predict(found.graph, solver.cluster, run.having(split=(9, 2))).step_s
+    assert abs(better.execution.schedule.split[0] - better.execution.schedule.split[1]) <= 2
     assert predict(found.graph, solver.cluster, better.execution) == better.prediction
 
 
 def test_faster_devices_have_more_of_the_blocks() -> None:
     graph = blocks(batch=32, width=64, layers=11, seq=64)
     unasked = Planner(mixed(), every_choice).plan(graph)
-    assert unasked.execution.num_stages > 1
+    assert unasked.execution.schedule.num_stages > 1
     assert unasked.prediction.step_s < 0.9 * Planner(mixed(), every_choice).plan(graph, stages=1).prediction.step_s
     plan = Planner(mixed(), every_choice).plan(graph, stages=2, schedule="1f1b")
-    first, second = plan.execution.split
+    first, second = plan.execution.schedule.split
     assert second > 1.5 * first
-    equal = predict(plan.graph, plan.cluster, replace(plan.execution, split=(6, first + second - 6)))
+    equal = predict(plan.graph, plan.cluster, plan.execution.having(split=(6, first + second - 6)))
     assert plan.prediction.step_s < 0.9 * equal.step_s
     plan.to_json()
     check_plan(plan, graph, every_choice)
@@ -97,7 +98,7 @@ def test_larger_devices_have_more_of_the_blocks() -> None:
     need = whole.prediction.memory.total_bytes
     small = mixed((round(0.8 * need), 1 << 34), times=1.0)
     plan = Planner(small, every_choice).plan(graph, stages=2, schedule="1f1b", mesh=whole.mesh, recompute="none")
-    assert plan.execution.split[0] < whole.execution.split[0]
+    assert plan.execution.schedule.split[0] < whole.execution.schedule.split[0]
     stages = simulate(program(plan.graph, small, plan.execution)).stages
     assert all(s.memory.total_bytes <= 0.9 * s.device_bytes for s in stages)
     assert plan.prediction.device_bytes == round(0.8 * need)
@@ -119,7 +120,7 @@ def test_plans_on_devices_that_differ_come_back_from_a_file() -> None:
 def test_no_stage_needs_more_than_its_own_devices_have() -> None:
     """A large device may lack room where it has more left than a small one that has enough."""
     graph, split = blocks(batch=32, width=64, layers=11, seq=64), (1, 12)
-    run = Execution(num_stages=2, split=split)
+    run = Execution.of(num_stages=2, split=split)
     whole = Solver(mixed(times=1.0), every_choice).solve(Folded(graph), Mesh.of(mb=8, x=2), ("data",), "test", run)
     need = [s.memory.total_bytes for s in simulate(program(whole.graph, mixed(times=1.0), run)).stages]
     for factors, fits in (((1.2, 1.2), True), ((1.2, 1.05), False), ((1.05, 1.2), False)):
@@ -139,32 +140,32 @@ def test_what_stages_make_again_is_said_by_block() -> None:
     said = list[object]()
     kinds: list[tuple[Recompute, Recompute]] = [("none", "full"), ("full", "none")]
     for modes in kinds:
-        run = Execution(num_stages=2, split=(4, 4), recompute_by_stage=modes)
+        run = Execution.of(num_stages=2, split=(4, 4), recompute_by_stage=modes)
         found = solver.solve(Folded(graph), Mesh.of(mb=4, x=1), ("data",), "test", run)
         told = said_by_block(solver, found)
         assert told.prediction == found.prediction == predict(told.graph, solver.cluster, told.execution)
-        said.append((told.execution.recompute_by_stage, told.execution.recompute))
+        said.append((told.execution.schedule.recompute_by_stage, told.execution.recompute))
     assert said == [((), (("layers.3-5", "full"),)), ((), (("layers.0-2", "full"),))]
 
 
 def test_stages_that_differ_in_what_they_make_again_keep_to_it() -> None:
     """Nothing is decided value by value where each stage has its own kind; equal kinds are that of the plan."""
     graph, solver = blocks(batch=64, width=32, layers=6, seq=32), Solver(cluster(2), every_choice)
-    run = Execution(num_stages=2, split=(4, 4), recompute="full", recompute_by_stage=("full", "none"))
+    run = Execution.of(num_stages=2, split=(4, 4), recompute="full", recompute_by_stage=("full", "none"))
     found = solver.solve(Folded(graph), Mesh.of(mb=4, x=1), ("data",), "test", run)
     for fitted in Fitter(solver, Folded(graph), values=True).best([found]):
         assert fitted.candidate.execution == run
     programs = solver.programs(found.graph, {})
     least = programs.sections_bytes(run)[0]
     small, large = (programs.spread(run, (size, 2.0**30), ("none", "full")) for size in (least, 2.0**30))
-    assert (large.recompute, large.recompute_by_stage) == ("none", ())
-    assert small.recompute_by_stage == ("full", "none")
+    assert (large.recompute, large.schedule.recompute_by_stage) == ("none", ())
+    assert small.schedule.recompute_by_stage == ("full", "none")
 
 
 def test_each_stage_keeps_gathered_weights_as_long_as_it_has_room() -> None:
     """The first has more blocks and no room beside them; the second keeps what it gathers for the whole step."""
     graph, ample = blocks(batch=64, width=64, layers=9, seq=16), Solver(cluster(4), every_choice)
-    run = Execution(num_stages=2, split=(7, 4))
+    run = Execution.of(num_stages=2, split=(7, 4))
     found = ample.solve(Folded(graph), Mesh.of(mb=8, x=2), ("zero",), "test", run, zeros=("zero-3",))
     assert set(lifetimes(found.graph).values()) == {"zero-3"}
     small = ample.within(found.prediction.memory.total_bytes)

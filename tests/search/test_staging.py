@@ -18,8 +18,10 @@ from shardwright.pcg.errors import PlanError, ShardwrightError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.stages import Stages as Cut
-from shardwright.pcg.step.execution import Execution, Schedule
+from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.meshes import stage_meshes
+from shardwright.pcg.step.pipelining import Schedule, ScheduleName
+from shardwright.pcg.step.recompute import Recompute
 from shardwright.pcg.step.schedules import Item, orders
 from shardwright.search import planner as search_planner
 from shardwright.search.anytime import Stop
@@ -40,14 +42,14 @@ from tests.search.graphs import blocks, cluster, every_choice, mixed, planner
 
 def test_plans_with_stages_have_a_split_and_come_back_from_a_file(tmp_path: Path) -> None:
     graph, search = blocks(batch=32, width=64, layers=8, seq=8), planner()
-    asked: list[tuple[int, Schedule | None]] = [(2, None), (4, "1f1b"), (2, "interleaved"), (4, "gpipe")]
+    asked: list[tuple[int, ScheduleName | None]] = [(2, None), (4, "1f1b"), (2, "interleaved"), (4, "gpipe")]
     for stages, schedule in asked:
         plan = search.plan(graph, stages=stages, schedule=schedule)
         run = plan.execution
-        assert run.num_stages == stages
+        assert run.schedule.num_stages == stages
         assert plan.mesh.num_devices * stages == 8
-        assert schedule in (None, run.schedule)
-        assert len(run.split) == run.num_virtual_stages
+        assert schedule in (None, run.schedule.name)
+        assert len(run.schedule.split) == run.schedule.num_virtual_stages
         assert plan.mesh.num_microbatches >= stages
         assert predict(plan.graph, search.cluster, run) == plan.prediction
         assert plan.prediction.bubble_s > 0
@@ -61,8 +63,8 @@ def test_plans_with_stages_have_a_split_and_come_back_from_a_file(tmp_path: Path
 def test_without_being_asked_there_are_no_stages() -> None:
     graph, search = blocks(batch=32, width=64, layers=8, seq=8), planner(4)
     plain, one = search.plan(graph), search.plan(graph, stages=1)
-    assert plain.execution.num_stages == one.execution.num_stages == 1
-    assert all(other.execution.num_stages == 1 for other in plain.alternatives)
+    assert plain.execution.schedule.num_stages == one.execution.schedule.num_stages == 1
+    assert all(other.execution.schedule.num_stages == 1 for other in plain.alternatives)
     assert plain.prediction == one.prediction
 
 
@@ -74,7 +76,7 @@ def test_stages_are_tried_unasked_where_gpus_wait() -> None:
         own = replace(flat, device=replace(flat.device, kind=kind))
         plan = Planner(own, every_choice).plan(graph)
         assert plan.asked.stages is None
-        tried.append(plan.execution.num_stages)
+        tried.append(plan.execution.schedule.num_stages)
     assert tried == [4, 1, 1]
 
 
@@ -86,25 +88,25 @@ def test_stages_are_taken_where_they_are_faster_and_left_where_not() -> None:
         plain, auto, *given = (search.plan(graph, stages=stages) for stages in (None, "auto", 2, 4))
         least_s = min(plan.prediction.step_s for plan in (plain, *given))
         assert auto.prediction.step_s == pytest.approx(least_s)
-        assert (auto.execution.num_stages > 1) == wins
+        assert (auto.execution.schedule.num_stages > 1) == wins
         few, none = (search.plan(graph, stages="auto", pins=pin) for pin in ("stages<=2", "no stages"))
-        assert few.execution.num_stages == 1 + wins
-        assert none.execution.num_stages == 1
+        assert few.execution.schedule.num_stages == 1 + wins
+        assert none.execution.schedule.num_stages == 1
         if wins:
             assert auto.prediction.step_s < 0.8 * plain.prediction.step_s
-            assert {other.execution.num_stages for other in auto.alternatives} >= {1}
+            assert {other.execution.schedule.num_stages for other in auto.alternatives} >= {1}
 
 
 def test_a_pin_that_asks_for_stages_is_kept_to() -> None:
     """Also where a plan without stages is faster, and where nothing else asks for any."""
     graph, search = blocks(batch=16, width=1024, layers=8, seq=1), planner(4, link_bytes_per_s=1e12)
-    assert search.plan(graph, stages="auto").execution.num_stages == 1
+    assert search.plan(graph, stages="auto").execution.schedule.num_stages == 1
     asked: list[tuple[Stages | None, str, int]] = [
         ("auto", "stages>=2", 2), (None, "stages=4", 4), ("auto", "stages=2", 2),
     ]  # fmt: skip
     for stages, pin, least in asked:
         plan = search.plan(graph, stages=stages, pins=pin)
-        assert plan.execution.num_stages == least
+        assert plan.execution.schedule.num_stages == least
         assert plan.asked.pins == (pin,)
     with pytest.raises(PlanError, match="no mesh of 4 devices keeps to all that is asked for"):
         search.plan(graph, stages=2, pins="x>=3")
@@ -114,13 +116,13 @@ def test_stages_are_tried_where_nothing_fits_without() -> None:
     """None of these sizes is a multiple of three: stages alone divide the memory by that."""
     graph = blocks(batch=1, width=65, layers=9, seq=7)
     alone = planner(3).plan(graph)
-    assert alone.execution.num_stages == 1
+    assert alone.execution.schedule.num_stages == 1
     memory_bytes = round(0.5 * alone.prediction.memory.total_bytes)
     found = planner(3, memory_bytes=memory_bytes).plan(graph)
-    assert found.execution.num_stages > 1
+    assert found.execution.schedule.num_stages > 1
     assert found.prediction.memory.total_bytes <= found.report.limit_bytes
     refused = planner(3, memory_bytes=memory_bytes).plan(graph, stages=1)
-    assert refused.execution.num_stages == 1
+    assert refused.execution.schedule.num_stages == 1
     assert refused.prediction.memory.total_bytes > refused.report.limit_bytes
 
 
@@ -167,11 +169,11 @@ def test_what_does_not_run_in_stages_is_not_laid_out_so(monkeypatch: pytest.Monk
     """Asked for, it is refused; where the search chooses, it takes none."""
     graph = blocks(batch=16, width=1024, layers=8, seq=1)
     search = Planner(cluster(4, link_bytes_per_s=1e7), every_choice, precision="amp_fp16")
-    assert search.plan(graph, stages=2).execution.num_stages == 2
+    assert search.plan(graph, stages=2).execution.schedule.num_stages == 2
     monkeypatch.setattr(search_planner, "not_run", lambda graph, precision: f"{precision} does not run in stages")
     with pytest.raises(PlanError, match="amp_fp16 does not run in stages"):
         search.plan(graph, stages=2)
-    assert search.plan(graph, stages="auto").execution.num_stages == 1
+    assert search.plan(graph, stages="auto").execution.schedule.num_stages == 1
 
 
 def test_a_file_of_other_stages_is_refused() -> None:
@@ -186,7 +188,7 @@ def test_a_file_of_other_stages_is_refused() -> None:
         execution = {k: v for k, v in {**data["execution"], **change}.items() if v is not None}
         with pytest.raises(PlanError, match=message.replace(".", r"\.")):
             Plan.from_json({**data, "execution": execution})
-    wrong = replace(plan, execution=replace(plan.execution, split=(1, 1)))
+    wrong = replace(plan, execution=plan.execution.having(split=(1, 1)))
     with pytest.raises(PlanError, match="split: expected 2 positive numbers that add up to"):
         check_plan(wrong, graph, every_choice)
 
@@ -213,9 +215,9 @@ def test_stages_that_wait_for_each_other_are_refused(monkeypatch: pytest.MonkeyP
     graph, search = blocks(batch=32, width=64, layers=8, seq=8), planner()
     plan = search.plan(graph, stages=2, schedule="1f1b", mesh=Mesh.of(x=4))
 
-    def broken(execution: Execution) -> list[list[Item]]:
+    def broken(schedule: Schedule, num_microbatches: int) -> list[list[Item]]:
         """The first stage begins with what the second one gives."""
-        first, *rest = orders(execution)
+        first, *rest = orders(schedule, num_microbatches)
         backward = next(item for item in first if item.direction == "backward")
         return [[backward, *(item for item in first if item != backward)], *rest]
 
@@ -229,7 +231,7 @@ def climbed(
     floors_s: dict[int, float],
     steps_s: dict[int, float],
     too_large: Sequence[int] = (),
-    recompute: str = "none",
+    recompute: Recompute = "none",
     inner_s: Callable[[int], float] = lambda inner: 1e-3 * abs(inner - 2),
 ) -> tuple[list[int], list[tuple[int, tuple[int, ...], int]]]:
     """The numbers of stages of the plans that come, and the ways that are tried, where numbers decide alone.
@@ -257,7 +259,7 @@ def climbed(
                 step_s=steps_s[stages] + 1e-3 * len(tried), memory=SimpleNamespace(total_bytes=100 - stages)
             )
             mesh, fits = Mesh(("mb", *way.space.mesh.names), (count, *way.space.mesh.sizes)), stages not in too_large
-            run = SimpleNamespace(recompute=recompute, recompute_by_stage=())
+            run = Execution(recompute=recompute)
             return SimpleNamespace(
                 fits=fits, prediction=prediction, mesh=mesh, stages=stages, execution=run, is_tight=False
             )
@@ -306,8 +308,8 @@ def test_where_memory_decides_more_microbatches_follow() -> None:
 
 def test_more_microbatches_follow_where_no_number_of_them_leaves_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Tuner, "crowding", lambda tuner, space, mode, count: 1e9 / count)
-    for mode, too_large in (("full", ()), ("full", (2,))):
-        _, tried = climbed(2, {2: 2.0}, {2: 3.0}, recompute=mode, too_large=too_large)
+    for too_large in ((), (2,)):
+        _, tried = climbed(2, {2: 2.0}, {2: 3.0}, recompute="full", too_large=too_large)
         counts = [count for _, sizes, count in tried if sizes == tried[0][1]]
         assert counts[:2] == [8, 16]
 
@@ -321,7 +323,7 @@ def test_what_lies_beyond_a_worse_mesh_is_left_out() -> None:
 def test_where_no_mesh_is_likely_those_that_are_known_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     graph, search = blocks(batch=32, width=64, layers=8, seq=8), planner()
     monkeypatch.setattr(Stager, "_likely", lambda *_: [])
-    assert search.plan(graph, pins="stages>=2").execution.num_stages > 1
+    assert search.plan(graph, pins="stages>=2").execution.schedule.num_stages > 1
 
 
 def test_microbatches_begin_where_there_is_room_for_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -435,10 +437,10 @@ def test_plans_with_stages_are_compared_with_the_best_by_hand_that_has_them() ->
     graph, search = blocks(batch=32, width=64, layers=8, seq=8), planner()
     for stages, microbatches in ((2, None), (4, 8), (8, None)):
         plan = search.plan(graph, stages=stages, microbatches=microbatches)
-        (other,) = (a for a in plan.alternatives if "search on" not in a.name and a.execution.num_stages > 1)
+        (other,) = (a for a in plan.alternatives if "search on" not in a.name and a.execution.schedule.num_stages > 1)
         assert f"pipeline {stages} " in other.name
-        assert other.execution.schedule in ("1f1b", "interleaved")
-        assert (other.execution.split, other.execution.num_stages) == ((), stages)
+        assert other.execution.schedule.name in ("1f1b", "interleaved")
+        assert (other.execution.schedule.split, other.execution.schedule.num_stages) == ((), stages)
         assert set(other.lifetimes) <= {"zero-1"}
         assert other.prediction.step_s >= plan.prediction.step_s
         own = search.solver
@@ -453,7 +455,7 @@ def test_plans_with_stages_are_compared_with_the_best_by_hand_that_has_them() ->
                 found.append(c.prediction.step_s)
                 for chunks in (2, 4) if count % stages == 0 else ():
                     with suppress(PlanError):
-                        order = replace(run, schedule="interleaved", chunks_per_stage=chunks)
+                        order = run.having(schedule="interleaved", chunks_per_stage=chunks)
                         found.append(own.predicted(c.graph, order, fold(graph).repeats).step_s)
         assert other.prediction.step_s == pytest.approx(min(found), rel=1e-9)
 
@@ -542,12 +544,12 @@ def test_stages_have_as_many_devices_as_is_asked_for(tmp_path: Path) -> None:
         plan = planner(num_devices).plan(graph, stages=stages, **options)
         run = plan.execution
         assert tuple(mesh.num_devices for mesh in stage_meshes(plan.mesh, run)) == stages
-        assert max(run.stage_sizes) == plan.mesh.devices.sizes[0]
+        assert max(run.schedule.stage_sizes) == plan.mesh.devices.sizes[0]
         assert plan.cluster.num_devices == sum(stages)
         assert (plan.idle.num_devices if plan.idle else 0) == num_devices - sum(stages)
         assert predict(plan.graph, plan.cluster, run) == plan.prediction
-        sections = [sum(run.split[stage :: len(stages)]) for stage in range(len(stages))]
-        if run.chunks_per_stage == 1:
+        sections = [sum(run.schedule.split[stage :: len(stages)]) for stage in range(len(stages))]
+        if run.schedule.chunks_per_stage == 1:
             assert max(sections) == sections[stages.index(max(stages))]
         plan.save(tmp_path / "plan.json")
         loaded = Plan.load(tmp_path / "plan.json")
@@ -588,7 +590,7 @@ def test_parts_of_a_cluster_of_unlike_numbers_of_devices_may_be_stages() -> None
     assert [*Pins.of(graph, joined, Asked()).staged] == [2, 3, 6]
     search = Planner(merged, every_choice)
     plan = search.plan(graph, stages=(4, 2), schedule="1f1b", compared=False)
-    assert plan.execution.split[1] > 4
+    assert plan.execution.schedule.split[1] > 4
     check_plan(plan, graph, every_choice)
     best = search.plan(graph, compared=False)
     assert best.prediction.step_s <= plan.prediction.step_s * 1.001

@@ -68,7 +68,8 @@ def test_the_page_places_what_the_timeline_places(name: str, tmp_path: Path) -> 
     code = """course.stages.map((_, stage) => [...placesOf(stage, 0, Infinity)].map((p) =>
       [p.segment.chunk, p.microbatch, p.segment.direction, p.begin, p.begin + p.segment.ready_s]))"""
     drawn, timeline = evaluated(plan(name), tmp_path, code), facts(name).timeline
-    listed = orders(facts(name).program.execution)
+    run = facts(name).program.execution
+    listed = orders(run.schedule, run.assumed.num_microbatches)
     for own, stage, items in zip(drawn, timeline.stages, listed, strict=True):
         assert [(chunk, number, way) for chunk, number, way, _, _ in own[:-1]] == [tuple(item) for item in items]
         for (_, _, _, begin, end), place in zip(own, stage.placed, strict=True):

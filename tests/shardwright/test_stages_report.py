@@ -30,14 +30,17 @@ def test_a_report_says_what_each_stage_has_and_sends_and_how_long_it_waits() -> 
     assert [s.memory_bytes for s in found] == [s.memory.total_bytes for s in timeline.stages]
     run, size = plan.execution, plan.mesh.num_devices
     has = [name for chunk in zip(*(s.has for s in found), strict=True) for name in chunk]  # in the model's order
-    assert len(has) == run.num_virtual_stages
+    assert len(has) == run.schedule.num_virtual_stages
     assert has[0].startswith("other operators, layers.0")
     assert has[-1].endswith("other operators")
     one = 32 // plan.mesh.num_microbatches * 8 * 64 * 4 / size  # the residual stream, by the batch
-    assert [s.sent_bytes for s in found] == [run.chunks_per_stage * one, (run.chunks_per_stage - 1) * one]
+    assert [s.sent_bytes for s in found] == [
+        run.schedule.chunks_per_stage * one,
+        (run.schedule.chunks_per_stage - 1) * one,
+    ]
     text = str(PlanReport(plan))
     assert "mesh [x=4] for each of 2 stages" in text
-    assert f"Pipeline (2 stages of {run.chunks_per_stage} chunks each, schedule interleaved)" in text
+    assert f"Pipeline (2 stages of {run.schedule.chunks_per_stage} chunks each, schedule interleaved)" in text
     assert "listed: one device of each of the 2 stages, added up" in text
     assert text.count(" on each device of the fullest stage") == 2
     assert "compute and communication of one device of each of the 2 stages, added up, in a step of" in text
@@ -53,14 +56,14 @@ def test_stages_are_not_said_to_win_by_what_others_were_not_given() -> None:
     for stages in (1, 2):
         plan = planner.plan(blocks(64, 2048, 4, 512), "Net", stages=stages, microbatches=4)
         by_hand = [a for a in plan.alternatives if "search on" not in a.name]
-        assert {a.execution.num_stages for a in by_hand} == {1, stages}
+        assert {a.execution.schedule.num_stages for a in by_hand} == {1, stages}
         assert "; none by hand" not in standing(plan).text
-        deeper = replace(plan, execution=replace(plan.execution, num_stages=stages**2, split=()))
+        deeper = replace(plan, execution=plan.execution.having(num_stages=stages**2, split=()))
         assert "; none by hand" not in standing(deeper).text
-        without = [a for a in by_hand if a.execution.num_stages == 1]
+        without = [a for a in by_hand if a.execution.schedule.num_stages == 1]
         told = standing(replace(plan, alternatives=tuple(without))).text
         assert told.endswith("; none by hand has stages") is (stages == 2)
-        large = [replace(a, fits=False) for a in by_hand if a.execution.num_stages > 1]
+        large = [replace(a, fits=False) for a in by_hand if a.execution.schedule.num_stages > 1]
         told = standing(replace(plan, alternatives=(*without, *large))).text
         assert told.endswith("; none by hand with stages fits") is (stages == 2)
 
@@ -96,4 +99,4 @@ def test_what_if_on_other_devices_says_that_the_stages_are_others() -> None:
     found = what_if(plan, nodes="2x")
     assert found.other.cluster.num_devices == 12
     assert "stages of 4 + 2 devices were asked for, not of 12: now the search chose" in str(found)
-    assert what_if(plan, memory="2x").other.execution.stage_sizes == plan.execution.stage_sizes
+    assert what_if(plan, memory="2x").other.execution.schedule.stage_sizes == plan.execution.schedule.stage_sizes

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -39,23 +38,23 @@ def shown(run: Run, *options: str) -> str:
 
 WAYS: list[tuple[tuple[str, ...], Execution]] = [
     ((), Execution()),
-    (("--microbatches", "3"), Execution(num_microbatches=3)),
+    (("--microbatches", "3"), Execution.of(num_microbatches=3)),
     *((("--precision", p), Execution(precision=p)) for p in ("fp32", "tf32", "amp_bf16", "amp_fp16", "fp16", "fp8")),
     (("--precision", "bf16-mixed"), Execution(precision="amp_bf16")),
     (("--reduce-dtype", "bf16"), Execution(reduce_dtype="bfloat16")),
-    (("--compiled",), Execution(compiled=True)),
+    (("--compiled",), Execution.of(compiled=True)),
     (("--recompute", "full"), Execution(recompute="full")),
-    (("--offload",), Execution(offload=True)),
-    (("--optimizer", "sgd"), Execution(optimizer="sgd")),
-    (("--shard-optimizer",), Execution(shard_optimizer=True)),
-    (("--stages", "4"), Execution(num_stages=4)),
+    (("--offload",), Execution.of(offload=True)),
+    (("--optimizer", "sgd"), Execution.of(optimizer="sgd")),
+    (("--shard-optimizer",), Execution.of(shard_optimizer=True)),
+    (("--stages", "4"), Execution.of(num_stages=4)),
     (("--stages", "2", "--microbatches", "4", "--schedule", "zero-bubble"),
-     Execution(num_stages=2, num_microbatches=4, schedule="zero-bubble")),
+     Execution.of(num_stages=2, num_microbatches=4, schedule="zero-bubble")),
     (("--stages", "2", "--microbatches", "4", "--schedule", "interleaved", "--chunks", "2"),
-     Execution(num_stages=2, num_microbatches=4, schedule="interleaved", chunks_per_stage=2)),
-    (("--no-overlap",), Execution(overlap=False)),
-    (("--late-gathers",), Execution(late_gathers=True)),
-    (("--stage-sizes", "2,4"), Execution(num_stages=2, stage_sizes=(2, 4))),
+     Execution.of(num_stages=2, num_microbatches=4, schedule="interleaved", chunks_per_stage=2)),
+    (("--no-overlap",), Execution.of(overlap=False)),
+    (("--late-gathers",), Execution.of(late_gathers=True)),
+    (("--stage-sizes", "2,4"), Execution.of(num_stages=2, stage_sizes=(2, 4))),
 ]  # fmt: skip
 
 
@@ -64,13 +63,13 @@ def test_an_option_is_a_field(run: Run, plan: Plan, options: tuple[str, ...], ex
     expected = plan_timeline(moved(plan, Cluster.preset("dgx-h100", 2)), execution)
     found = json.loads(shown(run, *options, "--cluster", GPUS, "--format", "json"))
     assert found == json.loads(json.dumps(TimelineReport(plan, expected).data()))
-    assert len(found["stages"]) == execution.num_stages
+    assert len(found["stages"]) == execution.schedule.num_stages
 
 
 def test_every_field_has_an_option() -> None:
     parameters = {parameter.name for parameter in command.params}
     without = {"per_microbatch", "split", "recompute_by_stage"}  # no time; the best; a plan says it by block
-    assert {field.name for field in fields(Execution)} - without <= parameters
+    assert Execution().by_field().keys() - without <= parameters
 
 
 def test_without_a_cluster_it_is_the_plan_s_own(run: Run, plan: Plan) -> None:

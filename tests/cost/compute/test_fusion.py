@@ -80,7 +80,7 @@ def test_what_is_computed_once_is_in_no_kernel_of_a_step() -> None:
 def test_compiled_steps_save_traffic_and_launches() -> None:
     graph = chain()
     eager, compiled = (
-        {graph.by_name[n].op: s for n, s in Steps(graph, CLUSTER, Execution(compiled=c)).costs.items()}
+        {graph.by_name[n].op: s for n, s in Steps(graph, CLUSTER, Execution.of(compiled=c)).costs.items()}
         for c in (False, True)
     )
     rate, least = CLUSTER.device.memory_bytes_per_s, CLUSTER.device.kernel_s
@@ -88,5 +88,5 @@ def test_compiled_steps_save_traffic_and_launches() -> None:
     assert compiled["neg"].forward_s == pytest.approx(BYTES / rate)
     assert compiled["exp"].forward_s == pytest.approx(BYTES / rate)
     assert compiled["linear"] == eager["linear"]
-    times = [simulate(program(graph, CLUSTER, Execution(compiled=c))).step_s for c in (False, True)]
+    times = [simulate(program(graph, CLUSTER, Execution.of(compiled=c))).step_s for c in (False, True)]
     assert times[1] < times[0]

@@ -20,7 +20,7 @@ STAGES = [1, 2, 4]
 @each("role", ["data", "zero", "tensor"])
 def test_every_stage_has_its_context_and_its_connections(role: str, stages: int) -> None:
     graph, gpus = planned(role, 6), Cluster.preset("dgx-h100", 2)
-    run = Execution(num_stages=stages, num_microbatches=stages)
+    run = Execution.of(num_stages=stages, num_microbatches=stages)
     connections = axes_bytes(graph, gpus) + stages_bytes(gpus, stages, 4)
     assert 0 < axes_bytes(graph, gpus) <= connections
     for stage in simulate(program(graph, gpus, run)).stages:
@@ -34,7 +34,7 @@ def test_every_stage_has_its_context_and_its_connections(role: str, stages: int)
 def test_stages_of_several_kinds_have_their_own() -> None:
     """The links inside each stage are its own; those between them are the cluster's."""
     graph, mixed = planned("data", 6), Cluster.mixed([("dgx-h100", 1), ("dgx-a100", 1)])
-    run = Execution(num_stages=4, num_microbatches=4)
+    run = Execution.of(num_stages=4, num_microbatches=4)
     found = [stage.memory.communication_bytes for stage in simulate(program(graph, mixed, run)).stages]
     own = [axes_bytes(graph, mixed.part(range(first, first + 4))) for first in (0, 4, 8, 12)]
     assert own[0] == own[1] != own[2] == own[3]
@@ -45,7 +45,7 @@ def test_programs_of_other_numbers_of_stages_do_not_share_connections() -> None:
     graph, gpus = planned("data", 6), Cluster.preset("dgx-h100", 2)
     programs = Programs(graph, gpus)
     for stages in (4, 2, 4):
-        made = programs.program(Execution(num_stages=stages, num_microbatches=4))
+        made = programs.program(Execution.of(num_stages=stages, num_microbatches=4))
         expected = axes_bytes(graph, gpus) + stages_bytes(gpus, stages, 4)
         assert [stage.state["communication"] for stage in made.stages] == [expected] * stages
 

@@ -28,7 +28,7 @@ def test_a_pipeline_is_costed_both_ways(tmp_path: Path, monkeypatch: pytest.Monk
     found: dict[str, Any] = {}
     exec(example, found)
     timeline, run = found["timeline"], found["run"]
-    assert len(timeline.stages) == run.num_stages == 4
+    assert len(timeline.stages) == run.schedule.num_stages == 4
     (command,) = re.findall(r"^shardwright (timeline .*)$", PAGE, re.MULTILINE)
     told = CliRunner().invoke(cli, [*shlex.split(command), "--format", "json"], catch_exceptions=False)
     assert json.loads(told.stdout)["step_s"] == timeline.step_s > 0

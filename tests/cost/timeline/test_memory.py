@@ -13,7 +13,8 @@ from shardwright.cost.timeline.memory import (
     update_bytes,
     verdict,
 )
-from shardwright.pcg.step.execution import OPTIMIZERS, Execution, Optimizer
+from shardwright.pcg.step.assumed import OPTIMIZERS, Optimizer
+from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.precisions import PRECISIONS, Precision
 from tests.each import each
 
@@ -31,7 +32,7 @@ def test_total() -> None:
 STORED = Stored(1000, "float32", True, False, "float32")
 
 
-@each("run", [Execution(p, optimizer=o) for p in (None, *PRECISIONS) for o in OPTIMIZERS])
+@each("run", [Execution.of(p, optimizer=o) for p in (None, *PRECISIONS) for o in OPTIMIZERS])
 def test_what_is_kept_is_the_state_and_the_gradient(run: Execution) -> None:
     assert kept_bytes(STORED, run) == sum(state_bytes(STORED, run).values()) + gradient_bytes(STORED, run)
     frozen = STORED._replace(grad=False)
@@ -49,7 +50,7 @@ def test_adam_in_fp32_takes_16_bytes_per_element() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_mixed_precision_takes_18_bytes_per_element_of_which_12_are_sharded(dtype: str, shards: int) -> None:
     """2 for the weight, 4 for the gradient, 4 for the master copy and 8 for the moments."""
-    stored, run = STORED._replace(dtype=dtype, used="bfloat16"), Execution("amp_bf16", shard_optimizer=shards > 1)
+    stored, run = STORED._replace(dtype=dtype, used="bfloat16"), Execution.of("amp_bf16", shard_optimizer=shards > 1)
     assert state_bytes(stored, run, shards) == {"parameters": 2000, "optimizer": 12000 / shards}
     assert gradient_bytes(stored, run) == 4000
     assert update_bytes(stored, run, shards) == 30_000 / shards
@@ -67,7 +68,7 @@ def test_a_parameter_that_the_graph_casts_is_its_master_copy() -> None:
 
 
 def test_sgd_keeps_no_moments_and_what_is_not_trained_keeps_nothing() -> None:
-    sgd = Execution(optimizer="sgd")
+    sgd = Execution.of(optimizer="sgd")
     assert state_bytes(STORED, sgd) == {"parameters": 4000, "optimizer": 0}
     assert update_bytes(STORED, sgd) == 3 * 4000
     frozen = STORED._replace(grad=False)
@@ -85,7 +86,7 @@ def test_pure_16_bit_training_takes_8_bytes_per_element(precision: Precision) ->
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 @pytest.mark.parametrize("shards", [1, 4])
 def test_a_loss_scaler_reads_and_writes_every_gradient_once_more(optimizer: Optimizer, shards: int) -> None:
-    plain, scaled = (Execution(precision, optimizer=optimizer) for precision in ("amp_bf16", "amp_fp16"))
+    plain, scaled = (Execution.of(precision, optimizer=optimizer) for precision in ("amp_bf16", "amp_fp16"))
     assert update_bytes(STORED, scaled, shards) - update_bytes(STORED, plain, shards) == 2 * 4000 / shards
     assert state_bytes(STORED, scaled, shards) == state_bytes(STORED, plain, shards)
     assert update_bytes(STORED._replace(grad=False), scaled) == 0

@@ -54,7 +54,7 @@ def gathered(made: StepProgram) -> float:
     return made.stages[0].state.get("gathered", 0.0)
 
 
-@pytest.mark.parametrize("run", [Execution(), Execution(num_microbatches=3), Execution(recompute="full")])
+@pytest.mark.parametrize("run", [Execution(), Execution.of(num_microbatches=3), Execution(recompute="full")])
 def test_the_pool_counts_in_every_moment(run: Execution) -> None:
     made = program(planned("zero", 6), cluster(4), run)
     assert gathered(made) > 0
@@ -80,8 +80,8 @@ def test_equal_blocks_share_their_sets() -> None:
 def test_chunks_of_one_stage_share_their_sets() -> None:
     """Two stages of one chunk have what two stages of two chunks have, but for what lies in the chunks' ends."""
     graph = planned("zero", 12)
-    one = Execution(num_stages=2, num_microbatches=4)
-    two = replace(one, schedule="interleaved", chunks_per_stage=2)
+    one = Execution.of(num_stages=2, num_microbatches=4)
+    two = one.having(schedule="interleaved", chunks_per_stage=2)
     plain, interleaved = (program(graph, cluster(8), run) for run in (one, two))
     for ours, theirs in zip(plain.stages, interleaved.stages, strict=True):
         assert ours.state["gathered"] <= theirs.state["gathered"] * (1 + 1e-9) <= 2 * ours.state["gathered"]

@@ -40,27 +40,27 @@ ROLES = ("data", "zero", "tensor")
 PLAIN = Execution()
 WAYS = [
     PLAIN,
-    Execution(overlap=False),
-    Execution(num_microbatches=3),
-    Execution(num_microbatches=3, overlap=False),
+    Execution.of(overlap=False),
+    Execution.of(num_microbatches=3),
+    Execution.of(num_microbatches=3, overlap=False),
     Execution(recompute="full"),
-    Execution(recompute="full", num_microbatches=2),
-    Execution("amp_bf16", shard_optimizer=True, num_microbatches=2),
-    Execution("bf16", optimizer="sgd"),
-    Execution("amp_bf16", late_gathers=True, num_microbatches=2),
-    Execution(late_gathers=True, recompute="full"),
-    Execution(num_stages=2, num_microbatches=4),
-    Execution(num_stages=2, num_microbatches=4, overlap=False),
-    Execution(num_stages=4, num_microbatches=4, schedule="gpipe", recompute="full"),
-    Execution(num_stages=2, num_microbatches=4, schedule="zero-bubble"),
-    Execution(num_stages=2, num_microbatches=4, schedule="interleaved", chunks_per_stage=2),
+    Execution.of(recompute="full", num_microbatches=2),
+    Execution.of("amp_bf16", shard_optimizer=True, num_microbatches=2),
+    Execution.of("bf16", optimizer="sgd"),
+    Execution.of("amp_bf16", late_gathers=True, num_microbatches=2),
+    Execution.of(late_gathers=True, recompute="full"),
+    Execution.of(num_stages=2, num_microbatches=4),
+    Execution.of(num_stages=2, num_microbatches=4, overlap=False),
+    Execution.of(num_stages=4, num_microbatches=4, schedule="gpipe", recompute="full"),
+    Execution.of(num_stages=2, num_microbatches=4, schedule="zero-bubble"),
+    Execution.of(num_stages=2, num_microbatches=4, schedule="interleaved", chunks_per_stage=2),
 ]
 ways = each("run", WAYS, ids=[str(i) for i in range(len(WAYS))])
 roles = each("role", ROLES)
 
 
 def simulated(graph: Graph, run: Execution, **options: object) -> Timeline:
-    return simulate(program(graph, cluster(4 * run.num_stages), run, **options))  # type: ignore[arg-type]
+    return simulate(program(graph, cluster(4 * run.schedule.num_stages), run, **options))  # type: ignore[arg-type]
 
 
 @ways
@@ -80,13 +80,13 @@ def test_what_a_step_takes_it_gives_back_and_memory_is_never_negative(role: str,
 @ways
 @roles
 def test_a_stage_is_never_faster_than_its_streams_nor_slower_than_all_in_turn(role: str, run: Execution) -> None:
-    made = program(planned(role, 6), cluster(4 * run.num_stages), run)
+    made = program(planned(role, 6), cluster(4 * run.schedule.num_stages), run)
     found = simulate(made)
     for stage in found.stages:
         assert stage.compute_s + stage.exposed_s + stage.bubble_s == pytest.approx(found.step_s)
         assert all(seconds <= found.step_s * (1 + 1e-9) for seconds in stage.busy_s.values())
     assert found.busiest.at_work_s <= made.serial_s * (1 + 1e-9)
-    if not run.overlap and run.num_stages == 1:
+    if not run.assumed.overlap and run.schedule.num_stages == 1:
         assert found.step_s == pytest.approx(made.serial_s)
 
 
@@ -103,7 +103,7 @@ def test_undisturbed_streams_only_gain(role: str) -> None:
 def test_the_parts_are_those_of_the_nodes(role: str) -> None:
     """Buckets and blocks join collectives; nothing else differs from the sum over the nodes."""
     graph = planned(role, 6)
-    predicted, made = predict(graph, cluster(4)), program(graph, cluster(4), Execution(overlap=False))
+    predicted, made = predict(graph, cluster(4)), program(graph, cluster(4), Execution.of(overlap=False))
     assert made.serial_s <= predicted.serial_s * (1 + 1e-9)
     compute_s = predicted.compute_s + predicted.optimizer_s
     assert compute_s - 1e-12 <= simulate(made).busiest.compute_s <= compute_s + predicted.communication_s  # slices
@@ -115,7 +115,7 @@ def test_the_parts_are_those_of_the_nodes(role: str) -> None:
 
 
 @each("num", [3, 4, 9])
-@each("run", [w for w in WAYS if w.num_stages == 1], ids=lambda w: str(WAYS.index(w)))
+@each("run", [w for w in WAYS if w.schedule.num_stages == 1], ids=lambda w: str(WAYS.index(w)))
 @roles
 def test_a_repeated_block_costs_what_so_many_blocks_cost(role: str, run: Execution, num: int) -> None:
     """The repeated block is the middle one of three; gathers and sums meet at its ends as they do between others."""
@@ -143,7 +143,7 @@ def test_the_first_of_each_operator_takes_longer_once_a_step(num: int) -> None:
     machine, graph = cluster(1), with_tables(num)
     first_uses = {"add": (1e-3, 2e-3), "mul": (1e-2, 2e-2), "sum": (0.1, 0.2), "cast": (1.0, 2.0), "neg": (9.0, 9.0)}
     cold = replace(machine, device=replace(machine.device, first_uses=first_uses))
-    for run in (PLAIN, replace(PLAIN, num_microbatches=2)):
+    for run in (PLAIN, PLAIN.having(num_microbatches=2)):
         step_s = simulate(program(graph, cold, run)).step_s - simulate(program(graph, machine, run)).step_s
         assert step_s == pytest.approx(0.333 if num > 1 else 0.331)
 
@@ -161,15 +161,15 @@ def with_tables(num: int) -> Graph:
     return b.graph([("loss", b.op("sum", x, dims=(0,), keepdim=False))])
 
 
-@each("run", [w for w in WAYS if w.num_stages > 1], ids=lambda w: str(WAYS.index(w)))
+@each("run", [w for w in WAYS if w.schedule.num_stages > 1], ids=lambda w: str(WAYS.index(w)))
 @roles
 def test_stages_of_repeated_blocks_are_those_of_so_many_blocks(role: str, run: Execution) -> None:
-    num_chunks = run.num_stages * run.chunks_per_stage
+    num_chunks = run.schedule.num_stages * run.schedule.chunks_per_stage
     split = [*([4] * (num_chunks - 1)), 5]
     num = sum(split) - 4
     three, many = planned(role, 3), planned(role, num + 2)
-    folded = simulated(three, replace(run, split=tuple(split)), repeats={"layers.1": num})
-    whole = simulated(many, replace(run, split=tuple(split)))
+    folded = simulated(three, run.having(split=tuple(split)), repeats={"layers.1": num})
+    whole = simulated(many, run.having(split=tuple(split)))
     assert folded.step_s == pytest.approx(whole.step_s, rel=0.05)
     for ours, theirs in zip(folded.stages, whole.stages, strict=True):
         assert ours.memory.total_bytes == pytest.approx(theirs.memory.total_bytes, rel=0.1)
@@ -178,7 +178,7 @@ def test_stages_of_repeated_blocks_are_those_of_so_many_blocks(role: str, run: E
 @each("late", [False, True])
 def test_repeated_blocks_give_back_what_they_take(late: bool) -> None:
     """Also where what comes before them in backward is of another size, and is freed after a block of theirs."""
-    run = Execution(late_gathers=late, num_microbatches=4)
+    run = Execution.of(late_gathers=late, num_microbatches=4)
     where = Cluster.preset("dgx-h100", 1, 4)
     left = defaultdict[str, float](float)
     for place in simulate(program(planned("zero", 3), where, run, {"layers.2": 20})).stages[0].placed:
@@ -189,12 +189,12 @@ def test_repeated_blocks_give_back_what_they_take(late: bool) -> None:
 
 @each(
     "run",
-    [PLAIN, Execution(late_gathers=True), Execution(num_stages=2, num_microbatches=4, schedule="zero-bubble")],
+    [PLAIN, Execution.of(late_gathers=True), Execution.of(num_stages=2, num_microbatches=4, schedule="zero-bubble")],
     ids=["1f1b", "late", "zero-bubble"],
 )
 def test_a_whole_gradient_stays_until_it_is_scattered(run: Execution) -> None:
     """Something that is there when a scatter begins is freed when it has ended, not before; also at the very end."""
-    (stage, *_) = program(planned("zero", 6), cluster(4 * run.num_stages), run).stages
+    (stage, *_) = program(planned("zero", 6), cluster(4 * run.schedule.num_stages), run).stages
     for segment in (part for piece in stage.pieces for part in (piece.backward, piece.weights)):
         for scatter, task in enumerate(segment.tasks):
             if task.name.startswith("gradients of "):
@@ -217,7 +217,7 @@ def test_blocks_that_differ_in_names_alone_are_measured_once(role: str, run: Exe
     longer: dict[str, Zero] = {leaf: "zero-1" for leaf in lifetimes(graph) if leaf.endswith("2")}
     again = replace(run, recompute=((blocks_of(graph)[5], "full"),))
     for own, way, most in ((graph, run, 4), (with_lifetimes(graph, longer), run, 5), (graph, again, 5)):
-        maker = Programs(own, cluster(4 * run.num_stages))._makers_of(way)[0]
+        maker = Programs(own, cluster(4 * run.schedule.num_stages))._makers_of(way)[0]
         found = maker.units(way)
         assert found == tuple(maker._one_more(((number, 1),), way) for number in range(len(maker.cut)))
         assert len({id(unit) for unit in found}) <= most
@@ -273,7 +273,7 @@ def on_gpus(num_devices: int = 4) -> Cluster:
 
 def test_offloaded_activations_leave_and_come_back_by_the_copy_stream() -> None:
     graph = planned("tensor", 12)
-    plain, away = (simulate(program(graph, on_gpus(), Execution(offload=o))) for o in (False, True))
+    plain, away = (simulate(program(graph, on_gpus(), Execution.of(offload=o))) for o in (False, True))
     assert away.fullest.memory.activations_bytes < 0.5 * plain.fullest.memory.activations_bytes
     kept = plain.stages[0].placed[0].timeline.net["activations"]
     assert away.stages[0].busy_s[COPY] == pytest.approx(2 * kept / HOST_BYTES_PER_S)
@@ -311,7 +311,7 @@ def test_a_graph_in_16_bits_says_itself_what_stays_wide() -> None:
 
 def test_late_gathers_wait_for_the_backward_of_the_block_before() -> None:
     """The same tasks; but what backward gathers ahead is launched after the block's last kernel, not its first."""
-    early, late = (program(planned("zero", 6), cluster(4), Execution(late_gathers=on)) for on in (False, True))
+    early, late = (program(planned("zero", 6), cluster(4), Execution.of(late_gathers=on)) for on in (False, True))
     (soon,), (then,) = early.stages[0].pieces, late.stages[0].pieces
     assert soon.forward.tasks == then.forward.tasks
     assert sorted(t.name for t in soon.backward.tasks) == sorted(t.name for t in then.backward.tasks)
@@ -323,11 +323,11 @@ def test_late_gathers_wait_for_the_backward_of_the_block_before() -> None:
     alone = Sharing(1.0, 1.0)
     slow, fast = (simulate(made, {"cpu": alone, "cuda": alone}).step_s for made in (late, early))
     assert slow > fast
-    free = Execution(late_gathers=True, overlap=False), Execution(overlap=False)
+    free = Execution.of(late_gathers=True, overlap=False), Execution.of(overlap=False)
     assert len({simulated(planned("zero", 6), run).step_s for run in free}) == 1
 
 
-@each("run", [Execution(num_stages=2, num_microbatches=4, schedule=s) for s in ("1f1b", "zero-bubble")])
+@each("run", [Execution.of(num_stages=2, num_microbatches=4, schedule=s) for s in ("1f1b", "zero-bubble")])
 def test_stages_sum_gradients_at_once_even_where_nothing_overlaps(run: Execution) -> None:
     """A stage sends its gradients of activations before it sums those of its parameters over devices."""
     many, alone = cluster(8), Sharing(1.0, 1.0)
@@ -338,12 +338,12 @@ def test_stages_sum_gradients_at_once_even_where_nothing_overlaps(run: Execution
         made = replace(program(graph, many, execution), hops_s=(0.0,))  # a sender that does not overlap is held up
         return simulate(made, {"cpu": alone, "cuda": alone})
 
-    beside, behind = (timeline(replace(run, overlap=on)) for on in (True, False))
+    beside, behind = (timeline(run.having(overlap=on)) for on in (True, False))
     assert behind.step_s >= beside.step_s * (1 - 1e-9)
     for with_sums, without in zip(behind.stages, beside.stages, strict=True):
         starts = [[place.start_s for place in stage.placed[:-1]] for stage in (with_sums, without)]
         assert starts[0] == pytest.approx(starts[1])
-    assert [s.messages() for s in _backwards(graph, replace(run, overlap=False))] == [
+    assert [s.messages() for s in _backwards(graph, run.having(overlap=False))] == [
         s.messages() for s in _backwards(graph, run)
     ]
 
@@ -354,7 +354,7 @@ def _backwards(graph: Graph, run: Execution) -> list[Segment]:
 
 
 def test_zero_1_shards_the_optimizer_and_gathers_the_weights_at_the_end() -> None:
-    plain, sharded = (Execution("amp_bf16", shard_optimizer=s) for s in (False, True))
+    plain, sharded = (Execution.of("amp_bf16", shard_optimizer=s) for s in (False, True))
     assert peak(sharded, "data")["optimizer"] == peak(plain, "data")["optimizer"] / 4
     end = program(planned("data", 6), cluster(4), sharded).stages[0].end
     assert [task.name for task in end.tasks] == ["optimizer", "gather updated weights"]
@@ -362,17 +362,17 @@ def test_zero_1_shards_the_optimizer_and_gathers_the_weights_at_the_end() -> Non
 
 def test_stages_send_the_residual_stream() -> None:
     graph, many = planned("tensor", 6), cluster(8)
-    hops = program(graph, many, Execution(num_stages=2, num_microbatches=2)).hops_s
+    hops = program(graph, many, Execution.of(num_stages=2, num_microbatches=2)).hops_s
     assert hops == (Communication(many, (8,)).send_s(0, 4, 8 * 8 * 64 * 4),)
 
 
-@each("run", [w for w in WAYS if w.num_stages > 1], ids=lambda w: str(WAYS.index(w)))
+@each("run", [w for w in WAYS if w.schedule.num_stages > 1], ids=lambda w: str(WAYS.index(w)))
 @roles
 def test_stages_of_what_is_cut_into_microbatches_are_those_of_so_many_batches(role: str, run: Execution) -> None:
     """An axis of time says the same as the number of microbatches of the execution; 4 of 8 examples each."""
-    serial, many = blocks(batch=32, width=64, layers=6, seq=8), cluster(4 * run.num_stages)
+    serial, many = blocks(batch=32, width=64, layers=6, seq=8), cluster(4 * run.schedule.num_stages)
     whole = Planner(cluster(4), every_choice).solve(serial, Mesh.of(mb=4, x=4), (role,), "test").graph
-    found = simulate(program(whole, many, replace(run, num_microbatches=1)))
+    found = simulate(program(whole, many, run.having(num_microbatches=1)))
     expected = simulate(program(planned(role, 6), many, run))
     assert found.step_s == pytest.approx(expected.step_s, rel=0.01)
     for ours, theirs in zip(found.stages, expected.stages, strict=True):
@@ -405,7 +405,7 @@ def two_blocks(kind: str) -> Graph:
 def test_stages_compute_what_they_read_and_hold_what_they_share(kind: str, sent: int, held: int) -> None:
     """Sent is what depends on the batch and on parameters; all else is computed in each stage that reads it."""
     graph = two_blocks(kind)
-    made = program(graph, cluster(4), Execution(num_stages=2, num_microbatches=2, split=(2, 1)))
+    made = program(graph, cluster(4), Execution.of(num_stages=2, num_microbatches=2, split=(2, 1)))
     first, second = made.stages
     ends = (StageMesh(Mesh.of(x=2), first) for first in (0, 2))
     one_s = resharding_s(cluster(4), Tensor((8, 16), (S(0),)), 8 * 16 * 4 / 2, *ends)[0]
@@ -435,7 +435,7 @@ def test_a_stage_holds_once_what_several_of_its_chunks_share() -> None:
         x = b.op("relu", b.op("linear", x, weights[0 if block == 2 else block]))
     loss = b.op("sum", b.op("mul", x, x), dims=(0, 1), keepdim=False)
     graph = Planner(cluster(2), every_choice).solve(b.graph([("loss", loss)]), Mesh.of(x=2), ("data",), "t").graph
-    run = Execution(num_stages=2, num_microbatches=2, chunks_per_stage=2, schedule="interleaved", split=(2, 1, 1, 1))
+    run = Execution.of(num_stages=2, num_microbatches=2, chunks_per_stage=2, schedule="interleaved", split=(2, 1, 1, 1))
     stages = program(graph, cluster(4), run).stages
     assert [stage.state["parameters"] for stage in stages] == [16 * 16 * 4, 2 * 16 * 16 * 4]
     assert not any(task.stream == STAGES for stage in stages for task in stage.end.tasks)
@@ -461,7 +461,7 @@ def test_hops_are_reshardings_and_no_slower_than_plain_sends(
 ) -> None:
     """The residual stream [8, 8, 64] in fp32: sharded by its batch, or replicated over tensor parallel ranks."""
     graph, num_stages = planned(role, 12, num_ranks), 4
-    run = Execution(
+    run = Execution.of(
         num_stages=num_stages, num_microbatches=4, chunks_per_stage=chunks,
         schedule="1f1b" if chunks == 1 else "interleaved",
     )  # fmt: skip
@@ -493,8 +493,8 @@ def test_the_slower_way_of_a_value_and_its_gradient_counts(layout: Layout, way: 
 
 def test_stages_on_equal_parts_of_a_mixed_cluster_are_built_once() -> None:
     mixed = Cluster.mixed([("dgx-h100", 4), ("dgx-a100", 4)])
-    run = Execution(num_stages=8, num_microbatches=8)
-    made = program(planned("tensor", 3, 8), mixed, replace(run, split=(3, 2, 2, 2, 2, 2, 2, 3)), {"layers.1": 14})
+    run = Execution.of(num_stages=8, num_microbatches=8)
+    made = program(planned("tensor", 3, 8), mixed, run.having(split=(3, 2, 2, 2, 2, 2, 2, 3)), {"layers.1": 14})
     pieces = [stage.pieces[0] for stage in made.stages]
     assert pieces[1] is pieces[2] is pieces[3]
     assert pieces[4] is pieces[5] is pieces[6] is not pieces[3]
@@ -504,29 +504,29 @@ def test_a_slow_stage_leaves_bubbles_to_the_fast_one() -> None:
     slow = cluster(4)
     fast = replace(slow, device=replace(slow.device, name="fast", flops_per_s={"fp32": 1e13}, op_overhead_s=1e-8))
     mixed = Cluster.join([slow, fast], Level("net", 2, 1e9, 1e-6))
-    run = Execution(num_stages=2, num_microbatches=8)
-    first, second = simulate(program(planned("tensor", 6), mixed, replace(run, split=(4, 4)))).stages
+    run = Execution.of(num_stages=2, num_microbatches=8)
+    first, second = simulate(program(planned("tensor", 6), mixed, run.having(split=(4, 4)))).stages
     assert second.compute_s < 0.8 * first.compute_s
     assert second.bubble_s > first.bubble_s
 
 
 def test_uneven_stages_are_balanced() -> None:
     """The last one has the loss, and so fewer blocks; every other split is slower."""
-    graph, run = planned("tensor", 6), Execution(num_stages=2, num_microbatches=8)
+    graph, run = planned("tensor", 6), Execution.of(num_stages=2, num_microbatches=8)
     best = simulated(graph, run).busiest.at_work_s
     for first in range(1, 8):
-        assert best <= simulated(graph, replace(run, split=(first, 8 - first))).busiest.at_work_s * (1 + 1e-3)
+        assert best <= simulated(graph, run.having(split=(first, 8 - first))).busiest.at_work_s * (1 + 1e-3)
 
 
 def test_stages_of_unlike_sizes_are_as_quick_and_as_full_as_their_own_meshes() -> None:
     """The larger one has more blocks, also as the second; what a stage keeps and sends is that of its own mesh."""
-    graph, run = planned("data", 6), Execution(num_stages=2, num_microbatches=8)
+    graph, run = planned("data", 6), Execution.of(num_stages=2, num_microbatches=8)
     equal = program(graph, cluster(8), run)
-    first, second = (program(graph, cluster(5), replace(run, stage_sizes=sizes)) for sizes in ((4, 1), (1, 4)))
-    assert first.execution.split[0] > equal.execution.split[0] > second.execution.split[0]
+    first, second = (program(graph, cluster(5), run.having(stage_sizes=sizes)) for sizes in ((4, 1), (1, 4)))
+    assert first.execution.schedule.split[0] > equal.execution.schedule.split[0] > second.execution.schedule.split[0]
     split = (4, 4)
     alone, whole, small = (
-        simulate(program(graph, cluster(8), replace(run, split=split, stage_sizes=sizes)))
+        simulate(program(graph, cluster(8), run.having(split=split, stage_sizes=sizes)))
         for sizes in ((), (4, 1), (1, 4))
     )
     assert whole.stages[0].memory == alone.stages[0].memory
@@ -534,7 +534,7 @@ def test_stages_of_unlike_sizes_are_as_quick_and_as_full_as_their_own_meshes() -
     for number, found in ((1, whole), (0, small)):
         assert found.stages[number].compute_s > 2 * alone.stages[number].compute_s
         assert found.step_s > alone.step_s
-    only = Programs(replace(graph, mesh=Mesh.of(x=1)), cluster(2)).program(replace(run, split=split))
+    only = Programs(replace(graph, mesh=Mesh.of(x=1)), cluster(2)).program(run.having(split=split))
     assert simulate(only).stages[1].memory == whole.stages[1].memory
 
 
@@ -551,14 +551,16 @@ def test_allocators_hold_more_than_is_used_on_gpus() -> None:
 @each(
     ("run", "options", "message"),
     [
-        (Execution(num_stages=3), {}, "3 stages of mesh [x=4] need 12 devices, cluster 'test' has 8; ch"),
-        (Execution(num_stages=3, stage_sizes=(4, 4, 2)), {}, "stages of meshes [x=4], [x=4] and [x=2] need 10 devices"),
-        (Execution(num_stages=2, stage_sizes=(4, 3)), {}, "stage_sizes [4, 3]: expected divisors of the 4 devices"),
-        (Execution(offload=True), {}, "offload: a CPU's memory is the host's; run without offload"),
+        (Execution.of(num_stages=3), {}, "3 stages of mesh [x=4] need 12 devices, cluster 'test' has 8; ch"),
+        (Execution.of(num_stages=3, stage_sizes=(4, 4, 2)), {},
+         "stages of meshes [x=4], [x=4] and [x=2] need 10 devices"),
+        (Execution.of(num_stages=2, stage_sizes=(4, 3)), {}, "stage_sizes [4, 3]: expected divisors of the 4 devices"),
+        (Execution.of(offload=True), {}, "offload: a CPU's memory is the host's; run without offload"),
         (PLAIN, {"repeats": {"layers.7": 2}}, "repeats: 'layers.7': no operator lies in it; name one of the"),
         (PLAIN, {"repeats": {"layers.1": 0}}, "repeats.'layers.1': expected a positive integer, got 0; it is how"),
-        (Execution(num_stages=2, split=(1, 1)), {}, "split: expected 2 positive numbers that add up to 5, got [1, 1"),
-        (Execution(num_stages=2, chunks_per_stage=3, num_microbatches=2, schedule="interleaved"), {},
+        (Execution.of(num_stages=2, split=(1, 1)), {},
+         "split: expected 2 positive numbers that add up to 5, got [1, 1"),
+        (Execution.of(num_stages=2, chunks_per_stage=3, num_microbatches=2, schedule="interleaved"), {},
          "6 virtual stages, but the model has only 5 sections to put on them; choose fewer stages or chunks"),
     ],
 )  # fmt: skip
@@ -583,7 +585,7 @@ def test_programs_that_share_pieces_are_those_made_alone(run: Execution) -> None
     shared = Programs(planned("zero", 6), cluster(8))
     for schedule in ("1f1b", "gpipe", "zero-bubble"):
         for num_microbatches in (1, 2, 5):
-            own = replace(run, schedule=schedule, num_microbatches=num_microbatches)
+            own = run.having(schedule=schedule, num_microbatches=num_microbatches)
             alone = simulate(program(shared.graph, shared.cluster, own))
             found = simulate(shared.program(own))
             assert found.step_s == alone.step_s
@@ -595,7 +597,7 @@ def test_programs_that_share_pieces_are_those_made_alone(run: Execution) -> None
 def test_programs_of_what_is_made_again_are_those_made_alone(precision: Precision | None, stages: int) -> None:
     """Stages that make the same again are one piece, whatever others do; all else is as if there were no other."""
     graph, gpus = planned("zero", 6), Cluster.preset("dgx-h100", 1)
-    shared, run = Programs(graph, gpus), Execution(precision, num_stages=stages, num_microbatches=4)
+    shared, run = Programs(graph, gpus), Execution.of(precision, num_stages=stages, num_microbatches=4)
     front, back, single = {"layers.0-2": "full"}, {"layers.4-5": "full"}, {"layers.*": ["mlp:relu", "*:linear"]}
     made = list[StepProgram]()
     for recompute in ("none", front, "full", back, single, "none"):
@@ -615,12 +617,12 @@ def test_programs_of_what_is_made_again_are_those_made_alone(precision: Precisio
 
 
 def test_the_first_stage_has_a_backward_of_one_part_and_others_pay_for_two() -> None:
-    graph, run = planned("data", 6), Execution(num_stages=2, num_microbatches=4, schedule="zero-bubble")
+    graph, run = planned("data", 6), Execution.of(num_stages=2, num_microbatches=4, schedule="zero-bubble")
     free = cluster(8)
     dear = replace(free, device=replace(free.device, put_off_s=1e-3))
     (first, last), paid = program(graph, free, run).stages, program(graph, dear, run).stages
     assert not first.pieces[0].weights.tasks
-    whole = program(graph, free, replace(run, schedule="1f1b")).stages[0].pieces[0]
+    whole = program(graph, free, run.having(schedule="1f1b")).stages[0].pieces[0]
     assert first.pieces[0].backward.tasks == whole.backward.tasks == paid[0].pieces[0].backward.tasks
     products = [task.name for task in last.pieces[0].weights.tasks if task.name.endswith(" weights")]
     for way in ("backward", "weights"):

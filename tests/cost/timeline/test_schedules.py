@@ -16,7 +16,7 @@ from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.schedules import Item, most_in_flight, orders, progress, source
 from tests.cost.programs import uniform
 from tests.each import each
-from tests.pcg.step.executions import executions, name
+from tests.pcg.step.executions import counted, executions, name
 
 ALL = list(executions((1, 2, 3, 4, 8), (1, 2, 4, 5, 8, 16), (2, 3)))
 every = each("execution", ALL, ids=name)
@@ -26,8 +26,10 @@ every = each("execution", ALL, ids=name)
 @each("hop_s", [0.0, 0.25, 3.0])
 def test_no_schedule_waits_for_ever_and_no_stage_overlaps_itself(execution: Execution, hop_s: float) -> None:
     found = simulate(uniform(execution, hop_s=hop_s))
-    serial_s = 3.0 * execution.num_microbatches * execution.chunks_per_stage
-    assert found.step_s >= serial_s + 2 * hop_s * (execution.num_stages - 1) * (execution.num_microbatches == 1)
+    serial_s = 3.0 * execution.assumed.num_microbatches * execution.schedule.chunks_per_stage
+    assert found.step_s >= serial_s + 2 * hop_s * (execution.schedule.num_stages - 1) * (
+        execution.assumed.num_microbatches == 1
+    )
     for stage in found.stages:
         assert stage.compute_s == pytest.approx(serial_s)
         assert stage.compute_s + stage.exposed_s + stage.bubble_s == pytest.approx(found.step_s)
@@ -39,35 +41,37 @@ def test_no_schedule_waits_for_ever_and_no_stage_overlaps_itself(execution: Exec
 @every
 def test_microbatches_in_flight(execution: Execution) -> None:
     for number, stage in enumerate(simulate(uniform(execution)).stages):
-        assert stage.memory.activations_bytes == most_in_flight(execution, number)
+        assert stage.memory.activations_bytes == most_in_flight(*counted(execution), number)
 
 
 @each("p", [2, 4, 8])
 def test_interleaving_keeps_as_much_as_the_field_says(p: int) -> None:
     """p · (1 + (p − 1) / (p · v)) microbatches of the whole stage, on the first one."""
     v = 2
-    run = Execution(num_stages=p, num_microbatches=4 * p, schedule="interleaved", chunks_per_stage=v)
+    run = Execution.of(num_stages=p, num_microbatches=4 * p, schedule="interleaved", chunks_per_stage=v)
     kept = simulate(uniform(run)).stages[0].memory.activations_bytes / v
     assert kept == pytest.approx(p * (1 + (p - 1) / (p * v)))
 
 
-@each("execution", [e for e in ALL if e.num_microbatches >= e.num_stages], ids=name)
+@each("execution", [e for e in ALL if e.assumed.num_microbatches >= e.schedule.num_stages], ids=name)
 def test_bubbles_over_ideal(execution: Execution) -> None:
-    p, m, v = execution.num_stages, execution.num_microbatches, execution.chunks_per_stage
+    p, m, v = execution.schedule.num_stages, execution.assumed.num_microbatches, execution.schedule.chunks_per_stage
     found = simulate(uniform(execution))
-    share = {"interleaved": (p - 1) / (v * m), "zero-bubble": (p - 1) / (3 * m)}.get(execution.schedule, (p - 1) / m)
+    share = {"interleaved": (p - 1) / (v * m), "zero-bubble": (p - 1) / (3 * m)}.get(
+        execution.schedule.name, (p - 1) / m
+    )
     for stage in found.stages:
         assert stage.bubble_s / stage.at_work_s == pytest.approx(share)
 
 
 def test_a_sender_that_does_not_overlap_is_held_up() -> None:
-    run = Execution(num_stages=2, num_microbatches=4, schedule="gpipe")
-    assert simulate(uniform(replace(run, overlap=False), hop_s=0.5)).step_s > simulate(uniform(run, hop_s=0.5)).step_s
+    run = Execution.of(num_stages=2, num_microbatches=4, schedule="gpipe")
+    assert simulate(uniform(run.having(overlap=False), hop_s=0.5)).step_s > simulate(uniform(run, hop_s=0.5)).step_s
 
 
 def test_an_order_with_a_cycle_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Execution(num_stages=2, num_microbatches=1)
-    monkeypatch.setattr(timeline, "orders", lambda execution: [list(reversed(items)) for items in orders(execution)])
+    run = Execution.of(num_stages=2, num_microbatches=1)
+    monkeypatch.setattr(timeline, "orders", lambda *given: [list(reversed(items)) for items in orders(*given)])
     with pytest.raises(PlanError, match=r"schedule: stage 1 waits for ever for .*; the orders have a cycle"):
         simulate(uniform(run))
 
@@ -81,7 +85,10 @@ def unlike(execution: Execution, random: Random) -> StepProgram:
         own = Buffer("activations", abs(kept), 0 if kept > 0 else None, () if kept > 0 else (0,))
         return Segment(tasks, (own, Buffer("temporary", random.random(), 0, (0,))))
 
-    plain, ways = uniform(execution), ("forward", "backward", "weights")[: 2 + (execution.schedule == "zero-bubble")]
+    plain, ways = (
+        uniform(execution),
+        ("forward", "backward", "weights")[: 2 + (execution.schedule.name == "zero-bubble")],
+    )
     stages = list[Stage]()
     for stage in plain.stages:
         kept = random.random()
@@ -93,12 +100,12 @@ def unlike(execution: Execution, random: Random) -> StepProgram:
 
 @every
 def test_segments_start_and_keep_as_when_they_are_walked_one_by_one(execution: Execution) -> None:
-    program, (p, v) = unlike(execution, Random(3)), (execution.num_stages, execution.chunks_per_stage)
+    program, (p, v) = unlike(execution, Random(3)), (execution.schedule.num_stages, execution.schedule.chunks_per_stage)
     found = simulate(program)
     placed = [{place.item: place for place in stage.placed} for stage in found.stages]
     ends, clocks = dict[tuple[int, Item], float](), [0.0] * p
     totals, peaks = [[0.0] * p for _ in range(2)]
-    for stage, item in progress(orders(execution), execution):
+    for stage, item in progress(orders(*counted(execution)), execution.schedule):
         before, start, own = source(item, stage, p, v), clocks[stage], placed[stage][item]
         if before is not None and before[1].direction == item.direction:
             hop = min(before[1].chunk * p + before[0], item.chunk * p + stage)

@@ -21,16 +21,16 @@ from tests.search.graphs import cluster
 
 RUNS = [
     ({}, Execution()),
-    ({"layers.1": 7}, Execution(recompute="full", num_microbatches=2)),
-    ({}, Execution(num_stages=2, num_microbatches=4, schedule="zero-bubble")),
-    ({}, Execution(num_stages=2, num_microbatches=4, schedule="interleaved", chunks_per_stage=2)),
+    ({"layers.1": 7}, Execution.of(recompute="full", num_microbatches=2)),
+    ({}, Execution.of(num_stages=2, num_microbatches=4, schedule="zero-bubble")),
+    ({}, Execution.of(num_stages=2, num_microbatches=4, schedule="interleaved", chunks_per_stage=2)),
 ]
 runs = each(("repeats", "run"), RUNS, ids=range(len(RUNS)))
 roles = each("role", ["data", "zero", "tensor"])
 
 
 def simulated(role: str, repeats: dict[str, int], run: Execution) -> Timeline:
-    return simulate(program(planned(role, 6), cluster(4 * run.num_stages), run, repeats))
+    return simulate(program(planned(role, 6), cluster(4 * run.schedule.num_stages), run, repeats))
 
 
 def tracks(found: dict[str, Any]) -> dict[tuple[int, int], list[dict[str, Any]]]:
@@ -53,7 +53,7 @@ def test_viewers_can_read_it(role: str, repeats: dict[str, int], run: Execution)
         if event["ph"] == "X":
             assert event["dur"] > 0
             assert (event["pid"], event["tid"]) in named
-    assert {pid for pid, tid in named if tid is None} == set(range(run.num_stages))
+    assert {pid for pid, tid in named if tid is None} == set(range(run.schedule.num_stages))
 
 
 @runs
@@ -89,7 +89,7 @@ def test_compute_and_memory_are_those_of_the_timeline(role: str, repeats: dict[s
 
 
 def test_long_traces_show_each_kind_of_segment_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    timeline = simulated("tensor", {}, Execution(num_microbatches=10))
+    timeline = simulated("tensor", {}, Execution.of(num_microbatches=10))
     whole = len(trace(timeline)["traceEvents"])
     monkeypatch.setattr(module, "MAX_TASKS", 10)
     short = trace(timeline)["traceEvents"]

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from shardwright.pcg.errors import ClusterError
+from shardwright.pcg.step.assumed import Assumed
 from shardwright.pcg.step.execution import Execution
+from shardwright.pcg.step.pipelining import Schedule
 from shardwright.pcg.step.precisions import DTYPES, PRECISIONS
 from tests.each import each
 
@@ -55,7 +57,7 @@ from tests.each import each
 )
 def test_what_cannot_be_run_is_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ClusterError) as error:
-        Execution(**fields)
+        Execution.of(**fields)
     assert str(error.value).startswith(message)
 
 
@@ -99,3 +101,23 @@ def test_what_is_made_again_may_differ_by_block() -> None:
     assert hash(run) != hash(Execution(recompute={"h.*": "selective", "h.1": "full"}))
     assert [run.recompute_of(block)[1] for block in ("h.1", "h.11", "")] == ["full", "selective", "none"]
     assert Execution(recompute="full").recompute_of("")[1] == "full"
+
+
+def test_files_have_the_fields_of_all_parts_side_by_side() -> None:
+    """As they have had them since there are stages."""
+    data: dict[str, Any] = {
+        "precision": {"lm_head": "fp32", "*": "amp_bf16"}, "recompute": {"h.*": ["mlp"], "*": "none"},
+        "per_microbatch": ["norm"], "reduce_dtype": "bfloat16",
+        "schedule": "interleaved", "num_stages": 2, "chunks_per_stage": 2, "stage_sizes": [2, 1],
+        "split": [1, 2, 1, 1], "recompute_by_stage": ["full", "none"],
+        "compiled": True, "offload": True, "num_microbatches": 4, "optimizer": "sgd", "shard_optimizer": True,
+        "overlap": False, "late_gathers": True,
+    }  # fmt: skip
+    run = Execution.from_json(data)
+    assert run.to_json() == data
+    assert run.schedule == Schedule("interleaved", 2, (2, 1), 2, (1, 2, 1, 1), ("full", "none"))
+    assert run.assumed == Assumed(True, True, 4, "sgd", True, overlap=False, late_gathers=True)
+    assert Execution().to_json() == {}
+    assert run.having(schedule="1f1b", chunks_per_stage=1, split=()).schedule.name == "1f1b"
+    with pytest.raises(ValueError, match="execution: field 'assumed' is not known"):
+        Execution.from_json({"assumed": {}})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -26,7 +25,7 @@ from shardwright.pcg.step.schedules import (
     transfers,
 )
 from tests.each import each
-from tests.pcg.step.executions import executions, name
+from tests.pcg.step.executions import counted, executions, name
 
 Orders = list[list[Item]]
 
@@ -35,19 +34,19 @@ ALL = list(executions(range(1, 9), range(1, 17), range(2, 5)))
 
 
 def shape(execution: Execution) -> tuple[int, int]:
-    return execution.num_stages, execution.chunks_per_stage
+    return execution.schedule.num_stages, execution.schedule.chunks_per_stage
 
 
 def table(execution: Execution, stage: int) -> int:
     """What the table of schedules says is in flight."""
-    p, m, v = execution.num_stages, execution.num_microbatches, execution.chunks_per_stage
+    p, m, v = execution.schedule.num_stages, execution.assumed.num_microbatches, execution.schedule.chunks_per_stage
     return {
         "gpipe": m,
         "1f1b": min(m, p - stage),
         "eager-1f1b": min(m, 2 * (p - stage) - 1),
         "interleaved": min(v * m, 2 * (p - 1 - stage) + (v - 1) * min(p, m) + 1),
         "zero-bubble": min(m, p),
-    }[execution.schedule]
+    }[execution.schedule.name]
 
 
 # ----------------------------------------------------------------------------------------------------- what is made
@@ -55,25 +54,31 @@ def table(execution: Execution, stage: int) -> int:
 
 @each("execution", ALL, ids=name)
 def test_every_order_is_proven_and_keeps_what_the_table_says(execution: Execution) -> None:
-    made = orders(execution)
-    check(made, execution)
+    made = orders(*counted(execution))
+    check(made, *counted(execution))
     for stage, items in enumerate(made):
-        assert in_flight(items, execution) == most_in_flight(execution, stage) == table(execution, stage)
+        assert (
+            in_flight(items, execution.schedule)
+            == most_in_flight(*counted(execution), stage)
+            == table(execution, stage)
+        )
 
 
 def test_a_short_one_item_by_item() -> None:
     def text(execution: Execution) -> list[str]:
-        return [" ".join(f"{i.direction[0]}{i.chunk}{i.microbatch}" for i in items) for items in orders(execution)]
+        return [
+            " ".join(f"{i.direction[0]}{i.chunk}{i.microbatch}" for i in items) for items in orders(*counted(execution))
+        ]
 
-    two = Execution(num_stages=2, num_microbatches=3)
+    two = Execution.of(num_stages=2, num_microbatches=3)
     assert text(two) == ["f00 f01 b00 f02 b01 b02", "f00 b00 f01 b01 f02 b02"]
-    assert text(replace(two, schedule="gpipe")) == ["f00 f01 f02 b00 b01 b02"] * 2
-    assert text(replace(two, schedule="eager-1f1b")) == ["f00 f01 f02 b00 b01 b02", "f00 b00 f01 b01 f02 b02"]
-    assert text(replace(two, schedule="zero-bubble")) == [
+    assert text(two.having(schedule="gpipe")) == ["f00 f01 f02 b00 b01 b02"] * 2
+    assert text(two.having(schedule="eager-1f1b")) == ["f00 f01 f02 b00 b01 b02", "f00 b00 f01 b01 f02 b02"]
+    assert text(two.having(schedule="zero-bubble")) == [
         "f00 f01 b00 w00 f02 b01 w01 b02 w02",
         "f00 b00 f01 b01 w00 f02 b02 w01 w02",
     ]
-    assert text(Execution(num_stages=2, num_microbatches=2, schedule="interleaved", chunks_per_stage=2)) == [
+    assert text(Execution.of(num_stages=2, num_microbatches=2, schedule="interleaved", chunks_per_stage=2)) == [
         "f00 f01 f10 f11 b10 b11 b00 b01",
         "f00 f01 f10 b10 f11 b11 b00 b01",
     ]
@@ -98,7 +103,7 @@ def test_transfers_of_two_chunks_on_three_stages() -> None:
 
 @each("execution", ALL[::7], ids=name)
 def test_who_reads_an_item_has_it_as_its_source(execution: Execution) -> None:
-    for stage, items in enumerate(orders(execution)):
+    for stage, items in enumerate(orders(*counted(execution))):
         for item in items:
             given, read = source(item, stage, *shape(execution)), target(item, stage, *shape(execution))
             if read is not None:
@@ -112,23 +117,25 @@ def test_who_reads_an_item_has_it_as_its_source(execution: Execution) -> None:
 
 def step_s(execution: Execution, hop_s: float = 0.0) -> tuple[float, list[float]]:
     """A step whose forward through a stage takes 1 and backward 2; also how long each stage is at work and waits."""
-    of_stage = 1 / execution.chunks_per_stage
-    clocks, ended = [0.0] * execution.num_stages, dict[tuple[int, Item], float]()
+    of_stage = 1 / execution.schedule.chunks_per_stage
+    clocks, ended = [0.0] * execution.schedule.num_stages, dict[tuple[int, Item], float]()
     first = dict[int, float]()
-    for stage, item in progress(orders(execution), execution):
+    for stage, item in progress(orders(*counted(execution)), execution.schedule):
         given = source(item, stage, *shape(execution))
         there = 0.0 if given is None else ended[given] + hop_s * (given[0] != stage)
-        seconds = of_stage * (1 if item.direction == "forward" or len(phases(execution.schedule)) == 3 else 2)
+        seconds = of_stage * (1 if item.direction == "forward" or len(phases(execution.schedule.name)) == 3 else 2)
         start = max(clocks[stage], there)
         first.setdefault(stage, start)
         clocks[stage] = ended[stage, item] = start + seconds
-    return max(clocks), [clocks[stage] - first[stage] for stage in range(execution.num_stages)]
+    return max(clocks), [clocks[stage] - first[stage] for stage in range(execution.schedule.num_stages)]
 
 
-@each("execution", [e for e in ALL if e.num_microbatches >= e.num_stages], ids=name)
+@each("execution", [e for e in ALL if e.assumed.num_microbatches >= e.schedule.num_stages], ids=name)
 def test_bubbles_over_ideal(execution: Execution) -> None:
-    p, m, v = execution.num_stages, execution.num_microbatches, execution.chunks_per_stage
-    share = {"interleaved": (p - 1) / (v * m), "zero-bubble": (p - 1) / (3 * m)}.get(execution.schedule, (p - 1) / m)
+    p, m, v = execution.schedule.num_stages, execution.assumed.num_microbatches, execution.schedule.chunks_per_stage
+    share = {"interleaved": (p - 1) / (v * m), "zero-bubble": (p - 1) / (3 * m)}.get(
+        execution.schedule.name, (p - 1) / m
+    )
     assert step_s(execution)[0] / (3 * m) - 1 == pytest.approx(share)
 
 
@@ -136,9 +143,9 @@ def test_bubbles_over_ideal(execution: Execution) -> None:
 def test_eager_sends_are_hidden_in_steady_state(hop_s: float) -> None:
     """Up to half of a microbatch's time."""
     for p in (2, 3, 4, 8):
-        run = Execution(num_stages=p, num_microbatches=4 * p, schedule="eager-1f1b")
+        run = Execution.of(num_stages=p, num_microbatches=4 * p, schedule="eager-1f1b")
         assert step_s(run, hop_s)[0] == pytest.approx(3 * 4 * p + (p - 1) * (3 + 2 * hop_s))
-        assert (step_s(replace(run, schedule="1f1b"), hop_s)[0] > step_s(run, hop_s)[0]) == (hop_s > 0)
+        assert (step_s(run.having(schedule="1f1b"), hop_s)[0] > step_s(run, hop_s)[0]) == (hop_s > 0)
 
 
 # ------------------------------------------------------------------------------------------------- what is wrong
@@ -146,13 +153,13 @@ def test_eager_sends_are_hidden_in_steady_state(hop_s: float) -> None:
 
 def is_sound(lists: Orders, execution: Execution) -> bool:
     """Whether `check` should pass: counted, and run on a machine of stages with queues between them."""
-    microbatches, chunks = range(execution.num_microbatches), range(execution.chunks_per_stage)
-    wanted = Counter(Item(c, i, way) for c in chunks for i in microbatches for way in phases(execution.schedule))
+    microbatches, chunks = range(execution.assumed.num_microbatches), range(execution.schedule.chunks_per_stage)
+    wanted = Counter(Item(c, i, way) for c in chunks for i in microbatches for way in phases(execution.schedule.name))
     for stage, items in enumerate(lists):
         ways = {(c, way): [i.microbatch for i in items if (i.chunk, i.direction) == (c, way)] for c, _, way in wanted}
         kept = peak = 0
         for item in items:
-            kept += {"forward": 1, phases(execution.schedule)[-1]: -1}.get(item.direction, 0)
+            kept += {"forward": 1, phases(execution.schedule.name)[-1]: -1}.get(item.direction, 0)
             peak = max(peak, kept)
         if Counter(items) != wanted or any(w != sorted(w) for w in ways.values()) or peak > table(execution, stage):
             return False
@@ -161,7 +168,7 @@ def is_sound(lists: Orders, execution: Execution) -> bool:
 
 def is_run(lists: Orders, execution: Execution, posted: int) -> bool:
     """Whether all ends, with this many receives of a channel posted ahead."""
-    p, last = execution.num_stages, execution.num_virtual_stages - 1
+    p, last = execution.schedule.num_stages, execution.schedule.num_virtual_stages - 1
     queues = defaultdict[tuple[int, int, str], deque[tuple[int, int]]](deque)
     room = defaultdict[tuple[int, int, str], int](lambda: posted)
     todo = [deque(items) for items in lists]
@@ -205,7 +212,7 @@ def is_run(lists: Orders, execution: Execution, posted: int) -> bool:
 
 def passes(lists: Orders, execution: Execution) -> bool:
     try:
-        check(lists, execution)
+        check(lists, *counted(execution))
     except PlanError:
         return False
     return True
@@ -219,20 +226,20 @@ def swapped(items: Sequence[Item], first: int, second: int) -> list[Item]:
 
 @each("execution", ALL[::5], ids=name)
 def test_what_is_proven_runs_on_the_machine(execution: Execution) -> None:
-    assert is_sound(orders(execution), execution)
+    assert is_sound(orders(*counted(execution)), execution)
 
 
 @each("execution", ALL, ids=name)
 def test_steps_without_backward_end(execution: Execution) -> None:
     """Evaluation runs the forwards of a list alone, also where sends wait for their receives."""
-    forwards = [[item for item in items if item.direction == "forward"] for items in orders(execution)]
-    many = execution.num_virtual_stages * execution.num_microbatches
-    assert len(list(progress(forwards, execution, blocking=True))) == many
+    forwards = [[item for item in items if item.direction == "forward"] for items in orders(*counted(execution))]
+    many = execution.schedule.num_virtual_stages * execution.assumed.num_microbatches
+    assert len(list(progress(forwards, execution.schedule, blocking=True))) == many
 
 
 @given(st.sampled_from(ALL), st.data())
 def test_a_wrong_list_is_refused_and_only_that(execution: Execution, data: st.DataObject) -> None:
-    made = orders(execution)
+    made = orders(*counted(execution))
     stage = data.draw(st.integers(0, len(made) - 1))
     items = made[stage]
     at = st.integers(0, len(items) - 1)
@@ -253,7 +260,7 @@ def test_a_wrong_list_is_refused_and_only_that(execution: Execution, data: st.Da
             items.insert(data.draw(at), items.pop(data.draw(at)))
         case "exchange":
             other = data.draw(st.integers(0, len(made) - 1))
-            alike = made[stage] == made[other] or execution.schedule == "zero-bubble"
+            alike = made[stage] == made[other] or execution.schedule.name == "zero-bubble"
             made[stage], made[other] = made[other], made[stage]
             assert alike or not passes(made, execution)
         case _:
@@ -262,10 +269,10 @@ def test_a_wrong_list_is_refused_and_only_that(execution: Execution, data: st.Da
 
 
 def test_what_is_wrong_is_said() -> None:
-    run = Execution(num_stages=2, num_microbatches=2)
-    zero, one = orders(run)
-    crossed = Execution(num_stages=2, num_microbatches=2, schedule="interleaved", chunks_per_stage=2)
-    first, second = orders(crossed)
+    run = Execution.of(num_stages=2, num_microbatches=2)
+    zero, one = orders(*counted(run))
+    crossed = Execution.of(num_stages=2, num_microbatches=2, schedule="interleaved", chunks_per_stage=2)
+    first, second = orders(*counted(crossed))
     cases = [
         ([zero], run, "expected an order for each of 2 stages, got 1"),
         ([zero[:-1], one], run, "stage 0: expected backward of microbatch 1 through chunk 0, got no more"),
@@ -287,21 +294,21 @@ def test_what_is_wrong_is_said() -> None:
     ]
     for lists, execution, message in cases:
         with pytest.raises(PlanError) as error:
-            check(lists, execution)
+            check(lists, *counted(execution))
         assert str(error.value).startswith(f"schedule: {message}")
 
 
 def test_what_blocks_is_found_where_sends_wait() -> None:
     """A group of more microbatches than stages: the second of them that comes round finds no receive posted."""
     p, v, m = 2, 2, 4
-    run = Execution(num_stages=p, num_microbatches=m, schedule="interleaved", chunks_per_stage=v)
+    run = Execution.of(num_stages=p, num_microbatches=m, schedule="interleaved", chunks_per_stage=v)
     forward = [Item(c, i, "forward") for c in range(v) for i in range(m)]
     backward = [Item(c, i, "backward") for c in reversed(range(v)) for i in range(m)]
     lists = [[*forward, *backward]] * p
     assert is_run(lists, run, posted=10**6)
-    assert sorted(progress(lists, run)) == sorted((stage, item) for stage in range(p) for item in lists[stage])
+    assert sorted(progress(lists, run.schedule)) == sorted((stage, item) for stage in range(p) for item in lists[stage])
     assert not is_run(lists, run, posted=1)
     with pytest.raises(
         PlanError, match=r"stage \d waits for ever for the start of forward .* before the end of forward"
     ):
-        check(lists, run)
+        check(lists, *counted(run))

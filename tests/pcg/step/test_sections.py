@@ -24,7 +24,7 @@ def test_a_large_constant_between_blocks_is_no_section_of_its_own(monkeypatch: p
         x = b.op("add", b.op("linear", x, weight), ones)
     b.at("l", Source(""))
     loss = b.op("sum", x, dims=(0, 1), keepdim=False)
-    cut = sections(Operations(b.graph([("loss", loss)]), Execution(num_stages=2)), {}, by_block=True)
+    cut = sections(Operations(b.graph([("loss", loss)]), Execution.of(num_stages=2)), {}, by_block=True)
     assert [section.name for section in cut[:-1]] == ["#0", "layers.0", "layers.1", "layers.2"]
     assert [section.stretch.operations[0].name[0] for section in cut[2:-1]] == ["c", "c"]
     assert [o.name for o in cut[-1].stretch.operations] == [loss]

@@ -151,7 +151,7 @@ def test_plans_by_hand_as_settings() -> None:
     assert "chosen block by block here; selective is torchtitan's nearest mode" in some["Best plan by hand"]
     assert "for block in some_blocks:\n    checkpoint(block)" in some["In FSDP2"]
     assert 'mode = "selective"' in some["In torchtitan"]
-    staged = Execution(num_stages=2, num_microbatches=4, schedule="1f1b", recompute="full")
+    staged = Execution.of(num_stages=2, num_microbatches=4, schedule="1f1b", recompute="full")
     pipeline = by_hand(only(plan, "ZeRO-3", execution=staged, lifetimes=("zero-1",), mesh=Mesh.of(mb=4, dp=2)))
     assert "FSDP2 has no pipeline stages; torchtitan has" in pipeline["Best plan by hand"]
     assert 'pipeline_parallel_degree = 2\npipeline_parallel_schedule = "1F1B"' in pipeline["In torchtitan"]

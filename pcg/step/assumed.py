@@ -1,0 +1,47 @@
+"""What a prediction assumes of a step beyond what programs do: it is priced, and nothing else reads it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from shardwright.pcg import checks
+
+Optimizer = Literal["adam", "sgd"]
+OPTIMIZERS: tuple[Optimizer, ...] = ("adam", "sgd")
+
+
+@dataclass(frozen=True, slots=True)
+class Assumed:
+    """What is only priced; the defaults are what programs do. Plan files have it among the fields of an execution.
+
+    Attributes:
+        compiled: whether chains of pointwise operators are fused (torch.compile).
+        offload: kept activations wait for backward in the host's memory.
+        num_microbatches: the graph's batch is one microbatch; a step accumulates the gradients of this many.
+        optimizer: "adam": two moments per parameter; "sgd": none.
+        shard_optimizer: ZeRO-1: optimizer states are sharded over the axes that gradients are summed over.
+        overlap: whether collectives of parameters and gradients run beside compute.
+        late_gathers: whether backward gathers a block's weights only when it is through with the block before it, not
+            beside that: BACKWARD_POST, not BACKWARD_PRE, as FSDP's documentation has them.
+    """
+
+    compiled: bool = False
+    offload: bool = False
+    num_microbatches: int = 1
+    optimizer: Optimizer = "adam"
+    shard_optimizer: bool = False
+    overlap: bool = True
+    late_gathers: bool = False
+
+    def __post_init__(self) -> None:
+        owner = "Execution"
+        checks.choice(self.optimizer, owner, "optimizer", OPTIMIZERS)
+        for field in ("compiled", "offload", "shard_optimizer", "overlap", "late_gathers"):
+            if not isinstance(value := getattr(self, field), bool):
+                raise checks.FieldError(owner, field, f"expected True or False, got {value!r}; give one of them")
+        checks.positive_int(self.num_microbatches, owner, "num_microbatches", "how many microbatches make a step")
+
+
+AS_IT_RUNS = Assumed()
+"""What programs do."""
