@@ -54,7 +54,7 @@ def join(timeout_s: float = TIMEOUT_S) -> None:
     with start_up(timeout_s):
         store, rank, world = next(rendezvous("env://", timeout=timeout))
         store.set_timeout(timeout)
-        check_alike(private.PrefixStore("shardwright", store), world, has_gpu=index is not None)
+        check_alike(private.PrefixStore("shardwright", store), rank, world, has_gpu=index is not None)
         if index is not None:
             torch.cuda.set_device(index)
         dist.init_process_group(
@@ -66,28 +66,26 @@ def join(timeout_s: float = TIMEOUT_S) -> None:
         )
 
 
-def check_alike(store: private.Store, world: int, *, has_gpu: bool) -> None:
+def check_alike(store: private.Store, rank: int, world: int, *, has_gpu: bool) -> None:
     """Raise a `DistributedError` on all ranks where some have a GPU to compute on and others have none.
 
     A rank alone may not see that: where a launcher does not say how many ranks share a machine, or machines differ.
     """
-    num_gpus = _sum(store, "gpus", world, int(has_gpu))
+    store.add("gpus", int(has_gpu))
+    if store.add("ranks", 1) == world:
+        store.set("all", str(store.add("gpus", 0)))
+    num_gpus = int(store.get("all"))
     if not 0 < num_gpus < world:
         return
-    _sum(store, "read", world, 1)  # rank 0, which keeps the store, does not leave before the others have read
+    if rank and store.add("read", 1) == world - 1:
+        store.set("read by all", "")
+    if not rank:  # whose process keeps the store, and ends after the others have read it
+        store.get("read by all")
     raise DistributedError(
         f"{num_gpus} of {world} ranks have a GPU to compute on ({'this one too' if has_gpu else 'this one has none'}), "
         "and all or none must; start as many ranks on each machine as it has GPUs, or set CUDA_VISIBLE_DEVICES= (to "
         "nothing) on every rank to compute on CPUs"
     )
-
-
-def _sum(store: private.Store, name: str, world: int, number: int) -> int:
-    """The sum of what all ranks give, which it waits for."""
-    store.add(name, number)
-    if store.add(f"{name}/ranks", 1) == world:
-        store.set(f"{name}/sum", str(store.add(name, 0)))
-    return int(store.get(f"{name}/sum"))
 
 
 _CONNECTED: WeakSet[Ranks] = WeakSet()
