@@ -25,7 +25,7 @@ from shardwright.search.problem import NoLayoutsError
 from shardwright.search.solving import Candidate, over_time, rank, share_of_step
 from shardwright.search.spaces import Pipeline, Space, divided, machine_size, staged_by_hand
 from shardwright.search.spreading import spread_out
-from shardwright.search.tuning import Tuner
+from shardwright.search.tuning import UNTRIED, Tuner
 
 _DEEP = 4
 """So many microbatches a stage are tried first: the bubble is a fifth of the step."""
@@ -86,7 +86,8 @@ class Stager:
         """Plans that are the best of their number of stages by then.
 
         Stages of unlike sizes first. Of equal ones the number of the least floor; then more of them, or fewer, while
-        steps get shorter.
+        steps get shorter. Then every number is judged once more by what is known of itself: how steps compare with
+        floors is not alike where they overlap otherwise. A large model has one number only.
         """
         staged = [own for own in self.tuner.pins.staged.values() if self._divides(own[0])]
         able = [own for own in staged if self._may_win(own[0].pipeline.stages)]
@@ -94,6 +95,8 @@ class Stager:
             if own[0].pipeline.devices:  # they have no neighbours among equal ones
                 yield from self._of(self._least(own))
         promising = [own for own in able if not own[0].pipeline.devices]
+        if not promising:
+            return
         promising.sort(key=lambda own: own[0].pipeline.stages)
         known = _while_less(promising, len(promising) // 2, self._outlook, _least_s)
         best, left = list[Candidate](), set(range(len(promising)))
@@ -104,11 +107,9 @@ class Stager:
                 return
             if best and best[0].fits:
                 break
-        else:
-            return
         for step in sorted((1, -1), key=lambda step: _least_s(known.get(start + step, ()))):
             i, before = start + step, best
-            while best[0].fits and i in left:
+            while best and best[0].fits and i in left:
                 close = [c for c in best if rank(c) <= (False, _CLOSE * rank(best[0])[1])]
                 like = [way for c in close for way in self._like(c, promising[i])]
                 found = yield from self._of(like, known.get(i, ()), best[0])
@@ -117,6 +118,9 @@ class Stager:
                 best, i = found, i + step
             if best is not before:  # then there is nothing to find on the other side
                 break
+        for own in promising:
+            self._over, self._inner = inf, machine_size(self.tuner.solver.cluster)
+            yield from self._of(self._less_idle(self._least(own)))
 
     def _of(
         self, first: Sequence[_Way], others: Sequence[_Way] = (), rival: Candidate | None = None
@@ -171,6 +175,16 @@ class Stager:
                 beside = [number + 1] if is_short else [number - 1, number + 1]
                 more = [self._way(space, n) for n in self._able(space, beside, number) if n not in tried]
                 ahead += [w for w in more if w.number > number or w.floor_s < floor_s or not found.is_tight]
+
+    def _less_idle(self, ways: Sequence[_Way]) -> list[_Way]:
+        """These, and that of the least floor in more microbatches, while its floor is less: as stages idle less."""
+        found = list(ways)
+        best = min(found, key=_floor_s)
+        while best.number + 1 < len(self._counts(best.space)):
+            if (more := self._way(best.space, best.number + 1)).floor_s >= best.floor_s:
+                break
+            found.append(best := more)
+        return found
 
     def _like(self, rival: Candidate, spaces: Sequence[Space]) -> Iterator[_Way]:
         """The ways in which each device has as much of a microbatch as in a plan of another number of stages.
@@ -480,7 +494,7 @@ def _floor_s(way: _Way) -> float:
 
 def _usual(over: float) -> float:
     """So many times its floor a step may take, where others took `over` times theirs, or more: half may be saved."""
-    return (1 + max(1.0, over)) / 2 if over < inf else 1.0
+    return (1 + max(1.0, over)) / 2 if over < inf else UNTRIED
 
 
 def _inner(space: Space) -> int:
