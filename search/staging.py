@@ -76,6 +76,7 @@ class Stager:
         del self.modes[1:-1]  # what lies between is found value by value
         folded = tuner.folded
         self._num_blocks = len(blocks_of(folded.graph)) + sum(times - 1 for times in folded.repeats.values())
+        self._bests: dict[tuple[int, tuple[int, ...]], Candidate] = {}  # by number of stages, and devices of each
         self._over = inf  # how many times its floor a step took at least where all is kept
         self._inner = machine_size(tuner.solver.cluster)  # the size of that axis of the likeliest mesh
         self._unlikely: list[int] | None = None  # of others, once that is known
@@ -125,18 +126,19 @@ class Stager:
     def _of(
         self, first: Sequence[_Way], others: Sequence[_Way] = (), rival: Candidate | None = None
     ) -> Generator[Candidate, None, list[Candidate]]:
-        """Plans of one number of stages, each better than the last; the best of each mesh come back, the best first.
+        """Plans of one number of stages, each the best by then; the best of each mesh come back, the best first.
 
         The mesh of the least floor is tried first, until others are no better: none beyond one that is worse than its
         neighbour. `rival`: the best of another number, against which one of the `first` has to win.
         """
         ahead, found, missed = list({way[1:]: way for way in (*first, *others)}.values()), list[Candidate](), 0
         while missed < _PATIENCE and (ahead := [way for way in ahead if not self._loses(way)]):
-            way = min([way for way in first if way in ahead] or ahead, key=_floor_s)
-            best, own = min(found, key=rank, default=None), None
+            way, own = min([way for way in first if way in ahead] or ahead, key=_floor_s), None
+            number = way.space.pipeline.stages, way.space.pipeline.devices
             for plan in self._on(way):
                 own = plan if own is None else min(own, plan, key=rank)
-                if own is plan and (best is None or rank(plan) < rank(best)):
+                if number not in self._bests or rank(plan) < rank(self._bests[number]):
+                    self._bests[number] = plan
                     yield self.tuner.told(plan)
             ahead = [w for w in ahead if w.space != way.space]
             if own is None:

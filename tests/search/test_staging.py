@@ -280,15 +280,17 @@ def test_numbers_of_stages_are_climbed_from_the_least_floor() -> None:
     assert next(way for way in tried if way[0] == 4)[1:] == ((2, 2), 16)
     assert next(way for way in tried if way[0] == 2)[1:] == ((4, 2), 8)
     found, tried = climbed("auto", floors_s, {2: 3.0, 4: 5.0, 8: 4.0})
-    assert found == [4, 8]
-    assert 2 not in {stages for stages, *_ in tried}
+    assert found[:2] == [4, 8]
+    assert [stages for stages, *_ in tried].index(2) > [stages for stages, *_ in tried].index(
+        8
+    )  # by itself, at the end
 
 
 def test_a_number_of_stages_all_of_whose_meshes_are_unlikely_has_one() -> None:
     """That whose inner axis is nearest to the likeliest one of another number."""
     found, tried = climbed("auto", {2: 3.0, 4: 1.0}, {2: 5.0, 4: 4.0}, inner_s=lambda inner: 0.2 * abs(inner - 8))
     assert found[0] == 4
-    assert {sizes for stages, sizes, _ in tried if stages == 4} == {(4,)}
+    assert next(sizes for stages, sizes, _ in tried if stages == 4) == (4,)
 
 
 def test_so_many_meshes_that_are_no_better_end_a_number_of_stages() -> None:
@@ -297,13 +299,13 @@ def test_so_many_meshes_that_are_no_better_end_a_number_of_stages() -> None:
 
 
 def test_where_memory_decides_more_microbatches_follow() -> None:
-    """Else fewer too; while the numbers of a mesh are no better than the first, no further ones."""
+    """Else fewer too; once the numbers of a mesh are no better than the first, only that in which stages idle least."""
     ways = [climbed(2, {2: 2.0}, {2: 3.0}, recompute=mode)[1] for mode in ("none", "full")]
     counts, tight = ([count for _, sizes, count in tried if sizes == tried[0][1]] for tried in ways)
     assert counts[0] == tight[0]
     assert min(counts) < counts[0] < max(counts)
     assert tight == sorted(tight)
-    assert len(tight) == 2
+    assert len(tight) == 3
 
 
 def test_more_microbatches_follow_where_no_number_of_them_leaves_room(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -363,7 +365,7 @@ def test_no_layouts_keep_less_than_their_least() -> None:
 def test_where_the_likeliest_number_of_stages_does_not_fit_others_are_tried() -> None:
     floors_s = {2: 3.0, 4: 2.0, 8: 2.5}
     found, tried = climbed("auto", floors_s, dict.fromkeys(floors_s, 5.0), too_large=(2, 4))
-    assert found[-1] == 8
+    assert 8 in found
     assert {stages for stages, *_ in tried} >= {4, 8}
 
 
@@ -403,12 +405,12 @@ def test_stages_that_no_number_of_microbatches_divides_are_not_interleaved() -> 
 
 
 def test_what_steps_took_of_their_floors_says_what_loses() -> None:
-    """Half of what is above the floor may be saved."""
+    """Half of what is above the floor may be saved; while no step is known, a floor may be a little too high."""
     graph, own = blocks(batch=16, width=64, layers=8, seq=8), planner(8)
     kept = Pins.of(graph, own.cluster, Asked(stages=2), None)
     stager = Stager(Tuner(own.solver, graph, own.execution, kept, own.progress), 10.0)
     ((space, *_),) = kept.staged.values()
-    for over, floors_s in ((inf, [7.0, 8.0, 9.0]), (1.6, [7.0]), (0.5, [7.0, 8.0, 9.0])):
+    for over, floors_s in ((inf, [7.0, 8.0, 9.0, 10.0]), (1.6, [7.0]), (0.5, [7.0, 8.0, 9.0])):
         stager._over = over
         assert [f for f in (7.0, 8.0, 9.0, 10.0, inf) if not stager._loses(_Way(f, space, 0))] == floors_s
 
@@ -426,7 +428,7 @@ def test_unasked_stages_are_tried_where_a_step_is_far_from_its_work(monkeypatch:
         return SimpleNamespace(plans=lambda: iter(()), by_hand=lambda: iter(()), tried=[])
 
     monkeypatch.setattr("shardwright.search.planner.Stager", stager)
-    for mixed_s in (1.05, 1.3):
+    for mixed_s in (1.02, 1.3):
         fitted: Any = SimpleNamespace(candidate=slow, mixed_s=lambda limit_bytes, own_s=mixed_s: own_s)
         search._staged(tuner, [slow], [fitted], Stop(None), needed=False, compared=True)
     assert began == [1.3]
