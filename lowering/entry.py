@@ -66,8 +66,7 @@ class Entry:
         self.capture_check = spec.capture_check
         self._products: Precision | None = spec.precision if ranks.device.type == "cuda" else None
         set_products(self._products)
-        is_cut = self.execution.schedule.num_virtual_stages > 1
-        stages = cut(graph, self.execution) if is_cut else Stages(graph, {}, (), ranks.meshes)
+        stages = cut(graph, self.execution)
         self.graph = graph = replace(graph, mesh=ranks.mesh) if graph.mesh != ranks.mesh else graph
         self.store, wanted = store, places(graph, stages)
         given = {name: value.to(ranks.device) for name, value in spec.constants.items()}
@@ -82,23 +81,28 @@ class Entry:
         buffers = (name for name, _ in graph.outputs)
         in_turn = {name for name in buffers if self.execution.is_per_microbatch(name.rpartition(".")[0])}
         self._by_microbatch = in_turn | find_additive(graph).buffers
+        self.runners = list[Runner]()
         self.pipeline: Pipeline | None = None
-        self.runners = [] if is_cut else [Runner(outside, ranks, self.constants, store.leaves())]
-        if is_cut:
+        if len(stages) > 1:
+            self._share_groups(stages)
+        for stage in range(ranks.stages.rank, len(stages), ranks.stages.size):
+            of_stage = find_outside(stages.graphs[stage], self.execution, graph)
+            self.runners.append(Runner(of_stage, ranks, self.constants, store.leaves()))
+        if len(stages) > 1:
             self._run_in_stages(stages)
         self.drawing = Drawing(ranks, graph, stream)
         self._inputs = Inputs(self.batch, self.drawing, spec.check_inputs)
         self._num_draws = num_draws(graph)
 
-    def _run_in_stages(self, stages: Stages) -> None:
-        """A runner for each virtual stage of this rank, and what goes on between stages."""
-        ranks, execution = self.ranks, self.execution
-        by_stage = [find_parameters(graph, execution).by_leaf.values() for graph in stages.graphs]
+    def _share_groups(self, stages: Stages) -> None:
+        """Make the groups of all stages, as every rank takes part in making each."""
+        by_stage = [find_parameters(graph, self.execution).by_leaf.values() for graph in stages.graphs]
         for sums in sorted({p.sums for found in by_stage for p in found if p.sums}):
-            ranks.merged(sums)  # of all stages, as every rank takes part in making a group
-        for stage in range(ranks.stages.rank, len(stages), ranks.stages.size):
-            outside = find_outside(stages.graphs[stage], execution, self.graph)
-            self.runners.append(Runner(outside, ranks, self.constants, self.store.leaves()))
+            self.ranks.merged(sums)
+
+    def _run_in_stages(self, stages: Stages) -> None:
+        """What goes on between stages."""
+        ranks, execution = self.ranks, self.execution
         shared_by_stages = Shared(ranks, dict(self._shared(stages)))
         for runner in self.runners:
             runner.reducer.hold_back = shared_by_stages.hold_back

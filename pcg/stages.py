@@ -73,7 +73,7 @@ class Stages:
     @cached_property
     def graphs(self) -> tuple[Graph, ...]:
         """Each virtual stage: what it receives are leaves, what it sends are outputs (`given`)."""
-        return tuple(self._graph(stage) for stage in range(len(self)))
+        return tuple(self._graph(stage) for stage in range(len(self))) if self.sent else (self.graph,)
 
     def received(self, stage: int) -> tuple[str, ...]:
         return self.sent[stage - 1] if stage else ()
@@ -221,9 +221,13 @@ def not_run(graph: Graph, precision: Precision | None) -> str | None:
 def cut(graph: Graph, execution: Execution) -> Stages:
     """A validated graph over the virtual stages of an execution, which says by `split` how its sections are spread.
 
+    One stage has all of it, and needs no split.
+
     Raises:
         PlanError: there is no split, or it does not fit the graph.
     """
+    if execution.schedule.num_virtual_stages == 1:
+        return Stages(graph, {}, (), stage_meshes(graph.mesh, execution))
     if not execution.schedule.split:
         raise PlanError(
             f"{execution.schedule.num_virtual_stages} virtual stages without a split; say how blocks are spread"
