@@ -235,7 +235,8 @@ class Split(Choice):
 
     @property
     def unblocked(self) -> Split:
-        return self if self.blocks == 1 else Split(*self.factors)
+        (name,) = self.factors
+        return self if self.blocks == 1 else Split(name)
 
     def renamed(self, names: Mapping[str, str]) -> Split:
         (name,) = self.factors

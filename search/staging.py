@@ -100,7 +100,7 @@ class Stager:
             return
         promising.sort(key=lambda own: own[0].pipeline.stages)
         known = _while_less(promising, len(promising) // 2, self._outlook, _least_s)
-        best, left = list[Candidate](), set(range(len(promising)))
+        best, left, start = list[Candidate](), set(range(len(promising))), 0
         for start in sorted(known, key=lambda i: _least_s(known[i])):
             left.remove(start)
             best = yield from self._of([*known[start], *self._least(self._likely(promising[start]))])

@@ -25,7 +25,7 @@ def zeros(parallel: nn.Module) -> dict[str, Tensor]:
 
 
 def parametrized(parallel: ParallelModule) -> None:
-    parametrize.register_parametrization(parallel.up, "weight", nn.Identity())  # pyright: ignore[reportArgumentType]
+    parametrize.register_parametrization(parallel.up, "weight", nn.Identity())
 
 
 def assigned(parallel: ParallelModule, batch: Batch) -> None:

@@ -58,7 +58,8 @@ def test_of_a_constant_only_what_is_read_stays() -> None:
     def body() -> list[int]:
         module = lower(graph, Scaled())
         module.forward_backward(x=torch.ones(4, 8))
-        assert entry_of(module).runner.constants is not None
-        return [value.untyped_storage().nbytes() for value in entry_of(module).runner.constants.values()]
+        constants = entry_of(module).runner.constants
+        assert constants is not None
+        return [value.untyped_storage().nbytes() for value in constants.values()]
 
     assert sorted(run_ranks(body, 1, 60.0)[0]) == [8 * 4, 4 * 8 * 4]

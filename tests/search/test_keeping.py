@@ -81,9 +81,10 @@ def test_no_choice_has_a_smaller_sum() -> None:
         Folded(blocks(batch=16, width=32, layers=1)), Mesh.of(x=2), (ZERO,), "test").graph)  # fmt: skip
     p = found.problem
     choices = np.array(list(product(*(range(len(own.value)) for own in p.time_s)))).T
-    seconds = sum(own.value[choices[v]] for v, own in enumerate(p.time_s))
-    seconds += sum(table.value[choices[i], choices[j]] for (i, j), table in p.edges.items())
-    num_bytes = sum(own.value[choices[v]] for v, own in enumerate(p.kept_bytes))
+    tables = [own.value[choices[v]] for v, own in enumerate(p.time_s)]
+    tables += [table.value[choices[i], choices[j]] for (i, j), table in p.edges.items()]
+    seconds = np.sum(tables, axis=0)
+    num_bytes = np.sum([own.value[choices[v]] for v, own in enumerate(p.kept_bytes)], axis=0)
     for price in PRICES:
         best = float((seconds + price * num_bytes).min())
         kept = found.solve(price)
