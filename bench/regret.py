@@ -408,8 +408,9 @@ def add(result: Result, path: Path = KEPT) -> None:
 INTRODUCTION = """\
 {heading}
 
-A plan that is left free should never be slower than one with something pinned. In {count} cases with {pins} random
-pins in all, {over} of these give a plan that is faster by more than {most:.1%}; the largest *regret* is {worst:.2%}.
+A plan that is left free should never be slower than one with something pinned. In {count} of {all} cases, with
+{pins} random pins in all, {over} of these give a plan that is faster by more than {most:.1%}; the largest *regret* is
+{worst:.2%}.
 
 Written by `make regret` on {date} from `bench/data/regret.jsonl`. Pins are one to three of mesh, roles, microbatches,
 recomputation, stages, schedule and precision; every second one is what the free plan chose, with one thing moved.
@@ -426,7 +427,8 @@ def section(results: Mapping[tuple[str, str], Result]) -> str:
     """The table as Markdown, the worst first."""
     regrets = [regret for result in results.values() for regret in result.regrets]
     head = INTRODUCTION.format(
-        heading=REGRET, count=len(results), pins=sum(len(r.pinned) for r in results.values()), most=MOST,
+        heading=REGRET, count=len(results), all=sum(len(case.clusters) for case in CASES), most=MOST,
+        pins=sum(len(r.pinned) for r in results.values()),
         over=sum(regret > MOST for regret in regrets), worst=max(regrets, default=0.0), date=date.today().isoformat(),
     )  # fmt: skip
     return head + "".join(map(_row, sorted(results.values(), key=lambda r: r.worst, reverse=True)))
