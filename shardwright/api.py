@@ -179,7 +179,7 @@ def plan(
         stages: so many pipeline stages, `mesh` being that of one of them; 1: none; "auto": as many as are best. Of
             unlike sizes, the devices of each, as `[4, 2]`: `mesh` is then that of the largest, and the first axis of
             the others is shorter. By default they are tried where they may pay: nothing fits without, devices are
-            unlike, or the best plan for GPUs takes more than 1.1 times an equal share of all work.
+            unlike, or the best plan for GPUs takes more than 1.03 times an equal share of all work.
         schedule: the order of microbatches in these, "gpipe", "1f1b", "eager-1f1b", "interleaved" or "zero-bubble"; by
             default the best.
         progress: called with a line of text now and then.
