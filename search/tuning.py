@@ -506,7 +506,7 @@ class Tuner:
                     break
                 if priced != zeros[0] and beside != best.solved[2].beside:  # which was worse for the other lifetime
                     continue
-                if not self._may_gain(best, asked, space, beside):
+                if not self._may_gain(best, asked, space, mode, beside):
                     continue
             found = self.solver.solve(
                 *asked[:3],
@@ -529,12 +529,11 @@ class Tuner:
         self.known[space, mode, count] = best
         return best
 
-    def _may_gain(self, best: Candidate, asked: _Asked, space: Space, beside: float) -> bool:
+    def _may_gain(self, best: Candidate, asked: _Asked, space: Space, mode: RecomputeMode, beside: float) -> bool:
         """Whether layouts of another lifetime, or where another share of communication counts, may be faster.
 
         With stages by their floor alone: what stages send beside compute is often most of what a step waits for.
         """
-        mode = asked[3].recompute
         fastest_s = self._like.get(mode, inf)
         rival_s = best.prediction.step_s if beside == 1 else fastest_s
         if space.pipeline.stages > 1:
