@@ -295,10 +295,8 @@ class Stager:
         if not found.execution.schedule.split:
             found = spread_out(self.tuner.solver, found, self.tuner.folded.repeats)
         self.fastest_s = min(self.fastest_s, found.prediction.step_s if found.fits else inf)
-        run = found.execution
-        if (
-            run.recompute == "none" and not run.schedule.recompute_by_stage
-        ):  # else memory decides, and some blocks may keep more
+        run = found.execution  # where something is made again memory decides, and some blocks may keep more
+        if run.recompute == "none" and not run.schedule.recompute_by_stage:
             self._over = min(self._over, found.prediction.step_s / way.floor_s)
         return found
 
