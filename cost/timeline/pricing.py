@@ -18,11 +18,13 @@ from typing import NamedTuple
 from shardwright.cost.timeline.pool import is_direct
 from shardwright.cost.timeline.steps import Steps, Ways
 from shardwright.cost.timeline.tasks import COMPUTE, COPY, Buffer, Fold, Recorder, Segment
-from shardwright.pcg.step.actions import Action, Actions, Microbatch
+from shardwright.pcg.step.actions import Actions
 from shardwright.pcg.step.buckets import LARGE_BYTES
 from shardwright.pcg.step.chunk import Allocation, Chunk, Occurrence, Use
+from shardwright.pcg.step.fates import Fate
 from shardwright.pcg.step.messages import Message
 from shardwright.pcg.step.parameters import Parameter
+from shardwright.pcg.step.verbs import Action, Microbatch
 
 HOST_BYTES_PER_S = 25e9
 """Between a GPU and its host's pinned memory, one way: assumed, four fifths of what PCIe 4.0 × 16 transfers (31.5
@@ -82,6 +84,7 @@ class _Pass:
         self.readers = _Readers(self.recorder)
         self.gathers: dict[int, int] = {}  # block -> the task
         self.started: dict[int, int] = {}  # sum over ranks -> the task
+        self.copies: dict[Allocation, int] = {}  # to the host, or from there
 
     def act(self, action: Action) -> None:
         match action.verb:
@@ -119,6 +122,10 @@ class _Pass:
             self.recorder.launch(f"{name} combine", way.axis, way.seconds, blocks=True, messages=way.messages)
         return task
 
+    def _copy(self, name: str, memory: Allocation, after: tuple[int, ...] = ()) -> None:
+        seconds = memory.num_bytes / HOST_BYTES_PER_S
+        self.copies[memory] = self.recorder.launch(name, COPY, seconds, blocks=False, after=after)
+
     def _gather(self, number: int, microbatch: Microbatch) -> None:
         block = self.chunk.blocks[number]
         axis, num_bytes = block.slices.axis, block.used_bytes
@@ -149,8 +156,6 @@ class _Forward(_Pass):
     def __init__(self, steps: Steps, chunk: Chunk) -> None:
         super().__init__(steps, chunk)
         self.taken: dict[Allocation, int] = {}
-        self.away: dict[Allocation, int] = {}  # copies to the host
-        self.offload = steps.execution.assumed.offload
 
     def run(self, actions: Actions) -> None:
         starts: list[int] = []
@@ -163,29 +168,30 @@ class _Forward(_Pass):
         self._memory()
 
     def act(self, action: Action) -> None:
-        if action.verb not in ("run", "start"):
-            super().act(action)
-            return
-        occurrence = self.chunk.occurrences[action.number]
-        task = self.emit(occurrence, blocks=action.verb == "run")
-        if action.verb == "start":
-            self.started[action.number] = task
-        touched, taken = (*occurrence.reads, occurrence.result, *occurrence.keeps), self.taken
+        match action.verb:
+            case "run" | "start":
+                self._run(self.chunk.occurrences[action.number], early=action.verb == "start")
+            case "offload":
+                memory = self.chunk.allocations[action.number]
+                self._copy("offload", memory, (self.taken[memory],))
+            case _:
+                super().act(action)
+
+    def _run(self, occurrence: Occurrence, *, early: bool) -> None:
+        task = self.emit(occurrence, blocks=not early)
+        if early:
+            self.started[occurrence.number] = task
+        touched = *occurrence.reads, occurrence.result, *occurrence.keeps
         for memory in touched:
-            if memory not in taken:
-                if memory.kept and self.offload:
-                    seconds = memory.num_bytes / HOST_BYTES_PER_S
-                    self.away[memory] = self.recorder.launch("offload", COPY, seconds, blocks=False, after=(task,))
-                taken[memory] = task
-        self.readers.note(touched if self.offload else [m for m in touched if not m.kept], task)  # what is kept stays
+            self.taken.setdefault(memory, task)
+        kept = Fate.KEPT  # which stays, whoever reads it
+        self.readers.note([m for m in touched if m.fate is not kept], task)
 
     def _memory(self) -> None:
         for memory, task in self.taken.items():
-            if memory in self.away:
-                freed = *self.readers.of(memory), self.away[memory]
-            else:
-                freed = () if memory.kept else self.readers.of(memory)
-            category = "activations" if memory.kept else "temporary"
+            stored, copy = memory.fate.is_stored, self.copies.get(memory)
+            freed = *self.readers.of(memory), *(() if copy is None else (copy,))
+            category = "activations" if stored else "temporary"
             self.recorder.take(category, memory.num_bytes, task, freed, name=memory.name)
 
 
@@ -212,7 +218,6 @@ class _Backward(_Pass):
         self.put_off_s = steps.cluster.device.put_off_s / 2 if two else 0.0  # in each part
         self.later = Recorder(steps.execution.assumed.overlap) if two else self.recorder
         self.later_readers = _Readers(self.later) if two else self.readers
-        self.fetches = _Fetches(chunk, self.recorder) if steps.execution.assumed.offload else None
         self.gradients: dict[Allocation, int] = {}  # the task that made each
         self.again: dict[Allocation, int] = {}  # and what was made again
         self.made: dict[int, int] = {}  # use of a parameter -> the first task that gave it a gradient
@@ -229,8 +234,6 @@ class _Backward(_Pass):
         numbers = [*reversed(range(len(self.chunk.occurrences))), -1]
         for number, own in zip(numbers, self.actions.backward, strict=True):
             starts[number] = len(self.recorder.tasks), len(self.later.tasks)
-            if self.fetches is not None:
-                self.fetches.enter(number)
             for action in own:
                 self.act(action)
         for span in self.chunk.spans:
@@ -258,6 +261,10 @@ class _Backward(_Pass):
                 self._scatter(action.number, action.microbatch)
             case "deliver":
                 self._deliver()
+            case "fetch":
+                self._copy("fetch", self.chunk.allocations[action.number])
+            case "arrive":
+                self.recorder.await_([self.copies[self.chunk.allocations[action.number]]])
             case "reduce":
                 self._reduce([self.chunk.uses[use] for use in self.actions.units[action.number]])
             case _:
@@ -434,12 +441,11 @@ class _Backward(_Pass):
         """Who frees what: kept and rebuilt activations, and gradients of activations."""
         if not self.recorder.tasks and not self.later.tasks:
             return
-        fetched = self.fetches.task_of if self.fetches is not None else {}
         for memory in self.chunk.allocations:
-            if memory.kept:
-                self._take("activations", memory, memory, fetched.get(memory))
+            if memory.fate.is_stored:
+                self._take("activations", memory, memory, self.copies.get(memory))
         for memory, task in self.again.items():
-            self._take("temporary" if memory.kept else "activations", memory, memory, task)
+            self._take("temporary" if memory.fate.is_stored else "activations", memory, memory, task)
         for memory, task in self.gradients.items():
             self._take("temporary", memory, ("gradient", memory), task)
 
@@ -453,40 +459,3 @@ class _Backward(_Pass):
         else:
             freed = here or (taken if taken is not None else 0,)
             self.recorder.take(category, memory.num_bytes, taken, freed, name=name)
-
-
-class _Fetches:
-    """Offloaded activations on their way back: those of a block while the block before it, in backward order, runs."""
-
-    def __init__(self, chunk: Chunk, recorder: Recorder) -> None:
-        self.recorder = recorder
-        self.task_of: dict[Allocation, int] = {}
-        self.runs: list[list[Allocation]] = []
-        self.run_of: dict[int, int] = {}
-        place, seen = None, set[Allocation]()
-        for occurrence in reversed(chunk.occurrences):
-            span = next(i for i, s in enumerate(chunk.spans) if s.start <= occurrence.number < s.end)
-            if (span, occurrence.operation.block) != place:
-                place = (span, occurrence.operation.block)
-                self.run_of[occurrence.number] = len(self.runs)
-                self.runs.append([])
-            inside = occurrence.region.occurrences if occurrence.region is not None else ()
-            for memory in (*occurrence.keeps, *(m for other in inside for m in other.reads)):
-                if memory.kept and memory not in seen:
-                    seen.add(memory)
-                    self.runs[-1].append(memory)
-
-    def enter(self, number: int) -> None:
-        """Where an operation begins a block: wait for what the block needs, launch what the next one needs."""
-        if (run := self.run_of.get(number)) is None:
-            return
-        self._launch(run)
-        self.recorder.await_(self.task_of[memory] for memory in self.runs[run])
-        if run + 1 < len(self.runs):
-            self._launch(run + 1)
-
-    def _launch(self, run: int) -> None:
-        for memory in self.runs[run]:
-            if memory not in self.task_of:
-                seconds = memory.num_bytes / HOST_BYTES_PER_S
-                self.task_of[memory] = self.recorder.launch("fetch", COPY, seconds, blocks=False)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from shardwright.pcg.step.actions import Microbatch, happening
 from shardwright.pcg.step.messages import Message
+from shardwright.pcg.step.verbs import Microbatch, happening
 
 _EVERY = frozenset[Microbatch]({"every"})
 COMPUTE, COPY = "compute", "copy"

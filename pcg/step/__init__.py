@@ -1,7 +1,8 @@
 """A rank's step as data: which actions follow from a parallel graph and the way it is run, in order.
 
 graph, execution ─▶ parameters ─▶ operations ─▶ chunk (unrolled; blocks) ─▶ actions (forward, backward, units)
-                                                        └── buckets: what goes together ──┘
+                                                        ├── buckets: what goes together ──┤
+                                                        └── offload: copies to the host ──┘
 
 The lowering prints forward from the list, and its hooks follow its units and order of blocks. When to free and to
 deliver in backward is autograd's to say; a test compares that with the list. The cost model prices it all.

@@ -13,6 +13,7 @@ all. It follows from a chunk alone:
   and there when those of the next block are scattered, or backward ends: in every microbatch, or in the last, where
   whole gradients are accumulated.
 * Sums that the batch alone determines are started first, and waited for by who reads them.
+* What waits on the host leaves right after it is made, and comes back while the block before runs in backward.
 """
 
 from __future__ import annotations
@@ -20,49 +21,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import chain, pairwise
-from typing import Literal, NamedTuple, get_args
 
 from shardwright.pcg.step.buckets import Buckets
 from shardwright.pcg.step.chunk import Allocation, Chunk, Occurrence, Region, Use
-
-Verb = Literal[
-    "gather", "await", "free", "run", "start", "wait", "again", "backward", "weights", "accumulate", "scatter",
-    "deliver", "reduce",
-]  # fmt: skip
-Microbatch = Literal["every", "first", "later", "last", "opening", "closing"]
-"""In which of a step's microbatches something happens; "opening" and "closing": the first and last of several."""
-
-
-def happens(when: Microbatch, *, first: bool, last: bool) -> bool:
-    """Whether this is one of those microbatches, being the first or the last of its step."""
-    several = {"later": not first, "opening": first and not last, "closing": last and not first}
-    return {"every": True, "first": first, "last": last, **several}[when]
-
-
-@lru_cache(maxsize=4)
-def happening(*, first: bool, last: bool) -> frozenset[Microbatch]:
-    """All that a microbatch is which is the first or the last of its step."""
-    return frozenset(when for when in get_args(Microbatch) if happens(when, first=first, last=last))
-
-
-class Action(NamedTuple):
-    """One thing that a rank does.
-
-    gather, await, free    block `number`: launch its all-gather, wait for it, give its memory back
-    run                    operation `number`, forward; start, wait: the same in two halves, of a sum over ranks
-    again                  operation `number`, forward, in the backward
-    backward               of operation `number`, or where that is in two parts, what gives gradients to activations
-    weights                the other part, which gives gradients to parameters
-    accumulate             the gradient of use `number` is complete
-    scatter, deliver       block `number`: launch the reduce-scatter of its gradients, wait for it
-    reduce                 sum the gradients of unit `number` over devices
-    """
-
-    verb: Verb
-    number: int
-    microbatch: Microbatch = "every"
+from shardwright.pcg.step.offload import Fetches, leaving
+from shardwright.pcg.step.verbs import Action, Microbatch, Verb
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +90,7 @@ def _again(memory: Allocation, reader: Region | None, rebuilt: set[Region | None
 
     def steps(memory: Allocation, reader: Region | None) -> Iterator[Occurrence | tuple[Allocation, Region]]:
         region = memory.region
-        if region in rebuilt or region is None or (memory.kept and region is not reader):
+        if region in rebuilt or region is None or (memory.fate.is_stored and region is not reader):
             return
         rebuilt.add(region)
         yield from ((read, region) for occurrence in region.occurrences for read in occurrence.reads)
@@ -190,7 +154,7 @@ class _Gathers:
 
 
 def _forward(chunk: Chunk, gathers: _Gathers, held: frozenset[int]) -> Iterator[tuple[Action, ...]]:
-    started: dict[str, int] = {}
+    started, away = dict[str, int](), leaving(chunk)
     for occurrence in chunk.occurrences:
         number, operation, found = occurrence.number, occurrence.operation, list[Action]()
         for name in operation.reads if started else ():
@@ -202,6 +166,7 @@ def _forward(chunk: Chunk, gathers: _Gathers, held: frozenset[int]) -> Iterator[
         found.append(Action("start" if operation.early else "run", number))
         if operation.early:
             started[operation.name] = number
+        found += [Action("offload", memory) for memory in away.get(number, ())]
         for block in blocks:
             if chunk.blocks[block].last == number and block not in held:
                 found += gathers.free(block)
@@ -232,11 +197,13 @@ class _Backward:
         for block, reader in reads.items():
             self.free[reader].append(block)
         self.buckets, self.units = Buckets[int](), list[tuple[int, ...]]()
+        self.fetches = Fetches(chunk)
         self.scattered: int | None = None
 
     def run(self) -> Iterator[tuple[Action, ...]]:
         for occurrence in reversed(self.chunk.occurrences):
-            yield tuple(self._of(occurrence)) if occurrence.number in self.again else ()
+            own = self._of(occurrence) if occurrence.number in self.again else ()
+            yield (*self.fetches.before(occurrence.number), *own)
         yield tuple(self._end())
 
     def _of(self, occurrence: Occurrence) -> Iterable[Action]:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from shardwright.pcg.step.buckets import blocks
 from shardwright.pcg.step.execution import DEFAULT, Execution
+from shardwright.pcg.step.fates import Fate
 from shardwright.pcg.step.operation import Again, Operation
 from shardwright.pcg.step.operations import Operations
 from shardwright.pcg.step.parameters import Parameter, Slices
@@ -53,12 +54,17 @@ class Region:
 
 @dataclass(eq=False, slots=True)
 class Allocation:
-    """That of one value and its views. `kept` for backward; `region`: where it is made again instead."""
+    """That of one value and its views, by its place among those of its chunk.
 
+    fate     what becomes of it until the backward of who reads it outside of the region that makes it again
+    region   with what it is made again, if it is
+    """
+
+    number: int
     name: str
     num_bytes: float
-    kept: bool = False
     region: Region | None = None
+    fate: Fate = Fate.NOT_NEEDED
 
 
 class Occurrence(NamedTuple):
@@ -137,6 +143,7 @@ class Chunk:
         """`value_bytes`: of values that come from another chunk."""
         self.stretches, self.parameters, self.execution = tuple(stretches), parameters, execution
         self._value_bytes = value_bytes or {}
+        self._stored = Fate.HOST if execution.assumed.offload else Fate.KEPT
         self.occurrences: list[Occurrence] = []
         self.allocations: list[Allocation] = []
         self.uses: list[Use] = []
@@ -165,11 +172,11 @@ class Chunk:
         if operation.mask_bytes:
             keeps.append(self._new(f"mask of {name}", operation.mask_bytes, region))
         for memory in keeps:
-            _keep(memory, region)
+            self._keep(memory, region)
         if region is not None:
             for memory in reads:
                 if memory.region is not region:
-                    _keep(memory, region)
+                    self._keep(memory, region)
         weights = tuple([self._use(leaf, stretch) for leaf in operation.weights]) if operation.weights else ()
         views = tuple([self._use(leaf, stretch) for leaf in operation.views]) if operation.views else ()
         gradients = tuple([env[name] for name in operation.gradients]) if operation.grad else ()
@@ -182,13 +189,23 @@ class Chunk:
         self.occurrences.append(occurrence)
 
     def _new(self, name: str, num_bytes: float, region: Region | None) -> Allocation:
-        self.allocations.append(Allocation(name, num_bytes, False, region))
+        self.allocations.append(Allocation(len(self.allocations), name, num_bytes, region))
         return self.allocations[-1]
 
     def _read(self, name: str) -> Allocation:
         """What comes from another chunk takes memory too, unlike leaves, which are always there."""
         found = self._env[name] = self._new(name, self._value_bytes.get(name, 0.0), None)
         return found
+
+    def _keep(self, memory: Allocation, reader: Region | None) -> None:
+        """For the backward of an operation, which may be in a region."""
+        region = memory.region
+        if region is None or (region is not reader and region.whole):
+            memory.fate = self._stored
+            return
+        region.wanted.add(memory)
+        if not memory.fate.is_stored:
+            memory.fate = Fate.AGAIN
 
     def _region(self, again: Again) -> Region:
         key = len(self.spans), again
@@ -255,12 +272,3 @@ def whole_chunk(operations: Operations) -> Chunk:
     """All operations of a graph, each once."""
     stretch = Stretch(tuple(operations.listed), frozenset(operations.parameters))
     return Chunk([(stretch, 1)], operations.parameters, operations.execution, operations.num_bytes)
-
-
-def _keep(memory: Allocation, reader: Region | None) -> None:
-    """Kept for backward, unless it is made again there."""
-    region = memory.region
-    if region is None or (region is not reader and region.whole):
-        memory.kept = True
-    else:
-        region.wanted.add(memory)

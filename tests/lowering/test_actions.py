@@ -22,10 +22,11 @@ from shardwright.lowering.launch import run_ranks
 from shardwright.lowering.module import ParallelModule
 from shardwright.lowering.outside import find_outside
 from shardwright.pcg.graph import Graph
-from shardwright.pcg.step.actions import Actions, actions, happens
+from shardwright.pcg.step.actions import Actions, actions
 from shardwright.pcg.step.chunk import Chunk, whole_chunk
 from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.pcg.step.late import sink_reductions
+from shardwright.pcg.step.verbs import happens
 from tests.lowering.runs import Batch, Case, Step, assert_same_step, entry_of, of_zoo, parallel_step, serial_step
 from tests.lowering.test_training import TWO
 from tests.lowering.test_zoo import graphs, stored

@@ -51,7 +51,8 @@ def run(steps: Steps, keeping: Keeping) -> tuple[float, float, float]:
     seconds = (sum(steps.costs[chunk.occurrences[n].operation.name].forward_s for n in again),
                sum(steps.costs[o.operation.name].forward_s for o in left_out))  # fmt: skip
     made = {memory for o in chunk.occurrences for memory in (o.result, *o.keeps)}
-    return many * seconds[0], many * seconds[1], sum(m.num_bytes for m in chunk.allocations if m.kept and m in made)
+    stored = sum(m.num_bytes for m in chunk.allocations if m.fate.is_stored and m in made)
+    return many * seconds[0], many * seconds[1], stored
 
 
 @pytest.mark.slow

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from shardwright.pcg.step.actions import Action, Actions, actions
+from shardwright.pcg.step.actions import Actions, actions
 from shardwright.pcg.step.chunk import Chunk, Stretch
+from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.pcg.step.operation import Again, Operation
 from shardwright.pcg.step.parameters import Parameter, Slices
+from shardwright.pcg.step.verbs import Action
 
 
 def parameter(leaf: str, *, sliced: bool = False, sums: tuple[str, ...] = ()) -> Parameter:
@@ -27,17 +29,20 @@ def chain(**facts: bool) -> list[Operation]:
     return [product("a", "x", "u", **facts), product("b", "a", "v", **facts), product("c", "b", "w", **facts)]
 
 
-def chunk(operations: list[Operation], *parameters: Parameter, times: int = 1) -> Chunk:
+def chunk(operations: list[Operation], *parameters: Parameter, times: int = 1, run: Execution = DEFAULT) -> Chunk:
     by_leaf = {p.leaf: p for p in parameters}
-    return Chunk([(Stretch(tuple(operations), frozenset(by_leaf)), times)], by_leaf)
+    return Chunk([(Stretch(tuple(operations), frozenset(by_leaf)), times)], by_leaf, run)
 
 
 def text(made: Chunk, own: tuple[tuple[Action, ...], ...]) -> str:
-    """Operations by name; blocks, uses of parameters and units by number."""
+    """Operations and values by name; blocks, uses of parameters and units by number."""
 
     def word(action: Action) -> str:
-        operation = action.verb in ("run", "start", "wait", "again", "backward", "weights")
-        what = made.occurrences[action.number].operation.name if operation else action.number
+        what: object = action.number
+        if action.verb in ("run", "start", "wait", "again", "backward", "weights"):
+            what = made.occurrences[action.number].operation.name
+        elif action.verb in ("offload", "fetch", "arrive"):
+            what = made.allocations[action.number].name
         return f"{action.verb} {what}"
 
     return ", ".join(word(action) for actions_ in own for action in actions_)
@@ -149,7 +154,7 @@ def test_what_is_made_again_runs_before_what_needs_it() -> None:
         "again c, backward d, accumulate 3, backward c, accumulate 2, again a, backward b, accumulate 1, "
         "backward a, accumulate 0"
     )
-    assert [m.kept for m in made.allocations] == [True, False, True, False, False]
+    assert [m.fate.value for m in made.allocations] == ["kept", "again", "kept", "again", "not needed"]
 
 
 def test_a_sum_of_the_batch_is_started_early_and_waited_for_by_its_reader() -> None:
@@ -157,6 +162,31 @@ def test_a_sum_of_the_batch_is_started_early_and_waited_for_by_its_reader() -> N
     last = product("c", "b", "w")._replace(reads=("b", "n"))
     made = chunk([count, *chain()[:2], last], *map(parameter, "uvw"))
     assert text(made, actions(made).forward) == "start n, run a, run b, wait n, run c"
+
+
+AWAY = Execution.of(offload=True)
+
+
+def test_what_is_kept_leaves_when_it_is_made_and_comes_back_while_the_block_before_runs() -> None:
+    operations = [o._replace(block=f"h.{number}") for number, o in enumerate(chain())]
+    made = chunk(operations, *map(parameter, "uvw"), run=AWAY)
+    assert both(made, actions(made)) == (
+        "run a, offload x, offload a, run b, offload b, run c",
+        (
+            "fetch b, arrive b, fetch a, backward c, accumulate 2, arrive a, fetch x, backward b, accumulate 1, "
+            "arrive x, backward a, accumulate 0"
+        ),
+    )
+    assert [m.fate.value for m in made.allocations] == ["host", "host", "host", "not needed"]
+
+
+def test_what_one_block_reads_twice_comes_back_once_and_with_what_it_is_made_again_from() -> None:
+    operations = [o._replace(block="h.0", again=Again("h.0", whole=True)) for o in chain()[:2]]
+    made = chunk([*operations, product("c", "b", "w"), product("d", "b", "t")], *map(parameter, "uvwt"), run=AWAY)
+    assert text(made, actions(made).backward) == (
+        "fetch b, arrive b, fetch x, backward d, accumulate 3, backward c, accumulate 2, "
+        "arrive x, again a, backward b, accumulate 1, backward a, accumulate 0"
+    )
 
 
 def test_three_of_many_equal_stretches_stand_for_all() -> None:

@@ -258,14 +258,14 @@ def test_what_was_gathered_is_gathered_again(recompute: Any) -> None:
     made = [again.occurrences[n].operation.name for n in actions(again).of("again")]
     assert len(made) == 3 + (recompute == "selective")  # and what the loss reads, which is in no block
     whole = 2 * 8 * 16 * 4
-    kept = [sum(m.num_bytes for m in chunk.allocations if m.kept) for chunk in (plain, again)]
+    kept = [sum(m.num_bytes for m in chunk.allocations if m.fate.is_stored) for chunk in (plain, again)]
     assert kept[0] - kept[1] >= 3 * whole / 2
 
 
 def test_a_gather_belongs_to_the_block_that_reads_it() -> None:
     """What full recomputation keeps between blocks is not gathered."""
     chunk = whole_chunk(Operations(in_slices(), Execution(recompute="full")))
-    kept = sorted({m.num_bytes for m in chunk.allocations if m.kept and m.num_bytes})
+    kept = sorted({m.num_bytes for m in chunk.allocations if m.fate.is_stored and m.num_bytes})
     assert kept == [2 * 8 * 16 * 4 / 2]
 
 

@@ -1,0 +1,25 @@
+"""What becomes of a value that forward makes, until backward."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Fate(StrEnum):
+    """Where backward finds a value.
+
+    NOT_NEEDED   nowhere: it is let go of after its last reader in forward
+    KEPT         on the device, from forward on
+    AGAIN        made again there, right before backward needs it
+    HOST         in the host's memory, from where it is fetched
+    """
+
+    NOT_NEEDED = "not needed"
+    KEPT = "kept"
+    AGAIN = "again"
+    HOST = "host"
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether what forward has made is there for backward."""
+        return self in (Fate.KEPT, Fate.HOST)
