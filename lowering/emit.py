@@ -23,6 +23,7 @@ from shardwright.pcg.errors import GraphError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.moves import MOVES
+from shardwright.pcg.step.fates import Fate
 from shardwright.pcg.step.late import LOSS
 from shardwright.pcg.step.places import places
 
@@ -99,7 +100,7 @@ class _Emitter:
         if taken := next((n for n in graph.nodes if n.name.startswith(_KEYS)), None):
             raise GraphError(f"{taken}: no node has a name of two words that begins with {', '.join(_KEYS)}; rename it")
         gathered = [p.result for p in outside.operations.parameters.values() if p.slices is not None]
-        regions = {operation.name: operation.again for operation in outside.operations.listed}
+        regions = {operation.name: operation.region for operation in outside.operations.listed}
         weights = [name for name in graph.by_name if outside.operations.is_weight(name)]
         self.code = Expressions(
             graph, outside.aliases, [*gathered, *outside.loss_sums], regions, outside.apart, weights
@@ -163,19 +164,19 @@ class _Emitter:
         for item in items:
             if isinstance(item, Statement):
                 yield item
-            elif item.again is None and len(item.body) < INLINE:
+            elif item.region is None and len(item.body) < INLINE:
                 yield from self._items(item.body, module)
             else:
                 yield self._call(item)
 
     def _call(self, part: Part) -> FunctionCall:
         statement = part.body[0]
-        if part.again is not None and len(part.body) == 1 and isinstance(statement, Statement):
+        if part.region is not None and len(part.body) == 1 and isinstance(statement, Statement):
             node = self.graph.by_name.get(str(statement.name))
             if node is not None and node.is_parallel:
-                return FunctionCall(None, self.code.reads(node), (node.name,), part.module, part.again)
+                return FunctionCall(None, self.code.reads(node), (node.name,), part.module, part.region)
         function, operands, results, draw = self._function(part)
-        return FunctionCall(function, operands, results, part.module, part.again, draw)
+        return FunctionCall(function, operands, results, part.module, part.region, draw)
 
     def _function(self, part: Part) -> tuple[Function, tuple[str, ...], tuple[str, ...], str]:
         items = list(self._items(part.body, part.module))
@@ -208,9 +209,9 @@ class _Emitter:
 
     def _base(self, part: Part) -> str:
         """What its function is called, before it is told apart: by the block, or by what of it is made again."""
-        if part.again is None or part.again.whole:
+        if part.region is None or part.region.results is Fate.KEPT:
             return identifiers_of([".".join(part.module.split(".")[-2:])])[0]
-        return "attention" if part.again.name in self.graph.by_name else "remade"
+        return "attention" if part.region.name in self.graph.by_name else "remade"
 
     def _local_names(self, module: str, operands: Sequence[str], made: Iterable[str]) -> dict[str, str]:
         """What is called how in a function: the same in all functions of equal blocks."""

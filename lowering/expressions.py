@@ -17,7 +17,8 @@ from shardwright.pcg.layout import shard_order
 from shardwright.pcg.node import RECEIVED
 from shardwright.pcg.optable import ROWS
 from shardwright.pcg.parallel import COMBINE, PARTITION, REDUCE
-from shardwright.pcg.step.operation import Again
+from shardwright.pcg.step.fates import Fate
+from shardwright.pcg.step.operation import Region
 from shardwright.pcg.types import TensorType, is_float, promote
 
 
@@ -35,7 +36,7 @@ class Expressions:
         graph: Graph,
         aliases: Mapping[str, str],
         elsewhere: Collection[str],
-        regions: Mapping[str, Again | None],
+        regions: Mapping[str, Region | None],
         apart: Collection[str] = (),
         weights: Collection[str] = (),
     ) -> None:
@@ -176,7 +177,7 @@ class Expressions:
     def _is_copied_for_others(self, node: Node) -> bool:
         """Whether a permutation is made again for readers that are not, and that would keep copies of their own."""
         region = self.regions.get(node.name)
-        if node.op != "permute" or region is None or region.whole:
+        if node.op != "permute" or region is None or region.results is Fate.KEPT:
             return False
         readers = self.graph.users[node.name]
         return any(self.regions.get(name) != region for name in readers) and copies_data(self.graph, node)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from shardwright.lowering.pieces import words
-from shardwright.pcg.step.operation import Again
+from shardwright.pcg.step.operation import Region
 
 
 @dataclass(eq=False, slots=True)
@@ -28,7 +28,7 @@ class Function:
 
 
 class FunctionCall(NamedTuple):
-    """A call of a function, or of the one move that `again` makes again (then `function` is None).
+    """A call of a function, or of the one move that is the `region` (then `function` is None).
 
     `operands` and `results` are nodes, masks, gathered blocks and parameters of blocks, as the program names them;
     `draw` is the first draw of the function, if it draws.
@@ -38,7 +38,7 @@ class FunctionCall(NamedTuple):
     operands: tuple[str, ...]
     results: tuple[str, ...]
     module: str
-    again: Again | None
+    region: Region | None
     draw: str = ""
 
 

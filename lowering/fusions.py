@@ -16,7 +16,7 @@ from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.layout import local_blocks
 from shardwright.pcg.moves import absorbed
 from shardwright.pcg.parallel import COMBINE, PARTITION
-from shardwright.pcg.step.operation import Again
+from shardwright.pcg.step.operation import Region
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class GraphView:
     `regions`: by the names of operations, what is made again in backward, and with what.
     """
 
-    def __init__(self, graph: Graph, regions: Mapping[str, Again | None]) -> None:
+    def __init__(self, graph: Graph, regions: Mapping[str, Region | None]) -> None:
         self.graph, self.regions = graph, regions
         self.results = {name for _, name in graph.outputs}
 

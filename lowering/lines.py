@@ -14,9 +14,13 @@ from shardwright.lowering.pieces import attribute, indexed, words
 from shardwright.lowering.statements import Statement
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.layout import format_layouts
+from shardwright.pcg.step.fates import Fate
+from shardwright.pcg.step.operation import Region
 from shardwright.pcg.types import TensorType
 
 Item = Statement | FunctionCall
+_RUN: Mapping[Fate, str] = {Fate.KEPT: "saved.checkpoint", Fate.AGAIN: "saved.remade"}
+"""What runs a region, by the fate of what leaves it."""
 BLOCK_MARK, MARK = "shardwright block ", "shardwright "
 """What the names begin with that a marked program gives to calls of functions, and to operators."""
 
@@ -175,11 +179,11 @@ class Lines:
             arguments = [scope.names[name] for name in call.operands]
             more = call.function.parameters[len(arguments) :]
             arguments += [scope.names[call.draw] if word == "draw" else word for word in more]
-        again = call.again
-        if again is not None:
-            random = ["random=True"] if any(n.may_draw for n in self._nodes_of(again)) else []
+        region = call.region
+        if region is not None:
+            random = ["random=True"] if any(n.may_draw for n in self._nodes_of(region)) else []
             arguments = [function, *arguments, *random]
-            function = "saved.checkpoint" if again.whole else "saved.remade"
+            function = _RUN[region.results]
         results = ", ".join(scope.names[name] for name in call.results)
         comment = self._relative(call.module, scope) or call.module
         if len(call.results) == 1:
@@ -187,9 +191,9 @@ class Lines:
         text = f"{function}({', '.join(arguments)})"
         return Line(f"{results} = {text}" if results else text, comment)
 
-    def _nodes_of(self, again: object) -> Iterator[Node]:
+    def _nodes_of(self, region: Region) -> Iterator[Node]:
         listed = self.outside.operations.listed
-        return (self.graph.by_name[o.name] for o in listed if o.again == again)
+        return (self.graph.by_name[o.name] for o in listed if o.region == region)
 
     def _gather(self, number: int, scope: Scope) -> Iterator[Line]:
         parameters = self.outside.chunk.blocks[number].parameters

@@ -47,7 +47,7 @@ class Runner:
             self.blocks.add(*self._shares(block.parameters), sent, lifetime, summed=summed)
         self.reducer.at_end.append(self.blocks.finish)
         self.saved = Saved(self.blocks, self.leaves.values(), ranks.device)
-        self.remakes = bool(self.blocks.items) or any(o.again for o in outside.operations.listed)
+        self.remakes = bool(self.blocks.items) or any(o.region for o in outside.operations.listed)
         self.in_two = outside.in_two
         self.constants: dict[str, Tensor] | None = None
         self._parts = by_block(self.leaves)

@@ -16,7 +16,8 @@ from shardwright.lowering.expressions import Expressions
 from shardwright.lowering.outside import Outside
 from shardwright.pcg.attrs import integer
 from shardwright.pcg.graph import Graph
-from shardwright.pcg.step.operation import Again
+from shardwright.pcg.step.fates import Fate
+from shardwright.pcg.step.operation import Region
 
 
 class Statement(NamedTuple):
@@ -27,10 +28,10 @@ class Statement(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Consecutive statements of one block of the model ("": of none); `again`: made again together in backward."""
+    """Consecutive statements of one block of the model ("": of none); `region`: made again together in backward."""
 
     module: str
-    again: Again | None
+    region: Region | None
     body: tuple[Statement | Part, ...]
 
 
@@ -58,7 +59,7 @@ class _Placed(NamedTuple):
     """A statement, and the block and the region that it is a part of."""
 
     block: str
-    again: Again | None
+    region: Region | None
     statement: Statement
 
 
@@ -74,12 +75,12 @@ class _Writer:
         self.drawn: set[int] = set()
         self.there: set[str] = set()
         self.found: list[_Placed] = []
-        self.place: tuple[str, Again | None] = ("", None)
+        self.place: tuple[str, Region | None] = ("", None)
 
     def run(self) -> list[Statement | Part]:
         chunk = self.outside.chunk
         for occurrence, own in zip(chunk.occurrences, self.outside.actions.forward, strict=True):
-            self.place = occurrence.operation.block, occurrence.operation.again
+            self.place = occurrence.operation.block, occurrence.operation.region
             for action in own:
                 match action.verb:
                     case "await":
@@ -132,15 +133,15 @@ def _parts(found: Sequence[_Placed]) -> list[Statement | Part]:
     items = list[Statement | Part]()
     for block, placed in groupby(found, key=lambda p: p.block):
         own = list[Statement | Part]()
-        again = None
-        for region, inner in groupby(placed, key=lambda p: p.again):
+        whole = None
+        for region, inner in groupby(placed, key=lambda p: p.region):
             body = tuple(p.statement for p in inner)
-            if region is None or region.whole:
-                again = region or again
+            if region is None or region.results is Fate.KEPT:
+                whole = region or whole
                 own += body
             else:
                 own.append(Part(block, region, body))
-        items += _then_freed(Part(block, again, tuple(own))) if block else own
+        items += _then_freed(Part(block, whole, tuple(own))) if block else own
     return items
 
 

@@ -24,6 +24,7 @@ from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.moves import source_of
 from shardwright.pcg.step.buckets import BLOCK_BYTES
 from shardwright.pcg.step.execution import Execution
+from shardwright.pcg.step.fates import Fate
 from shardwright.pcg.step.lifetimes import Zero
 from shardwright.pcg.step.schedules import most_in_flight
 from shardwright.pcg.types import ITEM_BYTES, TensorType
@@ -257,7 +258,8 @@ class _Build:
             own = f"{node.name}.{item}" if beside else node.name
             name = self.roots.get(node.inputs[item], "") if isinstance(item, int) else own
             maker = node.name if beside else name
-            stays = bool(name) and name not in self.constants and self.way.again.keeps(maker, node.name)
+            fate = self.way.again.fate(maker, node.name)
+            stays = bool(name) and name not in self.constants and fate is Fate.KEPT
             if stays and name not in self.charged and not self._is_stored(name):
                 self.charged.add(name)
                 charged.append(item)

@@ -1,6 +1,6 @@
 """What a rank keeps, value by value, where layouts are known: by elimination, under one price of a byte.
 
-A value that an operation makes is *kept* for backward, made *again* there, or *not needed*:
+A value that an operation makes has one of three fates (`pcg.step.fates`):
 
     kept         its bytes, until backward
     again        the seconds of what makes it, once more in each microbatch
@@ -27,17 +27,21 @@ import numpy as np
 from shardwright.cost.timeline.steps import Steps
 from shardwright.pcg.analysis import read_again
 from shardwright.pcg.step.chunk import Allocation, Chunk, whole_chunk
+from shardwright.pcg.step.fates import Fate
 from shardwright.pcg.step.lifetimes import Zero
 from shardwright.pcg.step.parameters import Parameter
 from shardwright.pcg.step.places import places
-from shardwright.pcg.step.recompute import Again, RecomputeByBlock, exactly
+from shardwright.pcg.step.recompute import BlockRecompute, RecomputeByBlock, exactly
 from shardwright.search.building import shares
 from shardwright.search.eliminate import Eliminator, Solution
 from shardwright.search.interning import Interned, Interner
 from shardwright.search.problem import Prices, Problem
 
-_NOT_NEEDED, _KEPT, _AGAIN = range(3)
-_UNAVAILABLE = np.array([[0.0, 0.0, inf], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
+FATES = (Fate.NOT_NEEDED, Fate.KEPT, Fate.AGAIN)
+"""The choices of a value, in order."""
+_UNAVAILABLE = np.array(
+    [[inf if (value, reader) == (Fate.NOT_NEEDED, Fate.AGAIN) else 0.0 for reader in FATES] for value in FATES]
+)
 """Of a value (rows) and of what reads it (columns): what is made again reads what is there."""
 
 
@@ -45,13 +49,13 @@ _UNAVAILABLE = np.array([[0.0, 0.0, inf], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
 class Keeping:
     """What is made again of each block of a model, and for how long each gathered weight stays, by leaf."""
 
-    again: Mapping[str, Again] = field(default_factory=dict)
+    again: Mapping[str, BlockRecompute] = field(default_factory=dict)
     lifetimes: Mapping[str, Zero] = field(default_factory=dict)
 
     @property
     def recompute(self) -> RecomputeByBlock | str:
         """As an `Execution` has it: neighbouring blocks of which the same is made again are one pattern."""
-        own: list[tuple[str, Again]] = [item for item in self.again.items() if item[1]]
+        own: list[tuple[str, BlockRecompute]] = [item for item in self.again.items() if item[1]]
         runs = groupby(enumerate(own), key=lambda item: _run(item[0], *item[1]))
         found = tuple(_pattern([block for _, (block, _) in run], again) for (*_, again), run in runs)
         return found or "none"
@@ -59,20 +63,22 @@ class Keeping:
     def mixed(self, other: Keeping, blocks: frozenset[str], block_of: Mapping[str, str]) -> Keeping:
         """What the other one says about these blocks, and this one about the rest. `block_of`: that of each leaf."""
         names = dict.fromkeys((*self.again, *other.again))
-        again: dict[str, Again] = {name: (other if name in blocks else self).again.get(name, ()) for name in names}
+        again: dict[str, BlockRecompute] = {
+            name: (other if name in blocks else self).again.get(name, ()) for name in names
+        }
         lifetimes: dict[str, Zero] = {
             leaf: (other if block_of.get(leaf, "") in blocks else self).lifetimes[leaf] for leaf in self.lifetimes
         }
         return Keeping(again, lifetimes)
 
 
-def _run(place: int, block: str, again: Again) -> tuple[str, int, Again]:
+def _run(place: int, block: str, again: BlockRecompute) -> tuple[str, int, BlockRecompute]:
     """The same for neighbours that are numbered one after the other."""
     stem, _, number = block.rpartition(".")
     return (stem, int(number) - place, again) if number.isdecimal() else (block, -1, again)
 
 
-def _pattern(blocks: Sequence[str], again: Again) -> tuple[str, Again]:
+def _pattern(blocks: Sequence[str], again: BlockRecompute) -> tuple[str, BlockRecompute]:
     first, last = exactly(blocks[0]), blocks[-1].rpartition(".")[2]
     places = again if isinstance(again, str) else tuple(map(exactly, again))
     return (first if len(blocks) == 1 else f"{first}-{last}"), places
@@ -184,10 +190,13 @@ class _Values:
             again_s = sum(self._forward_s(number) for number in numbers) * self.parent.mesh.num_microbatches
             share = many * self.parent.value_share
             mask = share * masks[memory]
-            self.variables[memory] = self.parent.add(
-                [inf if memory in needed or stays else 0.0, 0.0, inf if memory in fixed else many * again_s],
-                [mask, share * memory.num_bytes + mask, 0.0],
-            )
+            seconds = {
+                Fate.NOT_NEEDED: inf if memory in needed or stays else 0.0,
+                Fate.KEPT: 0.0,
+                Fate.AGAIN: inf if memory in fixed else many * again_s,
+            }
+            num_bytes = {Fate.NOT_NEEDED: mask, Fate.KEPT: share * memory.num_bytes + mask, Fate.AGAIN: 0.0}
+            self.variables[memory] = self.parent.add([seconds[f] for f in FATES], [num_bytes[f] for f in FATES])
 
     def _forward_s(self, number: int) -> float:
         return self.parent.steps.costs[self.chunk.occurrences[number].operation.name].again_s
@@ -206,7 +215,7 @@ class _Values:
         """The places of what is made again, by block."""
         found = defaultdict[str, list[str]](list)
         for o in self.chunk.occurrences:
-            if solution.choices[self.variables[o.result]] == _AGAIN:
+            if FATES[solution.choices[self.variables[o.result]]] is Fate.AGAIN:
                 found[o.operation.block].append(self.where[o.operation.name])
         return {block: tuple(own) for block, own in found.items()}
 
@@ -232,7 +241,7 @@ def expanded(keeping: Keeping, blocks: Mapping[str, Sequence[str]], leaves: Mapp
 
     `blocks`: all that a block of the folded model stands for; `leaves`: the parameter that stands for each left out.
     """
-    again = dict[str, Again](
+    again = dict[str, BlockRecompute](
         (name, own) for block, own in keeping.again.items() for name in blocks.get(block, (block,))
     )
     known = dict(keeping.lifetimes)

@@ -20,6 +20,7 @@ from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.step.execution import Execution
+from shardwright.pcg.step.fates import Fate
 from shardwright.pcg.step.lifetimes import with_lifetimes
 from shardwright.pcg.step.recompute import RECOMPUTES
 from shardwright.pcg.step.time import check_time
@@ -127,7 +128,7 @@ def _offload(best: Candidate, solver: Solver) -> Iterator[Remedy]:
     stored_bytes, device_bytes = best.prediction.memory.stored_bytes, best.prediction.device_bytes
     if best.folded or solver.cluster.device.kind == "cpu" or solver.excess_bytes(stored_bytes, device_bytes):
         return
-    execution = best.execution.assuming(offload=True)
+    execution = best.execution.assuming(stored=Fate.HOST)
     prediction = predict(best.graph, solver.cluster, execution)
     if solver.fits(prediction):
         yield Remedy("activations offloaded to the host's memory (costed, not run)", prediction.step_s)
@@ -205,7 +206,7 @@ def _offloaded(c: Candidate, tuner: Tuner) -> Iterator[str]:
         return
     repeats = tuner.folded.repeats if c.folded else {}
     with suppress(PlanError):
-        if tuner.solver.fits(tuner.solver.predicted(c.graph, c.execution.assuming(offload=True), repeats)):
+        if tuner.solver.fits(tuner.solver.predicted(c.graph, c.execution.assuming(stored=Fate.HOST), repeats)):
             yield "with activations offloaded to the host's memory (costed, not run)"
 
 

@@ -17,7 +17,7 @@ from shardwright.pcg.graph import Graph
 from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.lifetimes import ZEROS, Zero, lifetimes, with_lifetimes
 from shardwright.pcg.step.operations import Operations
-from shardwright.pcg.step.recompute import Again, Recompute
+from shardwright.pcg.step.recompute import BlockRecompute, Recompute
 from shardwright.pcg.step.sections import sections, spread
 from shardwright.search.keeping import Keeping
 from shardwright.search.solving import Candidate, Solver, different, rank
@@ -80,7 +80,7 @@ def said_by_block(solver: Solver, found: Candidate) -> Candidate:
 
     def said(rest: Recompute) -> Candidate:
         own[""] = rest
-        again = dict[str, Again](item for item in own.items() if item[0] in able[item[1]])
+        again = dict[str, BlockRecompute](item for item in own.items() if item[0] in able[item[1]])
         execution = replace(run.scheduled(recompute_by_stage=()), recompute=Keeping(again).recompute)
         prediction = solver.predicted(graph, execution, {})
         return replace(found, execution=execution, prediction=prediction, fits=solver.fits(prediction))
@@ -120,4 +120,4 @@ def stored_by_stage(solver: Solver, found: Candidate, zeros: Sequence[Zero] = ZE
 def _blocks_with(graph: Graph, mode: Recompute) -> frozenset[str]:
     """The blocks in which there is something of a kind to make again; "" for what lies in none."""
     listed = Operations(graph, Execution(recompute=mode)).listed
-    return frozenset(o.block for o in listed if o.again is not None)
+    return frozenset(o.block for o in listed if o.region is not None)

@@ -223,13 +223,13 @@ def _but_for_names(steps: Steps, own: Sequence[tuple[Stretch, int]]) -> Hashable
             names = (o.name, o.alias, o.block), o.reads, o.weights, o.views, o.saved, o.keeps, o.gradients
             sizes = o.num_bytes, o.mask_bytes, *[steps.num_bytes.get(name) for name in o.reads]
             facts = o.sums_in_place, o.grad, o.apart, o.early, o.name in steps.loss_sums
-            again = o.again and (of([o.again.name]), o.again.whole)
+            region = o.region and (of([o.region.name]), o.region.results)
             parameters = [
                 (leaf in stretch.leaves, steps.graph.types[leaf], of([parameter.module]), parameter[_NAMES:])
                 for leaf in (*o.weights, *o.views)
                 for parameter in (steps.parameters[leaf],)
             ]
-            found.append((tuple(map(of, names)), sizes, facts, again, tuple(parameters), steps.costs[o.name]))
+            found.append((tuple(map(of, names)), sizes, facts, region, tuple(parameters), steps.costs[o.name]))
     return tuple(found)
 
 

@@ -276,7 +276,7 @@ class _Backward(_Pass):
         task = self.emit(occurrence, " again")
         touched = *occurrence.reads, occurrence.result, *occurrence.keeps
         for memory in touched:
-            if memory.region is occurrence.region:
+            if memory.rerun is occurrence.rerun:
                 self.again.setdefault(memory, task)
         self.readers.note(touched, task)
 

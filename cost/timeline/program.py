@@ -27,6 +27,7 @@ from shardwright.pcg.layout import Layouts
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.pieces import Tensor
 from shardwright.pcg.step.execution import DEFAULT, Execution
+from shardwright.pcg.step.fates import Fate
 from shardwright.pcg.step.meshes import first_ranks, in_words, stage_meshes
 from shardwright.pcg.step.pipelining import Schedule
 from shardwright.pcg.step.recompute import Recompute
@@ -97,7 +98,7 @@ class Programs:
             what = f"{in_words(meshes)} need" if stages > 1 else f"mesh {graph.mesh} needs"
             problem = f"{what} {needed} devices, cluster {cluster.name!r} has {cluster.num_devices}"
             raise PlanError(f"{problem}; choose {'fewer stages or ' if stages > 1 else ''}a larger cluster")
-        if execution.assumed.offload and cluster.device.kind == "cpu":
+        if execution.assumed.stored is Fate.HOST and cluster.device.kind == "cpu":
             raise PlanError("offload: a CPU's memory is the host's; run without offload")
         makers = self._makers_of(execution)
         cut, num_chunks = makers[0].cut, execution.schedule.num_virtual_stages

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from itertools import chain, pairwise
 
 from shardwright.pcg.step.buckets import Buckets
-from shardwright.pcg.step.chunk import Allocation, Chunk, Occurrence, Region, Use
+from shardwright.pcg.step.chunk import Allocation, Chunk, Occurrence, Rerun, Use
 from shardwright.pcg.step.offload import Fetches, leaving
 from shardwright.pcg.step.verbs import Action, Microbatch, Verb
 
@@ -76,25 +76,25 @@ def held_blocks(chunk: Chunk) -> frozenset[int]:
 
 def _made_again(chunk: Chunk) -> dict[int, list[Occurrence]]:
     """What runs again before the backward of each operation that has one, in the order of backward."""
-    rebuilt = set[Region | None]({None})
+    rebuilt = set[Rerun | None]({None})
     return {
         o.number: [
-            made for memory in o.keeps if memory.region not in rebuilt for made in _again(memory, o.region, rebuilt)
+            made for memory in o.keeps if memory.rerun not in rebuilt for made in _again(memory, o.rerun, rebuilt)
         ]
         for o in reversed(chunk.occurrences) if o.operation.is_differentiated
     }  # fmt: skip
 
 
-def _again(memory: Allocation, reader: Region | None, rebuilt: set[Region | None]) -> Iterator[Occurrence]:
+def _again(memory: Allocation, reader: Rerun | None, rebuilt: set[Rerun | None]) -> Iterator[Occurrence]:
     """What makes this again for who reads it, with what that needs made again; nothing where it is there."""
 
-    def steps(memory: Allocation, reader: Region | None) -> Iterator[Occurrence | tuple[Allocation, Region]]:
-        region = memory.region
-        if region in rebuilt or region is None or (memory.fate.is_stored and region is not reader):
+    def steps(memory: Allocation, reader: Rerun | None) -> Iterator[Occurrence | tuple[Allocation, Rerun]]:
+        rerun = memory.rerun
+        if rerun in rebuilt or rerun is None or (memory.fate.is_stored and rerun is not reader):
             return
-        rebuilt.add(region)
-        yield from ((read, region) for occurrence in region.occurrences for read in occurrence.reads)
-        yield from region.needed()
+        rebuilt.add(rerun)
+        yield from ((read, rerun) for occurrence in rerun.occurrences for read in occurrence.reads)
+        yield from rerun.needed()
 
     stack = [steps(memory, reader)]
     while stack:
@@ -237,7 +237,7 @@ class _Backward:
     def _is_one(self, occurrence: Occurrence) -> bool:
         """Whether its backward stays one, where others have two parts: so too where it gives to weights alone."""
         uses = (self.chunk.uses[use] for use in self.chunk.trained(occurrence))
-        is_apart = occurrence.operation.gradients and occurrence.region is None
+        is_apart = occurrence.operation.gradients and occurrence.rerun is None
         return not is_apart or any(use.block is not None for use in uses)
 
     def _is_summed(self, block: int) -> bool:

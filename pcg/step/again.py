@@ -9,7 +9,8 @@ from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.step.chunk import whole_chunk
 from shardwright.pcg.step.execution import Execution
-from shardwright.pcg.step.operation import Again
+from shardwright.pcg.step.fates import Fate
+from shardwright.pcg.step.operation import Region
 from shardwright.pcg.step.operations import Operations
 
 
@@ -21,13 +22,15 @@ class MadeAgain:
     twice     those whose forward runs again: up to the last of a region that makes what backward needs
     """
 
-    regions: Mapping[str, Again] = field(default_factory=dict)
+    regions: Mapping[str, Region] = field(default_factory=dict)
     twice: frozenset[str] = frozenset()
 
-    def keeps(self, value: str, reader: str) -> bool:
-        """Whether a value that this operator needs in backward is kept for it; see `pcg.step.chunk`."""
+    def fate(self, value: str, reader: str) -> Fate:
+        """Of a value that this operator needs in backward; see `pcg.step.chunk`."""
         region = self.regions.get(value)
-        return region is None or (region.whole and region != self.regions.get(reader))
+        if region is None:
+            return Fate.KEPT
+        return Fate.AGAIN if region == self.regions.get(reader) else region.results
 
 
 NOTHING = MadeAgain()
@@ -47,9 +50,9 @@ def made_again_in(operations: Operations) -> MadeAgain:
     if _keeps_all(operations.execution):
         return NOTHING
     chunk = whole_chunk(operations)
-    regions = {o.operation.name: o.operation.again for o in chunk.occurrences if o.operation.again is not None}
-    found = {o.region for o in chunk.occurrences if o.region is not None}
-    return MadeAgain(regions, frozenset(o.operation.name for region in found for o in region.needed()))
+    regions = {o.operation.name: o.operation.region for o in chunk.occurrences if o.operation.region is not None}
+    reruns = {o.rerun for o in chunk.occurrences if o.rerun is not None}
+    return MadeAgain(regions, frozenset(o.operation.name for rerun in reruns for o in rerun.needed()))
 
 
 def _keeps_all(execution: Execution) -> bool:

@@ -10,20 +10,33 @@ from typing import NamedTuple
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.step.execution import Execution
+from shardwright.pcg.step.fates import Fate
 from shardwright.pcg.step.operation import Operation
 from shardwright.pcg.step.parameters import module_block
 from shardwright.pcg.step.places import Listed, is_at, modules_of, places
-from shardwright.pcg.step.recompute import Again, Recompute
+from shardwright.pcg.step.recompute import BlockRecompute, Recompute
 
 _MOST_NAMED = 20
 
 
 class Wish(NamedTuple):
-    """The pattern that decides about an operation, and its word. `alone`: about it, not about its whole block."""
+    """What the execution says of an operation.
+
+    pattern     the one that decides about it
+    fate        of what it makes: kept, or made again
+    attention   where only attention is made again, and what is gathered
+    alone       said about it, not about its whole block
+    """
 
     pattern: str
-    mode: Recompute
+    fate: Fate
+    attention: bool = False
     alone: bool = False
+
+    @classmethod
+    def of(cls, pattern: str, mode: Recompute, *, alone: bool = False) -> Wish:
+        """What a kind says."""
+        return cls(pattern, Fate.KEPT if mode == "none" else Fate.AGAIN, mode == "selective", alone)
 
 
 def wishes(
@@ -34,7 +47,7 @@ def wishes(
     `where`: the places of operations, where the execution has lists.
     """
     if isinstance(execution.recompute, str):
-        alike = Wish("*", execution.recompute)
+        alike = Wish.of("*", execution.recompute)
         return {o.name: alike for o in operations}
     asked = _Asked(graph, operations, execution, where)
     for pattern, place in () if graph.is_part else asked.missing():
@@ -52,7 +65,7 @@ def still_there(graph: Graph, operations: Sequence[Operation], execution: Execut
     if isinstance(execution.recompute, str):
         return execution
     where = places(graph, {o.name: o.block for o in operations})
-    missing, pairs = set(_Asked(graph, operations, execution, where).missing()), list[tuple[str, Again]]()
+    missing, pairs = set(_Asked(graph, operations, execution, where).missing()), list[tuple[str, BlockRecompute]]()
     for pattern, mode in execution.recomputes:
         own = mode if isinstance(mode, str) else tuple(p for p in mode if (pattern, p) not in missing)
         pairs.append((pattern, own or "none"))
@@ -82,7 +95,7 @@ class _Asked:
         pattern, mode = self._word(block)
         own, word = self._word(block, inside)
         if isinstance(word, str):
-            return Wish(own, word, own != pattern or not isinstance(mode, str))
+            return Wish.of(own, word, alone=own != pattern or not isinstance(mode, str))
         if own not in self._listed:
             self._listed[own] = Listed(word)
         return own
@@ -91,7 +104,7 @@ class _Asked:
         """What the list of a pattern says: the same in equal blocks."""
         named = self._listed[pattern].at(place)
         self.used.update((pattern, listed) for listed in named)
-        return Wish(pattern, "full" if named else "none", alone=True)
+        return Wish(pattern, Fate.AGAIN if named else Fate.KEPT, alone=True)
 
     @cached_property
     def _patterns(self) -> Mapping[str, str]:
@@ -117,7 +130,7 @@ class _Asked:
 
 def check_used(operations: Sequence[Operation], execution: Execution, wished: Mapping[str, Wish]) -> None:
     """A `PlanError` for a pattern that no block fits, or for which there is nothing to make again."""
-    used = {wished[o.name].pattern for o in operations if o.again is not None}
+    used = {wished[o.name].pattern for o in operations if o.region is not None}
     blocks = list(dict.fromkeys(o.block for o in operations if o.block))
     for pattern, mode in execution.recomputes:
         if mode == "none" or isinstance(mode, tuple) or pattern in used:

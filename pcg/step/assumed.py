@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from shardwright.pcg import checks
+from shardwright.pcg.step.fates import Fate
 
 Optimizer = Literal["adam", "sgd"]
 OPTIMIZERS: tuple[Optimizer, ...] = ("adam", "sgd")
+_STORED = (Fate.KEPT, Fate.HOST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +19,7 @@ class Assumed:
 
     Attributes:
         compiled: whether chains of pointwise operators are fused (torch.compile).
-        offload: kept activations wait for backward in the host's memory.
+        stored: where activations that are not made again wait for backward: KEPT, on the device, or on the HOST.
         num_microbatches: the graph's batch is one microbatch; a step accumulates the gradients of this many.
         optimizer: "adam": two moments per parameter; "sgd": none.
         shard_optimizer: ZeRO-1: optimizer states are sharded over the axes that gradients are summed over.
@@ -27,7 +29,7 @@ class Assumed:
     """
 
     compiled: bool = False
-    offload: bool = False
+    stored: Fate = Fate.KEPT
     num_microbatches: int = 1
     optimizer: Optimizer = "adam"
     shard_optimizer: bool = False
@@ -37,7 +39,8 @@ class Assumed:
     def __post_init__(self) -> None:
         owner = "Execution"
         checks.choice(self.optimizer, owner, "optimizer", OPTIMIZERS)
-        for field in ("compiled", "offload", "shard_optimizer", "overlap", "late_gathers"):
+        object.__setattr__(self, "stored", Fate(checks.choice(self.stored, owner, "stored", _STORED)))
+        for field in ("compiled", "shard_optimizer", "overlap", "late_gathers"):
             if not isinstance(value := getattr(self, field), bool):
                 raise checks.FieldError(owner, field, f"expected True or False, got {value!r}; give one of them")
         checks.positive_int(self.num_microbatches, owner, "num_microbatches", "how many microbatches make a step")

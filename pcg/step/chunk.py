@@ -13,7 +13,7 @@ from typing import NamedTuple
 from shardwright.pcg.step.buckets import blocks
 from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.pcg.step.fates import Fate
-from shardwright.pcg.step.operation import Again, Operation
+from shardwright.pcg.step.operation import Operation, Region
 from shardwright.pcg.step.operations import Operations
 from shardwright.pcg.step.parameters import Parameter, Slices
 
@@ -33,14 +33,14 @@ class Stretch(NamedTuple):
 
 
 @dataclass(eq=False, slots=True)
-class Region:
-    """What backward runs again.
+class Rerun:
+    """What backward runs again: a region at its place in the chunk.
 
-    whole     what leaves it is kept, and only what lies inside is made again
+    results   the fate of what leaves it
     wanted    of what it makes, what backward needs
     """
 
-    whole: bool
+    results: Fate
     occurrences: list[Occurrence] = field(default_factory=list)
     wanted: set[Allocation] = field(default_factory=set)
 
@@ -56,14 +56,14 @@ class Region:
 class Allocation:
     """That of one value and its views, by its place among those of its chunk.
 
-    fate     what becomes of it until the backward of who reads it outside of the region that makes it again
-    region   with what it is made again, if it is
+    fate     of the value, for who reads it outside of the rerun that makes it
+    rerun    in which it is made again, if it is
     """
 
     number: int
     name: str
     num_bytes: float
-    region: Region | None = None
+    rerun: Rerun | None = None
     fate: Fate = Fate.NOT_NEEDED
 
 
@@ -82,7 +82,7 @@ class Occurrence(NamedTuple):
     gradients: tuple[Allocation, ...]
     weights: tuple[int, ...]
     views: tuple[int, ...]
-    region: Region | None
+    rerun: Rerun | None
 
 
 @dataclass(eq=False, slots=True)
@@ -143,14 +143,14 @@ class Chunk:
         """`value_bytes`: of values that come from another chunk."""
         self.stretches, self.parameters, self.execution = tuple(stretches), parameters, execution
         self._value_bytes = value_bytes or {}
-        self._stored = Fate.HOST if execution.assumed.offload else Fate.KEPT
+        self._stored = execution.assumed.stored
         self.occurrences: list[Occurrence] = []
         self.allocations: list[Allocation] = []
         self.uses: list[Use] = []
         self.spans: list[Span] = []
         self._env: dict[str, Allocation] = {}
         self._numbers: dict[tuple[int | None, str], int] = {}
-        self._regions: dict[tuple[int, Again], Region] = {}
+        self._reruns: dict[tuple[int, Region], Rerun] = {}
         for stretch, times in stretches:
             for copy in range(min(times, MOST_COPIES)):
                 if copy:
@@ -165,31 +165,29 @@ class Chunk:
 
     def _add(self, operation: Operation, stretch: Stretch) -> None:
         env, name = self._env, operation.name
-        region = self._region(operation.again) if operation.again is not None else None
+        rerun = self._rerun(operation.region) if operation.region is not None else None
         reads = tuple([env.get(name) or self._read(name) for name in operation.reads])
-        env[name] = result = env.get(operation.alias) or self._new(name, operation.num_bytes, region)
+        env[name] = result = env.get(operation.alias) or self._new(name, operation.num_bytes, rerun)
         keeps = [env[name] for name in operation.keeps if name in env]
         if operation.mask_bytes:
-            keeps.append(self._new(f"mask of {name}", operation.mask_bytes, region))
+            keeps.append(self._new(f"mask of {name}", operation.mask_bytes, rerun))
         for memory in keeps:
-            self._keep(memory, region)
-        if region is not None:
+            self._keep(memory, rerun)
+        if rerun is not None:
             for memory in reads:
-                if memory.region is not region:
-                    self._keep(memory, region)
+                if memory.rerun is not rerun:
+                    self._keep(memory, rerun)
         weights = tuple([self._use(leaf, stretch) for leaf in operation.weights]) if operation.weights else ()
         views = tuple([self._use(leaf, stretch) for leaf in operation.views]) if operation.views else ()
         gradients = tuple([env[name] for name in operation.gradients]) if operation.grad else ()
         kept = tuple(dict.fromkeys(keeps)) if len(keeps) > 1 else tuple(keeps)
-        occurrence = Occurrence(
-            len(self.occurrences), operation, reads, result, kept, gradients, weights, views, region
-        )
-        if region is not None:
-            region.occurrences.append(occurrence)
+        occurrence = Occurrence(len(self.occurrences), operation, reads, result, kept, gradients, weights, views, rerun)
+        if rerun is not None:
+            rerun.occurrences.append(occurrence)
         self.occurrences.append(occurrence)
 
-    def _new(self, name: str, num_bytes: float, region: Region | None) -> Allocation:
-        self.allocations.append(Allocation(len(self.allocations), name, num_bytes, region))
+    def _new(self, name: str, num_bytes: float, rerun: Rerun | None) -> Allocation:
+        self.allocations.append(Allocation(len(self.allocations), name, num_bytes, rerun))
         return self.allocations[-1]
 
     def _read(self, name: str) -> Allocation:
@@ -197,21 +195,21 @@ class Chunk:
         found = self._env[name] = self._new(name, self._value_bytes.get(name, 0.0), None)
         return found
 
-    def _keep(self, memory: Allocation, reader: Region | None) -> None:
-        """For the backward of an operation, which may be in a region."""
-        region = memory.region
-        if region is None or (region is not reader and region.whole):
+    def _keep(self, memory: Allocation, reader: Rerun | None) -> None:
+        """For the backward of an operation, which may be made again itself."""
+        rerun = memory.rerun
+        if rerun is None or (rerun is not reader and rerun.results is Fate.KEPT):
             memory.fate = self._stored
             return
-        region.wanted.add(memory)
+        rerun.wanted.add(memory)
         if not memory.fate.is_stored:
             memory.fate = Fate.AGAIN
 
-    def _region(self, again: Again) -> Region:
-        key = len(self.spans), again
-        if key not in self._regions:
-            self._regions[key] = Region(again.whole)
-        return self._regions[key]
+    def _rerun(self, region: Region) -> Rerun:
+        key = len(self.spans), region
+        if key not in self._reruns:
+            self._reruns[key] = Rerun(region.results)
+        return self._reruns[key]
 
     def _use(self, leaf: str, stretch: Stretch) -> int:
         occurrence = len(self.spans) - 1

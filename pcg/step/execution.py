@@ -13,7 +13,7 @@ from shardwright.pcg.step import precisions
 from shardwright.pcg.step.assumed import AS_IT_RUNS, Assumed
 from shardwright.pcg.step.pipelining import ONE_STAGE, Schedule
 from shardwright.pcg.step.precisions import DTYPES, Precision, PrecisionMode
-from shardwright.pcg.step.recompute import Again, GivenByBlock, Recompute, RecomputeByBlock, canonical, fits
+from shardwright.pcg.step.recompute import BlockRecompute, GivenByBlock, Recompute, RecomputeByBlock, canonical, fits
 from shardwright.pcg.types import is_float
 
 ReduceDtype = Literal["float32", "bfloat16", "float16"]
@@ -114,7 +114,7 @@ class Execution:
         """What is made again, by pattern; one that holds for all as `*`."""
         return (("*", self.recompute),) if isinstance(self.recompute, str) else tuple(self.recompute)  # type: ignore[return-value]
 
-    def recompute_of(self, block: str, modules: Sequence[str] = ()) -> tuple[str, Again]:
+    def recompute_of(self, block: str, modules: Sequence[str] = ()) -> tuple[str, BlockRecompute]:
         """What decides about a block of the model ("": what lies in none) or modules in it: the pattern, and its word.
 
         ("", "none") where no pattern does.

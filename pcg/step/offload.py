@@ -65,7 +65,7 @@ def _on_the_host(chunk: Chunk) -> set[Allocation]:
 
 
 def _reads_in_backward(o: Occurrence) -> Iterator[Allocation]:
-    """What the backward of an operation reads, and what its region needs to be made again."""
+    """What the backward of an operation reads, and what it needs to be made again."""
     yield from o.keeps
-    for inside in o.region.occurrences if o.region is not None else ():
+    for inside in o.rerun.occurrences if o.rerun is not None else ():
         yield from inside.reads

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from shardwright.pcg.step.fates import Fate
 
-class Again(NamedTuple):
-    """A region of operations that run again in backward, by its name.
 
-    whole    what leaves it is kept for its readers' backward, and only what lies inside is made again
+class Region(NamedTuple):
+    """Operations that run again in backward, by their common name.
+
+    results    the fate of what leaves it: kept for its readers' backward, or made again for them as well; what lies
+               inside is made again in any case
     """
 
     name: str
-    whole: bool
+    results: Fate
 
 
 class Operation(NamedTuple):
@@ -28,7 +31,7 @@ class Operation(NamedTuple):
     early        whether it is a sum over ranks that is started before anything else runs
     module       where it lies in the model
     block        the repeated module that it belongs to, or ""
-    again        what it is made again with in backward, if it is
+    region       what it is made again with in backward, if it is
     """
 
     name: str
@@ -47,7 +50,7 @@ class Operation(NamedTuple):
     early: bool = False
     module: str = ""
     block: str = ""
-    again: Again | None = None
+    region: Region | None = None
 
     @property
     def is_differentiated(self) -> bool:

@@ -207,7 +207,7 @@ def _apart(listed: Sequence[Operation]) -> list[Operation]:
     """A sum over ranks overwrites nothing that is made again without it, or without which it is made again."""
     made = {o.name: o for o in listed}
     return [
-        o._replace(alias="") if o.sums_in_place and o.alias in made and made[o.alias].again != o.again else o
+        o._replace(alias="") if o.sums_in_place and o.alias in made and made[o.alias].region != o.region else o
         for o in listed
     ]
 

@@ -12,10 +12,10 @@ from shardwright.pcg import checks
 
 Recompute = Literal["none", "selective", "full"]
 RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
-Again = Recompute | tuple[str, ...]
+BlockRecompute = Recompute | tuple[str, ...]
 """What is made again of a block: a kind, or the operations at these places (`pcg.step.places`), by name or pattern."""
-RecomputeByBlock = tuple[tuple[str, Again], ...]
-GivenByBlock = Mapping[str, Again | list[str]]
+RecomputeByBlock = tuple[tuple[str, BlockRecompute], ...]
+GivenByBlock = Mapping[str, BlockRecompute | list[str]]
 """As people give it."""
 _RANGE = r"(?<![^.])(\d{1,9})-(\d{1,9})(?![^.])"
 
@@ -70,7 +70,7 @@ def _pattern(pattern: object, owner: str) -> str:
     return "" if pattern == "" else checks.text(pattern, owner, "recompute", "a block's name, or a pattern of them")
 
 
-def _again(mode: object, owner: str, pattern: object) -> Again:
+def _again(mode: object, owner: str, pattern: object) -> BlockRecompute:
     where = f"recompute[{pattern!r}]"
     if not isinstance(mode, (list, tuple)):
         return checks.choice(mode, owner, where, RECOMPUTES)  # type: ignore[return-value]

@@ -15,7 +15,8 @@ from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.order import postorder
 from shardwright.pcg.step.asked import Wish, check_used, wishes
 from shardwright.pcg.step.execution import Execution
-from shardwright.pcg.step.operation import Again, Operation
+from shardwright.pcg.step.fates import Fate
+from shardwright.pcg.step.operation import Operation, Region
 from shardwright.pcg.step.places import places
 
 
@@ -54,18 +55,19 @@ class Arrangement:
         if all(mode == "none" for _, mode in execution.recomputes):
             return found
         wished = wishes(graph, found, execution, {} if isinstance(execution.recompute, str) else self._places)
-        modes = {name: wish.mode for name, wish in wished.items()}
-        if "selective" in modes.values():
+        again = {name for name, wish in wished.items() if wish.fate is Fate.AGAIN}
+        selective = {name for name in again if wished[name].attention}
+        if selective:
             for name, members in self._attentions:
-                own = {member for member in members if member in modes}
-                if own and all(modes[member] == "selective" for member in own):
-                    found = _made_again(found, own, Again(name, whole=False), self.draws)
+                own = {member for member in members if member in wished}
+                if own and own <= selective:
+                    found = _made_again(found, own, Region(name, Fate.AGAIN), self.draws)
         apart = {o.block for o in found if wished[o.name].alone}
-        found = _whole_blocks(found, {o.block for o in found if o.block and modes[o.name] == "full"} - apart)
+        found = _whole_blocks(found, {o.block for o in found if o.block and o.name in again - selective} - apart)
         if apart:
-            members = self.draws.whole_calls(_members(graph, found, wished))
+            members = self.draws.whole_calls(_members(graph, found, wished, again - selective))
             found = _one_by_one(found, apart, members, self.draws)
-        found = _gathered_again(found, {o.name for o in found if o.name in gathers and modes[o.name] != "none"})
+        found = _gathered_again(found, {o.name for o in found if o.name in gathers and o.name in again})
         if not graph.is_part:
             check_used(found, execution, wished)
         return found
@@ -154,13 +156,13 @@ def _by_block(operations: Sequence[Operation], draws: Draws) -> list[Operation]:
 
 
 def _made_again(
-    operations: Sequence[Operation], members: Collection[str], again: Again, draws: Draws
+    operations: Sequence[Operation], members: Collection[str], region: Region, draws: Draws
 ) -> list[Operation]:
     """The members side by side as one region, if they can be."""
     order, torn = _together(operations, members)
     if torn or not draws.are_kept(operations, order):
         return list(operations)
-    return [o._replace(again=again) if o.name in members else o for o in order]
+    return [o._replace(region=region) if o.name in members else o for o in order]
 
 
 def _whole_blocks(operations: Iterable[Operation], blocks: Collection[str]) -> list[Operation]:
@@ -171,16 +173,17 @@ def _whole_blocks(operations: Iterable[Operation], blocks: Collection[str]) -> l
             continue
         seen[block] = seen.get(block, 0) + 1
         name = block if seen[block] == 1 else f"{block}, part {seen[block]}"
-        found += [o._replace(again=Again(name, whole=True)) for o in own]
+        found += [o._replace(region=Region(name, Fate.KEPT)) for o in own]
     return found
 
 
-def _members(graph: Graph, operations: Sequence[Operation], wished: Mapping[str, Wish]) -> set[str]:
-    """What is asked to be made again; of a block that is so as a whole, what leaves it is kept."""
+def _members(
+    graph: Graph, operations: Sequence[Operation], wished: Mapping[str, Wish], again: Iterable[str]
+) -> set[str]:
+    """Of what is to be made again, what is not kept: of a block that is so as a whole, what leaves it is."""
     block, leaves = {o.name: o.block for o in operations}, {name for _, name in graph.outputs}
     for o in operations:
         leaves.update(name for name in o.reads if block.get(name, o.block) != o.block)
-    again = (name for name, wish in wished.items() if wish.mode == "full")
     return {name for name in again if wished[name].alone or name not in leaves}
 
 
@@ -193,7 +196,7 @@ def _one_by_one(
         part = list(own)
         for region in _regions(part, members, draws) if block in blocks else ():
             number += 1
-            part = _made_again(part, region, Again(f"{block}, part {number}", whole=False), draws)
+            part = _made_again(part, region, Region(f"{block}, part {number}", Fate.AGAIN), draws)
         found += part
     return found
 
@@ -238,10 +241,10 @@ def _gathered_again(operations: Sequence[Operation], gathers: Collection[str]) -
             name = alias[name]
         return name
 
-    kept = {memory(name) for o in operations for name in (*o.keeps, *(o.reads if o.again is not None else ()))}
+    kept = {memory(name) for o in operations for name in (*o.keeps, *(o.reads if o.region is not None else ()))}
     return [
-        o._replace(again=Again(o.name, whole=False))
-        if o.name in gathers and o.grad and o.again is None and o.name in kept
+        o._replace(region=Region(o.name, Fate.AGAIN))
+        if o.name in gathers and o.grad and o.region is None and o.name in kept
         else o
         for o in operations
     ]

@@ -27,6 +27,7 @@ from shardwright.pcg.errors import PlanError
 from shardwright.pcg.files import write_whole
 from shardwright.pcg.step.assumed import OPTIMIZERS
 from shardwright.pcg.step.execution import REDUCE_DTYPES
+from shardwright.pcg.step.fates import Fate
 from shardwright.pcg.step.pipelining import SCHEDULES
 from shardwright.pcg.step.precisions import PRECISIONS
 from shardwright.pcg.step.recompute import RECOMPUTES
@@ -62,7 +63,9 @@ _OPTIONS = {"num_microbatches": "--microbatches", "num_stages": "--stages", "sta
 @click.option("--compiled", is_flag=True, help="Chains of pointwise operators are fused, as torch.compile does.")
 @click.option("--recompute", type=click.Choice(RECOMPUTES),
               help="What backward computes again: nothing, attention, every block; by default the plan's.")  # fmt: skip
-@click.option("--offload", is_flag=True, help="Activations wait for backward in the host's memory.")
+@click.option(
+    "--offload", "stored", flag_value=Fate.HOST.value, help="Activations wait for backward in the host's memory."
+)
 @click.option("--optimizer", type=click.Choice(OPTIMIZERS), default="adam", show_default=True,
               help="Two moments for each parameter, or none.")  # fmt: skip
 @click.option("--shard-optimizer", is_flag=True,

@@ -12,7 +12,7 @@ from shardwright.pcg.graph import Node
 from shardwright.pcg.step.again import made_again
 from shardwright.pcg.step.parameters import module_block
 from shardwright.pcg.step.places import places
-from shardwright.pcg.step.recompute import Again
+from shardwright.pcg.step.recompute import BlockRecompute
 from shardwright.reports.units import ranges
 from shardwright.search.plan import Plan
 
@@ -27,7 +27,7 @@ class Remade:
 
     blocks: str
     num_blocks: int
-    mode: Again
+    mode: BlockRecompute
     num_operators: int
     compute_s: float
     communication_s: float
@@ -45,7 +45,7 @@ class Recomputation:
     @cached_property
     def remade(self) -> tuple[Remade, ...]:
         """By mode, in the order of the model; empty where everything is kept."""
-        plan, groups, blocks = self.plan, dict[Again, dict[str, list[Node]]](), dict[str, list[Node]]()
+        plan, groups, blocks = self.plan, dict[BlockRecompute, dict[str, list[Node]]](), dict[str, list[Node]]()
         for node in plan.graph.nodes:
             if node.name in self.nodes:
                 blocks.setdefault(block_of(node), []).append(node)

@@ -159,7 +159,7 @@ def test_a_call_that_draws_is_made_again_as_a_whole() -> None:
     for seed in range(20):
         listed = Operations(graph, some_places(graph, random.Random(seed), inside=False)).listed
         draw = {node.name: node.draw for node in graph.nodes}
-        regions = {(draw[o.name], o.again) for o in listed if draw[o.name] is not None}
+        regions = {(draw[o.name], o.region) for o in listed if draw[o.name] is not None}
         assert len(regions) == 2, regions
 
 

@@ -273,7 +273,7 @@ def on_gpus(num_devices: int = 4) -> Cluster:
 
 def test_offloaded_activations_leave_and_come_back_by_the_copy_stream() -> None:
     graph = planned("tensor", 12)
-    plain, away = (simulate(program(graph, on_gpus(), Execution.of(offload=o))) for o in (False, True))
+    plain, away = (simulate(program(graph, on_gpus(), Execution.of(stored=s))) for s in ("kept", "host"))
     assert away.fullest.memory.activations_bytes < 0.5 * plain.fullest.memory.activations_bytes
     kept = plain.stages[0].placed[0].timeline.net["activations"]
     assert away.stages[0].busy_s[COPY] == pytest.approx(2 * kept / HOST_BYTES_PER_S)
@@ -555,7 +555,7 @@ def test_allocators_hold_more_than_is_used_on_gpus() -> None:
         (Execution.of(num_stages=3, stage_sizes=(4, 4, 2)), {},
          "stages of meshes [x=4], [x=4] and [x=2] need 10 devices"),
         (Execution.of(num_stages=2, stage_sizes=(4, 3)), {}, "stage_sizes [4, 3]: expected divisors of the 4 devices"),
-        (Execution.of(offload=True), {}, "offload: a CPU's memory is the host's; run without offload"),
+        (Execution.of(stored="host"), {}, "offload: a CPU's memory is the host's; run without offload"),
         (PLAIN, {"repeats": {"layers.7": 2}}, "repeats: 'layers.7': no operator lies in it; name one of the"),
         (PLAIN, {"repeats": {"layers.1": 0}}, "repeats.'layers.1': expected a positive integer, got 0; it is how"),
         (Execution.of(num_stages=2, split=(1, 1)), {},

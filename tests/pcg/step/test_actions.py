@@ -5,7 +5,8 @@ from __future__ import annotations
 from shardwright.pcg.step.actions import Actions, actions
 from shardwright.pcg.step.chunk import Chunk, Stretch
 from shardwright.pcg.step.execution import DEFAULT, Execution
-from shardwright.pcg.step.operation import Again, Operation
+from shardwright.pcg.step.fates import Fate
+from shardwright.pcg.step.operation import Operation, Region
 from shardwright.pcg.step.parameters import Parameter, Slices
 from shardwright.pcg.step.verbs import Action
 
@@ -84,7 +85,7 @@ def test_a_block_that_backward_does_not_read_is_freed_in_forward() -> None:
 
 def test_what_is_read_to_be_made_again_is_gathered_for_it() -> None:
     homes = ("h.0", "h.0", "h.2")
-    operations = [o._replace(again=Again(h, whole=True), saved=()) for o, h in zip(chain(), homes, strict=True)]
+    operations = [o._replace(region=Region(h, Fate.KEPT), saved=()) for o, h in zip(chain(), homes, strict=True)]
     operations[1] = operations[1]._replace(keeps=("a", "b"))
     made = chunk(operations, *SLICED)
     assert text(made, actions(made).backward) == (
@@ -147,7 +148,7 @@ def test_backward_in_two_parts_makes_the_gradients_of_weights_apart() -> None:
 
 def test_what_is_made_again_runs_before_what_needs_it() -> None:
     operations = [
-        o._replace(again=Again(f"h.{i // 2}", whole=True)) for i, o in enumerate([*chain(), product("d", "c", "t")])
+        o._replace(region=Region(f"h.{i // 2}", Fate.KEPT)) for i, o in enumerate([*chain(), product("d", "c", "t")])
     ]
     made = chunk(operations, *map(parameter, "uvwt"))
     assert text(made, actions(made).backward) == (
@@ -164,7 +165,7 @@ def test_a_sum_of_the_batch_is_started_early_and_waited_for_by_its_reader() -> N
     assert text(made, actions(made).forward) == "start n, run a, run b, wait n, run c"
 
 
-AWAY = Execution.of(offload=True)
+AWAY = Execution.of(stored="host")
 
 
 def test_what_is_kept_leaves_when_it_is_made_and_comes_back_while_the_block_before_runs() -> None:
@@ -181,7 +182,7 @@ def test_what_is_kept_leaves_when_it_is_made_and_comes_back_while_the_block_befo
 
 
 def test_what_one_block_reads_twice_comes_back_once_and_with_what_it_is_made_again_from() -> None:
-    operations = [o._replace(block="h.0", again=Again("h.0", whole=True)) for o in chain()[:2]]
+    operations = [o._replace(block="h.0", region=Region("h.0", Fate.KEPT)) for o in chain()[:2]]
     made = chunk([*operations, product("c", "b", "w"), product("d", "b", "t")], *map(parameter, "uvwt"), run=AWAY)
     assert text(made, actions(made).backward) == (
         "fetch b, arrive b, fetch x, backward d, accumulate 3, backward c, accumulate 2, "

@@ -9,6 +9,7 @@ import pytest
 from shardwright.pcg.errors import ClusterError
 from shardwright.pcg.step.assumed import Assumed
 from shardwright.pcg.step.execution import Execution
+from shardwright.pcg.step.fates import Fate
 from shardwright.pcg.step.pipelining import Schedule
 from shardwright.pcg.step.precisions import DTYPES, PRECISIONS
 from tests.each import each
@@ -37,7 +38,7 @@ from tests.each import each
         ({"schedule": "1b1f"}, "Execution.schedule: expected one of 'gpipe', '1f1b', 'eager-1f1b', 'interleaved',"),
         ({"optimizer": "lion"}, "Execution.optimizer: expected one of 'adam', 'sgd', got 'lion'"),
         ({"compiled": 1}, "Execution.compiled: expected True or False, got 1; give one of them"),
-        ({"offload": None}, "Execution.offload: expected True or False, got None"),
+        ({"stored": "again"}, "Execution.stored: expected one of 'kept', 'host', got 'again'"),
         ({"shard_optimizer": "no"}, "Execution.shard_optimizer: expected True or False, got 'no'"),
         ({"overlap": 0}, "Execution.overlap: expected True or False, got 0"),
         ({"late_gathers": 2}, "Execution.late_gathers: expected True or False, got 2"),
@@ -110,13 +111,13 @@ def test_files_have_the_fields_of_all_parts_side_by_side() -> None:
         "per_microbatch": ["norm"], "reduce_dtype": "bfloat16",
         "schedule": "interleaved", "num_stages": 2, "chunks_per_stage": 2, "stage_sizes": [2, 1],
         "split": [1, 2, 1, 1], "recompute_by_stage": ["full", "none"],
-        "compiled": True, "offload": True, "num_microbatches": 4, "optimizer": "sgd", "shard_optimizer": True,
+        "compiled": True, "stored": "host", "num_microbatches": 4, "optimizer": "sgd", "shard_optimizer": True,
         "overlap": False, "late_gathers": True,
     }  # fmt: skip
     run = Execution.from_json(data)
     assert run.to_json() == data
     assert run.schedule == Schedule("interleaved", 2, (2, 1), 2, (1, 2, 1, 1), ("full", "none"))
-    assert run.assumed == Assumed(True, True, 4, "sgd", True, overlap=False, late_gathers=True)
+    assert run.assumed == Assumed(True, Fate.HOST, 4, "sgd", True, overlap=False, late_gathers=True)
     assert Execution().to_json() == {}
     assert run.having(schedule="1f1b", chunks_per_stage=1, split=()).schedule.name == "1f1b"
     with pytest.raises(ValueError, match="execution: field 'assumed' is not known"):

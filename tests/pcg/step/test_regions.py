@@ -22,6 +22,7 @@ from shardwright.pcg.step.actions import actions
 from shardwright.pcg.step.asked import _Asked, still_there
 from shardwright.pcg.step.chunk import whole_chunk
 from shardwright.pcg.step.execution import Execution
+from shardwright.pcg.step.fates import Fate
 from shardwright.pcg.step.operation import Operation
 from shardwright.pcg.step.operations import Operations
 from shardwright.pcg.step.places import places
@@ -92,7 +93,7 @@ def model_of(block: type[nn.Module] = Attention) -> Graph:
 def regions(graph: Graph, recompute: Any) -> list[tuple[str, list[str]]]:
     """The operators of every region, in order."""
     listed = Operations(graph, Execution(recompute=recompute)).listed
-    runs = groupby(listed, key=lambda o: o.again)
+    runs = groupby(listed, key=lambda o: o.region)
     return [(again.name, [graph.by_name[o.name].op for o in own]) for again, own in runs if again is not None]
 
 
@@ -145,7 +146,7 @@ def again(recompute: Any) -> dict[str, list[str]]:
     graph = model_of(Mlp)
     found = dict[str, list[str]]()
     for o in Operations(graph, Execution(recompute=recompute)).listed:
-        if o.again is not None:
+        if o.region is not None:
             module = o.module.removeprefix(f"{o.block}.") if o.module != o.block else ""
             found.setdefault(o.block, []).append(f"{module}:{graph.by_name[o.name].op}")
     return found
@@ -208,7 +209,7 @@ def test_what_was_asked_is_forgotten_by_the_time_it_is_answered() -> None:
     listed = Operations(graph).listed
     run = Execution(recompute={"layers.*": ["mlp:linear"]})
     asked = _Asked(graph, listed, run, places(graph, {o.name: o.block for o in listed}))
-    assert {wish.mode for wish in asked.wishes.values()} == {"none", "full"}
+    assert {wish.fate for wish in asked.wishes.values()} == {Fate.KEPT, Fate.AGAIN}
     gone = weakref.ref(asked)
     del asked
     assert gone() is None
