@@ -1,5 +1,5 @@
 """The timeline of a plan: who computes, sends and waits when, and what lies in memory meanwhile.
 
 graph ─▶ steps ─▶ sections ─▶ chunk, actions (pcg.step) ─▶ pricing, pool: segments ─▶ program ─▶ timeline ─▶ trace
-                                                              │ clock: streams         schedules ──┘
+                                        ending: update ─────────┘ │ clock: streams     schedules ──┘
 """

@@ -10,15 +10,13 @@ from itertools import chain
 from shardwright.cost.collectives.buffers import axes_bytes
 from shardwright.cost.timeline.chain import Unit
 from shardwright.cost.timeline.clock import SHARING
-from shardwright.cost.timeline.memory import Stored, state_bytes, update_bytes
+from shardwright.cost.timeline.ending import price_end, what_is_stored
 from shardwright.cost.timeline.pool import joined, pool_bytes
-from shardwright.cost.timeline.pricing import is_bucketed, price_backward, price_forward
+from shardwright.cost.timeline.pricing import price_backward, price_forward
 from shardwright.cost.timeline.segments import ChunkSegments, SimulatedSegments, Stage
 from shardwright.cost.timeline.steps import Steps
-from shardwright.cost.timeline.tasks import Recorder, Segment
 from shardwright.cost.timeline.timeline import Kind, piece_timelines
 from shardwright.pcg.analysis import kept_constants
-from shardwright.pcg.stages import STAGES
 from shardwright.pcg.step.actions import actions
 from shardwright.pcg.step.chunk import Chunk, Stretch
 from shardwright.pcg.step.execution import Execution
@@ -45,7 +43,6 @@ class Maker:
         self._stages: dict[tuple[object, ...], Stage] = {}
         self._units: dict[Hashable, Unit] = {}
         self._axes_bytes = axes_bytes(steps.graph, steps.cluster, steps.fused.values())
-        self._first_uses_s = _first_uses_s(steps)
 
     @cached_property
     def places(self) -> Places:
@@ -74,7 +71,8 @@ class Maker:
         """What its connections with other stages keep, what it takes to sum gradients with those, bytes of messages."""
         key = (pieces, execution.assumed.num_microbatches, between_bytes, sum_s, posted)
         if key not in self._stages:
-            held, end = self._held(self.leaves(pieces), sum_s)
+            stored = what_is_stored(self.steps, self.leaves(pieces))
+            held = stored.held
             state = defaultdict[str, float](float)
             for (category, _), num_bytes in held.items():
                 state[category] += num_bytes
@@ -87,7 +85,9 @@ class Maker:
             state["temporary"] += posted
             if pool:
                 state["gathered"] = sum(pool.values())
-            self._stages[key] = Stage(pieces, dict(state), end, self.steps.cluster.device, held)
+            self._stages[key] = Stage(
+                pieces, dict(state), price_end(self.steps, stored, sum_s), self.steps.cluster.device, held
+            )
         return self._stages[key]
 
     def units(self, execution: Execution) -> tuple[Unit, ...]:
@@ -124,7 +124,7 @@ class Maker:
         stays = sum(sum(timeline.net.values()) for timeline in first)  # gradients, until the update
         kept = sum(each[0].net.values())
         peak = max(each[0].peak_bytes - kept, *(timeline.peak_bytes for timeline in each[1:]))
-        stored = sum(self._held(self.leaves([piece]), 0.0)[0].values())
+        stored = sum(what_is_stored(self.steps, self.leaves([piece])).held.values())
         seconds = sum(timeline.ready_s for timeline in each)
         return Unit(seconds, stored + stays, kept, peak + sum(piece.pool.values()))
 
@@ -156,51 +156,6 @@ class Maker:
             (graph.types[n.name].local_bytes(graph.mesh), n.op == "input")
             for n in graph.nodes if n.name in constants or (n.is_leaf and n.op != "parameter")
         ]  # fmt: skip
-
-    def _held(self, leaves: Mapping[str, int], sum_s: float) -> tuple[dict[tuple[str, str], float], Segment]:
-        """What parameters keep, by category and leaf, and the end of a step.
-
-        That is the update; then gradients are freed and, under ZeRO-1, weights gathered.
-
-        `sum_s`: before that, to sum gradients with other stages.
-        """
-        steps, execution, device = self.steps, self.steps.execution, self.steps.cluster.device
-        held, updated, freed = dict[tuple[str, str], float](), 0.0, list[tuple[str, float]]()
-        gathered = defaultdict[str, float](float)
-        overhead_s = device.step_overhead_s + self._first_uses_s
-        known = dict[tuple[Stored, int], tuple[Mapping[str, float], float]]()
-        for leaf, times in leaves.items():
-            parameter = steps.parameters[leaf]
-            dtype, is_gathered = parameter.dtype, parameter.slices is not None
-            stored = Stored(parameter.num_elements, dtype, parameter.grad, is_gathered, steps.dtype(dtype))
-            shards = 1
-            if execution.assumed.shard_optimizer and parameter.grad and not stored.gathered:
-                for axis in parameter.sums:
-                    shards *= steps.graph.mesh.sizes[steps.graph.mesh.index(axis)]
-                    gathered[axis] += times * parameter.used_bytes
-            if (own := known.get((stored, shards))) is None:
-                own = state_bytes(stored, execution, shards), update_bytes(stored, execution, shards)
-                known[stored, shards] = own
-            kept, to_update = own
-            for category, num_bytes in kept.items():
-                held[category, leaf] = times * num_bytes
-            if parameter.grad:
-                overhead_s += times * device.update_overhead_s
-                updated += times * to_update
-                if is_bucketed(parameter):
-                    held["gradients", leaf] = times * parameter.gradient_bytes
-                else:
-                    freed.append((leaf, times * parameter.gradient_bytes))
-        end = Recorder(execution.assumed.overlap)
-        if sum_s:
-            end.launch("gradients of several stages", STAGES, sum_s, blocks=True)
-        task = end.compute("optimizer", updated / device.memory_bytes_per_s + overhead_s)
-        for axis, num_bytes in gathered.items():
-            seconds = steps.collective_s("all_gather", axis, num_bytes)
-            end.launch("gather updated weights", axis, seconds, blocks=True)
-        for leaf, num_bytes in freed:
-            end.take("gradients", num_bytes, None, (task,), name=leaf)
-        return held, end.segment()
 
 
 def _holds(execution: Execution) -> bool:
@@ -239,17 +194,3 @@ def _made(steps: Steps, name: str, own: Sequence[tuple[Stretch, int]], hold: boo
     todo = actions(chunk, hold=hold, late=execution.assumed.late_gathers, ahead=execution.assumed.overlap, two=two)
     segments = price_forward(steps, chunk, todo), *price_backward(steps, chunk, todo, two=two)
     return ChunkSegments(name, *segments, dict(chunk.leaves()), pool_bytes(steps, chunk, todo))
-
-
-def _first_uses_s(steps: Steps) -> float:
-    """What the first of each operator takes longer in a step, at most: a pipeline stage may have fewer of them.
-
-    None is what is computed once, has no call of its own forward, or is compiled.
-    """
-    graph, known = steps.graph, steps.cluster.device.first_uses
-    if steps.execution.assumed.compiled:
-        return 0.0
-    nodes = [n for n in graph.nodes if n.op in known and n.name not in steps.once]
-    forward = {n.op for n in nodes if steps.written(n) != "fused"}
-    backward = {n.op for n in nodes if graph.types[n.name].grad}
-    return sum(known[op][0] for op in forward) + sum(known[op][1] for op in backward)

@@ -18,17 +18,20 @@ from typing import NamedTuple
 from shardwright.cost.timeline.pool import is_direct
 from shardwright.cost.timeline.steps import Steps, Ways
 from shardwright.cost.timeline.tasks import COMPUTE, COPY, Buffer, Fold, Recorder, Segment
+from shardwright.pcg.moves import SLICE
 from shardwright.pcg.step.actions import Actions
 from shardwright.pcg.step.buckets import LARGE_BYTES
-from shardwright.pcg.step.chunk import Allocation, Chunk, Occurrence, Use
+from shardwright.pcg.step.chunk import Allocation, Chunk, Occurrence
 from shardwright.pcg.step.fates import Fate
 from shardwright.pcg.step.messages import Message
 from shardwright.pcg.step.parameters import Parameter
-from shardwright.pcg.step.verbs import Action, Microbatch
+from shardwright.pcg.step.verbs import VERBS, Action, Microbatch
 
 HOST_BYTES_PER_S = 25e9
 """Between a GPU and its host's pinned memory, one way: assumed, four fifths of what PCIe 4.0 × 16 transfers (31.5
 GB/s)."""
+
+_PRICES = {verb: row.price for verb, row in VERBS.items()}
 
 
 def price_forward(steps: Steps, chunk: Chunk, actions: Actions) -> Segment:
@@ -48,6 +51,11 @@ def price_backward(steps: Steps, chunk: Chunk, actions: Actions, *, two: bool) -
 def is_bucketed(parameter: Parameter) -> bool:
     """Whether its gradient is summed in a bucket with others."""
     return bool(parameter.sums) and parameter.gradient_bytes < LARGE_BYTES
+
+
+def copied(recorder: Recorder, name: str, memory: Allocation, after: tuple[int, ...] = ()) -> int:
+    """The task of a copy to the host, or from there."""
+    return recorder.launch(name, COPY, memory.num_bytes / HOST_BYTES_PER_S, blocks=False, after=after)
 
 
 def _gradient(name: str) -> str:
@@ -80,22 +88,21 @@ class _Pass:
 
     def __init__(self, steps: Steps, chunk: Chunk) -> None:
         self.steps, self.chunk = steps, chunk
-        self.recorder = Recorder(steps.execution.assumed.overlap)
+        self.recorder = self.later = Recorder(steps.execution.assumed.overlap)
         self.readers = _Readers(self.recorder)
         self.gathers: dict[int, int] = {}  # block -> the task
         self.started: dict[int, int] = {}  # sum over ranks -> the task
         self.copies: dict[Allocation, int] = {}  # to the host, or from there
 
     def act(self, action: Action) -> None:
-        match action.verb:
-            case "gather":
-                self._gather(action.number, action.microbatch)
-            case "await":
-                self.recorder.await_(self.gathers[b] for b in (action.number,) if b in self.gathers)
-            case "wait":
-                self.recorder.await_([self.started.pop(action.number)])
-            case _:
-                pass  # the memory of a gathered block is pooled, and always there
+        """Price an action, by the method that its verb's row names."""
+        if price := _PRICES[action.verb]:
+            self.recorder.verb = self.later.verb = action.verb
+            getattr(self, price)(action)
+
+    def occurrence(self, action: Action) -> Occurrence:
+        """The operation that it is about."""
+        return self.chunk.occurrences[action.number]
 
     def emit(self, occurrence: Occurrence, suffix: str = "", *, blocks: bool = True) -> int:
         """The task of one operation, forward."""
@@ -122,15 +129,22 @@ class _Pass:
             self.recorder.launch(f"{name} combine", way.axis, way.seconds, blocks=True, messages=way.messages)
         return task
 
-    def _copy(self, name: str, memory: Allocation, after: tuple[int, ...] = ()) -> None:
-        seconds = memory.num_bytes / HOST_BYTES_PER_S
-        self.copies[memory] = self.recorder.launch(name, COPY, seconds, blocks=False, after=after)
+    def wait_for_sum(self, action: Action) -> None:
+        self.recorder.await_([self.started.pop(action.number)])
 
-    def _gather(self, number: int, microbatch: Microbatch) -> None:
+    # ---- what is gathered; the memory of a block is pooled, and always there ----
+
+    def await_gather(self, action: Action) -> None:
+        if action.number in self.gathers:
+            self.recorder.await_([self.gathers[action.number]])
+
+    def launch_gather(self, action: Action) -> None:
+        number, microbatch = action.number, action.microbatch
         block = self.chunk.blocks[number]
         axis, num_bytes = block.slices.axis, block.used_bytes
-        seconds = self.steps.collective_s("all_gather", axis, num_bytes)
-        sent = self._messages("all_gather", block.parameters)
+        collective = VERBS["gather"].collective
+        seconds = self.steps.collective_s(collective, axis, num_bytes)
+        sent = self._messages(collective, block.parameters)
         name = f"gather {block.parameters[0].home}"
         task = self.recorder.launch(name, axis, seconds, blocks=False, messages=sent, microbatch=microbatch)
         if self.steps.cluster.backend == "gloo":  # torch's all-gather has it write to memory of its own first
@@ -139,7 +153,7 @@ class _Pass:
 
     def _messages(self, collective: str, parameters: Sequence[Parameter]) -> tuple[Message, ...]:
         """What a block sends: one message for each parameter that goes straight to its place, one for all others."""
-        gathers = collective == "all_gather"
+        gathers = collective == VERBS["gather"].collective
         direct, packed, is_sent = list[float](), 0.0, False
         for p in parameters:
             num_bytes = p.used_bytes if gathers else p.summed_bytes
@@ -167,23 +181,24 @@ class _Forward(_Pass):
         self.recorder.folds += (Fold(starts[s.start], starts[s.end], s.more) for s in self.chunk.spans if s.more)
         self._memory()
 
-    def act(self, action: Action) -> None:
-        match action.verb:
-            case "run" | "start":
-                self._run(self.chunk.occurrences[action.number], early=action.verb == "start")
-            case "offload":
-                memory = self.chunk.allocations[action.number]
-                self._copy("offload", memory, (self.taken[memory],))
-            case _:
-                super().act(action)
+    def run_operation(self, action: Action) -> None:
+        occurrence = self.occurrence(action)
+        self._ran(occurrence, self.emit(occurrence))
 
-    def _run(self, occurrence: Occurrence, *, early: bool) -> None:
-        task = self.emit(occurrence, blocks=not early)
-        if early:
-            self.started[occurrence.number] = task
-        touched = *occurrence.reads, occurrence.result, *occurrence.keeps
+    def start_sum(self, action: Action) -> None:
+        occurrence = self.occurrence(action)
+        self.started[action.number] = task = self.emit(occurrence, blocks=False)
+        self._ran(occurrence, task)
+
+    def launch_offload(self, action: Action) -> None:
+        memory = self.chunk.allocations[action.number]
+        self.copies[memory] = copied(self.recorder, "offload", memory, (self.taken[memory],))
+
+    def _ran(self, occurrence: Occurrence, task: int) -> None:
+        touched, taken = (*occurrence.reads, occurrence.result, *occurrence.keeps), self.taken
         for memory in touched:
-            self.taken.setdefault(memory, task)
+            if memory not in taken:
+                taken[memory] = task
         kept = Fate.KEPT  # which stays, whoever reads it
         self.readers.note([m for m in touched if m.fate is not kept], task)
 
@@ -216,7 +231,8 @@ class _Backward(_Pass):
         super().__init__(steps, chunk)
         self.actions, self.apart = actions, frozenset(actions.of("weights"))
         self.put_off_s = steps.cluster.device.put_off_s / 2 if two else 0.0  # in each part
-        self.later = Recorder(steps.execution.assumed.overlap) if two else self.recorder
+        if two:
+            self.later = Recorder(steps.execution.assumed.overlap)
         self.later_readers = _Readers(self.later) if two else self.readers
         self.gradients: dict[Allocation, int] = {}  # the task that made each
         self.again: dict[Allocation, int] = {}  # and what was made again
@@ -242,37 +258,16 @@ class _Backward(_Pass):
                 self.recorder.folds.append(Fold(begin[0], end[0], span.more))
                 if self.later is not self.recorder:
                     self.later.folds.append(Fold(begin[1], end[1], span.more))
+        self.later.verb = "reduce"
         for each in self.sums:
             self._sum(each)
         self._cast_back()
         self._memory()
 
-    def act(self, action: Action) -> None:
-        match action.verb:
-            case "again":
-                self._again(self.chunk.occurrences[action.number])
-            case "backward":
-                self._inputs(self.chunk.occurrences[action.number])
-            case "weights":
-                self._weights(self.chunk.occurrences[action.number])
-            case "accumulate":
-                self._accumulate(self.chunk.uses[action.number])
-            case "scatter":
-                self._scatter(action.number, action.microbatch)
-            case "deliver":
-                self._deliver()
-            case "fetch":
-                self._copy("fetch", self.chunk.allocations[action.number])
-            case "arrive":
-                self.recorder.await_([self.copies[self.chunk.allocations[action.number]]])
-            case "reduce":
-                self._reduce([self.chunk.uses[use] for use in self.actions.units[action.number]])
-            case _:
-                super().act(action)
-
     # ---- operations ----
 
-    def _again(self, occurrence: Occurrence) -> None:
+    def run_again(self, action: Action) -> None:
+        occurrence = self.occurrence(action)
         task = self.emit(occurrence, " again")
         touched = *occurrence.reads, occurrence.result, *occurrence.keeps
         for memory in touched:
@@ -280,8 +275,9 @@ class _Backward(_Pass):
                 self.again.setdefault(memory, task)
         self.readers.note(touched, task)
 
-    def _inputs(self, occurrence: Occurrence) -> None:
+    def run_backward(self, action: Action) -> None:
         """What gives gradients to activations, or all of an operation's backward."""
+        occurrence = self.occurrence(action)
         name, cost = f"{occurrence.operation.name} backward", self.steps.costs[occurrence.operation.name]
         if cost.back_stream == COMPUTE:
             of_weights_s = self.put_off_s if occurrence.number in self.apart else cost.weight_s
@@ -301,11 +297,19 @@ class _Backward(_Pass):
         if occurrence.number not in self.apart:  # made early, as a norm's: taken over at the start of the second part
             self._contribute(occurrence, task if self.later is self.recorder else 0)
 
-    def _weights(self, occurrence: Occurrence) -> None:
+    def run_weights(self, action: Action) -> None:
+        occurrence = self.occurrence(action)
         name, cost = occurrence.operation.name, self.steps.costs[occurrence.operation.name]
         task = self.later.compute(f"{name} weights", cost.weight_s + self.put_off_s)
         self._note(occurrence, task, self.later_readers)
         self._contribute(occurrence, task)
+
+    def launch_fetch(self, action: Action) -> None:
+        memory = self.chunk.allocations[action.number]
+        self.copies[memory] = copied(self.recorder, "fetch", memory)
+
+    def await_fetch(self, action: Action) -> None:
+        self.recorder.await_([self.copies[self.chunk.allocations[action.number]]])
 
     def _note(self, occurrence: Occurrence, task: int, readers: _Readers) -> None:
         """A part of backward reads what was kept for it, and the gradient of the result."""
@@ -321,7 +325,8 @@ class _Backward(_Pass):
 
     # ---- gradients of parameters ----
 
-    def _accumulate(self, use: Use) -> None:
+    def accumulate(self, action: Action) -> None:
+        use = self.chunk.uses[action.number]
         parameter, made = use.parameter, self.made[use.number]
         if use.block is not None:  # whole gradients of what is gathered
             self.later.take("gradients", parameter.whole_bytes, made, (), "opening", name=parameter.leaf)
@@ -336,8 +341,9 @@ class _Backward(_Pass):
             "every" if num_bytes != used else "later", name=_gradient(parameter.leaf),
         )  # fmt: skip
 
-    def _reduce(self, uses: Sequence[Use]) -> None:
+    def launch_reduce(self, action: Action) -> None:
         """Sum a unit. What is in a bucket was kept until now; a fold's is seen at this moment only."""
+        uses = [self.chunk.uses[use] for use in self.actions.units[action.number]]
         first, end = uses[0].parameter, self.later.last
         name, total, sent = f"gradient {first.leaf}", first.gradient_bytes, first.reduced_bytes
         if is_bucketed(first):
@@ -359,7 +365,7 @@ class _Backward(_Pass):
             self.sums.append(unit._replace(times=every))
 
     def _sum(self, what: _Sum) -> None:
-        collective = "reduce_scatter" if self.steps.execution.assumed.shard_optimizer else "all_reduce"
+        collective = VERBS["scatter" if self.steps.execution.assumed.shard_optimizer else "reduce"].collective
         sent = self.steps.messages(collective, what.axes, what.num_bytes)  # one, timed as if one along each axis
         tasks: list[int] = []
         if what.cast_bytes:
@@ -385,8 +391,9 @@ class _Backward(_Pass):
             num_bytes, taken = what.every * what.num_bytes, end if what.every > 1 else begin
             self.later.take("temporary", num_bytes, taken, (end,), "last", name=what.name)
 
-    def _scatter(self, number: int, microbatch: Microbatch) -> None:
+    def launch_scatter(self, action: Action) -> None:
         """Sum the gradients of a gathered block, where ranks have summands; each keeps its slice."""
+        number, microbatch, collective = action.number, action.microbatch, VERBS["scatter"].collective
         summed = self.chunk.blocks[number].slices.summed
         for copied in (True, False):
             uses = [u for u in self.chunk.blocks[number].uses if u.parameter.grad and u.parameter.slices
@@ -397,9 +404,9 @@ class _Backward(_Pass):
             launch = max(self.later.last, 0)
             assert slices is not None
             name = f"gradients of {uses[0].parameter.home}"
-            seconds = self.steps.collective_s("reduce_scatter" if copied else "slice", slices.axis, num_bytes)
+            seconds = self.steps.collective_s(collective if copied else SLICE, slices.axis, num_bytes)
             if copied:
-                sent = self._messages("reduce_scatter", self.chunk.blocks[number].parameters)
+                sent = self._messages(collective, self.chunk.blocks[number].parameters)
                 task = self.later.launch(name, slices.axis, seconds, blocks=False, messages=sent, microbatch=microbatch)
             else:
                 task = self.later.compute(name, seconds, microbatch=microbatch)
@@ -426,7 +433,7 @@ class _Backward(_Pass):
                 elif not summed:
                     self.later.take("gradients", use.parameter.gradient_bytes, task, (), "opening", name=leaf)
 
-    def _deliver(self) -> None:
+    def deliver(self, action: Action) -> None:
         """Whole gradients are let go of when the next block's are there, or backward ends, and slices are there."""
         for category, num_bytes, made, (scattered,), when, name in self.scattered:
             self.later.take(category, num_bytes, made, (max(scattered, self.later.last),), when, name=name)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import NamedTuple
 
 from shardwright.cost.clusters.cluster import COLLECTIVES, Cluster
@@ -140,6 +141,20 @@ class Steps(Operations):
         self.loss_sums = {node.name: axis for node in loss_sums if (axis := str(node.attr("axis"))) != TIME}
         self._cast: set[str] = set()  # activations that are there in fp8 too
         self.costs = {operation.name: self._cost(operation) for operation in self.listed}
+
+    @cached_property
+    def first_uses_s(self) -> float:
+        """What the first of each operator takes longer in a step, at most: a pipeline stage may have fewer of them.
+
+        None is what is computed once, has no call of its own forward, or is compiled.
+        """
+        graph, known = self.graph, self.cluster.device.first_uses
+        if self.execution.assumed.compiled:
+            return 0.0
+        nodes = [n for n in graph.nodes if n.op in known and n.name not in self.once]
+        forward = {n.op for n in nodes if self.written(n) != "fused"}
+        backward = {n.op for n in nodes if graph.types[n.name].grad}
+        return sum(known[op][0] for op in forward) + sum(known[op][1] for op in backward)
 
     def collective_s(self, collective: str, axis: str, num_bytes: float) -> float:
         """Seconds of a collective along a mesh axis over tensors of `num_bytes` per group, or of a slice of them."""

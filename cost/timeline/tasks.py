@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from shardwright.pcg.step.messages import Message
-from shardwright.pcg.step.verbs import Microbatch, happening
+from shardwright.pcg.step.verbs import Microbatch, Verb, happening
 
 _EVERY = frozenset[Microbatch]({"every"})
 COMPUTE, COPY = "compute", "copy"
@@ -24,6 +24,7 @@ class Task(NamedTuple):
     microbatch   where gradients are accumulated, they are summed over devices in the last microbatch only
     messages     what is sent; a task may stand for several collectives, timed as one
     blocks       whether the next kernel waits for it
+    verb         of the action that it is of
     """
 
     name: str
@@ -33,6 +34,7 @@ class Task(NamedTuple):
     microbatch: Microbatch = "every"
     messages: tuple[Message, ...] = ()
     blocks: bool = False
+    verb: Verb = "run"
 
 
 class Buffer(NamedTuple):
@@ -121,7 +123,10 @@ class Segment:
 
 
 class Recorder:
-    """Makes a segment. `overlap`: whether collectives that nothing waits for run beside compute."""
+    """Makes a segment. `overlap`: whether collectives that nothing waits for run beside compute.
+
+    `verb`: of the action whose tasks come next.
+    """
 
     def __init__(self, overlap: bool) -> None:
         self.overlap = overlap
@@ -129,6 +134,7 @@ class Recorder:
         self.buffers: list[Buffer] = []
         self.folds: list[Fold] = []
         self.last = -1
+        self.verb: Verb = "run"
         self._awaited: list[int] = []
 
     def compute(self, name: str, seconds: float, after: Iterable[int] = (), microbatch: Microbatch = "every") -> int:
@@ -137,7 +143,7 @@ class Recorder:
             after = (*self._awaited, *after)
             self._awaited.clear()
         self.last = len(self.tasks)
-        self.tasks.append(Task(name, COMPUTE, seconds, tuple(after), microbatch))
+        self.tasks.append(Task(name, COMPUTE, seconds, tuple(after), microbatch, verb=self.verb))
         return self.last
 
     def launch(
@@ -146,7 +152,7 @@ class Recorder:
     ) -> int:  # fmt: skip
         """A collective or copy, launched by the last kernel before it; `blocks`: the next kernel waits."""
         launched_by = (self.last,) if self.last >= 0 else ()
-        self.tasks.append(Task(name, stream, seconds, (*launched_by, *after), microbatch, messages, blocks))
+        self.tasks.append(Task(name, stream, seconds, (*launched_by, *after), microbatch, messages, blocks, self.verb))
         if blocks or not self.overlap:
             self._awaited.append(len(self.tasks) - 1)
         return len(self.tasks) - 1

@@ -88,7 +88,7 @@ def _tasks(place: PlacedSegment, number: int, tracks: dict[str, int], described:
             name, known = described(task)
             begin_s = place.start_s + start + offset
             event = _event(name, task.stream, number, tracks[task.stream], begin_s, end - start)
-            yield {**event, "args": known} if known else event
+            yield {**event, "args": {"verb": task.verb, **known}}
     yield from _folds(timeline, place.start_s, number, tracks)
 
 

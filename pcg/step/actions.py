@@ -68,6 +68,16 @@ def actions(chunk: Chunk, *, hold: bool = True, late: bool = False, ahead: bool 
     return Actions(forward, tuple(backward.run()), tuple(backward.units))
 
 
+def end_of_step(updated: Sequence[int], *, shared: bool) -> tuple[Action, ...]:
+    """What a stage does after its last backward.
+
+    `shared`: whether other stages have gradients of its parameters too; `updated`: the axes over which the optimizer
+    has shards of whole weights (ZeRO-1).
+    """
+    share = (Action("share", 0),) if shared else ()
+    return (*share, Action("update", 0), *(Action("regather", axis) for axis in updated))
+
+
 def held_blocks(chunk: Chunk) -> frozenset[int]:
     """Blocks that are in use when the last one is gathered."""
     last_gather = max([block.first for block in chunk.blocks], default=0)
@@ -166,7 +176,8 @@ def _forward(chunk: Chunk, gathers: _Gathers, held: frozenset[int]) -> Iterator[
         found.append(Action("start" if operation.early else "run", number))
         if operation.early:
             started[operation.name] = number
-        found += [Action("offload", memory) for memory in away.get(number, ())]
+        if number in away:
+            found += [Action("offload", memory) for memory in away[number]]
         for block in blocks:
             if chunk.blocks[block].last == number and block not in held:
                 found += gathers.free(block)
@@ -202,8 +213,9 @@ class _Backward:
 
     def run(self) -> Iterator[tuple[Action, ...]]:
         for occurrence in reversed(self.chunk.occurrences):
-            own = self._of(occurrence) if occurrence.number in self.again else ()
-            yield (*self.fetches.before(occurrence.number), *own)
+            number = occurrence.number
+            own = self._of(occurrence) if number in self.again else ()
+            yield (*self.fetches.before(number), *own) if number in self.fetches.begins else tuple(own)
         yield tuple(self._end())
 
     def _of(self, occurrence: Occurrence) -> Iterable[Action]:

@@ -12,14 +12,16 @@ class Fate(StrEnum):
     KEPT         on the device, from forward on
     AGAIN        made again there, right before backward needs it
     HOST         in the host's memory, from where it is fetched
+
+    `is_stored`: whether what forward has made is there for backward.
     """
+
+    is_stored: bool
 
     NOT_NEEDED = "not needed"
     KEPT = "kept"
     AGAIN = "again"
     HOST = "host"
 
-    @property
-    def is_stored(self) -> bool:
-        """Whether what forward has made is there for backward."""
-        return self in (Fate.KEPT, Fate.HOST)
+    def __init__(self, value: str) -> None:
+        self.is_stored = value in ("kept", "host")

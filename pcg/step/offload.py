@@ -31,13 +31,13 @@ class Fetches:
 
     def __init__(self, chunk: Chunk) -> None:
         self._needs = list[list[int]]()  # the allocations that each block is the first to need
-        self._begins = dict[int, int]()  # the number of a block, by the operation with which backward enters it
+        self.begins = dict[int, int]()  # the number of a block, by the operation with which backward enters it
         if not (away := _on_the_host(chunk)):
             return
         span_of = [number for number, span in enumerate(chunk.spans) for _ in range(span.start, span.end)]
         for _, run in groupby(reversed(chunk.occurrences), key=lambda o: (span_of[o.number], o.operation.block)):
             block, needs = list(run), list[int]()
-            self._begins[block[0].number] = len(self._needs)
+            self.begins[block[0].number] = len(self._needs)
             for o in block:
                 for memory in _reads_in_backward(o):
                     if memory in away:
@@ -47,9 +47,7 @@ class Fetches:
 
     def before(self, number: int) -> Iterator[Action]:
         """Where an operation begins a block: wait for what that needs, launch what the next one needs."""
-        block = self._begins.get(number)
-        if block is None:
-            return
+        block = self.begins[number]
         if block == 0:
             yield from self._fetch(0)
         yield from (Action("arrive", memory) for memory in self._needs[block])

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from shardwright.cost.timeline.streams import SegmentTimeline
-from shardwright.cost.timeline.tasks import COMPUTE, COPY, Task
+from shardwright.cost.timeline.tasks import COMPUTE, COPY
 from shardwright.pcg.stages import STAGES
+from shardwright.pcg.step.verbs import VERBS, Sent
 from shardwright.reports.facts import PlanFacts, step_parts
 from shardwright.reports.report import Paragraph
 from shardwright.reports.units import percent, seconds
@@ -16,7 +17,7 @@ from shardwright.search.plan import Plan
 
 _Key = tuple[str, str]
 """What is sent, and on which stream."""
-KINDS = ("weights", "gradients", "activations", "copies")
+KINDS = tuple(filter(None, get_args(Sent)))
 
 
 class Sent(NamedTuple):
@@ -67,7 +68,7 @@ def _sent(timeline: SegmentTimeline) -> dict[_Key, list[float]]:
     busy = [(start, end) for task, _, start, end in tasks if task.stream == COMPUTE and end > start]
     for (task, copies, start, end), offset in zip(tasks, timeline.offsets, strict=True):
         if task.stream != COMPUTE and end > start:
-            beside_s, own = _overlap(busy, start, end), found[_kind(task), task.stream]
+            beside_s, own = _overlap(busy, start, end), found[VERBS[task.verb].sends, task.stream]
             after_s = min(end - start - beside_s, max(0.0, end + offset - timeline.ready_s))
             for part, part_s in enumerate((end - start - beside_s - after_s, beside_s, after_s)):
                 own[part] += copies * max(0.0, part_s)
@@ -83,15 +84,6 @@ def _overlap(busy: list[tuple[float, float]], start: float, end: float) -> float
             break
         total += max(0.0, min(end, own_end) - max(start, own_start))
     return total
-
-
-def _kind(task: Task) -> str:
-    if task.stream in (COPY, STAGES):
-        return "copies" if task.stream == COPY else "gradients"
-    names = {message.collective for message in task.messages}
-    if task.blocks or not names:
-        return "activations"
-    return "weights" if names == {"all_gather"} else "gradients"
 
 
 # ---- for people ----

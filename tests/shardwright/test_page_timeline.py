@@ -262,6 +262,16 @@ def test_weights_that_are_gathered_ahead_are_hidden() -> None:
     assert weights["dp"].hidden_s > 3 * weights["dp"].exposed_s
 
 
+def test_sums_of_gradients_over_several_axes_are_of_gradients_on_each() -> None:
+    """One message, which is timed as if it were one along each axis."""
+    mesh = Mesh.of(node=2, dp=4)
+    data = Planner(Cluster.preset("dgx-h100", 1), every_choice).plan(
+        blocks(64, 2048, 2, 512), "Net", mesh=mesh, roles=("data", "data")
+    )
+    kinds = {(own.axis, own.kind) for own in sent(PlanFacts(data))}
+    assert {axis for axis, kind in kinds if kind == "gradients"} == {"node", "dp"}
+
+
 def test_moments_are_told_apart_however_near_one_looks(tmp_path: Path) -> None:
     """`3.00 s` at every line of a chart that shows a millisecond says nothing."""
     code = """[1, 0.1, 1e-3, 1e-5].map((share) => {

@@ -15,6 +15,7 @@ from shardwright.cost.timeline.tasks import COMPUTE
 from shardwright.cost.timeline.timeline import Timeline, simulate
 from shardwright.cost.timeline.trace import trace
 from shardwright.pcg.step.execution import Execution
+from shardwright.pcg.step.verbs import VERBS
 from tests.cost.programs import planned
 from tests.each import each
 from tests.search.graphs import cluster
@@ -53,6 +54,7 @@ def test_viewers_can_read_it(role: str, repeats: dict[str, int], run: Execution)
         if event["ph"] == "X":
             assert event["dur"] > 0
             assert (event["pid"], event["tid"]) in named
+            assert event["cat"] in ("segment", "fold") or event["args"]["verb"] in VERBS
     assert {pid for pid, tid in named if tid is None} == set(range(run.schedule.num_stages))
 
 

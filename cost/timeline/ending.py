@@ -1,0 +1,90 @@
+"""The end of a step: what parameters keep until then, the optimizer's update, and what stands around it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from shardwright.cost.timeline.memory import Stored, state_bytes, update_bytes
+from shardwright.cost.timeline.pricing import is_bucketed
+from shardwright.cost.timeline.steps import Steps
+from shardwright.cost.timeline.tasks import Recorder, Segment
+from shardwright.pcg.stages import STAGES
+from shardwright.pcg.step.actions import end_of_step
+from shardwright.pcg.step.verbs import VERBS, Action
+
+
+class Held(NamedTuple):
+    """What the parameters of a stage keep, and what their update takes.
+
+    held       bytes that are there all the time, by category and leaf
+    freed      gradients that the update frees, by leaf
+    updated    under ZeRO-1, bytes of weights that are gathered again, by the number of the axis
+    update_s   what the update takes
+    """
+
+    held: Mapping[tuple[str, str], float]
+    freed: Sequence[tuple[str, float]]
+    updated: Mapping[int, float]
+    update_s: float
+
+
+def what_is_stored(steps: Steps, leaves: Mapping[str, int]) -> Held:
+    """Of these parameters, each so many times."""
+    execution, device, mesh = steps.execution, steps.cluster.device, steps.graph.mesh
+    held, moved_bytes, freed = dict[tuple[str, str], float](), 0.0, list[tuple[str, float]]()
+    updated = defaultdict[int, float](float)
+    overhead_s = device.step_overhead_s + steps.first_uses_s
+    known = dict[tuple[Stored, int], tuple[Mapping[str, float], float]]()
+    for leaf, times in leaves.items():
+        parameter = steps.parameters[leaf]
+        dtype, is_gathered = parameter.dtype, parameter.slices is not None
+        stored = Stored(parameter.num_elements, dtype, parameter.grad, is_gathered, steps.dtype(dtype))
+        shards = 1
+        if execution.assumed.shard_optimizer and parameter.grad and not stored.gathered:
+            for axis in map(mesh.index, parameter.sums):
+                shards *= mesh.sizes[axis]
+                updated[axis] += times * parameter.used_bytes
+        if (own := known.get((stored, shards))) is None:
+            own = state_bytes(stored, execution, shards), update_bytes(stored, execution, shards)
+            known[stored, shards] = own
+        kept, to_update = own
+        for category, num_bytes in kept.items():
+            held[category, leaf] = times * num_bytes
+        if parameter.grad:
+            overhead_s += times * device.update_overhead_s
+            moved_bytes += times * to_update
+            if is_bucketed(parameter):
+                held["gradients", leaf] = times * parameter.gradient_bytes
+            else:
+                freed.append((leaf, times * parameter.gradient_bytes))
+    return Held(held, freed, updated, moved_bytes / device.memory_bytes_per_s + overhead_s)
+
+
+def price_end(steps: Steps, stored: Held, sum_s: float) -> Segment:
+    """The segment after a stage's last backward. `sum_s`: to sum gradients that other stages have too."""
+    end = _End(steps, stored, sum_s)
+    for action in end_of_step(tuple(stored.updated), shared=sum_s > 0):
+        end.recorder.verb = action.verb
+        getattr(end, VERBS[action.verb].price)(action)
+    return end.recorder.segment()
+
+
+class _End:
+    def __init__(self, steps: Steps, stored: Held, sum_s: float) -> None:
+        self.steps, self.stored, self.sum_s = steps, stored, sum_s
+        self.recorder = Recorder(steps.execution.assumed.overlap)
+
+    def sum_over_stages(self, action: Action) -> None:
+        self.recorder.launch("gradients of several stages", STAGES, self.sum_s, blocks=True)
+
+    def update(self, action: Action) -> None:
+        task = self.recorder.compute("optimizer", self.stored.update_s)
+        for leaf, num_bytes in self.stored.freed:
+            self.recorder.take("gradients", num_bytes, None, (task,), name=leaf)
+
+    def gather_updated(self, action: Action) -> None:
+        axis = self.steps.graph.mesh.names[action.number]
+        seconds = self.steps.collective_s(VERBS[action.verb].collective, axis, self.stored.updated[action.number])
+        self.recorder.launch("gather updated weights", axis, seconds, blocks=True)
