@@ -16,7 +16,7 @@ Verb = Literal[
 ]  # fmt: skip
 Counted = Literal["block", "operation", "use", "unit", "allocation", "axis", "stage"]
 Stream = Literal["compute", "own", "axis", "stages", "copy", ""]
-Sent = Literal["weights", "gradients", "activations", "copies", ""]
+SentKind = Literal["weights", "gradients", "activations", "copies", ""]
 
 
 class VerbRow(NamedTuple):
@@ -39,7 +39,7 @@ class VerbRow(NamedTuple):
     ends: tuple[str, ...] = ()
     stream: Stream = ""
     collective: str = ""
-    sends: Sent = ""
+    sends: SentKind = ""
     price: str = ""
     executor: str | None = ""
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, get_args
 from shardwright.cost.timeline.streams import SegmentTimeline
 from shardwright.cost.timeline.tasks import COMPUTE, COPY
 from shardwright.pcg.stages import STAGES
-from shardwright.pcg.step.verbs import VERBS, Sent
+from shardwright.pcg.step.verbs import VERBS, SentKind
 from shardwright.reports.facts import PlanFacts, step_parts
 from shardwright.reports.report import Paragraph
 from shardwright.reports.units import percent, seconds
@@ -17,7 +17,7 @@ from shardwright.search.plan import Plan
 
 _Key = tuple[str, str]
 """What is sent, and on which stream."""
-KINDS = tuple(filter(None, get_args(Sent)))
+KINDS = tuple(filter(None, get_args(SentKind)))
 
 
 class Sent(NamedTuple):
