@@ -4,8 +4,8 @@ A block is gathered into pooled memory before its first use and freed after its 
 parameters: what it saves of them are handles, and the backward gathers the block again when it opens the first one.
 Autograd drops a handle when its operator's backward is through: with the last one the block is freed. When all
 gradients of a block are there they are reduce-scattered together, sent in the dtype of the slices or another one
-(`reduce_dtype`), and handed over in that of the slices. Gathers are launched one block ahead, in both directions;
-gradients are waited for one block later.
+(`reduce_dtype`), and handed over in that of the slices. What is gathered ahead, and when gradients are waited for, the
+list of actions says (`schedule`).
 
 So under ZeRO-3. A block of another lifetime stays for the backward of its microbatch, or for all microbatches of a
 step. Where whole gradients are accumulated, the gathered parameters are leaves for autograd, which adds up their
@@ -14,11 +14,10 @@ gradients, until the last microbatch; in the dtype of the slices, where that is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -28,7 +27,8 @@ from shardwright.lowering import private
 from shardwright.lowering.buffers import BufferPool, BufferSet, SlicedParameter
 from shardwright.lowering.movement import take
 from shardwright.lowering.private import AutogradContext
-from shardwright.pcg.step.parameters import Lifetime
+from shardwright.lowering.schedule import BlockSchedule
+from shardwright.pcg.step.verbs import happens
 
 # pyright: reportIncompatibleMethodOverride=false
 
@@ -75,12 +75,11 @@ class GatheredBlock:
         shards: Sequence[Tensor],
         shares: Sequence[SlicedParameter],
         sent: torch.dtype,
-        lifetime: Lifetime = "pass",
-        summed: bool = False,
     ) -> None:
         """`sent`: the dtype in which gradients are reduce-scattered."""
         self.all, self.number = blocks, number
-        self.lifetime, self.summed = lifetime, summed
+        self.frees = blocks.schedule.frees.get(number, "every")
+        self.scatters = blocks.schedule.scatters.get(number, "every")
         self.shards, self.shares = list(shards), list(shares)
         self.sums = [replace(share, dtype=sent) for share in shares]
         self.memory: BufferSet | None = None
@@ -92,7 +91,7 @@ class GatheredBlock:
 
     def gather(self) -> tuple[Tensor, ...]:
         """The whole parameters, in order."""
-        if self.summed and not self.all.last:
+        if not happens(self.scatters, first=self.all.first, last=self.all.last):
             return tuple(self._as_leaves())
         return _Gather.apply(self, *self.shards)
 
@@ -101,7 +100,7 @@ class GatheredBlock:
 
         While a part of forward runs again, all stays that backward reads next.
         """
-        if not self.all.runs_again and (self.lifetime != "step" or self.all.frees):
+        if not self.all.runs_again and happens(self.frees, first=self.all.first, last=self.all.frees):
             self.drop()
 
     def drop(self) -> None:
@@ -129,14 +128,14 @@ class GatheredBlock:
             self.memory.start_gather(self.shards)
 
     def open(self, *, backward: bool = False) -> BufferSet:
-        """The gathered block; the next one that will be needed is launched."""
+        """The gathered block; those that the list gathers ahead meanwhile are launched."""
         if not self.ready:
             self.start()
             assert self.memory is not None
             self.memory.finish_gather()
             self.ready = True
             self.all.remember(self, self.memory)
-        self.all.prefetch(self.number, backward=backward)
+        self.all.launch_ahead(self.number, backward=backward)
         assert self.memory is not None
         return self.memory
 
@@ -166,8 +165,8 @@ class GatheredBlock:
 
     def take_gradients(self, gradients: Sequence[Tensor | None]) -> None:
         """Launch the reduce-scatter of the whole gradients; those that need none are handed over at once."""
-        self.all.prefetch(self.number, backward=True)
-        self.all.finish_gradients()
+        self.all.launch_ahead(self.number, backward=True)
+        self.all.finish_gradients(self.all.schedule.scatter.get(self.number, ()))
         self.free()
         if self.leaves:
             pairs = zip(self.leaves, self.wide, strict=True)
@@ -176,7 +175,7 @@ class GatheredBlock:
         memory = self.all.pool.get(self.sums)
         summed = [g if share.copied else None for g, share in zip(gradients, self.shares, strict=True)]
         memory.start_scatter(summed)
-        self.all.pending = (self, memory, summed)
+        self.all.pending.append((self, memory, summed))
         for member, (gradient, share) in enumerate(zip(gradients, self.shares, strict=True)):
             if gradient is not None and not share.copied:
                 part = take(gradient, share.axis, share.dim, share.blocks).to(self.shards[member].dtype)
@@ -187,44 +186,34 @@ class GatheredBlock:
 class Blocks:
     """All blocks of a program, with the memory that they share."""
 
-    def __init__(
-        self, deliver: Callable[[Tensor, Tensor], None], forward: Sequence[int], backward: Sequence[int]
-    ) -> None:
-        """`deliver(shard, gradient)` takes a finished gradient; `forward`, `backward`: what is needed, in order."""
-        self.next = {False: dict(pairwise(forward)), True: dict(pairwise(backward))}
+    def __init__(self, deliver: Callable[[Tensor, Tensor], None], schedule: BlockSchedule) -> None:
+        """`deliver(shard, gradient)` takes a finished gradient; `schedule`: what the list of actions says."""
+        self.schedule = schedule
         self.begun: set[tuple[int, bool]] = set()
         self.items: list[GatheredBlock] = []
         self.pool = BufferPool()
         self._deliver = deliver
-        self.pending: tuple[GatheredBlock, BufferSet, list[Tensor | None]] | None = None
+        self.pending: list[tuple[GatheredBlock, BufferSet, list[Tensor | None]]] = []
         self.owners: dict[int, tuple[GatheredBlock, int]] = {}
         self.runs_again = False
-        self.last = self.frees = True
+        self.first = self.last = self.frees = True
 
-    def add(
-        self,
-        shards: Sequence[Tensor],
-        shares: Sequence[SlicedParameter],
-        sent: torch.dtype,
-        lifetime: Lifetime = "pass",
-        *,
-        summed: bool = False,
-    ) -> None:
-        self.items.append(GatheredBlock(self, len(self.items), shards, shares, sent, lifetime, summed))
+    def add(self, shards: Sequence[Tensor], shares: Sequence[SlicedParameter], sent: torch.dtype) -> None:
+        self.items.append(GatheredBlock(self, len(self.items), shards, shares, sent))
 
     def begin(self, *, first: bool = True, last: bool = True, frees: bool | None = None) -> None:
         """Before a microbatch; before the first one, forget a step that did not end.
 
         `frees`: whether what stays for all microbatches is given back after its last use; by default in the last one.
         """
-        self.last, self.frees = last, last if frees is None else frees
+        self.first, self.last, self.frees = first, last, last if frees is None else frees
         self.begun.clear()
         if first:
             self.reset()
 
     def reset(self) -> None:
         """Forget a step that did not end; its memory may still be written to, so it is not used again."""
-        self.pending = None
+        self.pending.clear()
         self.begun.clear()
         for block in self.items:
             block.drop()
@@ -261,23 +250,24 @@ class Blocks:
         for buffer in memory.buffers:
             self.owners.pop(private.storage_key(buffer), None)
 
-    def prefetch(self, number: int, *, backward: bool) -> None:
-        """Launch the gather of the block that is needed after this one, when this one is first used."""
+    def launch_ahead(self, number: int, *, backward: bool) -> None:
+        """Launch the gathers that the list has behind the first use of a block."""
         if (number, backward) not in self.begun:
             self.begun.add((number, backward))
-            following = self.next[backward].get(number)
-            if following is not None:
+            for following in self.schedule.opened.get((number, backward), ()):
                 self.items[following].start()
 
     def deliver(self, block: GatheredBlock, member: int, gradient: Tensor) -> None:
         self._deliver(block.shards[member], gradient)
 
-    def finish_gradients(self) -> None:
-        """Wait for the reduce-scatter that is running and hand its gradients over."""
-        if self.pending is None:
-            return
-        block, memory, summed = self.pending
-        self.pending = None
-        for member, gradient in memory.finish_scatter(summed, block.shards[0].dtype):
-            self.deliver(block, member, gradient)
-        self.pool.give(memory)
+    def finish_gradients(self, numbers: Collection[int] | None = None) -> None:
+        """Wait for reduce-scatters that are running, of these blocks or of all, and hand their gradients over."""
+        running, self.pending = self.pending, []
+        for one in running:
+            block, memory, summed = one
+            if numbers is not None and block.number not in numbers:
+                self.pending.append(one)
+                continue
+            for member, gradient in memory.finish_scatter(summed, block.shards[0].dtype):
+                self.deliver(block, member, gradient)
+            self.pool.give(memory)

@@ -18,6 +18,7 @@ from shardwright.lowering.program import Program, compile_source, left_to_python
 from shardwright.lowering.ranks import Ranks
 from shardwright.lowering.reducer import Reducer
 from shardwright.lowering.saved import Saved
+from shardwright.lowering.schedule import schedule
 from shardwright.lowering.storage import Held, by_block, part_of
 from shardwright.pcg.analysis import buffers_in_backward
 from shardwright.pcg.step.parameters import Parameter
@@ -39,12 +40,9 @@ class Runner:
             [(ranks.merged(p[0].sums), [self._of(x.leaf) for x in p], _dtype(p[0].reduced_dtype)) for p in units],
             [self._of(p.leaf) for p in outside.operations.parameters.values() if p.grad],
         )
-        orders = (todo.of("await", backward=False), todo.of("await", backward=True))
-        self.blocks = Blocks(self.reducer.deliver, *orders)
+        self.blocks = Blocks(self.reducer.deliver, schedule(todo))
         for block in outside.chunk.blocks:
-            lifetime, summed = block.slices.lifetime, block.slices.summed
-            sent = _dtype(block.parameters[0].reduced_dtype)
-            self.blocks.add(*self._shares(block.parameters), sent, lifetime, summed=summed)
+            self.blocks.add(*self._shares(block.parameters), _dtype(block.parameters[0].reduced_dtype))
         self.reducer.at_end.append(self.blocks.finish)
         self.saved = Saved(self.blocks, self.leaves.values(), ranks.device)
         self.remakes = bool(self.blocks.items) or any(o.region for o in outside.operations.listed)

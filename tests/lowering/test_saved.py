@@ -14,6 +14,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from shardwright.lowering.blocks import Blocks
 from shardwright.lowering.private import storage_key, weakly
 from shardwright.lowering.saved import Saved
+from shardwright.lowering.schedule import BlockSchedule
 
 
 def ignore(shard: Tensor, gradient: Tensor) -> None:
@@ -21,7 +22,7 @@ def ignore(shard: Tensor, gradient: Tensor) -> None:
 
 
 def saved() -> Saved:
-    return Saved(Blocks(ignore, (), ()), (), torch.device("cpu"))
+    return Saved(Blocks(ignore, BlockSchedule()), (), torch.device("cpu"))
 
 
 def test_a_region_is_let_go_of_with_the_last_that_backward_needs(monkeypatch: pytest.MonkeyPatch) -> None:
