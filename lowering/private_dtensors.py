@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -56,13 +56,22 @@ def on_dtensors(name: str, handler: DTensorHandler) -> None:
 def before_writes(check: Callable[[OpOverload, list[DTensor]], None]) -> None:
     """From now on in this process, `check` may raise before an operator writes to some of our DTensors."""
     handlers = _DISPATCHER._custom_op_handlers
+    for op, written in writing_operators().items():
+        handlers[op] = partial(_on_ours, partial(_checked, check, written, handlers.get(op, as_torch_does)))
+
+
+@cache
+def writing_operators() -> Mapping[OpOverload, set[str]]:
+    """The operators of ATen that write to arguments, and to which."""
+    found = dict[OpOverload, set[str]]()
     names = (name.removeprefix("aten::") for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::"))
     for name in names:
         packet, _, overload = name.partition(".")
         if not packet.endswith("_") and "out" not in overload:
             continue
         if (op := _operator(name)) and (written := written_arguments(op)):
-            handlers[op] = partial(_on_ours, partial(_checked, check, written, handlers.get(op, as_torch_does)))
+            found[op] = written
+    return found
 
 
 def _checked(

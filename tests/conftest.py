@@ -36,6 +36,7 @@ def pytest_collection_finish() -> None:
     """
     for name in LOADED_BY_RANKS:
         importlib.import_module(name)
+    importlib.import_module("shardwright.lowering.private_dtensors").writing_operators()  # 50 ms of each rank
     importlib.import_module("tests.exporting").look_up_once()
     gc.collect()
     gc.freeze()
