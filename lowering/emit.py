@@ -26,6 +26,7 @@ from shardwright.pcg.moves import MOVES
 from shardwright.pcg.step.fates import Fate
 from shardwright.pcg.step.late import LOSS
 from shardwright.pcg.step.places import places
+from shardwright.pcg.step.verbs import VERBS
 
 HEADER = '''"""One rank's program on the mesh {mesh}, written by Shardwright.
 
@@ -54,7 +55,9 @@ def step(forward, backward, microbatches, {time}):
         backward(summand, loss)
     return loss
 '''
-_FUNCTIONS = sorted({"start_sum", "finish_sum", *(kind.function for kind in MOVES.values())})
+_FUNCTIONS = sorted(
+    {str(VERBS[verb].executor) for verb in ("start", "wait")}.union(kind.function for kind in MOVES.values())
+)
 
 _RESERVED = frozenset({
     "torch", "F", "rt", "leaf", "batch", "constant", "constants", "blocks", "saved", "device", "draw", "forward",
@@ -108,7 +111,7 @@ class _Emitter:
         self.results = {key: self._result(key, name) for key, name in graph.outputs}
         self.items = statements(graph, self.code, outside)
         self.code.drawn.update(drawn_ahead(graph, self.items))
-        self.started = {str(s.name) for s in flat(self.items) if s.kind == "start"}
+        self.started = {str(s.name) for s in flat(self.items) if s.verb == "start"}
         self.lines = Lines(graph, outside, self.code, self.started, self._marks() if marked else None)
         self.num_reads = Counter(name for s in flat(self.items) for name in self.lines.reads(s))
         self.num_reads.update(self.results.values())
@@ -124,7 +127,7 @@ class _Emitter:
         self.functions = Functions({*taken, *self.names.values()})
 
     def source(self) -> str:
-        once = [Statement("node", n.name) for n in self.code.written if n.name in self.outside.operations.once]
+        once = [Statement("run", n.name) for n in self.code.written if n.name in self.outside.operations.once]
         main = Scope(self.names)
         items = list(self._items(self.items, "", main))
         forward = list(self.lines.body(items, main, self.results))
@@ -199,7 +202,7 @@ class _Emitter:
 
     def _drawn_in(self, part: Part) -> set[str]:
         """The draws of a part, with those that it makes ahead for others."""
-        nodes = (self.graph.by_name[str(s.name)] for s in flat(part.body) if s.kind in ("node", "draw"))
+        nodes = (self.graph.by_name[str(s.name)] for s in flat(part.body) if s.verb in ("run", "draw"))
         return {draw_key(node) for node in nodes if node.is_random}
 
     def _draws(self, keys: Iterable[str], first: str | None = None) -> dict[str, str]:

@@ -16,6 +16,7 @@ from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.layout import format_layouts
 from shardwright.pcg.step.fates import Fate
 from shardwright.pcg.step.operation import Region
+from shardwright.pcg.step.verbs import VERBS
 from shardwright.pcg.types import TensorType
 
 Item = Statement | FunctionCall
@@ -69,8 +70,8 @@ class Lines:
     def makes(self, item: Item) -> tuple[str, ...]:
         if isinstance(item, FunctionCall):
             return item.results
-        match item.kind:
-            case "gather":
+        match item.verb:
+            case "await":
                 return tuple(p.result for p in self.outside.chunk.blocks[int(item.name)].parameters)
             case "free":
                 return ()
@@ -82,9 +83,9 @@ class Lines:
     def reads(self, item: Item) -> tuple[str, ...]:
         if isinstance(item, FunctionCall):
             return item.operands
-        if item.kind in ("gather", "free"):
+        if item.verb in ("await", "free"):
             return (block_key(int(item.name)),)
-        return () if item.kind == "draw" else self.code.reads(self.graph.by_name[str(item.name)])
+        return () if item.verb == "draw" else self.code.reads(self.graph.by_name[str(item.name)])
 
     def _dead_after(self, items: Sequence[Item], results: Collection[str], scope: Scope) -> dict[int, list[str]]:
         """For each item, the tensors that nothing reads after it."""
@@ -107,7 +108,7 @@ class Lines:
             for name in self.reads(item):
                 yield from self._fetch(name, scope, there)
             yield from self._item(item, scope, split)
-            there.update(self.makes(item) if not (isinstance(item, Statement) and item.kind == "start") else ())
+            there.update(self.makes(item) if not (isinstance(item, Statement) and item.verb == "start") else ())
             if names := dead.get(number):
                 yield Line(f"del {', '.join(names)}")
         for name in returned:
@@ -134,13 +135,13 @@ class Lines:
             target = node.attr("target")
             yield Line(f"{text} = {source_of(node)}[{target!r}]", comment)
         elif name in self.started:
-            yield Line(f"{text} = finish_sum({text})", comment)
+            yield Line(f"{text} = {VERBS['wait'].executor}({text})", comment)
         elif name in self.outside.operations.once:
             yield Line(f"{text} = constant[{name!r}]", comment)
 
     def _expressions(self, items: Iterable[Item], scope: Scope) -> Iterator[tuple[str, int | None]]:
         for item in items:
-            if isinstance(item, Statement) and item.kind == "node":
+            if isinstance(item, Statement) and item.verb == "run":
                 node = self.graph.by_name[str(item.name)]
                 yield self.code.of(node, scope.names), node.draw
 
@@ -148,20 +149,21 @@ class Lines:
         if isinstance(item, FunctionCall):
             yield self._marked(self._written_call(item, scope), BLOCK_MARK + item.module if self.marks else "")
             return
-        if item.kind == "gather":
+        executor = VERBS[item.verb].executor
+        if item.verb == "await":
             yield from self._gather(int(item.name), scope)
             return
-        if item.kind == "free":
-            yield Line(f"{scope.names[block_key(int(item.name))]}.free()")
+        if item.verb == "free":
+            yield Line(f"{scope.names[block_key(int(item.name))]}.{executor}()")
             return
         node = self.graph.by_name[str(item.name)]
-        if item.kind == "draw":
+        if item.verb == "draw":
             kind, text = self.graph.types[node.name], scope.names[mask_key(node)]
             what = f"{kind.shape}, {attribute(node.attr('p'))}, {scope.names[draw_key(node)]}"
-            yield Line(f"{text} = rt.ahead({what}, torch.{kind.dtype}, device)")
-        elif item.kind == "start":
+            yield Line(f"{text} = rt.{executor}({what}, torch.{kind.dtype}, device)")
+        elif item.verb == "start":
             operand = self.code.operand(node.inputs[0], scope.names)
-            yield Line(f"{scope.names[node.name]} = start_sum({operand}, {node.attr('axis')})")
+            yield Line(f"{scope.names[node.name]} = {executor}({operand}, {node.attr('axis')})")
         else:
             text = self.code.of(node, scope.names)
             for line in split.lines(scope.names[node.name], text, node.draw, self._comment(node, scope)):
@@ -201,7 +203,7 @@ class Lines:
         for p in parameters:
             yield Line(f"    {scope.names[p.result]},", self._comment(self.graph.by_name[p.result], scope))
         yield Line(
-            f") = {scope.names[block_key(number)]}.gather()",
+            f") = {scope.names[block_key(number)]}.{VERBS['await'].executor}()",
             parameters[0].module or "model" if not scope.module else "",
         )
 

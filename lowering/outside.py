@@ -13,6 +13,7 @@ from shardwright.pcg.parallel import REDUCE, REPLICATE
 from shardwright.pcg.step.actions import Actions, actions
 from shardwright.pcg.step.chunk import Chunk, whole_chunk
 from shardwright.pcg.step.execution import DEFAULT, Execution
+from shardwright.pcg.step.fates import Fate
 from shardwright.pcg.step.late import LOSS, summand_of_loss
 from shardwright.pcg.step.operations import Operations
 from shardwright.pcg.step.schedules import in_two
@@ -72,10 +73,11 @@ class Outside:
 def find_outside(graph: Graph, execution: Execution = DEFAULT, whole: Graph | None = None) -> Outside:
     """What the runtime does around the program of a graph that is run in some way.
 
-    A program computes in the dtypes of its graph, which has the casts of its precision, if there are any. `whole`: the
-    graph of all stages, which says what is done on the batch.
+    A program computes in the dtypes of its graph, which has the casts of its precision, if there are any, and stores
+    all that it keeps on the device. `whole`: the graph of all stages, which says what is done on the batch.
     """
-    execution, inputs = replace(execution, precision=None), find_inputs(whole or graph)[1]
+    execution = replace(execution, precision=None).assuming(stored=Fate.KEPT)
+    inputs = find_inputs(whole or graph)[1]
     inputs = {name: leaf for name, leaf in inputs.items() if name in graph.by_name}
     if LOSS not in dict(graph.outputs):
         return Outside(graph, execution, inputs)

@@ -2,28 +2,26 @@
 
 * Those of one block of the model are a part, and so are those that are made again together; parts become functions.
 * A node that is written into another runs where that one is written; what is freed after it, is freed there.
-* Masks are drawn in the order in which the single process draws them, each once, whatever the order of the dropouts.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from shardwright.lowering.expressions import Expressions
 from shardwright.lowering.outside import Outside
-from shardwright.pcg.attrs import integer
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.step.fates import Fate
 from shardwright.pcg.step.operation import Region
+from shardwright.pcg.step.verbs import Verb
 
 
 class Statement(NamedTuple):
-    """One thing to write. `name` is a node, or for gather and free the number of a block."""
+    """An action as a line of the program: run, start, draw, await or free. `name`: of a node, or number of a block."""
 
-    kind: Literal["node", "start", "gather", "free", "draw"]
+    verb: Verb
     name: str | int
 
 
@@ -51,7 +49,7 @@ def flat(items: Iterable[Statement | Part]) -> Iterator[Statement]:
 
 def drawn_ahead(graph: Graph, found: Iterable[Statement | Part]) -> set[str]:
     """The dropouts whose masks are drawn in statements of their own."""
-    seeds = {graph.by_name[str(s.name)].attr("seed") for s in flat(found) if s.kind == "draw"}
+    seeds = {graph.by_name[str(s.name)].attr("seed") for s in flat(found) if s.verb == "draw"}
     return {n.name for n in graph.nodes if n.is_random and n.attr("seed") in seeds}
 
 
@@ -70,9 +68,6 @@ class _Writer:
         self.written_into = {inner: name for name, fused in code.fused.items() for inner in fused.absorbed}
         self.position = {node.name: number for number, node in enumerate(graph.nodes)}
         self.later: dict[str, list[int]] = {}  # the blocks that are freed where a node is written
-        nodes = (graph.by_name[occurrence.operation.name] for occurrence in outside.chunk.occurrences)
-        self.seeds = {n.name: integer(dict(n.attrs), "seed") for n in nodes if n.is_random}
-        self.drawn: set[int] = set()
         self.there: set[str] = set()
         self.found: list[_Placed] = []
         self.place: tuple[str, Region | None] = ("", None)
@@ -84,23 +79,24 @@ class _Writer:
             for action in own:
                 match action.verb:
                     case "await":
-                        self._write("gather", action.number)
+                        self._write("await", action.number)
                     case "free":
                         self._free(action.number)
+                    case "draw":
+                        self._write("draw", chunk.occurrences[action.number].operation.name)
                     case "run" | "start":
-                        self._run(occurrence.operation.name, early=action.verb == "start")
+                        self._run(action.verb, occurrence.operation.name)
                     case _:
                         pass  # the runtime gathers ahead; a sum is waited for by what reads it
         return _parts(self.found)
 
-    def _write(self, kind: Literal["node", "start", "gather", "free", "draw"], name: str | int) -> None:
-        self.found.append(_Placed(*self.place, Statement(kind, name)))
+    def _write(self, verb: Verb, name: str | int) -> None:
+        self.found.append(_Placed(*self.place, Statement(verb, name)))
 
-    def _run(self, name: str, *, early: bool) -> None:
+    def _run(self, verb: Verb, name: str) -> None:
         if name not in self.written:
             return
-        self._draw(name)
-        self._write("start" if early else "node", name)
+        self._write(verb, name)
         self.there.add(name)
         for block in self.later.pop(name, ()):
             self._write("free", block)
@@ -114,18 +110,6 @@ class _Writer:
             self.later.setdefault(max(pending, key=lambda name: self.position[name]), []).append(block)
         else:
             self._write("free", block)
-
-    def _draw(self, name: str) -> None:
-        """Before a dropout, draw what the single process has drawn by then; and its own mask, if others share it."""
-        if name not in self.seeds:
-            return
-        seed = self.seeds[name]
-        shared = Counter(self.seeds.values())[seed] > 1
-        for other, its in sorted(self.seeds.items(), key=lambda item: item[1]):
-            if its not in self.drawn and (its < seed or (its == seed and shared)):
-                self.drawn.add(its)
-                self._write("draw", other)
-        self.drawn.add(seed)
 
 
 def _parts(found: Sequence[_Placed]) -> list[Statement | Part]:
@@ -147,8 +131,8 @@ def _parts(found: Sequence[_Placed]) -> list[Statement | Part]:
 
 def _then_freed(part: Part) -> Iterator[Statement | Part]:
     """A part, and after it what it frees last: whether that stays for backward makes no difference to a function."""
-    gathers = [place for place, item in enumerate(part.body) if isinstance(item, Statement) and item.kind == "gather"]
+    gathers = [place for place, item in enumerate(part.body) if isinstance(item, Statement) and item.verb == "await"]
     start = gathers[-1] if gathers else 0
-    freed = [item for item in part.body[start:] if isinstance(item, Statement) and item.kind == "free"]
+    freed = [item for item in part.body[start:] if isinstance(item, Statement) and item.verb == "free"]
     yield part._replace(body=(*part.body[:start], *(item for item in part.body[start:] if item not in freed)))
     yield from freed

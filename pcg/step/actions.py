@@ -13,6 +13,7 @@ all. It follows from a chunk alone:
   and there when those of the next block are scattered, or backward ends: in every microbatch, or in the last, where
   whole gradients are accumulated.
 * Sums that the batch alone determines are started first, and waited for by who reads them.
+* Masks are drawn in the order in which one process draws them, whatever the order of the dropouts.
 * What waits on the host leaves right after it is made, and comes back while the block before runs in backward.
 """
 
@@ -25,6 +26,7 @@ from itertools import chain, pairwise
 
 from shardwright.pcg.step.buckets import Buckets
 from shardwright.pcg.step.chunk import Allocation, Chunk, Occurrence, Rerun, Use
+from shardwright.pcg.step.masks import drawn_ahead
 from shardwright.pcg.step.offload import Fetches, leaving
 from shardwright.pcg.step.verbs import Action, Microbatch, Verb
 
@@ -164,7 +166,7 @@ class _Gathers:
 
 
 def _forward(chunk: Chunk, gathers: _Gathers, held: frozenset[int]) -> Iterator[tuple[Action, ...]]:
-    started, away = dict[str, int](), leaving(chunk)
+    started, away, masks = dict[str, int](), leaving(chunk), drawn_ahead(chunk)
     for occurrence in chunk.occurrences:
         number, operation, found = occurrence.number, occurrence.operation, list[Action]()
         for name in operation.reads if started else ():
@@ -173,6 +175,8 @@ def _forward(chunk: Chunk, gathers: _Gathers, held: frozenset[int]) -> Iterator[
         blocks = chunk.blocks_of(occurrence)
         for block in blocks:
             found += gathers.use(block)
+        if number in masks:
+            found += [Action("draw", dropout) for dropout in masks[number]]
         found.append(Action("start" if operation.early else "run", number))
         if operation.early:
             started[operation.name] = number

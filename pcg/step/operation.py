@@ -32,6 +32,7 @@ class Operation(NamedTuple):
     module       where it lies in the model
     block        the repeated module that it belongs to, or ""
     region       what it is made again with in backward, if it is
+    seed         of a dropout, the number of its mask in the order in which one process draws them
     """
 
     name: str
@@ -51,6 +52,7 @@ class Operation(NamedTuple):
     module: str = ""
     block: str = ""
     region: Region | None = None
+    seed: int | None = None
 
     @property
     def is_differentiated(self) -> bool:

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Self
 
 from shardwright.pcg.analysis import Written, computed_in_one, computed_once, saved_by, summed_in_place, written
+from shardwright.pcg.attrs import integer
 from shardwright.pcg.choice import Exchange
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import OPAQUE, Graph, Node
@@ -174,7 +175,7 @@ class Operations:
         kept = [names[i] for i in read]
         leaves = [leaf for i, name in zip(read, kept, strict=True) for leaf in (name, *views.get(node.inputs[i], ()))]
         is_product = kind.grad and row is not None and row.contraction and row.passes == 1
-        return self._operation(
+        found = self._operation(
             node,
             node.inputs,
             names,
@@ -185,6 +186,7 @@ class Operations:
             mask_bytes=self._mask_bytes(node, saved),
             apart=is_product and any(grad and n in parameters for n, grad in zip(names, grads, strict=True)),
         )
+        return found._replace(seed=integer(dict(node.attrs), "seed")) if row is not None and row.random else found
 
     def _mask_bytes(self, node: Node, saved: Sequence[int | str]) -> float:
         """Dropout keeps what it drops; every attention makes a mask of bools into one of numbers, and keeps that.

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple, get_args
 
 Verb = Literal[
     "gather", "await", "free", "run", "start", "wait", "again", "backward", "weights", "accumulate", "scatter",
-    "deliver", "reduce", "offload", "fetch", "arrive", "share", "update", "regather",
+    "deliver", "reduce", "offload", "fetch", "arrive", "share", "update", "regather", "draw",
 ]  # fmt: skip
 Counted = Literal["block", "operation", "use", "unit", "allocation", "axis", "stage"]
 Stream = Literal["compute", "own", "axis", "stages", "copy", ""]
@@ -51,6 +51,7 @@ VERBS: Mapping[Verb, VerbRow] = {
     "run": VerbRow("operation", (), ("value",), (), "own", "", "activations", "run_operation"),
     "start": VerbRow("operation", (), ("value", "sum"), (), "axis", "", "activations", "start_sum", "start_sum"),
     "wait": VerbRow("operation", ("sum",), (), ("sum",), price="wait_for_sum", executor="finish_sum"),
+    "draw": VerbRow("operation", (), ("mask",), executor="ahead"),
     "again": VerbRow("operation", ("value",), (), (), "own", "", "activations", "run_again"),
     "backward": VerbRow("operation", ("value",), (), (), "own", "", "activations", "run_backward"),
     "weights": VerbRow("operation", ("value",), (), (), "compute", price="run_weights", executor="give_to_weights"),
@@ -90,6 +91,7 @@ class Action(NamedTuple):
 
     gather, await, free    block `number`: launch its all-gather, wait for it, give its memory back
     run                    operation `number`, forward; start, wait: the same in two halves, of a sum over ranks
+    draw                   the mask of dropout `number`, ahead of its turn
     again                  operation `number`, forward, in the backward
     backward               of operation `number`, or where that is in two parts, what gives gradients to activations
     weights                the other part, which gives gradients to parameters

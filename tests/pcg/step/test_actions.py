@@ -8,7 +8,7 @@ from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.pcg.step.fates import Fate
 from shardwright.pcg.step.operation import Operation, Region
 from shardwright.pcg.step.parameters import Parameter, Slices
-from shardwright.pcg.step.verbs import Action
+from shardwright.pcg.step.verbs import VERBS, Action
 
 
 def parameter(leaf: str, *, sliced: bool = False, sums: tuple[str, ...] = ()) -> Parameter:
@@ -40,9 +40,9 @@ def text(made: Chunk, own: tuple[tuple[Action, ...], ...]) -> str:
 
     def word(action: Action) -> str:
         what: object = action.number
-        if action.verb in ("run", "start", "wait", "again", "backward", "weights"):
+        if VERBS[action.verb].counts == "operation":
             what = made.occurrences[action.number].operation.name
-        elif action.verb in ("offload", "fetch", "arrive"):
+        elif VERBS[action.verb].counts == "allocation":
             what = made.allocations[action.number].name
         return f"{action.verb} {what}"
 
@@ -163,6 +163,16 @@ def test_a_sum_of_the_batch_is_started_early_and_waited_for_by_its_reader() -> N
     last = product("c", "b", "w")._replace(reads=("b", "n"))
     made = chunk([count, *chain()[:2], last], *map(parameter, "uvw"))
     assert text(made, actions(made).forward) == "start n, run a, run b, wait n, run c"
+
+
+def test_masks_are_drawn_in_the_order_of_one_process_and_a_shared_one_once() -> None:
+    """`b` runs before `a`, which one process has drawn first; `c` and `d` share a mask."""
+    names = {"b": 1, "a": 0, "c": 2, "d": 2}
+    dropouts = [product(n, "x", "u")._replace(seed=seed) for n, seed in names.items()]
+    made = chunk(dropouts, parameter("u"))
+    assert text(made, actions(made).forward) == "draw a, run b, run a, draw c, run c, run d"
+    in_order = chunk([o._replace(seed=place) for place, o in enumerate(dropouts)], parameter("u"))
+    assert text(in_order, actions(in_order).forward) == "run b, run a, run c, run d"
 
 
 AWAY = Execution.of(stored="host")

@@ -11,7 +11,7 @@ from shardwright.cost.timeline import ending, pricing
 from shardwright.cost.timeline.pricing import price_backward, price_forward
 from shardwright.cost.timeline.program import program
 from shardwright.cost.timeline.steps import Steps
-from shardwright.lowering import apart, blocks, reducer, shared
+from shardwright.lowering import apart, blocks, kernels, reducer, shared
 from shardwright.lowering import collectives as functions
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.stages import STAGES
@@ -114,7 +114,7 @@ def test_the_end_of_a_step_is_a_list_too() -> None:
 def test_every_verb_has_a_row_that_names_what_there_is() -> None:
     assert set(VERBS) == set(get_args(Verb))
     passes = (pricing._Forward, pricing._Backward, ending._End)
-    executors = (blocks.GatheredBlock, blocks.Blocks, reducer._Unit, apart, shared.Shared, functions)
+    executors = (blocks.GatheredBlock, blocks.Blocks, reducer._Unit, apart, shared.Shared, functions, kernels)
     for verb, row in VERBS.items():
         assert not row.price or any(hasattr(own, row.price) for own in passes), verb
         assert not row.executor or any(hasattr(own, row.executor) for own in executors), verb

@@ -1,0 +1,32 @@
+"""Masks of dropouts that are drawn ahead: in the order in which one process draws them, each once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from shardwright.pcg.step.chunk import Chunk
+
+
+def drawn_ahead(chunk: Chunk) -> Mapping[int, list[int]]:
+    """The dropouts whose masks are drawn right before an operation, by the numbers of both.
+
+    Those that one process has drawn by then, and its own where several share it. Others draw theirs as they run.
+    """
+    if all(o.operation.seed is None for o in chunk.occurrences):
+        return {}
+    spans = [number for number, span in enumerate(chunk.spans) for _ in range(span.start, span.end)]
+    seeds = {
+        o.number: (spans[o.number], o.operation.seed) for o in chunk.occurrences if o.operation.seed is not None
+    }  # fmt: skip
+    in_order = sorted(seeds.items(), key=lambda item: item[1])
+    times, drawn, found = Counter(seeds.values()), set[tuple[int, int]](), dict[int, list[int]]()
+    if in_order == list(seeds.items()) and len(times) == len(seeds):
+        return {}
+    for number, own in seeds.items():
+        for other, its in in_order:
+            if its not in drawn and (its < own or (its == own and times[own] > 1)):
+                drawn.add(its)
+                found.setdefault(number, []).append(other)
+        drawn.add(own)
+    return found
