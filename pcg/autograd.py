@@ -26,7 +26,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_iter, tree_map_only
 from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
-from shardwright.pcg.backwards import grad_fn, refuse_foreign
+from shardwright.pcg.backwards import Ungraded, grad_fn, refuse_foreign
 from shardwright.pcg.unseen import UnseenError
 
 _aten = torch.ops.aten
@@ -42,7 +42,7 @@ def gradients_kept(model: nn.Module) -> Generator[Watch]:
         with torch._C.DisableTorchFunction():
             enable(mode)
 
-    watch = Watch(ProxyTorchDispatchMode.__torch_dispatch__, model.parameters())
+    watch = Watch(ProxyTorchDispatchMode.__torch_dispatch__, model)
     with (
         mock.patch.object(torch._C, "_set_grad_enabled", unrecorded),
         mock.patch.multiple(torch.inference_mode, __enter__=_enter_inference, __exit__=_leave_inference),
@@ -102,14 +102,15 @@ class _Memories:
 class Watch:
     """What has been seen of a forward.
 
-    written  whether a memory that has gradients was written
-    windows  what `Tensor.unfold` gave, and views of it
+    written   whether a memory that has gradients was written
+    windows   what `Tensor.unfold` gave, and views of it
+    ungraded  where operators ran without gradients
     """
 
-    def __init__(self, dispatch: _Dispatch, parameters: Iterable[Tensor]) -> None:
+    def __init__(self, dispatch: _Dispatch, model: nn.Module) -> None:
         self.dispatch, self.written = dispatch, False
         self.windows: MutableMapping[Tensor, None] = WeakTensorKeyDictionary()
-        self.memories = _Memories(parameters)
+        self.memories, self.ungraded = _Memories(model.parameters()), Ungraded(model)
 
     def dispatch_as_method(self) -> _Dispatch:
         def dispatch(mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> object:  # noqa: ANN401
@@ -145,8 +146,11 @@ class _Call:
                 f"{self._name()} writes into windows of a tensor (Tensor.unfold)",
                 "Capture would clear what no window has: write with slices, or into a copy (x.unfold(…).clone())",
             )
-        for x in operands if torch.is_grad_enabled() else ():
-            refuse_foreign(grad_fn(x))
+        if torch.is_grad_enabled():
+            for x in operands:
+                refuse_foreign(grad_fn(x), self.watch.ungraded)
+        else:
+            self.watch.ungraded.note()
         if not (written or any(x in self.memories for x in operands)):
             return self._call(args, kwargs)
         if self.func in _REPLACED:

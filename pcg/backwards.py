@@ -9,6 +9,7 @@ its `apply` escapes; the others are functions of torch that are replaced while f
 from __future__ import annotations
 
 import sys
+import traceback
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
@@ -21,7 +22,8 @@ from torch.autograd import graph as autograd_graph
 from torch.autograd.forward_ad import dual_level
 from torch.utils.checkpoint import CheckpointFunction
 
-from shardwright.pcg.unseen import UnseenError
+from shardwright.pcg.exporting import site_of
+from shardwright.pcg.unseen import Site, UnseenError
 
 _FUNCTION = torch._C._FunctionBase
 _OPERATORS = ("torch._library.", "torch._higher_order_ops.")
@@ -32,8 +34,26 @@ _REMEDY = (
 )
 
 
-def _lost(what: str, remedy: str = _REMEDY) -> UnseenError:
-    return UnseenError(what, f"Capture would lose it: {remedy}")
+def _lost(what: str, remedy: str = _REMEDY, site: Site | None = None) -> UnseenError:
+    return UnseenError(what, f"Capture would lose it: {remedy}", site)
+
+
+class Ungraded:
+    """Where operators ran without gradients, as those of an `autograd.Function` do, by the next number of a node."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._modules = {id(module) for module in model.modules()}
+        self._sites: dict[int, Site | None] = {}
+
+    def note(self) -> None:
+        """An operator is called now; of several since the last node, the first one counts."""
+        number = torch.autograd._get_sequence_nr()  # pyright: ignore[reportPrivateImportUsage]
+        if number not in self._sites:
+            self._sites[number] = site_of(traceback.walk_stack(sys._getframe(1)), self._modules)
+
+    def site_of(self, node: Any) -> Site | None:  # noqa: ANN401
+        """Where a Function was called; None where it called no operators."""
+        return self._sites.get(node._sequence_nr() + 1)
 
 
 def grad_fn(x: Tensor) -> Any:  # noqa: ANN401
@@ -42,8 +62,8 @@ def grad_fn(x: Tensor) -> Any:  # noqa: ANN401
         return vars(torch._C.TensorBase)["grad_fn"].__get__(x)
 
 
-def refuse_foreign(node: object) -> None:
-    """An `UnseenError` where a node of autograd's graph is that of an `autograd.Function`."""
+def refuse_foreign(node: object, ungraded: Ungraded | None = None) -> None:
+    """An `UnseenError` where a node of autograd's graph is that of an `autograd.Function`. `ungraded`: of its call."""
     if not isinstance(node, _FUNCTION):
         return
     function = getattr(node, "_forward_cls", type(node))
@@ -51,7 +71,8 @@ def refuse_foreign(node: object) -> None:
     if function.__name__ == "BackwardHookFunction":
         raise _backward_hook()
     if not module.startswith(_OPERATORS):
-        raise _lost(f"{name} is an autograd.Function with a backward of its own (in {module})")
+        site = ungraded.site_of(node) if ungraded is not None else None
+        raise _lost(f"{name} is an autograd.Function with a backward of its own (in {module})", site=site)
 
 
 def _backward_hook() -> UnseenError:
@@ -157,13 +178,13 @@ class _Node:
         return tuple((None if node is None else _Node(node), i) for node, i in self._node.next_functions)
 
 
-def check_backward(loss: object, *, written: bool = False) -> None:
+def check_backward(loss: object, ungraded: Ungraded | None = None, *, written: bool = False) -> None:
     """Whether the backward of a loss is that of operators, of values that nobody has overwritten since.
 
     `written`: whether there were writes in place. An `UnseenError` where it is not.
     """
     for node in _nodes(grad_fn(loss) if isinstance(loss, Tensor) else None):
-        refuse_foreign(node)
+        refuse_foreign(node, ungraded)
         if written:
             _refuse_overwritten(node)
 

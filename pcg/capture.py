@@ -128,7 +128,7 @@ class _LossOnly(nn.Module):
                 " loss as a scalar, first in a tuple, or as `loss` in a dict (transformers models: pass `labels` in the"
                 " batch)"
             )
-        check_backward(loss, written=watch.written)
+        check_backward(loss, watch.ungraded, written=watch.written)
         self.beside[0].update(_beside(result, loss))
         return loss, *(value.detach() for value in self.kept.left().values())
 

@@ -13,12 +13,13 @@ import logging
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Container, Generator, Iterable, Mapping
 from contextlib import contextmanager, nullcontext, redirect_stderr
 from functools import cache
 from itertools import chain
 from keyword import iskeyword
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -31,7 +32,7 @@ from shardwright.pcg.errors import CaptureError
 from shardwright.pcg.regions import Marker, enter_regions
 from shardwright.pcg.strided import STRIDED
 from shardwright.pcg.unread import keep_unread_draws
-from shardwright.pcg.unseen import UnseenError
+from shardwright.pcg.unseen import Site, UnseenError
 from shardwright.pcg.versions import newer_than_tested
 
 # What is kept whole. Decomposed, a recurrent layer would be a copy of its cell for every position of the sequence, and
@@ -116,20 +117,32 @@ def _no_graph_printed() -> Generator[None]:
 
 def _explain(model: nn.Module, tensors: Mapping[str, Any], error: BaseException) -> str:
     """Where in the user's model tracing failed, why, and what usually helps."""
-    names = {id(m): name for name, m in model.named_modules()}
-    module, line, inner = "", "", model
-    for frame, number in traceback.walk_tb(error.__traceback__):
-        owner = frame.f_locals.get("self")
-        if isinstance(owner, nn.Module) and id(owner) in names and frame.f_code.co_name != "_call_impl":
-            module, inner = names[id(owner)] or type(owner).__name__, owner
-            if not is_library(frame.f_code.co_filename):
-                line = f"{Path(frame.f_code.co_filename).name}:{number}"
+    names = {id(module): name for name, module in model.named_modules()}
+    site = error.site if isinstance(error, UnseenError) else None
+    site = site or site_of(reversed(list(traceback.walk_tb(error.__traceback__))), names) or Site(model, "")
+    inner, line = site
+    module = names[id(inner)] or type(inner).__name__
     reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
     return (
-        f"{type(model).__name__} could not be captured: in module {module or type(model).__name__!r}"
+        f"{type(model).__name__} could not be captured: in module {module!r}"
         + (f" ({line})" if line else "")
         + f": {_known(model, inner, tensors, error) or f'{type(error).__name__}: {reason}. {_remedy(error)}'}"
     )
+
+
+def site_of(frames: Iterable[tuple[FrameType, int]], modules: Container[int]) -> Site | None:
+    """The innermost module of a stack, of these (by id), and the innermost line of one that is not torch's.
+
+    The innermost frame comes first. None where no frame is of a module.
+    """
+    module: nn.Module | None = None
+    for frame, number in frames:
+        owner = frame.f_locals.get("self") if "self" in frame.f_code.co_varnames else None
+        if isinstance(owner, nn.Module) and id(owner) in modules and frame.f_code.co_name != "_call_impl":
+            module = module or owner
+            if not is_library(frame.f_code.co_filename):
+                return Site(module, f"{Path(frame.f_code.co_filename).name}:{number}")
+    return Site(module, "") if module else None
 
 
 def _known(model: nn.Module, inner: nn.Module, tensors: Mapping[str, Any], error: BaseException) -> str:

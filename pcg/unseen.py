@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import numpy as np
@@ -25,12 +25,19 @@ _GENERATORS = (random.Random, np.random.RandomState, np.random.Generator)
 _STATES = frozenset({"getstate", "setstate", "get_state", "set_state"})
 
 
-class UnseenError(Exception):
-    """What `torch.export` does not see. `remedy`: what to do about it."""
+class Site(NamedTuple):
+    """Where a forward is: in a module of the model, at a line of the user's (`file.py:12`; "": not known)."""
 
-    def __init__(self, what: str, remedy: str) -> None:
+    module: nn.Module
+    line: str
+
+
+class UnseenError(Exception):
+    """What `torch.export` does not see. `remedy`: what to do about it. `site`: where, if not where it is raised."""
+
+    def __init__(self, what: str, remedy: str, site: Site | None = None) -> None:
         super().__init__(what)
-        self.remedy = remedy
+        self.remedy, self.site = remedy, site
 
 
 def _fixed_draw(generator: str) -> UnseenError:
