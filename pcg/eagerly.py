@@ -11,8 +11,11 @@ compute the same in a form that can be.
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
+from functools import partial
+from types import ModuleType
 from typing import TypeVar
 from unittest import mock
 
@@ -49,56 +52,33 @@ def as_in_eager(capture: Callable[[], T]) -> T:
 @contextmanager
 def _answers_of_eager(asked: list[str]) -> Generator[None]:
     """Adds to `asked` the Python modules that were not told the truth."""
+    flags = {
+        torch.compiler.is_compiling: (torch.compiler, "_is_compiling_flag"),
+        torch.compiler.is_exporting: (torch.compiler, "_is_exporting_flag"),
+        _symbolic_trace.is_fx_tracing: (_symbolic_trace, "_is_fx_tracing_flag"),
+    }
     with ExitStack() as stack:
-        answers = {
-            torch.compiler.is_compiling: _is_compiling,
-            torch.compiler.is_exporting: _is_exporting,
-            _symbolic_trace.is_fx_tracing: _is_fx_tracing,
-        }
-        for function, answer in answers.items():
+        for function, flag in flags.items():
             stack.callback(setattr, function, "__kwdefaults__", function.__kwdefaults__)
             stack.callback(setattr, function, "__code__", function.__code__)
-            function.__kwdefaults__, function.__code__ = {"asked": asked}, answer.__code__
+            function.__kwdefaults__ = {"answer": partial(_answer, function.__name__, *flag, asked)}
+            function.__code__ = _answered.__code__
         yield
 
 
-# The code of torch's functions meanwhile, which sees torch's globals and none of this file.
+def _answered(*, answer: Callable[[], bool]) -> bool:
+    """The code of torch's functions meanwhile, which sees torch's globals and none of this file."""
+    return answer()
 
 
-def _is_compiling(*, asked: list[str]) -> bool:
-    import sys
-
-    import torch
-
-    frame = sys._getframe(1)
-    while frame.f_code.co_name == "is_compiling" and frame.f_back is not None:  # another name of it
+def _answer(name: str, module: ModuleType, flag: str, asked: list[str]) -> bool:
+    """That of eager mode, but to torch; `flag` of the module is the true one."""
+    truth: bool = getattr(module, flag)
+    frame = sys._getframe(2)  # who calls torch's function
+    while frame.f_code.co_name == name and frame.f_back is not None:  # another name of it
         frame = frame.f_back
     who = str(frame.f_globals.get("__name__", ""))
-    if not torch.compiler._is_compiling_flag or who.partition(".")[0] == "torch":
-        return torch.compiler._is_compiling_flag
-    asked.append(who)
-    return False
-
-
-def _is_exporting(*, asked: list[str]) -> bool:
-    import sys
-
-    import torch
-
-    who = str(sys._getframe(1).f_globals.get("__name__", ""))
-    if not torch.compiler._is_exporting_flag or who.partition(".")[0] == "torch":
-        return torch.compiler._is_exporting_flag
-    asked.append(who)
-    return False
-
-
-def _is_fx_tracing(*, asked: list[str]) -> bool:
-    import sys
-
-    from torch.fx import _symbolic_trace
-
-    who = str(sys._getframe(1).f_globals.get("__name__", ""))
-    if not _symbolic_trace._is_fx_tracing_flag or who.partition(".")[0] == "torch":
-        return _symbolic_trace._is_fx_tracing_flag
+    if not truth or who.partition(".")[0] == "torch":
+        return truth
     asked.append(who)
     return False

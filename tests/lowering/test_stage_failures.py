@@ -131,13 +131,15 @@ def seen(
             used = used if batch is None else batch(found)
         first = outcome(lambda: parallel.forward_backward(**used))
         again = outcome(lambda: parallel.forward_backward(**found.batch)) if "Batch" not in first[0] else ("", "", 0)
-        (tmp_path / f"{dist.get_rank()}").write_text(json.dumps([*first, again[1]]))
+        half = tmp_path / f"{dist.get_rank()} half"  # the first that fails ends the others, wherever they are
+        half.write_text(json.dumps([*first, again[1]]))
+        half.rename(tmp_path / f"{dist.get_rank()}.json")
         if first[0]:
             raise ShardwrightError(first[1])
 
     with pytest.raises(DistributedError):
         run_ranks(body, WORLD, 60, grace_s=TIMEOUT_S)
-    return {int(file.name): tuple(json.loads(file.read_text())) for file in tmp_path.iterdir()}
+    return {int(file.stem): tuple(json.loads(file.read_text())) for file in tmp_path.glob("*.json")}
 
 
 def assert_told(found: Seen, others: list[int], words: str, stages: int = WORLD, of: str = "") -> None:
