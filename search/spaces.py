@@ -277,9 +277,32 @@ def batch_size(graph: Graph) -> int:
 
 
 def sequence_length(graph: Graph) -> int | None:
-    """Dimension 1 of the token ids, which are the inputs of integers; None where there are none."""
-    kinds = [graph.types[leaf.name] for leaf in graph.leaves("input")]
-    return max((kind.shape[1] for kind in kinds if kind.dtype.startswith("int") and len(kind.shape) > 1), default=None)
+    """Dimension 1 of the token ids; None where there are none."""
+    return max((shape[1] for shape in token_shapes(graph)), default=None)
+
+
+def token_shapes(graph: Graph) -> list[tuple[int, ...]]:
+    """Of the inputs that are token ids: integers with a sequence that are looked up in a table.
+
+    So classes of pixels are no tokens.
+    """
+    shapes = ((leaf.name, graph.types[leaf.name].shape) for leaf in graph.leaves("input"))
+    return [shape for name, shape in shapes if len(shape) > 1 and _is_looked_up(graph, name)]
+
+
+def _is_looked_up(graph: Graph, name: str) -> bool:
+    """Whether these are integers that, or what follows from them, are the indices of an embedding."""
+    pending, seen = [name], set[str]()
+    while pending:
+        one = pending.pop()
+        if one in seen or not graph.types[one].dtype.startswith("int"):
+            continue
+        seen.add(one)
+        readers = [graph.by_name[user] for user in graph.users[one]]
+        if any(user.op == "embedding" and graph.types[user.inputs[0]].shape[-1] > 1 for user in readers):
+            return True  # one of width 1 has the weights of classes
+        pending += graph.users[one]
+    return False
 
 
 def microbatch_counts(size: int) -> list[int]:

@@ -25,7 +25,7 @@ from shardwright.search.asked import MEMORY, Asked, Bound, parse
 from shardwright.search.plan import Plan, fingerprint
 from shardwright.search.planner import Planner, Progress
 from shardwright.search.problem import NoLayoutsError
-from shardwright.search.spaces import Space, batch_size, sequence_length, strategy
+from shardwright.search.spaces import Space, batch_size, sequence_length, strategy, token_shapes
 
 PlanLike = Plan | str | os.PathLike[str]
 Arguments = tuple[Sequence[Any], Mapping[str, Any]]
@@ -156,10 +156,10 @@ def resized(plan: Plan, args: Sequence[Any], kwargs: Mapping[str, Any], sizes: t
     """The arguments of a model with every tensor as large as it takes: repeated, and cut off.
 
     Where tensors have several sizes along dimension 0, all get as many times as much as the plan's batch does. The
-    sequence is dimension 1 of what is as long there as integers are.
+    sequence is dimension 1 of what is as long there as token ids are.
     """
     tensors = [x for x in tree_leaves((tuple(args), dict(kwargs))) if isinstance(x, Tensor)]
-    lengths = {x.shape[1] for x in tensors if x.ndim > 1 and not x.is_floating_point()}
+    lengths = {shape[1] for shape in token_shapes(plan.graph)}
     several, old = len({x.shape[0] for x in tensors if x.ndim}) > 1, batch_size(plan.graph)
     batch, seq = sizes
     if several and batch % old:

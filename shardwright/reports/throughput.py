@@ -18,7 +18,7 @@ from shardwright.pcg.graph import Graph
 from shardwright.pcg.types import is_float
 from shardwright.reports.units import percent
 from shardwright.search.plan import Plan
-from shardwright.search.spaces import batch_size
+from shardwright.search.spaces import batch_size, token_shapes
 
 _TRAINED_TOKENS = 1e12
 
@@ -100,33 +100,8 @@ def model_work(graph: Graph) -> ModelWork:
         backward = min(trained, 2) if node.row.passes == 1 and node.row.products is None else 2 * (trained > 0)
         flops += forward * (1 + backward)
         dtypes[next((kind.dtype for kind in operands if is_float(kind.dtype)), "float32")] += round(forward)
-    return ModelWork(
-        flops, max(dtypes, key=lambda x: dtypes[x], default="float32"), _num_tokens(serial), batch_size(serial)
-    )
-
-
-def _num_tokens(graph: Graph) -> int | None:
-    """The elements of the largest input of integers that has a sequence and is looked up in a table.
-
-    So classes of pixels are no tokens.
-    """
-    kinds = [graph.types[leaf.name] for leaf in graph.leaves("input") if _is_looked_up(graph, leaf.name)]
-    return max((prod(k.shape) for k in kinds if len(k.shape) > 1), default=None)
-
-
-def _is_looked_up(graph: Graph, name: str) -> bool:
-    """Whether these integers, or others that follow from them, are the indices of an embedding."""
-    pending, seen, nodes = [name], set[str](), {node.name: node for node in graph.nodes}
-    while pending:
-        one = pending.pop()
-        if one in seen or not graph.types[one].dtype.startswith("int"):
-            continue
-        seen.add(one)
-        readers = [nodes[user] for user in graph.users[one]]
-        if any(user.op == "embedding" and graph.types[user.inputs[0]].shape[-1] > 1 for user in readers):
-            return True  # one of width 1 has the weights of classes
-        pending += graph.users[one]
-    return False
+    num_tokens = max(map(prod, token_shapes(serial)), default=None)
+    return ModelWork(flops, max(dtypes, key=lambda x: dtypes[x], default="float32"), num_tokens, batch_size(serial))
 
 
 def _rate(value: float) -> str:

@@ -25,7 +25,7 @@ from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import Execution, ReduceDtype
 from shardwright.pcg.step.lifetimes import ZEROS, Zero, with_lifetimes
 from shardwright.pcg.step.parameters import find_parameters
-from shardwright.pcg.step.precisions import PrecisionByModule, PrecisionMode
+from shardwright.pcg.step.precisions import Precision, PrecisionByModule
 from shardwright.search.planner import Planner
 from tests.each import each
 from tests.lowering.rounding import cells
@@ -56,7 +56,7 @@ def _same(one: Tensor | None, other: Tensor | None) -> bool:
 
 
 @cache
-def case(precision: PrecisionMode = "bf16_params") -> Case:
+def case(precision: Precision | PrecisionByModule = "bf16_params") -> Case:
     torch.manual_seed(1)
     model = Net()
     batch: Any = {"ids": torch.randint(16, (8, 4)), "more": {"weight": torch.rand(1)}}
@@ -120,7 +120,7 @@ def fsdp(reduce_dtype: torch.dtype, param_dtype: torch.dtype, *, wide_norms: boo
     return trained(model, step, scaler)
 
 
-PRECISIONS: list[tuple[PrecisionMode, torch.dtype, list[ReduceDtype | None]]] = [
+PRECISIONS: list[tuple[Precision | PrecisionByModule, torch.dtype, list[ReduceDtype | None]]] = [
     ("bf16_params", torch.bfloat16, [None, "bfloat16"]),
     (NORMS, torch.bfloat16, [None, "bfloat16"]),
     ("fp16_params", torch.float16, [None]),
@@ -130,7 +130,7 @@ PRECISIONS: list[tuple[PrecisionMode, torch.dtype, list[ReduceDtype | None]]] = 
 
 @pytest.mark.parametrize(("precision", "low", "sent"), PRECISIONS, ids=["bf16", "but norms", "fp16"])
 def test_training_is_that_of_fsdp2_bit_by_bit(
-    precision: PrecisionMode, low: torch.dtype, sent: list[ReduceDtype | None]
+    precision: Precision | PrecisionByModule, low: torch.dtype, sent: list[ReduceDtype | None]
 ) -> None:
     """Losses, gradients and updated masters; what gradients are sent in makes a difference."""
     found, wide_norms = case(precision), precision == NORMS

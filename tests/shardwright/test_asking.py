@@ -219,9 +219,10 @@ def test_no_tokens_no_sequence(tokens: Plan) -> None:
 
 
 def test_several_sizes_grow_together(tokens: Plan) -> None:
-    arguments = (torch.zeros(8, 6, dtype=torch.int64), torch.ones(4), 3.0)
-    (ids, weight, option), _ = resized(tokens, arguments, {}, (12, 9))
-    assert (ids.shape, weight.shape, option) == ((24, 9), (12,), 3.0)
+    classes = torch.zeros(4, 5, 5, dtype=torch.int64)  # of pixels, which are no sequence
+    arguments = (torch.zeros(8, 6, dtype=torch.int64), torch.ones(4), classes, 3.0)
+    (ids, weight, classes, option), _ = resized(tokens, arguments, {}, (12, 9))
+    assert (ids.shape, weight.shape, classes.shape, option) == ((24, 9), (12,), (12, 5, 5), 3.0)
     with pytest.raises(PlanError, match="batch=6: the inputs have several sizes along dimension 0; give a mul"):
         resized(tokens, arguments, {}, (6, None))
 

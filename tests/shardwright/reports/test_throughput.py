@@ -22,6 +22,7 @@ from shardwright.reports.plan import PlanReport
 from shardwright.reports.running import recompute_text
 from shardwright.reports.throughput import model_work, throughput
 from shardwright.search.plan import Plan
+from shardwright.search.spaces import sequence_length
 from tests.search.graphs import blocks, mixed, mixture, mlp, planner
 
 
@@ -96,8 +97,9 @@ def test_classes_of_pixels_are_no_tokens() -> None:
             return F.cross_entropy(self.conv(x), y, weight=self.get_buffer("rates"))
 
     batch = {"x": torch.randn(4, 3, 8, 8), "y": torch.randint(5, (4, 8, 8))}
-    work = model_work(capture(Segments(), batch).graph)
-    assert (work.num_tokens, work.num_examples) == (None, 4)
+    graph = capture(Segments(), batch).graph
+    work = model_work(graph)
+    assert (work.num_tokens, work.num_examples, sequence_length(graph)) == (None, 4, None)
 
 
 def test_devices_of_two_kinds_have_their_mean_as_the_peak() -> None:
