@@ -46,7 +46,7 @@ def run(steps: Steps, keeping: Keeping) -> tuple[float, float, float]:
     """By the list of actions: seconds of what runs again, of views that a region ends before, bytes of what stays."""
     chunk = whole_chunk(Steps(steps.graph, CLUSTER, Execution(recompute=keeping.recompute)))  # type: ignore[arg-type]
     again, many = set(actions(chunk).of("again")), steps.graph.mesh.num_microbatches
-    left_out = [o for o in chunk.occurrences if o.region is not None and o.number not in again]
+    left_out = [o for o in chunk.occurrences if o.rerun is not None and o.number not in again]
     assert all(o.result in o.reads for o in left_out)
     seconds = (sum(steps.costs[chunk.occurrences[n].operation.name].forward_s for n in again),
                sum(steps.costs[o.operation.name].forward_s for o in left_out))  # fmt: skip
