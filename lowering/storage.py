@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.tensor import DTensor, Placement, Replicate
 from torch.distributed.tensor import Shard as ShardPlacement
 
@@ -141,7 +141,7 @@ class Held:
 
 def hold_parameter(part: Tensor, like: Tensor, names: tuple[str, ...], layouts: Layouts, ranks: Ranks) -> Held:
     """A parameter like another tensor, of which this rank has a part."""
-    outside = nn.Parameter(_wrapped(part, like, layouts, ranks), requires_grad=like.requires_grad)
+    outside = private.wrap_parameter(part, _spec(like, layouts, ranks), requires_grad=like.requires_grad)
     inside = private.unwrap(outside).detach().requires_grad_(like.requires_grad)
     return Held(names, layouts, outside, inside, slices(tuple(like.shape), layouts, ranks))
 
@@ -149,13 +149,13 @@ def hold_parameter(part: Tensor, like: Tensor, names: tuple[str, ...], layouts: 
 def hold_buffer(part: Tensor, like: Tensor, names: tuple[str, ...], layouts: Layouts, ranks: Ranks) -> Held:
     """A buffer: plain where it is replicated, a DTensor where it is sharded."""
     is_sharded = any(layout.is_shard for layout in layouts)
-    outside = _wrapped(part, like, layouts, ranks) if is_sharded else part
+    outside = private.wrap(part, _spec(like, layouts, ranks)) if is_sharded else part
     return Held(names, layouts, outside, part, slices(tuple(like.shape), layouts, ranks))
 
 
-def _wrapped(part: Tensor, like: Tensor, layouts: Layouts, ranks: Ranks) -> Tensor:
+def _spec(like: Tensor, layouts: Layouts, ranks: Ranks) -> private.DTensorSpec:
     meta = torch.empty(like.shape, dtype=like.dtype, device="meta")
-    return private.wrap(part, private.make_spec(ranks.device_mesh, placements(layouts, ranks.mesh), meta))
+    return private.make_spec(ranks.device_mesh, placements(layouts, ranks.mesh), meta)
 
 
 def refuse_replaced(held: Iterable[Held]) -> None:

@@ -63,7 +63,7 @@ def case(name: str) -> Case:
 
 def steps_of(parallel: ParallelModule, run: Callable[[ParallelModule], Step], many: int) -> tuple[Step, list[Tensor]]:
     """The first step's outcome, and all parameters after so many steps."""
-    optimizer = torch.optim.AdamW(list(parallel.parameters()), lr=1e-2, foreach=False)
+    optimizer = torch.optim.AdamW(list(parallel.parameters()), lr=1e-2, fused=True)
     found = run(parallel)
     found.gradients = {name: None if g is None else g.clone() for name, g in found.gradients.items()}
     for _ in range(many - 1):
@@ -76,7 +76,7 @@ def steps_of(parallel: ParallelModule, run: Callable[[ParallelModule], Step], ma
 
 def serial_steps(found: Case, many: int) -> list[Tensor]:
     model = copy.deepcopy(found.model)
-    optimizer = torch.optim.AdamW(list(model.parameters()), lr=1e-2, foreach=False)
+    optimizer = torch.optim.AdamW(list(model.parameters()), lr=1e-2, fused=True)
     for _ in range(many):
         torch.manual_seed(SEED)
         result = model(**found.batch)
