@@ -15,6 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from shardwright.lowering.private import FakeTensor
+
 WORDS = 4
 """Words of 32 bits that one counter gives."""
 
@@ -133,12 +135,13 @@ def _compare(places: Tensor, keep: float, seed: int, number: int) -> Tensor:
     limit, key = round(keep * 2**32), (seed & _LOW, seed >> 32)
     out = torch.empty(len(places), WORDS, dtype=torch.bool, device=places.device)
     chunk = len(places) if torch.compiler.is_compiling() else _CHUNK.get(places.device.type, _CHUNK_ELSEWHERE)
+    num_rounds = 0 if isinstance(places, FakeTensor) else NUM_ROUNDS  # without data they do nothing
     memory = torch.empty(6, min(chunk, len(places)), dtype=torch.int64, device=places.device)
     for place, rows in zip(places.split(chunk), out.split(chunk), strict=True):
         a, b, c, d, *scratch = memory[:, : len(place)]
         torch.bitwise_and(place, _LOW, out=a)
         torch.bitwise_right_shift(place, 32, out=b)
-        words = philox((a, b, c.fill_(number & _LOW), d.fill_(number >> 32)), scratch, key)
+        words = philox((a, b, c.fill_(number & _LOW), d.fill_(number >> 32)), scratch, key, num_rounds)
         for word, bits in zip(rows.unbind(1), words, strict=True):
             word.copy_(bits < limit)
     return out

@@ -61,10 +61,14 @@ def case(name: str) -> Case:
     return Case(found.model, batch, found.captured)
 
 
-def steps_of(parallel: ParallelModule, run: Callable[[ParallelModule], Step], many: int) -> tuple[Step, list[Tensor]]:
+Run = Callable[[ParallelModule], Tensor]
+"""A step that leaves gradients; its loss."""
+
+
+def steps_of(parallel: ParallelModule, run: Run, many: int) -> tuple[Step, list[Tensor]]:
     """The first step's outcome, and all parameters after so many steps."""
     optimizer = torch.optim.AdamW(list(parallel.parameters()), lr=1e-2, fused=True)
-    found = run(parallel)
+    found = outcome(parallel, run(parallel))
     found.gradients = {name: None if g is None else g.clone() for name, g in found.gradients.items()}
     for _ in range(many - 1):
         optimizer.step()
@@ -86,17 +90,25 @@ def serial_steps(found: Case, many: int) -> list[Tensor]:
     return [p.detach() for p in model.parameters()]
 
 
-def by_loss(batch: dict[str, Tensor]) -> Callable[[ParallelModule], Step]:
+def plainly(batch: dict[str, Tensor]) -> Run:
+    def run(parallel: ParallelModule) -> Tensor:
+        torch.manual_seed(SEED)
+        return parallel.forward_backward(**batch)
+
+    return run
+
+
+def by_loss(batch: dict[str, Tensor]) -> Run:
     """A step by way of the loss, scaled by a half and by two."""
 
-    def run(parallel: ParallelModule) -> Step:
+    def run(parallel: ParallelModule) -> Tensor:
         torch.manual_seed(SEED)
         loss = parallel(**batch)
         (0.5 * loss).backward()
         for p in parallel.parameters():
             if p.grad is not None:
                 p.grad.mul_(2)
-        return outcome(parallel, loss)
+        return loss
 
     return run
 
@@ -118,7 +130,7 @@ def test_steps_are_those_of_one_process(name: str) -> None:
     plans = [planned(found, *plan) for plan in PLANS if name == "gpt" or (plan[0] == ("zero",) and plan[2] > 1)]
 
     def body() -> list[tuple[Step, list[Tensor]]]:
-        runs = [lambda parallel: parallel_step(parallel, found.batch), by_loss(found.batch)]
+        runs = [plainly(found.batch), by_loss(found.batch)]
         return [steps_of(found.lower(graph), runs[n % 2], 3) for n, graph in enumerate(plans)]
 
     expected, parameters = serial_step(found), serial_steps(found, 3)
