@@ -28,7 +28,7 @@ from shardwright.lowering.buffers import BufferPool, BufferSet, SlicedParameter
 from shardwright.lowering.movement import take
 from shardwright.lowering.private import AutogradContext
 from shardwright.lowering.schedule import BlockSchedule
-from shardwright.pcg.step.verbs import happens
+from shardwright.pcg.step.verbs import Microbatch, happens
 
 # pyright: reportIncompatibleMethodOverride=false
 
@@ -78,8 +78,8 @@ class GatheredBlock:
     ) -> None:
         """`sent`: the dtype in which gradients are reduce-scattered."""
         self.all, self.number = blocks, number
-        self.frees = blocks.schedule.frees.get(number, "every")
-        self.scatters = blocks.schedule.scatters.get(number, "every")
+        self.frees: Microbatch = blocks.schedule.frees.get(number, "every")
+        self.scatters: Microbatch = blocks.schedule.scatters.get(number, "every")
         self.shards, self.shares = list(shards), list(shares)
         self.sums = [replace(share, dtype=sent) for share in shares]
         self.memory: BufferSet | None = None

@@ -26,7 +26,7 @@ from shardwright.pcg.step.actions import Actions, actions
 from shardwright.pcg.step.chunk import Chunk, whole_chunk
 from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.pcg.step.late import sink_reductions
-from shardwright.pcg.step.verbs import VERBS, happens
+from shardwright.pcg.step.verbs import VERBS, Verb, happens
 from tests.lowering.runs import Batch, Case, Step, assert_same_step, entry_of, of_zoo, parallel_step, serial_step
 from tests.lowering.test_training import TWO
 from tests.lowering.test_zoo import graphs, stored
@@ -225,7 +225,7 @@ def test_lists_of_programs_have_no_action_that_nothing_runs() -> None:
     run = Execution.of(stored="host", recompute="selective")
     for graph in graphs(of_zoo("gpt")):
         found = find_outside(sink_reductions(graph).validate(), run).actions
-        verbs = {action.verb for action in chain(*found.forward, *found.backward)}
+        verbs: set[Verb] = {action.verb for action in chain(*found.forward, *found.backward)}
         assert "again" in verbs
         assert all(VERBS[verb].executor is not None for verb in verbs)
 
