@@ -13,7 +13,7 @@ the one side, the senders on the other. So there is a piece that both its ends h
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import NamedTuple
 
@@ -51,11 +51,19 @@ class Channel:
     """Of one way between two stages, on one side of it."""
 
     way: str  # in words
+    exchange: Callable[[Tensor, int, dist.ProcessGroup], dist.Work | None]
 
     def __init__(self, ranks: Ranks, stage: int, group: dist.ProcessGroup) -> None:
         self.ranks, self.peer, self.group = ranks, stage, group
         self.first = first_ranks(ranks.meshes)[stage]
         self.timeout = timedelta(seconds=ranks.timeout_s)
+
+    def connect(self, places: Iterable[int]) -> None:
+        """Exchange a byte with these ranks of the other stage, one after the other."""
+        for place in sorted(set(places)):
+            byte = torch.zeros(1, dtype=torch.uint8, device=self.ranks.device)
+            work = self.exchange(byte, self.first + place, self.group)
+            self.wait([] if work is None else [(work, self.first + place)], "the first byte")
 
     def wait(self, works: Works, what: str) -> None:
         rank = self.first
@@ -74,6 +82,7 @@ class Outgoing(Channel):
     """Sends to another stage."""
 
     way = "which goes to"
+    exchange = staticmethod(dist.isend)
 
     def __init__(self, ranks: Ranks, stage: int, group: dist.ProcessGroup) -> None:
         super().__init__(ranks, stage, group)
@@ -86,7 +95,7 @@ class Outgoing(Channel):
         for value, own in zip(values, pieces, strict=True):
             for piece in own:
                 sent.append(_plain(part_of(value.detach(), piece)))
-                work = dist.isend(sent[-1], self.first + piece.place, self.group)
+                work = self.exchange(sent[-1], self.first + piece.place, self.group)
                 works += [] if work is None else [(work, self.first + piece.place)]
         self.running = what, sent, works
 
@@ -102,6 +111,7 @@ class Incoming(Channel):
     """Receives from another stage."""
 
     way = "which comes from"
+    exchange = staticmethod(dist.irecv)
 
     def __init__(self, ranks: Ranks, stage: int, group: dist.ProcessGroup) -> None:
         super().__init__(ranks, stage, group)
@@ -131,7 +141,7 @@ class Incoming(Channel):
     def _received(self, piece: Piece, dtype: torch.dtype, works: Works) -> Tensor:
         """Room for a piece, which is posted."""
         room = _plain(torch.empty(piece.shape, dtype=dtype, device=self.ranks.device))
-        work = dist.irecv(room, self.first + piece.place, self.group)
+        work = self.exchange(room, self.first + piece.place, self.group)
         works += [] if work is None else [(work, self.first + piece.place)]
         return room
 
@@ -165,7 +175,7 @@ def _plain(value: Tensor) -> Tensor:
 
 
 def channels(ranks: Ranks, ways: Iterable[tuple[str, int, int]]) -> dict[tuple[str, int, int], Outgoing | Incoming]:
-    """Those of this rank: by pass, from stage, to stage. Every rank of every stage names the same ones."""
+    """Those of this rank, in order: by pass, from stage, to stage. Every rank of every stage names the same ones."""
     own, found = ranks.stages.rank, dict[tuple[str, int, int], Outgoing | Incoming]()
     for way in sorted(set(ways)):
         name, source, target = way

@@ -109,13 +109,18 @@ def cross_entropy_sum(logits: Tensor, target: Tensor, ignore_index: int, label_s
     return F.cross_entropy(logits, target, ignore_index=ignore_index, reduction="sum", label_smoothing=label_smoothing)
 
 
+_STRIDE = 16
+"""Bytes of which the strides of `F.grouped_mm`'s operands are multiples."""
+
+
 def grouped_mm(x: Tensor, w: Tensor, ends: Tensor) -> Tensor:
     """Rows of `x` [t, i], in groups that end at `ends`, each group times its own matrix of `w` [e, i, o].
 
     In a dry run `ends` has no data, and the groups are as large as each other.
     """
     is_dry = isinstance(ends, FakeTensor)
-    if x.dtype == torch.bfloat16 and (is_dry or (x.is_cuda and len(x))):
+    aligned = not (x.shape[1] * x.itemsize % _STRIDE or w.shape[2] * w.itemsize % _STRIDE)
+    if x.dtype == torch.bfloat16 and aligned and (is_dry or (x.is_cuda and len(x))):
         return F.grouped_mm(x, w, offs=ends.to(torch.int32))
     even = (x.shape[0] * number // len(w) for number in range(1, len(w) + 1))
     return _GroupedProduct.apply(x, w, [0, *(even if is_dry else ends.tolist())])

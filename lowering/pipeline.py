@@ -7,6 +7,7 @@ stages; those of parameters that several stages have, over these at the end of t
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import torch
@@ -64,7 +65,7 @@ class Pipeline:
         for stage in range(len(stages) - 1):
             here, there = stage % size, (stage + 1) % size
             ways += [(FORWARD, here, there), (BACKWARD, there, here)]
-        self.channels = channels(ranks, ways)
+        self.channels, self.connected = channels(ranks, ways), False
         self.last = (len(stages) - 1) % size
         self.teller = first_in(ranks.meshes, range(size), dist.get_rank(), self.last)
         self.mail: dict[tuple[str, int, int], list[Tensor]] = {}  # between chunks of one stage
@@ -82,6 +83,7 @@ class Pipeline:
         work: dist.Work | None = None
         loss, self.now = torch.zeros_like(self.loss), "the beginning of the step"
         try:
+            self._connect()
             for channel in self.channels.values():
                 if isinstance(channel, Incoming):
                     channel.begin(self._to_come(items, channel))
@@ -111,6 +113,18 @@ class Pipeline:
             self.failed = f"{self.now}: {error}"
             raise
         return loss
+
+    def _connect(self) -> None:
+        """Before the first step."""
+        if self.connected:
+            return
+        places = defaultdict[Incoming | Outgoing | None, set[int]](set)
+        received = [(hop, [kind.pieces for kind in kinds]) for hop, kinds in self.kinds.items()]
+        for hop, values in [*self.pieces.items(), *received]:
+            places[self._channel(*hop)].update(piece.place for pieces in values for piece in pieces)
+        for channel in self.channels.values():
+            channel.connect(places[channel])
+        self.connected = True
 
     def check_alive(self) -> None:
         """Raise where a step before has failed: what is on its way between stages is of that one."""

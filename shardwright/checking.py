@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map_only
 
 from shardwright.lowering.differences import Comparison, compared, epsilon_of
@@ -204,7 +205,7 @@ def _compare(model: nn.Module, part: _Part) -> Comparison:
     before = Before(model)
     epsilon = epsilon_of(part.captured.graph)
     try:
-        with _as_in_training(), guards_left_out(model):
+        with _as_in_training(), _drawing_alike(part.captured.graph, device_of(model)), guards_left_out(model):
             eager = _run(lambda: _eager(model, part, before), before, "the model does not run on this batch")
             if not all(map(torch.isfinite, map(torch.tensor, eager.losses))):
                 raise _NotCheckedError(f"the loss of this batch is {eager.losses[0]}")
@@ -223,6 +224,15 @@ def _compare(model: nn.Module, part: _Part) -> Comparison:
 def _as_in_training() -> Generator[None]:
     """Gradients, whatever the caller has switched off, and no compilation of parts."""
     with torch.inference_mode(False), torch.enable_grad(), torch.compiler.set_stance("force_eager"):
+        yield
+
+
+@contextmanager
+def _drawing_alike(graph: Graph, device: torch.device) -> Generator[None]:
+    """Graphs have attention that drops written out, as its mask is cut; kernels of GPUs would draw another one."""
+    by_name = {node.name: node for node in graph.nodes}
+    drops = any(node.op == "dropout" and by_name[node.inputs[0]].op == "softmax" for node in graph.nodes)
+    with sdpa_kernel(SDPBackend.MATH) if drops and device.type == "cuda" else nullcontext():
         yield
 
 

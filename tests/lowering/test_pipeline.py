@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from datetime import timedelta
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from shardwright.cli.dryrun import DryRunReport
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.predict import predict
 from shardwright.cost.timeline.program import program
+from shardwright.lowering.channels import Incoming, Outgoing
 from shardwright.lowering.dryrun import dry_run
 from shardwright.lowering.launch import run_ranks
+from shardwright.lowering.module import ParallelModule
 from shardwright.lowering.outside import find_outside
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.stages import cut
@@ -21,10 +27,11 @@ from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.lifetimes import Zero
 from shardwright.pcg.step.pipelining import ScheduleName
 from shardwright.search.plan import Plan, SearchReport
-from tests.lowering.pipelines import evenly, in_one_process, in_stages, of_one_stage, worst_error
+from tests.lowering.pipelines import Outcome, evenly, in_one_process, in_stages, of_one_stage, step, worst_error
 from tests.lowering.runs import Case, entry_of
 from tests.lowering.test_microbatches import case
 
+Exchange = Callable[[Tensor, int, dist.ProcessGroup], dist.Work | None]
 Cell = tuple[int, ScheduleName, int, tuple[str, ...], int, Zero]
 CELLS: list[Cell] = [
     (2, "1f1b", 1, (), 1, "kept"), (4, "1f1b", 1, (), 4, "kept"), (2, "gpipe", 1, ("zero",), 4, "zero-3"),
@@ -46,6 +53,44 @@ def test_steps_in_stages_are_those_of_one_process(name: str, cells: list[Cell]) 
         plans.append((graph, evenly(graph, stages, schedule, chunks)))
     for cell, by_rank in zip(cells, in_stages(found, plans), strict=True):
         assert worst_error(by_rank, expected) < 1e-11, cell
+
+
+@contextmanager
+def connected_like_nccl() -> Generator[None]:
+    """Two ranks that first exchange something in a group wait for each other, as its communicator is made then."""
+    store, known = dist.distributed_c10d._get_default_store(), set[tuple[str, int]]()
+
+    def connecting(exchange: Exchange) -> Exchange:
+        def run(tensor: Tensor, peer: int, group: dist.ProcessGroup) -> dist.Work | None:
+            name, me = group.group_name, dist.get_rank()
+            if (name, peer) not in known:
+                known.add((name, peer))
+                store.set(f"{name}: {me} to {peer}", "")
+                store.wait([f"{name}: {peer} to {me}"], timedelta(seconds=5))
+            return exchange(tensor, peer, group)
+
+        return run
+
+    with pytest.MonkeyPatch.context() as patch:
+        for side in (Outgoing, Incoming):
+            patch.setattr(side, "exchange", staticmethod(connecting(side.exchange)))
+        yield
+
+
+def test_stages_are_connected_in_one_order() -> None:
+    """Neighbours, chunks that go round, stages of unlike sizes."""
+    found = case("gpt")
+    graph, cut_in_two = of_one_stage(found, (), 2), of_one_stage(found, ("data",), 2)
+    plans = [(graph, evenly(graph, 3)), (graph, evenly(graph, 2, "interleaved", 2))]
+    plans.append((cut_in_two, evenly(cut_in_two, 2, sizes=(2, 1))))
+
+    def connected(parallel: ParallelModule) -> Outcome:
+        with connected_like_nccl():
+            return step(parallel, found.batch)
+
+    expected = in_one_process(found)
+    for by_rank in found.on_ranks_of(plans, connected):
+        assert worst_error(by_rank, expected) < 1e-11
 
 
 def test_gradients_of_weights_are_put_off() -> None:
