@@ -11,7 +11,7 @@ NEWEST_TESTS := tests/pcg/test_versions.py tests/pcg/test_capture.py tests/pcg/t
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test newest newest-setup mutants lint types matrix sweep operators writes bench bench-search regret bench-accuracy bench-rules bench-gains site site-check browser pages format clean
+.PHONY: help setup demo test cuda newest newest-setup mutants lint types matrix sweep operators writes bench bench-search regret bench-accuracy bench-rules bench-gains site site-check browser pages format clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -23,6 +23,9 @@ demo: $(STAMP) ## train a 10 M parameter GPT-2 on two local ranks: the plan, the
 
 test: $(STAMP) ## run the whole test suite
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadgroup
+
+cuda: $(STAMP) ## run the tests that need a GPU
+	SHARDWRIGHT_CUDA=1 $(PY) -m pytest tests/lowering/test_cuda.py
 
 newest: newest-setup ## run docs/start.md from a wheel, and a part of the suite, with the newest torch and transformers that are tested: 6 GB
 	$(NEWEST)/bin/python -m bench.pages --installed docs/start.md

@@ -2,8 +2,9 @@
 
 A *channel* goes one way, from a stage to another one, for one of forward and backward. It has a process group of its
 own: under NCCL what is sent in one group comes one after the other, so that two ranks which send to each other in one
-would wait for ever. The receiver posts the next receive as soon as it has taken the one before. The sender goes on
-while a message is sent; before the next one it waits for that, and lets go of its memory.
+would wait for ever. The receiver posts the next receive as soon as it has taken the one before; where a receive is a
+kernel that waits, when it needs the message. The sender goes on while a message is sent; before the next one it waits
+for that, and lets go of its memory.
 
 Stages of equal sizes have a channel at each place, and all that a rank has goes to one other. Of unlike ones a channel
 has all ranks of both, and goes by *pieces* (`pcg.pieces`): tensor after tensor, of each the receivers in order on
@@ -45,6 +46,15 @@ class Message(NamedTuple):
 
 Works = list[tuple[dist.Work, int]]
 """With the rank that each waits for."""
+
+
+def waits_in_kernels(device: torch.device) -> bool:
+    """Whether a receive is a kernel, which runs until the message has come.
+
+    What a GPU does not begin beside a running kernel (some of the first loading of other kernels, to free memory) then
+    waits for the sender, who must not wait for what this rank does next.
+    """
+    return device.type == "cuda"
 
 
 class Channel:
@@ -120,15 +130,18 @@ class Incoming(Channel):
 
     def begin(self, messages: Iterable[Message]) -> None:
         """All that will come in a step, in order."""
-        self.todo = deque(messages)
-        self._post()
+        self.todo, self.posted = deque(messages), None
+        if not waits_in_kernels(self.ranks.device):
+            self._post()
 
     def take(self) -> list[Tensor]:
         """The next message."""
+        if self.posted is None:
+            self._post()
         assert self.posted is not None, "nothing more is to come"
         message, values, works = self.posted
         self.wait(works, message.what)
-        self._post()
+        self.begin(self.todo)
         return [joined(kind, parts, self.ranks.device) for kind, parts in zip(message.kinds, values, strict=True)]
 
     def _post(self) -> None:

@@ -3,11 +3,13 @@
 What is received before an action and sent after it follows from the list. Where a stage has several chunks, each has a
 runner of its own. Gradients of a chunk are summed over devices in the backward of its last microbatch, as without
 stages; those of parameters that several stages have, over these at the end of the step.
+
+In its first step a GPU loads kernels, which may wait for those that run, and NCCL connects ranks, which wait for each
+other. So that step takes one microbatch after the other.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import torch
@@ -16,7 +18,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from shardwright.lowering.apart import Apart, give_to_weights
-from shardwright.lowering.channels import Incoming, Kind, Message, Outgoing, channels
+from shardwright.lowering.channels import Incoming, Kind, Message, Outgoing, channels, waits_in_kernels
 from shardwright.lowering.exact import Draw
 from shardwright.lowering.groups import first_in
 from shardwright.lowering.movement import Axis
@@ -27,7 +29,7 @@ from shardwright.pcg.errors import DistributedError
 from shardwright.pcg.pieces import Piece
 from shardwright.pcg.stages import BACKWARD, FORWARD, Stages, given
 from shardwright.pcg.step.late import LOSS
-from shardwright.pcg.step.schedules import Item
+from shardwright.pcg.step.schedules import Item, one_by_one
 
 Scale = Callable[[Tensor], Tensor]
 
@@ -65,7 +67,7 @@ class Pipeline:
         for stage in range(len(stages) - 1):
             here, there = stage % size, (stage + 1) % size
             ways += [(FORWARD, here, there), (BACKWARD, there, here)]
-        self.channels, self.connected = channels(ranks, ways), False
+        self.channels, self.has_stepped = channels(ranks, ways), False
         self.last = (len(stages) - 1) % size
         self.teller = first_in(ranks.meshes, range(size), dist.get_rank(), self.last)
         self.mail: dict[tuple[str, int, int], list[Tensor]] = {}  # between chunks of one stage
@@ -76,14 +78,14 @@ class Pipeline:
 
     def step(self, local: Sequence[Mapping[str, Tensor]], draw: Draw, scale: Scale | None) -> Tensor:
         """The loss of a step, on every rank. `scale`: of the loss before its backward; None: there is no backward."""
-        items = [item for item in self.items if scale is not None or item.direction == FORWARD]
+        order = self.items if self.has_stepped or not waits_in_kernels(self.ranks.device) else one_by_one(self.items)
+        items = [item for item in order if scale is not None or item.direction == FORWARD]
         self.alive.clear()
         self.put_off.clear()
         self.mail.clear()
         work: dist.Work | None = None
         loss, self.now = torch.zeros_like(self.loss), "the beginning of the step"
         try:
-            self._connect()
             for channel in self.channels.values():
                 if isinstance(channel, Incoming):
                     channel.begin(self._to_come(items, channel))
@@ -109,22 +111,11 @@ class Pipeline:
                 self.now = "the sum of gradients that several stages have"
                 first = self.runners[0]
                 first.reducer.hand_over(self.shared.summed(first.held))
+                self.has_stepped = True
         except BaseException as error:
             self.failed = f"{self.now}: {error}"
             raise
         return loss
-
-    def _connect(self) -> None:
-        """Before the first step."""
-        if self.connected:
-            return
-        places = defaultdict[Incoming | Outgoing | None, set[int]](set)
-        received = [(hop, [kind.pieces for kind in kinds]) for hop, kinds in self.kinds.items()]
-        for hop, values in [*self.pieces.items(), *received]:
-            places[self._channel(*hop)].update(piece.place for pieces in values for piece in pieces)
-        for channel in self.channels.values():
-            channel.connect(places[channel])
-        self.connected = True
 
     def check_alive(self) -> None:
         """Raise where a step before has failed: what is on its way between stages is of that one."""

@@ -20,9 +20,11 @@ def pytest_sessionstart() -> None:
 
     A process's first backward starts a thread for each GPU it finds, and no fork of a process with such threads can run
     a backward. CUDA builds of torch find one where there is none, once a `FakeTensorMode` was entered, as
-    `torch.export` does. So the first backward comes now, before any test's module is loaded, and with no GPU in sight.
+    `torch.export` does. So the first backward comes now, before any test's module is loaded, and with no GPU in sight;
+    `make cuda`, whose tests fork no ranks, wants one.
     """
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    if "SHARDWRIGHT_CUDA" not in os.environ:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     # pytest listens to loggers that do not propagate, and torch writes long traces of each export for whom listens
     logging.getLogger("torch.__trace").propagate = True
     torch.ones((), requires_grad=True).backward()

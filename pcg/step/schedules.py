@@ -58,6 +58,16 @@ Place = tuple[int, Item]
 """A stage, and an item of it."""
 
 
+def one_by_one(items: Iterable[Item]) -> list[Item]:
+    """In another order: each microbatch through all that a stage does before the next one.
+
+    Where every stage has this order, what one waits for never waits for anything that it does later.
+    """
+    phases = ("forward", "backward", "weights")
+    ahead = {"forward": 1, "backward": -1, "weights": -1}  # through chunks
+    return sorted(items, key=lambda i: (i.microbatch, phases.index(i.direction), ahead[i.direction] * i.chunk))
+
+
 def phases(name: ScheduleName) -> tuple[Phase, ...]:
     """What every microbatch goes through in every chunk, in order."""
     return ("forward", "backward", "weights") if name == "zero-bubble" else ("forward", "backward")

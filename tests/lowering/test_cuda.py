@@ -1,4 +1,7 @@
-"""What only a GPU shows: its kernels draw by themselves, and want strides of their own. Skipped where there is none."""
+"""What only a GPU shows: its kernels draw by themselves, and want strides of their own.
+
+`make cuda` runs these tests. Others see no GPU.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from shardwright.lowering.kernels import grouped_mm
 from shardwright.pcg.step.precisions import PrecisionMode
 from tests.models import zoo
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU, or it was not asked for")
 
 
 @pytest.mark.parametrize("precision", [None, "amp_bf16"])

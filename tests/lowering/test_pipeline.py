@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any
 
 import pytest
 import torch
@@ -16,11 +17,14 @@ from shardwright.cli.dryrun import DryRunReport
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.predict import predict
 from shardwright.cost.timeline.program import program
+from shardwright.lowering import channels, pipeline
 from shardwright.lowering.channels import Incoming, Outgoing
 from shardwright.lowering.dryrun import dry_run
 from shardwright.lowering.launch import run_ranks
 from shardwright.lowering.module import ParallelModule
 from shardwright.lowering.outside import find_outside
+from shardwright.lowering.reducer import Reducer
+from shardwright.lowering.runner import Runner
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.stages import cut
 from shardwright.pcg.step.execution import Execution
@@ -77,20 +81,76 @@ def connected_like_nccl() -> Generator[None]:
         yield
 
 
-def test_stages_are_connected_in_one_order() -> None:
-    """Neighbours, chunks that go round, stages of unlike sizes."""
-    found = case("gpt")
-    graph, cut_in_two = of_one_stage(found, (), 2), of_one_stage(found, ("data",), 2)
-    plans = [(graph, evenly(graph, 3)), (graph, evenly(graph, 2, "interleaved", 2))]
-    plans.append((cut_in_two, evenly(cut_in_two, 2, sizes=(2, 1))))
+class WaitedForOnce:
+    """What is waited for twice, of which gloo takes only the first."""
 
-    def connected(parallel: ParallelModule) -> Outcome:
-        with connected_like_nccl():
-            return step(parallel, found.batch)
+    def __init__(self, work: dist.Work) -> None:
+        self.work: dist.Work | None = work
+
+    def wait(self, timeout: timedelta) -> None:
+        work, self.work = self.work, None
+        if work is not None:
+            work.wait(timeout)
+
+
+@contextmanager
+def loading_kernels() -> Generator[None]:
+    """Whatever is computed waits until all is done that was sent and posted before, as it may on a GPU."""
+    running = list[WaitedForOnce]()
+
+    def noted(exchange: Callable[..., Any]) -> Callable[..., WaitedForOnce]:
+        def run(*args: Any) -> WaitedForOnce:
+            running.append(WaitedForOnce(exchange(*args)))
+            return running[-1]
+
+        return run
+
+    def waiting(compute: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            for work in running:
+                work.wait(timedelta(seconds=5))
+            running.clear()
+            return compute(*args, **kwargs)
+
+        return run
+
+    with pytest.MonkeyPatch.context() as patch:
+        for side in (Outgoing, Incoming):
+            patch.setattr(side, "exchange", staticmethod(noted(side.exchange)))
+        patch.setattr(Runner, "run", waiting(Runner.run))
+        patch.setattr(Reducer, "watch", waiting(Reducer.watch))
+        yield
+
+
+@pytest.fixture(scope="module")
+def as_on_gpus() -> list[tuple[Graph, Execution]]:
+    """Neighbours, chunks that go round, backward in two parts, stages of unlike sizes."""
+    found = case("gpt")
+    graph, cut_in_two = of_one_stage(found, (), 4), of_one_stage(found, ("data",), 2)
+    names: list[tuple[int, ScheduleName, int]] = [
+        (3, "1f1b", 1), (2, "eager-1f1b", 1), (2, "interleaved", 2), (3, "zero-bubble", 1)
+    ]  # fmt: skip
+    plans = [(graph, evenly(graph, stages, schedule, chunks)) for stages, schedule, chunks in names]
+    return [*plans, (cut_in_two, evenly(cut_in_two, 2, sizes=(2, 1)))]
+
+
+def test_first_steps_on_gpus_end(as_on_gpus: list[tuple[Graph, Execution]]) -> None:
+    """Where ranks wait for each other to connect, and kernels that are loaded for those that run; then a usual step."""
+    found = case("gpt")
+
+    def two_steps(parallel: ParallelModule) -> list[Outcome]:
+        with pytest.MonkeyPatch.context() as patch:
+            for module in (channels, pipeline):
+                patch.setattr(module, "waits_in_kernels", lambda _: True)
+            with connected_like_nccl(), loading_kernels():
+                first = step(parallel, found.batch)
+            parallel.zero_grad()
+            return [first, step(parallel, found.batch)]
 
     expected = in_one_process(found)
-    for by_rank in found.on_ranks_of(plans, connected):
-        assert worst_error(by_rank, expected) < 1e-11
+    for (_, execution), by_rank in zip(as_on_gpus, found.on_ranks_of(as_on_gpus, two_steps), strict=True):
+        for outcomes in zip(*by_rank, strict=True):
+            assert worst_error(list(outcomes), expected) < 1e-11, execution
 
 
 def test_gradients_of_weights_are_put_off() -> None:
