@@ -30,7 +30,7 @@ from bench.entangled import Example
 from bench.search import deepseek_v3, llama_8b, llama_70b, llama_405b
 from examples.zoo import ZOO
 from shardwright.cost.clusters.cluster import Cluster
-from shardwright.pcg.capture import capture
+from shardwright.pcg.capture.capture import capture
 from shardwright.pcg.mesh import Mesh
 from shardwright.reports.plan import PlanReport
 from shardwright.reports.units import seconds, size

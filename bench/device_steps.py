@@ -43,7 +43,7 @@ from shardwright.cost.calibration.measure import Clock
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.timeline.program import Programs
 from shardwright.cost.timeline.timeline import simulate
-from shardwright.pcg.capture import capture, find_loss
+from shardwright.pcg.capture.capture import capture, find_loss
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.precisions import Precision

@@ -26,7 +26,7 @@ from shardwright.lowering.launch import run_ranks
 from shardwright.lowering.module import lower
 from shardwright.lowering.movement import Axis
 from shardwright.lowering.philox import keep_mask
-from shardwright.pcg.capture import Captured, capture
+from shardwright.pcg.capture.capture import Captured, capture
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
 from shardwright.search.planner import Planner

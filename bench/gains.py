@@ -22,7 +22,7 @@ from bench.search import llama_8b
 from examples.zoo import ZOO
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.clusters.local import default_cluster
-from shardwright.pcg.capture import capture
+from shardwright.pcg.capture.capture import capture
 from shardwright.search.check import check_plan
 from shardwright.search.plan import Plan
 from shardwright.search.planner import Planner

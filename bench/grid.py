@@ -38,7 +38,7 @@ from bench import grid_page
 from bench.grid_cases import CASES, Case
 from bench.grid_store import Cell, Found, Key, Kind, kept, write
 from shardwright.cost.clusters.cluster import Cluster
-from shardwright.pcg.capture import capture
+from shardwright.pcg.capture.capture import capture
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import TIME, Mesh

@@ -50,7 +50,7 @@ from shardwright.lowering.channels import Channel, Incoming, Outgoing
 from shardwright.lowering.launch import run_ranks
 from shardwright.lowering.module import lower
 from shardwright.lowering.pipeline import Pipeline
-from shardwright.pcg.capture import capture
+from shardwright.pcg.capture.capture import capture
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import Execution

@@ -20,7 +20,7 @@ from bench.decoders import decoder as build
 from bench.published import Run, megatron_bridge
 from bench.published_plans import cluster, decoder, execution, planned
 from shardwright.cost.predict import Prediction, predict
-from shardwright.pcg.capture import capture
+from shardwright.pcg.capture.capture import capture
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.step.execution import Execution
 from shardwright.search.plan import Plan

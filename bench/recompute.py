@@ -36,7 +36,7 @@ from shardwright.cost.timeline.program import program
 from shardwright.cost.timeline.timeline import simulate
 from shardwright.lowering.launch import run_ranks
 from shardwright.lowering.module import lower
-from shardwright.pcg.capture import capture
+from shardwright.pcg.capture.capture import capture
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.recompute import RECOMPUTES, Recompute

@@ -33,7 +33,7 @@ from bench.grid_cases import LLAMA_1B, LLAMA_8B, bert_large, fake, gpt2_xl, mixt
 from bench.grid_page import REGRET, replace_section
 from bench.search import Example
 from shardwright.cost.clusters.cluster import Cluster, Level
-from shardwright.pcg.capture import capture
+from shardwright.pcg.capture.capture import capture
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import TIME, Mesh

@@ -29,7 +29,7 @@ from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.clusters.local import default_cluster
 from shardwright.generation import Generated, Settings, generate
 from shardwright.judging import Judgement, verify
-from shardwright.pcg.capture import capture
+from shardwright.pcg.capture.capture import capture
 from shardwright.pcg.graph import Graph
 from shardwright.reports.coverage import Coverage
 from shardwright.substitutions.catalogue import CATALOGUE

@@ -26,7 +26,7 @@ from examples import demo_model
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.clusters.local import default_cluster
 from shardwright.lowering.launch import run_ranks
-from shardwright.pcg.capture import capture
+from shardwright.pcg.capture.capture import capture
 from shardwright.search.asked import Stages
 from shardwright.search.check import check_plan
 from shardwright.search.planner import Planner

@@ -29,7 +29,7 @@ from bench.grid_cases import A100, H100, LLAMA_8B, Case, fake, llama, tokens
 from bench.grid_page import SEQUENCE, replace_section
 from bench.search import Example
 from shardwright.cost.clusters.cluster import Cluster
-from shardwright.pcg.capture import capture
+from shardwright.pcg.capture.capture import capture
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh

@@ -22,7 +22,7 @@ import torch
 
 from bench.grid_cases import llama
 from shardwright.cost.clusters.cluster import Cluster
-from shardwright.pcg.capture import capture
+from shardwright.pcg.capture.capture import capture
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh

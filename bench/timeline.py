@@ -27,7 +27,7 @@ from shardwright.cost.predict import node_costs
 from shardwright.cost.timeline.program import Programs, program
 from shardwright.cost.timeline.timeline import simulate
 from shardwright.cost.timeline.trace import trace
-from shardwright.pcg.capture import capture
+from shardwright.pcg.capture.capture import capture
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import Execution

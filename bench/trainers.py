@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from bench.gpt import Size, build, make_batch
 from bench.megatron import MegatronGPT, sharded_dims
 from shardwright.lowering.module import lower
-from shardwright.pcg.capture import capture
+from shardwright.pcg.capture.capture import capture
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.pcg.step.precisions import Precision

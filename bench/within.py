@@ -22,7 +22,7 @@ from bench.grid_page import WITHIN, replace_section
 from bench.integer import integer_program
 from examples.zoo import ZOO
 from shardwright.cost.clusters.local import default_cluster
-from shardwright.pcg.capture import capture
+from shardwright.pcg.capture.capture import capture
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import DEFAULT
 from shardwright.search.folding import Folded

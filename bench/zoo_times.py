@@ -49,7 +49,7 @@ from shardwright.cost.timeline.program import program
 from shardwright.cost.timeline.timeline import Timeline, simulate
 from shardwright.lowering.launch import run_ranks
 from shardwright.lowering.module import ParallelModule, lower
-from shardwright.pcg.capture import Captured, capture
+from shardwright.pcg.capture.capture import Captured, capture
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import Execution
 from shardwright.search.plan import Plan

@@ -13,9 +13,9 @@ from torch.distributed.tensor import DTensor
 from shardwright.lowering.movement import Time, take
 from shardwright.lowering.ranks import Ranks
 from shardwright.lowering.storage import slices
+from shardwright.pcg.capture.importing import flat_batch
 from shardwright.pcg.errors import BatchError
 from shardwright.pcg.graph import Graph
-from shardwright.pcg.importing import flat_batch
 from shardwright.pcg.layout import Layout, Layouts, R, format_layouts
 from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.parallel import PARTITION

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from shardwright.lowering.entry import Entry
 from shardwright.lowering.spec import Key
+from shardwright.pcg.capture.importing import flat_batch
 from shardwright.pcg.errors import BatchError
-from shardwright.pcg.importing import flat_batch
 
 Shapes = Mapping[str, tuple[int, ...]]
 

@@ -20,9 +20,9 @@ from torch import Tensor
 from shardwright.lowering import private
 from shardwright.lowering.philox import keep_mask
 from shardwright.pcg.attrs import integer
+from shardwright.pcg.capture.importing import memory_order
 from shardwright.pcg.errors import ShardwrightError
 from shardwright.pcg.graph import Graph
-from shardwright.pcg.importing import memory_order
 
 
 @dataclass(frozen=True, slots=True)

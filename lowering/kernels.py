@@ -246,7 +246,8 @@ def dropout(x: Tensor, p: float, draw: Draw, shard: Shard | None) -> Tensor:
     With a seed the rank computes its own shard of the mask. Else it draws the mask of the whole tensor from the default
     generator and keeps its shard of it, so masks and generator state are bitwise those of `native_dropout` in a single
     process. The mask is drawn in the order of the dimensions, however this rank happens to store `x`: a tensor that the
-    single process stores permuted, and draws in the order of its memory, is permuted in the graph (`pcg.capture`).
+    single process stores permuted, and draws in the order of its memory, is permuted in the graph
+    (`pcg.capture.capture`).
     """
     if draw.seed is None and shard is None and x.is_contiguous():
         return torch.native_dropout(x, p, True)[0]

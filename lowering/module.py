@@ -52,8 +52,8 @@ def lower(
     """This rank's program for a parallel graph, with this rank's shards of the model's parameters and buffers.
 
     Every rank calls it with the same graph and the same model. `constants` and `options` are those of
-    `pcg.capture.Captured`; `precision` is that under which it was captured: casts are in the graph, so it only says in
-    what matrix products run. `execution` says what backward makes again; `check_inputs` is that of
+    `pcg.capture.capture.Captured`; `precision` is that under which it was captured: casts are in the graph, so it only
+    says in what matrix products run. `execution` says what backward makes again; `check_inputs` is that of
     `shardwright.compile`. Raises `DistributedError` where the number of ranks is not the mesh's, `PlanError` where the
     graph is not of this model, cannot be run in microbatches, has not what is to be made again, or this device does not
     train in the precision.

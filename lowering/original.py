@@ -108,7 +108,7 @@ class _Guard:
     """A forward pre-hook of one module. It does nothing once the compiled model is gone."""
 
     of_shardwright = True
-    """So that capture leaves it out (`pcg.hooks`)."""
+    """So that capture leaves it out (`pcg.capture.hooks`)."""
 
     def __init__(
         self, weights: Callable[[], _Weights | None] = lambda: None, module: nn.Module | None = None, path: str = ""

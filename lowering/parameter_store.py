@@ -25,9 +25,9 @@ from shardwright.lowering.private import IncompatibleKeys
 from shardwright.lowering.ranks import Ranks
 from shardwright.lowering.sources import Source, own_part
 from shardwright.lowering.storage import Held, hold_buffer, hold_parameter, refuse_replaced, refuse_thawed, slices
+from shardwright.pcg.capture.importing import names_by_first
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
-from shardwright.pcg.importing import names_by_first
 from shardwright.pcg.layout import Layouts, R, format_layouts
 from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.stages import Stages

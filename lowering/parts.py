@@ -16,8 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from shardwright.lowering import private
 from shardwright.lowering.members import Members
+from shardwright.pcg.capture.hooks import hooks_of_all
 from shardwright.pcg.errors import ShardwrightError
-from shardwright.pcg.hooks import hooks_of_all
 
 _LISTS = (nn.ModuleList, nn.Sequential, nn.ParameterList)
 _DICTIONARIES = (nn.ModuleDict, nn.ParameterDict)

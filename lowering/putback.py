@@ -1,6 +1,6 @@
 """What a step of a user's own model may change, put back afterwards.
 
-    what modules hold       by `pcg.places`
+    what modules hold       by `pcg.capture.places`
     tensors in that         values, memory, `grad`, `requires_grad`; of parameters and buffers first of all
     globals                 data in the files that define the model's classes, not those of libraries
     generators              torch's, Python's, NumPy's, those that modules hold, `seed_exactly`
@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from shardwright.lowering.exact import current_random
 from shardwright.lowering.private import FakeTensor
-from shardwright.pcg.places import CONTAINERS, PLAIN, Snapshot
+from shardwright.pcg.capture.places import CONTAINERS, PLAIN, Snapshot
 
 _LIBRARIES = frozenset({"site-packages", "dist-packages", "builtins"})
 _NOTHING = object()

@@ -22,7 +22,7 @@ from shardwright.search.plan import CaptureCheck
 class EntrySpec:
     """What an entry is made of: a parallel graph, and how it is to be run.
 
-    constants, options  those of `pcg.capture.Captured`
+    constants, options  those of `pcg.capture.capture.Captured`
     execution           what backward makes again, the stages, the schedule
     precision           in which it was captured: casts are in the graph, so it only says how matrix products run
     check_inputs        as `shardwright.compile` has it

@@ -20,9 +20,9 @@ from shardwright.lowering.exact import num_draws, step_draws
 from shardwright.lowering.program import compile_source
 from shardwright.lowering.putback import random_states
 from shardwright.lowering.storage import by_block
-from shardwright.pcg.capture import Captured, find_loss, split_batch
-from shardwright.pcg.importing import flat_batch, names_by_first
-from shardwright.pcg.modules import in_own_precision
+from shardwright.pcg.capture.capture import Captured, find_loss, split_batch
+from shardwright.pcg.capture.importing import flat_batch, names_by_first
+from shardwright.pcg.capture.modules import in_own_precision
 from shardwright.pcg.precision import low_dtype
 from shardwright.pcg.step.late import LOSS
 from shardwright.pcg.step.precisions import PrecisionMode, base_of

@@ -1,8 +1,8 @@
 """Mixed precision: what an operator computes in, by the column `autocast` of its row.
 
 A model is captured *under* a precision: it is traced in a region of `torch.autocast`, as the user's own regions are
-(`pcg.regions`), and while its ATen operators become rows, `GraphBuilder` casts what each row reads as `operand_dtypes`
-says. So every type in the graph is the true one, and search, cost, memory, collectives and program
+(`pcg.capture.regions`), and while its ATen operators become rows, `GraphBuilder` casts what each row reads as
+`operand_dtypes` says. So every type in the graph is the true one, and search, cost, memory, collectives and program
 follow from types alone. A cast denotes the identity. It is done here and not on the finished graph, because what ATen
 operators mean depends on dtypes: batch normalization gives its result in the dtype of its operand, a bias has that of
 its product, and a Python number that of the tensor beside it.

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from shardwright.cost.clusters.cluster import Cluster as Cluster
     from shardwright.cost.clusters.topology import Level as Level
     from shardwright.lowering.exact import seed_exactly as seed_exactly
+    from shardwright.pcg.capture.fake import fake as fake
     from shardwright.pcg.errors import ShardwrightError as ShardwrightError
-    from shardwright.pcg.fake import fake as fake
     from shardwright.search.plan import Plan as Plan
 
 __version__ = "0.1.0"
@@ -35,7 +35,7 @@ _EXPORTS = {
     "Plan": "shardwright.search.plan",
     "ShardwrightError": "shardwright.pcg.errors",
     "compile": "shardwright.api",
-    "fake": "shardwright.pcg.fake",
+    "fake": "shardwright.pcg.capture.fake",
     "plan": "shardwright.api",
     "seed_exactly": "shardwright.lowering.exact",
     "what_if": "shardwright.asking",

@@ -28,7 +28,7 @@ from shardwright.lowering.precision import check_device
 from shardwright.lowering.private import default_device
 from shardwright.lowering.spec import EntrySpec
 from shardwright.lowering.waits import start_up
-from shardwright.pcg.capture import Captured, baked_in, capture
+from shardwright.pcg.capture.capture import Captured, baked_in, capture
 from shardwright.pcg.errors import InfeasibleError, PlanError
 from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.step.execution import Execution, ReduceDtype

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from shardwright.api import certified_choices, statistics_of
 from shardwright.cost.clusters.changes import Change, ChangeLike, changed
 from shardwright.cost.clusters.cluster import Cluster
-from shardwright.pcg.capture import capture
+from shardwright.pcg.capture.capture import capture
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
 from shardwright.reports.asking import WhatIfReport, WhyNotReport

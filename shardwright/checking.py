@@ -25,10 +25,10 @@ from torch.utils._pytree import tree_map_only
 from shardwright.lowering.differences import Comparison, compared, epsilon_of
 from shardwright.lowering.putback import Before
 from shardwright.lowering.steps import SerialProgram, Step, device_of, eager_step
-from shardwright.pcg.capture import Captured, bind_arguments, capture
+from shardwright.pcg.capture.capture import Captured, bind_arguments, capture
+from shardwright.pcg.capture.hooks import guards_left_out
 from shardwright.pcg.errors import CaptureError, ShardwrightError, printable
 from shardwright.pcg.graph import Graph
-from shardwright.pcg.hooks import guards_left_out
 from shardwright.pcg.types import is_float
 from shardwright.pcg.units import size
 from shardwright.search.checked import CaptureCheck

@@ -19,7 +19,7 @@ from shardwright.lowering import collectives, kernels
 from shardwright.lowering.apart import Apart, PutOff, give_to_weights
 from shardwright.lowering.module import lower
 from shardwright.lowering.movement import Axis
-from shardwright.pcg.capture import capture
+from shardwright.pcg.capture.capture import capture
 from shardwright.search.planner import Planner
 
 runtime = kernels

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from shardwright.lowering.waits import blame
-from shardwright.pcg.capture import split_batch
+from shardwright.pcg.capture.capture import split_batch
+from shardwright.pcg.capture.importing import flat_batch, names_by_first
 from shardwright.pcg.errors import DistributedError, ShardwrightError
-from shardwright.pcg.importing import flat_batch, names_by_first
 from shardwright.pcg.launcher import find_launch
 
 T = TypeVar("T")

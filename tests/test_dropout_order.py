@@ -11,7 +11,7 @@ import shardwright as sw
 from bench.plans import Case, forced, single
 from shardwright.lowering.launch import run_ranks
 from shardwright.lowering.module import lower
-from shardwright.pcg.capture import Captured, capture
+from shardwright.pcg.capture.capture import Captured, capture
 from shardwright.pcg.graph import Graph
 
 Batch = dict[str, Tensor]

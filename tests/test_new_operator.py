@@ -13,7 +13,7 @@ from shardwright.lowering.launch import run_ranks
 from shardwright.lowering.module import ParallelModule
 from shardwright.pcg.aten import HANDLERS
 from shardwright.pcg.builder import GraphBuilder
-from shardwright.pcg.capture import capture
+from shardwright.pcg.capture.capture import capture
 from shardwright.pcg.graph import Node
 from shardwright.pcg.interpret import denote, run_devices, run_serial
 from shardwright.pcg.mesh import Mesh

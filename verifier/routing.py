@@ -1,4 +1,4 @@
-"""The equations that take the order of experts away from a model (`pcg.routing`, `pcg.networks`), proven.
+"""The equations that take the order of experts away from a model (`pcg.capture.routing` and `networks`), proven.
 
 A vector e of n experts, 0 ≤ e, has the order p: s_r = e_{p(r)} does not fall, and p is a permutation of 0, …, n - 1.
 That is what `sort_indices` means, and trusted. N(j) is how many entries are at most j.

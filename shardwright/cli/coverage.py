@@ -55,7 +55,7 @@ def coverage(file: Path | None, specs: tuple[str, ...], clusters: tuple[str, ...
 def _graphs(specs: tuple[str, ...], progress: Progress) -> Iterator[tuple[str, Graph]]:
     """The captured graph of every model that was asked for."""
     from shardwright.cli.models import functions, load_model
-    from shardwright.pcg.capture import capture
+    from shardwright.pcg.capture.capture import capture
 
     for spec in specs:
         names = [spec] if ":" in spec else [f"{spec}:{name}" for name in functions(spec)]

@@ -28,9 +28,9 @@ from shardwright.lowering.exact import seed_exactly
 from shardwright.lowering.launch import run_ranks
 from shardwright.lowering.module import lower
 from shardwright.lowering.precision import check_device
-from shardwright.pcg.capture import Captured, bind_arguments, capture, find_loss
+from shardwright.pcg.capture.capture import Captured, bind_arguments, capture, find_loss
+from shardwright.pcg.capture.modules import in_own_precision
 from shardwright.pcg.errors import PlanError
-from shardwright.pcg.modules import in_own_precision
 from shardwright.pcg.precision import low_dtype
 from shardwright.pcg.step.late import check_backward
 from shardwright.reports.report import Paragraph, Report

@@ -23,7 +23,7 @@ from shardwright.cost.timeline.memory import Memory
 from shardwright.cost.timeline.steps import Steps
 from shardwright.pcg.analysis import written
 from shardwright.pcg.builder import GraphBuilder
-from shardwright.pcg.capture import capture
+from shardwright.pcg.capture.capture import capture
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.precisions import Precision

@@ -13,7 +13,7 @@ from shardwright.api import certified_choices
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.lowering.exact import seed_exactly
 from shardwright.lowering.module import ParallelModule
-from shardwright.pcg.capture import find_loss
+from shardwright.pcg.capture.capture import find_loss
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import Execution

@@ -30,11 +30,11 @@ from torch import Tensor, nn
 
 from examples.zoo import ZOO
 from shardwright.api import certified_choices
-from shardwright.pcg.capture import capture, find_loss
+from shardwright.pcg.capture.capture import capture, find_loss
+from shardwright.pcg.capture.modules import in_own_precision
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
-from shardwright.pcg.modules import in_own_precision
 from shardwright.pcg.step.execution import Execution, ReduceDtype
 from shardwright.pcg.step.lifetimes import Zero, with_lifetimes
 from shardwright.pcg.step.operations import Operations

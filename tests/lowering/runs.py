@@ -21,7 +21,7 @@ from examples.zoo import ZOO
 from shardwright.lowering.entry import Entry
 from shardwright.lowering.launch import run_ranks
 from shardwright.lowering.module import ParallelModule, lower
-from shardwright.pcg.capture import Captured, capture, find_loss
+from shardwright.pcg.capture.capture import Captured, capture, find_loss
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.layout import Layouts
 from shardwright.pcg.mesh import Mesh

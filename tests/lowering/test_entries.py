@@ -17,7 +17,7 @@ from shardwright.lowering.ranks import Ranks
 from shardwright.lowering.sources import own_part
 from shardwright.lowering.spec import EntrySpec
 from shardwright.lowering.storage import Slices
-from shardwright.pcg.capture import find_loss
+from shardwright.pcg.capture.capture import find_loss
 from shardwright.pcg.errors import BatchError, PlanError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.layout import Layouts, S

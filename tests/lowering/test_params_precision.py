@@ -19,7 +19,7 @@ from shardwright.cost.clusters.cluster import Cluster
 from shardwright.lowering.launch import run_ranks
 from shardwright.lowering.module import ParallelModule
 from shardwright.pcg.aten import dtype_name
-from shardwright.pcg.capture import capture
+from shardwright.pcg.capture.capture import capture
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import Execution, ReduceDtype
@@ -31,7 +31,7 @@ from tests.each import each
 from tests.lowering.rounding import cells
 from tests.lowering.runs import Case, whole
 from tests.lowering.test_dryrun import report
-from tests.pcg.test_casting import Net
+from tests.pcg.capture.test_casting import Net
 from tests.search.graphs import cluster
 
 NORMS: PrecisionByModule = (("blocks.*.norm", "fp32"), ("*", "bf16_params"))

@@ -18,7 +18,7 @@ from shardwright.lowering.dryrun import dry_run
 from shardwright.lowering.module import ParallelModule
 from shardwright.lowering.precision import check_device, check_products, set_products
 from shardwright.lowering.private import unwrap
-from shardwright.pcg.capture import capture
+from shardwright.pcg.capture.capture import capture
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.moves import fused_moves, source_of

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from shardwright.api import certified_choices
-from shardwright.pcg.capture import capture
+from shardwright.pcg.capture.capture import capture
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.lifetimes import with_lifetimes

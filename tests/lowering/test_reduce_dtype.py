@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 from shardwright.api import certified_choices
 from shardwright.lowering.launch import run_ranks
 from shardwright.lowering.module import ParallelModule
-from shardwright.pcg.capture import capture
+from shardwright.pcg.capture.capture import capture
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.step.execution import Execution, ReduceDtype

@@ -26,7 +26,7 @@ from shardwright.lowering.exact import seed_exactly
 from shardwright.lowering.launch import run_ranks
 from shardwright.lowering.module import ParallelModule
 from shardwright.lowering.spec import check_stages
-from shardwright.pcg.capture import capture
+from shardwright.pcg.capture.capture import capture
 from shardwright.pcg.errors import PlanError, ShardwrightError
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.layout import R, S

@@ -18,7 +18,7 @@ from shardwright.cli.models import Loaded
 from shardwright.cli.numeric import measure
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.lowering.launch import run_ranks
-from shardwright.pcg.capture import capture, find_loss
+from shardwright.pcg.capture.capture import capture, find_loss
 from shardwright.pcg.checks import FieldError
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph

@@ -21,10 +21,10 @@ from torch.utils._pytree import tree_leaves
 
 from shardwright.pcg.aten import HANDLERS, Ref, dtype_name, find_handler, lift
 from shardwright.pcg.builder import GraphBuilder
+from shardwright.pcg.capture.exporting import export
+from shardwright.pcg.capture.importing import Importer
 from shardwright.pcg.errors import GraphError
-from shardwright.pcg.exporting import export
 from shardwright.pcg.graph import OPAQUE, Graph
-from shardwright.pcg.importing import Importer
 from shardwright.pcg.interpret import run_serial
 from tests.each import each
 from tests.pcg.aten_cases.catalogue import CASES, TOPICS, UNCOVERED, Case

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from examples.zoo import ZOO
-from shardwright.pcg.capture import capture
+from shardwright.pcg.capture.capture import capture
 from shardwright.pcg.checks import FieldError
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph, Node, make_attrs

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import shardwright
 from shardwright.pcg import versions
-from shardwright.pcg.capture import capture
+from shardwright.pcg.capture.capture import capture
 from shardwright.pcg.errors import CaptureError
 from shardwright.pcg.versions import newer_than_tested, release
 from tests.each import each

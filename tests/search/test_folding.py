@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from shardwright.cost.predict import predict
 from shardwright.pcg.builder import GraphBuilder
-from shardwright.pcg.capture import capture
+from shardwright.pcg.capture.capture import capture
 from shardwright.pcg.choice import Split
 from shardwright.pcg.graph import Graph, Source
 from shardwright.pcg.mesh import Mesh

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from bench.accuracy import prepare
 from bench.plans import TWO_AXES, Case, forced
 from examples.zoo import ZOO
-from shardwright.pcg.capture import Captured, capture, find_loss
+from shardwright.pcg.capture.capture import Captured, capture, find_loss
+from shardwright.pcg.capture.importing import LOSS
 from shardwright.pcg.graph import Graph
-from shardwright.pcg.importing import LOSS
 from shardwright.pcg.interpret import denote, run_devices, run_serial
 from tests.models import grid, zoo
 

@@ -24,7 +24,7 @@ from shardwright.checking import check_capture, check_when, same_but_for_sizes
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.lowering.exact import seed_exactly
 from shardwright.lowering.launch import run_ranks
-from shardwright.pcg.capture import Captured, capture
+from shardwright.pcg.capture.capture import Captured, capture
 from shardwright.pcg.errors import CaptureError, ShardwrightError
 from shardwright.pcg.node import Node
 from shardwright.reports.plan import PlanReport

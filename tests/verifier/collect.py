@@ -30,7 +30,7 @@ def zoo_graphs(*only: str) -> dict[str, Graph]:
     import torch
 
     from examples import zoo
-    from shardwright.pcg.capture import capture
+    from shardwright.pcg.capture.capture import capture
 
     graphs: dict[str, Graph] = {}
     for name, make in vars(zoo).items():

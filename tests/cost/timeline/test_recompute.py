@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.timeline.program import program
-from shardwright.pcg.capture import capture
+from shardwright.pcg.capture.capture import capture
 from shardwright.pcg.step.execution import Execution
 
 

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from shardwright.api import certified_choices
 from shardwright.cost.clusters.cluster import Cluster
-from shardwright.pcg.capture import capture
+from shardwright.pcg.capture.capture import capture
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.layout import C, P, R, S

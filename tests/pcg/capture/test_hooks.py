@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn.utils import prune
 
 from examples.zoo import ZOO
-from shardwright.pcg.capture import capture
+from shardwright.pcg.capture.capture import capture
 from shardwright.pcg.errors import CaptureError
-from tests.pcg.test_capture import numpy_loss
+from tests.pcg.capture.test_capture import numpy_loss
 
 BATCH = {"x": torch.randn(4, 3)}
 

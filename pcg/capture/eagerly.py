@@ -23,8 +23,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import _symbolic_trace
 
+from shardwright.pcg.capture.unseen import UnseenError
 from shardwright.pcg.errors import CaptureError
-from shardwright.pcg.unseen import UnseenError
 
 T = TypeVar("T")
 
@@ -32,7 +32,8 @@ T = TypeVar("T")
 def as_in_eager(capture: Callable[[], T]) -> T:
     """What `capture` gives with the answers of eager mode; with true ones, where it fails and some were not.
 
-    Raises the first `CaptureError` where it fails in both ways, or with something that is refused (`pcg.unseen`).
+    Raises the first `CaptureError` where it fails in both ways, or with something that is refused
+    (`pcg.capture.unseen`).
     """
     asked = list[str]()
     quiet = mock.patch.object(logging.getLogger(FakeTensor.__module__), "disabled", new=True)  # of what fails here

@@ -22,8 +22,8 @@ from torch.autograd import graph as autograd_graph
 from torch.autograd.forward_ad import dual_level
 from torch.utils.checkpoint import CheckpointFunction
 
-from shardwright.pcg.exporting import site_of
-from shardwright.pcg.unseen import Site, UnseenError
+from shardwright.pcg.capture.exporting import site_of
+from shardwright.pcg.capture.unseen import Site, UnseenError
 
 _FUNCTION = torch._C._FunctionBase
 _OPERATORS = ("torch._library.", "torch._higher_order_ops.")

@@ -26,8 +26,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_iter, tree_map_only
 from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
-from shardwright.pcg.backwards import Ungraded, grad_fn, refuse_foreign
-from shardwright.pcg.unseen import UnseenError
+from shardwright.pcg.capture.backwards import Ungraded, grad_fn, refuse_foreign
+from shardwright.pcg.capture.unseen import UnseenError
 
 _aten = torch.ops.aten
 _Dispatch = Callable[..., Any]

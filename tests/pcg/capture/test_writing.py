@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from shardwright.checking import check_capture
-from shardwright.pcg.capture import capture
+from shardwright.pcg.capture.capture import capture
 from shardwright.pcg.errors import CaptureError
 from tests.each import each
 

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from shardwright.pcg.aten import dtype_name
+from shardwright.pcg.capture.places import Place, Snapshot
 from shardwright.pcg.errors import CaptureError
 from shardwright.pcg.graph import Source
-from shardwright.pcg.places import Place, Snapshot
 
 
 def write_back(before: Snapshot, after: Snapshot, where: Callable[[Place], Source]) -> None:

@@ -17,9 +17,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from shardwright.pcg.capture import capture
+from shardwright.pcg.capture.capture import capture
+from shardwright.pcg.capture.places import Snapshot, put_back
 from shardwright.pcg.errors import CaptureError
-from shardwright.pcg.places import Snapshot, put_back
 from tests.each import each
 
 BATCH = {"x": torch.ones(2, 4)}

@@ -19,11 +19,11 @@ from torch.utils._pytree import tree_flatten_with_path
 
 from shardwright.pcg.aten import IGNORED, Ref, dtype_name, lift
 from shardwright.pcg.builder import GraphBuilder
+from shardwright.pcg.capture.exporting import is_library, line_of
+from shardwright.pcg.capture.regions import Regions
+from shardwright.pcg.capture.routing import per_token
 from shardwright.pcg.errors import CaptureError, GraphError
-from shardwright.pcg.exporting import is_library, line_of
 from shardwright.pcg.graph import Graph, Source
-from shardwright.pcg.regions import Regions
-from shardwright.pcg.routing import per_token
 
 LOSS = "loss"
 
@@ -175,7 +175,7 @@ class Importer:
         return source
 
     def _casts_parameter(self, node: torch.fx.Node) -> bool:
-        """Whether `pcg.casting` does, before the forward: it is lifted where it is read first."""
+        """Whether `pcg.capture.casting` does, before the forward: it is lifted where it is read first."""
         operand = node.args[0] if node.args else None
         found = self.values.get(operand) if isinstance(operand, torch.fx.Node) else None
         is_parameter = isinstance(found, str) and self.builder.nodes[found].op == "parameter"

@@ -1,8 +1,8 @@
 """`torch.export`, and what to say where it fails.
 
 Composite operators (einsum, concatenate, group_norm, …) are decomposed unless they have a handler, as autograd does it.
-Around forward, `pcg.autograd` keeps what autograd makes of it, and `pcg.unseen` refuses what is not exported at all (a
-backward of the user's own, a seed).
+Around forward, `pcg.capture.autograd` keeps what autograd makes of it, and `pcg.capture.unseen` refuses what is not
+exported at all (a backward of the user's own, a seed).
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 
 from shardwright.pcg.aten import find_handler
+from shardwright.pcg.capture.regions import Marker, enter_regions
+from shardwright.pcg.capture.strided import STRIDED
+from shardwright.pcg.capture.unread import keep_unread_draws
+from shardwright.pcg.capture.unseen import Site, UnseenError
 from shardwright.pcg.errors import CaptureError
-from shardwright.pcg.regions import Marker, enter_regions
-from shardwright.pcg.strided import STRIDED
-from shardwright.pcg.unread import keep_unread_draws
-from shardwright.pcg.unseen import Site, UnseenError
 from shardwright.pcg.versions import newer_than_tested
 
 # What is kept whole. Decomposed, a recurrent layer would be a copy of its cell for every position of the sequence, and

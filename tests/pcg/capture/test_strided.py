@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from bench.writes import SCATTERS, VIEWS, Form, Forms, batch, forms, judge, trains
-from shardwright.pcg.capture import capture
+from shardwright.pcg.capture.capture import capture
+from shardwright.pcg.capture.strided import STRIDED
 from shardwright.pcg.errors import CaptureError
-from shardwright.pcg.strided import STRIDED
 from tests.each import each
 
 SHARE = [form for form in forms()[7::463] if form.view not in ("unfold", "unbind")]

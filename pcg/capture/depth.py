@@ -1,7 +1,8 @@
 """Deep models are captured from a few of their layers: the layers of a list that are alike are exported once.
 
     long list ──shortened──▶ four layers exported ──deepened──▶ the graph of all of them
-        └──────── both run on tensors without data, operator by operator: all layers must do the same (`pcg.alike`)
+        └──────── both run on tensors without data, operator by operator: all layers must do the same
+        (`pcg.capture.alike`)
 
 So capture takes about as long however deep a model is. What is not seen to repeat is exported whole.
 """

@@ -16,11 +16,11 @@ from torch.nn import functional as F
 from transformers import masking_utils as masks
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from shardwright.pcg.capture import Captured, capture
+from shardwright.pcg.capture.capture import Captured, capture
+from shardwright.pcg.capture.masks import known_value
 from shardwright.pcg.errors import CaptureError
-from shardwright.pcg.masks import known_value
 from tests.each import each
-from tests.pcg.test_capture import gradients_agree
+from tests.pcg.capture.test_capture import gradients_agree
 
 Batch = dict[str, Any]
 Call = tuple[bool, bool]

@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.utils.checkpoint import CheckpointFunction, checkpoint
 
-from shardwright.pcg.capture import capture
+from shardwright.pcg.capture.capture import capture
 from shardwright.pcg.errors import CaptureError
 from tests.each import each
 

@@ -23,10 +23,10 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental import symbolic_shapes
 
+from shardwright.pcg.capture.state import LEFT, Carrier, Kept
 from shardwright.pcg.errors import CaptureError, GraphError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.interpret import run_serial
-from shardwright.pcg.state import LEFT, Carrier, Kept
 
 Found = tuple[Graph, Mapping[str, Tensor]]
 """A graph, and by target its constants and the first values of what it carries beside the model's buffers."""

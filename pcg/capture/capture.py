@@ -21,28 +21,28 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake
 from torch.amp.autocast_mode import autocast
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from shardwright.pcg.alike import Forward, alike
 from shardwright.pcg.aten import dtype_name
-from shardwright.pcg.autograd import gradients_kept
-from shardwright.pcg.backwards import backwards_refused, check_backward
-from shardwright.pcg.depth import Run, deepened, runs, shortened
-from shardwright.pcg.eagerly import as_in_eager
+from shardwright.pcg.capture.alike import Forward, alike
+from shardwright.pcg.capture.autograd import gradients_kept
+from shardwright.pcg.capture.backwards import backwards_refused, check_backward
+from shardwright.pcg.capture.depth import Run, deepened, runs, shortened
+from shardwright.pcg.capture.eagerly import as_in_eager
+from shardwright.pcg.capture.exporting import export
+from shardwright.pcg.capture.hooks import captured_hooks, refuse_backward_hooks
+from shardwright.pcg.capture.importing import LOSS, Importer, flat_batch, tied_names
+from shardwright.pcg.capture.masks import masks_as_trained
+from shardwright.pcg.capture.modules import in_own_precision
+from shardwright.pcg.capture.places import put_back
+from shardwright.pcg.capture.regions import Marker
+from shardwright.pcg.capture.settling import Found, settled
+from shardwright.pcg.capture.state import LEFT, Carried, Kept
+from shardwright.pcg.capture.unseen import unseen_refused
+from shardwright.pcg.capture.writing import Shared
 from shardwright.pcg.errors import CaptureError, PlanError, UnsupportedOperatorError
-from shardwright.pcg.exporting import export
 from shardwright.pcg.graph import OPAQUE, Graph
-from shardwright.pcg.hooks import captured_hooks, refuse_backward_hooks
-from shardwright.pcg.importing import LOSS, Importer, flat_batch, tied_names
-from shardwright.pcg.masks import masks_as_trained
-from shardwright.pcg.modules import in_own_precision
-from shardwright.pcg.places import put_back
 from shardwright.pcg.precision import check_precision, low_dtype
-from shardwright.pcg.regions import Marker
-from shardwright.pcg.settling import Found, settled
-from shardwright.pcg.state import LEFT, Carried, Kept
 from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.precisions import PrecisionMode, base_of
-from shardwright.pcg.unseen import unseen_refused
-from shardwright.pcg.writing import Shared
 
 
 @dataclass(frozen=True)
@@ -198,11 +198,11 @@ def capture(
     `batch` maps argument names to global tensors (or nests of them); other values are baked in as options. With
     `strict`, an operator without a row in the op table is an `UnsupportedOperatorError` instead of running replicated.
     `precision`: what is computed in which dtype, in place of the model's own (`pcg.precision`), or a mapping that says
-    it by module (`pcg.modules`). `per_microbatch`: the modules, by name or pattern, whose statistics over the batch are
-    to be those of each of `num_microbatches`.
-    Raises `CaptureError` naming the module and source line where tracing failed, a hook that training would not call
-    (`pcg.hooks`), or state of Python objects that every step would change (`pcg.state`), `PlanError` where the
-    parameters are not of a dtype that the precision is for, or a pattern names no module.
+    it by module (`pcg.capture.modules`). `per_microbatch`: the modules, by name or pattern, whose statistics over the
+    batch are to be those of each of `num_microbatches`. Raises `CaptureError` naming the module and source line where
+    tracing failed, a hook that training would not call (`pcg.capture.hooks`), or state of Python objects that every
+    step would change (`pcg.capture.state`), `PlanError` where the parameters are not of a dtype that the precision is
+    for, or a pattern names no module.
     """
     trained, frozen = ({dtype_name(p.dtype) for p in model.parameters() if p.requires_grad is t} for t in (True, False))
     precision = check_precision(precision, trained, frozen)

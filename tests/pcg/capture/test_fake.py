@@ -8,7 +8,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 import shardwright as sw
-from shardwright.pcg.capture import capture
+from shardwright.pcg.capture.capture import capture
 from tests.each import each
 
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from shardwright.pcg.capture import capture
+from shardwright.pcg.capture.capture import capture
+from shardwright.pcg.capture.modules import in_own_precision
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
-from shardwright.pcg.modules import in_own_precision
 from tests.each import each
 
 

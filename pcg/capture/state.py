@@ -1,7 +1,7 @@
 """What a forward leaves in a model: attributes that it assigns, lists that it appends to, objects that it changes.
 
-Buffers that it assigns are outputs of the graph (`pcg.writing`); what else is left, and whether later steps are still
-like the first, is for `pcg.settling`. What iterators hold is not looked at.
+Buffers that it assigns are outputs of the graph (`pcg.capture.writing`); what else is left, and whether later steps are
+still like the first, is for `pcg.capture.settling`. What iterators hold is not looked at.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
+from shardwright.pcg.capture.exporting import is_library, line_of
+from shardwright.pcg.capture.places import CONTAINERS, PLAIN, Place, Snapshot
+from shardwright.pcg.capture.writing import DataAsCopies, check_type, write_back
 from shardwright.pcg.errors import CaptureError
-from shardwright.pcg.exporting import is_library, line_of
 from shardwright.pcg.graph import Source
-from shardwright.pcg.places import CONTAINERS, PLAIN, Place, Snapshot
-from shardwright.pcg.writing import DataAsCopies, check_type, write_back
 
 LEFT = "left "
 """Before the path of what a forward leaves, where a graph has that as an output."""

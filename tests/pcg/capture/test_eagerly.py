@@ -14,7 +14,7 @@ from torch.autograd import Function
 from torch.compiler import is_compiling, is_dynamo_compiling, is_exporting  # as most packages bind them
 from torch.fx._symbolic_trace import is_fx_tracing
 
-from shardwright.pcg.capture import capture
+from shardwright.pcg.capture.capture import capture
 from shardwright.pcg.errors import CaptureError
 from tests.each import each
 

@@ -20,11 +20,11 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_leaves, tree_map_only
 
-from shardwright.pcg.backwards import backwards_refused, check_backward
-from shardwright.pcg.depth import KEPT, Run, shortened
-from shardwright.pcg.hooks import captured_hooks
-from shardwright.pcg.state import Kept
-from shardwright.pcg.unseen import unseen_refused
+from shardwright.pcg.capture.backwards import backwards_refused, check_backward
+from shardwright.pcg.capture.depth import KEPT, Run, shortened
+from shardwright.pcg.capture.hooks import captured_hooks
+from shardwright.pcg.capture.state import Kept
+from shardwright.pcg.capture.unseen import unseen_refused
 
 _MOST_NUMBERS = 4096
 """Of a constant that is compared by value."""
@@ -103,7 +103,7 @@ class _Notes(TorchDispatchMode):
         return hooks
 
     def _by_layer(self, paths: Iterable[str]) -> dict[_Place, set[str]]:
-        """What the forward left changed (`pcg.state`), by the layer that has it."""
+        """What the forward left changed (`pcg.capture.state`), by the layer that has it."""
         found = dict[_Place, set[str]]()
         for path in paths:
             layers = ((run, number) for run, number in self.calls if run and path.startswith(f"{run}.{number}."))
@@ -143,7 +143,7 @@ class _Notes(TorchDispatchMode):
         return result
 
     def _cast(self, func: torch._ops.OpOverload, args: tuple[Any, ...]) -> str:
-        """The leaf of which this is a cast: all parameters may be cast before the forward (`pcg.casting`)."""
+        """The leaf of which this is a cast: all parameters may be cast before the forward (`pcg.capture.casting`)."""
         return self._leaves.get(_storage(args[0]), "") if func is torch.ops.aten._to_copy.default else ""
 
     def _outside(self) -> _Place:

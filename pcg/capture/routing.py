@@ -12,7 +12,8 @@ Let p be the order in which the entries of a vector of experts e are sorted, and
 
 An order is carried along, as in the second equation, until one of the last two takes it away; who else reads rows in
 order gets them by an `index`. What is left is `expert_linear`, and where two of them make the network of an expert,
-whose results are added up by weights, `experts` (`pcg.networks`). The equations are proven in `verifier.routing`.
+whose results are added up by weights, `experts` (`pcg.capture.networks`). The equations are proven in
+`verifier.routing`.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ from typing import Any
 
 from shardwright.pcg.attrs import Attr, Attrs
 from shardwright.pcg.builder import GraphBuilder
+from shardwright.pcg.capture.networks import with_networks
 from shardwright.pcg.errors import GraphError
 from shardwright.pcg.factors import Shape
 from shardwright.pcg.graph import OPAQUE, Graph, Node
-from shardwright.pcg.networks import with_networks
 
 _PLACES = ("argmax", "sort_indices", "topk_indices")
 """Give numbers of places, which are not negative: a histogram leaves negative ones out, and an order has them first."""

@@ -2,7 +2,7 @@
 
 That is a new seed of torch's generator, and a draw from a generator that is not torch's: Python's and NumPy's run at
 capture only, so that what depends on a draw (a mask, a layer that is dropped) would be the same in every step. Draws
-after a seed that forward itself sets are the same in every step anyway. For backwards, see `pcg.backwards`.
+after a seed that forward itself sets are the same in every step anyway. For backwards, see `pcg.capture.backwards`.
 """
 
 from __future__ import annotations

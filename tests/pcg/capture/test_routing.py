@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from bench.accuracy import prepare
-from shardwright.pcg.capture import capture
+from shardwright.pcg.capture.capture import capture
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.interpret import run_serial
 from tests.each import each

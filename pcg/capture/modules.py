@@ -5,7 +5,7 @@ In fp32 that region is disabled, and arguments in 16 bits are widened, as `torch
 that the forward of another module reads is read in that one's precision.
 
 In bf16_params and fp16_params the region is disabled too, and what counts is whose parameters are read: those of the
-module, and of modules in it, are in 16 bits (`pcg.casting`).
+module, and of modules in it, are in 16 bits (`pcg.capture.casting`).
 
 Where nothing around is in 16 bits, results in 16 bits are widened: products of float32 read nothing else.
 """
@@ -23,7 +23,7 @@ from torch.amp.autocast_mode import autocast
 from torch.utils._pytree import tree_map_only
 from torch.utils.hooks import RemovableHandle
 
-from shardwright.pcg.casting import in_param_dtype
+from shardwright.pcg.capture.casting import in_param_dtype
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.precision import HALVES, low_dtype
 from shardwright.pcg.step.precisions import Precision, PrecisionByModule, PrecisionMode, base_of, of_modules

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from shardwright.pcg.capture import capture
+from shardwright.pcg.capture.capture import capture
+from shardwright.pcg.capture.modules import in_own_precision
+from shardwright.pcg.capture.settling import settled
 from shardwright.pcg.errors import CaptureError
 from shardwright.pcg.graph import Graph
-from shardwright.pcg.modules import in_own_precision
-from shardwright.pcg.settling import settled
 from tests.each import each
 
 D, LOW, WIDE = 8, "bfloat16", "float32"
@@ -123,9 +123,9 @@ def test_deep_models_are_captured_from_few_layers(monkeypatch: pytest.MonkeyPatc
         exported.append(len(kept.model.blocks))
         return settled(kept, once)
 
-    monkeypatch.setattr("shardwright.pcg.capture.settled", counted)
+    monkeypatch.setattr("shardwright.pcg.capture.capture.settled", counted)
     found = captured(num_blocks=9)
-    monkeypatch.setattr("shardwright.pcg.capture.runs", lambda model: [])
+    monkeypatch.setattr("shardwright.pcg.capture.capture.runs", lambda model: [])
     assert shape_of(found) == shape_of(captured(num_blocks=9))
     assert exported == [4, 9]
 

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from shardwright.pcg import capture as capturing
-from shardwright.pcg import depth
-from shardwright.pcg.capture import Captured, capture
-from shardwright.pcg.depth import KEPT, deepened, runs
+from shardwright.pcg.capture import capture as capturing
+from shardwright.pcg.capture import depth
+from shardwright.pcg.capture.capture import Captured, capture
+from shardwright.pcg.capture.depth import KEPT, deepened, runs
 from shardwright.pcg.errors import CaptureError
 from shardwright.search.check import difference
 from shardwright.search.plan import fingerprint
@@ -520,7 +520,7 @@ def test_only_a_few_layers_are_exported() -> None:
 
 def test_a_graph_whose_layers_are_no_chain_is_not_deepened() -> None:
     model = Net(KEPT)
-    with mock.patch("shardwright.pcg.depth._FEWEST", KEPT):
+    with mock.patch("shardwright.pcg.capture.depth._FEWEST", KEPT):
         found = runs(model)
     assert deepened(capture(model, batch()).graph, found) is not None
     for other in (Collecting(KEPT), Skipping(KEPT), Alternating(KEPT), Net(KEPT, Numbered), Net(KEPT, WithConstant)):

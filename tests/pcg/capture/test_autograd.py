@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from shardwright.pcg.capture import Captured, capture
+from shardwright.pcg.capture.capture import Captured, capture
 from shardwright.pcg.errors import CaptureError
 from tests.each import each
 from tests.pcg.run_torch import run_torch

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import prune
 
-from shardwright.pcg.capture import capture
+from shardwright.pcg.capture.capture import capture
 from shardwright.pcg.errors import CaptureError
 from tests.each import each
 
@@ -264,9 +264,9 @@ def counter() -> Callable[[Any, Tensor], object]:
 @each(
     "change, said",
     [
-        (counted_in_a_global, r"forward changes 'tests\.pcg\.test_state\.total'"),
-        (logged, r"forward changes \"tests\.pcg\.test_state\.LOG\['steps'\]\[2\]\""),
-        (by_a_helper, r"forward changes \"tests\.pcg\.test_state\.LOG\['steps'\]\[2\]\""),
+        (counted_in_a_global, r"forward changes 'tests\.pcg\.capture\.test_state\.total'"),
+        (logged, r"forward changes \"tests\.pcg\.capture\.test_state\.LOG\['steps'\]\[2\]\""),
+        (by_a_helper, r"forward changes \"tests\.pcg\.capture\.test_state\.LOG\['steps'\]\[2\]\""),
         (counted_in_a_default, r"forward changes 'counted_in_a_default\.0\[0\]'"),
         (counter(), r"forward changes 'counter\.<locals>\.counted\.calls'"),
     ],

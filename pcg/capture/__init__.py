@@ -1,0 +1,39 @@
+"""Capture: a PyTorch model becomes a serial graph.
+
+    capture       the whole way: model, batch ─▶ exported program ─▶ graph, with what binds it to the model again
+    exporting     calls `torch.export`, and says what to do where that fails
+    importing     turns each ATen node of the exported program into rows of the op table, by `pcg.aten`
+    fake          models of any size without memory
+
+Deep models are exported from a few of their layers:
+
+    depth         shortens a long list of layers, and deepens the graph again
+    alike         checks that the layers which were left out do the same as those which were not
+
+The program is the one that trains:
+
+    eagerly       branches that ask whether they are compiled are answered as in eager mode
+    masks         attention masks of `transformers` as they are in training
+    modules       each module's own precision
+    casting       16-bit parameters over masters in float32
+    regions       which operators ran in which region of `torch.autocast`
+    autograd      gradients are those of the forward that ran
+    unread        draws that nothing reads stay in the program
+
+What a forward leaves behind is carried over, or refused by name:
+
+    places        where a model holds Python state
+    writing       buffers that a forward assigns are outputs of the graph
+    state         what else a forward leaves in the model
+    settling      whether every later step is like the first
+    hooks, backwards, unseen
+                  what no program would repeat: hooks, custom backwards, seeds and foreign generators
+
+Operators that a graph cannot have as they are:
+
+    strided       `as_strided` by positions
+    routing       mixtures of experts per token
+    networks      the layers of an expert as one row
+
+Imports the rest of `pcg`, which imports nothing from here.
+"""
