@@ -25,12 +25,13 @@ from bench.search import fake_llama
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.predict import node_costs
 from shardwright.cost.timeline.program import Programs, program
+from shardwright.cost.timeline.steps import Steps
 from shardwright.cost.timeline.timeline import simulate
 from shardwright.cost.timeline.trace import trace
 from shardwright.pcg.capture.capture import capture
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
-from shardwright.pcg.step.execution import Execution
+from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.reports.units import percent, seconds, size
 from shardwright.search.planner import Planner
 from shardwright.search.restrict import DATA, TENSOR
@@ -70,7 +71,7 @@ def report(name: str, graph: Graph, nodes: int, execution: Execution) -> None:
     cluster, repeats = Cluster.preset("dgx-h100", nodes=nodes), {BLOCK: NUM_BLOCKS}
     made = program(graph, cluster, execution, repeats)
     found = simulate(made)
-    costs_s = cpu_s(lambda: node_costs(graph, cluster))
+    costs_s = cpu_s(lambda: node_costs(Steps(graph, cluster, DEFAULT)))
     first_s = cpu_s(lambda: simulate(program(graph, cluster, execution, repeats)))
     programs = Programs(graph, cluster, repeats)
     counts = iter(range(execution.assumed.num_microbatches, 10_000))

@@ -79,12 +79,8 @@ def collective_bytes(collective: str, num_bytes: float, size: int) -> float:
     return num_bytes * float(on_a_switch(collective, size).share)
 
 
-def node_costs(graph: Graph, cluster: Cluster, execution: Execution = DEFAULT) -> dict[str, NodeCosts]:
+def node_costs(steps: Steps) -> dict[str, NodeCosts]:
     """Every node's predicted part of a step. Parameters carry their optimizer's update as compute."""
-    return _node_costs(Steps(graph, cluster, execution))
-
-
-def _node_costs(steps: Steps) -> dict[str, NodeCosts]:
     graph, once, twice = steps.graph, steps.once, made_again_in(steps).twice
     table, updates = dict.fromkeys(once, NodeCosts()), dict[TensorType, NodeCosts]()
     parts = dict[tuple[Operator, bool], NodeCosts]()
@@ -222,7 +218,7 @@ class Details(NamedTuple):
 def details(programs: Programs, execution: Execution = DEFAULT) -> Details:
     """What `predicted` is made of."""
     graph, repeats = programs.graph, programs.repeats
-    made, table = programs.program(execution), _node_costs(programs.steps(execution))
+    made, table = programs.program(execution), node_costs(programs.steps(execution))
     timeline = simulate(made)
     if repeats:
         table = {name: _many(cost, repeats.get(_block(graph.by_name[name]), 1)) for name, cost in table.items()}

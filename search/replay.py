@@ -26,12 +26,6 @@ def degrees(mesh: Mesh) -> tuple[int, ...]:
     return tuple(sorted(found - {1}))
 
 
-def applicable(graph: Graph, rules: Sequence[Equation]) -> list[Equation]:
-    """The rules of whose left sides the graph has every operator."""
-    there = {node.op for node in graph.nodes}
-    return [rule for rule in rules if rule.needs <= there]
-
-
 def replay(graph: Graph, rewrites: Sequence[Rewrite], rules: Mapping[str, Equation], mesh: Mesh) -> Graph:
     """The graph after the rewrites of a plan on this mesh.
 

@@ -138,14 +138,6 @@ class PartialMatch:
             return False
 
 
-def matches(rule: Equation, graph: Graph, parameters: Mapping[str, int] | None = None) -> list[Match]:
-    """Every place in a serial graph where the rule applies, in graph order. `parameters` gives the rule's own sizes.
-
-    Raises `RuleError` for a parallel graph: algebraic rules are used before layouts are chosen.
-    """
-    return list(_each_match(rule, graph, parameters or {}))
-
-
 def _each_match(rule: Equation, graph: Graph, parameters: Mapping[str, int]) -> Iterator[Match]:
     if len(graph.mesh):
         raise RuleError(f"rule {rule.name!r} applies to serial graphs; this one is on the mesh {graph.mesh}")
@@ -158,7 +150,10 @@ def _each_match(rule: Equation, graph: Graph, parameters: Mapping[str, int]) -> 
 
 
 def each_place(rule: Equation, graph: Graph, degrees: Sequence[int] = ()) -> Iterator[Match]:
-    """Every place where the rule applies, with each of `degrees` in the place of each of its parameters."""
+    """Every place in a serial graph where the rule applies, in graph order; each parameter takes each of `degrees`.
+
+    Raises `RuleError` for a parallel graph: algebraic rules are used before layouts are chosen.
+    """
     for values in product(degrees, repeat=len(rule.parameters)):
         yield from _each_match(rule, graph, dict(zip(rule.parameters, values, strict=True)))
 

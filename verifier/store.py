@@ -23,8 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from shardwright.pcg.errors import RuleError
-from shardwright.pcg.files import cache_folder, write_whole
+from shardwright.pcg.files import cache_folder
 from shardwright.substitutions.rules import Rule
 from shardwright.verifier.certificates import Certificate, RuleVerdict, prover_digest
 
@@ -46,7 +45,7 @@ class Verdicts:
     def shipped(cls) -> Verdicts:
         """The proofs of the package; none where they are another prover's."""
         head, *lines = _lines(SHIPPED_PROOFS) or [""]
-        records = _records(lines) if head == _head() else []
+        records = _records(lines) if head == json.dumps({"prover": prover_digest()}) else []
         return cls(None, {str(record["rule"]): record for record in records})
 
     @classmethod
@@ -90,16 +89,6 @@ class Verdicts:
                 with suppress(OSError):
                     self.path.parent.mkdir(parents=True, exist_ok=True)
                     _append(self.path, "".join(map(_line, new)))
-
-
-def ship(certificates: Iterable[Certificate], path: Path) -> None:
-    """Write the proofs that the package carries."""
-    lines = (_line(_record(certificate.rule, certificate)) for certificate in certificates)
-    write_whole(path, f"{_head()}\n{''.join(lines)}", "the proofs", RuleError)
-
-
-def _head() -> str:
-    return json.dumps({"prover": prover_digest()})
 
 
 def _record(key: str, outcome: Certificate | str) -> dict[str, Any]:

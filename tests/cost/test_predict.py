@@ -15,7 +15,7 @@ from shardwright.cost.timeline.steps import Steps
 from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
-from shardwright.pcg.step.execution import Execution
+from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.pcg.text import parse_graph
 from shardwright.search.planner import Planner
 from shardwright.search.restrict import DATA, TENSOR, ZERO
@@ -36,7 +36,9 @@ def test_reshaping_what_was_transposed_copies_wherever_it_was_in_between() -> No
     """).validate()
     device = cluster(2).device
     copied_s = 2 * 8 * 4 * 6 * 4 / device.memory_bytes_per_s + device.op_overhead_s  # its gradient is a view
-    assert node_costs(graph, cluster(2))["r"].compute_s == pytest.approx(copied_s + device.op_overhead_s)
+    assert node_costs(Steps(graph, cluster(2), DEFAULT))["r"].compute_s == pytest.approx(
+        copied_s + device.op_overhead_s
+    )
 
 
 def with_opaque() -> Graph:
@@ -68,7 +70,7 @@ def test_a_lookup_reads_what_it_returns_and_writes_the_whole_gradient_of_its_tab
         forward_bytes, table_bytes = 2 * returned + ids_bytes, 1024 * 64 * 4
         backward_bytes = table_bytes + 3 * returned + ids_bytes  # zeros, and rows added to them
         expected_s = (forward_bytes + backward_bytes) / device.memory_bytes_per_s + 2 * device.op_overhead_s
-        assert node_costs(planned, search.cluster)[name].compute_s == pytest.approx(expected_s)
+        assert node_costs(Steps(planned, search.cluster, DEFAULT))[name].compute_s == pytest.approx(expected_s)
 
 
 def test_what_is_computed_once_takes_no_time_of_a_step_and_stays() -> None:
@@ -88,7 +90,7 @@ def test_what_is_computed_once_takes_no_time_of_a_step_and_stays() -> None:
     %r = reduce(%s) {axis='x'}
     outputs loss=%r
     """).validate()
-    table, once = node_costs(graph, cluster(2)), ("a", "f", "t", "p")
+    table, once = node_costs(Steps(graph, cluster(2), DEFAULT)), ("a", "f", "t", "p")
     assert set(table) >= {node.name for node in graph.nodes}
     assert [table[name].compute_s + table[name].communication_s for name in once] == [0.0] * 4
     assert table["y"].compute_s > 0
@@ -105,7 +107,7 @@ def test_what_the_search_pays_for_is_what_a_step_sends(name: str) -> None:
     some = [0, 3, 4] if name == "gpt" else [1, 2, 5]
     for role, many in cells if WHOLE_GRIDS else (cells[n] for n in some):
         plan = Planner(local, CERTIFIED).plan(captured, mesh=Mesh.of(mb=many, x=2), roles=(role,), compared=False)
-        paid = sum(cost.communication_bytes for cost in node_costs(plan.graph, local, plan.execution).values())
+        paid = sum(cost.communication_bytes for cost in node_costs(Steps(plan.graph, local, plan.execution)).values())
         messages = program(plan.graph, local, plan.execution).messages()
         sent = sum(collective_bytes(kind.collective, kind.num_bytes, 2) * n for kind, n in messages.items())
         assert paid == pytest.approx(sent, rel=0.05), (role, many)

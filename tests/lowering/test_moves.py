@@ -25,6 +25,7 @@ from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.clusters.local import default_cluster
 from shardwright.cost.collectives.moves import MoveCosts, TensorClass
 from shardwright.cost.predict import node_costs
+from shardwright.cost.timeline.steps import Steps
 from shardwright.lowering import collectives
 from shardwright.lowering.expressions import Expressions
 from shardwright.lowering.launch import connect, run_ranks
@@ -36,6 +37,7 @@ from shardwright.pcg.layout import C, Layout, Layouts, P, R, S
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.moves import MOVES, Move, fused_moves, move_between, steps_of
 from shardwright.pcg.offers import parse_choices
+from shardwright.pcg.step.execution import DEFAULT
 from shardwright.pcg.types import TensorType
 from shardwright.search.reshard import Closure, close, valid_states
 
@@ -166,7 +168,7 @@ def check_paths(mesh: Mesh, paths: Sequence[Path]) -> None:
         before = TensorType(SHAPE, "float64", tuple(x.dual for x in start), False)
         np.testing.assert_allclose(denote(values, end, mesh), whole(seed), atol=1e-12, err_msg=where)
         np.testing.assert_allclose(denote(gradients, before, mesh), whole(seed + 1), atol=1e-12, err_msg=where)
-        priced = [node_costs(graph, cluster)[node.name] for node, _ in moved(graph)]
+        priced = [node_costs(Steps(graph, cluster, DEFAULT))[node.name] for node, _ in moved(graph)]
         for i, side in enumerate((forwards, backwards)):
             names = [on_gloo(cost.collectives[i]) for cost in priced]
             expected = [name for name in (names, names[::-1])[i] if name not in ("", "slice")]
@@ -283,7 +285,7 @@ def test_the_path_that_was_priced_is_the_one_that_is_lowered(
         path = closure.path(start, end)
         graph = graph_of(mesh, start, path)
         assert [move for _, move in moved(graph)] == path
-        table = node_costs(graph, cluster)
+        table = node_costs(Steps(graph, cluster, DEFAULT))
         priced = closure.cost[closure.index[start], closure.index[end]]
         assert sum(table[node.name].communication_s for node, _ in moved(graph)) == pytest.approx(priced)
 

@@ -10,11 +10,13 @@ import pytest
 
 from shardwright.cost.predict import node_costs, predict
 from shardwright.cost.timeline.memory import SAFE_SHARE
+from shardwright.cost.timeline.steps import Steps
 from shardwright.pcg.analysis import constant_nodes
 from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.errors import GraphError, PlanError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.step.execution import DEFAULT
 from shardwright.reports.facts import fits
 from shardwright.reports.plan import PlanReport
 from shardwright.reports.wording import quality
@@ -82,7 +84,7 @@ def test_the_prediction_is_the_objective(mesh: Mesh, roles: str) -> None:
     constants = constant_nodes(candidate.graph)
     fixed = sum(
         c.compute_s + c.communication_s
-        for n, c in node_costs(candidate.graph, planner(4).cluster).items()
+        for n, c in node_costs(Steps(candidate.graph, planner(4).cluster, DEFAULT)).items()
         if n in constants
     )
     assert candidate.prediction.serial_s - fixed == pytest.approx(candidate.bound_s, rel=0.02)

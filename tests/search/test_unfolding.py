@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from shardwright.cost.predict import node_costs
+from shardwright.cost.timeline.steps import Steps
 from shardwright.pcg.analysis import constant_nodes
 from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.graph import Graph, Source
 from shardwright.pcg.mesh import Mesh
-from shardwright.pcg.step.execution import Execution
+from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.search.check import difference
 from shardwright.search.folding import fold
 from shardwright.search.materialize import materialize
@@ -49,7 +50,7 @@ def test_the_whole_graph_has_the_sum_of_the_folded_problem(
         for names in copies:
             assert [laid_out(graph, names[name]) for name in home] == [laid_out(graph, name) for name in home]
     constants = constant_nodes(graph)
-    costs = [cost for name, cost in node_costs(graph, own.cluster).items() if name not in constants]
+    costs = [cost for name, cost in node_costs(Steps(graph, own.cluster, DEFAULT)).items() if name not in constants]
     num_bytes = sum(problem.kept_bytes[v].value[c] for v, c in enumerate(solution.choices))
     spent_s = sum(c.compute_s + c.communication_s for c in costs)
     assert spent_s == pytest.approx(solution.objective - byte * num_bytes, rel=0.02)

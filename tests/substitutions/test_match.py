@@ -11,15 +11,15 @@ from shardwright.pcg.text import parse_graph, print_graph
 from shardwright.substitutions.apply import apply
 from shardwright.substitutions.catalogue import CATALOGUE
 from shardwright.substitutions.equations import Equation, equation
-from shardwright.substitutions.match import PartialMatch, extended, matches, places
+from shardwright.substitutions.match import PartialMatch, extended, places
 from tests.substitutions.test_rewrite import graph, rewritten_ok
 
 FUSE = CATALOGUE["fuse_two_linears"]
 
 
-def roots(rule: Equation, before: Graph, parameters: Mapping[str, int] | None = None) -> list[tuple[str, ...]]:
+def roots(rule: Equation, before: Graph) -> list[tuple[str, ...]]:
     """The roots of every match, each applied and checked to compute the same."""
-    found = matches(rule, before, parameters)
+    found = places(rule, before)
     for match in found:
         rewritten_ok(_with_inputs(before), apply(rule, _with_inputs(before), match))
     return [match.roots for match in found]
@@ -44,7 +44,7 @@ def test_a_root_that_others_read_in_many_ways_is_looked_at_once() -> None:
     """The paths below the first root double with each sum; the nodes do not."""
     doubled = "\n".join(f"%s{i + 1} = add(%s{i}, %s{i})" for i in range(60))
     text = f"x[4, 8]\nv[6, 8]\nw[6, 8]\n%s0 = linear(%x, %v)\n%b = linear(%x, %w)\n{doubled}"
-    assert [match.roots for match in matches(FUSE, graph(text, outputs="s60 b"))] == [("s0", "b")]
+    assert [match.roots for match in places(FUSE, graph(text, outputs="s60 b"))] == [("s0", "b")]
 
 
 def test_a_variable_is_no_node_that_disappears() -> None:
@@ -90,13 +90,13 @@ def test_roots_are_looked_for_beside_what_is_matched(monkeypatch: pytest.MonkeyP
     tried: list[int] = []
     copy = PartialMatch.copy
     monkeypatch.setattr(PartialMatch, "copy", lambda state: tried.append(1) or copy(state))
-    found = matches(FUSE, graph(text, outputs=" ".join(f"a{i} b{i}" for i in range(20))))
+    found = places(FUSE, graph(text, outputs=" ".join(f"a{i} b{i}" for i in range(20))))
     assert [match.roots for match in found] == [(f"a{i}", f"b{i}") for i in range(20)]
     assert len(tried) == 40 + 2 * 40
     chained = equation("chained", {"x": "n"}, "neg(relu(x)); exp(neg(relu(x)))", "neg(relu(x)); exp(neg(relu(x)))")
     text = "\n".join(f"x{i}[4]\n%r{i} = relu(%x{i})\n%n{i} = neg(%r{i})\n%e{i} = exp(%n{i})" for i in range(20))
     tried.clear()
-    assert len(matches(chained, graph(text, outputs=" ".join(f"n{i} e{i}" for i in range(20))))) == 20
+    assert len(places(chained, graph(text, outputs=" ".join(f"n{i} e{i}" for i in range(20))))) == 20
     assert len(tried) == 20 + 20
 
 
@@ -126,26 +126,26 @@ def test_what_an_attribute_is_decides_where_a_size_is_another() -> None:
     rule = equation("whole", {"x": "n"}, "slice(x, dim=0, start=0, stop=n, step=1)", "neg(neg(x))")
     for stop, count in ((4, 1), (3, 0)):
         text = f"x[4]\n%a = slice(%x) {{dim=0, start=0, step=1, stop={stop}}}"
-        assert len(matches(rule, graph(text, outputs="a"))) == count
+        assert len(places(rule, graph(text, outputs="a"))) == count
 
 
 def test_a_name_that_is_a_tuple_is_no_size() -> None:
     rule = equation("named", {"x": "m n"}, "permute(x, dims=p)", "permute(x, dims=p)", guard=("p + 1 > 0",))
-    assert matches(rule, graph("x[4, 6]\n%a = permute(%x) {dims=(1, 0)}", outputs="a")) == []
+    assert places(rule, graph("x[4, 6]\n%a = permute(%x) {dims=(1, 0)}", outputs="a")) == []
 
 
 def test_a_dimension_has_at_least_one_element() -> None:
     rule = equation("split", {"x": "m (h d)"}, "relu(reshape(x, shape=(m, h, d)))", "reshape(relu(x), shape=(m, h, d))")
     for shape, heads, count in (((4, 6), (2, 3), 1), ((1, 1), (1, 1), 1), ((4, 0), (0, 3), 0)):
         text = f"x[{shape[0]}, {shape[1]}]\n%y = reshape(%x) {{shape=({shape[0]}, {heads[0]}, {heads[1]})}}\n"
-        assert len(matches(rule, graph(text + "%z = relu(%y)", outputs="z"))) == count
+        assert len(places(rule, graph(text + "%z = relu(%y)", outputs="z"))) == count
 
 
 def test_what_has_no_value_is_no_match() -> None:
     """`m (n c)` of 6 in four blocks: c is no number, and the rule's guard has no value."""
     rule = equation("cut", {"x": "(n c)"}, "relu(x)", "neg(neg(relu(x)))", parameters=("n",))
     before = graph("x[6]\n%y = relu(%x)", outputs="y")
-    assert [len(matches(rule, before, {"n": n})) for n in (1, 2, 3, 4)] == [1, 1, 1, 0]
+    assert [len(places(rule, before, [n])) for n in (1, 2, 3, 4)] == [1, 1, 1, 0]
 
 
 def test_operators_have_the_operands_and_attributes_of_the_term() -> None:
@@ -155,7 +155,7 @@ def test_operators_have_the_operands_and_attributes_of_the_term() -> None:
     inner = equation("inner", {"x": "n"}, "exp(relu(x))", "exp(neg(neg(relu(x))))")
     assert roots(inner, graph("x[4]\n%a = neg(%x)\n%b = exp(%a)", outputs="b")) == []
     short = equation("short", {"x": "n"}, "slice(x, dim=0, start=0, stop=n)", "neg(neg(x))")
-    assert matches(short, graph("x[4]\n%a = slice(%x) {dim=0, start=0, step=1, stop=4}", outputs="a")) == []
+    assert places(short, graph("x[4]\n%a = slice(%x) {dim=0, start=0, step=1, stop=4}", outputs="a")) == []
     joined = equation("joined", {"x": "n", "y": "n"}, "concat(x, y, dim=0)", "neg(neg(concat(x, y, dim=0)))")
     three = graph("x[4]\ny[4]\n%a = concat(%x, %y, %x) {dim=0}\n%b = concat(%x, %y) {dim=0}", outputs="a b")
     assert roots(joined, three) == [("b",)]
@@ -183,16 +183,16 @@ def test_a_root_keeps_its_type() -> None:
     rule = equation("uncast", {"x": "n"}, "neg(cast(x, dtype=d))", "neg(x)")
     for dtype, count in (("int64", 0), ("float32", 1)):
         text = f"x[4]\n%a = cast(%x) {{dtype='{dtype}'}}\n%b = neg(%a)"
-        assert len(matches(rule, graph(text, outputs="b"))) == count
+        assert len(places(rule, graph(text, outputs="b"))) == count
     second = equation("second", {"x": "n"}, "neg(x); neg(cast(x, dtype=d))", "neg(x); exp(x)")
     text = "x[4]\n%a = cast(%x) {dtype='int64'}\n%c = neg(%x)\n%b = neg(%a)"
-    assert matches(second, graph(text, outputs="c b")) == []
+    assert places(second, graph(text, outputs="c b")) == []
 
 
 def test_no_match_where_the_replacement_has_no_type() -> None:
     rule = equation("turned", {"x": "*b"}, "relu(x)", "permute(permute(relu(x), dims=(1, 0)), dims=(1, 0))")
-    assert len(matches(rule, graph("x[4, 6]\n%y = relu(%x)", outputs="y"))) == 1
-    assert matches(rule, graph("x[4]\n%y = relu(%x)", outputs="y")) == []
+    assert len(places(rule, graph("x[4, 6]\n%y = relu(%x)", outputs="y"))) == 1
+    assert places(rule, graph("x[4]\n%y = relu(%x)", outputs="y")) == []
 
 
 def test_new_names_are_free() -> None:
@@ -201,7 +201,7 @@ def test_new_names_are_free() -> None:
         "%gate = linear(%x, %v)\n%up = linear(%x, %w)",
         outputs="gate up gate_concat gate_concat_1 gate_concat_2",
     )
-    after = apply(FUSE, before, matches(FUSE, before)[0])
+    after = apply(FUSE, before, places(FUSE, before)[0])
     assert [node.name for node in after.nodes if not node.is_leaf] == ["gate_concat_3", "gate_linear", "gate", "up"]
 
 

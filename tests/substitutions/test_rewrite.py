@@ -15,7 +15,7 @@ from shardwright.pcg.text import parse_graph, print_graph
 from shardwright.substitutions.apply import apply
 from shardwright.substitutions.catalogue import CATALOGUE
 from shardwright.substitutions.equations import equation
-from shardwright.substitutions.match import matches
+from shardwright.substitutions.match import places
 from shardwright.verifier.falsifiers.instances import instance
 from tests.each import each
 
@@ -37,7 +37,7 @@ def graph(text: str, *, outputs: str) -> Graph:
 
 def rewritten(rule: str, before: Graph, number: int = 0) -> list[str]:
     """The operator nodes after applying a rule, as text, checked to compute the same."""
-    after = apply(CATALOGUE[rule], before, matches(CATALOGUE[rule], before)[number])
+    after = apply(CATALOGUE[rule], before, places(CATALOGUE[rule], before)[number])
     rng = np.random.default_rng(0)
     leaves = {n.name: rng.standard_normal(before.types[n.name].shape) for n in before.nodes if n.is_leaf}
     values, expected = run_serial(after, leaves), run_serial(before, leaves)
@@ -79,13 +79,13 @@ def test_two_permutations_become_one_and_none_disappears() -> None:
         "x[4, 8, 6]\n%a = permute(%x) {dims=(1, 2, 0)}\n%b = permute(%a) {dims=(2, 0, 1)}\n%y = relu(%b)", outputs="y"
     )
     assert rewritten("permute_of_permute", before) == ["%b = permute(%x) {dims=(0, 1, 2)}", "%y = relu(%b)"]
-    once = apply(CATALOGUE["permute_of_permute"], before, matches(CATALOGUE["permute_of_permute"], before)[0])
+    once = apply(CATALOGUE["permute_of_permute"], before, places(CATALOGUE["permute_of_permute"], before)[0])
     assert rewritten("permute_of_none", once) == ["%y = relu(%x)"]
 
 
 def test_an_output_that_becomes_a_variable_is_redirected() -> None:
     before = graph("x[4]\n%a = neg(%x)\n%y = neg(%a)", outputs="y")
-    after = apply(CATALOGUE["neg_of_neg"], before, matches(CATALOGUE["neg_of_neg"], before)[0])
+    after = apply(CATALOGUE["neg_of_neg"], before, places(CATALOGUE["neg_of_neg"], before)[0])
     assert after.outputs == (("y", "x"),)
 
 
@@ -100,7 +100,7 @@ def test_new_nodes_carry_the_source_of_what_they_replace() -> None:
     after = apply(
         CATALOGUE["fuse_two_linears"],
         moved := Graph(nodes, before.outputs),
-        matches(CATALOGUE["fuse_two_linears"], moved)[0],
+        places(CATALOGUE["fuse_two_linears"], moved)[0],
     )
     assert [str(n.source) for n in after.nodes if not n.is_leaf] == ["mlp.gate"] * 3 + ["mlp.up"]
 
@@ -110,41 +110,41 @@ def test_new_nodes_carry_the_source_of_what_they_replace() -> None:
 
 def test_no_match_where_a_value_that_disappears_is_read_elsewhere() -> None:
     text = "x[4, 8]\nw[6, 8]\nc[]\n%s = mul(%x, %c)\n%y = linear(%s, %w)\n"
-    assert not matches(CATALOGUE["linear_of_scaled"], graph(text + "%z = relu(%s)", outputs="y z"))
-    assert matches(CATALOGUE["linear_of_scaled"], graph(text, outputs="y"))
+    assert not places(CATALOGUE["linear_of_scaled"], graph(text + "%z = relu(%s)", outputs="y z"))
+    assert places(CATALOGUE["linear_of_scaled"], graph(text, outputs="y"))
 
 
 def test_no_match_where_a_value_that_disappears_is_an_output() -> None:
     text = "x[4, 8]\nw[6, 8]\nc[]\n%s = mul(%x, %c)\n%y = linear(%s, %w)"
-    assert not matches(CATALOGUE["linear_of_scaled"], graph(text, outputs="y s"))
+    assert not places(CATALOGUE["linear_of_scaled"], graph(text, outputs="y s"))
 
 
 def test_no_match_where_shapes_broadcast() -> None:
-    assert not matches(CATALOGUE["add_commutes"], graph("x[4, 8]\ny[1, 8]\n%z = add(%x, %y)", outputs="z"))
+    assert not places(CATALOGUE["add_commutes"], graph("x[4, 8]\ny[1, 8]\n%z = add(%x, %y)", outputs="z"))
 
 
 def test_no_match_of_unequal_attributes() -> None:
     text = "x[4, 8]\n%a = permute(%x) {dims=(1, 0)}"
-    assert not matches(CATALOGUE["permute_of_none"], graph(text, outputs="a"))
+    assert not places(CATALOGUE["permute_of_none"], graph(text, outputs="a"))
 
 
 def test_no_match_where_replacing_roots_together_closes_a_cycle() -> None:
     text = "x[8, 8]\nv[8, 8]\n%a = linear(%x, %v)\n%b = linear(%x, %a)"
-    assert not matches(CATALOGUE["fuse_two_linears"], graph(text, outputs="a b"))
+    assert not places(CATALOGUE["fuse_two_linears"], graph(text, outputs="a b"))
 
 
 def test_one_place_is_one_match() -> None:
     text = "x[4, 8]\nu[6, 8]\nv[6, 8]\nw[6, 8]\n%a = linear(%x, %u)\n%b = linear(%x, %v)\n%c = linear(%x, %w)"
-    found = [match.roots for match in matches(CATALOGUE["fuse_two_linears"], graph(text, outputs="a b c"))]
+    found = [match.roots for match in places(CATALOGUE["fuse_two_linears"], graph(text, outputs="a b c"))]
     assert found == [("a", "b"), ("a", "c"), ("b", "c")]
-    three = matches(CATALOGUE["fuse_three_linears"], graph(text, outputs="a b c"))
+    three = places(CATALOGUE["fuse_three_linears"], graph(text, outputs="a b c"))
     assert [match.roots for match in three] == [("a", "b", "c")]
 
 
 def test_no_match_where_the_dtype_would_change() -> None:
     text = "x[4]\n%a = cast(%x) {dtype='int64'}\n%b = neg(%a)\n%c = neg(%b)\n%d = cast(%c) {dtype='float32'}"
     dropped = equation("dropped", {"x": "n"}, "cast(x, dtype=d)", "x")
-    assert not matches(dropped, graph(text, outputs="d"))
+    assert not places(dropped, graph(text, outputs="d"))
 
 
 def test_rules_are_for_serial_graphs() -> None:
@@ -152,12 +152,12 @@ def test_rules_are_for_serial_graphs() -> None:
     with pytest.raises(
         RuleError, match=r"rule 'neg_of_neg' applies to serial graphs; this one is on the mesh \[dp=2\]"
     ):
-        matches(CATALOGUE["neg_of_neg"], parallel)
+        places(CATALOGUE["neg_of_neg"], parallel)
 
 
 def test_a_match_of_another_graph_is_an_error() -> None:
     before = graph("x[4]\n%a = neg(%x)\n%y = neg(%a)", outputs="y")
-    match = matches(CATALOGUE["neg_of_neg"], before)[0]
+    match = places(CATALOGUE["neg_of_neg"], before)[0]
     other = graph("x[4]\n%y = neg(%x)", outputs="y")
     with pytest.raises(RuleError, match="the match names %a, which this graph does not have; match again"):
         apply(CATALOGUE["neg_of_neg"], other, match)
@@ -175,8 +175,7 @@ def test_every_rule_matches_its_own_left_side_and_keeps_the_values(name: str) ->
             continue
         found += 1
         before, own = made
-        given = {parameter: own.sizes[parameter] for parameter in CATALOGUE[name].parameters}
-        found_here = matches(CATALOGUE[name], before, given)
+        found_here = places(CATALOGUE[name], before, [own.sizes[parameter] for parameter in CATALOGUE[name].parameters])
         assert found_here, print_graph(before)
         rewritten_ok(before, apply(CATALOGUE[name], before, found_here[0]))
 
@@ -201,7 +200,7 @@ SPLIT = equation("split", {"x": "m (h d)"}, "relu(reshape(x, shape=(m, h, d)))",
 
 def test_a_product_is_bound_by_the_attribute_that_splits_it() -> None:
     before = graph("x[4, 6]\n%y = reshape(%x) {shape=(4, 2, 3)}\n%z = relu(%y)", outputs="z")
-    (match,) = matches(SPLIT, before)
+    (match,) = places(SPLIT, before)
     assert match.sizes == {"m": 4, "h": 2, "d": 3}
     after = print_graph(apply(SPLIT, before, match), types=False)
     assert "%z = reshape(%z_relu) {shape=(4, 2, 3)}" in after
@@ -209,7 +208,7 @@ def test_a_product_is_bound_by_the_attribute_that_splits_it() -> None:
 
 def test_a_reshape_that_mixes_digits_is_no_split() -> None:
     before = graph("x[4, 6]\n%y = reshape(%x) {shape=(2, 4, 3)}\n%z = relu(%y)", outputs="z")
-    assert matches(SPLIT, before) == []
+    assert places(SPLIT, before) == []
 
 
 def test_a_factor_follows_from_the_product_and_a_parameter() -> None:
@@ -218,23 +217,23 @@ def test_a_factor_follows_from_the_product_and_a_parameter() -> None:
         parameters=("n",),
     )  # fmt: skip
     before = graph("x[4, 6]\n%y = relu(%x)", outputs="y")
-    (match,) = matches(rule, before, {"n": 3})
+    (match,) = places(rule, before, [3])
     assert match.sizes == {"m": 4, "n": 3, "c": 2}
-    assert matches(rule, before, {"n": 4}) == []
+    assert places(rule, before, [4]) == []
 
 
 def test_a_literal_1_is_a_dimension_of_size_1() -> None:
     rule = equation("row", {"x": "m n", "r": "1 n"}, "add(x, r)", "add(r, x)")
-    assert len(matches(rule, graph("x[4, 6]\nr[1, 6]\n%y = add(%x, %r)", outputs="y"))) == 1
-    assert matches(rule, graph("x[4, 6]\nr[4, 6]\n%y = add(%x, %r)", outputs="y")) == []
+    assert len(places(rule, graph("x[4, 6]\nr[1, 6]\n%y = add(%x, %r)", outputs="y"))) == 1
+    assert places(rule, graph("x[4, 6]\nr[4, 6]\n%y = add(%x, %r)", outputs="y")) == []
 
 
 def test_a_size_bound_twice_must_agree() -> None:
     before = graph("x[4, 6]\n%y = reshape(%x) {shape=(4, 2, 3)}\n%z = reshape(%y) {shape=(4, 6)}", outputs="z")
     rule = equation("back", {"x": "m (h d)"}, "reshape(reshape(x, shape=(m, h, d)), shape=(m, h * d))", "x")
-    assert len(matches(rule, before)) == 1
+    assert len(places(rule, before)) == 1
     mixed = graph("x[4, 6]\n%y = reshape(%x) {shape=(4, 2, 3)}\n%z = reshape(%y) {shape=(6, 4)}", outputs="z")
-    assert matches(rule, mixed) == []
+    assert places(rule, mixed) == []
 
 
 def test_a_rule_about_numbers_does_not_match_a_mask_of_bools() -> None:
@@ -244,7 +243,7 @@ def test_a_rule_about_numbers_does_not_match_a_mask_of_bools() -> None:
     for mask, count in (("m[4, 4]\n", 1), ("m[4, 4]\n%b = gt(%m, %m)\n", 0)):
         used = "b" if "gt" in mask else "m"
         before = graph(heads + mask + f"%y = sdpa(%q, %k, %v, %{used}) {{causal=False, scale=0.5}}", outputs="y")
-        assert len(matches(rule, before, {"k": 2})) == count
+        assert len(places(rule, before, [2])) == count
 
 
 def test_bools_match_only_what_moves_them() -> None:
@@ -257,6 +256,6 @@ def test_bools_match_only_what_moves_them() -> None:
             f"m[4]\n%b = gt(%m, %m)\n%s = add(%{added}, %{added})\n%y = sum(%s) {{dims=(0,), keepdim=False}}",
             outputs="y",
         )
-        assert len(matches(twice, before)) == count
+        assert len(places(twice, before)) == count
     turned = graph("m[4, 6]\n%b = gt(%m, %m)\n%s = permute(%b) {dims=(0, 1)}\n%y = relu(%m)", outputs="s")
-    assert len(matches(CATALOGUE["permute_of_none"], turned)) == 1
+    assert len(places(CATALOGUE["permute_of_none"], turned)) == 1

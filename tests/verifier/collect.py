@@ -8,8 +8,11 @@ The catalogue holds every rule that the model zoo and the op table's samples nee
 from __future__ import annotations
 
 import inspect
+import json
 import sys
 import time
+from collections.abc import Iterable
+from pathlib import Path
 
 from shardwright.cost.clusters.local import default_cluster
 from shardwright.pcg.analysis import constant_nodes
@@ -17,10 +20,11 @@ from shardwright.pcg.graph import Graph
 from shardwright.search.blocks import blocked_choices
 from shardwright.search.planner import Planner
 from shardwright.substitutions.catalogue import CATALOGUE, SEARCHED
+from shardwright.substitutions.rules import Rule
 from shardwright.verifier.catalogue import SHIPPED, Catalogue, Note
-from shardwright.verifier.certificates import Certificate, certify
+from shardwright.verifier.certificates import Certificate, RuleVerdict, certify, prover_digest
 from shardwright.verifier.choices import Certified
-from shardwright.verifier.store import SHIPPED_PROOFS, ship
+from shardwright.verifier.store import SHIPPED_PROOFS, Verdicts
 from tests.samples import SAMPLES
 from tests.verifier.catalogue import cases
 
@@ -67,9 +71,15 @@ def collect() -> Catalogue:
     return certified.store
 
 
+def ship(proven: Iterable[tuple[Rule, Certificate]], path: Path) -> None:
+    """Write the proofs that the package carries: which prover found them, and what they rest on."""
+    path.write_text(json.dumps({"prover": prover_digest()}))
+    Verdicts(path).keep((rule, RuleVerdict("certified", certificate)) for rule, certificate in proven)
+
+
 if __name__ == "__main__":
     start = time.perf_counter()
     store = collect()
     store.save(SHIPPED)
-    ship((store.certificates[key] for key in store.sorted()), SHIPPED_PROOFS)
+    ship(((store.rules[key], store.certificates[key]) for key in store.sorted()), SHIPPED_PROOFS)
     print(f"{len(store)} certificates in {time.perf_counter() - start:.1f} s", file=sys.stderr)

@@ -19,8 +19,9 @@ from shardwright.substitutions.steps import STEP_RULES
 from shardwright.verifier import catalogue, store
 from shardwright.verifier.catalogue import PLAIN, SHIPPED, Catalogue, Note
 from shardwright.verifier.certificates import PROOFS, Certificate, certify, rule_guard
-from shardwright.verifier.store import Verdicts, ship
+from shardwright.verifier.store import Verdicts
 from tests.each import each
+from tests.verifier.collect import ship
 
 LINEAR = derive("linear", Pattern.parse("a b, c b -> a c", 2), parse_choice("b"))
 PLACED = equation(
@@ -37,7 +38,7 @@ def shipped(monkeypatch: pytest.MonkeyPatch, path: Path, *rules: Rule) -> None:
         kept.add(rule)
     kept.save(path)
     monkeypatch.setattr(store, "SHIPPED_PROOFS", path.with_suffix(".jsonl"))
-    ship(map(made_up, rules), store.SHIPPED_PROOFS)
+    ship(((rule, made_up(rule)) for rule in rules), store.SHIPPED_PROOFS)
 
 
 def made_up(rule: Rule) -> Certificate:
@@ -61,7 +62,7 @@ def test_certificates_are_kept_as_they_were_earned(tmp_path: Path, monkeypatch: 
     path, rules = tmp_path / "rules.json", [CATALOGUE["linear_of_sum"], STEP_RULES["reduce_scatter"], LINEAR]
     shipped(monkeypatch, path, *rules, PLACED)
     earned = [found for rule in rules if isinstance(found := certify(rule), Certificate)]
-    ship(earned, store.SHIPPED_PROOFS)
+    ship(zip(rules, earned, strict=True), store.SHIPPED_PROOFS)
     again = Catalogue.load(path)
     assert again.certificates == {rule.hash: found for rule, found in zip(rules, earned, strict=True)}
     assert again.rule(PLACED.hash) == PLACED

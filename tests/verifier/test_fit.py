@@ -9,7 +9,7 @@ import pytest
 from shardwright.pcg.offers import parse_choice
 from shardwright.substitutions.catalogue import CATALOGUE
 from shardwright.substitutions.equations import Equation, equation
-from shardwright.substitutions.match import matches
+from shardwright.substitutions.match import places
 from shardwright.substitutions.pattern import Pattern
 from shardwright.substitutions.placement import Placement
 from shardwright.substitutions.rowrules import RowRule, derive
@@ -159,8 +159,8 @@ def test_prover_falsifier_and_matcher_agree_on_an_attribute_without_a_value() ->
     sizes = {name: 2 for dims in SDPA.values() for name in dims.split()}
     for scale, found in ((None, 0), (0.5, 1)):
         graph, _ = left_graph(loose, {**sizes, "c": scale})
-        assert len(matches(guarded, graph)) == found
-        assert len(matches(loose, graph)) == 1
+        assert len(places(guarded, graph)) == found
+        assert len(places(loose, graph)) == 1
 
 
 def test_an_optional_attribute_may_be_another_optional_one() -> None:
