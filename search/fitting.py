@@ -79,7 +79,7 @@ class Fitter:
         With everything kept a plan takes least time, so those that take more than the best so far are left out;
         `best_s`: the step of the best of others. What is far from fitting comes last, and only while nothing fits.
         """
-        able = [c for c in candidates if self._is_able(c)]
+        able = {(id(c.solved), c.execution): c for c in candidates if self._is_able(c)}.values()
         ranked = sorted(able, key=lambda c: (self.is_far(c), kept_s(c)))
         for candidate in ranked[: 1 if self.folded.is_large else _MOST_WALKS]:
             if kept_s(candidate) >= best_s or (best_s < inf and self.is_far(candidate)):
@@ -147,9 +147,10 @@ def may_keep_more(candidate: Candidate) -> bool:
 
 
 def kept_s(candidate: Candidate) -> float:
-    """About what it would take with everything kept."""
-    mode = candidate.execution.recompute
-    return candidate.prediction.step_s * (_WITHOUT[mode] if isinstance(mode, str) else 1.0)
+    """About what it would take, or less, with everything kept: compute waits for no weights that are gathered again."""
+    mode, own = candidate.execution.recompute, candidate.prediction
+    kept = own.step_s * (_WITHOUT[mode] if isinstance(mode, str) else 1.0)
+    return kept - own.exposed_s if candidate.lifetimes in ("zero-2", "zero-3") else kept
 
 
 class _Walk:

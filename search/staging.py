@@ -80,7 +80,6 @@ class Stager:
         self._over = inf  # how many times its floor a step took at least where all is kept
         self._inner = machine_size(tuner.solver.cluster)  # the size of that axis of the likeliest mesh
         self._unlikely: list[int] | None = None  # of others, once that is known
-        self._needed = 0.0  # so many microbatches a stage leave room for what each keeps at least
         self._fewer = 0  # by so many numbers of microbatches fewer than are tried first its floor is the least
 
     def plans(self) -> Iterator[Candidate]:
@@ -288,7 +287,7 @@ class Stager:
         """In the order in which it is the fastest."""
         plain = self._fitting(way.space, self._counts(way.space)[way.number])
         others = list(self._scheduled(plain))
-        self.tried += sorted(others, key=lambda c: c.prediction.step_s)[:1]  # what each keeps takes long to decide
+        self.tried += others
         found = min([plain, *others], key=rank)
         for own in sorted({id(c): c for c in (found, plain)}.values(), key=rank):
             found = min(found, self._spread(own, found), key=rank)
@@ -326,7 +325,7 @@ class Stager:
 
     def _is_crowded(self, space: Space, count: int) -> bool:
         """Whether something has to be made again, and may be."""
-        return len(self.modes) > 1 and count < self._needed * space.pipeline.stages
+        return len(self.modes) > 1 and self.tuner.crowding(space, self.modes[0], count) > 1
 
     def _loses(self, way: _Way) -> bool:
         """By how steps compare with their floors; half of what is above those may be saved."""
@@ -368,11 +367,10 @@ class Stager:
     def _first(self, space: Space) -> list[_Way]:
         """With the number of microbatches that is tried first, or fewer, so that each leaves all devices examples."""
         counts, size = self._counts(space), self.tuner.pins.size
-        deep = self._deep(space, _DEEP)
-        if not self._needed:
-            crowding = self.tuner.crowding(space, self.modes[0], counts[deep])
-            self._needed = crowding * counts[deep] / space.pipeline.stages
-        roomy = self._deep(space, max(_DEEP, self._needed))
+        deep = roomy = self._deep(space, _DEEP)
+        while self._is_crowded(space, counts[roomy]) and roomy + 1 < len(counts):
+            needed = self.tuner.crowding(space, self.modes[0], counts[roomy]) * counts[roomy]  # of more, no fewer are
+            roomy = max(roomy + 1, self._deep(space, needed / space.pipeline.stages))
         first = max(0, (deep if self._is_crowded(space, counts[roomy]) else roomy) - self._fewer)
         even = [i for i in range(first + 1) if size // counts[i] % space.mesh.sizes[0] == 0]
         likely = list(dict.fromkeys([first, *even[-1:]]))

@@ -7,8 +7,8 @@ Every stream works off its tasks in order. Where several streams are busy they s
 * **Collectives of several axes at once** share the links that their groups cross: each runs at 1/n of its speed.
 * Copies to and from the host disturb nobody.
 
-Folds (`tasks.Fold`) are stretched: what the second of three equal blocks adds counts for every further one. So the cost
-of a simulation does not grow with depth.
+Folds (`tasks.Fold`) are stretched: what the second of three equal blocks adds counts for every further one, once what
+was launched before it is done. So the cost of a simulation does not grow with depth.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import ceil
 from typing import NamedTuple
 
 import numpy as np
@@ -80,19 +81,16 @@ class SegmentTimeline:
 
 def run(segment: Segment, sharing: Sharing, alike: SegmentTimeline | None = None) -> SegmentTimeline:
     """Simulate a segment. `alike`: one of the same tasks, where only the memory differs."""
-    starts, ends = (alike.starts, alike.ends) if alike else times(segment.tasks, sharing)
-    windows = [_window(fold, segment.tasks, ends) for fold in segment.folds]
-    offsets, seconds = _stretch(segment, starts, ends, windows)
-    busy = defaultdict[str, float](float)
-    for task, copies, start, end in zip(segment.tasks, segment.copies(), starts, ends, strict=True):
-        busy[task.stream] += copies * (end - start)
+    starts, ends, offsets, seconds, busy = (
+        (alike.starts, alike.ends, alike.offsets, alike.seconds, alike.busy_s) if alike else _timed(segment, sharing)
+    )
     memory = _memory(segment, _changes(segment, starts, ends), offsets)
     ready_s = seconds
     if segment.has_last:
         awaited = [e + o for t, e, o in zip(segment.tasks, ends, offsets, strict=True) if not _goes_on(t)]
         ready_s = max(awaited, default=seconds)
     waiting_s = max(0.0, ready_s - busy.get(COMPUTE, 0.0))
-    return SegmentTimeline(segment, seconds, ready_s, starts, ends, offsets, dict(busy), waiting_s, *memory)
+    return SegmentTimeline(segment, seconds, ready_s, starts, ends, offsets, busy, waiting_s, *memory)
 
 
 def _goes_on(task: Task) -> bool:
@@ -104,31 +102,139 @@ def _goes_on(task: Task) -> bool:
 
 
 _Window = tuple[float, float]
+_MOST_COPIES = 8
+"""Of a fold's block that are simulated, until what was left from before it is done."""
+_DRAINS = 1e-2
+"""Of a window: where less than that of what was left from before is done in it, one block is like the next."""
 
 
-def _stretch(
-    segment: Segment, starts: Sequence[float], ends: Sequence[float], windows: Sequence[_Window]
-) -> tuple[list[float], float]:
-    """How much later each task is than simulated, as folds stand for more blocks; and the whole duration.
+class _Timed(NamedTuple):
+    """As `SegmentTimeline` has them."""
+
+    starts: Sequence[float]
+    ends: Sequence[float]
+    offsets: Sequence[float]
+    seconds: float
+    busy_s: Mapping[str, float]
+
+
+def _timed(segment: Segment, sharing: Sharing) -> _Timed:
+    """When every task runs; a block that stands for more is simulated as often as it takes until all are alike.
 
     One more block adds what compute takes for it. Communication that compute does not wait for and that takes longer
-    piles up: what is left of it then comes on top for its stream.
+    piles up: what is left of it then comes on top for its stream. Of what was left before, so much less is.
     """
-    tasks, offsets = segment.tasks, [0.0] * len(starts)
-    if not segment.folds:
-        return offsets, max(ends, default=0.0)
-    for fold, (begin, end) in zip(segment.folds, windows, strict=True):
-        left = _left(fold, tasks, starts, ends, (begin, end))
-        piled_up = fold.more * sum(left.values())
-        for number in range(fold.end, len(offsets)):
-            offsets[number] += fold.more * (end - begin) + (piled_up if tasks[number].stream in left else 0.0)
-    return offsets, max((end + offset for end, offset in zip(ends, offsets, strict=True)), default=0.0)
+    copies = [0] * len(segment.folds)
+    copied = _Copied(segment, copies)
+    starts, ends = times(copied.tasks, sharing)
+    if segment.folds:
+        copies = [_until_alike(fold, copied.tasks, starts, ends, sharing) for fold in segment.folds]
+        if any(copies):
+            copied = _Copied(segment, copies)
+            starts, ends = times(copied.tasks, sharing)
+    return _stretched(segment, copied, starts, ends, sharing)
+
+
+class _Copied:
+    """The tasks of a segment with so many further copies of each fold's block behind it.
+
+    Attributes:
+        tasks: all.
+        at: by the number of a task of the segment, that among these; of a block that is copied, that of the first.
+        copies: as they were given.
+    """
+
+    def __init__(self, segment: Segment, copies: Sequence[int]) -> None:
+        self.copies, self.tasks, self.at = copies, list(segment.tasks), list(range(len(segment.tasks)))
+        if not any(copies):
+            return
+        last, self.tasks, begin = list(self.at), [], 0  # `last`: as `at`, but of the last copy
+        for fold, number in zip(segment.folds, copies, strict=True):
+            self._add(segment.tasks, range(begin, fold.end), last)
+            size, begin = fold.end - fold.start, fold.end
+            for _ in range(number):
+                before = {fold.start - size + i: last[fold.start + i] for i in range(size)}  # the block before a copy
+                start = len(self.tasks)
+                inside = {fold.start + i: start + i for i in range(size)}
+                for task in segment.tasks[fold.start : fold.end]:
+                    after = tuple([inside.get(i, before.get(i, last[i])) for i in task.after])
+                    self.tasks.append(task._replace(after=after))
+                last[fold.start : fold.end] = inside.values()
+        self._add(segment.tasks, range(begin, len(segment.tasks)), last)
+
+    def _add(self, tasks: Sequence[Task], own: range, last: list[int]) -> None:
+        for number in own:
+            self.at[number] = last[number] = len(self.tasks)
+            self.tasks.append(tasks[number]._replace(after=tuple([last[i] for i in tasks[number].after])))
+
+
+def _stretched(
+    segment: Segment, copied: _Copied, starts: Sequence[float], ends: Sequence[float], sharing: Sharing
+) -> _Timed:
+    """Every task of the segment as the copies have it, with what these and all that are not copied put it off."""
+    at, count = copied.at, len(segment.tasks)
+    own_starts, own_ends, offsets = [starts[i] for i in at], [ends[i] for i in at], [0.0] * count
+    lasting = [end - start for start, end in zip(own_starts, own_ends, strict=True)]
+    for fold, number in zip(segment.folds, copied.copies, strict=True):
+        size, more = fold.end - fold.start, fold.more - number
+        if not size:
+            continue
+        first = at[fold.start]
+        last = Fold(first + number * size, first + (number + 1) * size, more)
+        _, begun = _window(Fold(first, first + size, 0), copied.tasks, ends)
+        window = _window(last, copied.tasks, ends)
+        left = _left(last, copied.tasks, starts, ends, window, sharing)
+        later_s = dict.fromkeys(left, more * sum(own for own in left.values() if own > 0))
+        shift = window[1] - begun
+        put_off = shift + more * (window[1] - window[0])
+        for stream in (stream for stream, own in left.items() if own < 0):  # until what was left before is done
+            rest_s = _rest_s(stream, last.end, copied.tasks, starts, ends, window[1])
+            later_s[stream] = max(more * left[stream], -rest_s)
+            put_off -= sharing.least * (later_s[stream] - more * left[stream])
+        for i in range(fold.end, count):
+            own_starts[i] -= shift
+            own_ends[i] -= shift
+            offsets[i] += put_off + later_s.get(segment.tasks[i].stream, 0.0)
+        computed = (put_off - shift) / (window[1] - window[0]) if window[1] > window[0] else more
+        for i in range(size):
+            copies = [ends[j] - starts[j] for j in range(first + i, last.end, size)]
+            further = computed if segment.tasks[fold.start + i].stream == COMPUTE else more
+            lasting[fold.start + i] = sum(copies) + further * copies[-1]
+    seconds = max((end + offset for end, offset in zip(own_ends, offsets, strict=True)), default=0.0)
+    busy = defaultdict[str, float](float)
+    for task, own_s in zip(segment.tasks, lasting, strict=True):
+        busy[task.stream] += own_s
+    return _Timed(own_starts, own_ends, offsets, seconds, dict(busy))
+
+
+def _until_alike(
+    fold: Fold, tasks: Sequence[Task], starts: Sequence[float], ends: Sequence[float], sharing: Sharing
+) -> int:
+    """How many further copies of a block it takes until what was left from before it is done, and one like the next."""
+    begin, end = window = _window(fold, tasks, ends)
+    left, blocks = _left(fold, tasks, starts, ends, window, sharing), 0
+    for stream, own in left.items():
+        if own > -_DRAINS * (end - begin):
+            continue
+        blocks = max(blocks, 1 + ceil(_rest_s(stream, fold.end, tasks, starts, ends, end) / -own))
+    return min(blocks, fold.more, _MOST_COPIES)
+
+
+def _rest_s(
+    stream: str, until: int, tasks: Sequence[Task], starts: Sequence[float], ends: Sequence[float], moment: float
+) -> float:
+    """What a stream still has to do, at a moment, of what was launched before a task."""
+    return sum(
+        task.seconds * (ends[i] - max(moment, starts[i])) / (ends[i] - starts[i])
+        for i, task in enumerate(tasks[:until])
+        if task.stream == stream and ends[i] > max(moment, starts[i])
+    )
 
 
 def _left(
-    fold: Fold, tasks: Sequence[Task], starts: Sequence[float], ends: Sequence[float], window: _Window
+    fold: Fold, tasks: Sequence[Task], starts: Sequence[float], ends: Sequence[float], window: _Window, sharing: Sharing
 ) -> dict[str, float]:
-    """By stream, how much more a block launches than is done while compute runs one."""
+    """By stream, how much more a block launches than is done while compute runs one; below 0, how much less."""
     begin, end = window
     left = defaultdict[str, float](float)
     for number, task in enumerate(tasks):
@@ -137,9 +243,9 @@ def _left(
         if fold.start <= number < fold.end:
             left[task.stream] += task.seconds
         inside = min(end, ends[number]) - max(begin, starts[number])
-        if inside > 0:
-            left[task.stream] -= task.seconds * inside / (ends[number] - starts[number])
-    return {stream: seconds for stream, seconds in left.items() if seconds > 1e-9 * (end - begin)}
+        if inside > 0:  # a long one runs faster where compute has ended
+            left[task.stream] -= inside * min(sharing.communication, task.seconds / (ends[number] - starts[number]))
+    return {stream: seconds for stream, seconds in left.items() if abs(seconds) > 1e-9 * (end - begin)}
 
 
 def _window(fold: Fold, tasks: Sequence[Task], ends: Sequence[float]) -> _Window:

@@ -131,10 +131,11 @@ def test_the_peak_has_a_moment_and_a_task() -> None:
     assert found.net == {"p": -4.0, "q": 0.0}
 
 
-def repeated(times: int, comm_s: float, *, unrolled: int | None = None) -> Segment:
-    """Blocks of two kernels with a collective that runs beside the next block; each keeps a byte."""
+def repeated(times: int, comm_s: float, *, unrolled: int | None = None, before_s: float = 0.0) -> Segment:
+    """Blocks of two kernels with a collective that runs beside the next one, and one from before; each keeps a byte."""
     recorder = Recorder(overlap=True)
     recorder.compute("before", 1.0)
+    recorder.launch("sum before", "x", before_s, blocks=False)
     copies, starts = unrolled or times, list[int]()
     for _ in range(copies):
         starts.append(len(recorder.tasks))
@@ -163,6 +164,19 @@ def test_a_fold_is_what_it_stands_for(sharing: Sharing, comm_s: float, times: in
     in_all = [sum(task.seconds for task in s.tasks_in_all()) for s in (repeated(times, comm_s, unrolled=3),
                                                                      repeated(times, comm_s))]  # fmt: skip
     assert in_all[0] == pytest.approx(in_all[1])
+
+
+@each("sharing", [GPU, CPU])
+@each("comm_s", [0.5, 2.0])
+@each("before_s", [1.0, 4.0, 9.0, 30.0, 1000.0])
+@each("times", [4, 10, 100])
+def test_a_fold_is_not_like_its_second_block_while_that_waits_for_what_was_before(
+    sharing: Sharing, comm_s: float, before_s: float, times: int
+) -> None:
+    folded, whole = (run(repeated(times, comm_s, unrolled=n, before_s=before_s), sharing) for n in (3, None))
+    assert folded.seconds == pytest.approx(whole.seconds, rel=0.02)
+    assert folded.busy_s[COMPUTE] == pytest.approx(whole.busy_s[COMPUTE], rel=0.02)
+    assert (folded.net, folded.peak) == (whole.net, whole.peak)
 
 
 def test_microbatches_differ_in_what_is_summed_and_in_what_stays() -> None:
