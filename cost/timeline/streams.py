@@ -17,14 +17,14 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import ceil
+from math import ceil, inf
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.cost.timeline.clock import Sharing, times
-from shardwright.cost.timeline.tasks import COMPUTE, Fold, Segment, Task
+from shardwright.cost.timeline.tasks import COMPUTE, COPY, Fold, Segment, Task
 
 
 class Course(NamedTuple):
@@ -128,7 +128,8 @@ def _timed(segment: Segment, sharing: Sharing) -> _Timed:
     copied = _Copied(segment, copies)
     starts, ends = times(copied.tasks, sharing)
     if segment.folds:
-        copies = [_until_alike(fold, copied.tasks, starts, ends, sharing) for fold in segment.folds]
+        done = _Done(copied.tasks, starts, ends, sharing)
+        copies = [_until_alike(fold, done) for fold in segment.folds]
         if any(copies):
             copied = _Copied(segment, copies)
             starts, ends = times(copied.tasks, sharing)
@@ -172,7 +173,7 @@ def _stretched(
     segment: Segment, copied: _Copied, starts: Sequence[float], ends: Sequence[float], sharing: Sharing
 ) -> _Timed:
     """Every task of the segment as the copies have it, with what these and all that are not copied put it off."""
-    at, count = copied.at, len(segment.tasks)
+    at, count, done = copied.at, len(segment.tasks), _Done(copied.tasks, starts, ends, sharing)
     own_starts, own_ends, offsets = [starts[i] for i in at], [ends[i] for i in at], [0.0] * count
     lasting = [end - start for start, end in zip(own_starts, own_ends, strict=True)]
     for fold, number in zip(segment.folds, copied.copies, strict=True):
@@ -183,12 +184,12 @@ def _stretched(
         last = Fold(first + number * size, first + (number + 1) * size, more)
         _, begun = _window(Fold(first, first + size, 0), copied.tasks, ends)
         window = _window(last, copied.tasks, ends)
-        left = _left(last, copied.tasks, starts, ends, window, sharing)
+        left = _left(last, done, window)
         later_s = dict.fromkeys(left, more * sum(own for own in left.values() if own > 0))
         shift = window[1] - begun
         put_off = shift + more * (window[1] - window[0])
         for stream in (stream for stream, own in left.items() if own < 0):  # until what was left before is done
-            rest_s = _rest_s(stream, last.end, copied.tasks, starts, ends, window[1])
+            rest_s = _rest_s(stream, last.end, done, window[1])
             later_s[stream] = max(more * left[stream], -rest_s)
             put_off -= sharing.least * (later_s[stream] - more * left[stream])
         for i in range(fold.end, count):
@@ -207,44 +208,64 @@ def _stretched(
     return _Timed(own_starts, own_ends, offsets, seconds, dict(busy))
 
 
-def _until_alike(
-    fold: Fold, tasks: Sequence[Task], starts: Sequence[float], ends: Sequence[float], sharing: Sharing
-) -> int:
+def _until_alike(fold: Fold, done: _Done) -> int:
     """How many further copies of a block it takes until what was left from before it is done, and one like the next."""
-    begin, end = window = _window(fold, tasks, ends)
-    left, blocks = _left(fold, tasks, starts, ends, window, sharing), 0
-    for stream, own in left.items():
+    begin, end = window = _window(fold, done.tasks, done.ends)
+    blocks = 0
+    for stream, own in _left(fold, done, window).items():
         if own > -_DRAINS * (end - begin):
             continue
-        blocks = max(blocks, 1 + ceil(_rest_s(stream, fold.end, tasks, starts, ends, end) / -own))
+        blocks = max(blocks, 1 + ceil(_rest_s(stream, fold.end, done, end) / -own))
     return min(blocks, fold.more, _MOST_COPIES)
 
 
-def _rest_s(
-    stream: str, until: int, tasks: Sequence[Task], starts: Sequence[float], ends: Sequence[float], moment: float
-) -> float:
+class _Done:
+    """How much of a task is done from one moment to another."""
+
+    def __init__(self, tasks: Sequence[Task], starts: Sequence[float], ends: Sequence[float], sharing: Sharing) -> None:
+        self.tasks, self.starts, self.ends, self.slower = tasks, starts, ends, 1 - sharing.communication
+
+    @cached_property
+    def computed(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Moments, and how long compute has run until then."""
+        own = [i for i, task in enumerate(self.tasks) if task.stream == COMPUTE and self.ends[i] > self.starts[i]]
+        moments = np.array([(self.starts[i], self.ends[i]) for i in own]).reshape(-1)
+        lengths = np.diff(moments, prepend=moments[:1])
+        lengths[::2] = 0.0  # before each start
+        return moments, np.cumsum(lengths)
+
+    def seconds(self, number: int, begin: float, end: float) -> float:
+        start, stop = self.starts[number], self.ends[number]
+        begin, end = max(begin, start), min(end, stop)
+        if end <= begin:
+            return 0.0
+        task = self.tasks[number]
+        if (begin, end) == (start, stop):
+            return task.seconds
+        return task.seconds * self._pace(task, begin, end) / self._pace(task, start, stop)
+
+    def _pace(self, task: Task, begin: float, end: float) -> float:
+        if not self.slower or task.stream == COPY:
+            return end - begin
+        beside = np.interp((begin, end), *self.computed)
+        return end - begin - self.slower * float(beside[1] - beside[0])
+
+
+def _rest_s(stream: str, until: int, done: _Done, moment: float) -> float:
     """What a stream still has to do, at a moment, of what was launched before a task."""
-    return sum(
-        task.seconds * (ends[i] - max(moment, starts[i])) / (ends[i] - starts[i])
-        for i, task in enumerate(tasks[:until])
-        if task.stream == stream and ends[i] > max(moment, starts[i])
-    )
+    return sum(done.seconds(i, moment, inf) for i, task in enumerate(done.tasks[:until]) if task.stream == stream)
 
 
-def _left(
-    fold: Fold, tasks: Sequence[Task], starts: Sequence[float], ends: Sequence[float], window: _Window, sharing: Sharing
-) -> dict[str, float]:
+def _left(fold: Fold, done: _Done, window: _Window) -> dict[str, float]:
     """By stream, how much more a block launches than is done while compute runs one; below 0, how much less."""
     begin, end = window
     left = defaultdict[str, float](float)
-    for number, task in enumerate(tasks):
+    for number, task in enumerate(done.tasks):
         if task.stream == COMPUTE or not task.seconds:
             continue
         if fold.start <= number < fold.end:
             left[task.stream] += task.seconds
-        inside = min(end, ends[number]) - max(begin, starts[number])
-        if inside > 0:  # a long one runs faster where compute has ended
-            left[task.stream] -= inside * min(sharing.communication, task.seconds / (ends[number] - starts[number]))
+        left[task.stream] -= done.seconds(number, begin, end)
     return {stream: seconds for stream, seconds in left.items() if abs(seconds) > 1e-9 * (end - begin)}
 
 

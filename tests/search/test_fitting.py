@@ -101,9 +101,10 @@ def test_any_blocks_are_made_again_as_memory_asks_for(model: type[nn.Module]) ->
 def candidate(name: str, step_s: float, num_bytes: int = 0) -> Candidate:
     """As much of one as is looked at."""
     memory, device_bytes = Memory(parameters_bytes=num_bytes), planner().cluster.device.memory_bytes
-    prediction = SimpleNamespace(step_s=step_s, memory=memory, device_bytes=device_bytes)
+    prediction = SimpleNamespace(step_s=step_s, exposed_s=0.0, memory=memory, device_bytes=device_bytes)
     own = {
         "name": name,
+        "solved": object(),
         "mesh": Mesh.of(x=2),
         "prediction": prediction,
         "fits": True,

@@ -477,9 +477,9 @@ def test_by_hand_the_least_that_has_to_be_made_again_is(monkeypatch: pytest.Monk
         )
 
     monkeypatch.setattr(own.solver, "solve", solve)
-    for needed, modes in ((0.0, ["none", "selective"]), (1e9, ["selective"])):
+    for crowding, modes in ((0.5, ["none", "selective"]), (2.0, ["selective"])):
         tried.clear()
-        stager._needed = needed
+        monkeypatch.setattr(tuner, "crowding", lambda *_, share=crowding: share)
         list(stager._ways_by_hand(space, 8))
         assert tried == modes
 
