@@ -11,6 +11,7 @@ kernels, staging buffers of collectives, the allocator's rounding, the driver.
 
 from __future__ import annotations
 
+import re
 import time
 import traceback
 from collections import Counter
@@ -18,6 +19,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -28,11 +30,10 @@ from shardwright.lowering.drawing import Stream
 from shardwright.lowering.dtensors import mend_dtensors
 from shardwright.lowering.entry import Entry
 from shardwright.lowering.parameter_store import ParameterStore
-from shardwright.lowering.program import PROGRAM_NAME
+from shardwright.lowering.program import PROGRAM_NAME, Program, compile_source
 from shardwright.lowering.sources import ModelValues
 from shardwright.lowering.spec import EntrySpec
 from shardwright.lowering.tape import Tape
-from shardwright.lowering.values import checked
 from shardwright.pcg.errors import DistributedError, PlanError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.stages import STAGES, channel
@@ -41,6 +42,9 @@ from shardwright.pcg.step.late import check_backward
 from shardwright.pcg.step.meshes import first_ranks, in_words, stage_meshes
 from shardwright.pcg.step.messages import Message
 
+_LINE = re.compile(r"^( *)(\w+)( = .*|,)  # (?:(.*) \| )?(\w+)(\[[\d, ]*\])$")
+"""What `emit` writes: a name, where it comes from and its layouts, dtype and local shape."""
+_CHECK = "_check_value"
 GROUP_SIZE = 32
 """Parameters that the optimizer updates together."""
 
@@ -226,3 +230,39 @@ def _misshapen(entry: Entry, loss: Tensor) -> Iterator[str]:
         for what, value in zip(values, _locals(values.values()), strict=False):
             if (got := f"{value.dtype}{list(value.shape)}") != expected:
                 yield f"{what} of {held.name}: expected {expected}, got {got}"
+
+
+# ---- values of the types that the program says ----
+
+
+def checked(program: Program, found: dict[str, None]) -> Program:
+    """The same program, which adds to `found`, in words, what it makes of another type than it says."""
+
+    def check(value: object, name: str, where: str, expected: str) -> None:
+        if isinstance(value, Tensor):
+            got = f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+            if got != expected:
+                found[f"{name} ({where}): expected {expected}, got {got}"] = None
+
+    own = compile_source("\n".join(_with_checks(program.source.splitlines())) + "\n")
+    namespace: dict[str, Any] = own.forward.__globals__
+    namespace[_CHECK] = check
+    return own
+
+
+def _with_checks(lines: list[str]) -> Iterator[str]:
+    """A call after each statement that makes values; where it makes several, each has a line of its own."""
+    open_: list[str] = []
+    for line in lines:
+        yield line
+        if match := _LINE.match(line):
+            indent, name, rest, where, dtype, shape = match.groups()
+            call = f"{_CHECK}({name}, {name!r}, {where or ''!r}, {dtype + shape!r})"
+            if rest == ",":
+                open_.append(call)
+            else:
+                yield indent + call
+        elif open_ and line.lstrip().startswith(")"):
+            indent = line[: len(line) - len(line.lstrip())]
+            yield from (indent + call for call in open_)
+            open_.clear()

@@ -13,21 +13,23 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd import Function
 from torch.autograd.graph import get_gradient_edge
 
+from shardwright.lowering import private
 from shardwright.lowering.agreement import share_values
 from shardwright.lowering.batch import BatchCheck, find_inputs
 from shardwright.lowering.collectives import reduce
 from shardwright.lowering.drawing import Drawing, Stream
 from shardwright.lowering.exact import num_draws
 from shardwright.lowering.groups import across
-from shardwright.lowering.handover import hand_over
 from shardwright.lowering.inputs import Inputs
 from shardwright.lowering.launch import connect
 from shardwright.lowering.outside import find_outside
 from shardwright.lowering.parameter_store import ParameterStore, places
 from shardwright.lowering.pipeline import Pipeline, Scale
 from shardwright.lowering.precision import check_device, check_products, set_products
+from shardwright.lowering.private import AutogradContext
 from shardwright.lowering.reducer import Finished
 from shardwright.lowering.runner import Runner
 from shardwright.lowering.shared import Holders, Shared
@@ -248,3 +250,32 @@ def _as_it_is(loss: Tensor) -> Tensor:
 
 def _nothing(summand: Tensor, loss: Tensor) -> None:
     """No backward."""
+
+
+# ---- a step of several microbatches ----
+
+
+class _HandOver(Function):
+    """Gradients that are there already, as the backward of a loss."""
+
+    @staticmethod
+    def forward(ctx: AutogradContext, anchor: Tensor, loss: Tensor, finished: Sequence[Finished]) -> Tensor:
+        ctx.finished = list(finished)
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx: AutogradContext, gradient: Tensor) -> tuple[None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        if ctx.finished is None:
+            raise ShardwrightError("the gradients of this loss have been handed over already; run the step again")
+        finished, ctx.finished = ctx.finished, None
+        if finished:
+            private.scale_([part for _, part, _ in finished], gradient)
+        for held, part, wrapped in finished:
+            held.accept_gradient(part, wrapped)
+        return None, None, None
+
+
+def hand_over(loss: Tensor, finished: Sequence[Finished]) -> Tensor:
+    """The loss, whose `backward()` scales these gradients and gives them to their parameters."""
+    anchor = torch.empty(0, device=loss.device, requires_grad=True)
+    return _HandOver.apply(anchor, loss, finished)

@@ -7,22 +7,21 @@ blocks are eliminated once. That is exact.
 
 Where tables would be larger (recurrent cells that share weights, dense blocks, meshes of many axes), only what has two
 neighbours at most is eliminated that way. Bounds on the rest (`search.pruning`) drop choices; often one solution is
-left. Else what is left is eliminated, if all tables together stay under `MOST_ENTRIES`. Beyond, the solution is the
-best one that was found, and `Solution.bound` says how far it can be from the optimum.
+left. Else what is left is eliminated, if all tables together stay under `MOST_ENTRIES`. Beyond, the best solution
+that was found is improved part by part, and `Solution.bound` says how far it can be from the optimum.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf, prod
 
 import numpy as np
 
-from shardwright.search.conditioning import improved
 from shardwright.search.interning import Forgetful, Interned, Interner
-from shardwright.search.model import Model
+from shardwright.search.model import Edges, Model
 from shardwright.search.problem import SERIAL, Costs, Order, Prices, Problem, Solution
 from shardwright.search.pruning import TOLERANCE, relax
 
@@ -38,9 +37,16 @@ LARGEST = 10**7
 """Of one of them: 80 MB."""
 MANY_VARIABLES = 2**12
 """From so many on, tables are shared within a solution alone: that much would stay in memory for each of them."""
+_TRIES = 24
+"""Parts of a large model that are solved."""
+_PATIENCE = 6
+"""Parts in a row that improve nothing, after which no more are solved."""
 _ROUNDS = 1
 _FEWER = 0.5
 """The share of the choices that may be left for another round of bounds to be worth its time."""
+
+Exact = Callable[[Model], Sequence[int] | None]
+"""The choices of a model's optimum, or None where its tables would be too large."""
 
 
 @dataclass(frozen=True)
@@ -235,3 +241,58 @@ def minimize_last(
     best, extent = total.argmin(axis=-1), total.shape[-1]
     least = total.take(best + np.arange(0, total.size, extent).reshape(best.shape))  # far quicker than to search again
     return Interned(least), best.astype(np.min_scalar_type(extent))
+
+
+# ---- models that are too large ----
+
+
+def improved(model: Model, choices: Sequence[int], exact: Exact) -> tuple[int, ...]:
+    """These choices, or better ones: parts around some variables are solved until that helps no more.
+
+    A part grows from one variable to its neighbours and theirs for as long as its tables are small. Its solution is
+    never worse than what was there (large neighbourhood search: Shaw, "Using constraint programming and local search
+    methods to solve vehicle routing problems", 1998).
+    """
+    best, cost, failed = list(choices), model.cost(choices), 0
+    for start in np.random.default_rng(0).permutation(len(choices))[:_TRIES]:
+        found = _around(model, int(start), best, exact)
+        failed = failed + 1
+        if (now := model.cost(found)) < cost:
+            best, cost, failed = found, now, 0
+        if failed == _PATIENCE:
+            break
+    return tuple(best)
+
+
+def _around(model: Model, start: int, choices: Sequence[int], exact: Exact) -> list[int]:
+    """With the largest part around a variable solved that can be, of those that are tried."""
+    found, reached, at, size = list(choices), [start], 0, 1
+    while at < len(reached):
+        while at < len(reached) < size:
+            reached += sorted(model.neighbours[reached[at]].difference(reached))
+            at += 1
+        solved = exact(_part(model, part := reached[:size], choices))
+        if solved is None:
+            break
+        found = list(choices)
+        for v, choice in zip(part, solved, strict=True):
+            found[v] = choice
+        if len(reached) < size:
+            break
+        size *= 2
+    return found
+
+
+def _part(model: Model, part: Sequence[int], choices: Sequence[int]) -> Model:
+    """The model of these variables where all others have these choices."""
+    at = {v: i for i, v in enumerate(part)}
+    edges: Edges = {}
+    unary = [model.unary[v].value for v in part]
+    for v, i in at.items():
+        for n in model.neighbours[v]:
+            table = model.edges[min(v, n), max(v, n)].value
+            if n not in at:
+                unary[i] = unary[i] + (table[:, choices[n]] if v < n else table[choices[n]])
+            elif i < at[n]:
+                edges[i, at[n]] = Interned(table if v < n else table.T)
+    return Model(Interner(), [Interned(u) for u in unary], edges)

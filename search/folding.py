@@ -4,7 +4,7 @@ Consecutive blocks ("model.layers.3") that are equal up to names, each reading w
 Constants that several blocks read, such as tables of positions, lie in none.
 A folded graph keeps the first of a run and says how often it occurs: costs and bytes count as often, and from one
 occurrence to the next a value has to be laid out as it came in. So a plan of a folded graph is a plan of the whole
-one in which equal blocks are laid out alike.
+one in which equal blocks are laid out alike: `unfolded` gives every copy the choices of the block that stands for it.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from typing import NamedTuple
 from shardwright.pcg.analysis import constant_nodes, read_again
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.step.parameters import module_block
+from shardwright.search.problem import Problem
 
 MIN_TIMES = 4
 """Runs of fewer blocks stay as they are, but for those of one fewer beside a longer run, which decides about memory."""
+_KINDS = ("node", "storage", "hub")
 
 
 class Repeated(NamedTuple):
@@ -241,3 +243,67 @@ def _names(block: _Block, alike: Sequence[_Block], carried: Sequence[tuple[str, 
         own = {a.name: b.name for a, b in zip(block.own, other.own, strict=True)}
         yield before | own
         before = {name: own[after] for name, after in carried}
+
+
+# ---- from the folded graph to the whole one ----
+
+
+def unfolded(problem: Problem, folded: Folded, graph: Graph) -> Problem | None:
+    """The problem of a whole graph, for `materialize`: all its names lead to variables of that of the `folded` one.
+
+    So every solution of the one is a solution of the other. Names of the folded graph may be others than those that the
+    problem has; None where more is different, or where the first of equal blocks alone has operators that no parameter
+    reaches.
+    """
+    if (alike := _alike(folded.graph, problem.graph)) is None:
+        return None
+    own = {node.name: node.name for node in graph.nodes} | dict(_stands_for(folded))
+    own = {name: alike[of] for name, of in own.items() if of in alike}
+    handed_on = {name: alike[of] for name, of in _handed_on(folded)}
+    known = problem.index
+    index = {(kind, name): known[kind, of] for name, of in own.items() for kind in _KINDS if (kind, of) in known}
+    index |= {("hub", name): known["hub", of] for name, of in handed_on.items() if ("hub", of) in known}
+    domains = {name: problem.domains[of] for name, of in own.items() if of in problem.domains}
+    constants = constant_nodes(graph)
+    if any(not (node.is_leaf or node.name in constants or node.name in domains) for node in graph.nodes):
+        return None
+    closures = {name: problem.closures[of] for name, of in own.items() if of in problem.closures}
+    return replace(problem, graph=graph, index=index, domains=domains, closures=closures)
+
+
+def _alike(graph: Graph, other: Graph) -> Mapping[str, str] | None:
+    """By each name in a graph, the name in another one that computes the same; None where it does not."""
+    if graph is other:
+        return {node.name: node.name for node in graph.nodes}
+    found, ahead = dict[str, str](), [(a, b) for (_, a), (_, b) in zip(graph.outputs, other.outputs, strict=True)]
+    while ahead:
+        a, b = ahead.pop()
+        if a in found:
+            if found[a] != b:
+                return None
+            continue
+        one, two = graph.by_name[a], other.by_name[b]
+        if (one.op, one.attrs, len(one.inputs)) != (two.op, two.attrs, len(two.inputs)):
+            return None
+        found[a] = b
+        ahead += zip(one.inputs, two.inputs, strict=True)
+    return found if len(set(found.values())) == len(found) else None
+
+
+def _stands_for(folded: Folded) -> Iterator[tuple[str, str]]:
+    """The nodes of all copies of blocks, each with the one that stands for it."""
+    for block, copies in folded.copies.items():
+        for names in copies:
+            yield from ((name, of) for of, name in names.items() if folded.home.get(of) == block)
+
+
+def _handed_on(folded: Folded) -> Iterator[tuple[str, str]]:
+    """What a copy gives to the next one, each with what the first copy reads in its place: it is laid out as that.
+
+    But for what its own copy reads too.
+    """
+    users, home = folded.graph.users, folded.home
+    for repeated in folded.repeated:
+        for before, after in repeated.carried:
+            if not any(home.get(user) == repeated.block for user in users[after]):
+                yield from ((names[before], before) for names in folded.copies[repeated.block][1:])

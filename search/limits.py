@@ -40,7 +40,7 @@ from shardwright.search.restrict import (
 )
 
 BOUNDED = (DATA, CONTEXT, TENSOR, ZERO, RESIDUAL)
-"""What can be bounded: the degrees of roles, and of what lies between parts of a network (`search.residual`)."""
+"""What can be bounded: the degrees of roles, and of what lies between parts of a network (`search.limited`)."""
 
 
 @dataclass(frozen=True, slots=True)

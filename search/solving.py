@@ -39,7 +39,7 @@ from shardwright.search.blocks import blocked_choices
 from shardwright.search.building import ProblemBuilder
 from shardwright.search.domain import CertifiedSplits, storage_domain
 from shardwright.search.eliminate import Eliminator
-from shardwright.search.folding import Folded
+from shardwright.search.folding import Folded, unfolded
 from shardwright.search.least import least_s
 from shardwright.search.limited import Limited
 from shardwright.search.limits import NO_LIMITS, Limits
@@ -48,7 +48,6 @@ from shardwright.search.plan import Rewrite
 from shardwright.search.problem import NoLayoutsError, Prices, Problem, Restrict, Solution, Way
 from shardwright.search.restrict import DATA, FREE, role_restriction
 from shardwright.search.spaces import LONGEST_FIRST
-from shardwright.search.unfolding import unfolded
 from shardwright.search.within import (
     HULL_TOLERANCE,
     kept_bytes,

@@ -12,8 +12,9 @@ from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
 from shardwright.search import eliminate
 from shardwright.search.building import ProblemBuilder
-from shardwright.search.eliminate import Eliminator, minimize_last
+from shardwright.search.eliminate import Eliminator, improved, minimize_last
 from shardwright.search.interning import Interned, Interner
+from shardwright.search.model import Model
 from shardwright.search.problem import Prices, Problem, Solution
 from shardwright.search.pruning import Reparametrization
 from tests.each import each
@@ -160,3 +161,28 @@ def test_repeated_blocks_are_eliminated_once() -> None:
         variables.append(len(problem.states))
     assert made[1] - made[0] <= 0.65 * (variables[1] - variables[0])
     assert made[1] < variables[1] / 1.5
+
+
+def test_what_is_too_large_is_improved_part_by_part() -> None:
+    """Never worse, often better, and the optimum where a part is the whole."""
+    better = 0
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        problem = random_problem(rng, [3] * 8, 0.5)
+        model = Model(Interner(), list(problem.time_s), dict(problem.edges))
+        small = improved(model, (0,) * 8, lambda part: exact(part) if len(part.unary) <= 8 else None)
+        assert model.cost(small) == pytest.approx(exact_cost(problem))
+        chain = Model(Interner(), [Interned(t) for t in rng.random((40, 3))],
+                      {(v, v + 1): Interned(rng.random((3, 3))) for v in range(39)})  # fmt: skip
+        found = improved(chain, (0,) * 40, lambda part: exact(part) if len(part.unary) <= 8 else None)
+        assert chain.cost(found) <= chain.cost((0,) * 40)
+        better += chain.cost(found) < chain.cost((0,) * 40)
+    assert better == 20
+
+
+def exact(part: Model) -> tuple[int, ...]:
+    return eliminate._Elimination(part).run(part.min_fill().variables).choices
+
+
+def exact_cost(problem: Problem) -> float:
+    return Eliminator(Interner()).solve(problem).objective

@@ -12,9 +12,8 @@ import pytest
 from shardwright.pcg.mesh import Mesh
 from shardwright.search import eliminate, pruning
 from shardwright.search.building import ProblemBuilder
-from shardwright.search.conditioning import improved
 from shardwright.search.eliminate import Eliminator
-from shardwright.search.interning import Interned, Interner
+from shardwright.search.interning import Interner
 from shardwright.search.model import Model
 from shardwright.search.problem import SERIAL, Prices, Problem
 from shardwright.search.pruning import relax, undominated
@@ -139,31 +138,6 @@ def test_what_sweeps_say_is_true(above: float) -> None:
         assert found.bound <= best + 1e-12
         assert all(found.bounds[v][c] <= value + 1e-12 for value, choices in every for v, c in enumerate(choices))
         assert not found.is_tight or found.objective == pytest.approx(best)
-
-
-def test_conditioning_improves_what_it_is_given() -> None:
-    """Never worse, often better, and the optimum where a part is the whole."""
-    better = 0
-    for seed in range(20):
-        rng = np.random.default_rng(seed)
-        problem = random_problem(rng, [3] * 8, 0.5)
-        model = Model(Interner(), list(problem.time_s), dict(problem.edges))
-        small = improved(model, (0,) * 8, lambda part: exact(part) if len(part.unary) <= 8 else None)
-        assert model.cost(small) == pytest.approx(exact_cost(problem))
-        chain = Model(Interner(), [Interned(t) for t in rng.random((40, 3))],
-                      {(v, v + 1): Interned(rng.random((3, 3))) for v in range(39)})  # fmt: skip
-        found = improved(chain, (0,) * 40, lambda part: exact(part) if len(part.unary) <= 8 else None)
-        assert chain.cost(found) <= chain.cost((0,) * 40)
-        better += chain.cost(found) < chain.cost((0,) * 40)
-    assert better == 20
-
-
-def exact(part: Model) -> tuple[int, ...]:
-    return eliminate._Elimination(part).run(part.min_fill().variables).choices
-
-
-def exact_cost(problem: Problem) -> float:
-    return Eliminator(Interner()).solve(problem).objective
 
 
 @pytest.mark.parametrize("compared", [1, 60, 2**16])
