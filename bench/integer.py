@@ -9,7 +9,7 @@ import numpy as np
 from scipy.optimize import LinearConstraint, milp
 from scipy.sparse import coo_matrix
 
-from shardwright.search.problem import Problem
+from shardwright.search.choices.problem import Problem
 
 
 def integer_program(

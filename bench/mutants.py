@@ -41,7 +41,7 @@ ROOT = Path(__file__).parents[1]
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.toml")
 CORE: dict[str, tuple[str, ...]] = {
     "shardwright.search.eliminate": ("tests/search/test_eliminate.py", "tests/search/test_shared_tables.py"),
-    "shardwright.search.reshard": ("tests/search/test_reshard.py",),
+    "shardwright.search.choices.reshard": ("tests/search/choices/test_reshard.py",),
     "shardwright.pcg.choice": ("tests/pcg/test_choice.py", "tests/pcg/test_inference.py", "tests/pcg/test_rows.py"),
     "shardwright.pcg.inference": ("tests/pcg/test_graph.py", "tests/pcg/test_inference.py", "tests/pcg/test_rows.py"),
     "shardwright.pcg.layout": ("tests/pcg/test_layout.py", "tests/pcg/test_types.py"),
@@ -51,7 +51,7 @@ CORE: dict[str, tuple[str, ...]] = {
     ),
     "shardwright.substitutions.match": ("tests/substitutions/test_match.py", "tests/substitutions/test_rewrite.py"),
     "shardwright.lowering.reducer": ("tests/lowering/test_reducer.py",),
-    "shardwright.pcg.moves": ("tests/pcg/test_moves.py", "tests/search/test_reshard.py"),
+    "shardwright.pcg.moves": ("tests/pcg/test_moves.py", "tests/search/choices/test_reshard.py"),
     "shardwright.cost.collectives.moves": ("tests/cost/collectives/test_moves.py",),
     "shardwright.cost.timeline.clock": ("tests/cost/timeline/test_clock.py", "tests/cost/timeline/test_streams.py"),
 }

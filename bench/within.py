@@ -25,8 +25,8 @@ from shardwright.cost.clusters.local import default_cluster
 from shardwright.pcg.capture.capture import capture
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import DEFAULT
+from shardwright.search.choices.problem import Prices
 from shardwright.search.folding import Folded
-from shardwright.search.problem import Prices
 from shardwright.search.restrict import FREE
 from shardwright.search.solving import Solver
 from shardwright.search.within import kept_bytes, time_and_bytes, within_memory

@@ -28,14 +28,14 @@ from shardwright.pcg.step.fates import Fate
 from shardwright.pcg.step.lifetimes import Zero
 from shardwright.pcg.step.schedules import most_in_flight
 from shardwright.pcg.types import ITEM_BYTES, TensorType
-from shardwright.search.blocks import blocked_choices
-from shardwright.search.domain import CertifiedSplits, Domain, Options, node_options, storage_domain
+from shardwright.search.choices.blocks import blocked_choices
+from shardwright.search.choices.domain import CertifiedSplits, Domain, Options, node_options, storage_domain
+from shardwright.search.choices.interning import Interned, Interner
+from shardwright.search.choices.problem import Costs, NoLayoutsError, Problem, Restrict, Way
+from shardwright.search.choices.reshard import Closure, close, replicated, valid_states
 from shardwright.search.folding import Folded
-from shardwright.search.interning import Interned, Interner
 from shardwright.search.limited import Limited
 from shardwright.search.limits import Splits, Stored, limited_moves
-from shardwright.search.problem import Costs, NoLayoutsError, Problem, Restrict, Way
-from shardwright.search.reshard import Closure, close, replicated, valid_states
 
 PerAxis = tuple[tuple[Layout, ...], ...]
 

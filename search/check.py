@@ -17,8 +17,8 @@ from shardwright.pcg.step.again import made_again
 from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.schedules import check, orders
 from shardwright.pcg.step.time import as_run
+from shardwright.search.choices.domain import CertifiedSplits
 from shardwright.search.collector import collector_paused
-from shardwright.search.domain import CertifiedSplits
 from shardwright.search.plan import Plan, attributes, fingerprint, structure
 from shardwright.search.replay import replay
 from shardwright.substitutions.equations import Equation

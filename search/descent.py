@@ -15,8 +15,8 @@ from math import inf
 from typing import NamedTuple
 
 from shardwright.search.asked import RecomputeMode
+from shardwright.search.choices.problem import NoLayoutsError
 from shardwright.search.fitting import LITTLE, Fitted, Fitter, kept_s
-from shardwright.search.problem import NoLayoutsError
 from shardwright.search.restrict import DATA, FREE, TENSOR, ZERO
 from shardwright.search.solving import Candidate, rank
 from shardwright.search.spaces import Space, divided

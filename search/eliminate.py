@@ -20,9 +20,9 @@ from math import inf, prod
 
 import numpy as np
 
-from shardwright.search.interning import Forgetful, Interned, Interner
+from shardwright.search.choices.interning import Forgetful, Interned, Interner
+from shardwright.search.choices.problem import SERIAL, Costs, Order, Prices, Problem, Solution
 from shardwright.search.model import Edges, Model
-from shardwright.search.problem import SERIAL, Costs, Order, Prices, Problem, Solution
 from shardwright.search.pruning import TOLERANCE, relax
 
 LARGE_TABLE = 2**20

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from shardwright.pcg.analysis import constant_nodes, read_again
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.step.parameters import module_block
-from shardwright.search.problem import Problem
+from shardwright.search.choices.problem import Problem
 
 MIN_TIMES = 4
 """Runs of fewer blocks stay as they are, but for those of one fewer beside a longer run, which decides about memory."""

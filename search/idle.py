@@ -20,10 +20,10 @@ from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import Execution
-from shardwright.search.domain import CertifiedSplits
+from shardwright.search.choices.domain import CertifiedSplits
+from shardwright.search.choices.problem import NoLayoutsError
 from shardwright.search.folding import fold
 from shardwright.search.plan import Alternative, Idle, Plan, most_frequent
-from shardwright.search.problem import NoLayoutsError
 from shardwright.search.restrict import FREE
 from shardwright.search.solving import Solver
 from shardwright.search.spaces import batch_size, degrees

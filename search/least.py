@@ -9,8 +9,8 @@ those that wait for it; the walk over prices looks for the best.
 from __future__ import annotations
 
 from shardwright.cost.timeline.clock import Sharing
+from shardwright.search.choices.problem import Prices, Problem, Solution
 from shardwright.search.eliminate import Eliminator
-from shardwright.search.problem import Prices, Problem, Solution
 
 _STEPS = 4
 _TOLERANCE = 1e-4

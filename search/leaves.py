@@ -21,15 +21,15 @@ from shardwright.pcg.errors import GraphError
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.layout import Layouts
 from shardwright.pcg.step.again import NOTHING
-from shardwright.search.blocks import blocked_choices
 from shardwright.search.building import ProblemBuilder
+from shardwright.search.choices.blocks import blocked_choices
+from shardwright.search.choices.problem import NoLayoutsError, Prices, Problem, Restrict, Solution, Way
+from shardwright.search.choices.reshard import replicated
 from shardwright.search.eliminate import Eliminator
 from shardwright.search.folding import Folded
 from shardwright.search.limited import Limited
-from shardwright.search.problem import NoLayoutsError, Prices, Problem, Restrict, Solution, Way
 from shardwright.search.promise import Promise, held
 from shardwright.search.replay import degrees
-from shardwright.search.reshard import replicated
 from shardwright.search.splits import Part, leaves, signature
 from shardwright.substitutions.apply import apply
 from shardwright.substitutions.equations import Equation

@@ -27,8 +27,8 @@ from shardwright.pcg.graph import Graph
 from shardwright.pcg.layout import Layouts
 from shardwright.pcg.mesh import Mesh
 from shardwright.search.asked import RESIDUAL, Bound, LayoutPin
-from shardwright.search.domain import Domain
-from shardwright.search.reshard import Closure
+from shardwright.search.choices.domain import Domain
+from shardwright.search.choices.reshard import Closure
 from shardwright.search.restrict import (
     CONTEXT,
     DATA,

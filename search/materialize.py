@@ -18,9 +18,9 @@ from shardwright.pcg.layout import C, Layout, Layouts, R, innermost
 from shardwright.pcg.moves import Move, Operator, steps_of
 from shardwright.pcg.optable import ROWS
 from shardwright.pcg.order import postorder
-from shardwright.search.domain import CertifiedSplits
-from shardwright.search.problem import Problem, Solution
-from shardwright.search.reshard import can_hold, replicated
+from shardwright.search.choices.domain import CertifiedSplits
+from shardwright.search.choices.problem import Problem, Solution
+from shardwright.search.choices.reshard import can_hold, replicated
 
 
 def materialize(problem: Problem, solution: Solution, certified: CertifiedSplits) -> Graph:

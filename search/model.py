@@ -9,8 +9,8 @@ from math import prod
 
 import numpy as np
 
-from shardwright.search.interning import Interned, Interner
-from shardwright.search.problem import Costs, Order, Prices, Problem
+from shardwright.search.choices.interning import Interned, Interner
+from shardwright.search.choices.problem import Costs, Order, Prices, Problem
 from shardwright.search.pruning import undominated
 
 Edges = dict[tuple[int, int], Costs]

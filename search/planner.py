@@ -31,15 +31,15 @@ from shardwright.pcg.step.time import check_time
 from shardwright.search.anytime import Stop
 from shardwright.search.asked import Asked, PinsLike, RecomputeMode, Stages, texts
 from shardwright.search.blame import blamed
+from shardwright.search.choices.domain import CertifiedSplits
+from shardwright.search.choices.problem import NoLayoutsError
 from shardwright.search.collector import collector_paused
 from shardwright.search.descent import Descent
-from shardwright.search.domain import CertifiedSplits
 from shardwright.search.fitting import LITTLE, Fitted, Fitter, by_block, may_keep_more
 from shardwright.search.folding import Folded
 from shardwright.search.idle import asked_for, on_a_part, with_idle
 from shardwright.search.pins import Pins
 from shardwright.search.plan import Alternative, Plan, Rewrite, SearchReport, fingerprint, most_frequent
-from shardwright.search.problem import NoLayoutsError
 from shardwright.search.remedies import remedied, remedies
 from shardwright.search.rewriting import Rewriter
 from shardwright.search.solving import Candidate, Solver, different, rank

@@ -25,10 +25,10 @@ from shardwright.pcg.step.lifetimes import with_lifetimes
 from shardwright.pcg.step.recompute import RECOMPUTES
 from shardwright.pcg.step.time import check_time
 from shardwright.pcg.units import size as said
-from shardwright.search.domain import CertifiedSplits
+from shardwright.search.choices.domain import CertifiedSplits
+from shardwright.search.choices.problem import NoLayoutsError
 from shardwright.search.pins import Pins
 from shardwright.search.plan import Remedy, most_frequent
-from shardwright.search.problem import NoLayoutsError
 from shardwright.search.restrict import DATA, EXPERT, FREE, ZERO
 from shardwright.search.solving import Candidate, Solver, over_time, rank
 from shardwright.search.spaces import microbatch_counts

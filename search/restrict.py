@@ -19,7 +19,7 @@ from shardwright.pcg.layout import Layout, R, S
 from shardwright.pcg.offers import offered
 from shardwright.pcg.optable import ROWS
 from shardwright.pcg.step.regions import attentions
-from shardwright.search.problem import Restrict
+from shardwright.search.choices.problem import Restrict
 
 DATA, ZERO, EXPERT, TENSOR, FREE = "data", "zero", "expert", "tensor", "free"
 CONTEXT, ULYSSES = "context", "ulysses"

@@ -26,12 +26,12 @@ from shardwright.pcg.step.recompute import Recompute
 from shardwright.pcg.step.time import check_time
 from shardwright.pcg.types import ITEM_BYTES
 from shardwright.search.asked import RecomputeMode
+from shardwright.search.choices.problem import NoLayoutsError, Prices
 from shardwright.search.counts import Counts, Proposals
 from shardwright.search.fitting import LITTLE
 from shardwright.search.folding import Folded, fold
 from shardwright.search.limits import Limits
 from shardwright.search.pins import Pins
-from shardwright.search.problem import NoLayoutsError, Prices
 from shardwright.search.restrict import DATA, FREE, ZERO
 from shardwright.search.solving import Candidate, Solver, different, over_time, rank
 from shardwright.search.spaces import Space, baselines, divided, microbatch_counts, sequence_baselines

@@ -20,10 +20,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from shardwright.search.choices.interning import Interner
+from shardwright.search.choices.problem import Prices, Problem, Solution
 from shardwright.search.eliminate import Eliminator
-from shardwright.search.interning import Interner
 from shardwright.search.least import seconds
-from shardwright.search.problem import Prices, Problem, Solution
 
 _HULL_STEPS = 8
 HULL_TOLERANCE = 1e-4

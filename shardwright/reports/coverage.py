@@ -25,7 +25,7 @@ from shardwright.pcg.moves import FUSED, MOVES
 from shardwright.pcg.parallel import COMBINE, PARTITION
 from shardwright.reports.occurrences import Occurrences
 from shardwright.reports.report import Paragraph, Report
-from shardwright.search.blocks import blocked_choices
+from shardwright.search.choices.blocks import blocked_choices
 from shardwright.search.plan import Plan
 from shardwright.search.planner import Planner
 from shardwright.substitutions.equations import Equation

@@ -39,7 +39,7 @@ from shardwright.pcg.moves import MOVES, Move, fused_moves, move_between, steps_
 from shardwright.pcg.offers import parse_choices
 from shardwright.pcg.step.execution import DEFAULT
 from shardwright.pcg.types import TensorType
-from shardwright.search.reshard import Closure, close, valid_states
+from shardwright.search.choices.reshard import Closure, close, valid_states
 
 SHAPE = (16, 288, 8)
 FACTORS = {0: "_0", 1: "_1", 2: "o"}

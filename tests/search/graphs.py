@@ -14,7 +14,7 @@ from shardwright.pcg.graph import Graph, Node, Source
 from shardwright.pcg.offers import alone
 from shardwright.pcg.optable import ROWS
 from shardwright.pcg.types import TensorType
-from shardwright.search.interning import Interner
+from shardwright.search.choices.interning import Interner
 from shardwright.search.planner import Planner
 
 

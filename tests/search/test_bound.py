@@ -11,8 +11,8 @@ import pytest
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.mesh import Mesh
 from shardwright.search import within
+from shardwright.search.choices.interning import Interned
 from shardwright.search.folding import Folded
-from shardwright.search.interning import Interned
 from shardwright.search.planner import Planner
 from shardwright.search.solving import Candidate, NoLayoutsError, Solver
 from tests.each import each

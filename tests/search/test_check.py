@@ -13,7 +13,7 @@ from shardwright.pcg.graph import Graph, Node, Source
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import Execution
 from shardwright.search.check import check_plan, difference
-from shardwright.search.domain import CertifiedSplits
+from shardwright.search.choices.domain import CertifiedSplits
 from shardwright.search.plan import Plan, fingerprint
 from shardwright.search.planner import Planner
 from shardwright.verifier.choices import Certified

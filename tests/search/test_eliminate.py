@@ -12,10 +12,10 @@ from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
 from shardwright.search import eliminate
 from shardwright.search.building import ProblemBuilder
+from shardwright.search.choices.interning import Interned, Interner
+from shardwright.search.choices.problem import Prices, Problem, Solution
 from shardwright.search.eliminate import Eliminator, improved, minimize_last
-from shardwright.search.interning import Interned, Interner
 from shardwright.search.model import Model
-from shardwright.search.problem import Prices, Problem, Solution
 from shardwright.search.pruning import Reparametrization
 from tests.each import each
 from tests.search.graphs import cluster, every_choice, mlp, num_made

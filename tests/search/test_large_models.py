@@ -12,10 +12,10 @@ import pytest
 from shardwright.pcg.mesh import Mesh
 from shardwright.search import eliminate, pruning
 from shardwright.search.building import ProblemBuilder
+from shardwright.search.choices.interning import Interner
+from shardwright.search.choices.problem import SERIAL, Prices, Problem
 from shardwright.search.eliminate import Eliminator
-from shardwright.search.interning import Interner
 from shardwright.search.model import Model
-from shardwright.search.problem import SERIAL, Prices, Problem
 from shardwright.search.pruning import relax, undominated
 from tests.search.graphs import cluster, dense, every_choice, recurrent
 from tests.search.test_eliminate import objective, random_problem, tables
@@ -26,9 +26,9 @@ from itertools import combinations
 import numpy as np
 from shardwright.pcg.mesh import Mesh
 from shardwright.search.eliminate import Eliminator
-from shardwright.search.interning import Interned, Interner
+from shardwright.search.choices.interning import Interned, Interner
 from shardwright.search.planner import Planner
-from shardwright.search.problem import Prices, Problem
+from shardwright.search.choices.problem import Prices, Problem
 from tests.search.graphs import cluster, dense, every_choice, mlp, recurrent
 
 before = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()

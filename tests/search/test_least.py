@@ -28,12 +28,12 @@ from shardwright.pcg.moves import Move
 from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.lifetimes import ZEROS, Zero, with_lifetimes
 from shardwright.pcg.step.time import check_time
+from shardwright.search.choices.interning import Interned, Interner
+from shardwright.search.choices.problem import Prices, Problem, Solution
 from shardwright.search.eliminate import Eliminator
 from shardwright.search.folding import Folded
-from shardwright.search.interning import Interned, Interner
 from shardwright.search.least import least_s, seconds
 from shardwright.search.materialize import materialize
-from shardwright.search.problem import Prices, Problem, Solution
 from shardwright.search.restrict import FREE, ZERO
 from shardwright.search.solving import Solver, different, over_time
 from shardwright.search.spaces import LONGEST_FIRST

@@ -8,9 +8,9 @@ from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.timeline.clock import SHARING, Sharing
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import Execution
+from shardwright.search.choices.problem import SERIAL, Prices
 from shardwright.search.folding import Folded
 from shardwright.search.planner import Planner
-from shardwright.search.problem import SERIAL, Prices
 from shardwright.search.solving import Solver
 from shardwright.search.within import kept_bytes, within_memory
 from tests.search.graphs import blocks, cluster, every_choice

@@ -12,9 +12,9 @@ from shardwright.pcg.graph import Graph, Source
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.search.check import difference
+from shardwright.search.choices.problem import Prices
 from shardwright.search.folding import fold, unfolded
 from shardwright.search.materialize import materialize
-from shardwright.search.problem import Prices
 from shardwright.search.solving import Solver, over_time
 from tests.each import each
 from tests.search.graphs import blocks, cluster, every_choice

@@ -10,7 +10,7 @@ from shardwright.pcg.analysis import constant_nodes
 from shardwright.pcg.graph import OPAQUE, Graph
 from shardwright.pcg.offers import alone
 from shardwright.pcg.optable import ROWS
-from shardwright.search.blocks import blocked_choices
+from shardwright.search.choices.blocks import blocked_choices
 from shardwright.verifier.catalogue import Catalogue
 from shardwright.verifier.choices import Certified
 from tests.verifier.collect import zoo_graphs

@@ -16,7 +16,7 @@ from shardwright.pcg.layout import C, Layout, Layouts, P, R, S, innermost, shard
 from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.moves import Move, move_between
 from shardwright.pcg.parallel import step
-from shardwright.search.reshard import Closure, _priced, close, replicated, valid_states
+from shardwright.search.choices.reshard import Closure, _priced, close, replicated, valid_states
 from tests.each import each
 from tests.search.graphs import cluster
 

@@ -29,7 +29,7 @@ from shardwright.pcg.offers import alone
 from shardwright.pcg.optable import ROWS
 from shardwright.pcg.step.execution import DEFAULT
 from shardwright.pcg.types import ITEM_BYTES, TensorType
-from shardwright.search.reshard import can_hold, replicated, valid_states
+from shardwright.search.choices.reshard import can_hold, replicated, valid_states
 
 
 class CertifiedSplits(Protocol):

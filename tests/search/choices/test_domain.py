@@ -10,9 +10,9 @@ from shardwright.cost.compute.operators import Option
 from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.choice import Split, indivisible
 from shardwright.pcg.mesh import Mesh
-from shardwright.search import domain
-from shardwright.search.domain import axis_options, node_options
-from shardwright.search.reshard import can_hold
+from shardwright.search.choices import domain
+from shardwright.search.choices.domain import axis_options, node_options
+from shardwright.search.choices.reshard import can_hold
 from tests.search.graphs import cluster, every_choice
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from shardwright.search.interning import Interned, Interner
+from shardwright.search.choices.interning import Interned, Interner
 from tests.search.graphs import num_made
 
 

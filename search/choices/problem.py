@@ -26,9 +26,9 @@ from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.again import NOTHING, MadeAgain
 from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.pcg.step.lifetimes import Zero
-from shardwright.search.domain import Domain
-from shardwright.search.interning import Interned
-from shardwright.search.reshard import Closure
+from shardwright.search.choices.domain import Domain
+from shardwright.search.choices.interning import Interned
+from shardwright.search.choices.reshard import Closure
 
 Restrict = Callable[[Node, int, Choice | Layout], bool]
 """Whether an operator may take a choice on an axis, or a parameter be stored in a layout: of baselines and tests."""
