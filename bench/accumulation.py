@@ -43,7 +43,7 @@ from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.lifetimes import Zero
 from shardwright.pcg.step.precisions import Precision
 from shardwright.pcg.step.recompute import Recompute
-from shardwright.search.restrict import DATA, ZERO
+from shardwright.search.request.restrict import DATA, ZERO
 
 PAGE = Path(__file__).parents[1] / "docs" / "microbatches.md"
 HEADING = "## Against hand-written accumulation"

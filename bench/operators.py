@@ -49,7 +49,7 @@ from shardwright.pcg.errors import CaptureError, ShardwrightError
 from shardwright.pcg.graph import OPAQUE, Graph, Node
 from shardwright.pcg.mesh import Mesh
 from shardwright.search.planner import Planner
-from shardwright.search.restrict import DATA, FREE
+from shardwright.search.request.restrict import DATA, FREE
 
 REASONS = {
     "complex numbers": "compute with real numbers",

@@ -56,7 +56,7 @@ from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.pipelining import ScheduleName
 from shardwright.search.planner import Planner
-from shardwright.search.restrict import DATA
+from shardwright.search.request.restrict import DATA
 
 HEADING = "## Pipeline stages"
 TIMEOUT_S = 900.0

@@ -27,7 +27,7 @@ from shardwright.pcg.types import TensorType
 from shardwright.search.check import check_plan
 from shardwright.search.plan import Plan
 from shardwright.search.planner import Planner
-from shardwright.search.restrict import DATA, TENSOR, ZERO
+from shardwright.search.request.restrict import DATA, TENSOR, ZERO
 from shardwright.verifier.choices import Certified
 
 CERTIFIED = Certified()

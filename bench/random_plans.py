@@ -36,7 +36,7 @@ from shardwright.pcg.step.parameters import module_block
 from shardwright.pcg.step.recompute import RECOMPUTES, Recompute
 from shardwright.pcg.step.time import check_time
 from shardwright.search.planner import Planner
-from shardwright.search.restrict import DATA, FREE, TENSOR, ZERO
+from shardwright.search.request.restrict import DATA, FREE, TENSOR, ZERO
 
 MODELS = ("mlp", "gpt", "gpt2", "llama", "bert", "vit", "t5", "dlrm")
 MESHES = (

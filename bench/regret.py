@@ -43,8 +43,8 @@ from shardwright.pcg.step.precisions import Precision
 from shardwright.pcg.step.recompute import RECOMPUTES
 from shardwright.search.plan import Plan
 from shardwright.search.planner import Planner
-from shardwright.search.restrict import DATA, FREE, TENSOR, ZERO
-from shardwright.search.spaces import batch_size, degrees, meshes, microbatch_counts
+from shardwright.search.request.restrict import DATA, FREE, TENSOR, ZERO
+from shardwright.search.request.spaces import batch_size, degrees, meshes, microbatch_counts
 from shardwright.verifier.choices import Certified
 
 KEPT = Path(__file__).parent / "data" / "regret.jsonl"

@@ -11,7 +11,7 @@ from shardwright.pcg.analysis import constant_nodes
 from shardwright.pcg.graph import OPAQUE, Graph, Node
 from shardwright.pcg.mesh import TIME
 from shardwright.pcg.optable import ROWS
-from shardwright.search.restrict import DATA, FREE, TENSOR, ZERO, batch_factors
+from shardwright.search.request.restrict import DATA, FREE, TENSOR, ZERO, batch_factors
 
 CHEAPER = "cheaper whole"
 

@@ -33,12 +33,12 @@ from shardwright.pcg.capture.capture import capture
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
-from shardwright.search.asked import Bound
-from shardwright.search.limits import NO_LIMITS, Limits
 from shardwright.search.plan import Plan, most_frequent
 from shardwright.search.planner import Planner
-from shardwright.search.restrict import CONTEXT, DATA, TENSOR, ULYSSES, ZERO
-from shardwright.search.spaces import Space, degrees
+from shardwright.search.request.asked import Bound
+from shardwright.search.request.limits import NO_LIMITS, Limits
+from shardwright.search.request.restrict import CONTEXT, DATA, TENSOR, ULYSSES, ZERO
+from shardwright.search.request.spaces import Space, degrees
 from shardwright.verifier.choices import Certified
 
 WHOLE = Limits(bounds=(Bound("no residual", "residual", 1, 1),))

@@ -34,7 +34,7 @@ from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.reports.units import percent, seconds, size
 from shardwright.search.planner import Planner
-from shardwright.search.restrict import DATA, TENSOR
+from shardwright.search.request.restrict import DATA, TENSOR
 from shardwright.verifier.choices import Certified
 
 BLOCK, NUM_BLOCKS = "model.layers.0", 126

@@ -17,7 +17,7 @@ from bench.plans import MIXTURE, Case, Lifetimes, RandomSubset
 from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.step.lifetimes import ZEROS
 from shardwright.pcg.step.recompute import RECOMPUTES, Recompute, RecomputeByBlock
-from shardwright.search.restrict import CONTEXT, DATA, FREE, TENSOR, ZERO
+from shardwright.search.request.restrict import CONTEXT, DATA, FREE, TENSOR, ZERO
 
 Layout = tuple[str, dict[str, int], tuple[str, ...]]
 """A name, the axes of devices, and the role of each."""

@@ -27,7 +27,7 @@ from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import DEFAULT
 from shardwright.search.choices.problem import Prices
 from shardwright.search.folding import Folded
-from shardwright.search.restrict import FREE
+from shardwright.search.request.restrict import FREE
 from shardwright.search.solving import Solver
 from shardwright.search.within import kept_bytes, time_and_bytes, within_memory
 from shardwright.verifier.choices import Certified

@@ -34,8 +34,8 @@ from shardwright.search.choices.interning import Interned, Interner
 from shardwright.search.choices.problem import Costs, NoLayoutsError, Problem, Restrict, Way
 from shardwright.search.choices.reshard import Closure, close, replicated, valid_states
 from shardwright.search.folding import Folded
-from shardwright.search.limited import Limited
-from shardwright.search.limits import Splits, Stored, limited_moves
+from shardwright.search.request.limited import Limited
+from shardwright.search.request.limits import Splits, Stored, limited_moves
 
 PerAxis = tuple[tuple[Layout, ...], ...]
 

@@ -24,9 +24,9 @@ from shardwright.search.choices.domain import CertifiedSplits
 from shardwright.search.choices.problem import NoLayoutsError
 from shardwright.search.folding import fold
 from shardwright.search.plan import Alternative, Idle, Plan, most_frequent
-from shardwright.search.restrict import FREE
+from shardwright.search.request.restrict import FREE
+from shardwright.search.request.spaces import batch_size, degrees
 from shardwright.search.solving import Solver
-from shardwright.search.spaces import batch_size, degrees
 
 WORTH = 0.9
 """The share of a step on all devices that one on fewer may take: about as far as predictions can be wrong."""

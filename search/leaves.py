@@ -27,9 +27,9 @@ from shardwright.search.choices.problem import NoLayoutsError, Prices, Problem, 
 from shardwright.search.choices.reshard import replicated
 from shardwright.search.eliminate import Eliminator
 from shardwright.search.folding import Folded
-from shardwright.search.limited import Limited
 from shardwright.search.promise import Promise, held
 from shardwright.search.replay import degrees
+from shardwright.search.request.limited import Limited
 from shardwright.search.splits import Part, leaves, signature
 from shardwright.substitutions.apply import apply
 from shardwright.substitutions.equations import Equation

@@ -29,8 +29,8 @@ from shardwright.pcg.step.precisions import Precision
 from shardwright.pcg.text import parse_graph, print_graph
 from shardwright.pcg.units import seconds, size
 from shardwright.search.admission import admit
-from shardwright.search.asked import NOTHING, Asked
 from shardwright.search.checked import CaptureCheck
+from shardwright.search.request.asked import NOTHING, Asked
 
 VERSION = 3
 """2: predictions by the timeline, with exposed communication and the moment of the memory's peak. 3: how it is run."""

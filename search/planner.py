@@ -28,8 +28,6 @@ from shardwright.pcg.step.lifetimes import ZEROS, Zero
 from shardwright.pcg.step.pipelining import ScheduleName
 from shardwright.pcg.step.precisions import PrecisionMode
 from shardwright.pcg.step.time import check_time
-from shardwright.search.anytime import Stop
-from shardwright.search.asked import Asked, PinsLike, RecomputeMode, Stages, texts
 from shardwright.search.blame import blamed
 from shardwright.search.choices.domain import CertifiedSplits
 from shardwright.search.choices.problem import NoLayoutsError
@@ -38,12 +36,14 @@ from shardwright.search.descent import Descent
 from shardwright.search.fitting import LITTLE, Fitted, Fitter, by_block, may_keep_more
 from shardwright.search.folding import Folded
 from shardwright.search.idle import asked_for, on_a_part, with_idle
-from shardwright.search.pins import Pins
 from shardwright.search.plan import Alternative, Plan, Rewrite, SearchReport, fingerprint, most_frequent
 from shardwright.search.remedies import remedied, remedies
+from shardwright.search.request.anytime import Stop
+from shardwright.search.request.asked import Asked, PinsLike, RecomputeMode, Stages, texts
+from shardwright.search.request.pins import Pins
+from shardwright.search.request.spaces import Space
 from shardwright.search.rewriting import Rewriter
 from shardwright.search.solving import Candidate, Solver, different, rank
-from shardwright.search.spaces import Space
 from shardwright.search.spreading import said_by_block, spread_out, stored_by_stage
 from shardwright.search.staging import Stager
 from shardwright.search.tuning import Progress, Tuner, named
@@ -147,7 +147,7 @@ class Planner:
             roles: of the axes of devices of `mesh`.
             microbatches: so many in a step.
             recompute: what backward makes again: a mode, or modes and lists of places by block of the model.
-            pins: what layouts, degrees and memory keep to (`search.asked`).
+            pins: what layouts, degrees and memory keep to (`search.request.asked`).
             stages: so many pipeline stages, `mesh` being that of one; or how many devices each has, `mesh` being that
                 of the largest; "auto": as many as are best. By default none,
                 unless nothing fits without, devices are unlike, or GPUs are far from what their work takes.

@@ -27,11 +27,11 @@ from shardwright.pcg.step.time import check_time
 from shardwright.pcg.units import size as said
 from shardwright.search.choices.domain import CertifiedSplits
 from shardwright.search.choices.problem import NoLayoutsError
-from shardwright.search.pins import Pins
 from shardwright.search.plan import Remedy, most_frequent
-from shardwright.search.restrict import DATA, EXPERT, FREE, ZERO
+from shardwright.search.request.pins import Pins
+from shardwright.search.request.restrict import DATA, EXPERT, FREE, ZERO
+from shardwright.search.request.spaces import microbatch_counts
 from shardwright.search.solving import Candidate, Solver, over_time, rank
-from shardwright.search.spaces import microbatch_counts
 from shardwright.search.tuning import Tuner, named
 from shardwright.search.within import time_and_bytes
 

@@ -34,7 +34,6 @@ from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.pcg.step.lifetimes import Zero, with_lifetimes
 from shardwright.pcg.step.meshes import first_ranks, stage_meshes
 from shardwright.pcg.types import TensorType
-from shardwright.search.asked import RecomputeMode
 from shardwright.search.building import ProblemBuilder
 from shardwright.search.choices.blocks import blocked_choices
 from shardwright.search.choices.domain import CertifiedSplits, storage_domain
@@ -42,12 +41,13 @@ from shardwright.search.choices.problem import NoLayoutsError, Prices, Problem, 
 from shardwright.search.eliminate import Eliminator
 from shardwright.search.folding import Folded, unfolded
 from shardwright.search.least import least_s
-from shardwright.search.limited import Limited
-from shardwright.search.limits import NO_LIMITS, Limits
 from shardwright.search.materialize import materialize
 from shardwright.search.plan import Rewrite
-from shardwright.search.restrict import DATA, FREE, role_restriction
-from shardwright.search.spaces import LONGEST_FIRST
+from shardwright.search.request.asked import RecomputeMode
+from shardwright.search.request.limited import Limited
+from shardwright.search.request.limits import NO_LIMITS, Limits
+from shardwright.search.request.restrict import DATA, FREE, role_restriction
+from shardwright.search.request.spaces import LONGEST_FIRST
 from shardwright.search.within import (
     HULL_TOLERANCE,
     kept_bytes,

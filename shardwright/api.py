@@ -37,11 +37,11 @@ from shardwright.pcg.step.precisions import Precision, PrecisionByModule, Precis
 from shardwright.ranks import check_world, from_rank_0, model_facts, same_on_all_ranks
 from shardwright.reports.facts import fits, memory_verdict
 from shardwright.reports.wording import SEARCHED, idle, infeasible
-from shardwright.search.anytime import Stop
-from shardwright.search.asked import PinsLike, RecomputeMode, Stages
 from shardwright.search.check import check_plan
 from shardwright.search.plan import Alternative, Plan, most_frequent
 from shardwright.search.planner import Planner, Progress
+from shardwright.search.request.anytime import Stop
+from shardwright.search.request.asked import PinsLike, RecomputeMode, Stages
 from shardwright.verifier.choices import Certified
 
 MeshLike = Mesh | Mapping[str, int]

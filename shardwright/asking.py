@@ -21,11 +21,11 @@ from shardwright.pcg.capture.capture import capture
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
 from shardwright.reports.asking import WhatIfReport, WhyNotReport
-from shardwright.search.asked import MEMORY, Asked, Bound, parse
 from shardwright.search.choices.problem import NoLayoutsError
 from shardwright.search.plan import Plan, fingerprint
 from shardwright.search.planner import Planner, Progress
-from shardwright.search.spaces import Space, batch_size, sequence_length, strategy, token_shapes
+from shardwright.search.request.asked import MEMORY, Asked, Bound, parse
+from shardwright.search.request.spaces import Space, batch_size, sequence_length, strategy, token_shapes
 
 PlanLike = Plan | str | os.PathLike[str]
 Arguments = tuple[Sequence[Any], Mapping[str, Any]]

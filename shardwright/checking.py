@@ -32,7 +32,7 @@ from shardwright.pcg.graph import Graph
 from shardwright.pcg.types import is_float
 from shardwright.pcg.units import size
 from shardwright.search.checked import CaptureCheck
-from shardwright.search.spaces import batch_size
+from shardwright.search.request.spaces import batch_size
 
 CheckCapture = Literal["first", "never"]
 """When an eager step is compared with the captured graph: where no plan says that it was, or not at all."""

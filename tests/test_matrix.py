@@ -16,7 +16,7 @@ from bench.matrix import Cell, page, run_cell
 from bench.plans import CASES, TRAINING, Case, fast_links
 from bench.replicated import describe
 from shardwright.pcg.mesh import Mesh
-from shardwright.search.restrict import TENSOR, ZERO
+from shardwright.search.request.restrict import TENSOR, ZERO
 from tests.each import each
 from tests.models import grid
 

@@ -13,7 +13,7 @@ from bench.plans import RandomSubset, fast_links
 from bench.random_plans import Pair
 from shardwright.pcg.mesh import Mesh
 from shardwright.search.planner import Planner
-from shardwright.search.restrict import DATA, FREE
+from shardwright.search.request.restrict import DATA, FREE
 from tests.each import each
 from tests.models import grid
 

@@ -12,8 +12,8 @@ from shardwright.pcg.mesh import Mesh
 from shardwright.search.check import check_plan
 from shardwright.search.plan import Plan
 from shardwright.search.planner import Planner
-from shardwright.search.restrict import DATA, TENSOR
-from shardwright.search.spaces import Space
+from shardwright.search.request.restrict import DATA, TENSOR
+from shardwright.search.request.spaces import Space
 from tests.lowering.runs import Case, assert_trains_as_serial
 
 RULES = CERTIFIED.by_name()

@@ -21,7 +21,7 @@ from shardwright.pcg.step.precisions import PRECISIONS, Precision, PrecisionMode
 
 if TYPE_CHECKING:
     from shardwright.cost.clusters.cluster import Cluster
-    from shardwright.search.asked import RecomputeMode, Stages
+    from shardwright.search.request.asked import RecomputeMode, Stages
 
 Command = TypeVar("Command", bound=Callable[..., object])
 CLUSTER_FORMS = (

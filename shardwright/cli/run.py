@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from shardwright.checking import CheckCapture
     from shardwright.cost.clusters.cluster import Cluster
     from shardwright.pcg.step.precisions import PrecisionMode
-    from shardwright.search.asked import RecomputeMode
+    from shardwright.search.request.asked import RecomputeMode
 
 DEFAULTS: Mapping[str, object] = {
     "plan": None, "rules": None, "precision": None, "microbatches": None, "recompute": None, "per_microbatch": None,

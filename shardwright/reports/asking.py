@@ -14,7 +14,7 @@ from shardwright.reports.report import OWN, Paragraph, Report
 from shardwright.reports.units import percent, seconds, size, times
 from shardwright.reports.wording import THE_SAME, axis_name, faster_or_slower, idle, rewrites
 from shardwright.search.plan import Plan
-from shardwright.search.spaces import batch_size, sequence_length
+from shardwright.search.request.spaces import batch_size, sequence_length
 
 _Row = tuple[str, ...]
 _Number = Callable[[float], str]

@@ -1,6 +1,6 @@
 """What to set in FSDP2 and in torchtitan for the best plan by hand that fits: `explain --by-hand`.
 
-Plans by hand are those of `search.spaces.baselines`: their axes have names that say what they do.
+Plans by hand are those of `search.request.spaces.baselines`: their axes have names that say what they do.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from shardwright.reports.report import Paragraph, Report
 from shardwright.reports.units import seconds
 from shardwright.reports.wording import SEARCHED, called, faster_or_slower
 from shardwright.search.plan import Alternative, Plan
-from shardwright.search.spaces import batch_size, sequence_length
+from shardwright.search.request.spaces import batch_size, sequence_length
 
 _SCHEDULES = {
     "gpipe": "GPipe",

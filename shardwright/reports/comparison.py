@@ -18,7 +18,7 @@ from shardwright.reports.throughput import throughput
 from shardwright.reports.units import percent, seconds, size
 from shardwright.reports.wording import ESTIMATED, SEARCHED, faster_or_slower
 from shardwright.search.plan import Alternative, Plan
-from shardwright.search.spaces import BATCH_AXES, batch_size
+from shardwright.search.request.spaces import BATCH_AXES, batch_size
 
 _COLUMNS = ("plan", "mesh", ">mb.", "weights", "again", ">step", "", ">MFU", ">compute", ">exposed", ">memory", "")
 

@@ -29,7 +29,7 @@ from shardwright.reports.lifetimes import Gathered, gathered_weights
 from shardwright.reports.named import Names
 from shardwright.reports.units import size
 from shardwright.search.plan import Alternative, Plan
-from shardwright.search.restrict import FREE, TENSOR, batch_factors
+from shardwright.search.request.restrict import FREE, TENSOR, batch_factors
 
 SplitAlong = str
 """Along what an operator is split by one mesh axis: one of `SPLITS`."""

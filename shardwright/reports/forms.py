@@ -23,8 +23,8 @@ from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import OPAQUE, Node
 from shardwright.pcg.types import TensorType
 from shardwright.reports.facts import PlanFacts
-from shardwright.search.restrict import batch_factors
-from shardwright.search.spaces import batch_size
+from shardwright.search.request.restrict import batch_factors
+from shardwright.search.request.spaces import batch_size
 
 if TYPE_CHECKING:
     from sympy import Expr

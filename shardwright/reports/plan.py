@@ -51,7 +51,7 @@ from shardwright.reports.wording import (
     stored_text,
 )
 from shardwright.search.plan import Plan
-from shardwright.search.spaces import batch_size
+from shardwright.search.request.spaces import batch_size
 
 _NOUNS: dict[SplitAlong, str] = {
     "batch": "the batch",

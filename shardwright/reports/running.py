@@ -19,7 +19,7 @@ from shardwright.reports.report import Paragraph
 from shardwright.reports.rounding import precision, roundings
 from shardwright.reports.units import plural, seconds, size
 from shardwright.search.plan import Plan
-from shardwright.search.spaces import batch_size
+from shardwright.search.request.spaces import batch_size
 
 
 def device_mesh(mesh: Mesh) -> str:

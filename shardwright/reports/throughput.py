@@ -18,7 +18,7 @@ from shardwright.pcg.graph import Graph
 from shardwright.pcg.types import is_float
 from shardwright.reports.units import percent
 from shardwright.search.plan import Plan
-from shardwright.search.spaces import batch_size, token_shapes
+from shardwright.search.request.spaces import batch_size, token_shapes
 
 _TRAINED_TOKENS = 1e12
 

@@ -12,7 +12,7 @@ from bench.grid import SETUPS, Grid, grid, plan, solve, step_s, ways
 from bench.grid_page import GRID, TIME_NEEDED, TITLE, WITHIN, chart, page, replace_section, rows
 from bench.grid_store import Cell, Found, Key, kept, write
 from shardwright.search.folding import Folded
-from shardwright.search.restrict import DATA, TENSOR, ZERO
+from shardwright.search.request.restrict import DATA, TENSOR, ZERO
 from shardwright.search.solving import Solver
 from shardwright.verifier.choices import Certified
 from tests.each import each

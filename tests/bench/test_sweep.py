@@ -16,7 +16,7 @@ from bench.sweep_page import page, spearman, times_autocast, wrong_pairs
 from bench.ways import every, first, ways
 from shardwright.pcg.errors import DistributedError
 from shardwright.pcg.mesh import Mesh
-from shardwright.search.restrict import DATA
+from shardwright.search.request.restrict import DATA
 from tests.each import each
 
 MODEL, RANKS = "mlp", 2

@@ -18,7 +18,7 @@ from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.pcg.text import parse_graph
 from shardwright.search.planner import Planner
-from shardwright.search.restrict import DATA, TENSOR, ZERO
+from shardwright.search.request.restrict import DATA, TENSOR, ZERO
 from tests.cost.programs import planned
 from tests.models import WHOLE_GRIDS, zoo
 from tests.search.graphs import cluster, every_choice

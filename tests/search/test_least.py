@@ -34,9 +34,9 @@ from shardwright.search.eliminate import Eliminator
 from shardwright.search.folding import Folded
 from shardwright.search.least import least_s, seconds
 from shardwright.search.materialize import materialize
-from shardwright.search.restrict import FREE, ZERO
+from shardwright.search.request.restrict import FREE, ZERO
+from shardwright.search.request.spaces import LONGEST_FIRST
 from shardwright.search.solving import Solver, different, over_time
-from shardwright.search.spaces import LONGEST_FIRST
 from tests.search.graphs import blocks, cluster, every_choice, mixture, mlp
 
 

@@ -18,7 +18,7 @@ from shardwright.search.leaves import expand
 from shardwright.search.plan import Plan, Rewrite
 from shardwright.search.planner import Planner
 from shardwright.search.replay import degrees, replay
-from shardwright.search.restrict import TENSOR
+from shardwright.search.request.restrict import TENSOR
 from shardwright.search.splits import MOST_OPERATORS, between, leaves, signature, transplanted
 from shardwright.substitutions.catalogue import CATALOGUE
 from shardwright.substitutions.match import places

@@ -16,13 +16,13 @@ from shardwright.pcg.step.lifetimes import Zero, with_lifetimes
 from shardwright.pcg.types import TensorType
 from shardwright.reports.facts import fits
 from shardwright.search import tuning
-from shardwright.search.asked import Asked
 from shardwright.search.check import check_plan
 from shardwright.search.fitting import Fitter
 from shardwright.search.folding import Folded, fold
-from shardwright.search.pins import Pins
+from shardwright.search.request.asked import Asked
+from shardwright.search.request.pins import Pins
+from shardwright.search.request.spaces import Space
 from shardwright.search.solving import Candidate, Solver
-from shardwright.search.spaces import Space
 from shardwright.search.staging import Stager
 from shardwright.search.tuning import Tuner
 from shardwright.search.within import stored_bytes

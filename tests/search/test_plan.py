@@ -14,7 +14,7 @@ from shardwright.pcg.errors import PlanError
 from shardwright.pcg.step.execution import Execution
 from shardwright.search.plan import Plan, fingerprint
 from shardwright.search.planner import Planner
-from shardwright.search.restrict import ROLES
+from shardwright.search.request.restrict import ROLES
 from tests.each import each
 from tests.search.graphs import cluster, every_choice, mlp
 

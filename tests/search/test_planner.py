@@ -25,7 +25,7 @@ from shardwright.search.folding import Folded
 from shardwright.search.leaves import LeafSearch, Rewritten
 from shardwright.search.plan import Plan
 from shardwright.search.planner import Planner
-from shardwright.search.spaces import meshes
+from shardwright.search.request.spaces import meshes
 from shardwright.search.splits import Part
 from shardwright.search.within import within_memory
 from shardwright.substitutions.catalogue import CATALOGUE

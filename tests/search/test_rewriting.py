@@ -11,7 +11,7 @@ from shardwright.search.check import difference
 from shardwright.search.folding import Folded, fold
 from shardwright.search.leaves import Leaves, Rewritten, expand
 from shardwright.search.replay import replay
-from shardwright.search.restrict import FREE
+from shardwright.search.request.restrict import FREE
 from shardwright.search.rewriting import Rewriter, applied
 from shardwright.search.solving import Solver
 from shardwright.search.splits import leaves

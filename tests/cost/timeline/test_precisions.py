@@ -21,7 +21,7 @@ from shardwright.pcg.step.operations import Operation
 from shardwright.pcg.step.precisions import DTYPES, PRECISIONS, Precision
 from shardwright.pcg.types import ITEM_BYTES
 from shardwright.search.planner import Planner
-from shardwright.search.restrict import DATA
+from shardwright.search.request.restrict import DATA
 from tests.each import each
 from tests.search.graphs import cluster, every_choice
 

@@ -22,7 +22,7 @@ from shardwright.reports.plan import PlanReport
 from shardwright.reports.running import recompute_text
 from shardwright.reports.throughput import model_work, throughput
 from shardwright.search.plan import Plan
-from shardwright.search.spaces import sequence_length
+from shardwright.search.request.spaces import sequence_length
 from tests.search.graphs import blocks, mixed, mixture, mlp, planner
 
 

@@ -14,10 +14,10 @@ from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.step.parameters import blocks_of
 from shardwright.pcg.step.recompute import RECOMPUTES
-from shardwright.search.asked import MEMORY, STAGES, Asked, Bound, LayoutPin, RecomputeMode, Stages, parse
-from shardwright.search.limits import BOUNDED, NO_LIMITS, Limits
-from shardwright.search.restrict import FREE, ROLES
-from shardwright.search.spaces import (
+from shardwright.search.request.asked import MEMORY, STAGES, Asked, Bound, LayoutPin, RecomputeMode, Stages, parse
+from shardwright.search.request.limits import BOUNDED, NO_LIMITS, Limits
+from shardwright.search.request.restrict import FREE, ROLES
+from shardwright.search.request.spaces import (
     AXES,
     Pipeline,
     Space,

@@ -12,11 +12,20 @@ from shardwright.pcg.layout import Layout
 from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.order import postorder
 from shardwright.pcg.step.regions import attentions
-from shardwright.search.asked import RESIDUAL, LayoutPin
 from shardwright.search.choices.domain import Domain, axis_options
 from shardwright.search.choices.problem import NoLayoutsError
-from shardwright.search.limits import BOUNDED, Limits, Moves, SplitBound, Splits, Stored
-from shardwright.search.restrict import CONTEXT, DATA, TENSOR, ZERO, batch_factors, is_weight, penalties, weight_factors
+from shardwright.search.request.asked import RESIDUAL, LayoutPin
+from shardwright.search.request.limits import BOUNDED, Limits, Moves, SplitBound, Splits, Stored
+from shardwright.search.request.restrict import (
+    CONTEXT,
+    DATA,
+    TENSOR,
+    ZERO,
+    batch_factors,
+    is_weight,
+    penalties,
+    weight_factors,
+)
 
 Certified = Callable[[Node], frozenset[Choice]]
 

@@ -14,9 +14,9 @@ from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.lifetimes import Zero
 from shardwright.pcg.step.pipelining import ScheduleName
-from shardwright.search.asked import RecomputeMode
-from shardwright.search.limits import NO_LIMITS, Limits
-from shardwright.search.restrict import CONTEXT, DATA, EXPERT, FREE, SEQUENCE, TENSOR, ULYSSES, ZERO
+from shardwright.search.request.asked import RecomputeMode
+from shardwright.search.request.limits import NO_LIMITS, Limits
+from shardwright.search.request.restrict import CONTEXT, DATA, EXPERT, FREE, SEQUENCE, TENSOR, ULYSSES, ZERO
 
 AXES = ("x", "y", "z", "w")
 BATCH_AXES = ("dp", "zero")

@@ -26,10 +26,10 @@ from shardwright.pcg.choice import Choice
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.layout import Layouts
 from shardwright.pcg.mesh import Mesh
-from shardwright.search.asked import RESIDUAL, Bound, LayoutPin
 from shardwright.search.choices.domain import Domain
 from shardwright.search.choices.reshard import Closure
-from shardwright.search.restrict import (
+from shardwright.search.request.asked import RESIDUAL, Bound, LayoutPin
+from shardwright.search.request.restrict import (
     CONTEXT,
     DATA,
     EXPERT,
@@ -40,7 +40,7 @@ from shardwright.search.restrict import (
 )
 
 BOUNDED = (DATA, CONTEXT, TENSOR, ZERO, RESIDUAL)
-"""What can be bounded: the degrees of roles, and of what lies between parts of a network (`search.limited`)."""
+"""What can be bounded: the degrees of roles, and of what lies between parts of a network (`search.request.limited`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.moves import fused_moves
 from shardwright.search.planner import Planner
-from shardwright.search.restrict import (
+from shardwright.search.request.restrict import (
     CONTEXT,
     DATA,
     EXPERT,
