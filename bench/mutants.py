@@ -40,7 +40,10 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.toml")
 CORE: dict[str, tuple[str, ...]] = {
-    "shardwright.search.eliminate": ("tests/search/test_eliminate.py", "tests/search/test_shared_tables.py"),
+    "shardwright.search.exact.eliminate": (
+        "tests/search/exact/test_eliminate.py",
+        "tests/search/exact/test_shared_tables.py",
+    ),
     "shardwright.search.choices.reshard": ("tests/search/choices/test_reshard.py",),
     "shardwright.pcg.choice": ("tests/pcg/test_choice.py", "tests/pcg/test_inference.py", "tests/pcg/test_rows.py"),
     "shardwright.pcg.inference": ("tests/pcg/test_graph.py", "tests/pcg/test_inference.py", "tests/pcg/test_rows.py"),

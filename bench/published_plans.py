@@ -20,11 +20,11 @@ from shardwright.cost.clusters.cluster import Cluster
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import Execution
-from shardwright.search.folding import Folded
+from shardwright.search.exact.folding import Folded
+from shardwright.search.exact.solving import Solver
 from shardwright.search.request.asked import LayoutPin, parse
 from shardwright.search.request.limits import NO_LIMITS, Limits
 from shardwright.search.request.restrict import CONTEXT, DATA, TENSOR, ZERO
-from shardwright.search.solving import Solver
 from shardwright.verifier.choices import Certified
 
 MACHINES = {"h100": "dgx-h100", "a100-80": "dgx-a100", "a100-40": "dgx-a100-40"}

@@ -162,9 +162,9 @@ pattern that fits decides; one that names no block, or for which there is nothin
   any of these numbers. A module inside of blocks may be named directly, too: `{"model.layers.*.mlp": "full"}`. `""`
   stands for what lies in no block, such as a model's head.
 
-That is also how the search says what it chose (`search/keeping.py`). Layouts being known, each value is *kept* (its
-bytes), made *again* (the seconds of what makes it) or *not needed*, which it may not be where a backward reads it or
-what reads it is made again. These are statements about one value or two, so elimination finds the least of seconds +
+That is also how the search says what it chose (`search/exact/keeping.py`). Layouts being known, each value is *kept*
+(its bytes), made *again* (the seconds of what makes it) or *not needed*, which it may not be where a backward reads it
+or what reads it is made again. These are statements about one value or two, so elimination finds the least of seconds +
 price × bytes exactly, and along a few prices the timeline judges. Of two neighbours on that way, of which the one that
 keeps more does not fit, the last blocks take the one and the first the other. Gathered weights take part: each group
 stays for as long as is worth its bytes. What one block gives to the next is not made again.

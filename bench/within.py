@@ -26,10 +26,10 @@ from shardwright.pcg.capture.capture import capture
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import DEFAULT
 from shardwright.search.choices.problem import Prices
-from shardwright.search.folding import Folded
+from shardwright.search.exact.folding import Folded
+from shardwright.search.exact.solving import Solver
+from shardwright.search.exact.within import kept_bytes, time_and_bytes, within_memory
 from shardwright.search.request.restrict import FREE
-from shardwright.search.solving import Solver
-from shardwright.search.within import kept_bytes, time_and_bytes, within_memory
 from shardwright.verifier.choices import Certified
 
 SHARES = tuple(i / 20 for i in range(1, 20, 2))
@@ -87,7 +87,7 @@ Written by `python -m bench.within` on {date}. The problems are small models on 
 or its bound where it was not through. Each cell: at most, and at the median in brackets.
 
 * *gap*: how much slower the layouts found are than the optimum, in compute and communication.
-* *prices alone*: the same without branches (`search/within.py`).
+* *prices alone*: the same without branches (`search/exact/within.py`).
 * *bound*: how far the search's bound is below the optimum.
 
 | model | problems | gap | prices alone | bound | within 1 % | search | integer program |

@@ -9,10 +9,10 @@ from math import isfinite
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
 from shardwright.search.choices.problem import NoLayoutsError
+from shardwright.search.exact.solving import over_time
 from shardwright.search.request.asked import Asked, Bound, LayoutPin, parse
 from shardwright.search.request.pins import Pins
 from shardwright.search.request.restrict import TENSOR
-from shardwright.search.solving import over_time
 from shardwright.search.tuning import Tuner, folded
 
 

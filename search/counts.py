@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 
-from shardwright.search.solving import NEARLY, Candidate, rank
+from shardwright.search.exact.solving import NEARLY, Candidate, rank
 
 Proposals = Generator[float, bool, None]
 """Seconds, about which what is next takes at least; it is tried if True is sent."""

@@ -15,11 +15,11 @@ from math import inf
 from typing import NamedTuple
 
 from shardwright.search.choices.problem import NoLayoutsError
+from shardwright.search.exact.solving import Candidate, rank
 from shardwright.search.fitting import LITTLE, Fitted, Fitter, kept_s
 from shardwright.search.request.asked import RecomputeMode
 from shardwright.search.request.restrict import DATA, FREE, TENSOR, ZERO
 from shardwright.search.request.spaces import Space, divided
-from shardwright.search.solving import Candidate, rank
 from shardwright.search.tuning import Tuner
 
 _PROMISING = 1.1

@@ -18,9 +18,9 @@ from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.lifetimes import ZEROS, Zero, with_lifetimes
 from shardwright.pcg.step.operations import Operations
 from shardwright.pcg.step.parameters import blocks_of, module_block
-from shardwright.search.folding import Folded
-from shardwright.search.keeping import Keeping, KeepingProblem, Kept, expanded
-from shardwright.search.solving import NEARLY, Candidate, Solver, different
+from shardwright.search.exact.folding import Folded
+from shardwright.search.exact.keeping import Keeping, KeepingProblem, Kept, expanded
+from shardwright.search.exact.solving import NEARLY, Candidate, Solver, different
 
 _HULL_STEPS = 8
 _MIXTURES = 3

@@ -22,11 +22,11 @@ from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import Execution
 from shardwright.search.choices.domain import CertifiedSplits
 from shardwright.search.choices.problem import NoLayoutsError
-from shardwright.search.folding import fold
+from shardwright.search.exact.folding import fold
+from shardwright.search.exact.solving import Solver
 from shardwright.search.plan import Alternative, Idle, Plan, most_frequent
 from shardwright.search.request.restrict import FREE
 from shardwright.search.request.spaces import batch_size, degrees
-from shardwright.search.solving import Solver
 
 WORTH = 0.9
 """The share of a step on all devices that one on fewer may take: about as far as predictions can be wrong."""

@@ -21,12 +21,12 @@ from shardwright.pcg.errors import GraphError
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.layout import Layouts
 from shardwright.pcg.step.again import NOTHING
-from shardwright.search.building import ProblemBuilder
 from shardwright.search.choices.blocks import blocked_choices
 from shardwright.search.choices.problem import NoLayoutsError, Prices, Problem, Restrict, Solution, Way
 from shardwright.search.choices.reshard import replicated
-from shardwright.search.eliminate import Eliminator
-from shardwright.search.folding import Folded
+from shardwright.search.exact.building import ProblemBuilder
+from shardwright.search.exact.eliminate import Eliminator
+from shardwright.search.exact.folding import Folded
 from shardwright.search.promise import Promise, held
 from shardwright.search.replay import degrees
 from shardwright.search.request.limited import Limited

@@ -42,7 +42,7 @@ EDITED = "the file may have been edited or cut, make the plan again"
 class Alternative:
     """Another plan for the same model and cluster, costed by the same model.
 
-    `estimated`: of one block for all that are equal (`search.folding`), not of the whole graph.
+    `estimated`: of one block for all that are equal (`search.exact.folding`), not of the whole graph.
     `execution`: how it is run. `lifetimes`: those of its gathered parameters, the most frequent first.
     `remedy`: with or on what it would fit (`search.remedies.cheapest`), or "".
     """
@@ -102,10 +102,10 @@ class Remedy:
 class SearchReport:
     """How the plan was found.
 
-    `bound_s` is a proven lower bound of a step by the timeline (`Prediction.step_s`; `search.least` has the proof) of
-    all layouts without rewrites on the `num_meshes` meshes of devices, run in as many microbatches and stages and with
-    the same recomputation as the plan, or with none where it makes single values again: whatever memory they take, and
-    however long gathered weights stay; equal blocks are laid out alike. 0 where there is none.
+    `bound_s` is a proven lower bound of a step by the timeline (`Prediction.step_s`; `search.exact.least` has the
+    proof) of all layouts without rewrites on the `num_meshes` meshes of devices, run in as many microbatches and stages
+    and with the same recomputation as the plan, or with none where it makes single values again: whatever memory they
+    take, and however long gathered weights stay; equal blocks are laid out alike. 0 where there is none.
 
     `obstacle`: why the batch cannot be cut into microbatches, or "". `remedies`: what would make a plan fit, where none
     does. `stopped`: what ended the search before it was through, or "".

@@ -4,7 +4,7 @@ Exact on one mesh, run in one way, is the sum of compute and communication, and 
 Not exact is what is around it: microbatches, recomputation and lifetimes are tuned one after the other
 (`search.tuning`), then what is kept is decided value by value (`search.fitting`), and the timeline, in which compute
 and communication overlap, judges what was found: plans of all meshes and baselines alike. Its time has a bound
-(`search.least`).
+(`search.exact.least`).
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ from shardwright.search.choices.domain import CertifiedSplits
 from shardwright.search.choices.problem import NoLayoutsError
 from shardwright.search.collector import collector_paused
 from shardwright.search.descent import Descent
+from shardwright.search.exact.folding import Folded
+from shardwright.search.exact.solving import Candidate, Solver, different, rank
 from shardwright.search.fitting import LITTLE, Fitted, Fitter, by_block, may_keep_more
-from shardwright.search.folding import Folded
 from shardwright.search.idle import asked_for, on_a_part, with_idle
 from shardwright.search.plan import Alternative, Plan, Rewrite, SearchReport, fingerprint, most_frequent
 from shardwright.search.remedies import remedied, remedies
@@ -43,7 +44,6 @@ from shardwright.search.request.asked import Asked, PinsLike, RecomputeMode, Sta
 from shardwright.search.request.pins import Pins
 from shardwright.search.request.spaces import Space
 from shardwright.search.rewriting import Rewriter
-from shardwright.search.solving import Candidate, Solver, different, rank
 from shardwright.search.spreading import said_by_block, spread_out, stored_by_stage
 from shardwright.search.staging import Stager
 from shardwright.search.tuning import Progress, Tuner, named

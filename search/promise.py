@@ -14,8 +14,8 @@ from math import prod
 from shardwright.pcg.analysis import constant_nodes, written
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import TIME, Mesh
-from shardwright.search.building import ProblemBuilder
 from shardwright.search.choices.problem import Problem, Solution
+from shardwright.search.exact.building import ProblemBuilder
 
 _LESS = 1 - 1e-9
 _NOTABLE = 1e-3

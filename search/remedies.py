@@ -27,13 +27,13 @@ from shardwright.pcg.step.time import check_time
 from shardwright.pcg.units import size as said
 from shardwright.search.choices.domain import CertifiedSplits
 from shardwright.search.choices.problem import NoLayoutsError
+from shardwright.search.exact.solving import Candidate, Solver, over_time, rank
+from shardwright.search.exact.within import time_and_bytes
 from shardwright.search.plan import Remedy, most_frequent
 from shardwright.search.request.pins import Pins
 from shardwright.search.request.restrict import DATA, EXPERT, FREE, ZERO
 from shardwright.search.request.spaces import microbatch_counts
-from shardwright.search.solving import Candidate, Solver, over_time, rank
 from shardwright.search.tuning import Tuner, named
-from shardwright.search.within import time_and_bytes
 
 _LARGER = (2, 4, 8, 16)
 _MOST_REMEDIED = 3

@@ -21,12 +21,12 @@ from shardwright.pcg.step.again import made_again_of_part
 from shardwright.pcg.step.asked import still_there
 from shardwright.pcg.step.operations import Operations
 from shardwright.search.choices.problem import Way
-from shardwright.search.folding import Folded, fold
+from shardwright.search.exact.folding import Folded, fold
+from shardwright.search.exact.solving import Candidate, Solver, limited_to, restriction
 from shardwright.search.leaves import LeafSearch, Leaves, Rewritten
 from shardwright.search.plan import Rewrite
 from shardwright.search.promise import Promise, flat
 from shardwright.search.replay import degrees, replay
-from shardwright.search.solving import Candidate, Solver, limited_to, restriction
 from shardwright.search.splits import transplanted
 from shardwright.substitutions.equations import Equation
 

@@ -19,8 +19,8 @@ from shardwright.pcg.step.lifetimes import ZEROS, Zero, lifetimes, with_lifetime
 from shardwright.pcg.step.operations import Operations
 from shardwright.pcg.step.recompute import BlockRecompute, Recompute
 from shardwright.pcg.step.sections import sections, spread
-from shardwright.search.keeping import Keeping
-from shardwright.search.solving import Candidate, Solver, different, rank
+from shardwright.search.exact.keeping import Keeping
+from shardwright.search.exact.solving import Candidate, Solver, different, rank
 
 _MOST_SPREADS = 4
 """Of the blocks of a plan: each is judged, and says what the next one may use."""

@@ -22,8 +22,8 @@ from shardwright.pcg.step.parameters import blocks_of
 from shardwright.pcg.step.pipelining import ScheduleName
 from shardwright.pcg.step.recompute import RECOMPUTES, Recompute
 from shardwright.search.choices.problem import NoLayoutsError
+from shardwright.search.exact.solving import Candidate, over_time, rank, share_of_step
 from shardwright.search.request.spaces import Pipeline, Space, divided, machine_size, staged_by_hand
-from shardwright.search.solving import Candidate, over_time, rank, share_of_step
 from shardwright.search.spreading import spread_out
 from shardwright.search.tuning import UNTRIED, Tuner
 

@@ -11,9 +11,9 @@ from bench import grid_page
 from bench.grid import SETUPS, Grid, grid, plan, solve, step_s, ways
 from bench.grid_page import GRID, TIME_NEEDED, TITLE, WITHIN, chart, page, replace_section, rows
 from bench.grid_store import Cell, Found, Key, kept, write
-from shardwright.search.folding import Folded
+from shardwright.search.exact.folding import Folded
+from shardwright.search.exact.solving import Solver
 from shardwright.search.request.restrict import DATA, TENSOR, ZERO
-from shardwright.search.solving import Solver
 from shardwright.verifier.choices import Certified
 from tests.each import each
 from tests.search.graphs import blocks, cluster, every_choice

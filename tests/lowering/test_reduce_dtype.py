@@ -27,8 +27,8 @@ from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.step.execution import Execution, ReduceDtype
 from shardwright.pcg.step.lifetimes import ZEROS, Zero, with_lifetimes
 from shardwright.pcg.step.precisions import Precision
+from shardwright.search.exact.solving import Candidate
 from shardwright.search.planner import Planner
-from shardwright.search.solving import Candidate
 from tests.each import each
 from tests.lowering.runs import Case, Step, parallel_step, peak_on_rank
 from tests.lowering.test_dryrun import report

@@ -21,11 +21,11 @@ from shardwright.pcg.step.execution import DEFAULT
 from shardwright.pcg.step.parameters import module_block
 from shardwright.reports.facts import fits
 from shardwright.search.check import check_plan
+from shardwright.search.exact.folding import Folded, fold
+from shardwright.search.exact.keeping import Keeping, Kept
+from shardwright.search.exact.solving import Candidate
 from shardwright.search.fitting import Fitted, Fitter, _Walk, by_block
-from shardwright.search.folding import Folded, fold
-from shardwright.search.keeping import Keeping, Kept
 from shardwright.search.planner import _way
-from shardwright.search.solving import Candidate
 from tests.each import each
 from tests.search.graphs import branched, every_choice
 from tests.search.test_tuning import limited, planner

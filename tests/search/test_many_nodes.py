@@ -17,15 +17,15 @@ from shardwright.pcg.types import TensorType
 from shardwright.reports.facts import fits
 from shardwright.search import tuning
 from shardwright.search.check import check_plan
+from shardwright.search.exact.folding import Folded, fold
+from shardwright.search.exact.solving import Candidate, Solver
+from shardwright.search.exact.within import stored_bytes
 from shardwright.search.fitting import Fitter
-from shardwright.search.folding import Folded, fold
 from shardwright.search.request.asked import Asked
 from shardwright.search.request.pins import Pins
 from shardwright.search.request.spaces import Space
-from shardwright.search.solving import Candidate, Solver
 from shardwright.search.staging import Stager
 from shardwright.search.tuning import Tuner
-from shardwright.search.within import stored_bytes
 from tests.search.graphs import blocks, every_choice, mlp
 from tests.search.test_tuning import limited
 from tests.search.test_tuning import planner as planner_of

@@ -21,13 +21,13 @@ from shardwright.reports.facts import fits
 from shardwright.reports.plan import PlanReport
 from shardwright.reports.wording import quality
 from shardwright.search.check import check_plan
-from shardwright.search.folding import Folded
+from shardwright.search.exact.folding import Folded
+from shardwright.search.exact.within import within_memory
 from shardwright.search.leaves import LeafSearch, Rewritten
 from shardwright.search.plan import Plan
 from shardwright.search.planner import Planner
 from shardwright.search.request.spaces import meshes
 from shardwright.search.splits import Part
-from shardwright.search.within import within_memory
 from shardwright.substitutions.catalogue import CATALOGUE
 from tests.each import each
 from tests.search.graphs import blocks, cluster, every_choice, mlp

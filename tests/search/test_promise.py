@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
-from shardwright.search.building import ProblemBuilder
+from shardwright.search.exact.building import ProblemBuilder
 from shardwright.search.leaves import expand
 from shardwright.search.promise import Promise, flat, held
 from shardwright.substitutions.catalogue import CATALOGUE, NO_GAIN, SEARCHED

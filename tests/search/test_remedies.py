@@ -17,12 +17,12 @@ from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.lifetimes import Zero
 from shardwright.pcg.units import size
 from shardwright.reports.comparison import Beside, ComparisonReport
+from shardwright.search.exact.solving import Candidate, Solver, over_time
 from shardwright.search.plan import Plan
 from shardwright.search.planner import Planner
 from shardwright.search.remedies import remedied
 from shardwright.search.request.asked import Asked
 from shardwright.search.request.pins import Pins
-from shardwright.search.solving import Candidate, Solver, over_time
 from shardwright.search.tuning import Tuner
 from tests.search.graphs import blocks, cluster, every_choice, mlp
 

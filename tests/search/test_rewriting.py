@@ -8,12 +8,12 @@ from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.graph import Graph, Source
 from shardwright.pcg.mesh import Mesh
 from shardwright.search.check import difference
-from shardwright.search.folding import Folded, fold
+from shardwright.search.exact.folding import Folded, fold
+from shardwright.search.exact.solving import Solver
 from shardwright.search.leaves import Leaves, Rewritten, expand
 from shardwright.search.replay import replay
 from shardwright.search.request.restrict import FREE
 from shardwright.search.rewriting import Rewriter, applied
-from shardwright.search.solving import Solver
 from shardwright.search.splits import leaves
 from shardwright.substitutions.catalogue import CATALOGUE
 from tests.search.graphs import cluster, every_choice

@@ -25,17 +25,17 @@ from shardwright.pcg.step.recompute import Recompute
 from shardwright.pcg.step.schedules import Item, orders
 from shardwright.search import planner as search_planner
 from shardwright.search.check import check_plan
-from shardwright.search.folding import Folded, fold
+from shardwright.search.exact.folding import Folded, fold
+from shardwright.search.exact.solving import Candidate, Solver
+from shardwright.search.exact.within import least_bytes, stored_bytes, within_memory
 from shardwright.search.plan import Plan
 from shardwright.search.planner import Planner
 from shardwright.search.request.anytime import Stop
 from shardwright.search.request.asked import Asked, RecomputeMode, Stages
 from shardwright.search.request.pins import Pins
 from shardwright.search.request.spaces import Pipeline, Space, staged_by_hand
-from shardwright.search.solving import Candidate, Solver
 from shardwright.search.staging import _AGAIN, _PATIENCE, Stager, _is_beyond, _Way
 from shardwright.search.tuning import Tuner
-from shardwright.search.within import least_bytes, stored_bytes, within_memory
 from tests.each import each
 from tests.search.graphs import blocks, cluster, every_choice, mixed, planner
 

@@ -27,16 +27,16 @@ from shardwright.reports.facts import fits
 from shardwright.reports.plan import PlanReport
 from shardwright.search.check import check_plan
 from shardwright.search.counts import Counts
-from shardwright.search.folding import Folded
+from shardwright.search.exact.folding import Folded
+from shardwright.search.exact.solving import Candidate, Solver, different, over_time
+from shardwright.search.exact.within import stored_bytes
 from shardwright.search.plan import Plan
 from shardwright.search.planner import Planner
 from shardwright.search.request.asked import Asked, texts
 from shardwright.search.request.pins import Pins
 from shardwright.search.request.restrict import DATA, FREE, TENSOR, ZERO
 from shardwright.search.request.spaces import Space, batch_size, meshes, microbatch_counts, nested, sequence_baselines
-from shardwright.search.solving import Candidate, Solver, different, over_time
 from shardwright.search.tuning import Tuner, _alike
-from shardwright.search.within import stored_bytes
 from tests.each import each
 from tests.search.graphs import blocks, cluster, every_choice, mlp
 

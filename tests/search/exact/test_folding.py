@@ -15,9 +15,9 @@ from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.again import made_again
 from shardwright.pcg.step.execution import Execution
 from shardwright.search.check import check_plan
-from shardwright.search.folding import Folded, fold
+from shardwright.search.exact.folding import Folded, fold
+from shardwright.search.exact.solving import Solver, different, over_time, restriction
 from shardwright.search.planner import Planner
-from shardwright.search.solving import Solver, different, over_time, restriction
 from tests.each import each
 from tests.search.graphs import blocks, cluster, every_choice, mlp
 
@@ -238,7 +238,7 @@ def test_what_does_not_fit_unfolded_is_solved_whole_if_that_is_small(monkeypatch
 
     monkeypatch.setattr(small, "solve", solve)
     for most, number in ((len(graph.nodes), 1), (len(graph.nodes) - 1, 0)):
-        monkeypatch.setattr("shardwright.search.solving._MOST_NODES", most)
+        monkeypatch.setattr("shardwright.search.exact.solving._MOST_NODES", most)
         asked.clear()
         assert small.again_whole(graph, fold(graph), few).graph == whole.graph
         assert len(asked) == number

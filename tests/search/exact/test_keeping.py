@@ -19,10 +19,10 @@ from shardwright.pcg.step.chunk import whole_chunk
 from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.lifetimes import ZEROS, lifetimes
 from shardwright.pcg.step.places import places
-from shardwright.search.folding import Folded, fold
-from shardwright.search.keeping import Keeping, KeepingProblem, Kept, expanded
+from shardwright.search.exact.folding import Folded, fold
+from shardwright.search.exact.keeping import Keeping, KeepingProblem, Kept, expanded
+from shardwright.search.exact.solving import Solver, over_time
 from shardwright.search.request.restrict import CONTEXT, TENSOR, ZERO
-from shardwright.search.solving import Solver, over_time
 from tests.each import each
 from tests.search.graphs import blocks, every_choice
 

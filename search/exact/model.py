@@ -11,7 +11,7 @@ import numpy as np
 
 from shardwright.search.choices.interning import Interned, Interner
 from shardwright.search.choices.problem import Costs, Order, Prices, Problem
-from shardwright.search.pruning import undominated
+from shardwright.search.exact.pruning import undominated
 
 Edges = dict[tuple[int, int], Costs]
 

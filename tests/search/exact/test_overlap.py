@@ -9,10 +9,10 @@ from shardwright.cost.timeline.clock import SHARING, Sharing
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import Execution
 from shardwright.search.choices.problem import SERIAL, Prices
-from shardwright.search.folding import Folded
+from shardwright.search.exact.folding import Folded
+from shardwright.search.exact.solving import Solver
+from shardwright.search.exact.within import kept_bytes, within_memory
 from shardwright.search.planner import Planner
-from shardwright.search.solving import Solver
-from shardwright.search.within import kept_bytes, within_memory
 from tests.search.graphs import blocks, cluster, every_choice
 
 GRAPH = blocks(64, 2048, layers=4, seq=128)

@@ -10,13 +10,13 @@ import pytest
 from bench.integer import integer_program
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
-from shardwright.search import eliminate
-from shardwright.search.building import ProblemBuilder
 from shardwright.search.choices.interning import Interned, Interner
 from shardwright.search.choices.problem import Prices, Problem, Solution
-from shardwright.search.eliminate import Eliminator, improved, minimize_last
-from shardwright.search.model import Model
-from shardwright.search.pruning import Reparametrization
+from shardwright.search.exact import eliminate
+from shardwright.search.exact.building import ProblemBuilder
+from shardwright.search.exact.eliminate import Eliminator, improved, minimize_last
+from shardwright.search.exact.model import Model
+from shardwright.search.exact.pruning import Reparametrization
 from tests.each import each
 from tests.search.graphs import cluster, every_choice, mlp, num_made
 

@@ -13,9 +13,9 @@ from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.search.check import difference
 from shardwright.search.choices.problem import Prices
-from shardwright.search.folding import fold, unfolded
-from shardwright.search.materialize import materialize
-from shardwright.search.solving import Solver, over_time
+from shardwright.search.exact.folding import fold, unfolded
+from shardwright.search.exact.materialize import materialize
+from shardwright.search.exact.solving import Solver, over_time
 from tests.each import each
 from tests.search.graphs import blocks, cluster, every_choice
 from tests.search.test_rewriting import layers, rewriter

@@ -33,7 +33,7 @@ from shardwright.search.choices.domain import CertifiedSplits, Domain, Options, 
 from shardwright.search.choices.interning import Interned, Interner
 from shardwright.search.choices.problem import Costs, NoLayoutsError, Problem, Restrict, Way
 from shardwright.search.choices.reshard import Closure, close, replicated, valid_states
-from shardwright.search.folding import Folded
+from shardwright.search.exact.folding import Folded
 from shardwright.search.request.limited import Limited
 from shardwright.search.request.limits import Splits, Stored, limited_moves
 

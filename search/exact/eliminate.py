@@ -6,8 +6,8 @@ layouts, eliminating parallel branches is the parallel split. Every table is int
 blocks are eliminated once. That is exact.
 
 Where tables would be larger (recurrent cells that share weights, dense blocks, meshes of many axes), only what has two
-neighbours at most is eliminated that way. Bounds on the rest (`search.pruning`) drop choices; often one solution is
-left. Else what is left is eliminated, if all tables together stay under `MOST_ENTRIES`. Beyond, the best solution
+neighbours at most is eliminated that way. Bounds on the rest (`search.exact.pruning`) drop choices; often one solution
+is left. Else what is left is eliminated, if all tables together stay under `MOST_ENTRIES`. Beyond, the best solution
 that was found is improved part by part, and `Solution.bound` says how far it can be from the optimum.
 """
 
@@ -22,8 +22,8 @@ import numpy as np
 
 from shardwright.search.choices.interning import Forgetful, Interned, Interner
 from shardwright.search.choices.problem import SERIAL, Costs, Order, Prices, Problem, Solution
-from shardwright.search.model import Edges, Model
-from shardwright.search.pruning import TOLERANCE, relax
+from shardwright.search.exact.model import Edges, Model
+from shardwright.search.exact.pruning import TOLERANCE, relax
 
 LARGE_TABLE = 2**20
 """Entries from which a table is worth dropping choices by bounds first; below, equal blocks sharing tables wins."""

@@ -34,21 +34,15 @@ from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.pcg.step.lifetimes import Zero, with_lifetimes
 from shardwright.pcg.step.meshes import first_ranks, stage_meshes
 from shardwright.pcg.types import TensorType
-from shardwright.search.building import ProblemBuilder
 from shardwright.search.choices.blocks import blocked_choices
 from shardwright.search.choices.domain import CertifiedSplits, storage_domain
 from shardwright.search.choices.problem import NoLayoutsError, Prices, Problem, Restrict, Solution, Way
-from shardwright.search.eliminate import Eliminator
-from shardwright.search.folding import Folded, unfolded
-from shardwright.search.least import least_s
-from shardwright.search.materialize import materialize
-from shardwright.search.plan import Rewrite
-from shardwright.search.request.asked import RecomputeMode
-from shardwright.search.request.limited import Limited
-from shardwright.search.request.limits import NO_LIMITS, Limits
-from shardwright.search.request.restrict import DATA, FREE, role_restriction
-from shardwright.search.request.spaces import LONGEST_FIRST
-from shardwright.search.within import (
+from shardwright.search.exact.building import ProblemBuilder
+from shardwright.search.exact.eliminate import Eliminator
+from shardwright.search.exact.folding import Folded, unfolded
+from shardwright.search.exact.least import least_s
+from shardwright.search.exact.materialize import materialize
+from shardwright.search.exact.within import (
     HULL_TOLERANCE,
     kept_bytes,
     least_bytes,
@@ -56,6 +50,12 @@ from shardwright.search.within import (
     time_and_bytes,
     within_memory,
 )
+from shardwright.search.plan import Rewrite
+from shardwright.search.request.asked import RecomputeMode
+from shardwright.search.request.limited import Limited
+from shardwright.search.request.limits import NO_LIMITS, Limits
+from shardwright.search.request.restrict import DATA, FREE, role_restriction
+from shardwright.search.request.spaces import LONGEST_FIRST
 
 _MEMORY_TRIES = 3
 _SAFE = 2.0

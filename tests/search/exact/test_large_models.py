@@ -10,22 +10,22 @@ import numpy as np
 import pytest
 
 from shardwright.pcg.mesh import Mesh
-from shardwright.search import eliminate, pruning
-from shardwright.search.building import ProblemBuilder
 from shardwright.search.choices.interning import Interner
 from shardwright.search.choices.problem import SERIAL, Prices, Problem
-from shardwright.search.eliminate import Eliminator
-from shardwright.search.model import Model
-from shardwright.search.pruning import relax, undominated
+from shardwright.search.exact import eliminate, pruning
+from shardwright.search.exact.building import ProblemBuilder
+from shardwright.search.exact.eliminate import Eliminator
+from shardwright.search.exact.model import Model
+from shardwright.search.exact.pruning import relax, undominated
+from tests.search.exact.test_eliminate import objective, random_problem, tables
 from tests.search.graphs import cluster, dense, every_choice, recurrent
-from tests.search.test_eliminate import objective, random_problem, tables
 
 IN_LITTLE_MEMORY = """
 import resource
 from itertools import combinations
 import numpy as np
 from shardwright.pcg.mesh import Mesh
-from shardwright.search.eliminate import Eliminator
+from shardwright.search.exact.eliminate import Eliminator
 from shardwright.search.choices.interning import Interned, Interner
 from shardwright.search.planner import Planner
 from shardwright.search.choices.problem import Prices, Problem

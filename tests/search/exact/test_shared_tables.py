@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from shardwright.pcg.mesh import Mesh
-from shardwright.search import eliminate
-from shardwright.search.building import ProblemBuilder
 from shardwright.search.choices.interning import Interned, Interner
 from shardwright.search.choices.problem import Costs, Prices, Problem, Solution, Way
-from shardwright.search.eliminate import Eliminator, minimize_last
-from shardwright.search.model import Model
+from shardwright.search.exact import eliminate
+from shardwright.search.exact.building import ProblemBuilder
+from shardwright.search.exact.eliminate import Eliminator, minimize_last
+from shardwright.search.exact.model import Model
 from tests.search.graphs import cluster, every_choice, mlp, num_made
 
 Array = np.ndarray

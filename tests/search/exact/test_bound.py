@@ -10,11 +10,11 @@ import pytest
 
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.mesh import Mesh
-from shardwright.search import within
 from shardwright.search.choices.interning import Interned
-from shardwright.search.folding import Folded
+from shardwright.search.exact import within
+from shardwright.search.exact.folding import Folded
+from shardwright.search.exact.solving import Candidate, NoLayoutsError, Solver
 from shardwright.search.planner import Planner
-from shardwright.search.solving import Candidate, NoLayoutsError, Solver
 from tests.each import each
 from tests.search.graphs import blocks, cluster, every_choice, mlp
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from shardwright.cost.timeline.clock import Sharing
 from shardwright.search.choices.problem import Prices, Problem, Solution
-from shardwright.search.eliminate import Eliminator
+from shardwright.search.exact.eliminate import Eliminator
 
 _STEPS = 4
 _TOLERANCE = 1e-4

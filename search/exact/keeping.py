@@ -32,10 +32,10 @@ from shardwright.pcg.step.lifetimes import Zero
 from shardwright.pcg.step.parameters import Parameter
 from shardwright.pcg.step.places import places
 from shardwright.pcg.step.recompute import BlockRecompute, RecomputeByBlock, exactly
-from shardwright.search.building import shares
 from shardwright.search.choices.interning import Interned, Interner
 from shardwright.search.choices.problem import Prices, Problem
-from shardwright.search.eliminate import Eliminator, Solution
+from shardwright.search.exact.building import shares
+from shardwright.search.exact.eliminate import Eliminator, Solution
 
 FATES = (Fate.NOT_NEEDED, Fate.KEPT, Fate.AGAIN)
 """The choices of a value, in order."""

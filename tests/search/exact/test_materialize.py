@@ -8,9 +8,9 @@ from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.layout import Layout, R, S
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.moves import fused_moves
-from shardwright.search.building import ProblemBuilder
-from shardwright.search.eliminate import Eliminator
-from shardwright.search.materialize import materialize
+from shardwright.search.exact.building import ProblemBuilder
+from shardwright.search.exact.eliminate import Eliminator
+from shardwright.search.exact.materialize import materialize
 from tests.search.graphs import cluster, every_choice
 
 

@@ -30,13 +30,13 @@ from shardwright.pcg.step.lifetimes import ZEROS, Zero, with_lifetimes
 from shardwright.pcg.step.time import check_time
 from shardwright.search.choices.interning import Interned, Interner
 from shardwright.search.choices.problem import Prices, Problem, Solution
-from shardwright.search.eliminate import Eliminator
-from shardwright.search.folding import Folded
-from shardwright.search.least import least_s, seconds
-from shardwright.search.materialize import materialize
+from shardwright.search.exact.eliminate import Eliminator
+from shardwright.search.exact.folding import Folded
+from shardwright.search.exact.least import least_s, seconds
+from shardwright.search.exact.materialize import materialize
+from shardwright.search.exact.solving import Solver, different, over_time
 from shardwright.search.request.restrict import FREE, ZERO
 from shardwright.search.request.spaces import LONGEST_FIRST
-from shardwright.search.solving import Solver, different, over_time
 from tests.search.graphs import blocks, cluster, every_choice, mixture, mlp
 
 

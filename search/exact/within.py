@@ -22,8 +22,8 @@ import numpy as np
 
 from shardwright.search.choices.interning import Interner
 from shardwright.search.choices.problem import Prices, Problem, Solution
-from shardwright.search.eliminate import Eliminator
-from shardwright.search.least import seconds
+from shardwright.search.exact.eliminate import Eliminator
+from shardwright.search.exact.least import seconds
 
 _HULL_STEPS = 8
 HULL_TOLERANCE = 1e-4

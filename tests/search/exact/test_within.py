@@ -11,12 +11,12 @@ import pytest
 
 from bench.integer import integer_program
 from shardwright.pcg.mesh import Mesh
-from shardwright.search import within
-from shardwright.search.building import ProblemBuilder
 from shardwright.search.choices.interning import Interned, Interner
 from shardwright.search.choices.problem import Prices, Problem
-from shardwright.search.eliminate import Eliminator
-from shardwright.search.within import kept_bytes, least_bytes, time_and_bytes, within_memory
+from shardwright.search.exact import within
+from shardwright.search.exact.building import ProblemBuilder
+from shardwright.search.exact.eliminate import Eliminator
+from shardwright.search.exact.within import kept_bytes, least_bytes, time_and_bytes, within_memory
 from tests.search.graphs import cluster, every_choice, mlp
 
 
