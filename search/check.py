@@ -20,7 +20,7 @@ from shardwright.pcg.step.time import as_run
 from shardwright.search.choices.domain import CertifiedSplits
 from shardwright.search.collector import collector_paused
 from shardwright.search.plan import Plan, attributes, fingerprint, structure
-from shardwright.search.replay import replay
+from shardwright.search.rewrites.replay import replay
 from shardwright.substitutions.equations import Equation
 
 

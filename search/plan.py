@@ -82,7 +82,8 @@ class Alternative:
 class Rewrite:
     """Certified rules applied to a part of the graph: for each step the rule and the number of its match.
 
-    `start` and `end` name the values between which the part lies, separated by spaces (`search.splits.between`).
+    `start` and `end` name the values between which the part lies, separated by spaces
+    (`search.rewrites.splits.between`).
     """
 
     start: str

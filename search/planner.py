@@ -43,7 +43,7 @@ from shardwright.search.request.anytime import Stop
 from shardwright.search.request.asked import Asked, PinsLike, RecomputeMode, Stages, texts
 from shardwright.search.request.pins import Pins
 from shardwright.search.request.spaces import Space
-from shardwright.search.rewriting import Rewriter
+from shardwright.search.rewrites.rewriting import Rewriter
 from shardwright.search.spreading import said_by_block, spread_out, stored_by_stage
 from shardwright.search.staging import Stager
 from shardwright.search.tuning import Progress, Tuner, named

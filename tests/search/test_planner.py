@@ -23,11 +23,11 @@ from shardwright.reports.wording import quality
 from shardwright.search.check import check_plan
 from shardwright.search.exact.folding import Folded
 from shardwright.search.exact.within import within_memory
-from shardwright.search.leaves import LeafSearch, Rewritten
 from shardwright.search.plan import Plan
 from shardwright.search.planner import Planner
 from shardwright.search.request.spaces import meshes
-from shardwright.search.splits import Part
+from shardwright.search.rewrites.leaves import LeafSearch, Rewritten
+from shardwright.search.rewrites.splits import Part
 from shardwright.substitutions.catalogue import CATALOGUE
 from tests.each import each
 from tests.search.graphs import blocks, cluster, every_choice, mlp
@@ -307,7 +307,7 @@ def test_rewrites_that_leave_nothing_to_make_again_are_not_taken(monkeypatch: py
     found.rules = CATALOGUE
     leaf = Rewritten(Part(("x",), ("y",), mlp()), (("any", 0),), mlp(), 1.0)
     monkeypatch.setattr(LeafSearch, "improve", lambda *solved: [leaf])
-    monkeypatch.setattr("shardwright.search.rewriting.applied", lambda *rewrites: Folded(mlp()))
+    monkeypatch.setattr("shardwright.search.rewrites.rewriting.applied", lambda *rewrites: Folded(mlp()))
     plan = found.plan(graph.graph([("loss", loss)]), mesh=Mesh.of(x=2), recompute="selective", microbatches=1)
     assert plan.execution.recompute == "selective"
     assert plan.report.rewrites == ()

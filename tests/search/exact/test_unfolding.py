@@ -18,7 +18,7 @@ from shardwright.search.exact.materialize import materialize
 from shardwright.search.exact.solving import Solver, over_time
 from tests.each import each
 from tests.search.graphs import blocks, cluster, every_choice
-from tests.search.test_rewriting import layers, rewriter
+from tests.search.rewrites.test_rewriting import layers, rewriter
 
 
 def solver() -> Solver:

@@ -1,8 +1,8 @@
 """Backtracking on the leaves (MetaFlow, Unity): best-first search over certified algebraic rules.
 
-Every leaf (`search.splits`) is costed by the exact solver with the layouts around it held as the incumbent plan has
-them, so one candidate costs milliseconds. Equal leaves are searched once and rewritten alike. A candidate dearer than α
-times the best is dropped; so is one seen before.
+Every leaf (`search.rewrites.splits`) is costed by the exact solver with the layouts around it held as the incumbent
+plan has them, so one candidate costs milliseconds. Equal leaves are searched once and rewritten alike. A candidate
+dearer than α times the best is dropped; so is one seen before.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from shardwright.search.choices.reshard import replicated
 from shardwright.search.exact.building import ProblemBuilder
 from shardwright.search.exact.eliminate import Eliminator
 from shardwright.search.exact.folding import Folded
-from shardwright.search.promise import Promise, held
-from shardwright.search.replay import degrees
 from shardwright.search.request.limited import Limited
-from shardwright.search.splits import Part, leaves, signature
+from shardwright.search.rewrites.promise import Promise, held
+from shardwright.search.rewrites.replay import degrees
+from shardwright.search.rewrites.splits import Part, leaves, signature
 from shardwright.substitutions.apply import apply
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.match import each_place

@@ -10,11 +10,11 @@ from shardwright.pcg.mesh import Mesh
 from shardwright.search.check import difference
 from shardwright.search.exact.folding import Folded, fold
 from shardwright.search.exact.solving import Solver
-from shardwright.search.leaves import Leaves, Rewritten, expand
-from shardwright.search.replay import replay
 from shardwright.search.request.restrict import FREE
-from shardwright.search.rewriting import Rewriter, applied
-from shardwright.search.splits import leaves
+from shardwright.search.rewrites.leaves import Leaves, Rewritten, expand
+from shardwright.search.rewrites.replay import replay
+from shardwright.search.rewrites.rewriting import Rewriter, applied
+from shardwright.search.rewrites.splits import leaves
 from shardwright.substitutions.catalogue import CATALOGUE
 from tests.search.graphs import cluster, every_choice
 

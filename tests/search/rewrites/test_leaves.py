@@ -14,12 +14,12 @@ from shardwright.pcg.graph import Graph
 from shardwright.pcg.interpret import run_devices, run_serial
 from shardwright.pcg.mesh import Mesh
 from shardwright.search.check import check_plan, difference
-from shardwright.search.leaves import expand
 from shardwright.search.plan import Plan, Rewrite
 from shardwright.search.planner import Planner
-from shardwright.search.replay import degrees, replay
 from shardwright.search.request.restrict import TENSOR
-from shardwright.search.splits import MOST_OPERATORS, between, leaves, signature, transplanted
+from shardwright.search.rewrites.leaves import expand
+from shardwright.search.rewrites.replay import degrees, replay
+from shardwright.search.rewrites.splits import MOST_OPERATORS, between, leaves, signature, transplanted
 from shardwright.substitutions.catalogue import CATALOGUE
 from shardwright.substitutions.match import places
 from tests.search.graphs import cluster, every_choice, mlp
@@ -257,5 +257,5 @@ def test_a_rewrite_that_moves_a_draw_is_left_out(monkeypatch: pytest.MonkeyPatch
     inputs = [node for node in graph.nodes if node.name in {*second.inputs, x}]
     moved = [*inputs, second, first, *(node for node in graph.nodes if node not in (*inputs, first, second))]
     swapped = Graph(tuple(moved), graph.outputs).validate()
-    monkeypatch.setattr("shardwright.search.leaves.apply", lambda *_: swapped)
+    monkeypatch.setattr("shardwright.search.rewrites.leaves.apply", lambda *_: swapped)
     assert not list(expand(graph, rules))

@@ -23,11 +23,11 @@ from shardwright.pcg.step.operations import Operations
 from shardwright.search.choices.problem import Way
 from shardwright.search.exact.folding import Folded, fold
 from shardwright.search.exact.solving import Candidate, Solver, limited_to, restriction
-from shardwright.search.leaves import LeafSearch, Leaves, Rewritten
 from shardwright.search.plan import Rewrite
-from shardwright.search.promise import Promise, flat
-from shardwright.search.replay import degrees, replay
-from shardwright.search.splits import transplanted
+from shardwright.search.rewrites.leaves import LeafSearch, Leaves, Rewritten
+from shardwright.search.rewrites.promise import Promise, flat
+from shardwright.search.rewrites.replay import degrees, replay
+from shardwright.search.rewrites.splits import transplanted
 from shardwright.substitutions.equations import Equation
 
 _ROUNDS = 3

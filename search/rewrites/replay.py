@@ -12,7 +12,7 @@ from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
 from shardwright.search.plan import Rewrite
-from shardwright.search.splits import Part, between, transplanted
+from shardwright.search.rewrites.splits import Part, between, transplanted
 from shardwright.substitutions.apply import apply
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.match import places

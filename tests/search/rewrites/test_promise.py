@@ -10,8 +10,8 @@ from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
 from shardwright.search.exact.building import ProblemBuilder
-from shardwright.search.leaves import expand
-from shardwright.search.promise import Promise, flat, held
+from shardwright.search.rewrites.leaves import expand
+from shardwright.search.rewrites.promise import Promise, flat, held
 from shardwright.substitutions.catalogue import CATALOGUE, NO_GAIN, SEARCHED
 from shardwright.substitutions.equations import Equation
 from shardwright.verifier.falsifiers.instances import instances, right_graph
