@@ -35,7 +35,7 @@ from shardwright.pcg.mesh import Mesh
 from shardwright.reports.plan import PlanReport
 from shardwright.reports.units import seconds, size
 from shardwright.search.plan import Plan
-from shardwright.search.planner import Planner
+from shardwright.search.tree.planner import Planner
 from shardwright.verifier.choices import Certified
 from shardwright.view.page import page
 

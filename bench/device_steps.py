@@ -47,7 +47,7 @@ from shardwright.pcg.capture.capture import capture, find_loss
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.precisions import Precision
-from shardwright.search.planner import Planner
+from shardwright.search.tree.planner import Planner
 
 ROOT = Path(__file__).parents[1]
 PAGE, DATA = ROOT / "docs" / "device.md", ROOT / "bench" / "data"

@@ -29,7 +29,7 @@ from shardwright.lowering.philox import keep_mask
 from shardwright.pcg.capture.capture import Captured, capture
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
-from shardwright.search.planner import Planner
+from shardwright.search.tree.planner import Planner
 
 PAGE = Path(__file__).parents[1] / "docs" / "randomness.md"
 HEADING = "## What it costs"

@@ -25,7 +25,7 @@ from shardwright.cost.clusters.local import default_cluster
 from shardwright.pcg.capture.capture import capture
 from shardwright.search.check import check_plan
 from shardwright.search.plan import Plan
-from shardwright.search.planner import Planner
+from shardwright.search.tree.planner import Planner
 from shardwright.verifier.choices import Certified
 
 PAGE, HEADING = Path(__file__).parents[1] / "docs" / "rules.md", "## What rules gain"

@@ -48,8 +48,8 @@ from shardwright.pcg.choice import COPIED, WHOLE
 from shardwright.pcg.errors import CaptureError, ShardwrightError
 from shardwright.pcg.graph import OPAQUE, Graph, Node
 from shardwright.pcg.mesh import Mesh
-from shardwright.search.planner import Planner
 from shardwright.search.request.restrict import DATA, FREE
+from shardwright.search.tree.planner import Planner
 
 REASONS = {
     "complex numbers": "compute with real numbers",

@@ -55,8 +55,8 @@ from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.pipelining import ScheduleName
-from shardwright.search.planner import Planner
 from shardwright.search.request.restrict import DATA
+from shardwright.search.tree.planner import Planner
 
 HEADING = "## Pipeline stages"
 TIMEOUT_S = 900.0

@@ -26,8 +26,8 @@ from shardwright.pcg.step.recompute import RECOMPUTES, Recompute, RecomputeByBlo
 from shardwright.pcg.types import TensorType
 from shardwright.search.check import check_plan
 from shardwright.search.plan import Plan
-from shardwright.search.planner import Planner
 from shardwright.search.request.restrict import DATA, TENSOR, ZERO
+from shardwright.search.tree.planner import Planner
 from shardwright.verifier.choices import Certified
 
 CERTIFIED = Certified()

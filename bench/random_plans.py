@@ -35,8 +35,8 @@ from shardwright.pcg.step.lifetimes import ZEROS, Zero, with_lifetimes
 from shardwright.pcg.step.parameters import module_block
 from shardwright.pcg.step.recompute import RECOMPUTES, Recompute
 from shardwright.pcg.step.time import check_time
-from shardwright.search.planner import Planner
 from shardwright.search.request.restrict import DATA, FREE, TENSOR, ZERO
+from shardwright.search.tree.planner import Planner
 
 MODELS = ("mlp", "gpt", "gpt2", "llama", "bert", "vit", "t5", "dlrm")
 MESHES = (

@@ -42,9 +42,9 @@ from shardwright.pcg.step.pipelining import SCHEDULES
 from shardwright.pcg.step.precisions import Precision
 from shardwright.pcg.step.recompute import RECOMPUTES
 from shardwright.search.plan import Plan
-from shardwright.search.planner import Planner
 from shardwright.search.request.restrict import DATA, FREE, TENSOR, ZERO
 from shardwright.search.request.spaces import batch_size, degrees, meshes, microbatch_counts
+from shardwright.search.tree.planner import Planner
 from shardwright.verifier.choices import Certified
 
 KEPT = Path(__file__).parent / "data" / "regret.jsonl"

@@ -28,8 +28,8 @@ from shardwright.cost.clusters.local import default_cluster
 from shardwright.lowering.launch import run_ranks
 from shardwright.pcg.capture.capture import capture
 from shardwright.search.check import check_plan
-from shardwright.search.planner import Planner
 from shardwright.search.request.asked import Stages
+from shardwright.search.tree.planner import Planner
 from shardwright.verifier.choices import Certified
 
 

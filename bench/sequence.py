@@ -34,11 +34,11 @@ from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
 from shardwright.search.plan import Plan, most_frequent
-from shardwright.search.planner import Planner
 from shardwright.search.request.asked import Bound
 from shardwright.search.request.limits import NO_LIMITS, Limits
 from shardwright.search.request.restrict import CONTEXT, DATA, TENSOR, ULYSSES, ZERO
 from shardwright.search.request.spaces import Space, degrees
+from shardwright.search.tree.planner import Planner
 from shardwright.verifier.choices import Certified
 
 WHOLE = Limits(bounds=(Bound("no residual", "residual", 1, 1),))

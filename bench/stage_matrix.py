@@ -48,8 +48,8 @@ from shardwright.pcg.step.pipelining import SCHEDULES, ScheduleName
 from shardwright.pcg.step.recompute import Recompute
 from shardwright.pcg.step.sections import sections, units
 from shardwright.pcg.step.time import as_run
-from shardwright.search.planner import Planner
 from shardwright.search.request.restrict import DATA, EXPERT, TENSOR, ZERO
+from shardwright.search.tree.planner import Planner
 
 MODELS = ("gpt", "gpt2", "llama", "bert", "vit", "t5", "mixtral", "qwen3_moe")
 EXPERTS = ("mixtral", "qwen3_moe")

@@ -31,9 +31,9 @@ from shardwright.pcg.step.lifetimes import Zero
 from shardwright.pcg.step.recompute import RECOMPUTES
 from shardwright.search.exact.folding import fold
 from shardwright.search.exact.solving import Candidate, Solver, over_time
-from shardwright.search.planner import Planner
 from shardwright.search.request.restrict import DATA, TENSOR, ZERO
 from shardwright.search.request.spaces import batch_size, degrees, microbatch_counts
+from shardwright.search.tree.planner import Planner
 from shardwright.verifier.choices import Certified
 
 MODELS = {

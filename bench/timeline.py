@@ -33,8 +33,8 @@ from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.reports.units import percent, seconds, size
-from shardwright.search.planner import Planner
 from shardwright.search.request.restrict import DATA, TENSOR
+from shardwright.search.tree.planner import Planner
 from shardwright.verifier.choices import Certified
 
 BLOCK, NUM_BLOCKS = "model.layers.0", 126

@@ -53,8 +53,8 @@ from shardwright.pcg.capture.capture import Captured, capture
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import Execution
 from shardwright.search.plan import Plan
-from shardwright.search.planner import Planner
 from shardwright.search.request.restrict import DATA, TENSOR, ZERO
+from shardwright.search.tree.planner import Planner
 
 PAGE = Path(__file__).parents[1] / "docs" / "local.md"
 FORCED = {"data": DATA, "zero": ZERO, "tensor": TENSOR}

@@ -44,7 +44,7 @@ class Alternative:
 
     `estimated`: of one block for all that are equal (`search.exact.folding`), not of the whole graph.
     `execution`: how it is run. `lifetimes`: those of its gathered parameters, the most frequent first.
-    `remedy`: with or on what it would fit (`search.remedies.cheapest`), or "".
+    `remedy`: with or on what it would fit (`search.tree.remedies.cheapest`), or "".
     """
 
     name: str

@@ -39,9 +39,9 @@ from shardwright.reports.facts import fits, memory_verdict
 from shardwright.reports.wording import SEARCHED, idle, infeasible
 from shardwright.search.check import check_plan
 from shardwright.search.plan import Alternative, Plan, most_frequent
-from shardwright.search.planner import Planner, Progress
 from shardwright.search.request.anytime import Stop
 from shardwright.search.request.asked import PinsLike, RecomputeMode, Stages
+from shardwright.search.tree.planner import Planner, Progress
 from shardwright.verifier.choices import Certified
 
 MeshLike = Mesh | Mapping[str, int]

@@ -23,9 +23,9 @@ from shardwright.pcg.graph import Graph
 from shardwright.reports.asking import WhatIfReport, WhyNotReport
 from shardwright.search.choices.problem import NoLayoutsError
 from shardwright.search.plan import Plan, fingerprint
-from shardwright.search.planner import Planner, Progress
 from shardwright.search.request.asked import MEMORY, Asked, Bound, parse
 from shardwright.search.request.spaces import Space, batch_size, sequence_length, strategy, token_shapes
+from shardwright.search.tree.planner import Planner, Progress
 
 PlanLike = Plan | str | os.PathLike[str]
 Arguments = tuple[Sequence[Any], Mapping[str, Any]]

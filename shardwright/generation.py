@@ -34,7 +34,7 @@ from shardwright.verifier.store import Verdicts
 from shardwright.workers import TELL_EVERY_S, Call, CallEvent, Workers, workers
 
 if TYPE_CHECKING:
-    from shardwright.search.planner import Progress
+    from shardwright.search.tree.planner import Progress
 
 _TRIES = 2
 COUNTS = ("graphs", "fingerprints", "candidates", *OUTCOMES[:3])

@@ -23,7 +23,7 @@ from shardwright.verifier.store import Verdicts
 from shardwright.workers import TELL_EVERY_S, Call, CallEvent, Workers, num_cpus, workers
 
 if TYPE_CHECKING:
-    from shardwright.search.planner import Progress
+    from shardwright.search.tree.planner import Progress
 
 OUTCOMES = ("certified", "refuted", "unknown", "malformed")
 _CHUNK = 16

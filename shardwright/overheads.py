@@ -20,7 +20,7 @@ from shardwright.lowering.apart import Apart, PutOff, give_to_weights
 from shardwright.lowering.module import lower
 from shardwright.lowering.movement import Axis
 from shardwright.pcg.capture.capture import capture
-from shardwright.search.planner import Planner
+from shardwright.search.tree.planner import Planner
 
 runtime = kernels
 """What lowered programs call `rt`."""

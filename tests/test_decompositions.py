@@ -23,8 +23,8 @@ from shardwright.cost.clusters.device import Device
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
 from shardwright.search.check import check_plan
-from shardwright.search.planner import Planner
 from shardwright.search.request.restrict import FREE, TENSOR
+from shardwright.search.tree.planner import Planner
 from shardwright.substitutions.apply import apply
 from shardwright.substitutions.catalogue import CATALOGUE, SEARCHED
 from shardwright.substitutions.decompositions import DECOMPOSITIONS, MAXIMUM

@@ -17,7 +17,7 @@ from shardwright.pcg.text import parse_graph, print_graph
 from shardwright.reports.plan import PlanReport
 from shardwright.search.check import check_plan
 from shardwright.search.choices.blocks import blocked_choices
-from shardwright.search.planner import Planner
+from shardwright.search.tree.planner import Planner
 from shardwright.verifier.choices import Certified
 from tests.search.graphs import cluster
 

@@ -21,7 +21,7 @@ from shardwright.pcg.optable import ROWS, Row
 from shardwright.pcg.text import parse_graph, print_graph
 from shardwright.search.check import check_plan
 from shardwright.search.plan import Plan
-from shardwright.search.planner import Planner
+from shardwright.search.tree.planner import Planner
 from shardwright.substitutions.terms import parse_term
 from shardwright.verifier.choices import Certified
 from tests.lowering.runs import Case

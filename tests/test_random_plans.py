@@ -12,8 +12,8 @@ from bench.accuracy import measure, prepare
 from bench.plans import RandomSubset, fast_links
 from bench.random_plans import Pair
 from shardwright.pcg.mesh import Mesh
-from shardwright.search.planner import Planner
 from shardwright.search.request.restrict import DATA, FREE
+from shardwright.search.tree.planner import Planner
 from tests.each import each
 from tests.models import grid
 

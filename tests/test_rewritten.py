@@ -11,9 +11,9 @@ from shardwright.cost.clusters.cluster import Cluster, Level
 from shardwright.pcg.mesh import Mesh
 from shardwright.search.check import check_plan
 from shardwright.search.plan import Plan
-from shardwright.search.planner import Planner
 from shardwright.search.request.restrict import DATA, TENSOR
 from shardwright.search.request.spaces import Space
+from shardwright.search.tree.planner import Planner
 from tests.lowering.runs import Case, assert_trains_as_serial
 
 RULES = CERTIFIED.by_name()

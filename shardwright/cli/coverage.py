@@ -13,7 +13,7 @@ from shardwright.cli.options import CLUSTER_HELP, examples, format_option, parse
 
 if TYPE_CHECKING:
     from shardwright.pcg.graph import Graph
-    from shardwright.search.planner import Progress
+    from shardwright.search.tree.planner import Progress
 
 
 @click.command(

@@ -15,7 +15,7 @@ import click
 
 if TYPE_CHECKING:
     from shardwright.reports.report import Report, Style
-    from shardwright.search.planner import Progress
+    from shardwright.search.tree.planner import Progress
 
 _STYLES: dict[Style, dict[str, Any]] = {
     "title": {"fg": "cyan", "bold": True}, "text": {}, "columns": {"dim": True}, "own": {"fg": "green"},

@@ -27,7 +27,7 @@ from shardwright.reports.occurrences import Occurrences
 from shardwright.reports.report import Paragraph, Report
 from shardwright.search.choices.blocks import blocked_choices
 from shardwright.search.plan import Plan
-from shardwright.search.planner import Planner
+from shardwright.search.tree.planner import Planner
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.placement import Placement
 from shardwright.substitutions.rowrules import RowRule

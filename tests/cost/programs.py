@@ -10,7 +10,7 @@ from shardwright.cost.timeline.tasks import COMPUTE, Buffer, Segment, Task
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import Execution
-from shardwright.search.planner import Planner
+from shardwright.search.tree.planner import Planner
 from tests.search.graphs import blocks, cluster, every_choice
 
 DEVICE = Device("test", 2**40, 1e12, {"fp32": 1e12}, 1.0, 0.0, "cpu")

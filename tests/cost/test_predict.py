@@ -17,8 +17,8 @@ from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.pcg.text import parse_graph
-from shardwright.search.planner import Planner
 from shardwright.search.request.restrict import DATA, TENSOR, ZERO
+from shardwright.search.tree.planner import Planner
 from tests.cost.programs import planned
 from tests.models import WHOLE_GRIDS, zoo
 from tests.search.graphs import cluster, every_choice

@@ -22,7 +22,7 @@ from shardwright.pcg.step.operations import Operations
 from shardwright.pcg.step.pipelining import ScheduleName
 from shardwright.pcg.step.sections import sections, units
 from shardwright.pcg.step.time import as_run
-from shardwright.search.planner import Planner
+from shardwright.search.tree.planner import Planner
 from tests.lowering.runs import Case, whole
 
 SEED = 3

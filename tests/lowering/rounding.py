@@ -41,7 +41,7 @@ from shardwright.pcg.step.operations import Operations
 from shardwright.pcg.step.precisions import PRECISIONS, Precision
 from shardwright.pcg.step.recompute import Recompute
 from shardwright.pcg.step.time import check_time
-from shardwright.search.planner import Planner
+from shardwright.search.tree.planner import Planner
 from tests.lowering.runs import Batch, Case, Step, outcome, parallel_step
 from tests.search.graphs import cluster
 

@@ -23,7 +23,7 @@ from shardwright.lowering.movement import Axis
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import DEFAULT, Execution, draws_whole
-from shardwright.search.planner import Planner
+from shardwright.search.tree.planner import Planner
 from tests.lowering.runs import Case, Step, assert_same_step, outcome
 
 SEED, NUM_STEPS, NUM_DRAWS = 77, 3, 7

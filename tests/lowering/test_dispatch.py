@@ -19,7 +19,7 @@ from shardwright.pcg.layout import R, S
 from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.pcg.types import TensorType
-from shardwright.search.planner import Planner
+from shardwright.search.tree.planner import Planner
 from tests.experts import EXPERTS, SIZE, Routed, Sorted, mixture
 from tests.lowering.parallelize import follow
 from tests.lowering.runs import Case, Step, assert_same_step, parallel_step, serial_step, whole

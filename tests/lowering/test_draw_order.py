@@ -18,7 +18,7 @@ from shardwright.pcg.graph import OPAQUE, Graph
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.operations import Operations
-from shardwright.search.planner import Planner
+from shardwright.search.tree.planner import Planner
 from tests.lowering.runs import Case, Step, assert_same_step, parallel_step, serial_step
 from tests.lowering.test_recompute import some_places
 

@@ -26,7 +26,7 @@ from shardwright.pcg.errors import ShardwrightError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import DEFAULT, Execution
-from shardwright.search.planner import Planner
+from shardwright.search.tree.planner import Planner
 from tests.each import each
 from tests.lowering.runs import Case, Step, assert_same_step, outcome
 from tests.lowering.test_emit import dropouts

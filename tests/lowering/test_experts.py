@@ -25,7 +25,7 @@ from shardwright.pcg.step.execution import DEFAULT
 from shardwright.pcg.step.parameters import find_parameters
 from shardwright.pcg.step.time import check_time
 from shardwright.pcg.types import TensorType
-from shardwright.search.planner import Planner
+from shardwright.search.tree.planner import Planner
 from tests.experts import SIZE, USED, mixture
 from tests.lowering.parallelize import follow
 from tests.lowering.runs import Case, Step, assert_same_step, parallel_step, serial_step

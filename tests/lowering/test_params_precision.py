@@ -26,7 +26,7 @@ from shardwright.pcg.step.execution import Execution, ReduceDtype
 from shardwright.pcg.step.lifetimes import ZEROS, Zero, with_lifetimes
 from shardwright.pcg.step.parameters import find_parameters
 from shardwright.pcg.step.precisions import Precision, PrecisionByModule
-from shardwright.search.planner import Planner
+from shardwright.search.tree.planner import Planner
 from tests.each import each
 from tests.lowering.rounding import cells
 from tests.lowering.runs import Case, whole

@@ -27,7 +27,7 @@ from shardwright.pcg.step.lifetimes import with_lifetimes
 from shardwright.pcg.step.parameters import find_parameters
 from shardwright.pcg.step.precisions import Precision
 from shardwright.pcg.step.recompute import Recompute
-from shardwright.search.planner import Planner
+from shardwright.search.tree.planner import Planner
 from tests.each import each
 from tests.lowering.rounding import NUM_RANKS, Cell, Error, case, cells, solved
 from tests.lowering.runs import Case, Step, entry_of, outcome, parallel_step, whole

@@ -15,7 +15,7 @@ from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.lifetimes import with_lifetimes
 from shardwright.pcg.step.parameters import find_parameters
-from shardwright.search.planner import Planner
+from shardwright.search.tree.planner import Planner
 from tests.each import each
 from tests.lowering.rounding import LAYOUTS, NUM_RANKS, error
 from tests.lowering.runs import Case, Step, outcome, parallel_step

@@ -28,7 +28,7 @@ from shardwright.pcg.step.execution import Execution, ReduceDtype
 from shardwright.pcg.step.lifetimes import ZEROS, Zero, with_lifetimes
 from shardwright.pcg.step.precisions import Precision
 from shardwright.search.exact.solving import Candidate
-from shardwright.search.planner import Planner
+from shardwright.search.tree.planner import Planner
 from tests.each import each
 from tests.lowering.runs import Case, Step, parallel_step, peak_on_rank
 from tests.lowering.test_dryrun import report

@@ -14,7 +14,7 @@ from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.pcg.step.meshes import num_devices
-from shardwright.search.planner import Planner
+from shardwright.search.tree.planner import Planner
 from tests.lowering.pipelines import evenly, of_one_stage
 from tests.lowering.rounding import case, solved
 from tests.lowering.runs import run_all

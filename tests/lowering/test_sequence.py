@@ -17,7 +17,7 @@ from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.moves import fused_moves
 from shardwright.search.check import check_plan
-from shardwright.search.planner import Planner
+from shardwright.search.tree.planner import Planner
 from tests.lowering.runs import Batch, Case, Step, assert_same_step, parallel_step, run_all, serial_step
 
 Way = tuple[dict[str, int], tuple[str, ...]]

@@ -27,7 +27,7 @@ from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.time import check_time, estimated
 from shardwright.reports.plan import PlanReport
 from shardwright.search.plan import Plan
-from shardwright.search.planner import Planner
+from shardwright.search.tree.planner import Planner
 from tests.lowering.runs import SEED, Case, Step, assert_same_step, outcome, parallel_step
 
 EVERYWHERE = ("*",)

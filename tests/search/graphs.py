@@ -15,7 +15,7 @@ from shardwright.pcg.offers import alone
 from shardwright.pcg.optable import ROWS
 from shardwright.pcg.types import TensorType
 from shardwright.search.choices.interning import Interner
-from shardwright.search.planner import Planner
+from shardwright.search.tree.planner import Planner
 
 
 def every_choice(node: Node, operands: Sequence[TensorType], blocked: Sequence[Choice] = ()) -> frozenset[Choice]:

@@ -15,7 +15,7 @@ from shardwright.pcg.step.execution import Execution
 from shardwright.search.check import check_plan, difference
 from shardwright.search.choices.domain import CertifiedSplits
 from shardwright.search.plan import Plan, fingerprint
-from shardwright.search.planner import Planner
+from shardwright.search.tree.planner import Planner
 from shardwright.verifier.choices import Certified
 from tests.each import each
 from tests.search.graphs import cluster, every_choice, mlp

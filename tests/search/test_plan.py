@@ -13,8 +13,8 @@ import pytest
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.step.execution import Execution
 from shardwright.search.plan import Plan, fingerprint
-from shardwright.search.planner import Planner
 from shardwright.search.request.restrict import ROLES
+from shardwright.search.tree.planner import Planner
 from tests.each import each
 from tests.search.graphs import cluster, every_choice, mlp
 

@@ -19,9 +19,9 @@ from shardwright.reports.asking import WhatIfReport, WhyNotReport
 from shardwright.reports.exposed import exposed_by_kind
 from shardwright.reports.facts import PlanFacts
 from shardwright.search.plan import Idle, Plan
-from shardwright.search.planner import Planner
 from shardwright.search.request.asked import Asked
 from shardwright.search.request.spaces import batch_size, sequence_length
+from shardwright.search.tree.planner import Planner
 from tests.each import each
 from tests.search.graphs import blocks, cluster, mlp
 from tests.shardwright.command import Run

@@ -33,7 +33,7 @@ from shardwright.reports.tree import Module
 from shardwright.reports.units import percent, seconds, size
 from shardwright.reports.wording import called, faster_or_slower, move_text, quality, standing
 from shardwright.search.plan import Alternative, Plan
-from shardwright.search.planner import Planner
+from shardwright.search.tree.planner import Planner
 from tests.search.graphs import blocks, every_choice
 from tests.shardwright.page import evaluated, text_of
 

@@ -28,7 +28,7 @@ from shardwright.reports.plan import PlanReport
 from shardwright.reports.timeline import step_trace
 from shardwright.reports.units import seconds, size
 from shardwright.search.plan import Alternative, Plan
-from shardwright.search.planner import Planner
+from shardwright.search.tree.planner import Planner
 from shardwright.view.page import page
 from tests.search.graphs import blocks, every_choice
 from tests.shardwright.page import evaluated, text_of

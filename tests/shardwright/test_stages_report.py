@@ -18,7 +18,7 @@ from shardwright.reports.plan import PlanReport
 from shardwright.reports.stages import stage_facts
 from shardwright.reports.timeline import TimelineReport, plan_timeline
 from shardwright.reports.wording import standing
-from shardwright.search.planner import Planner
+from shardwright.search.tree.planner import Planner
 from tests.search.graphs import blocks, cluster, every_choice
 
 

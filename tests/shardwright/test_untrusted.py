@@ -29,7 +29,7 @@ from shardwright.reports.comparison import ComparisonReport
 from shardwright.reports.plan import PlanReport
 from shardwright.search.check import check_plan
 from shardwright.search.plan import Plan
-from shardwright.search.planner import Planner
+from shardwright.search.tree.planner import Planner
 from shardwright.verifier.rulefile import read_rules
 from shardwright.view.page import page
 from tests.models import WHOLE_GRIDS

@@ -17,7 +17,7 @@ from shardwright.pcg.mesh import Mesh
 from shardwright.reports.plan import PlanReport
 from shardwright.reports.units import seconds, size
 from shardwright.search.plan import Plan
-from shardwright.search.planner import Planner
+from shardwright.search.tree.planner import Planner
 from shardwright.view.page import page, write_page
 from tests.search.graphs import blocks, cluster, every_choice, mlp
 from tests.shardwright.page import evaluated, text_of

@@ -18,7 +18,7 @@ from shardwright.cost.clusters.local import default_cluster
 from shardwright.pcg.analysis import constant_nodes
 from shardwright.pcg.graph import Graph
 from shardwright.search.choices.blocks import blocked_choices
-from shardwright.search.planner import Planner
+from shardwright.search.tree.planner import Planner
 from shardwright.substitutions.catalogue import CATALOGUE, SEARCHED
 from shardwright.substitutions.rules import Rule
 from shardwright.verifier.catalogue import SHIPPED, Catalogue, Note

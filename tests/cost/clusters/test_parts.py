@@ -16,7 +16,7 @@ from shardwright.cost.clusters.presets import GPUS, gpu_device
 from shardwright.cost.clusters.topology import Level
 from shardwright.cost.collectives.communication import Communication
 from shardwright.pcg.errors import ClusterError
-from shardwright.search.planner import Planner
+from shardwright.search.tree.planner import Planner
 from tests.each import each
 from tests.search.graphs import every_choice, mlp
 

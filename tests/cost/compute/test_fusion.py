@@ -14,7 +14,7 @@ from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import Execution
-from shardwright.search.planner import Planner
+from shardwright.search.tree.planner import Planner
 from tests.search.graphs import every_choice
 
 CLUSTER = Cluster.preset("dgx-h100", devices_per_node=1)

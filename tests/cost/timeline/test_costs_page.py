@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from shardwright.cli.main import cli
 from shardwright.pcg.mesh import Mesh
-from shardwright.search.planner import Planner
+from shardwright.search.tree.planner import Planner
 from tests.search.graphs import blocks, cluster, every_choice
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "costs.md").read_text(encoding="utf-8")

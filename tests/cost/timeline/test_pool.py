@@ -16,8 +16,8 @@ from shardwright.lowering.module import ParallelModule
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.buckets import PLACED_BYTES
 from shardwright.pcg.step.execution import Execution
-from shardwright.search.planner import Planner
 from shardwright.search.request.restrict import DATA, TENSOR, ZERO
+from shardwright.search.tree.planner import Planner
 from tests.cost.programs import planned
 from tests.lowering.runs import entry_of, of_zoo
 from tests.models import zoo

@@ -20,8 +20,8 @@ from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.operations import Operation
 from shardwright.pcg.step.precisions import DTYPES, PRECISIONS, Precision
 from shardwright.pcg.types import ITEM_BYTES
-from shardwright.search.planner import Planner
 from shardwright.search.request.restrict import DATA
+from shardwright.search.tree.planner import Planner
 from tests.each import each
 from tests.search.graphs import cluster, every_choice
 

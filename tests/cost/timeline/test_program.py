@@ -31,7 +31,7 @@ from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.lifetimes import Zero, lifetimes, with_lifetimes
 from shardwright.pcg.step.parameters import blocks_of
 from shardwright.pcg.types import TensorType
-from shardwright.search.planner import Planner
+from shardwright.search.tree.planner import Planner
 from tests.cost.programs import blocks, planned
 from tests.each import each
 from tests.search.graphs import cluster, every_choice

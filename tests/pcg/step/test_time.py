@@ -19,7 +19,7 @@ from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.moves import fused_moves
 from shardwright.pcg.step.additive import find_additive
 from shardwright.pcg.step.time import check_time
-from shardwright.search.planner import Planner
+from shardwright.search.tree.planner import Planner
 from tests.each import each
 
 

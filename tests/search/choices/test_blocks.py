@@ -17,7 +17,7 @@ from shardwright.pcg.text import parse_graph, print_graph
 from shardwright.pcg.types import TensorType
 from shardwright.search.check import uncertified
 from shardwright.search.choices.blocks import blocked_choices
-from shardwright.search.planner import Planner
+from shardwright.search.tree.planner import Planner
 from shardwright.verifier.choices import Certified
 from tests.search.graphs import cluster
 

@@ -14,7 +14,7 @@ from shardwright.search.choices.interning import Interned
 from shardwright.search.exact import within
 from shardwright.search.exact.folding import Folded
 from shardwright.search.exact.solving import Candidate, NoLayoutsError, Solver
-from shardwright.search.planner import Planner
+from shardwright.search.tree.planner import Planner
 from tests.each import each
 from tests.search.graphs import blocks, cluster, every_choice, mlp
 

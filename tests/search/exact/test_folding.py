@@ -17,7 +17,7 @@ from shardwright.pcg.step.execution import Execution
 from shardwright.search.check import check_plan
 from shardwright.search.exact.folding import Folded, fold
 from shardwright.search.exact.solving import Solver, different, over_time, restriction
-from shardwright.search.planner import Planner
+from shardwright.search.tree.planner import Planner
 from tests.each import each
 from tests.search.graphs import blocks, cluster, every_choice, mlp
 

@@ -27,7 +27,7 @@ import numpy as np
 from shardwright.pcg.mesh import Mesh
 from shardwright.search.exact.eliminate import Eliminator
 from shardwright.search.choices.interning import Interned, Interner
-from shardwright.search.planner import Planner
+from shardwright.search.tree.planner import Planner
 from shardwright.search.choices.problem import Prices, Problem
 from tests.search.graphs import cluster, dense, every_choice, mlp, recurrent
 

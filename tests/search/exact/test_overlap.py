@@ -12,7 +12,7 @@ from shardwright.search.choices.problem import SERIAL, Prices
 from shardwright.search.exact.folding import Folded
 from shardwright.search.exact.solving import Solver
 from shardwright.search.exact.within import kept_bytes, within_memory
-from shardwright.search.planner import Planner
+from shardwright.search.tree.planner import Planner
 from tests.search.graphs import blocks, cluster, every_choice
 
 GRAPH = blocks(64, 2048, layers=4, seq=128)

@@ -11,9 +11,9 @@ from shardwright.pcg.checks import FieldError
 from shardwright.pcg.mesh import Mesh
 from shardwright.reports.plan import PlanReport
 from shardwright.search.check import check_plan
-from shardwright.search.planner import Planner
 from shardwright.search.request.anytime import Stop
-from shardwright.search.tuning import Tuner
+from shardwright.search.tree.planner import Planner
+from shardwright.search.tree.tuning import Tuner
 from tests.search.graphs import blocks, cluster, every_choice
 
 

@@ -19,9 +19,9 @@ from shardwright.reports.facts import PlanFacts
 from shardwright.reports.plan import PlanReport
 from shardwright.search.check import check_plan
 from shardwright.search.plan import Plan
-from shardwright.search.planner import Planner
 from shardwright.search.request.asked import LayoutPin, PinsLike, parse, texts
 from shardwright.search.request.limits import SplitBound
+from shardwright.search.tree.planner import Planner
 from tests.each import each
 from tests.search.graphs import blocks, cluster, every_choice
 

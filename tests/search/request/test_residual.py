@@ -8,8 +8,8 @@ from bench.accuracy import prepare
 from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
-from shardwright.search.planner import Planner
 from shardwright.search.request.limited import residual
+from shardwright.search.tree.planner import Planner
 from tests.search.graphs import blocks, cluster, every_choice, mlp
 
 

@@ -11,7 +11,6 @@ from shardwright.pcg.choice import COPIED, WHOLE
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.moves import fused_moves
-from shardwright.search.planner import Planner
 from shardwright.search.request.restrict import (
     CONTEXT,
     DATA,
@@ -23,6 +22,7 @@ from shardwright.search.request.restrict import (
     batch_factors,
     role_restriction,
 )
+from shardwright.search.tree.planner import Planner
 from tests.search.graphs import blocks, cluster, every_choice, mixture
 
 TINY = Decoder("llama", 1, 32, 4, 2, 48, 80)

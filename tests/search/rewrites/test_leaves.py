@@ -15,11 +15,11 @@ from shardwright.pcg.interpret import run_devices, run_serial
 from shardwright.pcg.mesh import Mesh
 from shardwright.search.check import check_plan, difference
 from shardwright.search.plan import Plan, Rewrite
-from shardwright.search.planner import Planner
 from shardwright.search.request.restrict import TENSOR
 from shardwright.search.rewrites.leaves import expand
 from shardwright.search.rewrites.replay import degrees, replay
 from shardwright.search.rewrites.splits import MOST_OPERATORS, between, leaves, signature, transplanted
+from shardwright.search.tree.planner import Planner
 from shardwright.substitutions.catalogue import CATALOGUE
 from shardwright.substitutions.match import places
 from tests.search.graphs import cluster, every_choice, mlp

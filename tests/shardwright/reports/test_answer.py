@@ -15,7 +15,7 @@ from shardwright.pcg.mesh import Mesh
 from shardwright.reports.answer import Answer
 from shardwright.reports.shown import Shown
 from shardwright.search.plan import Plan
-from shardwright.search.planner import Planner
+from shardwright.search.tree.planner import Planner
 from shardwright.view.page import page
 from tests.search.graphs import cluster, every_choice, mlp
 from tests.shardwright.command import Run

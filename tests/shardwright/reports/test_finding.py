@@ -10,7 +10,7 @@ from shardwright.reports.facts import PlanFacts
 from shardwright.reports.finding import FoundReport, find
 from shardwright.reports.modules import module_tree
 from shardwright.search.plan import Plan
-from shardwright.search.planner import Planner
+from shardwright.search.tree.planner import Planner
 from tests.search.graphs import blocks, cluster, every_choice
 
 

@@ -13,7 +13,7 @@ from shardwright.reports.facts import PlanFacts
 from shardwright.reports.forms import ONE, Formulas, interpolated
 from shardwright.reports.formula import FormulaReport
 from shardwright.search.plan import Plan
-from shardwright.search.planner import Planner
+from shardwright.search.tree.planner import Planner
 from tests.search.graphs import blocks, cluster, every_choice
 from tests.shardwright.command import Run
 

@@ -14,7 +14,7 @@ from shardwright.reports.comparison import ComparisonReport, slower
 from shardwright.reports.plan import PlanReport
 from shardwright.reports.report import Paragraph
 from shardwright.search.plan import Alternative, Plan
-from shardwright.search.planner import Planner
+from shardwright.search.tree.planner import Planner
 from tests.search.graphs import blocks, cluster, every_choice
 from tests.shardwright.command import Run
 

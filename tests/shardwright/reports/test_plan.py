@@ -27,7 +27,7 @@ from shardwright.reports.rounding import roundings
 from shardwright.reports.tree import Module
 from shardwright.reports.wording import faster_or_slower, links, quality
 from shardwright.search.plan import Plan, Rewrite
-from shardwright.search.planner import Planner
+from shardwright.search.tree.planner import Planner
 from tests.each import each
 from tests.search.graphs import blocks, cluster, every_choice, mixture
 

@@ -16,7 +16,7 @@ from shardwright.pcg.mesh import Mesh
 from shardwright.reports.facts import PlanFacts
 from shardwright.reports.profile import ELSEWHERE, OPTIMIZER, PARAMETERS, Profile, ProfileReport, kind_of
 from shardwright.search.plan import Plan
-from shardwright.search.planner import Planner
+from shardwright.search.tree.planner import Planner
 from tests.search.graphs import blocks, cluster, every_choice
 from tests.shardwright.command import Run
 from tests.shardwright.page import text_of

@@ -18,7 +18,7 @@ from shardwright.reports.facts import PlanFacts
 from shardwright.reports.plan import PlanReport
 from shardwright.reports.shown import Shown
 from shardwright.search.plan import Plan
-from shardwright.search.planner import Planner
+from shardwright.search.tree.planner import Planner
 from shardwright.view.page import page
 from tests.search.graphs import blocks, cluster, every_choice
 

@@ -11,9 +11,9 @@ import pytest
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.mesh import Mesh
-from shardwright.search.idle import _extents, _shared
 from shardwright.search.plan import Idle, Plan
-from shardwright.search.planner import Planner
+from shardwright.search.tree.idle import _extents, _shared
+from shardwright.search.tree.planner import Planner
 from tests.search.graphs import blocks, cluster, every_choice, mlp
 
 

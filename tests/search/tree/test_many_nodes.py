@@ -15,20 +15,20 @@ from shardwright.pcg.step.execution import DEFAULT
 from shardwright.pcg.step.lifetimes import Zero, with_lifetimes
 from shardwright.pcg.types import TensorType
 from shardwright.reports.facts import fits
-from shardwright.search import tuning
 from shardwright.search.check import check_plan
 from shardwright.search.exact.folding import Folded, fold
 from shardwright.search.exact.solving import Candidate, Solver
 from shardwright.search.exact.within import stored_bytes
-from shardwright.search.fitting import Fitter
 from shardwright.search.request.asked import Asked
 from shardwright.search.request.pins import Pins
 from shardwright.search.request.spaces import Space
-from shardwright.search.staging import Stager
-from shardwright.search.tuning import Tuner
+from shardwright.search.tree import tuning
+from shardwright.search.tree.fitting import Fitter
+from shardwright.search.tree.staging import Stager
+from shardwright.search.tree.tuning import Tuner
 from tests.search.graphs import blocks, every_choice, mlp
-from tests.search.test_tuning import limited
-from tests.search.test_tuning import planner as planner_of
+from tests.search.tree.test_tuning import limited
+from tests.search.tree.test_tuning import planner as planner_of
 
 GRAPH = blocks(16, 16, layers=3, seq=16)
 

@@ -23,19 +23,19 @@ from shardwright.pcg.step.meshes import stage_meshes
 from shardwright.pcg.step.pipelining import Schedule, ScheduleName
 from shardwright.pcg.step.recompute import Recompute
 from shardwright.pcg.step.schedules import Item, orders
-from shardwright.search import planner as search_planner
 from shardwright.search.check import check_plan
 from shardwright.search.exact.folding import Folded, fold
 from shardwright.search.exact.solving import Candidate, Solver
 from shardwright.search.exact.within import least_bytes, stored_bytes, within_memory
 from shardwright.search.plan import Plan
-from shardwright.search.planner import Planner
 from shardwright.search.request.anytime import Stop
 from shardwright.search.request.asked import Asked, RecomputeMode, Stages
 from shardwright.search.request.pins import Pins
 from shardwright.search.request.spaces import Pipeline, Space, staged_by_hand
-from shardwright.search.staging import _AGAIN, _PATIENCE, Stager, _is_beyond, _Way
-from shardwright.search.tuning import Tuner
+from shardwright.search.tree import planner as search_planner
+from shardwright.search.tree.planner import Planner
+from shardwright.search.tree.staging import _AGAIN, _PATIENCE, Stager, _is_beyond, _Way
+from shardwright.search.tree.tuning import Tuner
 from tests.each import each
 from tests.search.graphs import blocks, cluster, every_choice, mixed, planner
 
@@ -426,7 +426,7 @@ def test_unasked_stages_are_tried_where_a_step_is_far_from_its_work(monkeypatch:
         began.append(fastest_s)
         return SimpleNamespace(plans=lambda: iter(()), by_hand=lambda: iter(()), tried=[])
 
-    monkeypatch.setattr("shardwright.search.planner.Stager", stager)
+    monkeypatch.setattr("shardwright.search.tree.planner.Stager", stager)
     for mixed_s in (1.02, 1.3):
         fitted: Any = SimpleNamespace(candidate=slow, mixed_s=lambda limit_bytes, own_s=mixed_s: own_s)
         search._staged(tuner, [slow], [fitted], Stop(None), needed=False, compared=True)

@@ -18,10 +18,10 @@ from shardwright.pcg.step.recompute import Recompute
 from shardwright.search.check import check_plan
 from shardwright.search.exact.folding import Folded
 from shardwright.search.exact.solving import Solver
-from shardwright.search.fitting import Fitter
 from shardwright.search.plan import Alternative, Plan
-from shardwright.search.planner import Planner
-from shardwright.search.spreading import said_by_block, spread_out, stored_by_stage
+from shardwright.search.tree.fitting import Fitter
+from shardwright.search.tree.planner import Planner
+from shardwright.search.tree.spreading import said_by_block, spread_out, stored_by_stage
 from tests.search.graphs import blocks, cluster, every_choice, mixed, planner
 
 

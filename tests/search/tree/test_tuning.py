@@ -26,17 +26,17 @@ from shardwright.pcg.step.time import check_time
 from shardwright.reports.facts import fits
 from shardwright.reports.plan import PlanReport
 from shardwright.search.check import check_plan
-from shardwright.search.counts import Counts
 from shardwright.search.exact.folding import Folded
 from shardwright.search.exact.solving import Candidate, Solver, different, over_time
 from shardwright.search.exact.within import stored_bytes
 from shardwright.search.plan import Plan
-from shardwright.search.planner import Planner
 from shardwright.search.request.asked import Asked, texts
 from shardwright.search.request.pins import Pins
 from shardwright.search.request.restrict import DATA, FREE, TENSOR, ZERO
 from shardwright.search.request.spaces import Space, batch_size, meshes, microbatch_counts, nested, sequence_baselines
-from shardwright.search.tuning import Tuner, _alike
+from shardwright.search.tree.counts import Counts
+from shardwright.search.tree.planner import Planner
+from shardwright.search.tree.tuning import Tuner, _alike
 from tests.each import each
 from tests.search.graphs import blocks, cluster, every_choice, mlp
 
@@ -427,7 +427,7 @@ def _tried(monkeypatch: pytest.MonkeyPatch, floors_s: dict[str, dict[int, float]
     monkeypatch.setattr(tuner, "tried_with", found)
     monkeypatch.setattr(tuner, "floor_s", lambda space, mode, count: floors_s[mode][count])
     monkeypatch.setattr(tuner, "_eased_s", lambda space, mode, found: eased_s)
-    monkeypatch.setattr("shardwright.search.tuning.divided", lambda space, counts, size: counts)
+    monkeypatch.setattr("shardwright.search.tree.tuning.divided", lambda space, counts, size: counts)
     list(tuner.ways(space, cast("Any", list(floors_s)), rival_s))
     return tried
 
@@ -607,7 +607,7 @@ def test_on_many_devices_the_best_mesh_is_cut_to_three_axes(monkeypatch: pytest.
         return list(tuner.nested(tuner.tried[:1]))
 
     assert tried(Asked()) == []
-    monkeypatch.setattr("shardwright.search.tuning._MANY", 8)
+    monkeypatch.setattr("shardwright.search.tree.tuning._MANY", 8)
     (found,) = tried(Asked())
     assert (found.mesh.sizes, found.execution.recompute, found.fits) == ((2, 2, 2, 2), "none", True)
     assert search.plan(graph).prediction.step_s <= found.prediction.step_s

@@ -24,11 +24,11 @@ from shardwright.search.check import check_plan
 from shardwright.search.exact.folding import Folded, fold
 from shardwright.search.exact.keeping import Keeping, Kept
 from shardwright.search.exact.solving import Candidate
-from shardwright.search.fitting import Fitted, Fitter, _Walk, by_block
-from shardwright.search.planner import _way
+from shardwright.search.tree.fitting import Fitted, Fitter, _Walk, by_block
+from shardwright.search.tree.planner import _way
 from tests.each import each
 from tests.search.graphs import branched, every_choice
-from tests.search.test_tuning import limited, planner
+from tests.search.tree.test_tuning import limited, planner
 
 
 class Mlp(nn.Module):
@@ -124,7 +124,7 @@ def test_plans_whose_weights_alone_are_too_much_are_left_out(monkeypatch: pytest
         asked.append(own.name)
         return SimpleNamespace(run=lambda best_s: None)
 
-    monkeypatch.setattr("shardwright.search.fitting._Walk", walk)
+    monkeypatch.setattr("shardwright.search.tree.fitting._Walk", walk)
     most = search.limit_bytes - search.cluster.device.context_bytes
     assert not list(fitter.best([candidate("too much", 1.0, int(most) + 1), candidate("just fits", 2.0, int(most))]))
     assert asked == ["just fits"]
@@ -247,7 +247,7 @@ def test_blocks_apart_are_tried_of_every_plan_that_may_win_by_it(monkeypatch: py
         asked.append(whole.name)
         return mixtures[whole.name]
 
-    monkeypatch.setattr("shardwright.search.planner.by_block", mixed)
+    monkeypatch.setattr("shardwright.search.tree.planner.by_block", mixed)
     fitter = SimpleNamespace(solver=search.solver)
     rewriter = SimpleNamespace(again_whole=lambda c, judged: c)
     whole = cast("Candidate", SimpleNamespace(**{**vars(best), "folded": False}))

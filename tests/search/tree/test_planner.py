@@ -24,10 +24,10 @@ from shardwright.search.check import check_plan
 from shardwright.search.exact.folding import Folded
 from shardwright.search.exact.within import within_memory
 from shardwright.search.plan import Plan
-from shardwright.search.planner import Planner
 from shardwright.search.request.spaces import meshes
 from shardwright.search.rewrites.leaves import LeafSearch, Rewritten
 from shardwright.search.rewrites.splits import Part
+from shardwright.search.tree.planner import Planner
 from shardwright.substitutions.catalogue import CATALOGUE
 from tests.each import each
 from tests.search.graphs import blocks, cluster, every_choice, mlp

@@ -13,7 +13,7 @@ from shardwright.search.exact.solving import over_time
 from shardwright.search.request.asked import Asked, Bound, LayoutPin, parse
 from shardwright.search.request.pins import Pins
 from shardwright.search.request.restrict import TENSOR
-from shardwright.search.tuning import Tuner, folded
+from shardwright.search.tree.tuning import Tuner, folded
 
 
 def blamed(error: NoLayoutsError, graph: Graph, asked: Asked, tuner: Tuner) -> PlanError:

@@ -8,7 +8,7 @@ from pathlib import Path
 from bench.regret import MOST, Bench, Model, Pinned, Result, add, kept, section
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.pcg.mesh import Mesh
-from shardwright.search.planner import Planner
+from shardwright.search.tree.planner import Planner
 from tests.each import each
 from tests.search.graphs import blocks, cluster, every_choice
 

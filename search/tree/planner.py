@@ -2,8 +2,8 @@
 
 Exact on one mesh, run in one way, is the sum of compute and communication, and that in which as much overlaps as can.
 Not exact is what is around it: microbatches, recomputation and lifetimes are tuned one after the other
-(`search.tuning`), then what is kept is decided value by value (`search.fitting`), and the timeline, in which compute
-and communication overlap, judges what was found: plans of all meshes and baselines alike. Its time has a bound
+(`search.tree.tuning`), then what is kept is decided value by value (`search.tree.fitting`), and the timeline, in which
+compute and communication overlap, judges what was found: plans of all meshes and baselines alike. Its time has a bound
 (`search.exact.least`).
 """
 
@@ -28,25 +28,25 @@ from shardwright.pcg.step.lifetimes import ZEROS, Zero
 from shardwright.pcg.step.pipelining import ScheduleName
 from shardwright.pcg.step.precisions import PrecisionMode
 from shardwright.pcg.step.time import check_time
-from shardwright.search.blame import blamed
 from shardwright.search.choices.domain import CertifiedSplits
 from shardwright.search.choices.problem import NoLayoutsError
 from shardwright.search.collector import collector_paused
-from shardwright.search.descent import Descent
 from shardwright.search.exact.folding import Folded
 from shardwright.search.exact.solving import Candidate, Solver, different, rank
-from shardwright.search.fitting import LITTLE, Fitted, Fitter, by_block, may_keep_more
-from shardwright.search.idle import asked_for, on_a_part, with_idle
 from shardwright.search.plan import Alternative, Plan, Rewrite, SearchReport, fingerprint, most_frequent
-from shardwright.search.remedies import remedied, remedies
 from shardwright.search.request.anytime import Stop
 from shardwright.search.request.asked import Asked, PinsLike, RecomputeMode, Stages, texts
 from shardwright.search.request.pins import Pins
 from shardwright.search.request.spaces import Space
 from shardwright.search.rewrites.rewriting import Rewriter
-from shardwright.search.spreading import said_by_block, spread_out, stored_by_stage
-from shardwright.search.staging import Stager
-from shardwright.search.tuning import Progress, Tuner, named
+from shardwright.search.tree.blame import blamed
+from shardwright.search.tree.descent import Descent
+from shardwright.search.tree.fitting import LITTLE, Fitted, Fitter, by_block, may_keep_more
+from shardwright.search.tree.idle import asked_for, on_a_part, with_idle
+from shardwright.search.tree.remedies import remedied, remedies
+from shardwright.search.tree.spreading import said_by_block, spread_out, stored_by_stage
+from shardwright.search.tree.staging import Stager
+from shardwright.search.tree.tuning import Progress, Tuner, named
 from shardwright.substitutions.equations import Equation
 
 _Way = tuple[str, Mesh, Execution, tuple[Rewrite, ...]]

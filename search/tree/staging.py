@@ -24,8 +24,8 @@ from shardwright.pcg.step.recompute import RECOMPUTES, Recompute
 from shardwright.search.choices.problem import NoLayoutsError
 from shardwright.search.exact.solving import Candidate, over_time, rank, share_of_step
 from shardwright.search.request.spaces import Pipeline, Space, divided, machine_size, staged_by_hand
-from shardwright.search.spreading import spread_out
-from shardwright.search.tuning import UNTRIED, Tuner
+from shardwright.search.tree.spreading import spread_out
+from shardwright.search.tree.tuning import UNTRIED, Tuner
 
 _DEEP = 4
 """So many microbatches a stage are tried first: the bubble is a fifth of the step."""

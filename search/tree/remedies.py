@@ -33,7 +33,7 @@ from shardwright.search.plan import Remedy, most_frequent
 from shardwright.search.request.pins import Pins
 from shardwright.search.request.restrict import DATA, EXPERT, FREE, ZERO
 from shardwright.search.request.spaces import microbatch_counts
-from shardwright.search.tuning import Tuner, named
+from shardwright.search.tree.tuning import Tuner, named
 
 _LARGER = (2, 4, 8, 16)
 _MOST_REMEDIED = 3

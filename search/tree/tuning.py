@@ -26,16 +26,16 @@ from shardwright.pcg.step.recompute import Recompute
 from shardwright.pcg.step.time import check_time
 from shardwright.pcg.types import ITEM_BYTES
 from shardwright.search.choices.problem import NoLayoutsError, Prices
-from shardwright.search.counts import Counts, Proposals
 from shardwright.search.exact.folding import Folded, fold
 from shardwright.search.exact.solving import Candidate, Solver, different, over_time, rank
 from shardwright.search.exact.within import stored_bytes, time_and_bytes
-from shardwright.search.fitting import LITTLE
 from shardwright.search.request.asked import RecomputeMode
 from shardwright.search.request.limits import Limits
 from shardwright.search.request.pins import Pins
 from shardwright.search.request.restrict import DATA, FREE, ZERO
 from shardwright.search.request.spaces import Space, baselines, divided, microbatch_counts, sequence_baselines
+from shardwright.search.tree.counts import Counts, Proposals
+from shardwright.search.tree.fitting import LITTLE
 
 Progress = Callable[[str], None]
 MANY_NODES = 2**12

@@ -1,7 +1,7 @@
 """From plans that are known to those beside them, by what these take once memory is used up.
 
 While meshes are compared, a step makes nothing, attention or every block again, as that is quickly judged. In the end
-values are made again one by one, as far as memory asks for it (`search.fitting`), and then other numbers of
+values are made again one by one, as far as memory asks for it (`search.tree.fitting`), and then other numbers of
 microbatches are the best, layouts for another kind of recomputation, and another mesh. So from the best way of every
 promising mesh it goes on to the next number of microbatches or another kind of recomputation, while what comes of it
 is faster (coordinate descent). Plans by hand are among the beginnings, but where another one cannot take the place of
@@ -16,11 +16,11 @@ from typing import NamedTuple
 
 from shardwright.search.choices.problem import NoLayoutsError
 from shardwright.search.exact.solving import Candidate, rank
-from shardwright.search.fitting import LITTLE, Fitted, Fitter, kept_s
 from shardwright.search.request.asked import RecomputeMode
 from shardwright.search.request.restrict import DATA, FREE, TENSOR, ZERO
 from shardwright.search.request.spaces import Space, divided
-from shardwright.search.tuning import Tuner
+from shardwright.search.tree.fitting import LITTLE, Fitted, Fitter, kept_s
+from shardwright.search.tree.tuning import Tuner
 
 _PROMISING = 1.1
 """From what takes so many times the best plan by now, nothing is begun."""

@@ -19,11 +19,11 @@ from shardwright.pcg.units import size
 from shardwright.reports.comparison import Beside, ComparisonReport
 from shardwright.search.exact.solving import Candidate, Solver, over_time
 from shardwright.search.plan import Plan
-from shardwright.search.planner import Planner
-from shardwright.search.remedies import remedied
 from shardwright.search.request.asked import Asked
 from shardwright.search.request.pins import Pins
-from shardwright.search.tuning import Tuner
+from shardwright.search.tree.planner import Planner
+from shardwright.search.tree.remedies import remedied
+from shardwright.search.tree.tuning import Tuner
 from tests.search.graphs import blocks, cluster, every_choice, mlp
 
 BLOCKS, WEIGHTS = blocks(16, 64, layers=4, seq=16), mlp(64, 128, 256, layers=4)
