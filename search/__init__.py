@@ -1,7 +1,18 @@
 """The search for the best plan.
 
-Here belong splits, the dynamic programs, backtracking over certified rules, the baselines, and the `Plan` with its
-versioned file form (`search.plan`).
+A captured graph, a cluster and a request come in; a `Plan` goes out. Each folder builds on those below it:
+
+    tree/        which meshes, microbatches, stages and recomputation are tried, and in what order
+    rewrites/    other graphs that compute the same, by certified rules
+    exact/       the best layouts of one graph on one mesh
+    request/     what the user asks for, and what that leaves of the search space
+    choices/     what each operator and tensor can choose, as a problem of pairs
+
+    plan         the plan, and its versioned file
+    admission    what a plan file may say beyond its schema
+    checked      whether one eager step was compared with the captured graph
+    check        the proof before a plan runs: its graph denotes the captured one
+    collector    pauses Python's cyclic garbage collector
 
 Imports `pcg`, `substitutions`, `verifier` and `cost`; imported by `shardwright`. `lowering` imports `search.plan`
 and nothing else from here.
