@@ -104,6 +104,9 @@ class Execution:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Execution:
         """Read what `to_json` gave. Raises `ValueError` for a field or a value that there is none of."""
+        data = dict(data)
+        if data.pop("offload", False) is True:  # as files had it
+            data.setdefault("stored", "host")
         unknown = data.keys() - DEFAULT.by_field().keys()
         if unknown:
             raise ValueError(f"execution: field {min(unknown)!r} is not known")
