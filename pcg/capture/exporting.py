@@ -16,16 +16,17 @@ import warnings
 from collections.abc import Callable, Container, Generator, Iterable, Mapping
 from contextlib import contextmanager, nullcontext, redirect_stderr
 from functools import cache
-from itertools import chain
+from itertools import chain, takewhile
 from keyword import iskeyword
 from pathlib import Path
 from types import FrameType
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx._lazy_graph_module import _use_lazy_graph_module
+from torch.fx import GraphModule, proxy
 
 from shardwright.pcg.aten import find_handler
 from shardwright.pcg.capture.regions import Marker, enter_regions
@@ -62,7 +63,7 @@ def export(
             "`with shardwright.fake():` instead, without a device"
         )
     try:
-        with warnings.catch_warnings(), _use_lazy_graph_module(True):  # else fx writes source after each of 50 passes
+        with warnings.catch_warnings(), _little_source_written(), mock.patch.object(proxy, "CapturedTraceback", _Calls):
             warnings.simplefilter("ignore")
             marker = marker or Marker("cpu")
             with marker.watching(), _no_graph_printed():
@@ -88,6 +89,41 @@ def _decompositions() -> Mapping[torch._ops.OperatorBase, Callable[..., Any]]:
         and find_handler(str(op)) is None
         and op._opname not in _WHOLE
     }
+
+
+class _Calls:
+    """In place of torch's record of the calls that make a node: those inside of `export` alone, with no line read."""
+
+    def __init__(self, calls: list[tuple[FrameType, int]]) -> None:
+        self._calls = calls
+
+    @classmethod
+    def extract(cls) -> _Calls:
+        calls = traceback.walk_stack(sys._getframe(1))
+        return cls(list(takewhile(lambda call: call[0].f_code is not export.__code__, calls)))
+
+    def summary(self) -> traceback.StackSummary:
+        """The outermost first."""
+        return traceback.StackSummary.extract(reversed(self._calls), lookup_lines=False)
+
+
+@contextmanager
+def _little_source_written() -> Generator[None]:
+    """Source of modules with a signature, which is read. fx writes it after each of 50 passes, to interpret graphs."""
+    write = GraphModule.recompile
+
+    def call(module: GraphModule, *args: Any, **kwargs: Any) -> object:
+        write(module)
+        return module(*args, **kwargs)
+
+    def later(module: GraphModule) -> None:
+        if hasattr(module.graph._codegen, "pytree_info"):
+            write(module)
+        else:
+            type(module).forward = call
+
+    with mock.patch.object(GraphModule, "recompile", later):
+        yield
 
 
 @contextmanager

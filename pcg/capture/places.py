@@ -16,7 +16,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Hashable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from types import CellType, CodeType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
@@ -236,9 +236,14 @@ def is_installed(thing: Any) -> bool:  # noqa: ANN401
     return thing is not SimpleNamespace and (
         (not file and thing.__module__ != "__main__")
         or thing.__module__.split(".")[0] == __name__.split(".")[0]  # hooks of ours, while a model is captured
-        or file.startswith(_STANDARD)
-        or not _INSTALLED.isdisjoint(Path(file).parts)
+        or _is_library(file)
     )
+
+
+@cache
+def _is_library(file: str) -> bool:
+    """Whether a source file is Python's own or of an installed package."""
+    return file.startswith(_STANDARD) or not _INSTALLED.isdisjoint(Path(file).parts)
 
 
 def _names_in(code: CodeType) -> Iterator[str]:
