@@ -1,9 +1,8 @@
-"""The batch: what the program's inputs are, and the check of what the user passes."""
+"""The batch: the check of what the user passes, and this rank's part of it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,43 +10,15 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from shardwright.lowering.movement import Time, take
+from shardwright.lowering.outside import Input
 from shardwright.lowering.ranks import Ranks
 from shardwright.lowering.storage import slices
 from shardwright.pcg.capture.importing import flat_batch
 from shardwright.pcg.errors import BatchError
-from shardwright.pcg.graph import Graph
 from shardwright.pcg.layout import Layout, Layouts, R, format_layouts
 from shardwright.pcg.mesh import TIME, Mesh
-from shardwright.pcg.parallel import PARTITION
 from shardwright.pcg.step.meshes import stage_of
 from shardwright.pcg.types import TensorType
-
-
-@dataclass(frozen=True)
-class Input:
-    """One tensor of the batch: its key, its type with the layouts that the program reads it in."""
-
-    key: str
-    type: TensorType
-
-
-def find_inputs(graph: Graph) -> tuple[dict[str, Input], dict[str, str]]:
-    """The inputs by leaf name, and the partitions that are done on the batch itself, as aliases of their leaf.
-
-    Where an input is read through one chain of partitions only, a rank may pass just its own shard of it.
-    """
-    inputs: dict[str, Input] = {}
-    aliases: dict[str, str] = {}
-    results = {name for _, name in graph.outputs}
-    for leaf in graph.leaves("input"):
-        name = leaf.name
-        while len(users := graph.users[name]) == 1 and name not in results:
-            if graph.by_name[users[0]].op != PARTITION:
-                break
-            name = users[0]
-            aliases[name] = leaf.name
-        inputs[leaf.name] = Input(str(leaf.attr("target")), graph.types[name])
-    return inputs, aliases
 
 
 def without_time(layouts: Layouts, mesh: Mesh) -> Layouts:

@@ -18,14 +18,14 @@ from torch.autograd.graph import get_gradient_edge
 
 from shardwright.lowering import private
 from shardwright.lowering.agreement import share_values
-from shardwright.lowering.batch import BatchCheck, find_inputs
+from shardwright.lowering.batch import BatchCheck
 from shardwright.lowering.collectives import reduce
 from shardwright.lowering.drawing import Drawing, Stream
 from shardwright.lowering.exact import num_draws
 from shardwright.lowering.groups import across
 from shardwright.lowering.inputs import Inputs
 from shardwright.lowering.launch import connect
-from shardwright.lowering.outside import find_outside
+from shardwright.lowering.outside import find_inputs, find_outside
 from shardwright.lowering.parameter_store import ParameterStore, places
 from shardwright.lowering.pipeline import Pipeline, Scale
 from shardwright.lowering.precision import check_device, check_products, set_products

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from shardwright.lowering.batch import find_inputs
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import TIME
-from shardwright.pcg.parallel import REDUCE, REPLICATE
+from shardwright.pcg.parallel import PARTITION, REDUCE, REPLICATE
 from shardwright.pcg.step.actions import Actions, actions
 from shardwright.pcg.step.chunk import Chunk, whole_chunk
 from shardwright.pcg.step.execution import DEFAULT, Execution
@@ -17,6 +16,34 @@ from shardwright.pcg.step.fates import Fate
 from shardwright.pcg.step.late import LOSS, summand_of_loss
 from shardwright.pcg.step.operations import Operations
 from shardwright.pcg.step.schedules import in_two
+from shardwright.pcg.types import TensorType
+
+
+@dataclass(frozen=True)
+class Input:
+    """One tensor of the batch: its key, its type with the layouts that the program reads it in."""
+
+    key: str
+    type: TensorType
+
+
+def find_inputs(graph: Graph) -> tuple[dict[str, Input], dict[str, str]]:
+    """The inputs by leaf name, and the partitions that are done on the batch itself, as aliases of their leaf.
+
+    Where an input is read through one chain of partitions only, a rank may pass just its own shard of it.
+    """
+    inputs: dict[str, Input] = {}
+    aliases: dict[str, str] = {}
+    results = {name for _, name in graph.outputs}
+    for leaf in graph.leaves("input"):
+        name = leaf.name
+        while len(users := graph.users[name]) == 1 and name not in results:
+            if graph.by_name[users[0]].op != PARTITION:
+                break
+            name = users[0]
+            aliases[name] = leaf.name
+        inputs[leaf.name] = Input(str(leaf.attr("target")), graph.types[name])
+    return inputs, aliases
 
 
 @dataclass(frozen=True)
