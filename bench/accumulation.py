@@ -36,7 +36,7 @@ from bench.recompute import Resident
 from bench.rounds import CPU, STEP, Samples, quartiles, ratio, run_rounds, slowest_rank
 from bench.speed import BOUND, TOLERANCE, Pair, check_agreement, num_parameters
 from bench.trainers import Trainer, adamw, eager, lowered, my_part, serial_graph, whole_gradients
-from shardwright.lowering.launch import run_ranks
+from shardwright.lowering.ranks.launch import run_ranks
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import Execution

@@ -36,8 +36,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from examples.zoo import ZOO
-from shardwright.lowering.launch import TIMEOUT_S, run_ranks
 from shardwright.lowering.module import ParallelModule, lower
+from shardwright.lowering.ranks.launch import TIMEOUT_S, run_ranks
 from shardwright.pcg.capture.capture import Captured, capture, find_loss
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.step.execution import DEFAULT, Execution

@@ -21,7 +21,7 @@ from bench.charts import Series, curves
 from bench.grid_page import GROWTH, PAGE, replace_section
 from bench.search import Task, Timing, llama_8b, measure
 from shardwright.cost.clusters.cluster import Cluster
-from shardwright.lowering.launch import run_ranks
+from shardwright.lowering.ranks.launch import run_ranks
 
 LAYERS, NODES = (8, 16, 32, 64, 96), (1, 8, 32, 128, 512)
 USUAL_LAYERS, USUAL_NODES = 32, 8

@@ -41,8 +41,8 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from bench.plans import CERTIFIED, fast_links
-from shardwright.lowering.launch import run_ranks
 from shardwright.lowering.module import lower
+from shardwright.lowering.ranks.launch import run_ranks
 from shardwright.pcg.capture.capture import Captured, capture
 from shardwright.pcg.choice import COPIED, WHOLE
 from shardwright.pcg.errors import CaptureError, ShardwrightError

@@ -46,10 +46,10 @@ from bench.zoo_times import WORKLOAD, passes
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.timeline.program import program
 from shardwright.cost.timeline.timeline import simulate
-from shardwright.lowering.channels import Channel, Incoming, Outgoing
-from shardwright.lowering.launch import run_ranks
 from shardwright.lowering.module import lower
 from shardwright.lowering.pipeline import Pipeline
+from shardwright.lowering.ranks.channels import Channel, Incoming, Outgoing
+from shardwright.lowering.ranks.launch import run_ranks
 from shardwright.pcg.capture.capture import capture
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh

@@ -34,8 +34,8 @@ from bench.speed import check_agreement
 from bench.trainers import Trainer, adamw, my_part, plain_backward, whole_gradients
 from shardwright.cost.timeline.program import program
 from shardwright.cost.timeline.timeline import simulate
-from shardwright.lowering.launch import run_ranks
 from shardwright.lowering.module import lower
+from shardwright.lowering.ranks.launch import run_ranks
 from shardwright.pcg.capture.capture import capture
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.step.execution import Execution

@@ -25,7 +25,7 @@ from bench.grid_page import TIME_NEEDED, replace_section
 from examples import demo_model
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.clusters.local import default_cluster
-from shardwright.lowering.launch import run_ranks
+from shardwright.lowering.ranks.launch import run_ranks
 from shardwright.pcg.capture.capture import capture
 from shardwright.search.check import check_plan
 from shardwright.search.request.asked import Stages

@@ -32,7 +32,7 @@ from bench.rounds import quartiles
 from bench.speed import check_agreement
 from bench.trainers import Trainer, adamw, eager, lowered, my_part, serial_graph
 from shardwright.lowering import private
-from shardwright.lowering.launch import run_ranks
+from shardwright.lowering.ranks.launch import run_ranks
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.step.buckets import PLACED_BYTES
 

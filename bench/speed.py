@@ -23,7 +23,7 @@ from bench.gpt import Size
 from bench.plans import forced, single
 from bench.rounds import CPU, FORWARD_BACKWARD, STEP, Samples, quartiles, ratio, run_rounds, slowest_rank
 from bench.trainers import Trainer, ddp, dtensor_parallel, eager, fsdp, lowered, megatron, serial_graph
-from shardwright.lowering.launch import run_ranks
+from shardwright.lowering.ranks.launch import run_ranks
 from shardwright.pcg.graph import Graph
 
 PAGE = Path(__file__).parents[1] / "docs" / "speed.md"

@@ -35,7 +35,7 @@ from bench.random_plans import Pair, TooLongError, within
 from examples import zoo
 from shardwright.cost.clusters.local import default_cluster
 from shardwright.lowering.exact import seed_exactly
-from shardwright.lowering.launch import run_ranks
+from shardwright.lowering.ranks.launch import run_ranks
 from shardwright.pcg.checks import FieldError
 from shardwright.pcg.errors import PlanError, ShardwrightError
 from shardwright.pcg.graph import Graph

@@ -40,7 +40,7 @@ from bench.sweep_page import NUM_RANKS, page
 from bench.ways import ways
 from bench.zoo_times import Stepper
 from examples.zoo import ZOO
-from shardwright.lowering.launch import run_ranks
+from shardwright.lowering.ranks.launch import run_ranks
 from shardwright.pcg.errors import PlanError, ShardwrightError
 from shardwright.pcg.text import print_graph
 from shardwright.search.plan import Plan

@@ -47,8 +47,8 @@ from shardwright.cost.calibration.workload import Visit, Workload, points_of, re
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.timeline.program import program
 from shardwright.cost.timeline.timeline import Timeline, simulate
-from shardwright.lowering.launch import run_ranks
 from shardwright.lowering.module import ParallelModule, lower
+from shardwright.lowering.ranks.launch import run_ranks
 from shardwright.pcg.capture.capture import Captured, capture
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import Execution

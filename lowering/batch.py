@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from shardwright.lowering.movement import Time, take
 from shardwright.lowering.outside import Input
-from shardwright.lowering.ranks import Ranks
+from shardwright.lowering.ranks.movement import Time, take
+from shardwright.lowering.ranks.ranks import Ranks
 from shardwright.lowering.storage import slices
 from shardwright.pcg.capture.importing import flat_batch
 from shardwright.pcg.errors import BatchError

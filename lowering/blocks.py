@@ -25,8 +25,8 @@ from torch.autograd import Function
 
 from shardwright.lowering import private
 from shardwright.lowering.buffers import BufferPool, BufferSet, SlicedParameter
-from shardwright.lowering.movement import take
 from shardwright.lowering.private import AutogradContext
+from shardwright.lowering.ranks.movement import take
 from shardwright.lowering.schedule import BlockSchedule
 from shardwright.pcg.step.verbs import Microbatch, happens
 

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shardwright.lowering import private
-from shardwright.lowering.movement import Axis
+from shardwright.lowering.ranks.movement import Axis
 from shardwright.pcg.step.buckets import PLACED_BYTES
 
 

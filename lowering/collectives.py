@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.autograd import Function
 
 from shardwright.lowering import private
-from shardwright.lowering.movement import Axis, MeshAxis, Time, all_sum, exchange, gather, sum_scatter, take
 from shardwright.lowering.private import AutogradContext
+from shardwright.lowering.ranks.movement import Axis, MeshAxis, Time, all_sum, exchange, gather, sum_scatter, take
 
 # pyright: reportIncompatibleMethodOverride=false
 

@@ -18,8 +18,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Function
 
-from shardwright.lowering.movement import Axis
 from shardwright.lowering.private import AutogradContext, FakeTensor
+from shardwright.lowering.ranks.movement import Axis
 from shardwright.pcg.dispatch import aligned
 
 # pyright: reportIncompatibleMethodOverride=false

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from shardwright.lowering import private
 from shardwright.lowering.exact import Draw, current_draw, step_draws
-from shardwright.lowering.ranks import Ranks
+from shardwright.lowering.ranks.ranks import Ranks
 from shardwright.pcg.errors import ShardwrightError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.step.execution import draws_whole

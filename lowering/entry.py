@@ -17,25 +17,25 @@ from torch.autograd import Function
 from torch.autograd.graph import get_gradient_edge
 
 from shardwright.lowering import private
-from shardwright.lowering.agreement import share_values
 from shardwright.lowering.batch import BatchCheck
 from shardwright.lowering.collectives import reduce
 from shardwright.lowering.drawing import Drawing, Stream
 from shardwright.lowering.exact import num_draws
-from shardwright.lowering.groups import across
 from shardwright.lowering.inputs import Inputs
-from shardwright.lowering.launch import connect
 from shardwright.lowering.outside import find_inputs, find_outside
 from shardwright.lowering.parameter_store import ParameterStore, places
 from shardwright.lowering.pipeline import Pipeline, Scale
 from shardwright.lowering.precision import check_device, check_products, set_products
 from shardwright.lowering.private import AutogradContext
+from shardwright.lowering.ranks.agreement import share_values
+from shardwright.lowering.ranks.groups import across
+from shardwright.lowering.ranks.launch import connect
+from shardwright.lowering.ranks.waits import blame
 from shardwright.lowering.reducer import Finished
 from shardwright.lowering.runner import Runner
 from shardwright.lowering.shared import Holders, Shared
 from shardwright.lowering.spec import EntrySpec, Key, check_stages
 from shardwright.lowering.storage import Held
-from shardwright.lowering.waits import blame
 from shardwright.pcg import pieces
 from shardwright.pcg.errors import ShardwrightError
 from shardwright.pcg.mesh import TIME

@@ -10,17 +10,17 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from shardwright.lowering import private
-from shardwright.lowering.agreement import order_of_rank_0
 from shardwright.lowering.drawing import Stream
 from shardwright.lowering.dtensors import mend_dtensors
 from shardwright.lowering.entries import Entries
 from shardwright.lowering.entry import Entry
 from shardwright.lowering.inputs import CheckInputs
-from shardwright.lowering.launch import TIMEOUT_S
 from shardwright.lowering.parameter_store import ParameterStore
 from shardwright.lowering.parts import Fixed, bake, mirror, names_of, refuse_own_hooks, show_carried
 from shardwright.lowering.program import Program
-from shardwright.lowering.ranks import Ranks
+from shardwright.lowering.ranks.agreement import order_of_rank_0
+from shardwright.lowering.ranks.launch import TIMEOUT_S
+from shardwright.lowering.ranks.ranks import Ranks
 from shardwright.lowering.sources import ModelValues, Source
 from shardwright.lowering.spec import EntrySpec
 from shardwright.pcg.errors import ShardwrightError

@@ -22,7 +22,7 @@ from shardwright.lowering.clipping import clip_gradients
 from shardwright.lowering.loading import load
 from shardwright.lowering.original import Original
 from shardwright.lowering.private import IncompatibleKeys
-from shardwright.lowering.ranks import Ranks
+from shardwright.lowering.ranks.ranks import Ranks
 from shardwright.lowering.sources import Source, own_part
 from shardwright.lowering.storage import Held, hold_buffer, hold_parameter, refuse_replaced, refuse_thawed, slices
 from shardwright.pcg.capture.importing import names_by_first

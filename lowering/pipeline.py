@@ -18,11 +18,11 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from shardwright.lowering.apart import Apart, give_to_weights
-from shardwright.lowering.channels import Incoming, Kind, Message, Outgoing, channels, waits_in_kernels
 from shardwright.lowering.exact import Draw
-from shardwright.lowering.groups import first_in
-from shardwright.lowering.movement import Axis
-from shardwright.lowering.ranks import Ranks
+from shardwright.lowering.ranks.channels import Incoming, Kind, Message, Outgoing, channels, waits_in_kernels
+from shardwright.lowering.ranks.groups import first_in
+from shardwright.lowering.ranks.movement import Axis
+from shardwright.lowering.ranks.ranks import Ranks
 from shardwright.lowering.runner import Runner
 from shardwright.lowering.shared import Shared
 from shardwright.pcg.errors import DistributedError

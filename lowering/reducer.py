@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from shardwright.lowering import private
-from shardwright.lowering.movement import Axis
+from shardwright.lowering.ranks.movement import Axis
 from shardwright.lowering.storage import Held
 from shardwright.pcg.step.buckets import LARGE_BYTES
 

@@ -15,7 +15,7 @@ from shardwright.lowering.emit import emit
 from shardwright.lowering.exact import Draw
 from shardwright.lowering.outside import Outside
 from shardwright.lowering.program import Program, compile_source, left_to_python
-from shardwright.lowering.ranks import Ranks
+from shardwright.lowering.ranks.ranks import Ranks
 from shardwright.lowering.reducer import Reducer
 from shardwright.lowering.saved import Saved
 from shardwright.lowering.schedule import schedule

@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shardwright.lowering.channels import Kind, joined, part_of
-from shardwright.lowering.ranks import Ranks
+from shardwright.lowering.ranks.channels import Kind, joined, part_of
+from shardwright.lowering.ranks.ranks import Ranks
 from shardwright.lowering.reducer import Finished
 from shardwright.pcg import pieces
 from shardwright.pcg.step.meshes import first_ranks

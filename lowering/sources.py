@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from shardwright.lowering import private
-from shardwright.lowering.agreement import share_values
-from shardwright.lowering.ranks import Ranks
+from shardwright.lowering.ranks.agreement import share_values
+from shardwright.lowering.ranks.ranks import Ranks
 from shardwright.lowering.storage import Slices, part_of
 from shardwright.pcg.errors import PlanError
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from shardwright.lowering.inputs import CheckInputs
-from shardwright.lowering.launch import TIMEOUT_S
+from shardwright.lowering.ranks.launch import TIMEOUT_S
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.stages import cut, not_run

@@ -12,8 +12,8 @@ from torch.distributed.tensor import DTensor, Placement, Replicate
 from torch.distributed.tensor import Shard as ShardPlacement
 
 from shardwright.lowering import private
-from shardwright.lowering.movement import MeshAxis, take
-from shardwright.lowering.ranks import Ranks
+from shardwright.lowering.ranks.movement import MeshAxis, take
+from shardwright.lowering.ranks.ranks import Ranks
 from shardwright.pcg.errors import PlanError, ShardwrightError
 from shardwright.pcg.layout import Layouts, local_blocks, shard_order
 from shardwright.pcg.mesh import Mesh

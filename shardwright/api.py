@@ -21,13 +21,13 @@ from shardwright.checking import CheckCapture, check_capture_of, check_when
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.judging import jury
 from shardwright.lowering.inputs import CheckInputs
-from shardwright.lowering.launch import TIMEOUT_S, join
 from shardwright.lowering.module import ParallelModule
 from shardwright.lowering.parts import names_of
 from shardwright.lowering.precision import check_device
 from shardwright.lowering.private import default_device
+from shardwright.lowering.ranks.launch import TIMEOUT_S, join
+from shardwright.lowering.ranks.waits import start_up
 from shardwright.lowering.spec import EntrySpec
-from shardwright.lowering.waits import start_up
 from shardwright.pcg.capture.capture import Captured, baked_in, capture
 from shardwright.pcg.errors import InfeasibleError, PlanError
 from shardwright.pcg.mesh import TIME, Mesh

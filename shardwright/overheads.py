@@ -18,7 +18,7 @@ from shardwright.cost.clusters.local import default_cluster
 from shardwright.lowering import collectives, kernels
 from shardwright.lowering.apart import Apart, PutOff, give_to_weights
 from shardwright.lowering.module import lower
-from shardwright.lowering.movement import Axis
+from shardwright.lowering.ranks.movement import Axis
 from shardwright.pcg.capture.capture import capture
 from shardwright.search.tree.planner import Planner
 

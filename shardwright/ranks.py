@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from shardwright.lowering.waits import blame
+from shardwright.lowering.ranks.waits import blame
 from shardwright.pcg.capture.capture import split_batch
 from shardwright.pcg.capture.importing import flat_batch, names_by_first
 from shardwright.pcg.errors import DistributedError, ShardwrightError

@@ -9,8 +9,8 @@ from torch.nn import functional as F
 
 import shardwright as sw
 from bench.plans import Case, forced, single
-from shardwright.lowering.launch import run_ranks
 from shardwright.lowering.module import lower
+from shardwright.lowering.ranks.launch import run_ranks
 from shardwright.pcg.capture.capture import Captured, capture
 from shardwright.pcg.graph import Graph
 

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from shardwright.cost.predict import predict
-from shardwright.lowering.launch import run_ranks
 from shardwright.lowering.module import ParallelModule
+from shardwright.lowering.ranks.launch import run_ranks
 from shardwright.pcg.aten import HANDLERS
 from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.capture.capture import capture

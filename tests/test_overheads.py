@@ -8,7 +8,7 @@ import pytest
 import torch.distributed as dist
 
 from shardwright.cost.clusters.cluster import COLLECTIVES
-from shardwright.lowering.launch import run_ranks
+from shardwright.lowering.ranks.launch import run_ranks
 from shardwright.overheads import collective
 
 

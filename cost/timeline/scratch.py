@@ -4,7 +4,7 @@ Along a dimension that is not the first, slices are not neighbours in memory: wh
 second tensor, what is scattered is first cut up into one. A cross-entropy's backward writes the gradient of the
 log-probabilities before that of the logits.
 
-Sources: lowering/movement.py; torch's F.cross_entropy, which is log_softmax and nll_loss.
+Sources: lowering/ranks/movement.py; torch's F.cross_entropy, which is log_softmax and nll_loss.
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ def _ranks(timeout_s: float) -> Check:
     import torch
     import torch.distributed as dist
 
-    from shardwright.lowering.launch import run_ranks
+    from shardwright.lowering.ranks.launch import run_ranks
 
     def add_up() -> float:
         value = torch.tensor(float(dist.get_rank() + 1))

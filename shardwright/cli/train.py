@@ -20,7 +20,7 @@ from shardwright.cli.models import load_model
 from shardwright.cli.status import status_for
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.predict import predict
-from shardwright.lowering.launch import leave
+from shardwright.lowering.ranks.launch import leave
 from shardwright.pcg.capture.capture import bind_arguments
 from shardwright.pcg.errors import ShardwrightError
 from shardwright.pcg.step.late import check_backward

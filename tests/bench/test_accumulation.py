@@ -15,7 +15,7 @@ from bench.accumulation import OURS, PAIRS, THEIRS, accumulated, peak, planned, 
 from bench.gpt import Size
 from bench.rounds import slowest_rank
 from bench.speed import num_parameters
-from shardwright.lowering.launch import run_ranks
+from shardwright.lowering.ranks.launch import run_ranks
 
 TINY = Size(batch=8, seq=8, vocab=32, hidden=16, heads=2, layers=1)
 

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from bench.allocations import live_storages, most_allocated, peak_bytes
 from shardwright.lowering import private
-from shardwright.lowering.launch import run_ranks
+from shardwright.lowering.ranks.launch import run_ranks
 
 
 class Allocating:

@@ -10,7 +10,7 @@ from bench.accumulation import OURS
 from bench.gpt import Size
 from bench.sliced import CONTENDERS, DDP_NAME, OUR_NAME, race, table
 from bench.trainers import serial_graph
-from shardwright.lowering.launch import run_ranks
+from shardwright.lowering.ranks.launch import run_ranks
 
 TINY = Size(batch=8, seq=8, vocab=48, hidden=16, heads=2, layers=2)
 

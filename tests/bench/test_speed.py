@@ -12,7 +12,7 @@ from bench.search import Task, measure, section
 from bench.speed import PAIRS, SINGLE, chart, check_agreement, num_parameters, one_rank, page, two_ranks
 from bench.trainers import Trainer
 from shardwright.cost.clusters.local import default_cluster
-from shardwright.lowering.launch import run_ranks
+from shardwright.lowering.ranks.launch import run_ranks
 from tests.bench.toys import toy_example
 
 TINY = Size(batch=4, seq=8, vocab=32, hidden=16, heads=2, layers=1)

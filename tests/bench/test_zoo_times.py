@@ -11,7 +11,7 @@ from bench import zoo_times
 from bench.zoo_times import Alone, Measured, Passes, Subject
 from shardwright.cost.calibration.workload import Visit, Workload
 from shardwright.cost.clusters.cluster import Cluster
-from shardwright.lowering.launch import run_ranks
+from shardwright.lowering.ranks.launch import run_ranks
 
 
 def test_steps_are_predicted_by_the_passes_between_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from shardwright.api import compile
 from shardwright.cost.clusters.cluster import Cluster
-from shardwright.lowering.launch import run_ranks
+from shardwright.lowering.ranks.launch import run_ranks
 from tests.lowering.pipelines import evenly, of_one_stage
 from tests.lowering.runs import Case, whole
 

@@ -19,7 +19,7 @@ from shardwright.lowering import kernels as rt
 from shardwright.lowering.drawing import Drawing
 from shardwright.lowering.exact import Draw
 from shardwright.lowering.module import ParallelModule
-from shardwright.lowering.movement import Axis
+from shardwright.lowering.ranks.movement import Axis
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import DEFAULT, Execution, draws_whole

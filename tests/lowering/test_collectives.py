@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shardwright.lowering import collectives as c
-from shardwright.lowering.launch import connect, run_ranks
-from shardwright.lowering.movement import Axis
+from shardwright.lowering.ranks.launch import connect, run_ranks
+from shardwright.lowering.ranks.movement import Axis
 from shardwright.pcg.mesh import Mesh
 
 SHAPE = (8, 12, 16)

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 import shardwright as sw
 from shardwright.api import certified_choices
 from shardwright.cost.clusters.cluster import Cluster
-from shardwright.lowering.launch import run_ranks
+from shardwright.lowering.ranks.launch import run_ranks
 from shardwright.pcg.graph import OPAQUE, Graph
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import Execution

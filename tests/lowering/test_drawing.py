@@ -15,8 +15,8 @@ from torch import Tensor
 import shardwright as sw
 from shardwright.lowering.drawing import WATCH_EVERY, Drawing, Stream
 from shardwright.lowering.inputs import NUM_FIRST
-from shardwright.lowering.launch import connect, run_ranks
 from shardwright.lowering.module import ParallelModule, lower
+from shardwright.lowering.ranks.launch import connect, run_ranks
 from shardwright.pcg.errors import ShardwrightError
 from tests.lowering.runs import Case, entry_of, whole
 from tests.lowering.test_inputs import Regression

@@ -18,9 +18,9 @@ from shardwright.cli.dryrun import DryRunReport
 from shardwright.cost.predict import predict
 from shardwright.lowering import runner
 from shardwright.lowering.dryrun import dry_run
-from shardwright.lowering.launch import run_ranks
 from shardwright.lowering.module import ParallelModule
 from shardwright.lowering.outside import Outside
+from shardwright.lowering.ranks.launch import run_ranks
 from shardwright.lowering.tape import Tape
 from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.errors import DistributedError, PlanError

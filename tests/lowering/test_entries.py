@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from shardwright.lowering.exact import seed_exactly
-from shardwright.lowering.launch import run_ranks
 from shardwright.lowering.module import ParallelModule
-from shardwright.lowering.ranks import Ranks
+from shardwright.lowering.ranks.launch import run_ranks
+from shardwright.lowering.ranks.ranks import Ranks
 from shardwright.lowering.sources import own_part
 from shardwright.lowering.spec import EntrySpec
 from shardwright.lowering.storage import Slices

@@ -20,8 +20,8 @@ from shardwright.lowering import kernels as rt
 from shardwright.lowering.emit import emit
 from shardwright.lowering.exact import fused_attention
 from shardwright.lowering.module import ParallelModule
-from shardwright.lowering.movement import Axis
 from shardwright.lowering.program import compile_source
+from shardwright.lowering.ranks.movement import Axis
 from shardwright.pcg.errors import ShardwrightError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh

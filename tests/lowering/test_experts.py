@@ -14,7 +14,7 @@ from examples.zoo import ZOO
 from shardwright.api import certified_choices
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.lowering import kernels
-from shardwright.lowering.launch import run_ranks
+from shardwright.lowering.ranks.launch import run_ranks
 from shardwright.pcg.capture.capture import capture
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph, Node

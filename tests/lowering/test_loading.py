@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from shardwright.lowering.launch import run_ranks
 from shardwright.lowering.module import ParallelModule
+from shardwright.lowering.ranks.launch import run_ranks
 from shardwright.pcg.errors import PlanError, ShardwrightError
 from tests.lowering.runs import Case, whole
 from tests.lowering.test_module import TENSOR

@@ -18,8 +18,8 @@ from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.clusters.local import default_cluster
 from shardwright.cost.timeline.program import program
 from shardwright.cost.timeline.timeline import simulate
-from shardwright.lowering.launch import run_ranks
 from shardwright.lowering.module import ParallelModule
+from shardwright.lowering.ranks.launch import run_ranks
 from shardwright.pcg.errors import BatchError, DistributedError, PlanError, ShardwrightError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.layout import R, S

@@ -19,8 +19,8 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_checkpoi
 from torch.distributed.checkpoint.state_dict_saver import save as save_checkpoint
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from shardwright.lowering.launch import run_ranks
 from shardwright.lowering.module import ParallelModule, lower
+from shardwright.lowering.ranks.launch import run_ranks
 from shardwright.pcg.analysis import buffers_in_backward
 from shardwright.pcg.errors import BatchError, DistributedError, PlanError, ShardwrightError
 from shardwright.pcg.layout import Layouts, R, S

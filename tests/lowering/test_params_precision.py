@@ -16,8 +16,8 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from shardwright.api import certified_choices, plan
 from shardwright.cost.clusters.cluster import Cluster
-from shardwright.lowering.launch import run_ranks
 from shardwright.lowering.module import ParallelModule
+from shardwright.lowering.ranks.launch import run_ranks
 from shardwright.pcg.aten import dtype_name
 from shardwright.pcg.capture.capture import capture
 from shardwright.pcg.graph import Graph

@@ -13,8 +13,8 @@ from torch.distributed._composable.replicate import replicate
 from torch.nn.parallel import DistributedDataParallel
 
 from shardwright.lowering import private
-from shardwright.lowering.launch import run_ranks
 from shardwright.lowering.module import ParallelModule
+from shardwright.lowering.ranks.launch import run_ranks
 from shardwright.pcg.errors import ShardwrightError
 from tests.lowering.runs import Case, entry_of, whole
 from tests.lowering.test_microbatches import planned

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from shardwright.lowering.movement import Axis, take
 from shardwright.lowering.philox import Slice, keep_mask, philox, stretches
+from shardwright.lowering.ranks.movement import Axis, take
 from tests.each import each
 
 CPU = torch.device("cpu")

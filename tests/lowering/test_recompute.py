@@ -13,8 +13,8 @@ from examples.zoo import GPT
 from shardwright.cost.clusters.local import default_cluster
 from shardwright.cost.timeline.program import program
 from shardwright.cost.timeline.timeline import simulate
-from shardwright.lowering.launch import run_ranks
 from shardwright.lowering.module import ParallelModule
+from shardwright.lowering.ranks.launch import run_ranks
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.operations import Operations

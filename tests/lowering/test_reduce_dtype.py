@@ -19,8 +19,8 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from shardwright.api import certified_choices
-from shardwright.lowering.launch import run_ranks
 from shardwright.lowering.module import ParallelModule
+from shardwright.lowering.ranks.launch import run_ranks
 from shardwright.pcg.capture.capture import capture
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import TIME, Mesh

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 from shardwright.lowering import reducer
-from shardwright.lowering.movement import Axis
+from shardwright.lowering.ranks.movement import Axis
 from shardwright.lowering.reducer import Reducer
 from shardwright.lowering.storage import Held
 from shardwright.pcg.step import buckets

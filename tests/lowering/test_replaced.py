@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.utils import parametrize, vector_to_parameters
 
-from shardwright.lowering.launch import run_ranks
 from shardwright.lowering.module import ParallelModule
+from shardwright.lowering.ranks.launch import run_ranks
 from shardwright.pcg.errors import ShardwrightError
 from tests.lowering.runs import Case
 from tests.lowering.test_training import TWO, ZERO3, Net

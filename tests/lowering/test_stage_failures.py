@@ -20,9 +20,9 @@ import torch
 import torch.distributed as dist
 
 from shardwright.lowering.inputs import CheckInputs
-from shardwright.lowering.launch import run_ranks
 from shardwright.lowering.module import ParallelModule, lower
 from shardwright.lowering.pipeline import Pipeline
+from shardwright.lowering.ranks.launch import run_ranks
 from shardwright.pcg.errors import DistributedError, ShardwrightError
 from tests.lowering.pipelines import evenly, of_one_stage
 from tests.lowering.runs import Case, entry_of

@@ -23,8 +23,8 @@ from torch.nn import functional as F
 
 from shardwright.lowering import dryrun
 from shardwright.lowering.exact import seed_exactly
-from shardwright.lowering.launch import run_ranks
 from shardwright.lowering.module import ParallelModule
+from shardwright.lowering.ranks.launch import run_ranks
 from shardwright.lowering.spec import check_stages
 from shardwright.pcg.capture.capture import capture
 from shardwright.pcg.errors import PlanError, ShardwrightError

@@ -17,7 +17,7 @@ from shardwright.api import certified_choices, plan
 from shardwright.cli.models import Loaded
 from shardwright.cli.numeric import measure
 from shardwright.cost.clusters.cluster import Cluster
-from shardwright.lowering.launch import run_ranks
+from shardwright.lowering.ranks.launch import run_ranks
 from shardwright.pcg.capture.capture import capture, find_loss
 from shardwright.pcg.checks import FieldError
 from shardwright.pcg.errors import PlanError

@@ -8,8 +8,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from shardwright.lowering.launch import run_ranks
 from shardwright.lowering.module import ParallelModule, lower
+from shardwright.lowering.ranks.launch import run_ranks
 from shardwright.pcg.analysis import computed_once, kept_constants
 from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.layout import Layouts

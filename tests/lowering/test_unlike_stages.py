@@ -15,9 +15,9 @@ from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.predict import predict
 from shardwright.lowering.dryrun import dry_run
 from shardwright.lowering.inputs import NUM_FIRST
-from shardwright.lowering.launch import run_ranks
 from shardwright.lowering.module import lower
-from shardwright.lowering.movement import take
+from shardwright.lowering.ranks.launch import run_ranks
+from shardwright.lowering.ranks.movement import take
 from shardwright.lowering.storage import slices
 from shardwright.pcg.errors import DistributedError
 from shardwright.pcg.graph import Graph

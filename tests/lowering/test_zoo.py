@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench.accuracy import prepare
-from shardwright.lowering.launch import run_ranks
+from shardwright.lowering.ranks.launch import run_ranks
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.layout import Layouts, S
 from tests.lowering.runs import Case, Step, assert_same_step, parallel_step, serial_step

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from shardwright.lowering.launch import run_ranks
+from shardwright.lowering.ranks.launch import run_ranks
 from tests.forked import run_as_main
 
 Run = Callable[..., tuple[int, str, str]]

@@ -21,7 +21,7 @@ from shardwright.cli.options import parse_cluster
 from shardwright.cli.run import environment
 from shardwright.cli.train import train
 from shardwright.cost.clusters.cluster import Cluster
-from shardwright.lowering.launch import run_ranks
+from shardwright.lowering.ranks.launch import run_ranks
 from shardwright.pcg import versions
 from shardwright.pcg.errors import DistributedError, ShardwrightError
 from shardwright.reports.shown import Shown

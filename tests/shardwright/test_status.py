@@ -16,7 +16,7 @@ from shardwright.cli import examining
 from shardwright.cli.examining import Check, DoctorReport, examined
 from shardwright.cli.main import cli
 from shardwright.cli.status import ENVIRONMENT, FINDING, INFEASIBLE, USAGE, status_for
-from shardwright.lowering import launch
+from shardwright.lowering.ranks import launch
 from shardwright.pcg import versions
 from shardwright.pcg.errors import DistributedError, InfeasibleError, MachineError, PlanError
 from tests.shardwright.command import Run

@@ -44,7 +44,7 @@ from shardwright.cost.compute.compute import Compute
 from shardwright.cost.compute.kernels import measured
 from shardwright.cost.compute.work import Work
 from shardwright.lowering import kernels as runtime
-from shardwright.lowering.launch import run_ranks
+from shardwright.lowering.ranks.launch import run_ranks
 from shardwright.pcg.errors import ClusterError, DistributedError, MachineError
 from shardwright.pcg.optable import ROWS
 from tests.each import each

@@ -11,8 +11,8 @@ from shardwright.cost.clusters.local import default_cluster
 from shardwright.cost.timeline.program import program
 from shardwright.cost.timeline.segments import StepProgram
 from shardwright.cost.timeline.timeline import simulate
-from shardwright.lowering.launch import run_ranks
 from shardwright.lowering.module import ParallelModule
+from shardwright.lowering.ranks.launch import run_ranks
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.buckets import PLACED_BYTES
 from shardwright.pcg.step.execution import Execution

@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
-from shardwright.lowering.groups import columns
-from shardwright.lowering.launch import connect, join, leave, run_ranks
+from shardwright.lowering.ranks.groups import columns
+from shardwright.lowering.ranks.launch import connect, join, leave, run_ranks
 from shardwright.pcg.errors import DistributedError, PlanError
 from shardwright.pcg.mesh import Mesh
 from shardwright.ranks import world_size

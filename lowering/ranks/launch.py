@@ -23,10 +23,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.rendezvous import rendezvous
 
 from shardwright.lowering import private, private_dtensors
-from shardwright.lowering.groups import columns, grids_of, lines, my_group
-from shardwright.lowering.movement import Axis, MeshAxis, Time
-from shardwright.lowering.ranks import Ranks
-from shardwright.lowering.waits import start_up
+from shardwright.lowering.ranks.groups import columns, grids_of, lines, my_group
+from shardwright.lowering.ranks.movement import Axis, MeshAxis, Time
+from shardwright.lowering.ranks.ranks import Ranks
+from shardwright.lowering.ranks.waits import start_up
 from shardwright.pcg.errors import DistributedError, ShardwrightError
 from shardwright.pcg.launcher import as_torchrun, device_index, find_launch
 from shardwright.pcg.mesh import TIME, Mesh

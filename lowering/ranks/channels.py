@@ -22,8 +22,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shardwright.lowering.groups import across
-from shardwright.lowering.ranks import Ranks
+from shardwright.lowering.ranks.groups import across
+from shardwright.lowering.ranks.ranks import Ranks
 from shardwright.pcg.errors import DistributedError
 from shardwright.pcg.pieces import Piece, Where
 from shardwright.pcg.step.meshes import first_ranks

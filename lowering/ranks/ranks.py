@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from shardwright.lowering import private
-from shardwright.lowering.groups import Line, lines, my_group
-from shardwright.lowering.movement import Axis, MeshAxis, Time
+from shardwright.lowering.ranks.groups import Line, lines, my_group
+from shardwright.lowering.ranks.movement import Axis, MeshAxis, Time
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.meshes import first_ranks
 

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from shardwright import api
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.lowering import module, private, sources
-from shardwright.lowering.launch import join, run_ranks
-from shardwright.lowering.waits import start_up
+from shardwright.lowering.ranks.launch import join, run_ranks
+from shardwright.lowering.ranks.waits import start_up
 from shardwright.pcg.errors import DistributedError
 from shardwright.search.plan import Plan
 from tests.lowering.runs import hang

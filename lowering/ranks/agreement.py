@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shardwright.lowering.ranks import Ranks
+from shardwright.lowering.ranks.ranks import Ranks
 
 _CHUNKS = {"cpu": 1 << 15, "cuda": 1 << 22}  # numbers that are mixed at a time: what a cache holds, few kernels
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
