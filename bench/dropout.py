@@ -23,7 +23,7 @@ from bench.plans import CERTIFIED, fast_links
 from examples.zoo import GPT
 from shardwright.lowering import kernels as rt
 from shardwright.lowering.module import lower
-from shardwright.lowering.philox import keep_mask
+from shardwright.lowering.random.philox import keep_mask
 from shardwright.lowering.ranks.launch import run_ranks
 from shardwright.lowering.ranks.movement import Axis
 from shardwright.pcg.capture.capture import Captured, capture

@@ -34,7 +34,7 @@ from bench.plans import CERTIFIED
 from bench.random_plans import Pair, TooLongError, within
 from examples import zoo
 from shardwright.cost.clusters.local import default_cluster
-from shardwright.lowering.exact import seed_exactly
+from shardwright.lowering.random.exact import seed_exactly
 from shardwright.lowering.ranks.launch import run_ranks
 from shardwright.pcg.checks import FieldError
 from shardwright.pcg.errors import PlanError, ShardwrightError

@@ -26,11 +26,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from shardwright.lowering import private
-from shardwright.lowering.drawing import Stream
 from shardwright.lowering.dtensors import mend_dtensors
 from shardwright.lowering.entry import Entry
 from shardwright.lowering.parameter_store import ParameterStore
 from shardwright.lowering.program import PROGRAM_NAME, Program, compile_source
+from shardwright.lowering.random.drawing import Stream
 from shardwright.lowering.sources import ModelValues
 from shardwright.lowering.spec import EntrySpec
 from shardwright.lowering.tape import Tape

@@ -19,14 +19,14 @@ from torch.autograd.graph import get_gradient_edge
 from shardwright.lowering import private
 from shardwright.lowering.batch import BatchCheck
 from shardwright.lowering.collectives import reduce
-from shardwright.lowering.drawing import Drawing, Stream
-from shardwright.lowering.exact import num_draws
 from shardwright.lowering.inputs import Inputs
 from shardwright.lowering.outside import find_inputs, find_outside
 from shardwright.lowering.parameter_store import ParameterStore, places
 from shardwright.lowering.pipeline import Pipeline, Scale
 from shardwright.lowering.precision import check_device, check_products, set_products
 from shardwright.lowering.private import AutogradContext
+from shardwright.lowering.random.drawing import Drawing, Stream
+from shardwright.lowering.random.exact import num_draws
 from shardwright.lowering.ranks.agreement import share_values
 from shardwright.lowering.ranks.groups import across
 from shardwright.lowering.ranks.launch import connect

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from shardwright.lowering.batch import BatchCheck
-from shardwright.lowering.drawing import NUM_STATES, Drawing
+from shardwright.lowering.random.drawing import NUM_STATES, Drawing
 from shardwright.lowering.ranks.agreement import digest, gathered, has_others
 from shardwright.lowering.ranks.movement import Axis
 from shardwright.pcg.errors import BatchError, ShardwrightError

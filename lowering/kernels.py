@@ -20,9 +20,9 @@ from torch.nn import functional as F
 
 from shardwright.lowering import attention
 from shardwright.lowering.dispatch import To, dispatch
-from shardwright.lowering.exact import Draw
-from shardwright.lowering.philox import Slice, keep_mask
 from shardwright.lowering.private import AutogradContext, FakeTensor
+from shardwright.lowering.random.exact import Draw
+from shardwright.lowering.random.philox import Slice, keep_mask
 from shardwright.lowering.ranks.movement import MeshAxis, seen
 
 # pyright: reportIncompatibleMethodOverride=false

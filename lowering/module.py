@@ -10,7 +10,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from shardwright.lowering import private
-from shardwright.lowering.drawing import Stream
 from shardwright.lowering.dtensors import mend_dtensors
 from shardwright.lowering.entries import Entries
 from shardwright.lowering.entry import Entry
@@ -18,6 +17,7 @@ from shardwright.lowering.inputs import CheckInputs
 from shardwright.lowering.parameter_store import ParameterStore
 from shardwright.lowering.parts import Fixed, bake, mirror, names_of, refuse_own_hooks, show_carried
 from shardwright.lowering.program import Program
+from shardwright.lowering.random.drawing import Stream
 from shardwright.lowering.ranks.agreement import order_of_rank_0
 from shardwright.lowering.ranks.launch import TIMEOUT_S
 from shardwright.lowering.ranks.ranks import Ranks

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from shardwright.lowering.apart import Apart, give_to_weights
-from shardwright.lowering.exact import Draw
+from shardwright.lowering.random.exact import Draw
 from shardwright.lowering.ranks.channels import Incoming, Kind, Message, Outgoing, channels, waits_in_kernels
 from shardwright.lowering.ranks.groups import first_in
 from shardwright.lowering.ranks.movement import Axis

@@ -24,8 +24,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from shardwright.lowering.exact import current_random
 from shardwright.lowering.private import FakeTensor
+from shardwright.lowering.random.exact import current_random
 from shardwright.pcg.capture.places import CONTAINERS, PLAIN, Snapshot
 
 _LIBRARIES = frozenset({"site-packages", "dist-packages", "builtins"})

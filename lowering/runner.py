@@ -12,9 +12,9 @@ from torch import Tensor
 from shardwright.lowering.blocks import Blocks
 from shardwright.lowering.buffers import SlicedParameter
 from shardwright.lowering.emit import emit
-from shardwright.lowering.exact import Draw
 from shardwright.lowering.outside import Outside
 from shardwright.lowering.program import Program, compile_source, left_to_python
+from shardwright.lowering.random.exact import Draw
 from shardwright.lowering.ranks.ranks import Ranks
 from shardwright.lowering.reducer import Reducer
 from shardwright.lowering.saved import Saved

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from shardwright.lowering import private
 from shardwright.lowering.emit import emit
-from shardwright.lowering.exact import num_draws, step_draws
 from shardwright.lowering.program import compile_source
 from shardwright.lowering.putback import random_states
+from shardwright.lowering.random.exact import num_draws, step_draws
 from shardwright.lowering.storage import by_block
 from shardwright.pcg.capture.capture import Captured, find_loss, split_batch
 from shardwright.pcg.capture.importing import flat_batch, names_by_first

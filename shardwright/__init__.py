@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from shardwright.asking import why_not as why_not
     from shardwright.cost.clusters.cluster import Cluster as Cluster
     from shardwright.cost.clusters.topology import Level as Level
-    from shardwright.lowering.exact import seed_exactly as seed_exactly
+    from shardwright.lowering.random.exact import seed_exactly as seed_exactly
     from shardwright.pcg.capture.fake import fake as fake
     from shardwright.pcg.errors import ShardwrightError as ShardwrightError
     from shardwright.search.plan import Plan as Plan
@@ -37,7 +37,7 @@ _EXPORTS = {
     "compile": "shardwright.api",
     "fake": "shardwright.pcg.capture.fake",
     "plan": "shardwright.api",
-    "seed_exactly": "shardwright.lowering.exact",
+    "seed_exactly": "shardwright.lowering.random.exact",
     "what_if": "shardwright.asking",
     "why_not": "shardwright.asking",
 }

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from shardwright.api import certified_choices
 from shardwright.cost.clusters.cluster import Cluster
-from shardwright.lowering.exact import seed_exactly
 from shardwright.lowering.module import ParallelModule
+from shardwright.lowering.random.exact import seed_exactly
 from shardwright.pcg.capture.capture import find_loss
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh

@@ -14,11 +14,12 @@ from torch import Tensor, nn
 import shardwright as sw
 from bench.plans import CERTIFIED, fast_links
 from examples.zoo import GPT
-from shardwright.lowering import drawing, kernels
+from shardwright.lowering import kernels
 from shardwright.lowering import kernels as rt
-from shardwright.lowering.drawing import Drawing
-from shardwright.lowering.exact import Draw
 from shardwright.lowering.module import ParallelModule
+from shardwright.lowering.random import drawing
+from shardwright.lowering.random.drawing import Drawing
+from shardwright.lowering.random.exact import Draw
 from shardwright.lowering.ranks.movement import Axis
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from shardwright.lowering.exact import seed_exactly
 from shardwright.lowering.module import ParallelModule
+from shardwright.lowering.random.exact import seed_exactly
 from shardwright.lowering.ranks.launch import run_ranks
 from shardwright.lowering.ranks.ranks import Ranks
 from shardwright.lowering.sources import own_part

@@ -22,8 +22,8 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.nn import functional as F
 
 from shardwright.lowering import dryrun
-from shardwright.lowering.exact import seed_exactly
 from shardwright.lowering.module import ParallelModule
+from shardwright.lowering.random.exact import seed_exactly
 from shardwright.lowering.ranks.launch import run_ranks
 from shardwright.lowering.spec import check_stages
 from shardwright.pcg.capture.capture import capture

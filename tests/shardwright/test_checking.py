@@ -22,7 +22,7 @@ from shardwright import api, checking
 from shardwright.api import compile, plan
 from shardwright.checking import check_capture, check_when, same_but_for_sizes
 from shardwright.cost.clusters.cluster import Cluster
-from shardwright.lowering.exact import seed_exactly
+from shardwright.lowering.random.exact import seed_exactly
 from shardwright.lowering.ranks.launch import run_ranks
 from shardwright.pcg.capture.capture import Captured, capture
 from shardwright.pcg.errors import CaptureError, ShardwrightError

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shardwright.lowering import private
-from shardwright.lowering.exact import Draw, current_draw, step_draws
+from shardwright.lowering.random.exact import Draw, current_draw, step_draws
 from shardwright.lowering.ranks.ranks import Ranks
 from shardwright.pcg.errors import ShardwrightError
 from shardwright.pcg.graph import Graph

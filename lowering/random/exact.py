@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from shardwright.lowering import private
-from shardwright.lowering.philox import keep_mask
+from shardwright.lowering.random.philox import keep_mask
 from shardwright.pcg.attrs import integer
 from shardwright.pcg.capture.importing import memory_order
 from shardwright.pcg.errors import ShardwrightError

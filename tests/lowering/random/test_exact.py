@@ -18,9 +18,9 @@ from bench.plans import CERTIFIED, fast_links
 from examples.zoo import GPT
 from shardwright.lowering import kernels as rt
 from shardwright.lowering.emit import emit
-from shardwright.lowering.exact import fused_attention
 from shardwright.lowering.module import ParallelModule
 from shardwright.lowering.program import compile_source
+from shardwright.lowering.random.exact import fused_attention
 from shardwright.lowering.ranks.movement import Axis
 from shardwright.pcg.errors import ShardwrightError
 from shardwright.pcg.graph import Graph

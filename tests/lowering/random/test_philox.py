@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from shardwright.lowering.philox import Slice, keep_mask, philox, stretches
+from shardwright.lowering.random.philox import Slice, keep_mask, philox, stretches
 from shardwright.lowering.ranks.movement import Axis, take
 from tests.each import each
 
