@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shardwright.lowering import private
+from shardwright.lowering.dtensors.reductions import all_extreme
 from shardwright.lowering.ranks.ranks import Ranks
-from shardwright.lowering.reductions import all_extreme
 from shardwright.lowering.storage import Held
 
 

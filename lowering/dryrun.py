@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from shardwright.lowering import private
-from shardwright.lowering.dtensors import mend_dtensors
+from shardwright.lowering.dtensors.mending import mend_dtensors
 from shardwright.lowering.entry import Entry
 from shardwright.lowering.parameter_store import ParameterStore
 from shardwright.lowering.program import PROGRAM_NAME, Program, compile_source

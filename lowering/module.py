@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from shardwright.lowering import private
-from shardwright.lowering.dtensors import mend_dtensors
+from shardwright.lowering.dtensors.mending import mend_dtensors
 from shardwright.lowering.entries import Entries
 from shardwright.lowering.entry import Entry
 from shardwright.lowering.inputs import CheckInputs

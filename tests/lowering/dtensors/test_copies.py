@@ -14,11 +14,11 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from shardwright.lowering.dtensors import mend_dtensors
+from shardwright.lowering.dtensors.mending import mend_dtensors
 from shardwright.lowering.ranks.launch import connect, run_ranks
 from shardwright.pcg.errors import ShardwrightError
+from tests.lowering.dtensors.test_mending import held
 from tests.lowering.runs import whole
-from tests.lowering.test_dtensors import held
 from tests.lowering.test_training import TWO
 
 # pyright: reportPrivateImportUsage=false

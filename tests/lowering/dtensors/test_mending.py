@@ -15,10 +15,10 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 from torch.nn import init
 
-from shardwright.lowering.dtensors import mend_dtensors
+from shardwright.lowering.dtensors.mending import mend_dtensors
+from shardwright.lowering.dtensors.reductions import all_extreme
 from shardwright.lowering.ranks.launch import connect, run_ranks
 from shardwright.lowering.ranks.ranks import Ranks
-from shardwright.lowering.reductions import all_extreme
 from shardwright.lowering.sources import own_part
 from shardwright.lowering.storage import hold_parameter, slices
 from shardwright.pcg.errors import ShardwrightError

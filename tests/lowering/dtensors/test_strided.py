@@ -30,8 +30,8 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.checkpoint.state_dict_saver import save as save_checkpoint
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 
+from shardwright.lowering.dtensors.strided import is_in_blocks
 from shardwright.lowering.module import ParallelModule
-from shardwright.lowering.strided import is_in_blocks
 from shardwright.pcg.errors import ShardwrightError
 from shardwright.pcg.layout import Layouts, R, S
 from tests.lowering.runs import Case, whole

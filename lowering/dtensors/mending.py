@@ -5,12 +5,12 @@ from __future__ import annotations
 from functools import cache
 
 from shardwright.lowering import private_dtensors
-from shardwright.lowering.copies import refuse_lost_writes
-from shardwright.lowering.draws import draw_whole
-from shardwright.lowering.reductions import reduce_whole
-from shardwright.lowering.strided import honour_blocks
-from shardwright.lowering.updates import update_parts
-from shardwright.lowering.wholes import name_remedies
+from shardwright.lowering.dtensors.copies import refuse_lost_writes
+from shardwright.lowering.dtensors.draws import draw_whole
+from shardwright.lowering.dtensors.reductions import reduce_whole
+from shardwright.lowering.dtensors.strided import honour_blocks
+from shardwright.lowering.dtensors.updates import update_parts
+from shardwright.lowering.dtensors.wholes import name_remedies
 
 
 @cache
