@@ -21,7 +21,6 @@ from shardwright.lowering.batch import BatchCheck
 from shardwright.lowering.collectives import reduce
 from shardwright.lowering.inputs import Inputs
 from shardwright.lowering.outside import find_inputs, find_outside
-from shardwright.lowering.parameter_store import ParameterStore, places
 from shardwright.lowering.pipeline import Pipeline, Scale
 from shardwright.lowering.precision import check_device, check_products, set_products
 from shardwright.lowering.private import AutogradContext
@@ -35,7 +34,8 @@ from shardwright.lowering.reducer import Finished
 from shardwright.lowering.runner import Runner
 from shardwright.lowering.shared import Holders, Shared
 from shardwright.lowering.spec import EntrySpec, Key, check_stages
-from shardwright.lowering.storage import Held
+from shardwright.lowering.store.parameter_store import ParameterStore, places
+from shardwright.lowering.store.storage import Held
 from shardwright.pcg import pieces
 from shardwright.pcg.errors import ShardwrightError
 from shardwright.pcg.mesh import TIME

@@ -25,7 +25,7 @@ from torch.autograd.graph import GradientEdge
 
 from shardwright.lowering import private
 from shardwright.lowering.ranks.movement import Axis
-from shardwright.lowering.storage import Held
+from shardwright.lowering.store.storage import Held
 from shardwright.pcg.step.buckets import LARGE_BYTES
 
 Finished = tuple[Held, Tensor, Tensor | None]

@@ -19,7 +19,7 @@ from shardwright.lowering.ranks.ranks import Ranks
 from shardwright.lowering.reducer import Reducer
 from shardwright.lowering.saved import Saved
 from shardwright.lowering.schedule import schedule
-from shardwright.lowering.storage import Held, by_block, part_of
+from shardwright.lowering.store.storage import Held, by_block, part_of
 from shardwright.pcg.analysis import buffers_in_backward
 from shardwright.pcg.step.parameters import Parameter
 

@@ -18,7 +18,7 @@ from torch.autograd.graph import get_gradient_edge
 from shardwright.lowering import reducer
 from shardwright.lowering.ranks.movement import Axis
 from shardwright.lowering.reducer import Reducer
-from shardwright.lowering.storage import Held
+from shardwright.lowering.store.storage import Held
 from shardwright.pcg.step import buckets
 from shardwright.pcg.step.buckets import BLOCK_BYTES, BUCKET_BYTES, LARGE_BYTES, Buckets
 

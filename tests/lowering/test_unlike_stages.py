@@ -18,7 +18,7 @@ from shardwright.lowering.inputs import NUM_FIRST
 from shardwright.lowering.module import lower
 from shardwright.lowering.ranks.launch import run_ranks
 from shardwright.lowering.ranks.movement import take
-from shardwright.lowering.storage import slices
+from shardwright.lowering.store.storage import slices
 from shardwright.pcg.errors import DistributedError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.step.execution import Execution

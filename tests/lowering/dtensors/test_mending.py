@@ -19,8 +19,8 @@ from shardwright.lowering.dtensors.mending import mend_dtensors
 from shardwright.lowering.dtensors.reductions import all_extreme
 from shardwright.lowering.ranks.launch import connect, run_ranks
 from shardwright.lowering.ranks.ranks import Ranks
-from shardwright.lowering.sources import own_part
-from shardwright.lowering.storage import hold_parameter, slices
+from shardwright.lowering.store.sources import own_part
+from shardwright.lowering.store.storage import hold_parameter, slices
 from shardwright.pcg.errors import ShardwrightError
 from shardwright.pcg.layout import R, S
 from shardwright.pcg.mesh import Mesh

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 from shardwright import api
 from shardwright.cost.clusters.cluster import Cluster
-from shardwright.lowering import module, private, sources
+from shardwright.lowering import module, private
 from shardwright.lowering.ranks.launch import join, run_ranks
 from shardwright.lowering.ranks.waits import start_up
+from shardwright.lowering.store import sources
 from shardwright.pcg.errors import DistributedError
 from shardwright.search.plan import Plan
 from tests.lowering.runs import hang

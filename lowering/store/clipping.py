@@ -12,7 +12,7 @@ from torch import Tensor
 from shardwright.lowering import private
 from shardwright.lowering.dtensors.reductions import all_extreme
 from shardwright.lowering.ranks.ranks import Ranks
-from shardwright.lowering.storage import Held
+from shardwright.lowering.store.storage import Held
 
 
 def clip_gradients(parameters: Sequence[Held], ranks: Ranks, max_norm: float, norm_type: float) -> Tensor:

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from shardwright.lowering import private
-from shardwright.lowering.members import Members
+from shardwright.lowering.store.members import Members
 from shardwright.pcg.capture.hooks import hooks_of_all
 from shardwright.pcg.errors import ShardwrightError
 

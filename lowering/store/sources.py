@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from shardwright.lowering import private
 from shardwright.lowering.ranks.agreement import share_values
 from shardwright.lowering.ranks.ranks import Ranks
-from shardwright.lowering.storage import Slices, part_of
+from shardwright.lowering.store.storage import Slices, part_of
 from shardwright.pcg.errors import PlanError
 
 

@@ -18,13 +18,13 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate
 
-from shardwright.lowering.clipping import clip_gradients
-from shardwright.lowering.loading import load
-from shardwright.lowering.original import Original
 from shardwright.lowering.private import IncompatibleKeys
 from shardwright.lowering.ranks.ranks import Ranks
-from shardwright.lowering.sources import Source, own_part
-from shardwright.lowering.storage import Held, hold_buffer, hold_parameter, refuse_replaced, refuse_thawed, slices
+from shardwright.lowering.store.clipping import clip_gradients
+from shardwright.lowering.store.loading import load
+from shardwright.lowering.store.original import Original
+from shardwright.lowering.store.sources import Source, own_part
+from shardwright.lowering.store.storage import Held, hold_buffer, hold_parameter, refuse_replaced, refuse_thawed, slices
 from shardwright.pcg.capture.importing import names_by_first
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from shardwright.lowering.storage import Held
+from shardwright.lowering.store.storage import Held
 from shardwright.pcg.errors import ShardwrightError
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from shardwright.lowering import private
-from shardwright.lowering.storage import check_state
+from shardwright.lowering.store.storage import check_state
 from shardwright.pcg.errors import ShardwrightError
 
 Row = TypeVar("Row")
