@@ -24,8 +24,8 @@ from shardwright.cost.calibration.workload import trimmed_mean
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.timeline.steps import Steps
 from shardwright.lowering import kernels
-from shardwright.lowering.expressions import Expressions
-from shardwright.lowering.pieces import identifiers
+from shardwright.lowering.text.expressions import Expressions
+from shardwright.lowering.text.pieces import identifiers
 from shardwright.pcg.analysis import written
 from shardwright.pcg.graph import OPAQUE, Graph, Node
 from shardwright.pcg.step.execution import Execution

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from shardwright.lowering.outside import Input
 from shardwright.lowering.ranks.movement import Time, take
 from shardwright.lowering.ranks.ranks import Ranks
 from shardwright.lowering.store.storage import slices
+from shardwright.lowering.text.outside import Input
 from shardwright.pcg.capture.importing import flat_batch
 from shardwright.pcg.errors import BatchError
 from shardwright.pcg.layout import Layout, Layouts, R, format_layouts

@@ -28,12 +28,12 @@ from torch import Tensor, nn
 from shardwright.lowering import private
 from shardwright.lowering.dtensors.mending import mend_dtensors
 from shardwright.lowering.entry import Entry
-from shardwright.lowering.program import PROGRAM_NAME, Program, compile_source
 from shardwright.lowering.random.drawing import Stream
 from shardwright.lowering.spec import EntrySpec
 from shardwright.lowering.store.parameter_store import ParameterStore
 from shardwright.lowering.store.sources import ModelValues
 from shardwright.lowering.tape import Tape
+from shardwright.lowering.text.program import PROGRAM_NAME, Program, compile_source
 from shardwright.pcg.errors import DistributedError, PlanError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.stages import STAGES, channel

@@ -20,7 +20,6 @@ from shardwright.lowering import private
 from shardwright.lowering.batch import BatchCheck
 from shardwright.lowering.collectives import reduce
 from shardwright.lowering.inputs import Inputs
-from shardwright.lowering.outside import find_inputs, find_outside
 from shardwright.lowering.pipeline import Pipeline, Scale
 from shardwright.lowering.precision import check_device, check_products, set_products
 from shardwright.lowering.private import AutogradContext
@@ -36,6 +35,7 @@ from shardwright.lowering.shared import Holders, Shared
 from shardwright.lowering.spec import EntrySpec, Key, check_stages
 from shardwright.lowering.store.parameter_store import ParameterStore, places
 from shardwright.lowering.store.storage import Held
+from shardwright.lowering.text.outside import find_inputs, find_outside
 from shardwright.pcg import pieces
 from shardwright.pcg.errors import ShardwrightError
 from shardwright.pcg.mesh import TIME

@@ -14,7 +14,6 @@ from shardwright.lowering.dtensors.mending import mend_dtensors
 from shardwright.lowering.entries import Entries
 from shardwright.lowering.entry import Entry
 from shardwright.lowering.inputs import CheckInputs
-from shardwright.lowering.program import Program
 from shardwright.lowering.random.drawing import Stream
 from shardwright.lowering.ranks.agreement import order_of_rank_0
 from shardwright.lowering.ranks.launch import TIMEOUT_S
@@ -23,6 +22,7 @@ from shardwright.lowering.spec import EntrySpec
 from shardwright.lowering.store.parameter_store import ParameterStore
 from shardwright.lowering.store.parts import Fixed, bake, mirror, names_of, refuse_own_hooks, show_carried
 from shardwright.lowering.store.sources import ModelValues, Source
+from shardwright.lowering.text.program import Program
 from shardwright.pcg.errors import ShardwrightError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.layout import Layouts

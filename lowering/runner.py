@@ -11,15 +11,15 @@ from torch import Tensor
 
 from shardwright.lowering.blocks import Blocks
 from shardwright.lowering.buffers import SlicedParameter
-from shardwright.lowering.emit import emit
-from shardwright.lowering.outside import Outside
-from shardwright.lowering.program import Program, compile_source, left_to_python
 from shardwright.lowering.random.exact import Draw
 from shardwright.lowering.ranks.ranks import Ranks
 from shardwright.lowering.reducer import Reducer
 from shardwright.lowering.saved import Saved
 from shardwright.lowering.schedule import schedule
 from shardwright.lowering.store.storage import Held, by_block, part_of
+from shardwright.lowering.text.emit import emit
+from shardwright.lowering.text.outside import Outside
+from shardwright.lowering.text.program import Program, compile_source, left_to_python
 from shardwright.pcg.analysis import buffers_in_backward
 from shardwright.pcg.step.parameters import Parameter
 

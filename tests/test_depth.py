@@ -7,8 +7,8 @@ import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 
-from shardwright.lowering.emit import emit
-from shardwright.lowering.outside import find_outside
+from shardwright.lowering.text.emit import emit
+from shardwright.lowering.text.outside import find_outside
 from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh

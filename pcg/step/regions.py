@@ -76,8 +76,8 @@ class Arrangement:
 class Draws:
     """What draws random numbers, whose order is that of the graph.
 
-    Masks of dropouts are drawn ahead where they have to be (`lowering.statements`), so dropouts may change places with
-    each other, but with nothing else that draws.
+    Masks of dropouts are drawn ahead where they have to be (`lowering.text.statements`), so dropouts may change places
+    with each other, but with nothing else that draws.
     """
 
     def __init__(self, graph: Graph) -> None:

@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile
 
-from shardwright.lowering.lines import BLOCK_MARK, MARK
 from shardwright.lowering.module import ParallelModule
+from shardwright.lowering.text.lines import BLOCK_MARK, MARK
 from shardwright.reports.profile import ELSEWHERE, OPTIMIZER, PARAMETERS
 
 Key = tuple[str, str, str]

@@ -17,10 +17,10 @@ from shardwright.cost.timeline.pool import pool_bytes
 from shardwright.cost.timeline.steps import Steps
 from shardwright.lowering import blocks, reducer
 from shardwright.lowering.buffers import BufferSet
-from shardwright.lowering.emit import emit
 from shardwright.lowering.module import ParallelModule
-from shardwright.lowering.outside import find_outside
 from shardwright.lowering.ranks.launch import run_ranks
+from shardwright.lowering.text.emit import emit
+from shardwright.lowering.text.outside import find_outside
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.step.actions import Actions, actions
 from shardwright.pcg.step.chunk import Chunk, whole_chunk

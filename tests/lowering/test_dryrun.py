@@ -19,9 +19,9 @@ from shardwright.cost.predict import predict
 from shardwright.lowering import runner
 from shardwright.lowering.dryrun import dry_run
 from shardwright.lowering.module import ParallelModule
-from shardwright.lowering.outside import Outside
 from shardwright.lowering.ranks.launch import run_ranks
 from shardwright.lowering.tape import Tape
+from shardwright.lowering.text.outside import Outside
 from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.errors import DistributedError, PlanError
 from shardwright.pcg.graph import Graph, Source

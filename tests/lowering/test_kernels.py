@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from shardwright.lowering import kernels
-from shardwright.lowering.emit import emit
-from shardwright.lowering.program import compile_source
+from shardwright.lowering.text.emit import emit
+from shardwright.lowering.text.program import compile_source
 from shardwright.pcg.graph import Graph, Node, leaf, make_attrs
 from shardwright.pcg.optable import ROWS
 from tests.each import each

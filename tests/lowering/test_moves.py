@@ -27,9 +27,9 @@ from shardwright.cost.collectives.moves import MoveCosts, TensorClass
 from shardwright.cost.predict import node_costs
 from shardwright.cost.timeline.steps import Steps
 from shardwright.lowering import collectives
-from shardwright.lowering.expressions import Expressions
-from shardwright.lowering.pieces import identifiers
 from shardwright.lowering.ranks.launch import connect, run_ranks
+from shardwright.lowering.text.expressions import Expressions
+from shardwright.lowering.text.pieces import identifiers
 from shardwright.pcg.attrs import Attr
 from shardwright.pcg.graph import Graph, Node, make_attrs
 from shardwright.pcg.interpret import denote, scatter

@@ -20,12 +20,12 @@ from shardwright.cost.timeline.program import program
 from shardwright.lowering import pipeline
 from shardwright.lowering.dryrun import dry_run
 from shardwright.lowering.module import ParallelModule
-from shardwright.lowering.outside import find_outside
 from shardwright.lowering.ranks import channels
 from shardwright.lowering.ranks.channels import Incoming, Outgoing
 from shardwright.lowering.ranks.launch import run_ranks
 from shardwright.lowering.reducer import Reducer
 from shardwright.lowering.runner import Runner
+from shardwright.lowering.text.outside import find_outside
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.stages import cut
 from shardwright.pcg.step.execution import Execution

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from shardwright.lowering.dryrun import dry_run
-from shardwright.lowering.emit import emit
+from shardwright.lowering.text.emit import emit
 from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.errors import PlanError, ShardwrightError
 from shardwright.pcg.graph import Graph, Source

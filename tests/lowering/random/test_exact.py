@@ -17,11 +17,11 @@ import shardwright as sw
 from bench.plans import CERTIFIED, fast_links
 from examples.zoo import GPT
 from shardwright.lowering import kernels as rt
-from shardwright.lowering.emit import emit
 from shardwright.lowering.module import ParallelModule
-from shardwright.lowering.program import compile_source
 from shardwright.lowering.random.exact import fused_attention
 from shardwright.lowering.ranks.movement import Axis
+from shardwright.lowering.text.emit import emit
+from shardwright.lowering.text.program import compile_source
 from shardwright.pcg.errors import ShardwrightError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
@@ -29,7 +29,7 @@ from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.search.tree.planner import Planner
 from tests.each import each
 from tests.lowering.runs import Case, Step, assert_same_step, outcome
-from tests.lowering.test_emit import dropouts
+from tests.lowering.text.test_emit import dropouts
 
 SEED, NUM_STEPS = 2**40 + 5, 3
 TORCH = rt.Draw()

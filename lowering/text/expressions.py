@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from shardwright.lowering.fusions import PEEPHOLES, Fused, GraphView, at, split_of
-from shardwright.lowering.pieces import attribute, literal, opaque_call
+from shardwright.lowering.text.fusions import PEEPHOLES, Fused, GraphView, at, split_of
+from shardwright.lowering.text.pieces import attribute, literal, opaque_call
 from shardwright.pcg.analysis import copies_data
 from shardwright.pcg.choice import axes_along
 from shardwright.pcg.graph import OPAQUE, Graph, Node

@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from examples.zoo import GPT
-from shardwright.lowering.emit import emit
-from shardwright.lowering.outside import find_outside
-from shardwright.lowering.program import Program, compile_source
+from shardwright.lowering.text.emit import emit
+from shardwright.lowering.text.outside import find_outside
+from shardwright.lowering.text.program import Program, compile_source
 from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.errors import GraphError
 from shardwright.pcg.graph import Graph, Node, Source, topological

@@ -12,12 +12,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from shardwright.lowering.expressions import Expressions, draw_key, mask_key
-from shardwright.lowering.functions import Function, FunctionCall, Functions, block_key, leaf_key
-from shardwright.lowering.lines import MARK, Item, Lines, Scope
-from shardwright.lowering.outside import Outside, find_outside
-from shardwright.lowering.pieces import identifiers, identifiers_of, local_identifiers
-from shardwright.lowering.statements import Part, Statement, drawn_ahead, flat, statements
+from shardwright.lowering.text.expressions import Expressions, draw_key, mask_key
+from shardwright.lowering.text.functions import Function, FunctionCall, Functions, block_key, leaf_key
+from shardwright.lowering.text.lines import MARK, Item, Lines, Scope
+from shardwright.lowering.text.outside import Outside, find_outside
+from shardwright.lowering.text.pieces import identifiers, identifiers_of, local_identifiers
+from shardwright.lowering.text.statements import Part, Statement, drawn_ahead, flat, statements
 from shardwright.pcg.attrs import integer
 from shardwright.pcg.errors import GraphError
 from shardwright.pcg.graph import Graph

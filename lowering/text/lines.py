@@ -7,11 +7,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from shardwright.lowering.expressions import Expressions, draw_key, mask_key, source_of
-from shardwright.lowering.functions import FunctionCall, block_key
-from shardwright.lowering.outside import Outside
-from shardwright.lowering.pieces import attribute, indexed, words
-from shardwright.lowering.statements import Statement
+from shardwright.lowering.text.expressions import Expressions, draw_key, mask_key, source_of
+from shardwright.lowering.text.functions import FunctionCall, block_key
+from shardwright.lowering.text.outside import Outside
+from shardwright.lowering.text.pieces import attribute, indexed, words
+from shardwright.lowering.text.statements import Statement
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.layout import format_layouts
 from shardwright.pcg.step.fates import Fate

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from shardwright.lowering.pieces import words
+from shardwright.lowering.text.pieces import words
 from shardwright.pcg.step.operation import Region
 
 

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-from shardwright.lowering.expressions import Expressions
-from shardwright.lowering.outside import Outside
+from shardwright.lowering.text.expressions import Expressions
+from shardwright.lowering.text.outside import Outside
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.step.fates import Fate
 from shardwright.pcg.step.operation import Region

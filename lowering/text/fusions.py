@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from shardwright.lowering.pieces import attribute
+from shardwright.lowering.text.pieces import attribute
 from shardwright.pcg.analysis import cut_with, summed_in_place
 from shardwright.pcg.attrs import integer
 from shardwright.pcg.graph import Graph, Node
