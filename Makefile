@@ -7,7 +7,7 @@ STAMP  := $(VENV)/.installed
 NEWEST := .venv-newest
 # What meets torch and transformers first: capture, masks, ATen handlers, real models on ranks, DTensors and checkpoints, stages.
 NEWEST_TESTS := tests/pcg/test_versions.py tests/pcg/capture/test_capture.py tests/pcg/capture/test_masks.py tests/pcg/test_aten.py tests/test_matrix.py \
-	tests/lowering/test_private.py tests/lowering/test_kernels.py tests/lowering/test_module.py tests/lowering/store/test_storage.py tests/lowering/test_pipeline.py
+	tests/lowering/test_private.py tests/lowering/runtime/test_kernels.py tests/lowering/test_module.py tests/lowering/store/test_storage.py tests/lowering/runtime/test_pipeline.py
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:

@@ -23,7 +23,7 @@ from shardwright.cost.calibration.measure import Clock
 from shardwright.cost.calibration.workload import trimmed_mean
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.timeline.steps import Steps
-from shardwright.lowering import kernels
+from shardwright.lowering.runtime import kernels
 from shardwright.lowering.text.expressions import Expressions
 from shardwright.lowering.text.pieces import identifiers
 from shardwright.pcg.analysis import written

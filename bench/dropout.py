@@ -21,11 +21,11 @@ from torch import Tensor
 import shardwright as sw
 from bench.plans import CERTIFIED, fast_links
 from examples.zoo import GPT
-from shardwright.lowering import kernels as rt
 from shardwright.lowering.module import lower
 from shardwright.lowering.random.philox import keep_mask
 from shardwright.lowering.ranks.launch import run_ranks
 from shardwright.lowering.ranks.movement import Axis
+from shardwright.lowering.runtime import kernels as rt
 from shardwright.pcg.capture.capture import Captured, capture
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh

@@ -53,7 +53,7 @@ CORE: dict[str, tuple[str, ...]] = {
         "tests/verifier/placement/test_typing_at_sizes.py",
     ),
     "shardwright.substitutions.match": ("tests/substitutions/test_match.py", "tests/substitutions/test_rewrite.py"),
-    "shardwright.lowering.reducer": ("tests/lowering/test_reducer.py",),
+    "shardwright.lowering.runtime.reducer": ("tests/lowering/runtime/test_reducer.py",),
     "shardwright.pcg.moves": ("tests/pcg/test_moves.py", "tests/search/choices/test_reshard.py"),
     "shardwright.cost.collectives.moves": ("tests/cost/collectives/test_moves.py",),
     "shardwright.cost.timeline.clock": ("tests/cost/timeline/test_clock.py", "tests/cost/timeline/test_streams.py"),

@@ -47,9 +47,9 @@ from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.timeline.program import program
 from shardwright.cost.timeline.timeline import simulate
 from shardwright.lowering.module import lower
-from shardwright.lowering.pipeline import Pipeline
 from shardwright.lowering.ranks.channels import Channel, Incoming, Outgoing
 from shardwright.lowering.ranks.launch import run_ranks
+from shardwright.lowering.runtime.pipeline import Pipeline
 from shardwright.pcg.capture.capture import capture
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh

@@ -27,9 +27,9 @@ from torch import Tensor, nn
 
 from shardwright.lowering import private
 from shardwright.lowering.dtensors.mending import mend_dtensors
-from shardwright.lowering.entry import Entry
 from shardwright.lowering.random.drawing import Stream
-from shardwright.lowering.spec import EntrySpec
+from shardwright.lowering.runtime.entry import Entry
+from shardwright.lowering.runtime.spec import EntrySpec
 from shardwright.lowering.store.parameter_store import ParameterStore
 from shardwright.lowering.store.sources import ModelValues
 from shardwright.lowering.tape import Tape

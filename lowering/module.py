@@ -11,14 +11,14 @@ from torch import Tensor, nn
 
 from shardwright.lowering import private
 from shardwright.lowering.dtensors.mending import mend_dtensors
-from shardwright.lowering.entries import Entries
-from shardwright.lowering.entry import Entry
-from shardwright.lowering.inputs import CheckInputs
 from shardwright.lowering.random.drawing import Stream
 from shardwright.lowering.ranks.agreement import order_of_rank_0
 from shardwright.lowering.ranks.launch import TIMEOUT_S
 from shardwright.lowering.ranks.ranks import Ranks
-from shardwright.lowering.spec import EntrySpec
+from shardwright.lowering.runtime.entries import Entries
+from shardwright.lowering.runtime.entry import Entry
+from shardwright.lowering.runtime.inputs import CheckInputs
+from shardwright.lowering.runtime.spec import EntrySpec
 from shardwright.lowering.store.parameter_store import ParameterStore
 from shardwright.lowering.store.parts import Fixed, bake, mirror, names_of, refuse_own_hooks, show_carried
 from shardwright.lowering.store.sources import ModelValues, Source

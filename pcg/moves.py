@@ -46,7 +46,7 @@ class MoveKind:
     Attributes:
         operators: the parallel operators that it stands for.
         forward, backward: the collective of the value, and that of its gradient; `SLICE`, or "" where nothing happens.
-        function: what a lowered program calls, in `lowering/collectives.py`.
+        function: what a lowered program calls, in `lowering/runtime/collectives.py`.
         words: what happens, for people.
     """
 

@@ -20,13 +20,13 @@ from torch._subclasses.fake_tensor import FakeTensor
 from shardwright.checking import CheckCapture, check_capture_of, check_when
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.judging import jury
-from shardwright.lowering.inputs import CheckInputs
 from shardwright.lowering.module import ParallelModule
-from shardwright.lowering.precision import check_device
 from shardwright.lowering.private import default_device
 from shardwright.lowering.ranks.launch import TIMEOUT_S, join
 from shardwright.lowering.ranks.waits import start_up
-from shardwright.lowering.spec import EntrySpec
+from shardwright.lowering.runtime.inputs import CheckInputs
+from shardwright.lowering.runtime.precision import check_device
+from shardwright.lowering.runtime.spec import EntrySpec
 from shardwright.lowering.store.parts import names_of
 from shardwright.pcg.capture.capture import Captured, baked_in, capture
 from shardwright.pcg.errors import InfeasibleError, PlanError

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-LOADED_BY_RANKS = ("shardwright.lowering.dispatch", "shardwright.lowering.kernels")
+LOADED_BY_RANKS = ("shardwright.lowering.runtime.dispatch", "shardwright.lowering.runtime.kernels")
 """What every forked rank would load by itself, thousands of times."""
 
 

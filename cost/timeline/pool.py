@@ -4,7 +4,7 @@ A set fits blocks of the same parameters' shapes only, and the pool keeps every 
 second step on all of them are there all the time. A block takes one when its gather is launched, gives it back after
 its last reader, and takes one again for the reduce-scatter of its gradients, until that of the next block is launched.
 
-Sources: lowering/buffers.py, lowering/blocks.py.
+Sources: lowering/runtime/buffers.py, lowering/runtime/blocks.py.
 """
 
 from __future__ import annotations

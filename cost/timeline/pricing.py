@@ -7,7 +7,7 @@
   block are freed when those of the next block are there.
 * In two parts (zero-bubble): the gradients of weights are left to a second segment, with what they need.
 
-Sources: lowering/reducer.py, lowering/blocks.py; Qi et al., "Zero Bubble Pipeline Parallelism" (2023).
+Sources: lowering/runtime/reducer.py, lowering/runtime/blocks.py; Qi et al., "Zero Bubble Pipeline Parallelism" (2023).
 """
 
 from __future__ import annotations

@@ -39,8 +39,8 @@ Comments: where it comes from in the model (in a function: in its block), layout
 import torch
 from torch.nn import functional as F
 
-from shardwright.lowering import kernels as rt
-from shardwright.lowering.collectives import (
+from shardwright.lowering.runtime import kernels as rt
+from shardwright.lowering.runtime.collectives import (
     {functions},
 )
 '''

@@ -4,6 +4,6 @@ graph, execution ─▶ parameters ─▶ operations ─▶ chunk (unrolled; blo
                                                         ├── buckets: what goes together ──┤
                                                         └── offload: copies to the host ──┘
 
-The lowering prints forward from the list, and compiles its hooks from it (`lowering.schedule`). When to free in
+The lowering prints forward from the list, and compiles its hooks from it (`lowering.runtime.schedule`). When to free in
 backward is autograd's to say; a test compares that with the list. The cost model prices it all.
 """

@@ -25,9 +25,9 @@ from torch.utils._pytree import tree_map_only
 from shardwright.api import refuse_unreal
 from shardwright.cli.models import Loaded
 from shardwright.lowering.module import lower
-from shardwright.lowering.precision import check_device
 from shardwright.lowering.random.exact import seed_exactly
 from shardwright.lowering.ranks.launch import run_ranks
+from shardwright.lowering.runtime.precision import check_device
 from shardwright.pcg.capture.capture import Captured, bind_arguments, capture, find_loss
 from shardwright.pcg.capture.modules import in_own_precision
 from shardwright.pcg.errors import PlanError

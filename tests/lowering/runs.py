@@ -18,9 +18,9 @@ from bench.accuracy import prepare
 from bench.allocations import live_storages, peak_bytes
 from bench.zoo_times import Stepper
 from examples.zoo import ZOO
-from shardwright.lowering.entry import Entry
 from shardwright.lowering.module import ParallelModule, lower
 from shardwright.lowering.ranks.launch import run_ranks
+from shardwright.lowering.runtime.entry import Entry
 from shardwright.pcg.capture.capture import Captured, capture, find_loss
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.layout import Layouts

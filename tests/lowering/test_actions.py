@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from shardwright.cost.timeline.pool import pool_bytes
 from shardwright.cost.timeline.steps import Steps
-from shardwright.lowering import blocks, reducer
-from shardwright.lowering.buffers import BufferSet
 from shardwright.lowering.module import ParallelModule
 from shardwright.lowering.ranks.launch import run_ranks
+from shardwright.lowering.runtime import blocks, reducer
+from shardwright.lowering.runtime.buffers import BufferSet
 from shardwright.lowering.text.emit import emit
 from shardwright.lowering.text.outside import find_outside
 from shardwright.pcg.graph import Graph

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 import shardwright as sw
 from bench.plans import CERTIFIED, fast_links
 from examples.zoo import GPT
-from shardwright.lowering import kernels
-from shardwright.lowering import kernels as rt
 from shardwright.lowering.module import ParallelModule
 from shardwright.lowering.random import drawing
 from shardwright.lowering.random.drawing import Drawing
 from shardwright.lowering.random.exact import Draw
 from shardwright.lowering.ranks.movement import Axis
+from shardwright.lowering.runtime import kernels
+from shardwright.lowering.runtime import kernels as rt
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import DEFAULT, Execution, draws_whole

@@ -10,7 +10,7 @@ import torch
 
 from examples import zoo as examples
 from shardwright.api import compile as compile_model
-from shardwright.lowering.kernels import grouped_mm
+from shardwright.lowering.runtime.kernels import grouped_mm
 from shardwright.pcg.step.precisions import PrecisionMode
 from tests.models import zoo
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from examples.zoo import ZOO
 from shardwright.api import certified_choices
 from shardwright.cost.clusters.cluster import Cluster
-from shardwright.lowering import kernels
 from shardwright.lowering.ranks.launch import run_ranks
+from shardwright.lowering.runtime import kernels
 from shardwright.pcg.capture.capture import capture
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph, Node

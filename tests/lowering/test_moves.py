@@ -26,8 +26,8 @@ from shardwright.cost.clusters.local import default_cluster
 from shardwright.cost.collectives.moves import MoveCosts, TensorClass
 from shardwright.cost.predict import node_costs
 from shardwright.cost.timeline.steps import Steps
-from shardwright.lowering import collectives
 from shardwright.lowering.ranks.launch import connect, run_ranks
+from shardwright.lowering.runtime import collectives
 from shardwright.lowering.text.expressions import Expressions
 from shardwright.lowering.text.pieces import identifiers
 from shardwright.pcg.attrs import Attr

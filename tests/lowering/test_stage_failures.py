@@ -19,10 +19,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from shardwright.lowering.inputs import CheckInputs
 from shardwright.lowering.module import ParallelModule, lower
-from shardwright.lowering.pipeline import Pipeline
 from shardwright.lowering.ranks.launch import run_ranks
+from shardwright.lowering.runtime.inputs import CheckInputs
+from shardwright.lowering.runtime.pipeline import Pipeline
 from shardwright.pcg.errors import DistributedError, ShardwrightError
 from tests.lowering.pipelines import evenly, of_one_stage
 from tests.lowering.runs import Case, entry_of

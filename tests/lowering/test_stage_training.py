@@ -25,7 +25,7 @@ from shardwright.lowering import dryrun
 from shardwright.lowering.module import ParallelModule
 from shardwright.lowering.random.exact import seed_exactly
 from shardwright.lowering.ranks.launch import run_ranks
-from shardwright.lowering.spec import check_stages
+from shardwright.lowering.runtime.spec import check_stages
 from shardwright.pcg.capture.capture import capture
 from shardwright.pcg.errors import PlanError, ShardwrightError
 from shardwright.pcg.graph import Graph, Node

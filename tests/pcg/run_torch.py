@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from shardwright.lowering import kernels
+from shardwright.lowering.runtime import kernels
 from shardwright.pcg.graph import OPAQUE, Graph, Node
 from shardwright.pcg.optable import ROWS
 

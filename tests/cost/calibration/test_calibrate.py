@@ -43,8 +43,8 @@ from shardwright.cost.collectives.communication import Communication
 from shardwright.cost.compute.compute import Compute
 from shardwright.cost.compute.kernels import measured
 from shardwright.cost.compute.work import Work
-from shardwright.lowering import kernels as runtime
 from shardwright.lowering.ranks.launch import run_ranks
+from shardwright.lowering.runtime import kernels as runtime
 from shardwright.pcg.errors import ClusterError, DistributedError, MachineError
 from shardwright.pcg.optable import ROWS
 from tests.each import each

@@ -18,7 +18,7 @@ from shardwright.cost.clusters.device import Device
 from shardwright.cost.compute.compute import Compute
 from shardwright.cost.compute.operators import NodeCost
 from shardwright.cost.compute.work import WORK_KINDS, Passes
-from shardwright.lowering import kernels
+from shardwright.lowering.runtime import kernels
 from shardwright.pcg.choice import WHOLE, Split
 from shardwright.pcg.graph import Node
 from shardwright.pcg.layout import R, S, shard_order

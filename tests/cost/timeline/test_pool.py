@@ -44,7 +44,7 @@ def test_a_step_leaves_as_many_buffers_as_predicted(name: str, monkeypatch: pyte
         return found
 
     for large_bytes in (PLACED_BYTES, 1 << 10):
-        monkeypatch.setattr("shardwright.lowering.buffers.PLACED_BYTES", large_bytes)
+        monkeypatch.setattr("shardwright.lowering.runtime.buffers.PLACED_BYTES", large_bytes)
         monkeypatch.setattr("shardwright.cost.timeline.pool.PLACED_BYTES", large_bytes)
         predicted = program(plan.graph, default_cluster(2)).stages[0].state["gathered"]
         assert run_ranks(rank, 2, 60) == [[predicted, predicted]] * 2

@@ -13,13 +13,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 import shardwright as sw
-from shardwright.lowering.inputs import NUM_FIRST
 from shardwright.lowering.module import ParallelModule, lower
 from shardwright.lowering.random.drawing import WATCH_EVERY, Drawing, Stream
 from shardwright.lowering.ranks.launch import connect, run_ranks
+from shardwright.lowering.runtime.inputs import NUM_FIRST
 from shardwright.pcg.errors import ShardwrightError
 from tests.lowering.runs import Case, entry_of, whole
-from tests.lowering.test_inputs import Regression
+from tests.lowering.runtime.test_inputs import Regression
 from tests.lowering.test_microbatches import planned
 from tests.lowering.test_training import DATA, MEGATRON, TWO, Net
 

@@ -16,10 +16,10 @@ from torch.utils.checkpoint import checkpoint
 import shardwright as sw
 from bench.plans import CERTIFIED, fast_links
 from examples.zoo import GPT
-from shardwright.lowering import kernels as rt
 from shardwright.lowering.module import ParallelModule
 from shardwright.lowering.random.exact import fused_attention
 from shardwright.lowering.ranks.movement import Axis
+from shardwright.lowering.runtime import kernels as rt
 from shardwright.lowering.text.emit import emit
 from shardwright.lowering.text.program import compile_source
 from shardwright.pcg.errors import ShardwrightError

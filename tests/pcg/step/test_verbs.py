@@ -11,8 +11,8 @@ from shardwright.cost.timeline import ending, pricing
 from shardwright.cost.timeline.pricing import price_backward, price_forward
 from shardwright.cost.timeline.program import program
 from shardwright.cost.timeline.steps import Steps
-from shardwright.lowering import apart, blocks, kernels, reducer, shared
-from shardwright.lowering import collectives as functions
+from shardwright.lowering.runtime import apart, blocks, kernels, reducer, shared
+from shardwright.lowering.runtime import collectives as functions
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.stages import STAGES
 from shardwright.pcg.step.actions import Actions, actions

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
-from shardwright.lowering import reducer
 from shardwright.lowering.ranks.movement import Axis
-from shardwright.lowering.reducer import Reducer
+from shardwright.lowering.runtime import reducer
+from shardwright.lowering.runtime.reducer import Reducer
 from shardwright.lowering.store.storage import Held
 from shardwright.pcg.step import buckets
 from shardwright.pcg.step.buckets import BLOCK_BYTES, BUCKET_BYTES, LARGE_BYTES, Buckets

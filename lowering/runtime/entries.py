@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from shardwright.lowering.entry import Entry
-from shardwright.lowering.spec import Key
+from shardwright.lowering.runtime.entry import Entry
+from shardwright.lowering.runtime.spec import Key
 from shardwright.pcg.capture.importing import flat_batch
 from shardwright.pcg.errors import BatchError
 

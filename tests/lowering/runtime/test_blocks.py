@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from shardwright.lowering import buffers
 from shardwright.lowering.module import ParallelModule
+from shardwright.lowering.runtime import buffers
 from shardwright.pcg.layout import S
 from shardwright.pcg.step.parameters import module_block
 from tests.lowering.runs import Case, entry_of

@@ -24,10 +24,10 @@ from torch import Tensor
 from torch.autograd import Function
 
 from shardwright.lowering import private
-from shardwright.lowering.buffers import BufferPool, BufferSet, SlicedParameter
 from shardwright.lowering.private import AutogradContext
 from shardwright.lowering.ranks.movement import take
-from shardwright.lowering.schedule import BlockSchedule
+from shardwright.lowering.runtime.buffers import BufferPool, BufferSet, SlicedParameter
+from shardwright.lowering.runtime.schedule import BlockSchedule
 from shardwright.pcg.step.verbs import Microbatch, happens
 
 # pyright: reportIncompatibleMethodOverride=false

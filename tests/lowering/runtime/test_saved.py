@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from shardwright.lowering.blocks import Blocks
 from shardwright.lowering.private import storage_key, weakly
-from shardwright.lowering.saved import Saved
-from shardwright.lowering.schedule import BlockSchedule
+from shardwright.lowering.runtime.blocks import Blocks
+from shardwright.lowering.runtime.saved import Saved
+from shardwright.lowering.runtime.schedule import BlockSchedule
 
 
 def ignore(shard: Tensor, gradient: Tensor) -> None:
@@ -37,7 +37,7 @@ def test_a_region_is_let_go_of_with_the_last_that_backward_needs(monkeypatch: py
         held.extend(both)
         return saved_tensors_hooks(*both)
 
-    monkeypatch.setattr("shardwright.lowering.saved.saved_tensors_hooks", hooks)
+    monkeypatch.setattr("shardwright.lowering.runtime.saved.saved_tensors_hooks", hooks)
     x = torch.ones(4, requires_grad=True)
     kept, made = x * 2, saved()
     operand = weakref.ref(kept)

@@ -18,12 +18,12 @@ from torch.autograd import Function
 from torch.autograd.profiler import record_function
 from torch.nn import functional as F
 
-from shardwright.lowering import attention
-from shardwright.lowering.dispatch import To, dispatch
 from shardwright.lowering.private import AutogradContext, FakeTensor
 from shardwright.lowering.random.exact import Draw
 from shardwright.lowering.random.philox import Slice, keep_mask
 from shardwright.lowering.ranks.movement import MeshAxis, seen
+from shardwright.lowering.runtime import attention
+from shardwright.lowering.runtime.dispatch import To, dispatch
 
 # pyright: reportIncompatibleMethodOverride=false
 

@@ -17,14 +17,14 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from shardwright.lowering.apart import Apart, give_to_weights
 from shardwright.lowering.random.exact import Draw
 from shardwright.lowering.ranks.channels import Incoming, Kind, Message, Outgoing, channels, waits_in_kernels
 from shardwright.lowering.ranks.groups import first_in
 from shardwright.lowering.ranks.movement import Axis
 from shardwright.lowering.ranks.ranks import Ranks
-from shardwright.lowering.runner import Runner
-from shardwright.lowering.shared import Shared
+from shardwright.lowering.runtime.apart import Apart, give_to_weights
+from shardwright.lowering.runtime.runner import Runner
+from shardwright.lowering.runtime.shared import Shared
 from shardwright.pcg.errors import DistributedError
 from shardwright.pcg.pieces import Piece
 from shardwright.pcg.stages import BACKWARD, FORWARD, Stages, given

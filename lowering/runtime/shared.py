@@ -15,7 +15,7 @@ from torch import Tensor
 
 from shardwright.lowering.ranks.channels import Kind, joined, part_of
 from shardwright.lowering.ranks.ranks import Ranks
-from shardwright.lowering.reducer import Finished
+from shardwright.lowering.runtime.reducer import Finished
 from shardwright.pcg import pieces
 from shardwright.pcg.step.meshes import first_ranks
 

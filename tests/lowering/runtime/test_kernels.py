@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from shardwright.lowering import kernels
+from shardwright.lowering.runtime import kernels
 from shardwright.lowering.text.emit import emit
 from shardwright.lowering.text.program import compile_source
 from shardwright.pcg.graph import Graph, Node, leaf, make_attrs

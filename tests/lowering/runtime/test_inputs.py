@@ -10,9 +10,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from shardwright.lowering.inputs import NUM_FIRST
 from shardwright.lowering.module import ParallelModule, lower
 from shardwright.lowering.ranks.agreement import digest
+from shardwright.lowering.runtime.inputs import NUM_FIRST
 from shardwright.pcg.errors import BatchError, ShardwrightError
 from tests.lowering.runs import Case
 from tests.lowering.test_microbatches import planned

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shardwright.lowering.blocks import Blocks
-from shardwright.lowering.buffers import SlicedParameter
 from shardwright.lowering.random.exact import Draw
 from shardwright.lowering.ranks.ranks import Ranks
-from shardwright.lowering.reducer import Reducer
-from shardwright.lowering.saved import Saved
-from shardwright.lowering.schedule import schedule
+from shardwright.lowering.runtime.blocks import Blocks
+from shardwright.lowering.runtime.buffers import SlicedParameter
+from shardwright.lowering.runtime.reducer import Reducer
+from shardwright.lowering.runtime.saved import Saved
+from shardwright.lowering.runtime.schedule import schedule
 from shardwright.lowering.store.storage import Held, by_block, part_of
 from shardwright.lowering.text.emit import emit
 from shardwright.lowering.text.outside import Outside

@@ -17,11 +17,6 @@ from torch.autograd import Function
 from torch.autograd.graph import get_gradient_edge
 
 from shardwright.lowering import private
-from shardwright.lowering.batch import BatchCheck
-from shardwright.lowering.collectives import reduce
-from shardwright.lowering.inputs import Inputs
-from shardwright.lowering.pipeline import Pipeline, Scale
-from shardwright.lowering.precision import check_device, check_products, set_products
 from shardwright.lowering.private import AutogradContext
 from shardwright.lowering.random.drawing import Drawing, Stream
 from shardwright.lowering.random.exact import num_draws
@@ -29,10 +24,15 @@ from shardwright.lowering.ranks.agreement import share_values
 from shardwright.lowering.ranks.groups import across
 from shardwright.lowering.ranks.launch import connect
 from shardwright.lowering.ranks.waits import blame
-from shardwright.lowering.reducer import Finished
-from shardwright.lowering.runner import Runner
-from shardwright.lowering.shared import Holders, Shared
-from shardwright.lowering.spec import EntrySpec, Key, check_stages
+from shardwright.lowering.runtime.batch import BatchCheck
+from shardwright.lowering.runtime.collectives import reduce
+from shardwright.lowering.runtime.inputs import Inputs
+from shardwright.lowering.runtime.pipeline import Pipeline, Scale
+from shardwright.lowering.runtime.precision import check_device, check_products, set_products
+from shardwright.lowering.runtime.reducer import Finished
+from shardwright.lowering.runtime.runner import Runner
+from shardwright.lowering.runtime.shared import Holders, Shared
+from shardwright.lowering.runtime.spec import EntrySpec, Key, check_stages
 from shardwright.lowering.store.parameter_store import ParameterStore, places
 from shardwright.lowering.store.storage import Held
 from shardwright.lowering.text.outside import find_inputs, find_outside

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from shardwright.lowering.inputs import CheckInputs
 from shardwright.lowering.ranks.launch import TIMEOUT_S
+from shardwright.lowering.runtime.inputs import CheckInputs
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.stages import cut, not_run

@@ -12,10 +12,10 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from shardwright.lowering.batch import BatchCheck
 from shardwright.lowering.random.drawing import NUM_STATES, Drawing
 from shardwright.lowering.ranks.agreement import digest, gathered, has_others
 from shardwright.lowering.ranks.movement import Axis
+from shardwright.lowering.runtime.batch import BatchCheck
 from shardwright.pcg.errors import BatchError, ShardwrightError
 from shardwright.pcg.layout import format_layouts
 

@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shardwright.lowering import collectives as c
 from shardwright.lowering.ranks.launch import connect, run_ranks
 from shardwright.lowering.ranks.movement import Axis
+from shardwright.lowering.runtime import collectives as c
 from shardwright.pcg.mesh import Mesh
 
 SHAPE = (8, 12, 16)

@@ -14,7 +14,7 @@ from shardwright.lowering.module import ParallelModule
 from shardwright.lowering.random.exact import seed_exactly
 from shardwright.lowering.ranks.launch import run_ranks
 from shardwright.lowering.ranks.ranks import Ranks
-from shardwright.lowering.spec import EntrySpec
+from shardwright.lowering.runtime.spec import EntrySpec
 from shardwright.lowering.store.sources import own_part
 from shardwright.lowering.store.storage import Slices
 from shardwright.pcg.capture.capture import find_loss

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from shardwright.api import certified_choices
-from shardwright.lowering import dispatch
-from shardwright.lowering.dispatch import Sent, To
 from shardwright.lowering.module import ParallelModule
 from shardwright.lowering.ranks.launch import run_ranks
+from shardwright.lowering.runtime import dispatch
+from shardwright.lowering.runtime.dispatch import Sent, To
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.layout import R, S
 from shardwright.pcg.mesh import TIME, Mesh

@@ -24,8 +24,8 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from shardwright.lowering import private
-from shardwright.lowering.apart import Apart, PutOff
-from shardwright.lowering.blocks import Blocks
+from shardwright.lowering.runtime.apart import Apart, PutOff
+from shardwright.lowering.runtime.blocks import Blocks
 
 Results = Any
 """A tensor, or a tuple of them."""

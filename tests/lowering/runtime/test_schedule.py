@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardwright.lowering.schedule import schedule
+from shardwright.lowering.runtime.schedule import schedule
 from shardwright.pcg.step.actions import actions
 from tests.pcg.step.test_actions import SLICED, chain, chunk
 
