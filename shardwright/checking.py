@@ -22,9 +22,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map_only
 
-from shardwright.lowering.differences import Comparison, compared, epsilon_of
-from shardwright.lowering.putback import Before
-from shardwright.lowering.steps import SerialProgram, Step, device_of, eager_step
+from shardwright.lowering.trial.differences import Comparison, compared, epsilon_of
+from shardwright.lowering.trial.putback import Before
+from shardwright.lowering.trial.steps import SerialProgram, Step, device_of, eager_step
 from shardwright.pcg.capture.capture import Captured, bind_arguments, capture
 from shardwright.pcg.capture.hooks import guards_left_out
 from shardwright.pcg.errors import CaptureError, ShardwrightError, printable
@@ -79,8 +79,9 @@ def check_capture(
 ) -> CaptureCheck:
     """Compare one eager step of the model with the graph that was captured of it, for this batch.
 
-    Everything that the steps touch is put back (`lowering.putback`). Raises a `CaptureError` that names what differs
-    beyond rounding. What cannot be compared, as there are no values or not enough memory, is said in the result.
+    Everything that the steps touch is put back (`lowering.trial.putback`). Raises a `CaptureError` that names what
+    differs beyond rounding. What cannot be compared, as there are no values or not enough memory, is said in the
+    result.
     """
     kwargs = kwargs or {}
     try:

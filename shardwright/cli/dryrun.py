@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from shardwright.cost.timeline.program import program
 from shardwright.cost.timeline.timeline import simulate
-from shardwright.lowering.dryrun import DryRun
+from shardwright.lowering.trial.dryrun import DryRun
 from shardwright.pcg.stages import cut
 from shardwright.pcg.step.meshes import stage_meshes, stage_of
 from shardwright.pcg.step.messages import Message

@@ -134,7 +134,7 @@ def _dry_run(model: Mapping[str, Any], plan_file: Path | None, search: Mapping[s
         plan = Plan.load(files[0])
         progress(f"running the program of rank {rank} of {plan.cluster.num_devices} without data")
         from shardwright.cli.dryrun import DryRunReport
-        from shardwright.lowering.dryrun import dry_run
+        from shardwright.lowering.trial.dryrun import dry_run
 
         report = DryRunReport(plan, dry_run(plan.graph, rank, plan.execution, plan.cluster.device.kind))
     terminal.show(report, form)

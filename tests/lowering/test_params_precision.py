@@ -30,7 +30,7 @@ from shardwright.search.tree.planner import Planner
 from tests.each import each
 from tests.lowering.rounding import cells
 from tests.lowering.runs import Case, whole
-from tests.lowering.test_dryrun import report
+from tests.lowering.trial.test_dryrun import report
 from tests.pcg.capture.test_casting import Net
 from tests.search.graphs import cluster
 

@@ -31,7 +31,7 @@ from shardwright.search.exact.solving import Candidate
 from shardwright.search.tree.planner import Planner
 from tests.each import each
 from tests.lowering.runs import Case, Step, parallel_step, peak_on_rank
-from tests.lowering.test_dryrun import report
+from tests.lowering.trial.test_dryrun import report
 from tests.search.graphs import cluster
 
 NUM_MICROBATCHES = 2

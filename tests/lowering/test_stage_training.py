@@ -21,11 +21,11 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.nn import functional as F
 
-from shardwright.lowering import dryrun
 from shardwright.lowering.module import ParallelModule
 from shardwright.lowering.random.exact import seed_exactly
 from shardwright.lowering.ranks.launch import run_ranks
 from shardwright.lowering.runtime.spec import check_stages
+from shardwright.lowering.trial import dryrun
 from shardwright.pcg.capture.capture import capture
 from shardwright.pcg.errors import PlanError, ShardwrightError
 from shardwright.pcg.graph import Graph, Node

@@ -13,8 +13,8 @@ from torch.fx import GraphModule
 from torch.nn import functional as F
 
 from examples.zoo import GPT
-from shardwright.lowering.dryrun import dry_run
 from shardwright.lowering.ranks.launch import run_ranks
+from shardwright.lowering.trial.dryrun import dry_run
 from shardwright.pcg.capture.capture import capture
 from shardwright.pcg.errors import GraphError, PlanError, ShardwrightError
 from shardwright.pcg.graph import Graph, Node

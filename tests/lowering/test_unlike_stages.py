@@ -13,12 +13,12 @@ import torch.distributed as dist
 from shardwright.cli.dryrun import DryRunReport
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.predict import predict
-from shardwright.lowering.dryrun import dry_run
 from shardwright.lowering.module import lower
 from shardwright.lowering.ranks.launch import run_ranks
 from shardwright.lowering.ranks.movement import take
 from shardwright.lowering.runtime.inputs import NUM_FIRST
 from shardwright.lowering.store.storage import slices
+from shardwright.lowering.trial.dryrun import dry_run
 from shardwright.pcg.errors import DistributedError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.step.execution import Execution

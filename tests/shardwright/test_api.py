@@ -20,9 +20,9 @@ from torch.nn import functional as F
 
 import shardwright as sw
 from shardwright.api import compile, plan
-from shardwright.lowering.dryrun import dry_run
 from shardwright.lowering.module import ParallelModule
 from shardwright.lowering.ranks.launch import run_ranks
+from shardwright.lowering.trial.dryrun import dry_run
 from shardwright.pcg.errors import BatchError, CaptureError, ClusterError, DistributedError, PlanError
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.optable import ROWS

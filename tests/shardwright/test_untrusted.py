@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 
-from shardwright.lowering.dryrun import dry_run
 from shardwright.lowering.text.emit import emit
+from shardwright.lowering.trial.dryrun import dry_run
 from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.errors import PlanError, ShardwrightError
 from shardwright.pcg.graph import Graph, Source

@@ -17,7 +17,6 @@ from shardwright.cli.dryrun import DryRunReport
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.predict import predict
 from shardwright.cost.timeline.program import program
-from shardwright.lowering.dryrun import dry_run
 from shardwright.lowering.module import ParallelModule
 from shardwright.lowering.ranks import channels
 from shardwright.lowering.ranks.channels import Incoming, Outgoing
@@ -26,6 +25,7 @@ from shardwright.lowering.runtime import pipeline
 from shardwright.lowering.runtime.reducer import Reducer
 from shardwright.lowering.runtime.runner import Runner
 from shardwright.lowering.text.outside import find_outside
+from shardwright.lowering.trial.dryrun import dry_run
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.stages import cut
 from shardwright.pcg.step.execution import Execution

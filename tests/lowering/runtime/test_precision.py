@@ -14,10 +14,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from shardwright.api import certified_choices
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.predict import Prediction
-from shardwright.lowering.dryrun import dry_run
 from shardwright.lowering.module import ParallelModule
 from shardwright.lowering.private import unwrap
 from shardwright.lowering.runtime.precision import check_device, check_products, set_products
+from shardwright.lowering.trial.dryrun import dry_run
 from shardwright.pcg.capture.capture import capture
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.mesh import Mesh

@@ -16,12 +16,12 @@ from torch.distributed.tensor import DTensor
 
 from shardwright.cli.dryrun import DryRunReport
 from shardwright.cost.predict import predict
-from shardwright.lowering.dryrun import dry_run
 from shardwright.lowering.module import ParallelModule
 from shardwright.lowering.ranks.launch import run_ranks
 from shardwright.lowering.runtime import runner
-from shardwright.lowering.tape import Tape
 from shardwright.lowering.text.outside import Outside
+from shardwright.lowering.trial.dryrun import dry_run
+from shardwright.lowering.trial.tape import Tape
 from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.errors import DistributedError, PlanError
 from shardwright.pcg.graph import Graph, Source

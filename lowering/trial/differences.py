@@ -18,7 +18,7 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from shardwright.lowering.steps import Step
+from shardwright.lowering.trial.steps import Step
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.types import is_float
 

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from shardwright.lowering import private
-from shardwright.lowering.putback import random_states
 from shardwright.lowering.random.exact import num_draws, step_draws
 from shardwright.lowering.store.storage import by_block
 from shardwright.lowering.text.emit import emit
 from shardwright.lowering.text.program import compile_source
+from shardwright.lowering.trial.putback import random_states
 from shardwright.pcg.capture.capture import Captured, find_loss, split_batch
 from shardwright.pcg.capture.importing import flat_batch, names_by_first
 from shardwright.pcg.capture.modules import in_own_precision

@@ -32,8 +32,8 @@ from shardwright.lowering.runtime.entry import Entry
 from shardwright.lowering.runtime.spec import EntrySpec
 from shardwright.lowering.store.parameter_store import ParameterStore
 from shardwright.lowering.store.sources import ModelValues
-from shardwright.lowering.tape import Tape
 from shardwright.lowering.text.program import PROGRAM_NAME, Program, compile_source
+from shardwright.lowering.trial.tape import Tape
 from shardwright.pcg.errors import DistributedError, PlanError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.stages import STAGES, channel
