@@ -29,8 +29,8 @@ class VerbRow(NamedTuple):
     collective   what it sends, where the operation does not say; "": nothing
     sends        what that is, for people
     price        what prices it: a method of `cost.timeline.pricing`, or of `cost.timeline.maker` at the end of a step
-    executor     what does it in a program's text or in `lowering.runtime.blocks` and `lowering.runtime.reducer`; "": what autograd
-                 does, or the user's optimizer; None: it is priced, and nothing runs it
+    executor     what does it in a program's text or in `lowering.runtime`; "": what autograd does, or
+                 the user's optimizer; None: it is priced, and nothing runs it
     """
 
     counts: Counted

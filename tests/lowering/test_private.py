@@ -6,7 +6,7 @@ from pathlib import Path
 import shardwright.lowering
 from tests.each import each
 
-FILES = sorted(Path(shardwright.lowering.__file__).parent.glob("*.py"))
+FILES = sorted(Path(shardwright.lowering.__file__).parent.rglob("*.py"))
 PRIVATE = re.compile(r"\btorch(\.\w+)*\._\w|from torch(\.\w+)*\._\w|from torch[\w.]* import (.*, )?_\w")
 
 

@@ -1,0 +1,16 @@
+"""The readable Python program of one rank.
+
+parallel graph ─▶ outside ─▶ statements ─▶ lines ─▶ emit ─▶ program
+
+    outside      what the runtime does around the program: batch, parameters, sums that make the loss
+    statements   the actions of forward in order, divided into functions
+    lines        each statement as code, with what is read first and freed after
+    functions    the functions that `forward` calls: equal blocks, and what is made again
+    expressions  one node as torch code
+    fusions      a few nodes as one torch call
+    pieces       identifiers, comments, numbers: nothing from a plan file becomes code
+    emit         the whole text
+    program      the text compiled, so that tracebacks show its lines
+
+Imports no other folder of lowering.
+"""
