@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-from shardwright.substitutions.rowrules import RowRule
-from shardwright.substitutions.rules import Rule
+from shardwright.substitutions.rules.rowrules import RowRule
+from shardwright.substitutions.rules.rules import Rule
 from shardwright.verifier.lemmas import LEMMAS
 from shardwright.workers import Call, workers
 from tests.samples import SAMPLES

@@ -32,10 +32,10 @@ from shardwright.judging import Judgement, verify
 from shardwright.pcg.capture.capture import capture
 from shardwright.pcg.graph import Graph
 from shardwright.reports.coverage import Coverage
-from shardwright.substitutions.catalogue import CATALOGUE
 from shardwright.substitutions.equations import Equation
-from shardwright.substitutions.rules import KINDS
-from shardwright.substitutions.steps import STEP_RULES
+from shardwright.substitutions.rules.catalogue import CATALOGUE
+from shardwright.substitutions.rules.rules import KINDS
+from shardwright.substitutions.rules.steps import STEP_RULES
 from shardwright.verifier.choices import Certified
 from shardwright.verifier.rulefile import read_rules
 from shardwright.verifier.solver import version

@@ -14,6 +14,6 @@ A captured graph, a cluster and a request come in; a `Plan` goes out. Each folde
     check        the proof before a plan runs: its graph denotes the captured one
     collector    pauses Python's cyclic garbage collector
 
-Imports `pcg`, `substitutions`, `verifier` and `cost`; imported by `shardwright`. `lowering` imports `search.plan`
-and nothing else from here.
+Imports `pcg`, `cost` and of `substitutions` what matches and applies equations; which rules and choices are certified
+it is told. Imported by `shardwright`. `lowering` imports `search.plan` and nothing else from here.
 """

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardwright.reports.report import Paragraph, Report
-from shardwright.substitutions.rules import Rule, kind_of
+from shardwright.substitutions.rules.rules import Rule, kind_of
 from shardwright.verifier.catalogue import SHIPPED
 from shardwright.verifier.certificates import PROOFS, RuleVerdict
 from shardwright.verifier.judge import LIMIT_S, Jury, judge, one_by_one

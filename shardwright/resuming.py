@@ -22,7 +22,7 @@ import shardwright
 from shardwright.pcg.errors import RuleError
 from shardwright.pcg.files import write_whole
 from shardwright.substitutions.equations import Equation
-from shardwright.substitutions.wellformed import equation_from_json
+from shardwright.substitutions.rules.wellformed import equation_from_json
 from shardwright.verifier.certificates import RuleVerdict
 
 

@@ -1,7 +1,20 @@
 """Substitutions: rewrite rules as data.
 
-Here belong the form of a rule, the rules themselves, matching and applying them to a graph, and whatever
-derives or generates rules. No rule is trusted for being here: `verifier` certifies each before a search loads it.
+What a search needs:
+
+    equations     two terms that are equal, with guards
+    terms         the sides of an equation
+    expressions   attributes and guards over sizes
+    placement     layouts in terms
+    match, apply  where an equation applies in a graph; the graph after that
+    fields        checks of the JSON form of rules
+
+What provers need besides:
+
+    rules/        every kind of rule, and the rules that are written by hand
+    generator/    finds candidate rules
+
+No rule is trusted for being here: `verifier` certifies each before a search loads it.
 
 Imports `pcg`; imported by `verifier`, `search` and `shardwright`.
 """

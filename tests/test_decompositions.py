@@ -26,10 +26,10 @@ from shardwright.search.check import check_plan
 from shardwright.search.request.restrict import FREE, TENSOR
 from shardwright.search.tree.planner import Planner
 from shardwright.substitutions.apply import apply
-from shardwright.substitutions.catalogue import CATALOGUE, SEARCHED
-from shardwright.substitutions.decompositions import DECOMPOSITIONS, MAXIMUM
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.match import places
+from shardwright.substitutions.rules.catalogue import CATALOGUE, SEARCHED
+from shardwright.substitutions.rules.decompositions import DECOMPOSITIONS, MAXIMUM
 from tests.lowering.runs import Case, assert_trains_as_serial
 from tests.models import grid
 

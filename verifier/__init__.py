@@ -17,5 +17,5 @@ store of proofs. docs/proofs.md says what is claimed and trusted. Where a line b
 
 z3 is behind `solver` and `logic`; `limits` ends what takes too long.
 
-Imports `substitutions` and `pcg`; imported by `search` and `shardwright`.
+Imports `substitutions` and `pcg`; imported by `shardwright`, which hands the search what is certified.
 """

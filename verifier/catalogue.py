@@ -24,7 +24,7 @@ from shardwright.pcg.errors import RuleError
 from shardwright.pcg.files import write_whole
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.fields import digest, shown
-from shardwright.substitutions.rules import Rule, json_kind, json_name, rule_from_json
+from shardwright.substitutions.rules.rules import Rule, json_kind, json_name, rule_from_json
 from shardwright.verifier.certificates import Certificate
 from shardwright.verifier.store import Verdicts
 

@@ -16,8 +16,8 @@ from typing import Any, Literal
 
 from shardwright.pcg.optable import ROWS, keep_attrs
 from shardwright.substitutions.equations import Equation
-from shardwright.substitutions.rowrules import RowRule
-from shardwright.substitutions.rules import Rule, json_kind, json_name, kind_of
+from shardwright.substitutions.rules.rowrules import RowRule
+from shardwright.substitutions.rules.rules import Rule, json_kind, json_name, kind_of
 from shardwright.verifier.limits import Late
 from shardwright.verifier.proof import Failure, Proof
 
@@ -81,8 +81,8 @@ class RuleVerdict:
 _PROVER = ("rows", "algebra", "reals", "placement", "falsifiers", "certificates.py", "fit.py", "judge.py", "lemmas.py",
            "limits.py", "logic.py", "proof.py", "solver.py")  # fmt: skip
 _TYPES = ("choice", "dispatch", "factors", "inference", "layout", "moves", "offers", "parallel")
-_FORMS = ("attributes", "equations", "expressions", "fields", "pattern", "placement", "primes", "rowrules", "rules",
-          "steps", "terms", "wellformed")  # fmt: skip
+_FORMS = ("equations", "expressions", "fields", "placement", "terms", "rules/attributes", "rules/pattern",
+          "rules/primes", "rules/rowrules", "rules/rules", "rules/steps", "rules/wellformed")  # fmt: skip
 
 
 @lru_cache(maxsize=1)

@@ -16,12 +16,12 @@ from shardwright.pcg.errors import GraphError, RuleError
 from shardwright.pcg.graph import OPAQUE, Graph, Node
 from shardwright.pcg.optable import ROWS
 from shardwright.pcg.types import TensorType
-from shardwright.substitutions.catalogue import CATALOGUE, SEARCHED
 from shardwright.substitutions.equations import Equation
-from shardwright.substitutions.pattern import Pattern, pattern_of
-from shardwright.substitutions.rowrules import RowRule, choices, derive, sending_choices
-from shardwright.substitutions.rules import Rule
-from shardwright.substitutions.steps import STEP_RULES, StepRule
+from shardwright.substitutions.rules.catalogue import CATALOGUE, SEARCHED
+from shardwright.substitutions.rules.pattern import Pattern, pattern_of
+from shardwright.substitutions.rules.rowrules import RowRule, choices, derive, sending_choices
+from shardwright.substitutions.rules.rules import Rule
+from shardwright.substitutions.rules.steps import STEP_RULES, StepRule
 from shardwright.verifier.catalogue import Catalogue
 from shardwright.verifier.certificates import Certificate, certify
 from shardwright.verifier.judge import Jury, one_by_one

@@ -16,12 +16,12 @@ from typing import Any
 
 from shardwright.pcg.errors import RuleError
 from shardwright.pcg.factors import Shape
-from shardwright.substitutions.attributes import types
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.expressions import Expression
 from shardwright.substitutions.fields import short
-from shardwright.substitutions.rowrules import RowRule, check_pattern
-from shardwright.substitutions.rules import Rule
+from shardwright.substitutions.rules.attributes import types
+from shardwright.substitutions.rules.rowrules import RowRule, check_pattern
+from shardwright.substitutions.rules.rules import Rule
 from shardwright.substitutions.terms import Apply, Term, Variable, applied, erase, subterms
 from shardwright.verifier.algebra.symbols import Symbols
 from shardwright.verifier.falsifiers.instances import RANKS, SIZES, drawn_sizes, satisfies

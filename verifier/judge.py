@@ -13,9 +13,9 @@ from typing import TypeVar
 
 from shardwright.pcg.optable import ROWS
 from shardwright.substitutions.equations import Equation
-from shardwright.substitutions.rowrules import RowRule
-from shardwright.substitutions.rules import Rule
-from shardwright.substitutions.steps import StepRule
+from shardwright.substitutions.rules.rowrules import RowRule
+from shardwright.substitutions.rules.rules import Rule
+from shardwright.substitutions.rules.steps import StepRule
 from shardwright.verifier.catalogue import SHIPPED, read_head
 from shardwright.verifier.certificates import Certificate, RuleVerdict, prove
 from shardwright.verifier.falsifiers.exactness import inexact, reduces

@@ -16,7 +16,7 @@ from typing import Any
 
 from shardwright.pcg.errors import RuleError
 from shardwright.substitutions import fields
-from shardwright.substitutions.rules import Rule, json_name, rule_from_json
+from shardwright.substitutions.rules.rules import Rule, json_name, rule_from_json
 from shardwright.verifier.catalogue import Note, plain, read_head
 
 

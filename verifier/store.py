@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from shardwright.pcg.files import cache_folder
-from shardwright.substitutions.rules import Rule
+from shardwright.substitutions.rules.rules import Rule
 from shardwright.verifier.certificates import Certificate, RuleVerdict, prover_digest
 
 SHIPPED_PROOFS = Path(__file__).with_name("proofs.jsonl")

@@ -122,7 +122,7 @@ def verify(file: Path | None, base: bool, limit: float, jobs: int, form: str) ->
 def list_rules(file: Path | None, kind: str | None, wanted: Sequence[str], minimal: bool, text: str, form: str) -> None:
     """List the rules of a file, one a line."""
     from shardwright.reports.rules import RuleListReport, operators
-    from shardwright.substitutions.rules import kind_of
+    from shardwright.substitutions.rules.rules import kind_of
     from shardwright.verifier.store import Verdicts
 
     found = _read(file)

@@ -30,8 +30,8 @@ from shardwright.search.plan import Plan
 from shardwright.search.tree.planner import Planner
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.placement import Placement
-from shardwright.substitutions.rowrules import RowRule
-from shardwright.substitutions.rules import KINDS, Rule, kind_of
+from shardwright.substitutions.rules.rowrules import RowRule
+from shardwright.substitutions.rules.rules import KINDS, Rule, kind_of
 from shardwright.verifier.choices import Certified, rule_of
 
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from shardwright.reports.report import Paragraph, Report
-from shardwright.substitutions.rowrules import RowRule
-from shardwright.substitutions.rules import Rule, kind_of
-from shardwright.substitutions.steps import StepRule, SymbolicStep
+from shardwright.substitutions.rules.rowrules import RowRule
+from shardwright.substitutions.rules.rules import Rule, kind_of
+from shardwright.substitutions.rules.steps import StepRule, SymbolicStep
 from shardwright.substitutions.terms import Apply, Term, Variable, applied
 from shardwright.verifier.catalogue import SHIPPED
 from shardwright.verifier.certificates import Certificate

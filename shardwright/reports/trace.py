@@ -85,7 +85,7 @@ def proven(facts: PlanFacts) -> list[Proven]:
     names = dict.fromkeys(rule for rewrite in facts.plan.report.rewrites for rule, _ in rewrite.steps)
     if not names:
         return []
-    from shardwright.substitutions.catalogue import CATALOGUE
+    from shardwright.substitutions.rules.catalogue import CATALOGUE
     from shardwright.verifier.store import Verdicts
 
     verdicts = Verdicts.here()

@@ -15,12 +15,12 @@ from itertools import product
 
 from shardwright.pcg.errors import RuleError
 from shardwright.pcg.optable import ROWS
-from shardwright.substitutions.catalogue import CATALOGUE
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.expressions import Expression
-from shardwright.substitutions.generator.primesizes import CONSTANTS
 from shardwright.substitutions.generator.symbolicdims import extent
 from shardwright.substitutions.placement import Placement
+from shardwright.substitutions.rules.attributes import CONSTANTS
+from shardwright.substitutions.rules.catalogue import CATALOGUE
 from shardwright.substitutions.terms import Apply, Dims, Term, Variable, applied, subterms
 
 ROOTS = "roots"

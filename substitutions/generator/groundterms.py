@@ -26,7 +26,7 @@ from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.expressions import Expression
 from shardwright.substitutions.generator.canonical import ROOTS
 from shardwright.substitutions.placement import Placement
-from shardwright.substitutions.primes import primes
+from shardwright.substitutions.rules.primes import primes
 from shardwright.substitutions.terms import Dims, Term, Variable, applied, free_attributes, subterms
 
 AXES = ("a", "b")

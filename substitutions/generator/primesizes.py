@@ -6,19 +6,15 @@ Every size of a context is a prime, so that a number says which sizes it is the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
 from shardwright.pcg.errors import RuleError
 from shardwright.substitutions.expressions import expression
 from shardwright.substitutions.generator.context import PlacementContext
+from shardwright.substitutions.rules.attributes import CONSTANTS
 
-CONSTANTS: Mapping[str, Any] = {
-    "eps": 1e-5, "scale": 0.5, "smoothing": 0.25, "ignore": -100, "pad": None,
-    "stride": (1, 1), "padding": (0, 0), "dilation": (1, 1),
-}  # fmt: skip
-"""Attributes that a rule leaves free, and a value of each."""
 _PRIMES = (101, 103, 107, 127, 131, 137, 139, 163, 167)  # no two add up to 2^a 3^b
 _BLOCKS_OF_CONCAT = (2, 3)
 _SMALLEST = 4  # adding m equal terms must not look like a sum over m

@@ -9,10 +9,10 @@ from bench.rules import Figures, page
 from shardwright.generation import Settings, generate
 from shardwright.judging import verify
 from shardwright.reports.coverage import Coverage
-from shardwright.substitutions.catalogue import CATALOGUE
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.generator.sources import sources
-from shardwright.substitutions.steps import STEP_RULES
+from shardwright.substitutions.rules.catalogue import CATALOGUE
+from shardwright.substitutions.rules.steps import STEP_RULES
 from shardwright.verifier.rulefile import read_rules
 from tests.verifier.mutations.mutation import Mutant
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from shardwright.substitutions.catalogue import CATALOGUE
 from shardwright.substitutions.equations import Equation
+from shardwright.substitutions.rules.catalogue import CATALOGUE
 from shardwright.verifier.judge import RuleVerdict
 
 Report = Callable[[object], None]

@@ -29,8 +29,8 @@ from shardwright.pcg.optable import ROWS
 from shardwright.pcg.step.precisions import shown
 from shardwright.reports.plan import PlanReport
 from shardwright.search.plan import Plan
-from shardwright.substitutions.pattern import Pattern
-from shardwright.substitutions.rowrules import choices, derive
+from shardwright.substitutions.rules.pattern import Pattern
+from shardwright.substitutions.rules.rowrules import choices, derive
 from tests.each import each
 from tests.shardwright.command import Run
 

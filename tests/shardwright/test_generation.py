@@ -13,8 +13,8 @@ from shardwright import generation, resuming
 from shardwright.generation import Settings, generate, line
 from shardwright.pcg.errors import RuleError
 from shardwright.resuming import Found, Unfinished, unfinished
-from shardwright.substitutions.catalogue import CATALOGUE
 from shardwright.substitutions.generator.sources import ContextSource, restricted, sources
+from shardwright.substitutions.rules.catalogue import CATALOGUE
 from shardwright.verifier import store
 from shardwright.verifier.catalogue import Catalogue
 from shardwright.verifier.choices import Certified

@@ -14,11 +14,11 @@ from shardwright.pcg.graph import Node
 from shardwright.pcg.offers import parse_choice
 from shardwright.pcg.optable import ROWS
 from shardwright.pcg.types import TensorType
-from shardwright.substitutions.catalogue import CATALOGUE
 from shardwright.substitutions.generator.sources import ContextSource
-from shardwright.substitutions.pattern import Pattern
-from shardwright.substitutions.rowrules import choices, derive
-from shardwright.substitutions.steps import STEP_RULES
+from shardwright.substitutions.rules.catalogue import CATALOGUE
+from shardwright.substitutions.rules.pattern import Pattern
+from shardwright.substitutions.rules.rowrules import choices, derive
+from shardwright.substitutions.rules.steps import STEP_RULES
 from shardwright.verifier.certificates import prover_digest
 from shardwright.verifier.choices import Certified
 from shardwright.verifier.lemmas import LEMMAS

@@ -9,9 +9,9 @@ import pytest
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.text import parse_graph, print_graph
 from shardwright.substitutions.apply import apply
-from shardwright.substitutions.catalogue import CATALOGUE
 from shardwright.substitutions.equations import Equation, equation
 from shardwright.substitutions.match import PartialMatch, extended, places
+from shardwright.substitutions.rules.catalogue import CATALOGUE
 from tests.substitutions.test_rewrite import graph, rewritten_ok
 
 FUSE = CATALOGUE["fuse_two_linears"]

@@ -13,9 +13,9 @@ from shardwright.pcg.interpret import run_serial
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.text import parse_graph, print_graph
 from shardwright.substitutions.apply import apply
-from shardwright.substitutions.catalogue import CATALOGUE
 from shardwright.substitutions.equations import equation
 from shardwright.substitutions.match import places
+from shardwright.substitutions.rules.catalogue import CATALOGUE
 from shardwright.verifier.falsifiers.instances import instance
 from tests.each import each
 

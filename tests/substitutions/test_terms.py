@@ -3,13 +3,13 @@ from __future__ import annotations
 import pytest
 
 from shardwright.pcg.errors import RuleError
-from shardwright.substitutions.catalogue import CATALOGUE, SEARCHED
 from shardwright.substitutions.equations import equation
 from shardwright.substitutions.expressions import expression
-from shardwright.substitutions.rules import rule_from_json
-from shardwright.substitutions.steps import STEP_RULES, steps
+from shardwright.substitutions.rules.catalogue import CATALOGUE, SEARCHED
+from shardwright.substitutions.rules.rules import rule_from_json
+from shardwright.substitutions.rules.steps import STEP_RULES, steps
+from shardwright.substitutions.rules.wellformed import equation_from_json
 from shardwright.substitutions.terms import Dims, parse_term
-from shardwright.substitutions.wellformed import equation_from_json
 from tests.each import each
 
 

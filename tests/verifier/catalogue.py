@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from shardwright.pcg.optable import ROWS
-from shardwright.substitutions.pattern import Pattern, pattern_of
-from shardwright.substitutions.rowrules import RowRule, choices, derive, sending_choices
+from shardwright.substitutions.rules.pattern import Pattern, pattern_of
+from shardwright.substitutions.rules.rowrules import RowRule, choices, derive, sending_choices
 from tests.samples import SAMPLES, Sample, flags, real, sample
 
 DEGREES = (2, 4)

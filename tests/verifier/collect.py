@@ -19,8 +19,8 @@ from shardwright.pcg.analysis import constant_nodes
 from shardwright.pcg.graph import Graph
 from shardwright.search.choices.blocks import blocked_choices
 from shardwright.search.tree.planner import Planner
-from shardwright.substitutions.catalogue import CATALOGUE, SEARCHED
-from shardwright.substitutions.rules import Rule
+from shardwright.substitutions.rules.catalogue import CATALOGUE, SEARCHED
+from shardwright.substitutions.rules.rules import Rule
 from shardwright.verifier.catalogue import SHIPPED, Catalogue, Note
 from shardwright.verifier.certificates import Certificate, RuleVerdict, certify, prover_digest
 from shardwright.verifier.choices import Certified

@@ -9,13 +9,13 @@ import pytest
 
 from shardwright.pcg.errors import RuleError
 from shardwright.pcg.offers import parse_choice
-from shardwright.substitutions.catalogue import CATALOGUE, SEARCHED
 from shardwright.substitutions.equations import Equation, equation
 from shardwright.substitutions.fields import digest
-from shardwright.substitutions.pattern import Pattern
-from shardwright.substitutions.rowrules import derive
-from shardwright.substitutions.rules import Rule, kind_of
-from shardwright.substitutions.steps import STEP_RULES
+from shardwright.substitutions.rules.catalogue import CATALOGUE, SEARCHED
+from shardwright.substitutions.rules.pattern import Pattern
+from shardwright.substitutions.rules.rowrules import derive
+from shardwright.substitutions.rules.rules import Rule, kind_of
+from shardwright.substitutions.rules.steps import STEP_RULES
 from shardwright.verifier import catalogue, store
 from shardwright.verifier.catalogue import PLAIN, SHIPPED, Catalogue, Note
 from shardwright.verifier.certificates import PROOFS, Certificate, certify, rule_guard

@@ -10,12 +10,12 @@ import pytest
 from shardwright.pcg.graph import Node, make_attrs
 from shardwright.pcg.offers import parse_choice
 from shardwright.pcg.types import TensorType
-from shardwright.substitutions.catalogue import CATALOGUE, SEARCHED
 from shardwright.substitutions.equations import equation
-from shardwright.substitutions.pattern import Pattern
-from shardwright.substitutions.rowrules import derive
-from shardwright.substitutions.rules import Rule, kind_of
-from shardwright.substitutions.steps import STEP_RULES
+from shardwright.substitutions.rules.catalogue import CATALOGUE, SEARCHED
+from shardwright.substitutions.rules.pattern import Pattern
+from shardwright.substitutions.rules.rowrules import derive
+from shardwright.substitutions.rules.rules import Rule, kind_of
+from shardwright.substitutions.rules.steps import STEP_RULES
 from shardwright.substitutions.terms import parse_term
 from shardwright.verifier import choices
 from shardwright.verifier.catalogue import Catalogue

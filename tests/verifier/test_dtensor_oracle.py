@@ -14,9 +14,9 @@ from torch.distributed.tensor.placement_types import Placement as Placed
 
 from shardwright.pcg.offers import parse_choice
 from shardwright.pcg.optable import ROWS
-from shardwright.substitutions.pattern import pattern_of
 from shardwright.substitutions.placement import Placement
-from shardwright.substitutions.rowrules import RowRule, choices, derive
+from shardwright.substitutions.rules.pattern import pattern_of
+from shardwright.substitutions.rules.rowrules import RowRule, choices, derive
 from shardwright.verifier.falsifiers.falsify import falsify
 from tests.samples import SAMPLES, Sample
 from tests.verifier.catalogue import Case, admits, cases, pattern_for

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from shardwright.pcg.offers import parse_choice
-from shardwright.substitutions.catalogue import CATALOGUE
 from shardwright.substitutions.equations import Equation, equation
 from shardwright.substitutions.match import places
-from shardwright.substitutions.pattern import Pattern
 from shardwright.substitutions.placement import Placement
-from shardwright.substitutions.rowrules import RowRule, derive
+from shardwright.substitutions.rules.catalogue import CATALOGUE
+from shardwright.substitutions.rules.pattern import Pattern
+from shardwright.substitutions.rules.rowrules import RowRule, derive
 from shardwright.verifier.certificates import Certificate, certify, prove
 from shardwright.verifier.falsifiers.falsify_serial import falsify_equation
 from shardwright.verifier.falsifiers.instances import left_graph

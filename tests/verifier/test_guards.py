@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from shardwright.substitutions.catalogue import CATALOGUE
 from shardwright.substitutions.equations import Equation, equation
 from shardwright.substitutions.expressions import expression
+from shardwright.substitutions.rules.catalogue import CATALOGUE
 from shardwright.verifier.algebra.serialproof import prove_equation
 from shardwright.verifier.guards import weakest_guard
 

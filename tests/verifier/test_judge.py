@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from shardwright.pcg.choice import Split
-from shardwright.substitutions.catalogue import CATALOGUE
 from shardwright.substitutions.equations import Equation, equation
-from shardwright.substitutions.pattern import Pattern
 from shardwright.substitutions.placement import Placement
-from shardwright.substitutions.rowrules import RowRule, derive
-from shardwright.substitutions.rules import Rule
-from shardwright.substitutions.steps import STEP_RULES, steps
-from shardwright.substitutions.wellformed import equation_from_json
+from shardwright.substitutions.rules.catalogue import CATALOGUE
+from shardwright.substitutions.rules.pattern import Pattern
+from shardwright.substitutions.rules.rowrules import RowRule, derive
+from shardwright.substitutions.rules.rules import Rule
+from shardwright.substitutions.rules.steps import STEP_RULES, steps
+from shardwright.substitutions.rules.wellformed import equation_from_json
 from shardwright.verifier import judge as module
 from shardwright.verifier.falsifiers.exactness import inexact
 from shardwright.verifier.falsifiers.mismatch import Mismatch

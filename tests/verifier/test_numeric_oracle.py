@@ -24,10 +24,10 @@ from shardwright.pcg.interpret import Array, denote, scatter
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.parallel import ADJOINT, COMBINE, PARALLEL_OPS, PARTITION, REDUCE, REPLICATE
 from shardwright.pcg.types import TensorType
-from shardwright.substitutions.catalogue import CATALOGUE
 from shardwright.substitutions.equations import Equation, equation
 from shardwright.substitutions.generator.sources import ContextSource, sources
 from shardwright.substitutions.match import Match, replacement
+from shardwright.substitutions.rules.catalogue import CATALOGUE
 from shardwright.substitutions.terms import Apply, subterms
 from shardwright.verifier.certificates import prove
 from shardwright.verifier.falsifiers.devices import Devices

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from shardwright.pcg.errors import RuleError
 from shardwright.pcg.offers import parse_choice
-from shardwright.substitutions.catalogue import CATALOGUE
 from shardwright.substitutions.equations import Equation, equation
 from shardwright.substitutions.fields import digest
-from shardwright.substitutions.pattern import Pattern
-from shardwright.substitutions.rowrules import derive
-from shardwright.substitutions.rules import rule_from_json
-from shardwright.substitutions.steps import STEP_RULES
+from shardwright.substitutions.rules.catalogue import CATALOGUE
+from shardwright.substitutions.rules.pattern import Pattern
+from shardwright.substitutions.rules.rowrules import derive
+from shardwright.substitutions.rules.rules import rule_from_json
+from shardwright.substitutions.rules.steps import STEP_RULES
 from shardwright.verifier import rulefile
 from shardwright.verifier.rulefile import RuleFile, read_rules
 from tests.each import each

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from shardwright.pcg.errors import RuleError
-from shardwright.substitutions.catalogue import CATALOGUE
 from shardwright.substitutions.equations import Equation, equation
-from shardwright.substitutions.rules import Rule
+from shardwright.substitutions.rules.catalogue import CATALOGUE
+from shardwright.substitutions.rules.rules import Rule
 from shardwright.verifier import store
 from shardwright.verifier.catalogue import SHIPPED
 from shardwright.verifier.certificates import SCOPE, RuleVerdict, prover_digest

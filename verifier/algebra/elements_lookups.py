@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 
 from shardwright.pcg.errors import RuleError
-from shardwright.substitutions.attributes import types
 from shardwright.substitutions.expressions import Expression
+from shardwright.substitutions.rules.attributes import types
 from shardwright.substitutions.terms import Apply, Term, Variable, subterms
 from shardwright.verifier.algebra import polys
 from shardwright.verifier.algebra.elements import (

@@ -25,7 +25,7 @@ from shardwright.pcg.optable import ROWS
 from shardwright.pcg.parallel import PARALLEL_OPS, REPLICATE
 from shardwright.pcg.types import TensorType
 from shardwright.substitutions.equations import Equation
-from shardwright.substitutions.generator.primesizes import CONSTANTS
+from shardwright.substitutions.rules.attributes import CONSTANTS
 from shardwright.substitutions.terms import Term, Variable
 from shardwright.verifier.falsifiers.instances import index_limit, index_ranges
 

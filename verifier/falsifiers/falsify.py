@@ -20,9 +20,9 @@ from shardwright.pcg.layout import Layout, local_shape
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.optable import ROWS, LocalShapes
 from shardwright.pcg.types import TensorType, is_float
-from shardwright.substitutions.pattern import pattern_of
 from shardwright.substitutions.placement import Placement
-from shardwright.substitutions.rowrules import RowRule, offset_factor
+from shardwright.substitutions.rules.pattern import pattern_of
+from shardwright.substitutions.rules.rowrules import RowRule, offset_factor
 from shardwright.verifier.falsifiers.mismatch import listed
 
 _STEP = 1e-6

@@ -13,7 +13,7 @@ from shardwright.pcg.errors import RuleError
 from shardwright.pcg.interpret import Array, scatter
 from shardwright.pcg.layout import Layout, Layouts, S
 from shardwright.pcg.mesh import Mesh
-from shardwright.substitutions.steps import StepRule, SymbolicLayout, SymbolicStep
+from shardwright.substitutions.rules.steps import StepRule, SymbolicLayout, SymbolicStep
 from shardwright.verifier.falsifiers.mismatch import Mismatch
 
 

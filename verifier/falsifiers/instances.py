@@ -1,7 +1,7 @@
 """Instances of equations: sizes, attributes and numbers for what a rule leaves open.
 
-Sizes satisfy the guard; attributes are drawn by their types (`substitutions/attributes.py`), optional ones with and
-without a value.
+Sizes satisfy the guard; attributes are drawn by their types (`substitutions/rules/attributes.py`), optional ones with
+and without a value.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from shardwright.pcg.graph import Graph, Node, leaf
 from shardwright.pcg.interpret import Array
 from shardwright.pcg.optable import ROWS
 from shardwright.pcg.parallel import PARALLEL_OPS
-from shardwright.substitutions.attributes import values
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.expressions import Expression
 from shardwright.substitutions.match import Match, replacement
+from shardwright.substitutions.rules.attributes import values
 from shardwright.substitutions.terms import Term, Variable, applied, subterms
 from shardwright.verifier.falsifiers.mismatch import ERRORS
 

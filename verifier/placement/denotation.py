@@ -31,7 +31,7 @@ from shardwright.pcg.offers import alone
 from shardwright.pcg.optable import ROWS, Row
 from shardwright.pcg.parallel import COMBINE, PARALLEL_OPS, PARTITION, REDUCE
 from shardwright.substitutions.equations import Equation
-from shardwright.substitutions.primes import primes
+from shardwright.substitutions.rules.primes import primes
 from shardwright.substitutions.terms import Apply, Term, Variable, erase, free_attributes, variables_in
 from shardwright.verifier.logic import Formula, Number, Solver, z3
 from shardwright.verifier.proof import BEYOND

@@ -27,9 +27,9 @@ from shardwright.pcg.optable import ROWS
 from shardwright.pcg.parallel import PARALLEL_OPS, PARTITION, step
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.expressions import Expression, expression
-from shardwright.substitutions.pattern import pattern_of
-from shardwright.substitutions.primes import primes
-from shardwright.substitutions.rowrules import RowRule, choices, derive
+from shardwright.substitutions.rules.pattern import pattern_of
+from shardwright.substitutions.rules.primes import primes
+from shardwright.substitutions.rules.rowrules import RowRule, choices, derive
 from shardwright.substitutions.terms import Apply, Term, Variable, erase, free_attributes, variables_in
 from shardwright.verifier.algebra.elements import Evaluator, extent, spliced
 from shardwright.verifier.algebra.polys import Poly, poly, product

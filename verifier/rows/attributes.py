@@ -16,7 +16,7 @@ from shardwright.pcg.optable import ROWS
 from shardwright.pcg.row import LocalShapes, keep_attrs, local_result_shape
 from shardwright.pcg.rows.contractions import local_groups
 from shardwright.pcg.rows.structural import local_slice
-from shardwright.substitutions.pattern import Pattern
+from shardwright.substitutions.rules.pattern import Pattern
 from shardwright.verifier.logic import Formula, Number, z3
 from shardwright.verifier.rows.claims import Claim, Encoding
 

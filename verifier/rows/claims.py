@@ -22,8 +22,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, wraps
 
-from shardwright.substitutions.pattern import FactorDims, Pattern, letter
 from shardwright.substitutions.placement import Placement
+from shardwright.substitutions.rules.pattern import FactorDims, Pattern, letter
 from shardwright.verifier.logic import Formula, Number, z3
 from shardwright.verifier.rows.semantics import IndexTerm
 from shardwright.verifier.solver import premises

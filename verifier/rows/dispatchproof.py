@@ -17,10 +17,10 @@ from collections.abc import Iterator
 
 from shardwright.pcg.dispatch import Sent
 from shardwright.pcg.optable import ROWS
-from shardwright.substitutions.pattern import FactorDims
 from shardwright.substitutions.placement import Placement
-from shardwright.substitutions.rowrules import RowRule, signature_of
-from shardwright.substitutions.steps import STEP_RULES
+from shardwright.substitutions.rules.pattern import FactorDims
+from shardwright.substitutions.rules.rowrules import RowRule, signature_of
+from shardwright.substitutions.rules.steps import STEP_RULES
 from shardwright.verifier.logic import z3
 from shardwright.verifier.proof import Failure
 from shardwright.verifier.rows.claims import holds_alone

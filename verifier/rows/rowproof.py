@@ -9,9 +9,9 @@ from shardwright.pcg.choice import Choice
 from shardwright.pcg.dispatch import Sent
 from shardwright.pcg.errors import GraphError, RuleError
 from shardwright.pcg.optable import ROWS, keep_attrs
-from shardwright.substitutions.pattern import FactorDims, Pattern
 from shardwright.substitutions.placement import Placement
-from shardwright.substitutions.rowrules import RowRule, additive, derive
+from shardwright.substitutions.rules.pattern import FactorDims, Pattern
+from shardwright.substitutions.rules.rowrules import RowRule, additive, derive
 from shardwright.verifier.lemmas import require
 from shardwright.verifier.logic import Formula, z3
 from shardwright.verifier.proof import Failure, Proof

@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from shardwright.pcg.optable import ROWS
-from shardwright.substitutions.pattern import Pattern
 from shardwright.substitutions.placement import Placement
-from shardwright.substitutions.rowrules import RowRule, offset_factor
+from shardwright.substitutions.rules.pattern import Pattern
+from shardwright.substitutions.rules.rowrules import RowRule, offset_factor
 from shardwright.verifier.logic import Number, z3
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import permutations
 
 from shardwright.pcg.errors import RuleError
-from shardwright.substitutions.steps import StepRule, SymbolicLayout, SymbolicStep
+from shardwright.substitutions.rules.steps import StepRule, SymbolicLayout, SymbolicStep
 from shardwright.verifier.lemmas import require
 from shardwright.verifier.logic import Formula, Number, z3
 from shardwright.verifier.proof import Failure

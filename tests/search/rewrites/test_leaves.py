@@ -20,8 +20,8 @@ from shardwright.search.rewrites.leaves import expand
 from shardwright.search.rewrites.replay import degrees, replay
 from shardwright.search.rewrites.splits import MOST_OPERATORS, between, leaves, signature, transplanted
 from shardwright.search.tree.planner import Planner
-from shardwright.substitutions.catalogue import CATALOGUE
 from shardwright.substitutions.match import places
+from shardwright.substitutions.rules.catalogue import CATALOGUE
 from tests.search.graphs import cluster, every_choice, mlp
 
 

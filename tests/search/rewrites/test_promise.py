@@ -12,8 +12,8 @@ from shardwright.pcg.mesh import Mesh
 from shardwright.search.exact.building import ProblemBuilder
 from shardwright.search.rewrites.leaves import expand
 from shardwright.search.rewrites.promise import Promise, flat, held
-from shardwright.substitutions.catalogue import CATALOGUE, NO_GAIN, SEARCHED
 from shardwright.substitutions.equations import Equation
+from shardwright.substitutions.rules.catalogue import CATALOGUE, NO_GAIN, SEARCHED
 from shardwright.verifier.falsifiers.instances import instances, right_graph
 from tests.search.graphs import cluster, every_choice
 

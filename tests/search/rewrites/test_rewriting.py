@@ -15,7 +15,7 @@ from shardwright.search.rewrites.leaves import Leaves, Rewritten, expand
 from shardwright.search.rewrites.replay import replay
 from shardwright.search.rewrites.rewriting import Rewriter, applied
 from shardwright.search.rewrites.splits import leaves
-from shardwright.substitutions.catalogue import CATALOGUE
+from shardwright.substitutions.rules.catalogue import CATALOGUE
 from tests.search.graphs import cluster, every_choice
 
 RULES = {name: CATALOGUE[name] for name in ("sum_of_linears", "scale_of_scaled", "neg_of_neg")}

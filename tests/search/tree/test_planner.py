@@ -28,7 +28,7 @@ from shardwright.search.request.spaces import meshes
 from shardwright.search.rewrites.leaves import LeafSearch, Rewritten
 from shardwright.search.rewrites.splits import Part
 from shardwright.search.tree.planner import Planner
-from shardwright.substitutions.catalogue import CATALOGUE
+from shardwright.substitutions.rules.catalogue import CATALOGUE
 from tests.each import each
 from tests.search.graphs import blocks, cluster, every_choice, mlp
 

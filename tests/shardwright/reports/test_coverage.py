@@ -13,9 +13,9 @@ from shardwright.pcg.layout import P, R, S
 from shardwright.pcg.mesh import Mesh
 from shardwright.reports.coverage import Coverage, CoverageReport
 from shardwright.reports.occurrences import Occurrences
-from shardwright.substitutions.catalogue import CATALOGUE
 from shardwright.substitutions.equations import equation
-from shardwright.substitutions.steps import STEP_RULES
+from shardwright.substitutions.rules.catalogue import CATALOGUE
+from shardwright.substitutions.rules.steps import STEP_RULES
 from shardwright.verifier.choices import Certified
 from tests.verifier.collect import zoo_graphs
 

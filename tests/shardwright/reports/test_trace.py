@@ -13,7 +13,7 @@ from shardwright.reports.plan import PlanReport
 from shardwright.reports.trace import NO_REWRITE, Applied, applied, proven
 from shardwright.search.plan import Plan, Rewrite
 from shardwright.search.tree.planner import Planner
-from shardwright.substitutions.catalogue import CATALOGUE
+from shardwright.substitutions.rules.catalogue import CATALOGUE
 from tests.search.graphs import blocks, cluster, every_choice
 from tests.shardwright.page import text_of
 

@@ -1,11 +1,11 @@
 from dataclasses import replace
 from itertools import permutations
 
-from shardwright.substitutions.catalogue import CATALOGUE
 from shardwright.substitutions.equations import Equation, equation
 from shardwright.substitutions.generator.canonical import ROOTS
 from shardwright.substitutions.generator.groundterms import GroundType, Terms
 from shardwright.substitutions.generator.reduction import implications
+from shardwright.substitutions.rules.catalogue import CATALOGUE
 from shardwright.substitutions.terms import Dims, parse_term
 
 X, XY = {"x": "*b"}, {"x": "*b", "y": "*b"}

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 
 from shardwright.pcg.errors import RuleError
-from shardwright.substitutions.catalogue import CATALOGUE
 from shardwright.substitutions.equations import Equation, equation
 from shardwright.substitutions.generator import floatlaws
 from shardwright.substitutions.generator.canonical import canonical, named
@@ -16,6 +15,7 @@ from shardwright.substitutions.generator.serialterms import SerialTerms
 from shardwright.substitutions.generator.sources import candidates
 from shardwright.substitutions.generator.symbolicdims import extent, minus, plus, size, times
 from shardwright.substitutions.generator.vocabulary import VOCABULARY, Reach, SymbolicType
+from shardwright.substitutions.rules.catalogue import CATALOGUE
 from shardwright.verifier.falsifiers.falsify_serial import falsify_equation
 from shardwright.verifier.judge import judge
 from tests.each import each

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from shardwright.pcg.errors import RuleError
-from shardwright.substitutions.catalogue import CATALOGUE
-from shardwright.substitutions.decompositions import DECOMPOSITIONS, MAXIMUM
 from shardwright.substitutions.equations import Equation, equation
+from shardwright.substitutions.rules.catalogue import CATALOGUE
+from shardwright.substitutions.rules.decompositions import DECOMPOSITIONS, MAXIMUM
 from shardwright.substitutions.terms import parse_term
 from shardwright.verifier.algebra.serialproof import prove_equation
 from shardwright.verifier.certificates import prove

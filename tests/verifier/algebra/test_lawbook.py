@@ -7,8 +7,8 @@ from itertools import chain
 from pathlib import Path
 
 import shardwright
-from shardwright.substitutions.catalogue import CATALOGUE
 from shardwright.substitutions.equations import Equation, equation
+from shardwright.substitutions.rules.catalogue import CATALOGUE
 from shardwright.verifier.algebra.lawbook import FACTS, LAWS, rested_on
 from shardwright.verifier.catalogue import Catalogue
 from shardwright.verifier.certificates import prove

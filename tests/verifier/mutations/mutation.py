@@ -25,9 +25,9 @@ from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.optable import ROWS
 from shardwright.pcg.parallel import ADJOINT, COMBINE, PARALLEL_OPS, PARTITION, REDUCE, REPLICATE, step
 from shardwright.substitutions.equations import Equation
-from shardwright.substitutions.rowrules import RowRule
-from shardwright.substitutions.rules import Rule, kind_of
-from shardwright.substitutions.steps import StepRule
+from shardwright.substitutions.rules.rowrules import RowRule
+from shardwright.substitutions.rules.rules import Rule, kind_of
+from shardwright.substitutions.rules.steps import StepRule
 from shardwright.verifier.certificates import prove
 from shardwright.verifier.falsifiers.falsify import admitted, falsify, falsify_row
 from shardwright.verifier.falsifiers.falsify_serial import falsify_equation

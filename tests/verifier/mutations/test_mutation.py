@@ -9,14 +9,14 @@ import pytest
 
 from shardwright.generation import generate_one
 from shardwright.pcg.offers import parse_choice
-from shardwright.substitutions.catalogue import CATALOGUE
-from shardwright.substitutions.decompositions import DECOMPOSITIONS, MAXIMUM
 from shardwright.substitutions.equations import Equation, equation
 from shardwright.substitutions.generator.sources import ContextSource, sources
-from shardwright.substitutions.pattern import Pattern
-from shardwright.substitutions.rowrules import RowRule, derive
-from shardwright.substitutions.rules import Rule
-from shardwright.substitutions.steps import STEP_RULES
+from shardwright.substitutions.rules.catalogue import CATALOGUE
+from shardwright.substitutions.rules.decompositions import DECOMPOSITIONS, MAXIMUM
+from shardwright.substitutions.rules.pattern import Pattern
+from shardwright.substitutions.rules.rowrules import RowRule, derive
+from shardwright.substitutions.rules.rules import Rule
+from shardwright.substitutions.rules.steps import STEP_RULES
 from shardwright.verifier.lemmas import LEMMAS, Lemma
 from shardwright.verifier.logic import z3
 from shardwright.verifier.proof import Proof

@@ -12,10 +12,10 @@ from dataclasses import replace
 
 from shardwright.pcg.choice import Split
 from shardwright.pcg.errors import GraphError
-from shardwright.substitutions.pattern import Pattern
 from shardwright.substitutions.placement import Placement
-from shardwright.substitutions.rowrules import RowRule, derive
-from shardwright.substitutions.steps import StepRule, SymbolicLayout, SymbolicStep
+from shardwright.substitutions.rules.pattern import Pattern
+from shardwright.substitutions.rules.rowrules import RowRule, derive
+from shardwright.substitutions.rules.steps import StepRule, SymbolicLayout, SymbolicStep
 from tests.verifier.mutations.termtwins import equation_twins, placement_twins, term_twins
 
 Twin = tuple[str, RowRule]

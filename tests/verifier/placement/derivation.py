@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from shardwright.pcg.errors import RuleError
-from shardwright.substitutions.catalogue import CATALOGUE
-from shardwright.substitutions.decompositions import DECOMPOSITIONS, MAXIMUM
 from shardwright.substitutions.equations import Equation
+from shardwright.substitutions.rules.catalogue import CATALOGUE
+from shardwright.substitutions.rules.decompositions import DECOMPOSITIONS, MAXIMUM
 from shardwright.substitutions.terms import Apply, Term, Variable, subterms
 from shardwright.verifier.algebra.elements import Dim, Evaluator, extent, spliced
 from shardwright.verifier.algebra.polys import App, Poly

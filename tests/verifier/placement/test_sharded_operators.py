@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 
 from shardwright.pcg.choice import Split
 from shardwright.pcg.optable import ROWS
-from shardwright.substitutions.pattern import Pattern, pattern_of
 from shardwright.substitutions.placement import Placement
-from shardwright.substitutions.rowrules import RowRule, derive
+from shardwright.substitutions.rules.pattern import Pattern, pattern_of
+from shardwright.substitutions.rules.rowrules import RowRule, derive
 from shardwright.verifier.falsifiers.falsify import falsify
 from shardwright.verifier.rows.rowproof import prove
 from tests.each import each

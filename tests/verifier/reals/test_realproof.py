@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import shardwright
-from shardwright.substitutions.catalogue import CATALOGUE
 from shardwright.substitutions.equations import Equation, equation
+from shardwright.substitutions.rules.catalogue import CATALOGUE
 from shardwright.verifier.algebra.polys import poly
 from shardwright.verifier.falsifiers.falsify_serial import falsify_equation
 from shardwright.verifier.logic import z3

@@ -8,9 +8,9 @@ import pytest
 
 from shardwright.pcg.offers import parse_choice
 from shardwright.pcg.optable import ROWS
-from shardwright.substitutions.pattern import Pattern
 from shardwright.substitutions.placement import Placement
-from shardwright.substitutions.rowrules import RowRule, derive, sending_choices
+from shardwright.substitutions.rules.pattern import Pattern
+from shardwright.substitutions.rules.rowrules import RowRule, derive, sending_choices
 from shardwright.verifier.certificates import Certificate, certify
 from shardwright.verifier.logic import z3
 from shardwright.verifier.proof import Failure

@@ -12,8 +12,8 @@ from shardwright.pcg.errors import RuleError
 from shardwright.pcg.offers import parse_choice
 from shardwright.pcg.optable import ROWS
 from shardwright.pcg.types import is_float
-from shardwright.substitutions.pattern import Pattern, letter
-from shardwright.substitutions.rowrules import RowRule, derive
+from shardwright.substitutions.rules.pattern import Pattern, letter
+from shardwright.substitutions.rules.rowrules import RowRule, derive
 from shardwright.verifier.falsifiers.falsify import Counterexample, falsify
 from shardwright.verifier.logic import Formula, z3
 from shardwright.verifier.rows import attributes, claims, rowproof

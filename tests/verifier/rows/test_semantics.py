@@ -15,8 +15,8 @@ import numpy as np
 from shardwright.pcg.choice import Split
 from shardwright.pcg.offers import parse_choice
 from shardwright.pcg.optable import ROWS, LocalShapes
-from shardwright.substitutions.pattern import FactorDims, Pattern
-from shardwright.substitutions.rowrules import derive
+from shardwright.substitutions.rules.pattern import FactorDims, Pattern
+from shardwright.substitutions.rules.rowrules import derive
 from shardwright.verifier.rows.semantics import BODIES, adjoint, forward
 from tests.each import each
 from tests.samples import SAMPLES, Sample

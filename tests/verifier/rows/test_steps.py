@@ -6,7 +6,7 @@ import pytest
 
 from shardwright.pcg.layout import C, P, R, S
 from shardwright.pcg.parallel import ADJOINT, step
-from shardwright.substitutions.steps import STEP_RULES, steps
+from shardwright.substitutions.rules.steps import STEP_RULES, steps
 from shardwright.verifier.falsifiers.falsify_steps import falsify_steps
 from shardwright.verifier.rows.stepproof import prove_steps
 from tests.each import each

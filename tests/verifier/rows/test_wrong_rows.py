@@ -12,7 +12,7 @@ import numpy as np
 
 from shardwright.pcg.errors import GraphError
 from shardwright.pcg.optable import ROWS
-from shardwright.substitutions.pattern import Pattern
+from shardwright.substitutions.rules.pattern import Pattern
 from tests.each import each
 from tests.samples import SAMPLES, Sample
 from tests.verifier.catalogue import pattern_for

@@ -28,6 +28,11 @@ _VALUES: Mapping[str, tuple[Any, ...]] = {
     "None": (None,),
 }
 """Small values of every type; those that a row does not take make no instance."""
+CONSTANTS: Mapping[str, Any] = {
+    "eps": 1e-5, "scale": 0.5, "smoothing": 0.25, "ignore": -100, "pad": None,
+    "stride": (1, 1), "padding": (0, 0), "dilation": (1, 1),
+}  # fmt: skip
+"""Attributes that a rule leaves free, and a value of each."""
 _WORDS: Mapping[str, str] = {
     "bool": "True or False", "int": "an integer", "float": "a number", "str": "text",
     _INTEGERS: "a tuple of integers", "None": "None",

@@ -7,10 +7,10 @@ from shardwright.pcg.errors import LayoutError, RuleError
 from shardwright.pcg.layout import Layout, S
 from shardwright.pcg.offers import parse_choice
 from shardwright.pcg.optable import ROWS
-from shardwright.substitutions.pattern import Pattern, letter, pattern_of
 from shardwright.substitutions.placement import Placement
-from shardwright.substitutions.rowrules import RowRule, choices, derive
-from shardwright.substitutions.rules import rule_from_json
+from shardwright.substitutions.rules.pattern import Pattern, letter, pattern_of
+from shardwright.substitutions.rules.rowrules import RowRule, choices, derive
+from shardwright.substitutions.rules.rules import rule_from_json
 from tests.each import each
 from tests.samples import SAMPLES
 

@@ -12,10 +12,10 @@ from typing import Any
 from shardwright.pcg.errors import RuleError
 from shardwright.pcg.optable import ROWS
 from shardwright.pcg.parallel import PARALLEL_OPS
-from shardwright.substitutions.attributes import check_type, semantics
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.expressions import RESERVED, Expression
 from shardwright.substitutions.fields import located, short
+from shardwright.substitutions.rules.attributes import check_type, semantics
 from shardwright.substitutions.terms import Apply, applied
 
 MAX_OPERATORS = 200

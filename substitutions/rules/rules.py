@@ -8,9 +8,9 @@ from typing import Any
 from shardwright.pcg.errors import RuleError
 from shardwright.substitutions import fields
 from shardwright.substitutions.equations import Equation
-from shardwright.substitutions.rowrules import RowRule
-from shardwright.substitutions.steps import StepRule
-from shardwright.substitutions.wellformed import equation_from_json
+from shardwright.substitutions.rules.rowrules import RowRule
+from shardwright.substitutions.rules.steps import StepRule
+from shardwright.substitutions.rules.wellformed import equation_from_json
 
 Rule = RowRule | StepRule | Equation
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from shardwright.substitutions.decompositions import DECOMPOSITIONS, MAXIMUM
 from shardwright.substitutions.equations import Equation, equation
+from shardwright.substitutions.rules.decompositions import DECOMPOSITIONS, MAXIMUM
 
 X, W, V = {"x": "*b i"}, {"w": "o i"}, {"v": "o i"}
 XY = {"x": "*b i", "y": "*b i"}

@@ -26,9 +26,9 @@ from shardwright.pcg.layout import Layout
 from shardwright.pcg.offers import alone, parse_choice, sending
 from shardwright.pcg.optable import ROWS, Row, keep_attrs
 from shardwright.substitutions import fields
-from shardwright.substitutions.pattern import Pattern, pattern_of
 from shardwright.substitutions.placement import Placement
-from shardwright.substitutions.primes import primes
+from shardwright.substitutions.rules.pattern import Pattern, pattern_of
+from shardwright.substitutions.rules.primes import primes
 
 
 @dataclass(frozen=True, slots=True)
