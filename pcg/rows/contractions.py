@@ -14,7 +14,7 @@ from shardwright.pcg.rows.structural import FactorText
 
 
 def conv_extent(size: int, kernel: int, stride: int, padding: int, dilation: int = 1) -> int:
-    """Output size of a convolution or pooling window along one spatial dimension."""
+    """Return the output size of a convolution or pooling window along one spatial dimension."""
     return (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
 
 
@@ -29,14 +29,14 @@ def _conv2d(shapes: Sequence[Shape], attrs: Attrs) -> FactorText:
 
 
 def local_groups(attrs: Attrs, shapes: LocalShapes) -> Attrs:
-    """The groups that a device's channels fall into."""
+    """Return the attributes with the number of groups that a device's channels fall into."""
     return {**attrs, "groups": shapes.local_operands[0][1] // shapes.local_operands[1][1]}
 
 
 def windows(
     x: np.ndarray, kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int] = (1, 1)
 ) -> np.ndarray:
-    """All windows of the last two dimensions of [b, c, h, w]: [b, c, y, x, kernel_h, kernel_w]."""
+    """Return every window over the last two dimensions of [b, c, h, w], as [b, c, y, x, kernel_h, kernel_w]."""
     reach = [d * (k - 1) + 1 for k, d in zip(kernel, dilation, strict=True)]
     view = np.lib.stride_tricks.sliding_window_view(x, reach, axis=(2, 3))
     return view[:, :, :: stride[0], :: stride[1], :: dilation[0], :: dilation[1]]

@@ -1,8 +1,8 @@
-"""Mixtures of experts: every token has a product, or a small network, of the experts that an index names.
+"""Mixtures of experts: an index names experts, and every token has their product or passes through their networks.
 
-What these rows mean, they mean for each token by itself, however a kernel sorts tokens in between. So tokens split; and
-as a token's expert is one term of a sum over all experts, of which the index picks it, experts split too: a device adds
-what its own experts say, and tokens of others get zeros from it (as in `pcg.rows.indexing`, of tables).
+A row's meaning is that of each token by itself, however a kernel sorts tokens in between, so tokens can be split.
+Experts can be split too: a token's expert is one term of a sum over all experts, and the index picks the term. A device
+adds the results of its own experts and gives zeros to tokens of other experts (as `pcg.rows.indexing` does for tables).
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from shardwright.pcg.row import LocalShapes, Product, Row
 from shardwright.pcg.rows import pointwise
 
 IMBALANCE = 1.1
-"""Rows of the device that has most, over those of a mean one, where experts are split; assumed."""
+"""The rows of the busiest device over those of an average one where experts are split; assumed."""
 
 _UNARY = {row.name: row.numpy for row in pointwise.ROWS}
 ACTIVATIONS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
     **{name: _UNARY[name] for name in ("gelu", "relu", "sigmoid", "silu", "tanh")},
     "gelu_tanh": lambda x: _UNARY["gelu"](x, approximate="tanh"),
 }
-"""Between the two products of an expert; `gelu_tanh` is the one that is approximated."""
+"""The activations between the two products of an expert; `gelu_tanh` is GELU by the approximation with tanh."""
 
 
 def _np_expert_linear(x: np.ndarray, w: np.ndarray, index: np.ndarray, offset: int = 0) -> np.ndarray:
-    """x[…, :] · w[index[…] - offset]; indices outside this part of the experts give zeros: another device has them."""
+    """Return x[…, :] · w[index[…] - offset], and zeros for experts that another device has."""
     lead = np.broadcast_shapes(x.shape[:-1], index.shape)
     out = np.zeros((*lead, w.shape[2]), np.result_type(x, w))
     for expert, matrix in enumerate(w):
@@ -50,9 +50,9 @@ def _np_experts(
 
 
 def _rows(shapes: LocalShapes, index: int, experts: int) -> float:
-    """Rows that a device's experts get, of all that it or who sends to it has an index of.
+    """Return how many rows a device's experts get, of all tokens that it has or that other devices send it.
 
-    Experts have as many as each other, but for the imbalance of devices.
+    All experts get equally many. Where experts are split, the busiest device gets `IMBALANCE` times the average.
     """
     lead = np.broadcast_shapes(shapes.local_operands[0][:-1], shapes.local_operands[index][: len(shapes.result) - 1])
     slots = prod(lead) * prod(shapes.local_operands[index][len(shapes.result) - 1 :])
@@ -73,12 +73,12 @@ def _expert_products(shapes: LocalShapes) -> Iterator[Product]:
 
 
 def _linear_inside(shapes: LocalShapes) -> float:
-    """The rows that are multiplied, in the order of their experts."""
+    """Return the number of elements in the multiplied rows, which are sorted by expert."""
     return _rows(shapes, 2, 1) * shapes.local_operands[0][-1]
 
 
 def _experts_inside(shapes: LocalShapes) -> float:
-    """For each row: what is multiplied, the first product, what is made of it, and the second product."""
+    """Return the number of elements inside: the sorted rows, both products, and the activations between them."""
     (_, inner, wide), (_, hidden, outer) = shapes.local_operands[3:]
     activated = hidden * (wide // hidden)  # the activation and, of a gated one, its product with the other half
     return _rows(shapes, 1, 3) * (inner + wide + activated + outer)

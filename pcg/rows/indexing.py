@@ -14,14 +14,17 @@ from shardwright.pcg.rows.structural import FactorText, names
 
 
 def _embedding(w: np.ndarray, index: np.ndarray, padding_idx: int | None = None, offset: int = 0) -> np.ndarray:
-    """Rows of w. Indices outside this table's rows [offset, offset + len(w)) give zeros: another device has them."""
+    """Return rows of w; an index outside this table's rows [offset, offset + len(w)) gives zeros.
+
+    Another device has the rows outside.
+    """
     local = index - offset
     inside = (local >= 0) & (local < len(w))
     return np.where(inside[..., None], w[np.clip(local, 0, len(w) - 1)], 0)
 
 
 def _pick(x: np.ndarray, index: np.ndarray, offset: int = 0) -> np.ndarray:
-    """x[…, index] along the last dimension; as in `_embedding`, indices outside [offset, offset + size) give zeros."""
+    """Return x[…, index] along the last dimension; indices outside [offset, offset + size) give zeros."""
     local = np.asarray(index - offset)
     inside = (local >= 0) & (local < x.shape[-1])
     at = np.clip(local, 0, x.shape[-1] - 1)[..., None]
@@ -31,7 +34,10 @@ def _pick(x: np.ndarray, index: np.ndarray, offset: int = 0) -> np.ndarray:
 
 
 def _index(shapes: Sequence[Shape], attrs: Attrs) -> FactorText:
-    """x indexed by integer tensors on neighbouring dimensions from `dim`; the indices broadcast together."""
+    """Return the factors of x indexed by integer tensors on neighbouring dimensions from `dim`.
+
+    The indices broadcast together.
+    """
     x, indices, dim = shapes[0], shapes[1:], dimension(attrs, "dim", len(shapes[0]))
     if not 1 <= len(indices) <= len(x) - dim:
         raise GraphError(f"index of {list(x)} from dimension {dim} by {len(indices)} tensors")

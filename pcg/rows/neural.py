@@ -17,7 +17,7 @@ from shardwright.pcg.rows.structural import FactorText, names
 
 
 def _norm(shapes: Sequence[Shape], attrs: Attrs) -> FactorText:
-    """Statistics over the trailing dimensions of the weight's shape, which are therefore fixed."""
+    """Return the factors of a normalization; its statistics fix the trailing dimensions, which the weight has too."""
     n = integer(attrs, "normalized_dims")
     if not 1 <= n <= len(shapes[0]):
         raise GraphError(f"attribute 'normalized_dims' is {n} for a tensor of rank {len(shapes[0])}")
@@ -40,7 +40,7 @@ def _np_rms_norm(x: np.ndarray, *affine: np.ndarray, normalized_dims: int, eps: 
 
 
 def _sdpa(shapes: Sequence[Shape], attrs: Attrs) -> FactorText:
-    """Query heads `(h r)` share key heads `h`."""
+    """Return the factors of attention; query heads `(h r)` share key heads `h`."""
     q, k = shapes[0], shapes[1]
     lead = [f"b{i}" for i in range(len(q) - 3)]
     heads, rows = "(h r)", "q"
@@ -60,7 +60,7 @@ def _sdpa(shapes: Sequence[Shape], attrs: Attrs) -> FactorText:
 def _np_sdpa(
     q: np.ndarray, k: np.ndarray, v: np.ndarray, *mask: np.ndarray, causal: bool, scale: float | None, offset: int = 0
 ) -> np.ndarray:
-    """A causal query sees the keys up to its own place, which is that of its row here and `offset` more."""
+    """Compute attention. A causal query in row i sees the keys up to place i + `offset`."""
     repeat = q.shape[-3] // k.shape[-3]
     k, v = np.repeat(k, repeat, -3), np.repeat(v, repeat, -3)
     scores = q @ np.swapaxes(k, -1, -2) * (1 / sqrt(q.shape[-1]) if scale is None else scale)
@@ -108,14 +108,14 @@ def _np_adaptive_avg_pool(x: np.ndarray, size: Sequence[int]) -> np.ndarray:
 
 
 def dropout_mask(shape: Shape, p: float, seed: int) -> np.ndarray:
-    """The reference generator: a keep-mask that depends on the seed and the global index only."""
+    """Return the reference generator's keep-mask, which depends only on the seed and the global index."""
     return np.random.default_rng(seed).random(shape) >= p
 
 
 def _np_dropout(
     x: np.ndarray, p: float, seed: int, shape: Shape | None = None, shard: tuple[slice, ...] = ()
 ) -> np.ndarray:
-    """`seed` numbers the draws of a program. A device draws the mask of the global `shape` and takes its `shard`."""
+    """Apply dropout. `seed` numbers the draws of a program; a device draws the global mask and takes its `shard`."""
     mask = dropout_mask(shape or x.shape, p, seed)
     kept = mask[shard] if shard else mask
     return x * kept / (1 - p) if p < 1 else x * 0

@@ -13,7 +13,7 @@ from shardwright.pcg.rows.structural import FactorText, names
 
 
 def _reduced(mark: str) -> Callable[[Sequence[Shape], Attrs], FactorText]:
-    """The factor rule of a reduction over `dims`; `mark` is "!" where the reduced factors may not be split."""
+    """Return the factor rule of a reduction over `dims`; `mark` is "!" where the reduced factors may not be split."""
 
     def rule(shapes: Sequence[Shape], attrs: Attrs) -> FactorText:
         dims = dimensions(attrs, "dims", len(shapes[0]))
@@ -25,7 +25,7 @@ def _reduced(mark: str) -> Callable[[Sequence[Shape], Attrs], FactorText]:
 
 
 def along(result: str | None = None) -> Callable[[Sequence[Shape], Attrs], FactorText]:
-    """The factor rule of an operator that needs dimension `dim` whole; the attribute `result` is its new size."""
+    """Return the factor rule of an operator that needs dimension `dim` whole; attribute `result` is its new size."""
 
     def rule(shapes: Sequence[Shape], attrs: Attrs) -> FactorText:
         dim = dimension(attrs, "dim", len(shapes[0]))
@@ -75,7 +75,7 @@ def _histc(x: np.ndarray, bins: int, low: float, high: float) -> np.ndarray:
 
 
 def _reduction(reduce: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
-    """NumPy's reduction with our attributes."""
+    """Return NumPy's reduction with our attributes as its arguments."""
     return lambda x, dims, keepdim: reduce(x, axis=tuple(dims), keepdims=keepdim)
 
 

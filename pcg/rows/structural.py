@@ -15,7 +15,7 @@ FactorText = tuple[str, Mapping[str, int]]
 
 
 def names(rank: int, prefix: str = "d") -> list[str]:
-    """Fresh factor names, one per dimension."""
+    """Return fresh factor names, one per dimension."""
     return [f"{prefix}{i}" for i in range(rank)]
 
 
@@ -41,12 +41,12 @@ def _expand(shapes: Sequence[Shape], attrs: Attrs) -> FactorText:
 
 
 def slice_length(attrs: Attrs) -> int:
-    """How many numbers `start`, `stop` and `step` take."""
+    """Return how many integers range(start, stop, step) has."""
     return len(range(integer(attrs, "start"), integer(attrs, "stop"), integer(attrs, "step")))
 
 
 def _slice(shapes: Sequence[Shape], attrs: Attrs) -> FactorText:
-    """A slice that is one of q equal blocks keeps what is inside a block: `(q o) -> o`. Others are fixed."""
+    """Return the factors of a slice: `(q o) -> o` where it is one of q equal blocks. Other slices are fixed."""
     d, dim, length = names(len(shapes[0])), dimension(attrs, "dim", len(shapes[0])), slice_length(attrs)
     extent, start, stop = shapes[0][dim], integer(attrs, "start"), integer(attrs, "stop")
     if not (0 <= start <= extent and 0 <= stop <= extent):
@@ -60,14 +60,14 @@ def _slice(shapes: Sequence[Shape], attrs: Attrs) -> FactorText:
 
 
 def local_slice(attrs: Attrs, shapes: LocalShapes) -> Attrs:
-    """A device's slice of its part begins and ends in proportion."""
+    """Return the bounds of a device's slice of its part, scaled down from the whole dimension's."""
     dim = integer(attrs, "dim")
     whole, part = shapes.operands[0][dim], shapes.local_operands[0][dim]
     return {**attrs, **{key: integer(attrs, key) * part // whole for key in ("start", "stop") if part != whole}}
 
 
 def _concat(shapes: Sequence[Shape], attrs: Attrs) -> FactorText:
-    """Equal pieces are the blocks of the result: `o, o -> (n o)`. Unequal ones are fixed."""
+    """Return the factors of a concatenation: `o, o -> (n o)` for n equal pieces. Unequal pieces are fixed."""
     d, dim = names(len(shapes[0])), dimension(attrs, "dim", len(shapes[0]))
     if any(len(shape) != len(d) for shape in shapes):
         raise GraphError(f"concat of shapes {[list(shape) for shape in shapes]} of different rank")
