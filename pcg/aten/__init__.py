@@ -1,4 +1,4 @@
-"""How ATen operators become rows of the op table: one handler per operator, one file per topic.
+"""The handlers that turn ATen operators into rows of the op table: one per operator, one file per topic.
 
     lift(builder, "aten.addmm.default", args, …) ──HANDLERS["addmm"]──▶ matmul, add
 

@@ -21,7 +21,7 @@ def _sdpa(b: GraphBuilder, q: str, k: str, v: str, mask: str | None = None, p: f
 
 
 def _require_shapes(b: GraphBuilder, q: str, k: str, v: str, mask: str | None) -> None:
-    """Query heads share key heads, but batches are not broadcast; the mask fits the scores."""
+    """Require that query heads share key heads, that batches are equal, and that the mask fits the scores."""
     queries, keys, values = b.shape(q), b.shape(k), b.shape(v)
     require(len(queries) == len(keys) == len(values) >= 3)
     require(queries[:-3] == keys[:-3] == values[:-3])
@@ -34,7 +34,7 @@ def _require_shapes(b: GraphBuilder, q: str, k: str, v: str, mask: str | None) -
 
 def _with_dropout(b: GraphBuilder, q: str, k: str, v: str, mask: str | None, p: float, causal: bool,
                   scale: float | None) -> str:  # fmt: skip
-    """Attention whose probabilities are dropped, written out: the draw is for the whole tensor of probabilities."""
+    """Write out attention with dropout; the draw covers the whole tensor of probabilities."""
     scale = 1 / math.sqrt(b.shape(q)[-1]) if scale is None else scale
     k, v = _repeat_heads(b, k, b.shape(q)[-3]), _repeat_heads(b, v, b.shape(q)[-3])
     scores = b.op("mul", b.op("matmul", q, transpose(b, k, -2, -1)), scale)

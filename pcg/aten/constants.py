@@ -12,7 +12,7 @@ from shardwright.pcg.types import is_float
 
 
 def full(b: GraphBuilder, shape: Sequence[int], value: Any, dtype: object) -> str:
-    """A tensor of one value."""
+    """Append a tensor of one value."""
     name = dtype_name(dtype)
     value = bool(value) if name == "bool" else float(value) if is_float(name) else int(value)
     return b.op("full", shape=tuple(shape), value=value, dtype=name)
@@ -25,12 +25,12 @@ def _full(b: GraphBuilder, shape: Sequence[int], value: Any, *, dtype: Any = Non
 
 
 def _as(b: GraphBuilder, x: str, shape: Sequence[int], value: Any, dtype: object) -> str:
-    """A tensor of one value, in the dtype of x unless another is named."""
+    """Append a tensor of one value, in the dtype of x unless another is named."""
     return full(b, shape, value, dtype or b.types[x].dtype)
 
 
 def _filled(name: str, value: int) -> dict[str, Handler]:
-    """A new tensor, one like another, and one of another's dtype."""
+    """Return the handlers of a new tensor, of one with the shape of x, and of one with the dtype of x."""
     return {
         name: lambda b, shape, *, dtype=None: full(b, shape, value, dtype or b.default_float),
         f"{name}_like": lambda b, x, *, dtype=None: _as(b, x, b.shape(x), value, dtype),
@@ -50,7 +50,7 @@ HANDLERS.update({
 
 @handles("arange")
 def _arange(b: GraphBuilder, *bounds: Any, dtype: Any = None) -> str:
-    """Of integers, also where they are written as floats."""
+    """Append a range of integers. Bounds may be written as floats if they are whole."""
     start, stop, step = (0, bounds[0], 1) if len(bounds) == 1 else (*bounds, 1)[:3]
     require(all(float(v).is_integer() for v in (start, stop, step)))
     usual = "int64" if all(isinstance(v, int) for v in bounds) else b.default_float

@@ -17,13 +17,13 @@ def _linear(b: GraphBuilder, x: str, w: str, bias: str | None = None) -> str:
 
 
 def _as(b: GraphBuilder, bias: str, product: str) -> str:
-    """A bias in the dtype of the product that it is added to: one kernel computes both."""
+    """Cast a bias to the dtype of the product that it is added to, because one kernel computes both."""
     return cast(b, bias, b.types[product].dtype)
 
 
 @handles("mm", "bmm", "matmul", "mv", "dot")
 def _matmul(b: GraphBuilder, x: str, y: str) -> str:
-    """A vector is a row on the left and a column on the right, and its dimension of size 1 is dropped again."""
+    """Multiply two tensors. A vector is a row on the left or a column on the right; its new dimension is dropped."""
     require(min(len(b.shape(x)), len(b.shape(y))) >= 1)
     row, column = len(b.shape(x)) == 1, len(b.shape(y)) == 1
     product = b.op("matmul", unsqueeze(b, x, 0) if row else x, unsqueeze(b, y, 1) if column else y)
@@ -49,7 +49,7 @@ def _conv2d(b: GraphBuilder, x: str, w: str, bias: str | None = None, stride: In
 @handles("convolution")
 def _convolution(b: GraphBuilder, x: str, w: str, bias: str | None, stride: Ints, padding: Ints, dilation: Ints,
                  transposed: bool, output_padding: Ints, groups: int) -> str:  # fmt: skip
-    """In two dimensions, or in one, which is two of which the first has size 1."""
+    """Append a convolution in two dimensions. One in one dimension gets a first spatial dimension of size 1."""
     if len(b.shape(w)) == 3:
         stride, padding, dilation, output_padding = (
             (usual, pair(n)[1]) for usual, n in ((1, stride), (0, padding), (1, dilation), (0, output_padding))
@@ -66,7 +66,7 @@ def _convolution(b: GraphBuilder, x: str, w: str, bias: str | None, stride: Ints
 
 def _transposed(b: GraphBuilder, x: str, w: str, bias: str | None, stride: tuple[int, int], padding: tuple[int, int],
                 output_padding: tuple[int, int]) -> str:  # fmt: skip
-    """A convolution whose channels are the places in a stride, which are laid side by side: r of output channel o is
+    """Append a transposed convolution as a plain one, with a channel per place in a stride, laid side by side:
 
         y[o, q · stride + r] = Σ x[c, q - a] w[c, o, a · stride + r] over c and a
 

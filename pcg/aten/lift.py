@@ -1,4 +1,4 @@
-"""One ATen operator becomes rows of the op table by its handler, or an opaque operator where there is none."""
+"""Lifting: each ATen operator becomes rows of the op table, or an opaque operator where no handler covers it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def lift(
     types: Sequence[ResultType | None],
     read: Collection[int],
 ) -> tuple[str | None, ...]:
-    """Append what `target`, such as "aten.add.Tensor", computes; one node name per result.
+    """Append what `target`, such as "aten.add.Tensor", computes, and return one node name per result.
 
     Tensors among the arguments are `Ref`s. `types` are shapes and dtypes that torch gives the results, `read` the
     indices of those that something reads; others may be None. Raises `GraphError` where a row gives another shape.
@@ -45,7 +45,7 @@ def lift(
 
 
 def find_handler(target: str) -> Handler | None:
-    """The handler for an operator, or None. That of an overload goes before that of all overloads."""
+    """Return the handler of an operator, or None. A handler of one overload precedes that of all overloads."""
     namespace, name, overload = target.split(".") if target.count(".") == 2 else ("", target, "")
     if namespace != "aten":
         return HANDLERS.get(f"{namespace}::{name}")
@@ -55,7 +55,7 @@ def find_handler(target: str) -> Handler | None:
 def _by_handler(
     b: GraphBuilder, target: str, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[str | None, ...] | None:
-    """What the handler makes of the call; None where there is no handler for it, or none for these arguments."""
+    """Return the results of the handler, or None where the operator has no handler or its arguments are not covered."""
     if (handler := find_handler(target)) is None:
         return None
     try:
@@ -76,9 +76,9 @@ def _opaque(
     kwargs: Mapping[str, Any],
     types: Sequence[ResultType | None],
 ) -> tuple[str | None, ...]:
-    """An operator without a row: its argument template has ("$", i) where operand i goes. One node per result.
+    """Append an operator without a row, one node per result. In its argument template ("$", i) is operand i.
 
-    The results of a call that may draw have the number of the call in common: an equal call draws other numbers.
+    The results of a call that may draw share the number of the call, because an equal call draws other numbers.
     """
     operands: list[str] = []
 
@@ -103,9 +103,9 @@ def _opaque(
 
 
 def _checked(b: GraphBuilder, name: str, kind: ResultType) -> str:
-    """The result has the shape that torch says; its dtype is made to be the one that torch says.
+    """Check that a result has torch's shape, and cast it to torch's dtype.
 
-    In and around regions of `torch.autocast` floats stay as wide as the rows have them.
+    In and around regions of `torch.autocast`, floats keep the dtype that the rows give them.
     """
     shape, dtype = kind
     if b.shape(name) != shape:

@@ -20,7 +20,7 @@ HANDLERS.update({
 def _embedding(
     b: GraphBuilder, w: str, index: str, padding_idx: int = -1, scale_grad: bool = False, sparse: bool = False
 ) -> str:
-    """In ATen, unlike in torch.nn.functional, a `padding_idx` of -1 is none. Sparse gradients become dense."""
+    """Append a lookup. For ATen, unlike torch.nn.functional, `padding_idx` -1 means none. Gradients are dense."""
     require(not scale_grad)
     return b.op("embedding", w, index, padding_idx=None if padding_idx < 0 else padding_idx)
 
@@ -37,7 +37,7 @@ def _embedding_bag(b: GraphBuilder, w: str, index: str, starts: str, scale_grad:
 
 
 def _bag_length(b: GraphBuilder, index: str, starts: str) -> int | None:
-    """The length of all bags, where `starts` says that it is the same: bags given as a matrix of ids."""
+    """Return the length of all bags if `starts` shows that it is the same: bags given as a matrix of ids."""
     node, (count,) = b.nodes[starts], b.shape(index)
     if node.op != "arange" or node.attr("start") != 0:
         return None
@@ -46,7 +46,7 @@ def _bag_length(b: GraphBuilder, index: str, starts: str) -> int | None:
 
 
 def _equal_bags(b: GraphBuilder, w: str, index: str, length: int, mode: int, weights: str | None) -> str:
-    """Rows looked up and summed, which unlike bags can be split along the batch and along the table."""
+    """Append a lookup and a sum per bag. Unlike `embedding_bag`, they can be split along the batch and the table."""
     bags = b.shape(index)[0] // length
     rows = b.op("embedding", w, reshape(b, index, (bags, length)), padding_idx=None)
     if weights is not None:
@@ -56,7 +56,7 @@ def _equal_bags(b: GraphBuilder, w: str, index: str, length: int, mode: int, wei
 
 @handles("index")
 def _index(b: GraphBuilder, x: str, indices: Sequence[str | None]) -> str:
-    """Integer tensors on neighbouring dimensions; masks would give shapes that depend on data."""
+    """Index by integer tensors on neighbouring dimensions; masks would give shapes that depend on data."""
     used = [i for i, v in enumerate(indices) if v is not None]
     names = [v for v in indices if v is not None]
     if not used:
@@ -68,7 +68,7 @@ def _index(b: GraphBuilder, x: str, indices: Sequence[str | None]) -> str:
 
 @handles("scatter.value")
 def _scatter(b: GraphBuilder, x: str, dim: int, index: str, value: float) -> str:
-    """One value at the places that are named along a dimension: a choice, by which places those are."""
+    """Write one value at the places that `index` names along a dimension: a `where` on whether a place is named."""
     dim = dimension(b, x, dim)
     shape, count = b.shape(x), b.shape(index)
     require((*shape[:dim], *shape[dim + 1 :]) == (*count[:dim], *count[dim + 1 :]))
@@ -80,7 +80,7 @@ def _scatter(b: GraphBuilder, x: str, dim: int, index: str, value: float) -> str
 
 @handles("index_put")
 def _index_put(b: GraphBuilder, x: str, indices: Sequence[str | None], values: str, accumulate: bool = False) -> str:
-    """One mask with one value, which is a choice, or a vector of positions in a vector."""
+    """Write one value where a mask is true, or a vector of values at a vector of positions in a vector."""
     index = indices[0]
     if accumulate or len(indices) != 1 or index is None or b.types[index].dtype == "uint8":
         raise NotCovered

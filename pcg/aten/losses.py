@@ -32,7 +32,7 @@ def _cross_entropy(b: GraphBuilder, x: str, target: str, weight: str | None = No
 
 def _weighted_cross_entropy(b: GraphBuilder, x: str, target: str, weight: str, reduction: int, ignore_index: int,
                             label_smoothing: float) -> str:  # fmt: skip
-    """Each target counts as much as its class weighs, the mean being over what they weigh together."""
+    """Weigh each target by its class. The mean divides by the sum of the targets' weights."""
     require(len(b.shape(x)) == len(b.shape(target)) + 1 and len(b.shape(x)) > 1)
     log_p = b.op("log_softmax", b.wide(x), dim=1)
     counts, shape = b.op("ne", target, ignore_index), b.shape(target)

@@ -44,7 +44,7 @@ def _rms_norm(b: GraphBuilder, x: str, shape: Sequence[int], w: str | None = Non
 @handles("native_group_norm")
 def _group_norm(b: GraphBuilder, x: str, w: str | None, bias: str | None, num_samples: int, num_channels: int,
                 num_pixels: int, num_groups: int, eps: float) -> tuple[str, None, None]:  # fmt: skip
-    """The channels of a group as one dimension of a layer normalization; the affine part by channel."""
+    """Normalize each group's channels as one dimension of a layer normalization, then scale and shift by channel."""
     rank, count = len(b.shape(x)), num_channels // num_groups * num_pixels
     groups = reshape(b, x, (num_samples, num_groups, count))
     y = reshape(b, b.op("layer_norm", groups, normalized_dims=1, eps=eps), b.shape(x))
@@ -59,7 +59,7 @@ def _by_running_statistics(b: GraphBuilder, x: str, w: str | None, bias: str | N
 
 
 def _check_narrow(b: GraphBuilder, w: str | None, running: str) -> None:
-    """Torch runs no batch normalization that is narrower than its statistics."""
+    """Raise if the weights are narrower than the running statistics, which torch does not run."""
     if w is not None and b.types[w].dtype in HALVES and b.types[running].dtype not in HALVES:
         raise GraphError(
             f"torch takes no weights in {b.types[w].dtype} beside running statistics in {b.types[running].dtype}; run "
@@ -70,7 +70,7 @@ def _check_narrow(b: GraphBuilder, w: str | None, running: str) -> None:
 @handles("_native_batch_norm_legit_functional")
 def _batch_norm(b: GraphBuilder, x: str, w: str | None, bias: str | None, running_mean: str, running_var: str,
                 training: bool, momentum: float, eps: float) -> tuple[str, None, None, str, str]:  # fmt: skip
-    """Statistics over the whole batch, as a single process has them, and the running ones brought up to date."""
+    """Normalize by statistics of the whole batch, as a single process does, and update the running ones."""
     require(training)
     _check_narrow(b, w, running_mean)
     centre, spread = _statistics(b, x)
@@ -86,7 +86,7 @@ def _batch_norm(b: GraphBuilder, x: str, w: str | None, bias: str | None, runnin
 
 
 def _single(b: GraphBuilder, x: str) -> str:
-    """Halves are normalized in single precision."""
+    """Cast 16-bit floats to float32, in which they are normalized."""
     return cast(b, x, "float32" if b.types[x].dtype in ("float16", "bfloat16") else None)
 
 
@@ -95,7 +95,7 @@ def _over_channels(b: GraphBuilder, v: str, rank: int) -> str:
 
 
 def _statistics(b: GraphBuilder, x: str) -> tuple[str, str]:
-    """Mean and variance of every channel, from sums that may be split."""
+    """Return the mean and variance of every channel, from sums that may be split."""
     x = _single(b, x)
     rank = len(b.shape(x))
     dims = [d for d in range(rank) if d != 1]
@@ -153,7 +153,7 @@ def _adaptive(b: GraphBuilder, x: str, size: Ints) -> str:
 
 @handles("upsample_nearest1d.vec", "upsample_nearest2d.vec", "upsample_nearest3d.vec")
 def _upsampled(b: GraphBuilder, x: str, sizes: Sequence[int] | None, factors: Sequence[float] | None) -> str:
-    """Every element as often as a whole factor says, along each dimension behind the channels.
+    """Repeat every element by a whole factor along each dimension behind the channels.
 
     Torch finds the element by a product in fp32, which from a factor of 41 on may lie below the whole number.
     """
@@ -172,7 +172,7 @@ def _upsampled(b: GraphBuilder, x: str, sizes: Sequence[int] | None, factors: Se
 def _random_leaky_relu(
     b: GraphBuilder, x: str, noise: str, low: float = 1 / 8, high: float = 1 / 3, train: bool = False, _: None = None
 ) -> tuple[str, None]:
-    """As the operator that draws its noise itself; the derivative of this one reads the noise before it is drawn."""
+    """Append `rrelu`, which draws its noise itself: this operator's derivative reads noise that is not drawn yet."""
     if not train:
         return HANDLERS["leaky_relu"](b, x, (low + high) / 2), None
     kind = {"shape": b.shape(x), "dtype": b.types[x].dtype}

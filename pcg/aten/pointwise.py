@@ -21,7 +21,7 @@ _LOGICAL = {"logical_and": "bitwise_and", "logical_or": "bitwise_or", "logical_x
 
 
 def real(b: GraphBuilder, x: str) -> str:
-    """Integers and bools as real numbers."""
+    """Cast integers and bools to real numbers."""
     return x if is_float(b.types[x].dtype) else cast(b, x, b.default_float)
 
 
@@ -71,7 +71,7 @@ HANDLERS.update({
 
 @handles("bitwise_not")
 def _bitwise_not(b: GraphBuilder, x: str) -> str:
-    """Of bools, not; of integers in two's complement, -x - 1."""
+    """Negate bools. For integers in two's complement the result is -x - 1."""
     return b.op("logical_not", x) if b.types[x].dtype == "bool" else b.op("sub", b.op("neg", x), 1)
 
 
@@ -90,7 +90,7 @@ def _scaled(b: GraphBuilder, y: Any, alpha: float) -> Any:
 
 @handles("div")
 def _div(b: GraphBuilder, x: str, y: Any, rounding_mode: str | None = None) -> str:
-    """Rounded down, the quotient is a step function: its gradient is zero, while `floor_divide` refuses to have one."""
+    """Divide. Rounded down, the quotient has a gradient of zero, while `floor_divide` refuses to have one."""
     require(rounding_mode in (None, "floor"))
     if rounding_mode is None:
         return b.op("div", x, y)
@@ -105,27 +105,27 @@ def _softplus(b: GraphBuilder, x: str, beta: float = 1, threshold: float = 20) -
 
 @handles("log_sigmoid_forward")
 def _log_sigmoid(b: GraphBuilder, x: str) -> tuple[str, None]:
-    """log 1 / (1 + e⁻ˣ) = -softplus(-x). The second result is what torch keeps for its derivative."""
+    """Return log 1 / (1 + e⁻ˣ) = -softplus(-x); torch keeps the second result for its derivative."""
     return b.op("neg", b.op("softplus", b.op("neg", x))), None
 
 
 @handles("xlogy")
 def _xlogy(b: GraphBuilder, x: str, y: str) -> str:
-    """x log y, which is 0 where x is, as far as y is a number; no gradient passes where neither is positive."""
+    """Return x log y: 0 where x is 0 and y a number. No gradient passes where x is 0 and y is not positive."""
     x, y = real(b, x), real(b, y)
     nothing = b.op("bitwise_and", b.op("eq", x, 0), b.op("le", y, 0))
     return b.op("mul", x, b.op("log", b.op("where", nothing, b.scalar(1, b.types[y].dtype), y)))
 
 
 def _expm1_below(b: GraphBuilder, x: str) -> str:
-    """eˣ - 1 = 2t / (1 - t) with t = tanh(x / 2), to the last digits also where x is small. It is at most 0."""
+    """Return eˣ - 1 = 2t / (1 - t) with t = tanh(x / 2) for x ≤ 0, to the last digits also where x is small."""
     t = b.op("tanh", b.op("mul", x, 0.5))
     return b.op("div", b.op("mul", t, 2.0), b.op("sub", 1.0, t))
 
 
 @handles("elu")
 def _elu(b: GraphBuilder, x: str, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> str:
-    """The branch that is not taken sees 0: where x is large, its own value would be too large for a gradient."""
+    """Append ELU. The branch that is not taken sees 0, because its gradient would be too large where x is large."""
     below = b.op("where", b.op("gt", x, 0), b.scalar(0, b.types[x].dtype), x)
     below = b.op("mul", _expm1_below(b, _scaled(b, below, input_scale)), alpha * scale)
     return b.op("where", b.op("gt", x, 0), _scaled(b, x, scale), below)
@@ -142,14 +142,14 @@ def _prelu(b: GraphBuilder, x: str, slope: str) -> str:
 
 @handles("hardtanh")
 def _hardtanh(b: GraphBuilder, x: str, low: float = -1, high: float = 1) -> str:
-    """Like `clamp`, but no gradient passes where x is at a bound."""
+    """Clamp x like `clamp`, except that no gradient passes where x is at a bound."""
     y = b.op("where", b.op("ge", x, high), high, x)
     return b.op("where", b.op("le", x, low), low, y)
 
 
 @handles("clamp_min")
 def _at_least(b: GraphBuilder, x: str, low: Any) -> str:
-    """Where x equals a tensor of bounds its gradient goes to x alone; `maximum` would give each a half."""
+    """Clamp from below. Where x equals a tensor of bounds, x gets the whole gradient; `maximum` would halve it."""
     if not isinstance(low, str):
         return x if low is None else b.op("maximum", x, low)
     return b.op("where", b.op("lt", x, low), low, x)

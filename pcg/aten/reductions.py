@@ -12,19 +12,19 @@ from shardwright.pcg.types import is_float
 
 
 def total(b: GraphBuilder, x: str, dims: Ints | None = None, keepdim: bool = False) -> str:
-    """The sum over `dims`, None: over all."""
+    """Append the sum over `dims`; None: over all."""
     return b.op("sum", x, dims=reduced(b, x, dims), keepdim=keepdim)
 
 
 def mean(b: GraphBuilder, x: str, dims: Ints | None = None, keepdim: bool = False) -> str:
-    """A sum times one over the global count, so that a split gives exact partial sums."""
+    """Append a sum times one over the global count, so that a split gives exact partial sums."""
     count = math.prod(b.shape(x)[d] for d in reduced(b, x, dims))
     require(count > 0)
     return b.op("mul", total(b, wide(b, x), dims, keepdim), 1.0 / count)
 
 
 def wide(b: GraphBuilder, x: str) -> str:
-    """Sums that torch never stores, because it divides them first, may be too large for float16."""
+    """Cast float16 to float32 before a sum that torch divides first and never stores, as it may be too large."""
     return cast(b, x, "float32" if b.types[x].dtype == "float16" else None)
 
 
@@ -57,9 +57,9 @@ def _min_dim(b: GraphBuilder, x: str, dim: int, keepdim: bool = False) -> tuple[
 
 
 def _chosen(b: GraphBuilder, x: str, score: str, dim: int, keepdim: bool) -> tuple[str, str]:
-    """The element of x with the highest score, and its index.
+    """Return the element of x with the highest score, and its index.
 
-    The gradient goes to the chosen element, not to all that equal it, as `amax` has it.
+    The gradient goes to the chosen element alone; `amax` gives it to all elements equal to it.
     """
     dim = dimension(b, x, dim)
     index = b.op("argmax", score, dims=(dim,), keepdim=True)
@@ -72,7 +72,7 @@ def _chosen(b: GraphBuilder, x: str, score: str, dim: int, keepdim: bool) -> tup
 
 @handles("logsumexp")
 def _logsumexp(b: GraphBuilder, x: str, dims: Ints, keepdim: bool = False) -> str:
-    """The largest taken out before and added after; one that is infinite stays, as torch has it."""
+    """Append log Σ eˣ. The largest x is subtracted before and added after, unless it is infinite, as in torch."""
     x, dims = wide(b, b.wide(x)), reduced(b, x, dims)
     require(is_float(b.types[x].dtype))
     largest = b.op("detach", b.op("amax", x, dims=dims, keepdim=True))
@@ -87,7 +87,7 @@ def _logsumexp(b: GraphBuilder, x: str, dims: Ints, keepdim: bool = False) -> st
 def _vector_norm(
     b: GraphBuilder, x: str, order: float = 2, dims: Ints | None = None, keepdim: bool = False, *, dtype: Any = None
 ) -> str:
-    """The sum of sizes, or the root of that of squares; no gradient passes where all are 0."""
+    """Append the sum of absolute values, or the root of the sum of squares. No gradient passes where all are 0."""
     require(order in (1, 2) and is_float(b.types[x].dtype))
     x = wide(b, b.wide(cast(b, x, dtype)))
     if order == 1:
@@ -146,7 +146,7 @@ def _cumsum(b: GraphBuilder, x: str, dim: int, *, dtype: Any = None) -> str:
 
 
 def _sortable(b: GraphBuilder, x: str) -> None:
-    """Descending order is that of -x, which bools and unsigned integers do not have."""
+    """Require a dtype that has -x, which descending order sorts by: bools and unsigned integers do not."""
     require(b.types[x].dtype not in ("bool", "uint8"))
 
 
@@ -161,7 +161,7 @@ def _sort(
 
 @handles("topk")
 def _topk(b: GraphBuilder, x: str, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[str, str]:
-    """In descending order, which is also an order where none is asked for."""
+    """Append the k largest in descending order, which is a valid order also where `sorted` is false."""
     _sortable(b, x)
     require(largest)
     dim = dimension(b, x, dim)
@@ -177,7 +177,7 @@ def _histc(b: GraphBuilder, x: str, bins: int = 100, low: float = 0, high: float
 
 
 def _counts(b: GraphBuilder, x: str, bins: int, low: float, high: float) -> str:
-    """A histogram as sums, which may be split: each element beside every bin."""
+    """Append a histogram as sums, which may be split: each element is compared with every bin."""
     place = b.op("floor", b.op("mul", b.op("div", b.op("sub", x, low), high - low), bins))
     place = b.op("where", b.op("eq", x, high), bins - 1, place)
     numbers = b.op("arange", start=0, stop=bins, step=1, dtype=b.types[place].dtype)

@@ -1,8 +1,9 @@
-"""The registry of handlers, and the small things that handlers share.
+"""The registry of handlers, and the small functions that handlers share.
 
-A handler lifts one ATen operator: it gets the builder, the positional arguments (tensors as node names, everything else
-as it is) and the keyword-only ones, appends rows, and returns a node name, or a tuple with one entry per result for
-operators with several, None for a result that no row gives. Arguments that the rows do not express are `NotCovered`.
+A handler lifts one ATen operator. It gets the builder, the positional arguments (tensors as node names, everything else
+unchanged) and the keyword-only ones, and appends rows. It returns a node name, or for an operator with several results
+a tuple with one entry each: None for a result that no row gives. It raises `NotCovered` for arguments that rows do not
+express.
 """
 
 from __future__ import annotations
@@ -14,20 +15,20 @@ from shardwright.pcg.builder import GraphBuilder
 
 Handler = Callable[..., Any]
 Ints = int | Sequence[int]
-"""Where ATen takes one number for several dimensions."""
+"""An argument for which ATen takes one number for several dimensions."""
 
-# By name, or by name and overload where overloads mean different things; operators that are not ATen's by
+# Keys are names, or name and overload where overloads mean different things; for operators outside ATen,
 # namespace::name.
 HANDLERS: dict[str, Handler] = {}
 IGNORED = frozenset({"_assert_tensor_metadata", "_assert_async", "_assert_scalar", "_guards", "sym_constrain_range"})
 
 
 class NotCovered(Exception):  # noqa: N818
-    """A handler's operator has a row, but not for these arguments; it becomes opaque."""
+    """An operator has a handler, but not for these arguments; it becomes opaque."""
 
 
 class Ref(str):
-    """A node name, told apart from string arguments."""
+    """A node name, in a type of its own so that string arguments differ from it."""
 
     __slots__ = ()
 
@@ -43,40 +44,40 @@ def handles(*names: str) -> Callable[[Handler], Handler]:
 
 
 def require(condition: bool) -> None:
-    """A guard of handlers: what they cannot express is `NotCovered`."""
+    """Raise `NotCovered` unless the condition holds: handlers guard what they cannot express."""
     if not condition:
         raise NotCovered
 
 
 def dtype_name(dtype: object) -> str:
-    """`torch.float32` and "float32" -> "float32"."""
+    """Return the name of a dtype: "float32" for `torch.float32` and for "float32"."""
     return str(dtype).removeprefix("torch.")
 
 
 def dimension(b: GraphBuilder, x: str, dim: int, extra: int = 0) -> int:
-    """The dimension counted from the front, of x with `extra` more dimensions."""
+    """Return the dimension counted from the front, in x with `extra` more dimensions."""
     rank = len(b.shape(x)) + extra
     require(rank > 0)
     return dim % rank
 
 
 def dimensions(b: GraphBuilder, x: str, dims: Ints) -> tuple[int, ...]:
-    """The dimensions counted from the front; of a scalar, dimensions 0 and -1 are none."""
+    """Return the dimensions counted from the front; for a scalar, dimensions 0 and -1 are none."""
     rank = len(b.shape(x))
     return tuple(d % rank for d in ([dims] if isinstance(dims, int) else dims) if rank)
 
 
 def reduced(b: GraphBuilder, x: str, dims: Ints | None) -> tuple[int, ...]:
-    """The dimensions that a reduction over `dims` takes: all of them where none is named."""
+    """Return the dimensions that a reduction over `dims` takes: all of them if `dims` names none."""
     return dimensions(b, x, tuple(range(len(b.shape(x)))) if dims is None or dims in ((), []) else dims)
 
 
 def pair(value: Ints) -> tuple[int, int]:
-    """One number for both spatial dimensions, or one for each."""
+    """Return a value for each of two spatial dimensions; a single number counts for both."""
     values = [value] if isinstance(value, int) else list(value)
     return (values[0], values[-1])
 
 
 def cast(b: GraphBuilder, x: str, dtype: object) -> str:
-    """x in another dtype; None leaves it as it is."""
+    """Append a cast of x to another dtype; None leaves it unchanged."""
     return x if dtype is None else b.op("cast", x, dtype=dtype_name(dtype))

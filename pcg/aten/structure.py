@@ -1,4 +1,4 @@
-"""Reshapes, slices, concatenations: what only moves elements."""
+"""Reshapes, slices, concatenations: handlers of operators that only move elements."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HANDLERS.update({
 
 @handles("view", "_unsafe_view")
 def reshape(b: GraphBuilder, x: str, shape: Sequence[int]) -> str:
-    """x with another shape, in which one size may be -1. To view a tensor as another dtype is not covered."""
+    """Reshape x; one size may be -1. A view of a tensor as another dtype is not covered."""
     require(isinstance(shape, (tuple, list)))
     known = math.prod(s for s in shape if s != -1)
     total = math.prod(b.shape(x))
@@ -32,7 +32,7 @@ def reshape(b: GraphBuilder, x: str, shape: Sequence[int]) -> str:
 
 
 def flatten(b: GraphBuilder, x: str, start: int = 0, end: int = -1) -> str:
-    """Dimensions start to end, both included, as one."""
+    """Join the dimensions from start to end, both included, into one."""
     if not b.shape(x):
         return reshape(b, x, (1,))
     shape, start, end = b.shape(x), dimension(b, x, start), dimension(b, x, end)
@@ -41,7 +41,7 @@ def flatten(b: GraphBuilder, x: str, start: int = 0, end: int = -1) -> str:
 
 @handles("unsqueeze")
 def unsqueeze(b: GraphBuilder, x: str, dim: int) -> str:
-    """A new dimension of size 1."""
+    """Insert a new dimension of size 1."""
     shape, dim = b.shape(x), dimension(b, x, dim, 1)
     return reshape(b, x, (*shape[:dim], 1, *shape[dim:]))
 
@@ -55,7 +55,7 @@ def squeeze(b: GraphBuilder, x: str, dims: Ints | None = None) -> str:
 
 @handles("transpose")
 def transpose(b: GraphBuilder, x: str, i: int, j: int) -> str:
-    """Two dimensions exchanged."""
+    """Exchange two dimensions."""
     if not b.shape(x):
         return x
     order = list(range(len(b.shape(x))))
@@ -65,14 +65,14 @@ def transpose(b: GraphBuilder, x: str, i: int, j: int) -> str:
 
 @handles("expand")
 def expand(b: GraphBuilder, x: str, sizes: Sequence[int], implicit: bool = False) -> str:
-    """Dimensions of size 1 repeated, and new ones before them; -1 keeps a size."""
+    """Repeat dimensions of size 1, and prepend new ones; -1 keeps a size."""
     shape, lead = b.shape(x), len(sizes) - len(b.shape(x))
     return b.op("expand", x, shape=tuple(shape[i - lead] if s == -1 else s for i, s in enumerate(sizes)))
 
 
 @handles("repeat")
 def _repeat(b: GraphBuilder, x: str, times: Sequence[int]) -> str:
-    """The whole tensor repeated: every dimension gets one before it, along which it is the same."""
+    """Repeat the whole tensor: each dimension gets one in front, along which the tensor is expanded."""
     shape = (*(1,) * (len(times) - len(b.shape(x))), *b.shape(x))
     single = reshape(b, x, [n for s in shape for n in (1, s)])
     wide = expand(b, single, [n for t, s in zip(times, shape, strict=True) for n in (t, s)])
@@ -81,13 +81,13 @@ def _repeat(b: GraphBuilder, x: str, times: Sequence[int]) -> str:
 
 @handles("copy")
 def copy(b: GraphBuilder, x: str, src: str, non_blocking: bool = False) -> str:
-    """`src` in the shape and dtype of x."""
+    """Expand `src` to the shape of x, in the dtype of x."""
     return expand(b, cast(b, src, b.types[x].dtype), b.shape(x))
 
 
 @handles("flip")
 def flip(b: GraphBuilder, x: str, dims: Sequence[int]) -> str:
-    """x from the end to the beginning along these dimensions."""
+    """Reverse x along these dimensions."""
     dims = dimensions(b, x, dims)
     return b.op("flip", x, dims=dims) if dims else x
 
@@ -96,7 +96,7 @@ def flip(b: GraphBuilder, x: str, dims: Sequence[int]) -> str:
 
 
 def part(b: GraphBuilder, x: str, dim: int, start: int, stop: int, step: int = 1) -> str:
-    """Elements [start, stop) of one dimension."""
+    """Take elements [start, stop) of one dimension."""
     return b.op("slice", x, dim=dim, start=start, stop=stop, step=step)
 
 
@@ -111,7 +111,7 @@ def _slice(
 
 @handles("select")
 def select(b: GraphBuilder, x: str, dim: int, index: int) -> str:
-    """One element of a dimension, which is dropped."""
+    """Take one element of a dimension, and drop the dimension."""
     shape, dim = b.shape(x), dimension(b, x, dim)
     piece = part(b, x, dim, index % shape[dim], index % shape[dim] + 1)
     return reshape(b, piece, (*shape[:dim], *shape[dim + 1 :]))
@@ -119,7 +119,7 @@ def select(b: GraphBuilder, x: str, dim: int, index: int) -> str:
 
 @handles("split", "split_with_sizes", "unsafe_split", "unsafe_split_with_sizes")
 def split(b: GraphBuilder, x: str, sizes: Ints, dim: int = 0) -> tuple[str, ...]:
-    """Pieces of these sizes, or of one size with what remains at the end."""
+    """Cut x into pieces of these sizes, or of one size with the remainder at the end."""
     dim = dimension(b, x, dim)
     extent = b.shape(x)[dim]
     if isinstance(sizes, int):
@@ -129,12 +129,12 @@ def split(b: GraphBuilder, x: str, sizes: Ints, dim: int = 0) -> tuple[str, ...]
 
 
 def _triangle(b: GraphBuilder, x: str, side: str, diagonal: int) -> str:
-    """The elements on the diagonal and on one side of it; zeros elsewhere."""
+    """Keep the elements on the diagonal and on one side of it; zeros elsewhere."""
     return b.op("where", b.op(side, *_positions(b, x, diagonal)), x, b.scalar(0, b.types[x].dtype))
 
 
 def _positions(b: GraphBuilder, x: str, diagonal: int) -> tuple[str, str]:
-    """The number of each column, and that of the column in which the diagonal meets each row."""
+    """Return the number of each column, and the number of the column in which the diagonal meets each row."""
     height, width = b.shape(x)[-2:]
     columns = b.op("arange", start=0, stop=width, step=1, dtype="int64")
     meets = b.op("arange", start=diagonal, stop=height + diagonal, step=1, dtype="int64")
@@ -146,7 +146,7 @@ def _positions(b: GraphBuilder, x: str, diagonal: int) -> tuple[str, str]:
 
 @handles("cat")
 def cat(b: GraphBuilder, xs: Sequence[str], dim: int = 0) -> str:
-    """Joined along a dimension. Tensors of shape [0] fit everywhere, as they always did in torch."""
+    """Join tensors along a dimension. Tensors of shape [0] fit everywhere, as in torch."""
     rank = max(len(b.shape(x)) for x in xs)
     kept = [x for x in xs if rank == 1 or b.shape(x) != (0,)]
     dtypes = {b.types[x].dtype for x in xs}
@@ -162,7 +162,7 @@ def _stack(b: GraphBuilder, xs: Sequence[str], dim: int = 0) -> str:
 
 @handles("roll")
 def _roll(b: GraphBuilder, x: str, shifts: Ints, dims: Ints = ()) -> str:
-    """What is pushed out at the end comes in at the front."""
+    """Roll x: elements that are pushed out at the end come in at the front."""
     distances, order = ([n] if isinstance(n, int) else n for n in (shifts, dims))
     require(len(distances) == len(order))
     for shift, dim in zip(distances, dimensions(b, x, order), strict=True):
@@ -196,7 +196,7 @@ def _select_scatter(b: GraphBuilder, x: str, src: str, dim: int, index: int) -> 
 
 @handles("constant_pad_nd")
 def constant_pad(b: GraphBuilder, x: str, pads: Sequence[int], value: Any = 0) -> str:
-    """`pads` lists what goes before and after each dimension, from the last; to pad by less than nothing is to cut."""
+    """Pad each dimension; `pads` lists the sizes before and after it, from the last one. Negative sizes cut."""
     rank = len(b.shape(x))
     pairs = [(0, 0)] * (rank - len(pads) // 2) + [(pads[i], pads[i + 1]) for i in range(0, len(pads), 2)][::-1]
     for dim, (before, after) in enumerate(pairs):
