@@ -1,1 +1,1 @@
-"""Calibration: what the local machine reaches, measured by its ranks, as a cluster file."""
+"""Calibration measures what the ranks of the local machine reach and writes it as a cluster file."""

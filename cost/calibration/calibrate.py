@@ -1,8 +1,8 @@
-"""Calibration of the local machine: what its ranks reach, all of them working at once.
+"""Calibration of the local machine: the rates that its ranks reach when all of them work at once.
 
 Each rank is a process of its own (`measure`), so that a caller's script is not imported again and threads of the caller
-are not forked. What was measured is kept visit by visit: a calibration that is interrupted goes on where it was, by the
-same command on the same day. The result is kept for `Cluster.local`.
+are not forked. Every visit is saved at once: the same command on the same day resumes an interrupted calibration. The
+result is saved for `Cluster.local`.
 """
 
 from __future__ import annotations
@@ -61,23 +61,23 @@ def calibrate(
         device: "cpu", under gloo, or "cuda", under NCCL.
         thorough: five times as many passes, and bfloat16 too.
         timeout_s: after this the ranks are ended and an error is raised; 240, or 1200 where `thorough`.
-        save: keep the result where `Cluster.local(num_ranks)` finds it, and the visits until then.
+        save: keep the result where `Cluster.local(num_ranks)` finds it, and until then keep the visits.
         progress: called at the start of each pass with its name; by default passes go to stderr, one line each.
-        warn: called with what disturbed the measurement, which the provenance says too; by default it goes to stderr.
-        workload: what to measure, in place of what follows from the other arguments.
+        warn: called with a description of any disturbance, which the provenance repeats; by default it goes to stderr.
+        workload: the points to measure, in place of those that follow from the other arguments.
 
     Raises:
         ClusterError: an argument is wrong.
-        MachineError: there are fewer GPUs than ranks, or the result cannot be kept.
-        DistributedError: a rank failed, whose last words the message has, or the time was not enough. What was measured
-            by then is kept.
+        MachineError: there are fewer GPUs than ranks, or the result cannot be saved.
+        DistributedError: a rank failed (the message quotes its last line of output), or the time ran out. Points
+            measured by then are kept.
     """
     num_ranks = checks.positive_int(num_ranks, "calibrate", "num_ranks", "how many processes share this machine")
     checks.choice(device, "calibrate", "device", DEVICES)
     limit_s = (1200.0 if thorough else 240.0) if timeout_s is None else timeout_s
     limit_s = checks.positive(limit_s, "calibrate", "timeout_s", "seconds")
     workload = workload or _workload(num_ranks, device, thorough, limit_s)
-    _device_of(workload)  # before anything is measured
+    _device_of(workload)  # raises before anything is measured
     load, num_cpus = os.getloadavg()[0], os.cpu_count() or 1
     target = cache_path(num_ranks, kind=workload.device)
     if save:
@@ -96,7 +96,7 @@ def calibrate(
 
 
 def measured_cluster(points: Mapping[str, Point], workload: Workload) -> Cluster:
-    """This machine, of which `points` were measured."""
+    """Return this machine as a cluster, from its measured `points`."""
     name, memory_bytes = _device_of(workload)
     return cluster_of(points, workload, name, memory_bytes, version("torch"))
 
@@ -113,7 +113,7 @@ def _workload(num_ranks: int, device: str, thorough: bool, timeout_s: float) -> 
 
 
 def _device_of(workload: Workload) -> tuple[str, int]:
-    """Name, and memory of one rank; a `MachineError` unless torch sees a GPU for every rank."""
+    """Return the device's name and one rank's memory; raise `MachineError` unless torch sees a GPU per rank."""
     if workload.device == "cpu":
         return device_name(), memory_per_rank_bytes(workload.num_ranks)
     import torch
@@ -135,7 +135,7 @@ def _visits_path(target: Path) -> Path:
 
 @contextmanager
 def _folder(target: Path | None, workload: Workload) -> Generator[Path]:
-    """A folder with the workload and the visits known so far; they are kept beside `target` however this ends."""
+    """Yield a folder with the workload and the visits known so far; save all visits beside `target` at the end."""
     with tempfile.TemporaryDirectory(prefix="shardwright-calibrate-") as name:
         folder = Path(name)
         (folder / WORKLOAD).write_bytes(pickle.dumps(workload))
@@ -151,7 +151,10 @@ def _folder(target: Path | None, workload: Workload) -> Generator[Path]:
 
 
 def _header(workload: Workload) -> str:
-    """Visits under another header are of another machine, torch, workload or day, and are not used."""
+    """Return the first line of a file of visits.
+
+    Visits under another header belong to another machine, torch, workload or day, and are not used.
+    """
     return json.dumps(
         [repr(replace(workload, timeout_s=0.0)), device_name(), version("torch"), date.today().isoformat()]
     )
@@ -185,7 +188,7 @@ def _run_ranks(workload: Workload, folder: Path, timeout_s: float, progress: Tel
 
 
 class _Ranks:
-    """The processes of one calibration, their output in files of one folder."""
+    """The processes of one calibration; their output goes to files of one folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -200,7 +203,7 @@ class _Ranks:
                 self.processes.append(subprocess.Popen([*module, *arguments], stdout=out, stderr=err, env=environ))
 
     def watch(self, deadline: float, timeout_s: float, progress: Tell) -> None:
-        """Wait for every rank to end well; a `DistributedError` as soon as one does not, or at the deadline."""
+        """Wait for every rank to end well; raise `DistributedError` once a rank fails, or at the deadline."""
         num_told = 0
         while True:
             codes = [process.poll() for process in self.processes]
@@ -221,7 +224,7 @@ class _Ranks:
             time.sleep(0.05)
 
     def end(self) -> None:
-        """Kill what still runs."""
+        """Kill the processes that still run."""
         for process in self.processes:
             if process.poll() is None:
                 process.kill()
@@ -234,7 +237,7 @@ class _Ranks:
 
 
 def _environment(num_threads: int) -> dict[str, str]:
-    """The caller's, with its import path, its threads, and gloo on the loopback device where there is one."""
+    """Return the caller's environment with its import path, `num_threads`, and gloo on loopback if there is one."""
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": str(num_threads)}
     if any(name == "lo" for _, name in socket.if_nameindex()):
         environ.setdefault("GLOO_SOCKET_IFNAME", "lo")

@@ -1,4 +1,4 @@
-"""The cluster that measured points describe, with its provenance: when, how many, how well the fits hold, how noisy."""
+"""The cluster that measured points describe; its provenance has date, ranks, errors of the fits and noise."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from shardwright.cost.compute.kernels import Kernel, measured
 from shardwright.cost.compute.work import Work
 
 _LEAST_SHARE = 0.1
-"""A kernel on the host takes at least this part of the operator's time, whatever its dispatch was measured at."""
+"""The least share of an operator's time on the host that is its kernel, whatever its measured dispatch."""
 _LOUD = 0.15
-"""Repeats, of all passes, whose quartiles lie further apart than this at the median are called noisy."""
+"""The largest median spread of repeats (upper over lower quartile, minus 1) that is not called noisy."""
 _BASIC = ("add", "mul", "relu", "neg")
 
 
 def cluster_of(
     points: Mapping[str, Point], workload: Workload, name: str, memory_bytes: int, torch_version: str
 ) -> Cluster:
-    """The cluster of the machine that was measured; `name` is that of its device."""
+    """Return the measured machine as a cluster; `name` is its device's name."""
     device = _device(points, workload, name, memory_bytes)
     fits: dict[tuple[Collective, int], Fit] = {
         (collective, size): _fit(points, workload, collective, size)
@@ -48,13 +48,13 @@ def cluster_of(
 
 
 def noise(points: Mapping[str, Point]) -> tuple[float, float]:
-    """Spread of the repeats over all points: the median, and the largest."""
+    """Return the median and the largest spread of the repeats, over all points."""
     spreads = [point.spread for point in points.values()]
     return statistics.median(spreads), max(spreads)
 
 
 def noise_warning(points: Mapping[str, Point], load: float, num_cpus: int) -> str:
-    """What to tell of a measurement that was disturbed: by other work on the machine, or by whatever; "" if it was not.
+    """Return a warning if other work or noise disturbed the measurement, or "".
 
     `load` is the number of running processes before the measurement began.
     """
@@ -66,9 +66,9 @@ def noise_warning(points: Mapping[str, Point], load: float, num_cpus: int) -> st
 
 
 def fit_errors(device: Device) -> dict[str, float]:
-    """How far a measured kernel is from what the others of its kind say of it, by kind: the median, as a share.
+    """Return the median relative error, by kind, of predicting a measured kernel from the others of its kind.
 
-    Only kernels between two others, in the order of what bounds them, tell something.
+    A kernel counts only if it lies between two others on the roofline's curve that bounds it.
     """
     compute, curves = Compute(device), dict[tuple[str, str, bool, bool], list[tuple[float, Kernel]]]()
     for kernel in device.kernels:
@@ -117,19 +117,19 @@ def _device(points: Mapping[str, Point], workload: Workload, name: str, memory_b
 
 
 def _overheads(points: Mapping[str, Point]) -> tuple[float, float]:
-    """Seconds of a step for each parameter, its multiplication included; and of one without, its sum included."""
+    """Return a step's seconds per parameter, multiplication included, and without parameters, sum included."""
     few, many = (points[f"chain {length}"].seconds for length in CHAINS)
     parameter_s = max(0.0, (many - few) / (CHAINS[1] - CHAINS[0]))
     return parameter_s, few - CHAINS[0] * parameter_s
 
 
 def _put_off_s(points: Mapping[str, Point], longer: float) -> float:
-    """What a product takes longer whose weight has its gradient in a second part: among others, as all that it does."""
+    """Return how much longer a product takes if its weight's gradient waits for a second part, scaled by `longer`."""
     return longer * max(0.0, points["backward in two"].seconds - points["backward in one"].seconds)
 
 
 def _operators(points: Mapping[str, Point], workload: Workload) -> dict[str, tuple[float, float]]:
-    """Dispatch, forward and backward; of an operator that loops over groups, of one of them."""
+    """Return every operator's dispatch seconds, (forward, backward); for a loop over groups, those of one group."""
     root_s = points["backward"].seconds
     found: dict[str, tuple[float, float]] = {}
     for probe in dispatch_probes(workload.dtypes[0], workload.device):
@@ -142,10 +142,10 @@ def _operators(points: Mapping[str, Point], workload: Workload) -> dict[str, tup
 def _among_others(
     points: Mapping[str, Point], operators: Mapping[str, tuple[float, float]], dtype: str
 ) -> dict[str, tuple[float, float]]:
-    """Dispatch in a model, where operators come one after the other: two to three times what each takes in a loop.
+    """Return dispatch seconds in a model, where different operators alternate: two to three times those in a loop.
 
-    Forward is measured so, operator by operator. Backward as often as common operators together take longer, less by as
-    much as the operator is less sensitive forward: one that consists of many is.
+    Forward is measured, operator by operator. Backward is scaled by the ratio that common operators show together; the
+    scale is smaller for operators whose forward slows down less, such as those that consist of many.
     """
     longer = {op: max(1.0, points[f"first {op}"].seconds / points[f"forward {op}"].seconds) for op in operators}
     probes = common_probes(dtype)
@@ -157,10 +157,10 @@ def _among_others(
 
 
 def _first_uses(points: Mapping[str, Point], workload: Workload) -> dict[str, tuple[float, float]]:
-    """How much longer the first dispatch of an operator in a step takes than among others.
+    """Return how much longer an operator's first dispatch in a step takes than its dispatch among others.
 
-    Forward is measured so. Backward is measured for common operators together, and shared out as forward is; at most as
-    much as forward, which keeps noise in small times from becoming large ones.
+    Forward is measured. Backward is measured for common operators together and divided in proportion to forward. It is
+    at most as large as forward, so that noise in small times does not become large.
     """
     dtype = workload.dtypes[0]
     longer = {
@@ -175,7 +175,7 @@ def _first_uses(points: Mapping[str, Point], workload: Workload) -> dict[str, tu
 
 
 def _matmul_rates(points: Mapping[str, Point], probes: Sequence[Probe]) -> dict[str, list[float]]:
-    """FLOP per second of every matrix multiplication, by dtype."""
+    """Return the FLOP per second of every matrix multiplication, by dtype."""
     rates: dict[str, list[float]] = {}
     for probe in probes:
         if probe.op in ("linear", "matmul"):
@@ -184,7 +184,7 @@ def _matmul_rates(points: Mapping[str, Point], probes: Sequence[Probe]) -> dict[
 
 
 def _kernels(points: Mapping[str, Point], probes: Sequence[Probe], device: Device) -> list[Kernel]:
-    """Measured kernels, without the dispatch that a measurement on the host holds."""
+    """Return the measured kernels, without the dispatch that a measurement on the host includes."""
     found: list[Kernel] = []
     for probe in probes:
         passes, dispatch_s = probe.passes(), device.operators[probe.op]
@@ -198,11 +198,11 @@ def _kernels(points: Mapping[str, Point], probes: Sequence[Probe], device: Devic
 
 
 def _paces(points: Mapping[str, Point], workload: Workload, device: Device) -> dict[str, tuple[float, float]]:
-    """How many times as long an operator's kernels take as `device`, which has kernels of their kinds, says."""
+    """Return each operator's measured kernel seconds over the seconds that `device`'s kernels of its kind predict."""
     compute = Compute(device)
 
     def pace(works: Sequence[Work], paced: str, dispatch: str) -> float:
-        """1 where nothing is left to compare, as in backward of a sum, which only views."""
+        """Return 1 where there is no kernel to compare, as in the backward of a sum, which is only a view."""
         predicted_s = sum(map(compute.work_s, works))
         if not predicted_s:
             return 1.0
@@ -217,7 +217,7 @@ def _paces(points: Mapping[str, Point], workload: Workload, device: Device) -> d
 
 
 def _kernel_s(seconds: float, dispatch_s: float, device: Device) -> float:
-    """Of an operator that took `seconds`, the part without the dispatch that a measurement on the host holds."""
+    """Return the kernel's part of an operator's `seconds`: on the host, without its dispatch."""
     return max(seconds - dispatch_s, seconds * _LEAST_SHARE) if device.kind == "cpu" else seconds
 
 
@@ -227,12 +227,12 @@ def _kernel_s(seconds: float, dispatch_s: float, device: Device) -> float:
 def _fit(points: Mapping[str, Point], workload: Workload, collective: str, size: int) -> Fit:
     seconds = [points[f"{collective} {size} {num_bytes}"].seconds for num_bytes in workload.collective_bytes]
     fit = fit_line(workload.collective_bytes, seconds)
-    # A line without slope means that no size was large enough to tell; memory speed is the least that it can be.
+    # A line without slope means that no size was large enough; the links are then as fast as memory.
     return fit if fit.s_per_byte > 0 else Fit(fit.latency_s, 1e-12, fit.median_error, fit.worst_error)
 
 
 def _level(workload: Workload, all_gather: Fit | None) -> Level:
-    """The links as the all-gather saw them: (n−1)/n of the bytes in n−1 hops."""
+    """Return the links that explain the all-gather's times: (n−1)/n of the bytes in n−1 hops."""
     num_ranks = workload.num_ranks
     name, kind = ("rank", "host") if workload.device == "cpu" else ("gpu", "nvlink")
     if all_gather is None:

@@ -1,4 +1,4 @@
-"""Fitting latency + bandwidth lines to measured times."""
+"""Fits of lines, latency plus bytes over bandwidth, to measured times."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """time = latency_s + s_per_byte · bytes, and how far measurements lie from it, as shares of the measured time."""
+    """The line time = latency_s + s_per_byte · bytes, with its errors as shares of the measured times."""
 
     latency_s: float
     s_per_byte: float
@@ -19,7 +19,7 @@ class Fit:
 
 
 def fit_line(num_bytes: Sequence[float], seconds: Sequence[float]) -> Fit:
-    """The line with the least sum of squared *relative* errors, neither coefficient below zero.
+    """Return the line with the least sum of squared *relative* errors and no coefficient below zero.
 
     min Σ ((α + β·bytes)/t − 1)² over α, β ≥ 0: linear in α and β, convex, so where the free minimum has a coefficient
     below zero, the best lies on an edge.

@@ -1,14 +1,15 @@
-"""What one rank of a calibration runs: `python -m shardwright.cost.calibration.measure rank folder`.
+"""The program of one rank of a calibration: `python -m shardwright.cost.calibration.measure rank folder`.
 
-All ranks measure at once, as they run at once in training, and each takes the same number of samples of everything, so
-that collectives pair up; of each sample the slowest rank's counts. Every point is visited in several passes: a
-processor that shares its core with other work of its host can be half as fast for seconds, which is longer than a
-visit, so that points measured in one go would not even agree with each other. A pass has an order of its own: where
-neighbours stay the same, they have their slow seconds in common, and what a step is the sum of would be slow together,
-all operators' dispatch for one. `Point.of` makes one time of a point's samples.
+All ranks measure at once, as they run at once in training. Each takes the same number of samples of everything, so that
+collectives pair up; the slowest rank's time of each sample counts.
 
-The folder holds `workload.pickle`, and `visits.jsonl`: what is known already, which is not measured again, and to which
-rank 0 adds a line after each visit. Rank 0 prints one line of progress per pass.
+Every point is visited in several passes. A processor that shares its core with other work of its host can be half as
+fast for seconds, which is longer than a visit: points measured in one go would not even agree with each other. Each
+pass has its own order. In a fixed order, neighbours would share their slow seconds, and the parts of one sum, such as
+all operators' dispatch, would be slow together. `Point.of` makes one time of a point's samples.
+
+The folder holds `workload.pickle` and `visits.jsonl`. Visits in that file are not made again; rank 0 adds a line after
+each new one. Rank 0 prints one line of progress per pass.
 """
 
 from __future__ import annotations
@@ -41,19 +42,20 @@ if TYPE_CHECKING:
     _Ready = tuple[Callable[..., Tensor], list[Tensor]]
     """An operator and its operands."""
 
-_DISPATCHED = 64  # operators of a sample of dispatch
-_PACED = 8  # operators of a sample of their pace
+_DISPATCHED = 64  # operators in one sample of dispatch
+_PACED = 8  # operators in one sample of their pace
 _BACK_TO_BACK = 10  # kernels of one sample on a GPU, so that the first one's launch does not count
-_PATIENCE = 8  # times as long for a point in which ranks wait, with a long tail
-_OPENERS = ("tanh", "amax", "floor")  # have in common with all operators what the first of them finds cold
-_LEAST, _MOST = 2, 10  # samples of a visit
-_READINGS = 1001  # of a clock, to know how long one takes
+_PATIENCE = 8  # times as long for a point in which ranks wait: its times have a long tail
+_OPENERS = ("tanh", "amax", "floor")  # dispatched first, they warm the code that all operators share
+_LEAST, _MOST = 2, 10  # samples in one visit
+_READINGS = 1001  # of a clock, to measure what one reading takes
 
 
 class Clock:
-    """Seconds of a call. Where a rank works with one thread, other processes' turns on its processor do not count.
+    """Seconds that a call takes, less the time that reading the clock takes.
 
-    Nor does reading the clock: for a thread's time that takes a microsecond, a tenth of what an operator takes.
+    Where a rank works with one thread, other processes' turns on its processor do not count. Reading a thread's clock
+    takes a microsecond, a tenth of an operator's time.
     """
 
     def __init__(self, device: str, num_threads: int) -> None:
@@ -62,7 +64,7 @@ class Clock:
         self._reading_s = {now: reading_s(now) for now in (self.own_s, time.perf_counter)}
 
     def kernel_s(self, call: Callable[[], object]) -> float:
-        """Seconds that the device works on the call; on a GPU by events around several calls one after the other."""
+        """Return the seconds that the device works on the call; on a GPU by events around several calls in a row."""
         if not self.on_gpu:
             return self._seconds(call, self.own_s)
         import torch
@@ -76,7 +78,7 @@ class Clock:
         return start.elapsed_time(end) / 1e3 / _BACK_TO_BACK
 
     def dispatch_s(self, call: Callable[[], object]) -> float:
-        """Seconds that the host works until the call returns; a GPU has nothing else to do when it starts."""
+        """Return the seconds that the host works until the call returns; a GPU is idle at the start."""
         if self.on_gpu:
             import torch
 
@@ -84,7 +86,7 @@ class Clock:
         return self._seconds(call, self.own_s)
 
     def together_s(self, call: Callable[[], object]) -> float:
-        """Seconds of what ranks do with one another: they wait, and so all time counts."""
+        """Return the seconds of a call in which ranks wait for each other, so that all time counts."""
         return self.kernel_s(call) if self.on_gpu else self._seconds(call, time.perf_counter)
 
     def _seconds(self, call: Callable[[], object], now: Callable[[], float]) -> float:
@@ -94,14 +96,15 @@ class Clock:
 
 
 def reading_s(now: Callable[[], float]) -> float:
-    """Seconds from one reading of a clock to the next."""
+    """Return the seconds from one reading of a clock to the next."""
     return statistics.median(after - before for before, after in pairwise([now() for _ in range(_READINGS)]))
 
 
 class _Task(NamedTuple):
-    """A point to measure: `make`, called at each visit, returns what a method of `Clock` times: `calls` of an operator.
+    """A point to measure.
 
-    `waits`: processes wait for one another in it.
+    `make` is called at each visit and returns the call to time. `clock`, a method of `Clock`, times it. `calls`: how
+    many operators the call runs. `waits`: processes wait for one another in it.
     """
 
     key: str
@@ -112,7 +115,7 @@ class _Task(NamedTuple):
 
 
 class Rank:
-    """One rank between `init_process_group` and the last barrier."""
+    """The work of one rank between `init_process_group` and the last barrier."""
 
     def __init__(self, rank: int, workload: Workload, visits: Path) -> None:
         self.rank, self.workload, self.path = rank, workload, visits
@@ -120,7 +123,7 @@ class Rank:
         self.overheads: Any = import_module(workload.overheads)
 
     def measure(self) -> None:
-        """Every visit that is not known yet."""
+        """Make every visit that is not known yet."""
         import torch.distributed as dist
 
         known = {key: len(visits) for key, visits in read_visits(self.path).items()}
@@ -130,13 +133,13 @@ class Rank:
                 pass
 
     def visits(self, number: int, known: Mapping[str, int] = MappingProxyType({})) -> Iterator[None]:
-        """Make a pass's visits one by one, but those that are `known` by the number for each point. For all ranks."""
+        """Make the visits of one pass, one by one, except `known` ones (a number per point); for all ranks alike."""
         groups = random.Random(number).sample(self._all_tasks, len(self._all_tasks))
         tasks = [task for group in groups for task in group if number >= known.get(task.key, 0)]
         if tasks and self.rank == 0:
             sys.stdout.write(f"pass {number + 1} of {self.workload.num_passes}\n")
             sys.stdout.flush()
-        # One file for the pass: what opening it for each line leaves the kernel to do is in the way of the next ones.
+        # One file for the pass: if it were opened for each line, the kernel's work on it would disturb the next visits.
         with self.path.open("a", encoding="utf-8", buffering=1) if self.rank == 0 else nullcontext() as file:
             for task in tasks:
                 visit = self._visit(task)
@@ -146,15 +149,15 @@ class Rank:
 
     @cached_property
     def _all_tasks(self) -> list[list[_Task]]:
-        """Every rank makes all groups of processes, in the same order, and once."""
+        """The groups of tasks. Making them creates process groups, so every rank makes them once, in one order."""
         return list(self._tasks())
 
     def _tasks(self) -> Iterator[list[_Task]]:
-        """Those whose times are set against one another are together, so that they are measured at the same pace."""
+        """Yield groups of tasks; times that are compared share a group, so that they are measured at the same pace."""
         workload, of_many = self.workload, (Clock.dispatch_s, _DISPATCHED)
 
         def cold(*task: Any) -> list[_Task]:
-            return [] if self.clock.on_gpu else [_Task(*task)]  # a GPU is at work meanwhile
+            return [] if self.clock.on_gpu else [_Task(*task)]  # a GPU is busy meanwhile, so the delay is hidden
 
         for probe in dispatch_probes(workload.dtypes[0], workload.device):
             yield [
@@ -169,7 +172,7 @@ class Rank:
             _Task("common backward", self._common_backwards, Clock.dispatch_s, count),
             *cold("cold common backward", self._common_backwards, self._cold_backward_s, count),
         ]
-        # Small, and slow to make.
+        # They are small, and slow to make.
         yield [_Task(f"chain {length}", lambda n=length: self._chains[n], Clock.dispatch_s) for length in CHAINS]
         yield [
             _Task(key, lambda two=two: self.overheads.products(_DISPATCHED, in_two=two), *of_many)
@@ -197,14 +200,14 @@ class Rank:
                     make = partial(self.overheads.collective, name, group, num_bytes, workload.device)
                     yield [_Task(f"{name} {size} {num_bytes}", make, timed, waits=waits)]
 
-    # --------------------------------------------------------------------------------------------------- what is timed
+    # ---------------------------------------------------------------------------------------------------- timed calls
 
     def _forwards(self, probe: Probe, number: int = _DISPATCHED) -> Callable[[], object]:
         function, operands = probe.function(self.overheads.runtime), probe.operands(self.workload.device)
         return lambda: [function(*operands) for _ in range(number)]
 
     def _backwards(self, probe: Probe, number: int = _DISPATCHED) -> Callable[[], object]:
-        """Gradients of as many operators, each with operands of its own, in one pass of autograd."""
+        """Return a call that computes the gradients of `number` operators with separate operands in one pass."""
         function = probe.function(self.overheads.runtime)
         every = [probe.operands(self.workload.device) for _ in range(number)]
         results = [function(*operands) for operands in every]
@@ -213,14 +216,15 @@ class Rank:
         return _gradients(results, [x for operands in every for x in operands if x.requires_grad])
 
     def _first_s(self, clock: Clock, call: Callable[[], object]) -> float:
-        """Of an operator that comes after others, as in a model: the caches are not warm from itself."""
+        """Return the dispatch seconds of an operator after others, as in a model: it has not warmed the caches."""
         self._work()
         return clock.dispatch_s(call)
 
     def _cold_s(self, op: str, clock: Clock, call: Callable[[], object]) -> float:
-        """Of `op` that comes for the first time in a step: others, backward and an update came in between.
+        """Return the dispatch seconds of `op` for the first time in a step.
 
-        Two others go before it, for what all operators have in common; that would count with each of them.
+        Other operators, a backward and an update come before it. Two other operators run first, because the first of
+        all pays for code that all share; that cost would count with each operator.
         """
         self._work()
         self._work_backward()
@@ -229,13 +233,13 @@ class Rank:
         return clock.dispatch_s(call)
 
     def _cold_backward_s(self, clock: Clock, call: Callable[[], object]) -> float:
-        """Of gradients for the first time in a step."""
+        """Return the dispatch seconds of gradients for the first time in a step."""
         self._chains[CHAINS[-1]]()
         self._work()
         return clock.dispatch_s(call)
 
     def _joined_s(self, clock: Clock, call: Callable[[], object]) -> float:
-        """Of a collective that comes after operators, as in a model: ranks do not come to it at the same moment."""
+        """Return the seconds of a collective after operators, as in a model: ranks reach it at different moments."""
         self._work()
         return clock.together_s(call)
 
@@ -243,7 +247,7 @@ class Rank:
         _run(self._common)
 
     def _common_backwards(self) -> Callable[[], object]:
-        """Gradients of common operators, one after the other."""
+        """Return a call that computes the gradients of common operators, one after the other."""
         leaves = [x for _, operands in self._common for x in operands if x.requires_grad]
         return _gradients([function(*operands) for function, operands in self._common], leaves)
 
@@ -266,11 +270,11 @@ class Rank:
 
     @cached_property
     def _chains(self) -> dict[int, Callable[[], object]]:
-        """By the number of parameters; every rank makes them at the same time."""
+        """Steps of the chains by number of parameters; every rank makes them at the same time."""
         return {length: self.overheads.chain_step(length, self.workload.num_ranks) for length in CHAINS}
 
     def _gradients(self) -> Callable[[], object]:
-        """The same without an operator: what autograd does with a root."""
+        """Return the same call without operators: it takes only autograd's own time per root."""
         import torch
 
         leaves = [torch.ones(4, device=self.workload.device, requires_grad=True) for _ in range(_DISPATCHED)]
@@ -285,7 +289,7 @@ class Rank:
         return _gradients([probe.function(self.overheads.runtime)(*operands)], operands[trained])
 
     def _group(self, size: int) -> Any:  # noqa: ANN401  a c10d process group
-        """This rank's group of `size` neighbours."""
+        """Return this rank's group of `size` neighbours."""
         import torch.distributed as dist
 
         starts = range(0, self.workload.num_ranks, size)
@@ -295,7 +299,7 @@ class Rank:
     # ----------------------------------------------------------------------------------------------------------- times
 
     def _visit(self, task: _Task) -> Visit:
-        """Warmed up by two calls; as many samples as the time for a visit allows."""
+        """Warm up by two calls, then take as many samples as the visit's time allows."""
         call = task.make()
         call()
         (once,) = self._slowest([task.clock(self.clock, call)])
@@ -305,7 +309,7 @@ class Rank:
         return Visit(task.key, [s / task.calls for s in seconds])
 
     def _slowest(self, seconds: Sequence[float]) -> list[float]:
-        """The largest of all ranks, sample by sample; over gloo, since the numbers are the host's."""
+        """Return the largest time of all ranks, sample by sample; over gloo, since the numbers are the host's."""
         import torch
         import torch.distributed as dist
 
@@ -320,7 +324,7 @@ def _run(operators: Iterable[_Ready]) -> None:
 
 
 def _gradients(results: Sequence[Tensor], operands: Sequence[Tensor]) -> Callable[[], object]:
-    """One pass of autograd from `results` to `operands`, again and again."""
+    """Return a call that runs autograd from `results` to `operands` and can be repeated."""
     import torch
 
     seeds = [torch.ones_like(result) for result in results]
@@ -335,7 +339,7 @@ def main(arguments: list[str]) -> None:
     import torch.distributed as dist
 
     torch.set_num_threads(workload.num_threads)
-    measuring = Rank(rank, workload, folder / VISITS)  # what cannot be imported is told before ranks meet
+    measuring = Rank(rank, workload, folder / VISITS)  # an import error shows before ranks meet
     backend = "gloo"
     if workload.device == "cuda":
         torch.cuda.set_device(rank)

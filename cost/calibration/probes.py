@@ -1,8 +1,8 @@
-"""What a calibration runs on one rank: operators of the op table, small ones for dispatch and larger ones for kernels.
+"""The operators that a calibration runs on one rank: small ones for dispatch, larger ones for kernels.
 
 Each is written as a lowered program writes it, by its row's torch expression. A **kernel** probe has the work that the
-cost model would charge for it, by the same row, so that a measured time stands beside the very figures that it will be
-compared with. A **dispatch** probe is so small that its kernel takes next to nothing.
+cost model charges for it, by the same row, so that its measured time belongs to the very figures that it is compared
+with. A **dispatch** probe is so small that its kernel takes next to nothing.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from shardwright.pcg.optable import ROWS
 
 
 def dispatch_probes(dtype: str, device: str = "cpu") -> list[Probe]:
-    """One of each operator that has a sample, on next to nothing."""
+    """Return one tiny probe of each operator that has a sample."""
     return [replace(probe, dtype=dtype) for op, probe in samples().items() if device == "cpu" or op not in LOOPS]
 
 
 def pace_probes(sizes: Sizes, dtype: str) -> list[Probe]:
-    """One of each operator that has a sample and works on elements or rows, on as many as networks have."""
+    """Return one probe, of a size common in networks, of each operator that works on elements or rows."""
     found = samples(sizes.side)
     return [
         replace(found[op], dtype=dtype) for op in found if not (ROWS[op].contraction or ROWS[op].view or op in IDLE)
@@ -33,17 +33,17 @@ COMMON = (
     "linear", "matmul", "layer_norm", "softmax", "gelu", "relu", "silu", "add", "mul", "where", "sum", "cast",
     "dropout", "embedding", "cross_entropy_sum", "slice", "reshape", "permute",
 )  # fmt: skip
-"""What networks are made of; one after the other, they take longer to dispatch than each one again and again."""
+"""The operators that networks are made of. Alternating, they take longer to dispatch than each one in a loop."""
 
 
 def common_probes(dtype: str) -> list[Probe]:
-    """The dispatch probes of common operators, each twice, in an order that repeats none of them."""
+    """Return the dispatch probes of common operators, each twice, in an order that repeats none of them."""
     found = sorted((probe for probe in dispatch_probes(dtype) if probe.op in COMMON), key=lambda p: COMMON.index(p.op))
     return [*found, *found[::2], *found[1::2]]
 
 
 def kernel_probes(sizes: Sizes, dtype: str) -> Iterator[Probe]:
-    """Every kind of work at several sizes."""
+    """Yield every kind of work at several sizes."""
     for batch, m, n, k in sizes.matmuls:
         if batch == 1:
             yield Probe("linear", ((m, k), (n, k)), dtype)
@@ -75,13 +75,13 @@ def kernel_probes(sizes: Sizes, dtype: str) -> Iterator[Probe]:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How large the kernels are.
+    """The sizes of the kernels that are measured.
 
     matmuls         (batch, m, n, k)
     convolutions    (batch, channels, outputs, groups, pixels of a side of the image, of the kernel)
     attentions      (heads, length, head_dim, causal)
     elements        of pointwise operators, reductions, look-ups, random numbers, copies; in rows of `width`
-    side            of matrices that every other operator of these kinds is compared with them on
+    side            of the matrices on which all other operators of these kinds are compared with them
     """
 
     matmuls: tuple[tuple[int, int, int, int], ...]
@@ -95,7 +95,7 @@ class Sizes:
 def _images(
     batches: Sequence[int], channels: Sequence[tuple[int, int, int]], kernels: Sequence[tuple[int, int]]
 ) -> tuple[tuple[int, int, int, int, int, int], ...]:
-    """Convolutions of all these batches, (channels, outputs, groups), and (pixels of a side, of the kernel's)."""
+    """Return convolutions of all batches × (channels, outputs, groups) × (pixels of a side, of the kernel's side)."""
     return tuple((batch, *between, *sides) for batch in batches for between in channels for sides in kernels)
 
 

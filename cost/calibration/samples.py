@@ -1,7 +1,7 @@
-"""One small application of each operator of the op table, to be timed: shapes of its operands and its attributes.
+"""Samples to time: one small application of each operator of the op table, with operand shapes and attributes.
 
-Rows whose factor string says all get theirs from it; `_special` holds the others. Those that are never trained, or that
-nothing dispatches alone, have none: their cost is the device's `op_overhead_s`.
+A row whose factor string says everything gets its sample from it; `_special` holds the others. Operators that are never
+trained or never dispatched alone have no sample: they cost the device's `op_overhead_s`.
 """
 
 from __future__ import annotations
@@ -41,17 +41,18 @@ class Probe:
 
     @property
     def key(self) -> str:
-        """Names the probe among all others."""
+        """The probe's name, different for all probes."""
         shapes = " ".join("×".join(map(str, shape)) or "scalar" for shape in self.shapes)
         causal = " causal" if self.attrs.get("causal") else ""
         return f"{self.op} {self.dtype} {shapes}{causal}"
 
     @property
     def gradients(self) -> dict[str, slice]:
-        """What is timed of its backward, where that has kernels of its own: by key, the operands that get a gradient.
+        """The timed calls of a backward that has kernels of its own: by key, the operands that get a gradient.
 
-        All together; and, where each has a kernel, each alone, which says how to share out the time of all (it holds
-        the dispatch too, which brings the shares of the smallest closer to each other than they are).
+        One call computes all gradients. Where each gradient has a kernel, one more call per operand computes it alone,
+        which says how to divide the time of all. (A single call includes the dispatch too, so the smallest shares
+        appear closer to each other than they are.)
         """
         works = self.passes().backward
         if not any(work.backward for work in works):
@@ -60,7 +61,7 @@ class Probe:
         return {f"{self.key} backward": slice(None), **(alone if len(alone) > 1 else {})}
 
     def passes(self) -> Passes:
-        """The kernels that the cost model sees, forward and backward."""
+        """Return the kernels that the cost model sees, forward and backward."""
         row = ROWS[self.op]
         signature = row.signature(self.shapes, self.attrs)
         dtypes = [self._dtype(operand) for operand in range(len(self.shapes))]
@@ -76,7 +77,7 @@ class Probe:
         )
 
     def operands(self, device: str) -> list[Tensor]:
-        """New operands; those of floats want a gradient."""
+        """Return new operands; floats require a gradient."""
         import torch
 
         found: list[Tensor] = []
@@ -92,7 +93,7 @@ class Probe:
         return [tensor.transpose(0, 1) for tensor in found] if self.copies else found
 
     def function(self, runtime: object) -> Callable[..., Tensor]:
-        """What a lowered program does with the operands; `runtime` is what it calls `rt`."""
+        """Return the operator as a lowered program calls it; `runtime` is the module that programs call `rt`."""
         import torch
         from torch.nn import functional as F
 
@@ -108,16 +109,16 @@ class Probe:
 
 _WINDOW = {"kernel": (3, 3), "stride": (2, 2), "padding": (1, 1)}
 SMALL = 4
-"""Of a side, where the kernel takes next to nothing."""
+"""The side of a matrix for which a kernel takes next to nothing."""
 LOOPS = ("expert_linear", "experts", "grouped_mm")
-"""Loops over groups on the host in fp32, in which dispatch is timed; one kernel in 16 bits on a GPU."""
+"""Operators that loop over groups on the host in fp32, the dtype that dispatch is timed in; in 16 bits, one kernel."""
 IDLE = ("contiguous",)
-"""Have nothing to do on samples, which are contiguous."""
+"""Operators that do nothing on samples, which are contiguous."""
 _UNTRAINED = ("floor_divide", "bitwise_and", "bitwise_or")  # not on trained floats
 
 
 def _special(n: int) -> tuple[Probe, ...]:
-    """Operators whose factor string does not say all; sides are `n`."""
+    """Return samples with side `n` of the operators whose factor string does not say everything."""
     x, heads = (n, n), (2, 2, n, n)
     image = (2, 8, max(4, n // 8), max(4, n // 8))
     return (
@@ -161,7 +162,7 @@ def _special(n: int) -> tuple[Probe, ...]:
 
 
 def samples(side: int = SMALL) -> dict[str, Probe]:
-    """The sample of every operator that has one."""
+    """Return the sample of every operator that has one, by operator."""
     found = {probe.op: probe for probe in _special(side)}
     for name, row in ROWS.items():
         if row.factors in ("... -> ...", "..., ... -> ...") and not row.view and name not in _UNTRAINED:

@@ -1,4 +1,4 @@
-"""What a calibration measures, and the points that it has measured so far, as data in files."""
+"""The workload of a calibration, and the points measured so far, as data in files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from shardwright.cost.calibration.probes import CPU_SIZES, Sizes
 
-CHAINS = (4, 44)  # parameters of the chains whose steps tell what a parameter takes, and a step
+CHAINS = (4, 44)  # parameters of the two chains; their steps give the seconds of a parameter and of a step
 OVERHEADS = "shardwright.overheads"
 VISITS, WORKLOAD = "visits.jsonl", "workload.pickle"
 _TRIMMED = 0.1
@@ -20,11 +20,11 @@ _TRIMMED = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What is measured. Sizes of collectives are of the full tensor of a group, as `Communication` counts them.
+    """The points to measure. A collective's size is that of a group's full tensor, as in `Communication`.
 
     `overheads` names the module with the lowering's `runtime`, `chain_step`, `products` and `collective`: ranks
     import it, costs do not.
-    `seconds_per_point` are divided among `num_passes`, which are apart by as long as a pass takes.
+    `seconds_per_point` are divided among `num_passes`, which are as far apart as one pass takes.
     """
 
     num_ranks: int
@@ -40,12 +40,12 @@ class Workload:
 
     @property
     def group_sizes(self) -> list[int]:
-        """Sizes of groups to measure collectives on: every divisor of the number of ranks but 1."""
+        """The sizes of groups to measure collectives on: every divisor of the number of ranks but 1."""
         return [size for size in range(2, self.num_ranks + 1) if self.num_ranks % size == 0]
 
 
 class Visit(NamedTuple):
-    """What one pass measured of a point: seconds of every sample, each of its slowest rank."""
+    """One pass's measurement of a point: the seconds of every sample, each by its slowest rank."""
 
     key: str
     seconds: list[float]
@@ -59,23 +59,23 @@ class Point(NamedTuple):
 
     @classmethod
     def of(cls, visits: Sequence[Visit]) -> Point:
-        """All samples of all visits together, as one time."""
+        """Return one time from all samples of all visits."""
         seconds = [max(s, 1e-9) for visit in visits for s in visit.seconds]
         low, _, high = statistics.quantiles(seconds, n=4, method="inclusive")
         return cls(trimmed_mean(seconds), high / low - 1)
 
 
 def trimmed_mean(seconds: Sequence[float]) -> float:
-    """The mean of all but the slowest tenth.
+    """Return the mean of all but the slowest tenth.
 
-    A step is the sum of its parts, and means add up, as quantiles do not. Left out is what other work on the machine
-    does to a few samples; without them, a sum's mean is at least the sum of the means.
+    A step is the sum of its parts, and means add up, as quantiles do not. The trimmed samples are the few that other
+    work on the machine slowed down. Without them, a sum's mean is at least the sum of the means.
     """
     return statistics.fmean(sorted(seconds)[: ceil(len(seconds) * (1 - _TRIMMED))])
 
 
 def read_visits(path: Path) -> dict[str, list[Visit]]:
-    """The visits of a file by their keys. A line that was cut off as it was written is left out."""
+    """Return the visits of a file by their keys, without a line that was cut off as it was written."""
     found: dict[str, list[Visit]] = {}
     if not path.exists():
         return found
@@ -90,5 +90,5 @@ def read_visits(path: Path) -> dict[str, list[Visit]]:
 
 
 def points_of(visits: Mapping[str, Sequence[Visit]]) -> dict[str, Point]:
-    """One time for each point."""
+    """Return one time for each point."""
     return {key: Point.of(found) for key, found in visits.items()}
