@@ -1,8 +1,8 @@
-"""From a parallel graph to the Python source of one rank's forward function.
+"""The emitter: it writes a parallel graph as the Python source of one rank's forward function.
 
 Each node is a line that ends in a comment: where it comes from in the user's model, its layout on each mesh axis, and
-the shape of this rank's part. Blocks of the model are functions, equal ones the same; what is made again in backward
-is a function, too. `emit` only writes text; `program.py` compiles it.
+the shape of this rank's part. Each block of the model becomes a function, and equal blocks share one. A region that
+backward recomputes becomes a function, too. `emit` only writes text; `program.py` compiles it.
 """
 
 from __future__ import annotations
@@ -65,27 +65,27 @@ _RESERVED = frozenset({
 })  # fmt: skip
 
 _KEYS = ("block ", "leaf ", "mask ", "draw ")
-"""What the names of things begin with that are no nodes, beside those of nodes."""
+"""The prefixes of names that stand for something other than a node."""
 
 INLINE = 4
-"""A block of fewer statements is no function, unless it is made again."""
+"""A block of fewer statements is written inline, unless backward recomputes it."""
 
 
 def emit(graph: Graph, outside: Outside | None = None, *, marked: bool = False) -> str:
-    """The source of a program's functions.
+    """Return the source of a program's functions.
 
     `forward(leaf, batch, constant, blocks, saved, device, *axes, draw)` returns the graph's outputs by name, the loss
-    as this rank's summand; `constants(device, *axes)` returns what is computed only once; the others are called by
-    `forward`. `draw` is the first draw of the step: a function's dropouts count from the one that its caller hands it.
-    Where there are several microbatches, `step(forward, backward, microbatches, mb)` runs them. `outside` says what the
-    runtime does. `marked`: operators and blocks have names for a profiler (`_marks`).
+    as this rank's summand. `constants(device, *axes)` returns the values that are computed only once. `forward` calls
+    the other functions. `draw` is the first draw of the step: a function counts its dropouts from the draw that its
+    caller passes. With several microbatches, `step(forward, backward, microbatches, mb)` runs them. `outside` lists
+    the work of the runtime. `marked`: give operators and blocks names for a profiler (`_marks`).
     """
     outside = outside or find_outside(graph)
     return _Emitter(_with_axes_of_its_own(graph), outside, marked=marked).source()
 
 
 def _with_axes_of_its_own(graph: Graph) -> Graph:
-    """The same graph, where axes are not called as what the program calls otherwise, such as `batch`."""
+    """Return the same graph with axes renamed that clash with a name of the program, such as `batch`."""
     mesh = graph.mesh
     names = identifiers(list(mesh.names), _RESERVED)
     if tuple(names.values()) == mesh.names:
@@ -152,7 +152,7 @@ class _Emitter:
         return self.outside.aliases.get(name, name)
 
     def _marks(self) -> dict[str, str]:
-        """The places of operators in their blocks: that of an operator after those of all that are written into it."""
+        """Return each operator's mark: its place in its block, after the places of the nodes that it absorbs."""
         where, fused = places(self.graph, {}), self.code.fused
 
         def mark(name: str) -> str:
@@ -163,7 +163,7 @@ class _Emitter:
     # ---- functions ----
 
     def _items(self, items: Iterable[Statement | Part], module: str, scope: Scope | None = None) -> Iterator[Item]:
-        """Parts as calls of functions, where they are large enough or made again."""
+        """Yield the items, with parts as function calls if they are large enough or backward recomputes them."""
         for item in items:
             if isinstance(item, Statement):
                 yield item
@@ -201,23 +201,23 @@ class _Emitter:
         return function, tuple(operands), results, next(iter(draws), "")
 
     def _drawn_in(self, part: Part) -> set[str]:
-        """The draws of a part, with those that it makes ahead for others."""
+        """Return the draws of a part, including masks that it draws ahead for later parts."""
         nodes = (self.graph.by_name[str(s.name)] for s in flat(part.body) if s.verb in ("run", "draw"))
         return {draw_key(node) for node in nodes if node.is_random}
 
     def _draws(self, keys: Iterable[str], first: str | None = None) -> dict[str, str]:
-        """What draws are called, counted from one of them, or from the first of the step."""
+        """Return the text of each draw, as an offset from the draw `first`, or from the first draw of the step."""
         start = self.seeds[first] if first is not None else 0
         return {key: f"draw + {self.seeds[key] - start}" for key in keys}
 
     def _base(self, part: Part) -> str:
-        """What its function is called, before it is told apart: by the block, or by what of it is made again."""
+        """Return the name of a part's function before it is made unique: its block's, `attention` or `remade`."""
         if part.region is None or part.region.results is Fate.KEPT:
             return identifiers_of([".".join(part.module.split(".")[-2:])])[0]
         return "attention" if part.region.name in self.graph.by_name else "remade"
 
     def _local_names(self, module: str, operands: Sequence[str], made: Iterable[str]) -> dict[str, str]:
-        """What is called how in a function: the same in all functions of equal blocks."""
+        """Return the identifiers of a function's tensors; functions of equal blocks get the same ones."""
         wanted = dict[str, str]()
         for name in operands:
             node = self.graph.by_name.get(name)

@@ -1,4 +1,4 @@
-"""What one node is as torch code: the expression that computes it on a rank, over the names of its operands."""
+"""The expression that computes one node on a rank, as torch code over the names of its operands."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from shardwright.pcg.types import TensorType, is_float, promote
 class Expressions:
     """The expressions of a graph's nodes.
 
-    `aliases`: parallel operators that are done elsewhere, and the nodes that stand for them; `elsewhere`: more nodes
-    that are not to be written; `regions`: what is made again in backward, and with what; `apart`: operators that give
-    gradients to `weights` in a second part of backward. `drawn` names the dropouts whose masks are drawn before, in
-    lines of their own.
+    `aliases` maps each parallel operator that the runtime carries out to the node that stands for it. `elsewhere` names
+    further nodes that are not written. `regions` maps each operation to the region that backward recomputes with it, if
+    any. `apart` names operators whose gradients of `weights` are computed in a second part of backward. `drawn` names
+    the dropouts whose masks are drawn earlier, in lines of their own.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Expressions:
         return found
 
     def _number(self, node: Node, readers: Sequence[Node]) -> object:
-        """The value of a constant, rounded as its dtype has it where a reader computes in a wider one."""
+        """Return the value of a constant, rounded to its dtype if a reader computes in a wider one."""
         value, types = node.attr("value"), self.graph.types
         own = types[node.name].dtype
         if is_float(own) and any(
@@ -109,7 +109,7 @@ class Expressions:
         )
 
     def operand(self, name: str, names: Mapping[str, str]) -> str:
-        """An identifier, or the number that it stands for, as text."""
+        """Return a node's identifier, or the number that it stands for, as text."""
         name = self.aliases.get(name, name)
         return self.literals.get(name) or names[name]
 
@@ -175,7 +175,10 @@ class Expressions:
         return f"{call.removesuffix(')')}{ways})" if ways else call
 
     def _is_copied_for_others(self, node: Node) -> bool:
-        """Whether a permutation is made again for readers that are not, and that would keep copies of their own."""
+        """Return whether to copy a permutation that backward recomputes.
+
+        It is copied for readers outside its region: each of them would otherwise save a copy of its own.
+        """
         region = self.regions.get(node.name)
         if node.op != "permute" or region is None or region.results is Fate.KEPT:
             return False
@@ -183,7 +186,7 @@ class Expressions:
         return any(self.regions.get(name) != region for name in readers) and copies_data(self.graph, node)
 
     def _offset(self, node: Node, factor: str) -> str:
-        """Where this rank's part of the operand that has a factor begins along it, or None where it holds all of it."""
+        """Return this rank's offset along a factor of an operand, as code; "None" if the rank holds all of it."""
         mesh = self.graph.mesh
         axes = [a for a in axes_along(node.split, factor) if mesh.sizes[a] > 1]
         if not axes:
@@ -194,7 +197,7 @@ class Expressions:
         return f"{self._position(axes)} * {self.graph.types[held].local_shape(mesh)[dims.index(alone)]}"
 
     def _position(self, axes: Sequence[int]) -> str:
-        """The number of this rank among those along these axes, the outermost first."""
+        """Return this rank's number along these axes, the outermost first, as code."""
         mesh, position = self.graph.mesh, ""
         for a in axes:
             rank = f"{mesh.names[a]}.rank"
@@ -202,7 +205,7 @@ class Expressions:
         return position
 
     def _ways(self, node: Node) -> Iterator[str]:
-        """What its kernel is called with more where devices send each other something, by axis."""
+        """Yield the further arguments of an operator's kernel, one for each axis along which devices exchange data."""
         mesh = self.graph.mesh
         for exchange in self.graph.exchanges(node):
             along = axes_along(node.split, node.split[exchange.axis].inner.factors[0])
@@ -218,15 +221,15 @@ class Expressions:
 
 
 def source_of(node: Node) -> str:
-    """Where a program finds a leaf."""
+    """Return the name of the program's mapping that holds a leaf: `batch` or `leaf`."""
     return "batch" if node.op in ("input", RECEIVED) else "leaf"
 
 
 def draw_key(node: Node) -> str:
-    """The name of the draw that a dropout's mask is, counted from the first of the function that it stands in."""
+    """Return the key of a dropout's draw, which functions write as an offset from their first draw."""
     return f"draw {node.attr('seed')}"
 
 
 def mask_key(node: Node) -> str:
-    """The name of the mask that is drawn for a dropout ahead of it; no node has it."""
+    """Return the key of the mask that is drawn ahead of a dropout; no node has this name."""
     return f"mask {node.attr('seed')}"

@@ -1,4 +1,4 @@
-"""The functions that a program's `forward` calls: one for equal blocks of the model, and for what is made again."""
+"""The functions that a program's `forward` calls: one for all equal blocks or regions that backward recomputes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shardwright.pcg.step.operation import Region
 
 @dataclass(eq=False, slots=True)
 class Function:
-    """One function. `modules`: the blocks of the model that are run by it, in order."""
+    """A function of the program. `modules`: the blocks of the model that it runs, in order."""
 
     name: str
     parameters: tuple[str, ...]
@@ -21,16 +21,16 @@ class Function:
 
     @property
     def text(self) -> str:
-        """Its source."""
+        """The source of the function."""
         blocks = list(dict.fromkeys(self.modules))
         told = ", ".join(blocks) if len(blocks) < 4 else f"{blocks[0]} … {blocks[-1]}, {len(blocks)} equal blocks"
         return f'def {self.name}({", ".join(self.parameters)}):\n    """{words(told) or "Of no block."}"""\n{self.body}'
 
 
 class FunctionCall(NamedTuple):
-    """A call of a function, or of the one move that is the `region` (then `function` is None).
+    """A call of a function; if `function` is None, of the single parallel operator that `region` consists of.
 
-    `operands` and `results` are nodes, masks, gathered blocks and parameters of blocks, as the program names them;
+    `operands` and `results` are the keys of nodes, masks, gathered blocks and parameters of blocks.
     `draw` is the first draw of the function, if it draws.
     """
 
@@ -43,10 +43,10 @@ class FunctionCall(NamedTuple):
 
 
 class Functions:
-    """Those of one program, each text once."""
+    """The functions of one program, each text once."""
 
     def __init__(self, taken: Collection[str]) -> None:
-        """`taken`: names that they may not have."""
+        """Start without functions; none will have a name in `taken`."""
         self._taken = set(taken)
         self._known: dict[tuple[tuple[str, ...], str], Function] = {}
 
@@ -59,7 +59,7 @@ class Functions:
         return {function.name for function in self._known.values()}
 
     def add(self, base: str, module: str, parameters: Sequence[str], body: str) -> Function:
-        """The function of this text, which also runs this block."""
+        """Return the function with this text, and note that it also runs this block."""
         key = tuple(parameters), body
         if key not in self._known:
             name, number = base, 1
@@ -71,10 +71,10 @@ class Functions:
 
 
 def block_key(number: int) -> str:
-    """The name of a gathered block among those of nodes; none of these has it."""
+    """Return the key of a gathered block; no node has this name."""
     return f"block {number}"
 
 
 def leaf_key(module: str) -> str:
-    """The name of what belongs to a block of the model."""
+    """Return the key of the mapping that holds the parameters and buffers of a block of the model."""
     return f"leaf {module}"

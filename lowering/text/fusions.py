@@ -1,7 +1,7 @@
 """Peepholes of the emitter: a few nodes written as one torch call. Each is a named function in `PEEPHOLES`.
 
-A peephole looks at the node it ends at and either declines or says which nodes it absorbs, what it reads and the
-expression. Absorbed nodes have no other reader, so nothing is computed twice.
+A peephole looks at the last node of its pattern. It either declines or returns the expression, the names that it reads
+and the nodes that it absorbs. Absorbed nodes have no other reader, so nothing is computed twice.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from shardwright.pcg.step.operation import Region
 
 @dataclass(frozen=True)
 class Fused:
-    """`text` is an expression in which `{0}`, `{1}`, … stand for `inputs`."""
+    """Several nodes as one expression: `text`, in which `{0}`, `{1}`, … stand for `inputs`."""
 
     text: str
     inputs: tuple[str, ...]
@@ -29,9 +29,9 @@ class Fused:
 
 
 class GraphView:
-    """What peepholes ask about a graph: who alone reads what, how parallel operators lie, what is made again together.
+    """A graph with the questions that peepholes ask: sole readers, places of parallel operators, recomputation.
 
-    `regions`: by the names of operations, what is made again in backward, and with what.
+    `regions` maps each operation to the region that backward recomputes with it, if any.
     """
 
     def __init__(self, graph: Graph, regions: Mapping[str, Region | None]) -> None:
@@ -39,7 +39,7 @@ class GraphView:
         self.results = {name for _, name in graph.outputs}
 
     def only(self, name: str, op: str, reader: Node) -> Node | None:
-        """The node of that name if it is an `op` that nobody but `reader` reads."""
+        """Return the node of this name if it is an `op` that only `reader` reads, else None."""
         node = self.graph.by_name[name]
         alone = self.graph.users[name] == (reader.name,) and name not in self.results
         return node if alone and node.op == op else None
@@ -48,18 +48,18 @@ class GraphView:
         return any(layout.kind == "P" for layout in self.graph.types[name].layouts)
 
     def sums_in_place(self, start: str, node: Node) -> bool:
-        """Whether a sum over ranks may overwrite its operand, which nothing makes again without it."""
+        """Return whether a sum over ranks may overwrite its operand; both must be recomputed together, if at all."""
         return summed_in_place(self.graph, start) and self.regions.get(start) == self.regions.get(node.name)
 
     def place(self, node: Node) -> tuple[int, int]:
-        """The (dim, blocks) that a partition makes or a combine removes, in blocks of what is left locally."""
+        """Return the (dim, blocks) that a partition makes or a combine removes; `blocks` counts the local blocks."""
         layouts = self.graph.types[node.name if node.op == PARTITION else node.inputs[0]].layouts
         axis = self.graph.mesh.index(str(node.attr("axis")))
         return layouts[axis].dim, local_blocks(layouts, axis, self.graph.mesh.sizes)
 
 
 def at(place: tuple[int, int]) -> str:
-    """Arguments for a (dim, blocks)."""
+    """Return a (dim, blocks) as the arguments of a call."""
     return f"{place[0]}" if place[1] == 1 else f"{place[0]}, blocks={place[1]}"
 
 
@@ -67,7 +67,7 @@ Peephole = Callable[[GraphView, Node], Fused | None]
 
 
 def _biased(c: GraphView, node: Node, op: str) -> tuple[Node, str] | None:
-    """(product, bias) where `node` adds a bias to the product `op` computes and nothing is partial."""
+    """Return (product, bias) if `node` adds a bias to a product that `op` computes, and is not partial; else None."""
     if node.op != "add" or c.partial(node.name):
         return None
     for product, bias in (node.inputs, node.inputs[::-1]):
@@ -78,7 +78,7 @@ def _biased(c: GraphView, node: Node, op: str) -> tuple[Node, str] | None:
 
 
 def linear_bias(c: GraphView, node: Node) -> Fused | None:
-    """linear + bias."""
+    """Write linear + bias as `F.linear`."""
     found = _biased(c, node, "linear")
     if found is None or c.graph.types[found[1]].shape != c.graph.types[node.name].shape[-1:]:
         return None
@@ -87,7 +87,7 @@ def linear_bias(c: GraphView, node: Node) -> Fused | None:
 
 
 def addmm(c: GraphView, node: Node) -> Fused | None:
-    """matmul of two matrices + bias."""
+    """Write matmul of two matrices + bias as `torch.addmm`."""
     found = _biased(c, node, "matmul")
     if found is None or len(c.graph.types[node.name].shape) != 2:
         return None
@@ -98,7 +98,7 @@ def addmm(c: GraphView, node: Node) -> Fused | None:
 
 
 def conv2d_bias(c: GraphView, node: Node) -> Fused | None:
-    """conv2d + a bias that was reshaped to [1, channels, 1, 1]."""
+    """Write conv2d + a bias that was reshaped to [1, channels, 1, 1] as `F.conv2d`."""
     found = _biased(c, node, "conv2d")
     wide = None if found is None else c.only(found[1], "reshape", node)
     if found is None or wide is None:
@@ -115,7 +115,7 @@ def conv2d_bias(c: GraphView, node: Node) -> Fused | None:
 
 
 def move(c: GraphView, node: Node) -> Fused | None:
-    """Two parallel operators along one axis that one function carries out."""
+    """Write two parallel operators along one axis as the one function that carries out both."""
     found = absorbed(c.graph, node) if node.is_parallel else None
     if found is None:
         return None
@@ -128,9 +128,9 @@ def move(c: GraphView, node: Node) -> Fused | None:
 
 
 def split_of(c: GraphView, node: Node) -> str | None:
-    """A slice that is one of several that cut up a dimension, as an element of one `split`; else None.
+    """Return a slice as an element of one `split` if it and others cut up a dimension; else None.
 
-    The gradient of a split is one concatenation, that of separate slices a sum of zero-padded ones.
+    The gradient of a split is one concatenation; the gradient of separate slices is a sum of zero-padded tensors.
     """
     alike = cut_with(c.graph, node)
     if len(alike) < 2:

@@ -1,4 +1,4 @@
-"""The lines of a program's functions: what each item is as code, what is read first, and what is let go of after it."""
+"""The lines of a program's functions: each item as code, the reads that precede it and the `del` that follows it."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from shardwright.pcg.types import TensorType
 
 Item = Statement | FunctionCall
 _RUN: Mapping[Fate, str] = {Fate.KEPT: "saved.checkpoint", Fate.AGAIN: "saved.remade"}
-"""What runs a region, by the fate of what leaves it."""
+"""The function that runs a region, by the fate of the region's results."""
 BLOCK_MARK, MARK = "shardwright block ", "shardwright "
-"""What the names begin with that a marked program gives to calls of functions, and to operators."""
+"""The prefixes of the names that a marked program gives to calls of functions, and to operators."""
 
 
 class Line(NamedTuple):
-    """One line of a function."""
+    """A line of a function."""
 
     code: str
     comment: str = ""
@@ -37,9 +37,9 @@ class Line(NamedTuple):
 
 
 class Scope(NamedTuple):
-    """A function that is being written: what is called how in it, and the block of the model that it is of.
+    """The function that is being written: the identifiers in it, and the block of the model that it runs.
 
-    `module`: "" where it is of no block; None of the program's `forward` and `constants`.
+    `module` is "" if the function belongs to no block, and None for the program's `forward` and `constants`.
     """
 
     names: Mapping[str, str]
@@ -47,9 +47,9 @@ class Scope(NamedTuple):
 
 
 class Lines:
-    """Writes the lines of functions. `started`: sums over ranks that are waited for by who reads them first.
+    """The writer of functions' lines. `started`: sums over ranks, each of which its first reader waits for.
 
-    `marks`: what operators are called for a profiler, by node; others have no name there.
+    `marks` maps nodes to their names for a profiler; other nodes have none.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Lines:
         self.held = {base: name for name, base in around.items() if graph.by_name[base].op != "parameter"}
 
     def is_own(self, name: str, module: str) -> bool:
-        """Whether it is a parameter or a buffer of this block, that its function reads by itself."""
+        """Return whether a name is a parameter or buffer of this block, which the block's function reads itself."""
         node = self.graph.by_name.get(name)
         if node is None or node.op not in ("parameter", "buffer"):
             return False
@@ -88,7 +88,7 @@ class Lines:
         return () if item.verb == "draw" else self.code.reads(self.graph.by_name[str(item.name)])
 
     def _dead_after(self, items: Sequence[Item], results: Collection[str], scope: Scope) -> dict[int, list[str]]:
-        """For each item, the tensors that nothing reads after it."""
+        """Return, by the number of an item, the tensors that nothing reads after it."""
         last = {name: number for number, item in enumerate(items) for name in self.reads(item)}
         dead: dict[int, list[str]] = {}
         for name, number in last.items():
@@ -121,7 +121,7 @@ class Lines:
             yield Line(f"return {', '.join(texts)}")
 
     def _fetch(self, name: str, scope: Scope, there: set[str]) -> Iterator[Line]:
-        """Whatever is read that no earlier line has made, nor the caller handed in."""
+        """Yield the line that fetches a name, unless an earlier line made it or the caller passed it."""
         node = self.graph.by_name.get(name)
         if node is None or name in there:
             return
@@ -208,7 +208,7 @@ class Lines:
         )
 
     def _relative(self, module: str, scope: Scope) -> str:
-        """A module's path within the block that a function is of."""
+        """Return a module's path relative to the block that the function runs."""
         return f"{module}.".removeprefix(f"{scope.module}.")[:-1] if scope.module else module
 
     def _comment(self, node: Node, scope: Scope) -> str:
@@ -224,12 +224,12 @@ class Lines:
         return " | ".join(part for part in parts if part)
 
     def _type(self, name: str) -> TensorType:
-        """The type of what a name holds: of inputs after the partitions of the batch, of parameters as gathered."""
+        """Return the type of a name's value: inputs after the partitions of the batch, parameters after the gather."""
         return self.graph.types[self.held.get(name, name)]
 
 
 class _Splits:
-    """Calls that give several values, made once in a function and taken apart. Equal ones are one, but for draws."""
+    """The calls of a function that return several values: equal ones are made once, unless they draw, and unpacked."""
 
     def __init__(self, calls: Iterable[tuple[str, int | None]]) -> None:
         self.uses = Counter((indexed(text)[0], draw) for text, draw in calls)

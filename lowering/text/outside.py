@@ -1,4 +1,4 @@
-"""What the runtime does around the program of a graph: parameters, the batch, the sums that make the loss."""
+"""The work of the runtime around the program of a graph: parameters, the batch, the sums that make the loss."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from shardwright.pcg.types import TensorType
 
 @dataclass(frozen=True)
 class Input:
-    """One tensor of the batch: its key, its type with the layouts that the program reads it in."""
+    """A tensor of the batch: its key, and its type with the layouts in which the program reads it."""
 
     key: str
     type: TensorType
 
 
 def find_inputs(graph: Graph) -> tuple[dict[str, Input], dict[str, str]]:
-    """The inputs by leaf name, and the partitions that are done on the batch itself, as aliases of their leaf.
+    """Return the inputs by leaf name, and the partitions that are applied to the batch itself, as aliases of leaves.
 
-    Where an input is read through one chain of partitions only, a rank may pass just its own shard of it.
+    If an input is read through one chain of partitions only, a rank may pass just its own shard of it.
     """
     inputs: dict[str, Input] = {}
     aliases: dict[str, str] = {}
@@ -50,7 +50,8 @@ def find_inputs(graph: Graph) -> tuple[dict[str, Input], dict[str, str]]:
 class Outside:
     """The division of labour between program and runtime.
 
-    `inputs`: partitions that are done on the batch; `loss_sums`: reductions at the very end, of what is called `loss`.
+    `inputs` maps each partition that is applied to the batch to its leaf. `loss_sums` names the reductions at the very
+    end, and `loss` the node that they sum.
     """
 
     graph: Graph
@@ -61,7 +62,7 @@ class Outside:
 
     @cached_property
     def aliases(self) -> dict[str, str]:
-        """Every parallel operator that is done outside, or does nothing -> the node whose value its readers see."""
+        """Parallel operators that the runtime carries out, or that do nothing -> the nodes whose values readers see."""
         found = {**self.inputs, **self.operations.aliases}
         for node in self.graph.nodes:
             if node.op in (REPLICATE, REDUCE) and node.attr("axis") == TIME and node.name not in self.loss_sums:
@@ -70,22 +71,22 @@ class Outside:
 
     @cached_property
     def operations(self) -> Operations:
-        """Everything that a step runs."""
+        """The operations of a step."""
         return Operations(self.graph, self.execution, elsewhere={*self.inputs, *self.loss_sums})
 
     @cached_property
     def chunk(self) -> Chunk:
-        """The same, with the memory of its values and the blocks of its parameters."""
+        """The operations of a step, with the memory of their values and the blocks of their parameters."""
         return whole_chunk(self.operations)
 
     @cached_property
     def actions(self) -> Actions:
-        """What is done when: the program has those of forward, the runtime those of backward."""
+        """The actions of a step in order: the program contains those of forward, the runtime runs those of backward."""
         return actions(self.chunk, hold=self.execution.schedule.num_virtual_stages == 1, two=self.in_two)
 
     @property
     def in_two(self) -> bool:
-        """Whether backward has two parts."""
+        """True if the schedule runs backward in two parts."""
         return in_two(
             self.execution.schedule.name, (self.graph.types[node.name] for node in self.graph.leaves("received"))
         )
@@ -98,10 +99,10 @@ class Outside:
 
 
 def find_outside(graph: Graph, execution: Execution = DEFAULT, whole: Graph | None = None) -> Outside:
-    """What the runtime does around the program of a graph that is run in some way.
+    """Return the work of the runtime around the program of a graph.
 
-    A program computes in the dtypes of its graph, which has the casts of its precision, if there are any, and stores
-    all that it keeps on the device. `whole`: the graph of all stages, which says what is done on the batch.
+    A program computes in the dtypes of its graph, which already contains the casts of mixed precision. It keeps all
+    saved values on the device. `whole` is the graph of all stages, which decides the partitions of the batch.
     """
     execution = replace(execution, precision=None).assuming(stored=Fate.KEPT)
     inputs = find_inputs(whole or graph)[1]

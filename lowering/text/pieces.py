@@ -1,6 +1,6 @@
 """Pieces of the emitted text: identifiers, comments, numbers, attributes, operators without a row.
 
-Whatever a plan file says reaches the program's text through one of these, and none of them lets it become code.
+All text of a plan file reaches the program through one of these functions, and none lets such text become code.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _OF_TORCH = re.compile(r"torch\.\w+", re.ASCII)
 
 
 def identifiers(names: list[str], reserved: Collection[str]) -> dict[str, str]:
-    """A Python identifier for every node, readable and unique."""
+    """Return a readable and unique Python identifier for every name."""
     taken, found = set(reserved), {}
     for name, text in zip(names, identifiers_of(names), strict=True):
         while text in taken:
@@ -33,14 +33,14 @@ def identifiers(names: list[str], reserved: Collection[str]) -> dict[str, str]:
 
 
 def identifiers_of(names: Iterable[str]) -> list[str]:
-    """Each name as an identifier, which others may have too. Of ASCII: Python takes some other letters for equal."""
+    """Return each name as an identifier, perhaps not unique; in ASCII, as Python takes some other letters for equal."""
     texts = [re.sub(r"\W", "_", name, flags=re.ASCII) for name in names]
     texts = [text if text.isidentifier() else f"t_{text}" for text in texts]
     return [f"{text}_" if keyword.iskeyword(text) else text for text in texts]
 
 
 def local_identifiers(wanted: Mapping[str, str], reserved: Collection[str]) -> dict[str, str]:
-    """Identifiers for names by what they are to be called, with numbers of their own in place of those of the graph.
+    """Return identifiers for names by their wanted texts, numbered within the function instead of as in the graph.
 
     So functions of equal blocks have equal texts, wherever in the model their nodes were numbered.
     """
@@ -56,27 +56,27 @@ def local_identifiers(wanted: Mapping[str, str], reserved: Collection[str]) -> d
 
 
 def indexed(text: str) -> tuple[str, int | None]:
-    """An expression that ends in `[0]` or `[1]`, …, taken apart."""
+    """Split an expression that ends in `[0]`, `[1]`, … into the call and the index, which is None if there is none."""
     match = re.fullmatch(r"(.*\))\[(\d+)\]", text)
     return (match[1], int(match[2])) if match else (text, None)
 
 
 def literal(value: object) -> str:
-    """A number as Python source, infinities and NaN included."""
+    """Return a number as Python source, infinities and NaN included."""
     if isinstance(value, float) and not math.isfinite(value):
         return f'float("{value}")'
     return repr(value)
 
 
 def words(text: str) -> str:
-    """Text for a comment or a docstring: on one line, with nothing that ends the docstring or begins an escape."""
+    """Return text for a comment or a docstring: one line, in which nothing ends the docstring or begins an escape."""
     return printable(text.replace("\\", "\\\\").replace('"', "'"), "")
 
 
 def attribute(value: Attr) -> Attr:
-    """An attribute as `str.format` may print it: infinities would come out as names, and text could be any code.
+    """Return an attribute that `str.format` may print: infinities would become bare names, and text could be any code.
 
-    Raises `GraphError` for text that is no plain word, such as a dtype.
+    Raises `GraphError` for text that is not a plain word (a dtype is one).
     """
     if isinstance(value, str):
         return _word(value, _WORD)
@@ -86,7 +86,7 @@ def attribute(value: Attr) -> Attr:
 
 
 def opaque_call(node: Node, operands: list[str]) -> str:
-    """An operator without a row, called as it was captured; a `GraphError` for what capture would not have written."""
+    """Return the call of an operator without a row, as captured. Raises `GraphError` for what capture cannot write."""
     import torch
 
     try:
@@ -119,7 +119,7 @@ def _operator(path: str) -> Any:  # noqa: ANN401 - torch's own type
 
 
 def _argument(value: Attr, operands: list[str]) -> str:
-    """An argument of a template, see `pcg.aten.lift`: an operand, a dtype or device of torch's, a number or text."""
+    """Write an argument of a template (`pcg.aten.lift`): an operand, a dtype or device of torch, a number or text."""
     match value:
         case ("$", int(position)) if 0 <= position < len(operands):
             return operands[position]

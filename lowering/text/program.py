@@ -14,15 +14,15 @@ from torch import Tensor
 
 Batch = Mapping[str, Tensor]
 PROGRAM_NAME = "<shardwright program"
-"""What the file names of programs begin with in tracebacks."""
+"""The prefix of programs' file names in tracebacks."""
 _numbers = itertools.count()
 
 
 @dataclass(frozen=True)
 class Program:
-    """The functions as `emit` describes them, and the text that they were compiled from.
+    """The compiled functions that `emit` describes, and their source.
 
-    `functions`: those that `forward` calls, by name, as it finds them.
+    `functions` holds, by name, the functions that `forward` calls.
     """
 
     source: str
@@ -36,9 +36,9 @@ class Program:
         Path(path).write_text(self.source)
 
     def optimized(self, **options: Any) -> Program:
-        """Through `torch.compile`: each function by itself, so that equal blocks are compiled once.
+        """Return the program through `torch.compile`: each function by itself, so that equal blocks compile once.
 
-        A program of none is compiled as a whole.
+        A program without such functions is compiled as a whole.
         """
         found = compile_source(self.source)
         if not found.functions:
@@ -70,7 +70,10 @@ def _one_microbatch(
 
 
 def left_to_python(items: Sequence[object], *methods: str) -> list[Any]:
-    """Objects whose methods `torch.compile` calls but does not look into. It tells them apart by their type alone."""
+    """Wrap objects so that `torch.compile` calls these methods without tracing them.
+
+    `torch.compile` tells the wrappers apart by their type alone, so all of one call have the same type.
+    """
 
     def method(name: str) -> Callable[..., Any]:
         def call(self: Any, *operands: Any, **options: Any) -> Any:  # noqa: ANN401

@@ -1,7 +1,8 @@
-"""The statements of a program in order: the actions of forward, and what they need to be written as code.
+"""The statements of a program in order: the actions of forward, as far as they are written as code.
 
-* Those of one block of the model are a part, and so are those that are made again together; parts become functions.
-* A node that is written into another runs where that one is written; what is freed after it, is freed there.
+* The statements of one block of the model form a part, as do the statements that backward recomputes together. Parts
+  become functions.
+* A node that is absorbed by another node runs where the other is written; blocks that it frees are freed there, too.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from shardwright.pcg.step.verbs import Verb
 
 
 class Statement(NamedTuple):
-    """An action as a line of the program: run, start, draw, await or free. `name`: of a node, or number of a block."""
+    """An action as a line of the program: run, start, draw, await or free. `name`: of a node, or a block's number."""
 
     verb: Verb
     name: str | int
 
 
 class Part(NamedTuple):
-    """Consecutive statements of one block of the model ("": of none); `region`: made again together in backward."""
+    """Consecutive statements of one block of the model ("": none), or of one region that backward recomputes."""
 
     module: str
     region: Region | None
@@ -34,12 +35,12 @@ class Part(NamedTuple):
 
 
 def statements(graph: Graph, code: Expressions, outside: Outside) -> list[Statement | Part]:
-    """The statements of the forward function, but for those that fetch what others read."""
+    """Return the statements of the forward function, except those that fetch leaves, constants and sums."""
     return _Writer(graph, code, outside).run()
 
 
 def flat(items: Iterable[Statement | Part]) -> Iterator[Statement]:
-    """The statements of parts, too."""
+    """Yield all statements, including those inside parts."""
     for item in items:
         if isinstance(item, Part):
             yield from flat(item.body)
@@ -48,13 +49,13 @@ def flat(items: Iterable[Statement | Part]) -> Iterator[Statement]:
 
 
 def drawn_ahead(graph: Graph, found: Iterable[Statement | Part]) -> set[str]:
-    """The dropouts whose masks are drawn in statements of their own."""
+    """Return the dropouts whose masks are drawn in statements of their own."""
     seeds = {graph.by_name[str(s.name)].attr("seed") for s in flat(found) if s.verb == "draw"}
     return {n.name for n in graph.nodes if n.is_random and n.attr("seed") in seeds}
 
 
 class _Placed(NamedTuple):
-    """A statement, and the block and the region that it is a part of."""
+    """A statement, with its block and its region."""
 
     block: str
     region: Region | None
@@ -102,7 +103,7 @@ class _Writer:
             self._write("free", block)
 
     def _free(self, block: int) -> None:
-        """Where all that reads the block is written: now, or where the last of it is written into another node."""
+        """Free a block: now, or, if readers of it were absorbed by other nodes, after the last of these is written."""
         chunk = self.outside.chunk
         readers = (o.operation.name for o in chunk.occurrences if block in chunk.blocks_of(o))
         pending = {self.written_into[name] for name in readers if name in self.written_into} - self.there
@@ -113,7 +114,7 @@ class _Writer:
 
 
 def _parts(found: Sequence[_Placed]) -> list[Statement | Part]:
-    """Blocks, and within them regions."""
+    """Group statements into parts: blocks, and regions within them."""
     items = list[Statement | Part]()
     for block, placed in groupby(found, key=lambda p: p.block):
         own = list[Statement | Part]()
@@ -130,7 +131,10 @@ def _parts(found: Sequence[_Placed]) -> list[Statement | Part]:
 
 
 def _then_freed(part: Part) -> Iterator[Statement | Part]:
-    """A part, and after it what it frees last: whether that stays for backward makes no difference to a function."""
+    """Yield a part, and after it the blocks that it frees last.
+
+    So a function's text does not depend on whether a gathered block stays for backward.
+    """
     gathers = [place for place, item in enumerate(part.body) if isinstance(item, Statement) and item.verb == "await"]
     start = gathers[-1] if gathers else 0
     freed = [item for item in part.body[start:] if isinstance(item, Statement) and item.verb == "free"]
