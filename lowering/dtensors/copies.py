@@ -1,8 +1,8 @@
-"""Writes into a part of a sharded DTensor: refused where torch makes them on a copy, and they would be lost.
+"""A check of writes into a part of a sharded DTensor: refused if torch would write to a copy and lose them.
 
-    p[:16].zero_()    p is sharded along dim 0: torch gathers it, and the part is one of what it has gathered
+    p[:16].zero_()    p is sharded along dim 0: torch gathers p, and the part is a slice of the gathered copy
 
-A part is a view of its tensor to autograd, and then their local memory is not the same.
+In this case autograd calls the part a view of its tensor, but their local memory differs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from shardwright.pcg.errors import ShardwrightError
 
 
 def refuse_lost_writes() -> None:
-    """From now on in this process, a write into a part of a DTensor of ours that would not reach it is an error."""
+    """Make it an error, in this process, to write into a part of a DTensor of ours that is a copy."""
     private_dtensors.before_writes(_check)
 
 

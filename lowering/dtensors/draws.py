@@ -1,7 +1,8 @@
-"""Draws on DTensors (`nn.init`, `randn_like`, `F.dropout`) are those of one process, of which ranks keep their parts.
+"""Draws on DTensors (`nn.init`, `randn_like`, `F.dropout`): each rank draws as one process would and keeps its part.
 
-Ranks draw from the state of the first one's generator. Those whose own is in that state go on from where it is then, as
-one process does; the others' stays theirs. torch has each rank draw its part alone: on CPUs all draw the same numbers.
+All ranks draw from the state of the first rank's generator. A generator that was in this state advances, as in one
+process; any other generator is put back to its own state. In torch, each rank draws its part alone, and on CPUs all
+ranks draw the same numbers.
 """
 
 from __future__ import annotations
@@ -21,27 +22,27 @@ _WRITTEN = (
     "normal_ uniform_ exponential_ log_normal_ cauchy_ geometric_ random_ random_.from random_.to bernoulli_.float "
     "bernoulli_.Tensor eye.m_out"
 )
-"""Write all of their first operand, or of `out`, and do not read it."""
+"""Operators that write all of their first operand, or of `out`, and do not read it."""
 _LIKE = (
     "rand_like randn_like randint_like randint_like.low_dtype randint_like.Tensor rand_like.generator "
     "randn_like.generator randint_like.generator randint_like.low_generator_dtype"
 )
-"""Read nothing of their first operand but its shape."""
+"""Operators that read only the shape of their first operand."""
 _OF_VALUES = (
     "native_dropout bernoulli bernoulli.p poisson binomial multinomial normal.Tensor_float normal.float_Tensor "
     "normal.Tensor_Tensor rrelu_with_noise _standard_gamma _sample_dirichlet"
 )
-"""Draw by the values of their operands."""
+"""Operators whose draws depend on the values of their operands."""
 
 
 def draw_whole() -> None:
-    """From now on in this process, draws on DTensors are ours."""
+    """Replace torch's draws on DTensors by ours in this process."""
     for name in f"{_WRITTEN} {_LIKE} {_OF_VALUES}".split():
         private_dtensors.on_dtensors(name, _draw)
 
 
 def _draw(op: private.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
-    """What one process would draw; the results that have the shape of the DTensor are laid out as it is."""
+    """Draw what one process would draw; results of the DTensor's shape get its placements."""
     like = next(x for x in (*args, *kwargs.values()) if isinstance(x, DTensor))
     written = private_dtensors.written_arguments(op)
     reads_nothing = private_dtensors.name_of(op).endswith("_like")
@@ -70,14 +71,14 @@ def _draw(op: private.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, An
 def _pairs(
     names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any], given: Sequence[Any], named: Mapping[str, Any]
 ) -> Iterable[tuple[str, DTensor, Tensor]]:
-    """The DTensors among the arguments, by name, each with the whole tensor in its place."""
+    """Return the DTensors among the arguments as (name, DTensor, the whole tensor in its place)."""
     everything = [*zip(names, args, given, strict=False), *((name, x, named[name]) for name, x in kwargs.items())]
     return [(name, x, whole) for name, x, whole in everything if isinstance(x, DTensor)]
 
 
 @contextmanager
 def _alike(like: DTensor, generator: torch.Generator) -> Generator[None]:
-    """A generator is in the state that the first rank's is in."""
+    """Put a generator into the state of the first rank's, and put it back afterwards if the two states differed."""
     own = generator.get_state()
     sent = own.to(private.unwrap(like).device, copy=True)
     for group in like.device_mesh.get_all_groups():
@@ -92,7 +93,7 @@ def _alike(like: DTensor, generator: torch.Generator) -> Generator[None]:
 
 
 def _wrapped(whole: Tensor, like: DTensor) -> DTensor:
-    """A whole tensor as a DTensor, laid out as another one of its shape."""
+    """Return a whole tensor as a DTensor with the placements of `like` if their shapes agree, else replicated."""
     spec = private.spec_of(like)
     replicated = tuple(Replicate() for _ in spec.placements)
     same = whole.shape == like.shape
@@ -102,5 +103,5 @@ def _wrapped(whole: Tensor, like: DTensor) -> DTensor:
 
 
 def _part(whole: Tensor, like: DTensor) -> Tensor:
-    """This rank's part of a whole tensor of a DTensor's shape."""
+    """Return this rank's part of a whole tensor, cut as the DTensor `like` is."""
     return private.unwrap(_wrapped(whole, like))

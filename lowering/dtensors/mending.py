@@ -1,4 +1,4 @@
-"""Ours in place of torch's own where a DTensor would not be as one process's tensor is."""
+"""The replacements of torch's functions that would treat a DTensor differently from one process's tensor."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from shardwright.lowering.dtensors.wholes import name_remedies
 
 @cache
 def mend_dtensors() -> None:
-    """From now on in this process: what finds overflows, numbers, draws, updates, writes, and tools that meet blocks.
+    """Install all replacements in this process, once, for DTensors on meshes of ours (`launch.connect`).
 
-    It is done once, and holds for DTensors on meshes of ours (`launch.connect`).
+    They concern the search for overflows, numbers, draws, updates, writes, and tools that meet blocks.
     """
     private_dtensors.find_overflows_together()
     reduce_whole()

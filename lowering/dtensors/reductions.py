@@ -1,9 +1,8 @@
-"""Numbers of DTensors are those of the whole tensor: read by `.item()`, `float` or `if`, norms, and extremes.
+"""Numbers, norms and extremes of DTensors, computed over the whole tensor (`.item()`, `float`, `if`, …).
 
-torch keeps what each rank adds, as a *partial* DTensor, and sums it up when another operator needs it; a number that is
-read is the summand of one rank, and norms that ranks have parts of are added up as if they were sums. So a norm and an
-extreme is combined at once here. An extreme keeps a NaN, whichever rank has it: gloo drops those that are not on the
-first.
+torch keeps each rank's summand as a *partial* DTensor and sums when another operator needs the sum. So a number that
+is read there is the summand of one rank, and norms of parts are added as if they were sums. Here norms and extremes
+are combined at once. An extreme keeps a NaN, whichever rank has it; gloo drops NaNs that are not on the first rank.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from shardwright.lowering import private, private_dtensors
 
 _EXTREMES = {"max": math.inf, "amax": math.inf, "min": -math.inf, "amin": -math.inf}
-"""Operators that give one, and the order of the norm that ranks combine theirs as."""
+"""Operators that compute an extreme, and the order of the norm by which ranks combine their results."""
 Dims = frozenset[int]
 
 
 def reduce_whole() -> None:
-    """From now on in this process, numbers, norms and extremes of DTensors are those of the whole tensor."""
+    """Replace torch's numbers, norms and extremes of DTensors in this process by those of the whole tensor."""
     private_dtensors.on_dtensors("_local_scalar_dense", _read)
     private_dtensors.on_dtensors("_foreach_norm.Scalar", _norms)
     for name in ("linalg_vector_norm", *_EXTREMES):
@@ -34,7 +33,7 @@ def reduce_whole() -> None:
 
 
 def all_extreme(x: Tensor, group: dist.ProcessGroup | None = None, *, least: bool = False) -> Tensor:
-    """The largest of each element over a group's ranks, or the least; NaN where any rank has one."""
+    """Return the elementwise maximum, or minimum, over a group's ranks; NaN where any rank has one."""
     sign = -1 if least else 1
     if not x.is_floating_point():
         found = x.to(torch.int64) * sign
@@ -50,7 +49,7 @@ def all_extreme(x: Tensor, group: dist.ProcessGroup | None = None, *, least: boo
 
 
 def _read(op: private.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
-    """The number that a DTensor of one element is. Every rank of its mesh takes part, where they have summands."""
+    """Return the number in a DTensor of one element. If ranks hold summands, every rank of its mesh takes part."""
     (tensor,) = args
     return op(_whole(tensor), **kwargs)
 
@@ -63,7 +62,7 @@ def _whole(tensor: DTensor) -> Tensor:
 
 
 def _summed(value: Tensor, placement: Placement, tensor: DTensor, axis: int) -> Tensor:
-    """A value of which the ranks of an axis have summands, or others of which it is the extreme."""
+    """Return a value summed over the ranks of an axis, or their extreme, as a partial placement says."""
     if not isinstance(placement, Partial):
         return value
     if placement.reduce_op in ("max", "min"):
@@ -75,7 +74,7 @@ def _summed(value: Tensor, placement: Placement, tensor: DTensor, axis: int) -> 
 
 
 def _reduce(op: private.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> DTensor:
-    """A norm or an extreme, over some dimensions or all."""
+    """Return a norm or an extreme of a DTensor, over some dimensions or all."""
     given = dict(zip(private_dtensors.argument_names_of(op), args, strict=False)) | dict(kwargs)
     x = _without_summands(given.pop("self"))
     order: float = _EXTREMES.get(private_dtensors.name_of(op)) or given.get("ord", 2)
@@ -88,7 +87,7 @@ def _reduce(op: private.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, 
 
 
 def _norms(op: private.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
-    """Of many tensors; those that lie on the same axes are combined together."""
+    """Return the norms of many tensors, with one reduction for all that are split along the same axes."""
     given = dict(zip(private_dtensors.argument_names_of(op), args, strict=False)) | dict(kwargs)
     tensors = [_without_summands(x) if isinstance(x, DTensor) else x for x in given.pop("self")]
     local = op([private.unwrap(x) if isinstance(x, DTensor) else x for x in tensors], **given)
@@ -117,7 +116,7 @@ def _all(x: DTensor) -> Dims:
 
 
 def _axes(x: DTensor, dims: Dims) -> tuple[int, ...]:
-    """The axes of the mesh that these dimensions are split along."""
+    """Return the mesh axes along which these dimensions are split."""
     return tuple(axis for axis, placement in enumerate(x.placements) if _dim(placement) in dims)
 
 
@@ -126,7 +125,7 @@ def _dim(placement: Placement) -> int | None:
 
 
 def _combined(value: Tensor, order: float, group: dist.ProcessGroup) -> Tensor:
-    """The norm of the norms that a group's ranks have."""
+    """Return the norm of the norms of a group's ranks."""
     if abs(order) == math.inf:
         return all_extreme(value, group, least=order < 0)
     total = value.double() ** order if order else value.double()
@@ -135,7 +134,7 @@ def _combined(value: Tensor, order: float, group: dist.ProcessGroup) -> Tensor:
 
 
 def _laid_out(value: Tensor, x: DTensor, dims: Dims, *, keepdim: bool) -> DTensor:
-    """What is left of x without these dimensions, or with size 1 in their place."""
+    """Return a reduced value as a DTensor laid out as x without these dimensions, or with size 1 in their place."""
     left = [d for d in range(x.ndim) if keepdim or d not in dims]
     shape = [1 if d in dims else x.shape[d] for d in left]
 

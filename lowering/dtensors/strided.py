@@ -1,9 +1,9 @@
-"""What torch's own tools make of DTensors that are laid in blocks, such as a fused QKV weight that is split by heads.
+"""Corrections of torch's tools for DTensors that are laid in blocks, such as a fused QKV weight split by heads.
 
-A strided shard says that a rank holds its slice of each of several blocks of what earlier axes leave. torch keeps to
-that where it slices a whole tensor or gathers one (2.13, 2.14). Elsewhere it does not: whatever saves, loads or
-broadcasts takes a local part for one contiguous piece, and a redistribution may slice axes in another order or not at
-all. Both are put right here, for DTensors on meshes of ours: parameters, gradients, moments, averages.
+A strided shard cuts what earlier axes leave into several blocks, and a rank holds its slice of each. torch respects
+this when it slices or gathers a whole tensor (2.13, 2.14), but not elsewhere. Tools that save, load or broadcast take
+a local part for one contiguous piece, and a redistribution may slice axes in another order or not at all. Both are
+corrected here, for DTensors on meshes of ours: parameters, gradients, moments, averages.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ from shardwright.lowering.private import DTensorSpec
 from shardwright.pcg.errors import ShardwrightError
 
 Whole = dict[str, Any]
-"""By name, a DTensor and the whole tensor that it is to become, or what is done already."""
+"""By name, a DTensor with the whole tensor to copy into it, or a finished entry."""
 
 
 class Piece(NamedTuple):
-    """What a rank holds in one piece: where it begins in the logical tensor and in the local part, and its sizes."""
+    """A contiguous piece of a rank's part: its offsets in the logical tensor, its start in the part, its sizes."""
 
     offsets: torch.Size
     start: tuple[int, ...]
     sizes: torch.Size
 
     def of(self, local: Tensor) -> Tensor:
-        """A view of a rank's part."""
+        """Return the piece as a view of the rank's part."""
         return local[tuple(slice(at, at + size) for at, size in zip(self.start, self.sizes, strict=True))]
 
     def of_whole(self, whole: Tensor) -> Tensor:
-        """A view of the logical tensor."""
+        """Return the piece as a view of the logical tensor."""
         return whole[tuple(slice(at, at + size) for at, size in zip(self.offsets, self.sizes, strict=True))]
 
 
 def honour_blocks() -> None:
-    """From now on, torch's tools see every DTensor of ours that is laid in blocks as it is; no other changes.
+    """Make torch's tools treat DTensors of ours in blocks correctly; other DTensors are treated as before.
 
     Checkpoints (`torch.distributed.checkpoint`) list pieces, `broadcast_from_rank0` copies them, and `redistribute`,
     called or implied by an operator, gathers from the inside out and slices from the outside in.
@@ -64,7 +64,7 @@ def honour_blocks() -> None:
 
 
 def pieces(tensor: DTensor) -> tuple[Piece, ...]:
-    """What this rank holds of a DTensor, piece by piece."""
+    """Return the pieces of a DTensor that this rank holds."""
     return _pieces(tuple(tensor.shape), tensor.placements, *_place(tensor.device_mesh))
 
 
@@ -85,7 +85,7 @@ def _pieces(
 def _held(
     shape: Sequence[int], dim: int, placements: Sequence[Placement], sizes: Sequence[int], coordinate: Sequence[int]
 ) -> NDArray[np.int64]:
-    """The indices of a dimension that a rank holds under the placements of the first axes, in its order."""
+    """Return the indices of a dimension that a rank holds under the placements of the first axes, in local order."""
     held = np.arange(shape[dim])
     for placement, size, place in zip(placements, sizes, coordinate, strict=False):
         if private.shard_dim(placement) == dim:
@@ -95,18 +95,18 @@ def _held(
 
 
 def _chunk(values: NDArray[np.int64], number: int, place: int) -> NDArray[np.int64]:
-    """As `torch.chunk`, but that chunks may be empty."""
+    """Return a chunk as `torch.chunk` cuts it, except that chunks may be empty."""
     size = -(-len(values) // number)
     return values[place * size : (place + 1) * size]
 
 
 def _place(mesh: DeviceMesh) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The sizes of a mesh, and where this rank is in it."""
+    """Return the sizes of a mesh and this rank's coordinate in it."""
     return tuple(mesh.shape), tuple(mesh.get_coordinate() or ())
 
 
 def is_in_blocks(tensor: object) -> bool:
-    """Whether a tensor is a DTensor of ours with a strided shard."""
+    """Return whether a tensor is a DTensor of ours with a strided shard."""
     if not isinstance(tensor, DTensor) or not private_dtensors.is_ours(tensor.device_mesh):
         return False
     return any(private.is_strided(placement) for placement in tensor.placements)
@@ -151,7 +151,7 @@ _PREPARE = HuggingFaceStorageWriter.prepare_global_plan
 
 
 def _refuse_pieces(writer: HuggingFaceStorageWriter, plans: list[SavePlan]) -> list[SavePlan]:
-    """torch's writer of safetensors has one place in a file for all that a rank holds of a tensor."""
+    """Raise if a part has several pieces: torch's writer of safetensors has one slot for a rank's part of a tensor."""
     for rank, items in enumerate(plan.items for plan in plans):
         names = Counter(item.index.fqn for item in items)
         if several := [name for name, number in names.items() if number > 1]:
@@ -167,7 +167,7 @@ def _refuse_pieces(writer: HuggingFaceStorageWriter, plans: list[SavePlan]) -> l
 
 
 def _check_view(before: DTensorSpec, after: DTensorSpec | None, given: Sequence[int]) -> None:
-    """Raise unless this rank's part is the same elements before and after, as torch may place them elsewhere."""
+    """Raise unless this rank holds the same elements before and after a view; torch may place them on other ranks."""
     shape = torch.empty(before.shape, device="meta").reshape(list(given)).shape
     where = _place(before.mesh)
     own = _elements(before.shape, before.placements, *where)
@@ -182,7 +182,7 @@ def _check_view(before: DTensorSpec, after: DTensorSpec | None, given: Sequence[
 def _elements(
     shape: Sequence[int], placements: Sequence[Placement], sizes: Sequence[int], coordinate: Sequence[int]
 ) -> list[tuple[int, int]]:
-    """Where each stretch of elements that a rank holds begins in the flat logical tensor, and where it ends."""
+    """Return (begin, end) in the flat logical tensor of each contiguous run of elements that a rank holds."""
     sharded = [dim for dim in map(private.shard_dim, placements) if dim is not None]
     last = max(sharded, default=0)
     starts, inner = np.zeros(1, dtype=np.int64), prod(shape[last + 1 :])
@@ -201,7 +201,7 @@ def _elements(
 
 
 def _distribute(states: Whole, names: Sequence[str], device: torch.device) -> None:
-    """Of these names, make what is laid in blocks of its whole tensor: in place, but for what is on device meta."""
+    """Copy whole tensors into the DTensors in blocks among these names, in place; meta DTensors are replaced."""
     for name in names:
         pair = states.get(name)
         if not isinstance(pair, tuple) or not is_in_blocks(pair[0]):
@@ -217,9 +217,9 @@ def _distribute(states: Whole, names: Sequence[str], device: torch.device) -> No
 
 
 def plan(source: DTensorSpec, target: DTensorSpec) -> list[private_dtensors.Step]:
-    """Gather from the inside out, then slice from the outside in.
+    """Plan a redistribution: gather from the inside out, then slice from the outside in.
 
-    An axis is left as it is where it has the same placement before and after, and so have all earlier ones on its dim.
+    An axis is left alone if neither its placement nor that of any earlier axis on its dim changes.
     """
     old, new, dims = source.placements, target.placements, set[int | None]()
     axes, whole, steps = list[int](), Replicate(), list[private_dtensors.Step]()
@@ -234,5 +234,5 @@ def plan(source: DTensorSpec, target: DTensorSpec) -> list[private_dtensors.Step
 
 
 def _left(spec: DTensorSpec, placements: Sequence[Placement]) -> list[int]:
-    """The shape that the first axes leave of a logical tensor."""
+    """Return the local shape of a logical tensor after the first axes have cut it."""
     return [len(_held(spec.shape, dim, placements, *_place(spec.mesh))) for dim in range(len(spec.shape))]

@@ -1,4 +1,4 @@
-"""In-place updates of DTensors for which torch has no rule, as by some optimizers: each rank updates its own parts."""
+"""Rules for in-place updates of DTensors, of some optimizers, that torch lacks: each rank updates its own parts."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from shardwright.lowering import private, private_dtensors
 from shardwright.pcg.errors import ShardwrightError
 
 _OF_LISTS = "_fused_sgd_ _fused_sgd_.tensor_lr _fused_adagrad_ _fused_adagrad_.tensor_lr _foreach_copy_"
-"""Update each tensor of a list, element by element, by those at its place in other lists."""
+"""Operators that update each tensor of a list, element by element, by the tensors at its place in other lists."""
 
 
 def update_parts() -> None:
-    """From now on in this process, lists of DTensors are updated part by part, and one by a mask or by one number."""
+    """Install the rules in this process: for lists of DTensors, one value under a mask, and one number everywhere."""
     for name in _OF_LISTS.split():
         private_dtensors.on_dtensors(name, _update)
     private_dtensors.on_dtensors("index_put_", _put)
@@ -42,7 +42,7 @@ def _part(x: Any) -> Any:  # noqa: ANN401
 
 
 def _put(op: private.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
-    """One value where a mask says so, as `Rprop` writes it; all else is torch's."""
+    """Write one value where a mask is set, as `Rprop` does; leave all other cases to torch."""
     x, indices, value, *others = args
     mask = indices[0]
     if others or not isinstance(x, DTensor) or not isinstance(mask, DTensor):
@@ -54,7 +54,7 @@ def _put(op: private.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any
 
 
 def _fill(op: private.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
-    """One number everywhere, as `x[...] = 7.0` writes it."""
+    """Write one number everywhere, as `x[...] = 7.0` does."""
     x, value = args
     op(_part(x), value.full_tensor().detach() if isinstance(value, DTensor) else value, **kwargs)
     return x

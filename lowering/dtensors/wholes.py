@@ -1,6 +1,7 @@
-"""Reads of DTensors that need the whole tensor, or a number: an error with the remedy, where torch has one without.
+"""Errors, with the remedy, for reads of DTensors that need the whole tensor; torch's own errors name none.
 
-Sizes that depend on values (a mask, `nonzero`), what becomes a list, an array or a text, and comparisons of all of it.
+They cover sizes that depend on values (a mask, `nonzero`), conversions to a list, an array or text, and comparisons of
+whole tensors. For `argmax` and `argmin` of a tensor in blocks, the whole tensor is gathered.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _METHODS = ("tolist", "numpy", "__format__")
 
 
 def name_remedies() -> None:
-    """From now on in this process, these are ours for DTensors on meshes of ours."""
+    """Replace these operators and methods in this process, for DTensors on meshes of ours."""
     for name in _OF_WHOLES.split():
         private_dtensors.on_dtensors(name, _refuse)
     private_dtensors.on_dtensors("index.Tensor", _index)
@@ -36,7 +37,7 @@ def _refuse(op: private.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, 
 
 
 def _index(op: private.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
-    """`x[indices]`, which needs all of x where there is a mask or a plain tensor among them."""
+    """Refuse `x[indices]` if a mask or a plain tensor among the indices would need all of x."""
     indices = [index for index in args[1] if index is not None]
     if any(index.dtype == torch.bool or not (isinstance(index, DTensor) or index.numel() == 1) for index in indices):
         x = next(x for x in (args[0], *indices) if isinstance(x, DTensor))
@@ -45,7 +46,7 @@ def _index(op: private.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, A
 
 
 def _of_whole(op: private.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
-    """Of a tensor that is laid in blocks, for which torch has no rule."""
+    """Compute `argmax` or `argmin` of the gathered tensor if x is laid in blocks, for which torch has no rule."""
     x, *others = args
     if not any(map(private.is_strided, x.placements)):
         return private_dtensors.as_torch_does(op, args, kwargs)
