@@ -1,12 +1,13 @@
 """Torch's generator as a lowered program draws from it: in the same state on every rank.
 
-Ranks that are seeded alike draw from their default generator, as one process does. Where they are found to differ in
-one of the first steps, as with a seed for each rank, the program has a stream of its own from then on, which starts in
-the state of rank 0's generator; the default ones are the user's, for data of each rank's own. Where they begin to
-differ later, steps have been made with different masks: an error, at most `WATCH_EVERY` steps later.
+Ranks that are seeded alike draw from their default generators, as one process does. If the generators' states differ in
+one of the first steps, for example because each rank has its own seed, the program continues in a stream of its own,
+which starts in the state of rank 0's generator. The default generators are then left to the user, for each rank's data.
+If the states begin to differ later, ranks have already trained with masks that do not fit together: this is an error,
+raised at most `WATCH_EVERY` steps later.
 
-On CPUs every rank draws the masks of whole tensors, as one process does. On other devices a step draws one number, and
-of each mask a rank draws its own part from a generator whose state follows from that number, the mask's and the part.
+On CPUs every rank draws the masks of whole tensors, as one process does. On other devices a step draws one number. A
+rank then draws only its own part of each mask, from a generator seeded with this number, the mask's and the part's.
 """
 
 from __future__ import annotations
@@ -30,18 +31,18 @@ from shardwright.pcg.step.execution import draws_whole
 
 NUM_STATES = 3
 WATCH_EVERY = 16
-"""Steps from one comparison to the next, once the first steps are over."""
+"""The steps from one comparison of states to the next, after the first steps."""
 
 
 @dataclass
 class Stream:
-    """Where programs of one model draw from: a generator's state; None: torch's default one."""
+    """The stream of random numbers of one model's programs: a generator's state, or None for torch's default one."""
 
     state: Tensor | None = None
 
 
 class Drawing:
-    """What the random operators of a program draw from. `own`: the state of the model's own stream, if it has one."""
+    """The source of a program's random numbers. `own`: the state of the model's own stream, if it has one."""
 
     def __init__(self, ranks: Ranks, graph: Graph, stream: Stream) -> None:
         self.ranks, self._stream = ranks, stream
@@ -63,11 +64,11 @@ class Drawing:
 
     @property
     def generator(self) -> torch.Generator:
-        """Torch's default one of this device."""
+        """Torch's default generator of this device."""
         return private.default_generator(self.ranks.device)
 
     def state(self) -> list[int]:
-        """What ranks must have in common to draw alike: seed and counter of `seed_exactly`, the generator's digest."""
+        """Return the state that ranks must share: counter and seed of `seed_exactly`, and the generator's digest."""
         draw = current_draw()
         if not self.draws:
             return [0] * NUM_STATES
@@ -76,7 +77,10 @@ class Drawing:
         return [*exact, _digest(self.generator.get_state()) if drawn else 0]
 
     def agree(self, states: Sequence[Sequence[int]]) -> None:
-        """Before a step, with every rank's state: where they differ, go on in a stream of the program's own."""
+        """Compare every rank's state before a step; if the generators differ, go on in a stream of the program's own.
+
+        Raises `ShardwrightError` if seed or counter of `seed_exactly` differ.
+        """
         if len({tuple(state[:2]) for state in states}) > 1:
             raise ShardwrightError(_EXACT)
         if all(state == states[0] for state in states):
@@ -88,9 +92,9 @@ class Drawing:
         self.own = sent.cpu()
 
     def watch(self) -> None:
-        """Before a step that compares nothing else: now and then, compare the states of all steps since the first.
+        """Compare, every `WATCH_EVERY` steps, the states of all steps since the first; called before the later steps.
 
-        Raises on all ranks where they have differed, at most `WATCH_EVERY` steps after the first that did.
+        If the states differed in a step, raises `ShardwrightError` on all ranks at most `WATCH_EVERY` steps later.
         """
         if not self.draws:
             return
@@ -103,7 +107,7 @@ class Drawing:
 
     @contextmanager
     def by_number(self, num_draws: int) -> Generator[Draw]:
-        """Around a step in stages, which draw what they have alone: every mask by its number; yields the first draw.
+        """Surround a step in stages, each of which draws its own masks by their numbers; yield the first draw.
 
         Without `seed_exactly` the seed of a step is a number that torch's generator draws.
         """
@@ -114,7 +118,7 @@ class Drawing:
         yield self._numbered()
 
     def _numbered(self) -> Draw:
-        """The first draw of a step whose masks have numbers; its seed is a number that torch's generator draws."""
+        """Return the first draw of a step with numbered masks; its seed is a number drawn by torch's generator."""
         if self.ranks.is_dry:
             return Draw(0, 0, self.by_part)
         generator = self.generator
@@ -128,7 +132,7 @@ class Drawing:
 
     @contextmanager
     def microbatch(self, num_draws: int, *, first: bool, last: bool) -> Generator[Draw]:
-        """Around a forward of a step that draws so many masks; yields the first draw."""
+        """Surround the forward of one microbatch, in a step that draws `num_draws` masks; yield the first draw."""
         numbered = self.by_part and self.draws and current_draw().seed is None
         if numbered and first:
             self._step = self._numbered()
@@ -137,7 +141,7 @@ class Drawing:
 
     @contextmanager
     def _alike(self, *, first: bool, last: bool) -> Generator[None]:
-        """Around a forward. Every microbatch draws what one process draws for the whole batch, and takes its part."""
+        """Set the generator for a forward: every microbatch draws for the whole batch, and takes its part."""
         if not self.draws or (self.own is None and first and last):
             yield
             return
@@ -158,7 +162,7 @@ class Drawing:
 
 
 class _Comparison:
-    """Whether a number is the same on all ranks, found out while a step runs."""
+    """A comparison of one number over all ranks, which runs beside a step."""
 
     def __init__(self, own: int, ranks: Ranks) -> None:
         self.ranks, cuda = ranks, ranks.device.type == "cuda"
@@ -176,7 +180,7 @@ class _Comparison:
             self.event.record()
 
     def is_same(self) -> bool:
-        """Waits until all ranks have begun it."""
+        """Wait until all ranks have begun the comparison, and return whether their numbers are equal."""
         if self.work is not None:
             self.work.wait(timedelta(seconds=self.ranks.timeout_s))
         if self.event is not None:

@@ -1,9 +1,9 @@
-"""Exact randomness: the dropout masks of a process as a function of a seed and of how many were drawn before.
+"""Exact randomness: each dropout mask of a process as a function of a seed and of the number of masks before it.
 
     seed_exactly(0) ──▶ every dropout of this process: Philox(seed, number of the draw, place in the tensor)
 
-A single PyTorch process numbers its draws as it comes to them. A lowered program knows the number of each from the
-captured graph, counts on by all of a step at once, and computes its own part of each mask alone.
+A single PyTorch process numbers its draws in the order of its calls. A lowered program knows the number of each draw
+from the captured graph, advances the counter by a whole step at once, and computes only its own part of each mask.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from shardwright.pcg.graph import Graph
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """Which draw of a process: its seed and number, or no seed where torch's own generator draws.
+    """A draw of a process: its seed and number; the seed is None if torch's own generator draws.
 
-    `by_part`: torch's generator draws each part of the mask, in a state that follows from seed, number and part.
+    `by_part`: torch's generator draws each part of the mask, seeded with a function of seed, number and part.
     """
 
     seed: int | None = None
@@ -41,9 +41,9 @@ class Draw:
 
 
 class ExactRandom:
-    """What `seed_exactly` starts: the seed, and the number of the next draw.
+    """The state that `seed_exactly` starts: the seed, and the number of the next draw.
 
-    It ends with `close()`, or as a context manager; then what was there before goes on.
+    It ends with `close()`, or as a context manager; then the state before it applies again.
     """
 
     def __init__(self, seed: int) -> None:
@@ -58,15 +58,15 @@ class ExactRandom:
 
     @property
     def counter(self) -> int:
-        """How many masks were drawn so far: the number of the next one."""
+        """The number of masks drawn so far, which is the number of the next mask."""
         return self._counter
 
     def state_dict(self) -> dict[str, int]:
-        """The whole state, for checkpoints: equal on all ranks."""
+        """Return the whole state, for checkpoints; it is equal on all ranks."""
         return {"seed": self._seed, "counter": self._counter}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Go on where `state_dict` was taken."""
+        """Continue from a state that `state_dict` returned."""
         if set(state) != {"seed", "counter"}:
             raise ShardwrightError(
                 f"load_state_dict: expected the keys 'seed' and 'counter', got {sorted(map(str, state))}; "
@@ -75,7 +75,7 @@ class ExactRandom:
         self._seed, self._counter = _word(state["seed"], "seed"), _word(state["counter"], "counter")
 
     def checkpoint_contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        """`context_fn` of `torch.utils.checkpoint.checkpoint`: what is computed again draws the same masks again."""
+        """Return the contexts for `context_fn` of `torch.utils.checkpoint.checkpoint`; recomputation redraws masks."""
         first: list[int] = []
         return self._remembering(first), self._drawing_again(first)
 
@@ -95,7 +95,7 @@ class ExactRandom:
 
     @contextmanager
     def program(self, num_draws: int) -> Generator[Draw]:
-        """Around the step of a lowered program, which draws by number; yields its first draw."""
+        """Surround the step of a lowered program, which draws by number; yield its first draw."""
         first, before = Draw(self._seed, self._counter), self._in_program
         self._counter, self._in_program = self._counter + num_draws, True
         try:
@@ -104,7 +104,7 @@ class ExactRandom:
             self._in_program = before
 
     def next(self) -> Draw:
-        """The next draw of an ordinary PyTorch process."""
+        """Return the next draw of an ordinary PyTorch process."""
         if self._in_program:
             raise ShardwrightError(
                 "under seed_exactly an operator of a lowered program draws a mask that has no number in its graph "
@@ -122,7 +122,7 @@ class ExactRandom:
         return draw
 
     def close(self) -> None:
-        """Draw from torch's generator again, or from what `seed_exactly` had started before."""
+        """Go back to torch's generator, or to the state that an earlier `seed_exactly` started."""
         if _PROCESS.current is self:
             _PROCESS.switch(self._before)
 
@@ -139,7 +139,7 @@ class ExactRandom:
 
 
 class _Process:
-    """What this process draws from, and the kernels of torch that are replaced meanwhile."""
+    """The source of this process's draws, and the kernels of torch that are replaced meanwhile."""
 
     def __init__(self) -> None:
         self.current: ExactRandom | None = None
@@ -158,45 +158,44 @@ _PROCESS = _Process()
 
 
 def seed_exactly(seed: int) -> ExactRandom:
-    """From now on dropout masks depend on `seed` and on their order alone, on any device and under any plan.
+    """Make dropout masks depend on `seed` and their order alone, on any device and under any plan.
 
     Call it in each process, beside `torch.manual_seed`, before training. Then `F.dropout` and its kin (dropout in
     attention, alpha, feature and in-place dropout, `Tensor.bernoulli_(p)`) draw by a counter-based generator: the n-th
-    mask of the process is Philox(seed, n, place of the element). A lowered program computes of each mask its own part
-    alone, the same under every plan. Without `seed_exactly` each rank draws on a CPU all of it from torch's generator,
-    on a GPU its own part, by a number that torch's generator gives for the step.
+    mask of the process is Philox(seed, n, place of the element). A lowered program computes only its own part of each
+    mask, with the same values under every plan. Without `seed_exactly`, a rank on a CPU draws whole masks from torch's
+    generator, and a rank on a GPU draws its own parts, seeded by a number that torch's generator draws for the step.
 
-    The counter goes on by one with every mask that is drawn: once for each dropout with 0 < p < 1 in train mode, in the
-    order of the calls, and for a lowered program by all of the model's dropouts per step, microbatches or not. Torch's
-    own generator is not used for masks meanwhile, and serves everything else as before.
+    The counter advances by one with every mask: once for each dropout with 0 < p < 1 in train mode, in the order of the
+    calls. A lowered program advances it by the number of the model's dropouts per step, with or without microbatches.
+    Torch's own generator is not used for masks meanwhile, and serves everything else as before.
 
-    The result has the state for checkpoints (`state_dict`, `load_state_dict`), the `checkpoint_contexts` for
-    `torch.utils.checkpoint`, and is a context manager, at whose end masks come from torch's generator again.
-
-    Raises `ShardwrightError` where `seed` is not an integer in [0, 2⁶⁴).
+    The result has the state for checkpoints (`state_dict`, `load_state_dict`) and the `checkpoint_contexts` for
+    `torch.utils.checkpoint`. It is a context manager, after which masks come from torch's generator again.
+    Raises `ShardwrightError` if `seed` is not an integer in [0, 2⁶⁴).
     """
     return ExactRandom(seed)
 
 
 def num_draws(graph: Graph) -> int:
-    """How many masks a step of the captured model draws, as far as the loss or a buffer needs them."""
+    """Return the number of masks that a step of the captured model draws for the loss or a buffer."""
     return 1 + max((integer(dict(node.attrs), "seed") for node in graph.nodes if node.is_random), default=-1)
 
 
 def current_random() -> ExactRandom | None:
-    """What `seed_exactly` started last; None where torch's own generator draws."""
+    """Return the state that `seed_exactly` started last; None if torch's own generator draws."""
     return _PROCESS.current
 
 
 def current_draw() -> Draw:
-    """The next draw of this process; one without a seed where torch's own generator draws."""
+    """Return the next draw of this process; its seed is None if torch's own generator draws."""
     current = _PROCESS.current
     return Draw() if current is None else Draw(current.seed, current.counter)
 
 
 @contextmanager
 def step_draws(num_draws: int) -> Generator[Draw]:
-    """Around the step of a lowered program that draws this many masks; yields the first."""
+    """Surround the step of a lowered program that draws this many masks; yield the first draw."""
     if _PROCESS.current is None:
         yield Draw()
     else:
@@ -210,11 +209,11 @@ def _word(value: int, what: str) -> int:
     return value
 
 
-# ---- kernels of torch, as they are meanwhile ----
+# ---- the kernels that replace torch's meanwhile ----
 
 
 def _mask(x: Tensor, keep: float) -> Tensor:
-    """The next mask, for a tensor that is stored like `x`; places are numbered in the order of memory."""
+    """Return the next mask, for a tensor that is stored like `x`; places are numbered in the order of memory."""
     assert _PROCESS.current is not None
     draw, order = _PROCESS.current.next(), memory_order(x.stride())
     assert draw.seed is not None
@@ -239,7 +238,7 @@ def _native_dropout(original: private.Kernel, x: Tensor, p: float, train: bool |
 
 
 def fused_attention(name: str, original: private.Kernel, *args: object, **kwargs: object) -> object:
-    """A fused attention draws by itself, so it may not drop anything."""
+    """Raise if a fused attention has dropout, as its kernel draws by itself; else run it."""
     given = dict(zip(private.argument_names(name), args, strict=False)) | kwargs
     if given.get("dropout_p"):
         raise ShardwrightError(

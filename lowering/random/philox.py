@@ -1,8 +1,8 @@
 """Random bits by position: Philox-4x32-7 in plain torch operators.
 
-A counter-based generator has no state to walk through. What it gives at a place is a function of that place and a key,
-so a rank computes the bits of its own part of a tensor and no others, in any order, as often as it likes, and on any
-device. Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3" (SC 2011).
+A counter-based generator has no state to step through: its bits at a place are a function of the place and a key. So a
+rank computes only the bits of its own part of a tensor, in any order, any number of times, and on any device.
+Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3" (SC 2011).
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from torch import Tensor
 from shardwright.lowering.private import FakeTensor
 
 WORDS = 4
-"""Words of 32 bits that one counter gives."""
+"""The number of 32-bit words that one counter gives."""
 
 NUM_ROUNDS = 7
-"""The fewest with which the paper found no flaw (BigCrush); ten are usual where a round costs next to nothing."""
+"""The fewest rounds in which the paper found no flaw (BigCrush); ten are usual where a round costs next to nothing."""
 
 _LOW = 2**32 - 1
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 _CHUNK = {"cpu": 2**16}
 _CHUNK_ELSEWHERE = 2**22
-"""Counters that are worked on at once: on a CPU as many as its caches hold, elsewhere as memory allows."""
+"""The number of counters processed at once: on a CPU as many as its caches hold, elsewhere as memory allows."""
 
 Stretch = tuple[int, int]
-"""[start, stop) of one dimension."""
+"""A range [start, stop) of one dimension."""
 
 
 class Slice(NamedTuple):
-    """A cut of a dimension: it is `blocks` equal blocks, and of each the slice `rank` of `size` equal ones is held."""
+    """A cut of a dimension into `blocks` equal blocks, each into `size` equal slices, of which slice `rank` is held."""
 
     size: int
     rank: int
@@ -45,11 +45,10 @@ class Slice(NamedTuple):
 def philox(
     counters: Iterable[Tensor], scratch: Iterable[Tensor], key: tuple[int, int], num_rounds: int = NUM_ROUNDS
 ) -> Sequence[Tensor]:
-    """Four words for each counter of four words: int64 tensors of one shape that hold 32 bits each.
+    """Return four words for each counter of four words: int64 tensors of one shape that hold 32 bits each.
 
-    The counters are overwritten, and so are two more tensors like them.
-
-    Products are taken modulo 2⁶⁴; a word that the next round does not multiply carries all of its product along.
+    The counters are overwritten, as are the two tensors of `scratch`, which have the same shape.
+    Products are taken modulo 2⁶⁴; a word that the next round does not multiply keeps all bits of its product.
     """
     (a, b, c, d), (first, second) = counters, scratch
     for number in range(num_rounds):
@@ -71,18 +70,18 @@ def keep_mask(
     device: torch.device,
     cuts: Sequence[Sequence[Slice]] | None = None,
 ) -> Tensor:
-    """The part of a mask of `shape` whose elements are True with probability `keep`, each by itself.
+    """Return this rank's part of a mask whose elements are independently True with probability `keep`.
 
     Args:
-        shape: the logical tensor's. Dimensions of size 1 have no influence on the mask.
-        keep: rounded to a multiple of 2⁻³².
-        seed: of the whole run, 64 bits.
-        number: which mask it is, 64 bits.
-        device: where the mask is made; it is the same everywhere.
-        cuts: for each dimension the slices that are held, outermost first. All of it by default.
+        shape: the shape of the logical tensor. Dimensions of size 1 have no influence on the mask.
+        keep: the probability, rounded to a multiple of 2⁻³².
+        seed: the seed of the whole run, 64 bits.
+        number: the number of the mask, 64 bits.
+        device: the device on which the mask is made; its values are the same on every device.
+        cuts: for each dimension the slices that are held, outermost first. By default the whole dimension is held.
 
-    An element's word is that of its place: the last dimension is padded to a multiple of four words, and each four
-    have a counter, numbered in row-major order.
+    An element's word depends on its place: the last dimension is padded to a multiple of four words, and each four
+    words have a counter, numbered in row-major order.
     """
     held = [stretches(extent, cut) for extent, cut in zip(shape, cuts or [()] * len(shape), strict=True)]
     local = [sum(stop - start for start, stop in pieces) for pieces in held]
@@ -98,7 +97,7 @@ def keep_mask(
 
 
 def stretches(extent: int, cuts: Sequence[Slice]) -> list[Stretch]:
-    """What these cuts leave of a dimension, in order."""
+    """Return the ranges that these cuts leave of a dimension, in order."""
     found = [(0, extent)]
     for cut in cuts:
         block = sum(stop - start for start, stop in found) // cut.blocks
@@ -108,7 +107,7 @@ def stretches(extent: int, cuts: Sequence[Slice]) -> list[Stretch]:
 
 
 def _within(pieces: Sequence[Stretch], skipped: int, length: int) -> list[Stretch]:
-    """`length` places of these pieces, after the first `skipped`."""
+    """Return `length` places of these pieces, after the first `skipped`."""
     found: list[Stretch] = []
     for start, stop in pieces:
         first = start + skipped
@@ -121,7 +120,7 @@ def _within(pieces: Sequence[Stretch], skipped: int, length: int) -> list[Stretc
 
 
 def _places(sizes: Sequence[tuple[int, Sequence[Stretch]]], device: torch.device) -> Tensor:
-    """The row-major numbers, in a grid of these extents, of the places that are held along each dimension."""
+    """Return the row-major numbers, in a grid of these extents, of the places that are held along each dimension."""
     strides = [prod([extent for extent, _ in sizes[d + 1 :]]) for d in range(len(sizes))]
     lines = [
         torch.cat([torch.arange(start * stride, stop * stride, stride, device=device) for start, stop in pieces])
@@ -131,7 +130,7 @@ def _places(sizes: Sequence[tuple[int, Sequence[Stretch]]], device: torch.device
 
 
 def _compare(places: Tensor, keep: float, seed: int, number: int) -> Tensor:
-    """[places, words]: whether a word is below the share of 2³² that is kept."""
+    """Return [places, words]: True where a word is below the share `keep` of 2³²."""
     limit, key = round(keep * 2**32), (seed & _LOW, seed >> 32)
     out = torch.empty(len(places), WORDS, dtype=torch.bool, device=places.device)
     chunk = len(places) if torch.compiler.is_compiling() else _CHUNK.get(places.device.type, _CHUNK_ELSEWHERE)
@@ -148,7 +147,7 @@ def _compare(places: Tensor, keep: float, seed: int, number: int) -> Tensor:
 
 
 def _trimmed(rows: Tensor, pieces: Sequence[Stretch]) -> Tensor:
-    """Of whole groups of words along the last dimension, the words of these pieces."""
+    """Return the words of these pieces from rows of whole groups of words along the last dimension."""
     found, start = [], 0
     for first, stop in pieces:
         found.append(rows[:, start + first % WORDS :][:, : stop - first])
