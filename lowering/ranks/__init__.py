@@ -1,11 +1,11 @@
-"""Ranks: process groups, the mesh as one rank sees it, and what ranks send each other.
+"""Ranks: process groups, the mesh as one rank sees it, and messages between ranks.
 
     launch       joins the launcher's processes, or forks local ranks
     groups       the process groups of mesh axes, each made once
     ranks        the mesh as one rank sees it: axes with their groups, place, device
     movement     collectives along one axis, without gradients
-    channels     what pipeline stages send each other, first in, first out
-    agreement    what has to be equal on all ranks, compared or taken from rank 0
+    channels     messages between pipeline stages, first in, first out
+    agreement    values that must be equal on all ranks, compared or taken from rank 0
     waits        waits for other ranks end with an error after a timeout
 
 Imports no other folder of lowering.

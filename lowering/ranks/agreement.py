@@ -1,6 +1,6 @@
-"""What must be one on all ranks: tensors, compared by digests, and the model, of which rank 0's values count.
+"""Agreement between ranks: tensors are compared by digests, and a model that differs is taken from rank 0.
 
-A digest is 64 bits of a tensor's values and of their places, computed where the tensor lies.
+A digest is a 64-bit hash of a tensor's values and their places, computed on the tensor's device.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from torch import Tensor
 
 from shardwright.lowering.ranks.ranks import Ranks
 
-_CHUNKS = {"cpu": 1 << 15, "cuda": 1 << 22}  # numbers that are mixed at a time: what a cache holds, few kernels
+_CHUNKS = {"cpu": 1 << 15, "cuda": 1 << 22}  # numbers mixed at a time: what a cache holds; on GPUs, few kernels
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def share_values(values: Mapping[str, Tensor], ranks: Ranks) -> list[str]:
-    """Overwrite, in place, what differs between ranks by what rank 0 has, as DDP does; the names of what differed."""
+    """Overwrite tensors that differ between ranks in place by rank 0's, as DDP does; return the names of these."""
     if not has_others(ranks) or not values:
         return []
     values = dict(sorted(values.items()))  # a model may have been built in another order on every rank
@@ -38,7 +38,7 @@ def share_values(values: Mapping[str, Tensor], ranks: Ranks) -> list[str]:
 
 
 def order_of_rank_0(names: Sequence[str], ranks: Ranks) -> list[str]:
-    """The names in rank 0's order; every rank has the same ones."""
+    """Return the names in rank 0's order; every rank must pass the same names."""
     message = [list(names)]
     if has_others(ranks):
         dist.broadcast_object_list(message, src=0)
@@ -46,12 +46,12 @@ def order_of_rank_0(names: Sequence[str], ranks: Ranks) -> list[str]:
 
 
 def has_others(ranks: Ranks) -> bool:
-    """Whether there is another rank to agree with."""
+    """Return whether there is another rank to agree with."""
     return ranks.world > 1 and not ranks.is_dry
 
 
 def gathered(row: Tensor, ranks: Ranks) -> list[list[int]]:
-    """Every rank's row of numbers, in rank order, by one collective; as many numbers on every rank."""
+    """Return every rank's row of numbers, in rank order, by one collective; rows have the same length on all ranks."""
     rows = row.new_empty((ranks.world, len(row)))
     work = dist.all_gather_single(rows.view(-1), row, async_op=True)
     assert work is not None
@@ -60,7 +60,7 @@ def gathered(row: Tensor, ranks: Ranks) -> list[list[int]]:
 
 
 def digest(value: Tensor) -> Tensor:
-    """64 bits of a tensor's values, bit by bit, and of their order: an int64 of no dimensions on its device."""
+    """Return a 64-bit hash of a tensor's bits and their order: an int64 without dimensions on the tensor's device."""
     flat = value.detach().reshape(-1)
     flat = torch.view_as_real(flat).reshape(-1) if flat.is_complex() else flat
     size = flat.element_size()
@@ -77,7 +77,7 @@ def digest(value: Tensor) -> Tensor:
 
 
 def _mixed(x: Tensor) -> Tensor:
-    """Every number, all of whose bits depend on all of its bits (the finalizer of SplitMix64, with signed shifts)."""
+    """Hash every number, so that each bit depends on all bits (the finalizer of SplitMix64, with signed shifts)."""
     x = (x ^ (x >> 30)) * -0x40A7B892E31B1A47
     x = (x ^ (x >> 27)) * -0x6B2FB644ECCEEE15
     return x ^ (x >> 31)

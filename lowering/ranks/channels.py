@@ -1,14 +1,15 @@
-"""What is sent between the ranks of two pipeline stages: first in, first out.
+"""Messages between the ranks of two pipeline stages: first in, first out.
 
-A *channel* goes one way, from a stage to another one, for one of forward and backward. It has a process group of its
-own: under NCCL what is sent in one group comes one after the other, so that two ranks which send to each other in one
-would wait for ever. The receiver posts the next receive as soon as it has taken the one before; where a receive is a
-kernel that waits, when it needs the message. The sender goes on while a message is sent; before the next one it waits
-for that, and lets go of its memory.
+A *channel* goes one way, from one stage to another, for either forward or backward. It has a process group of its own:
+NCCL runs the messages of a group one after the other, so two ranks that send to each other in one group would wait for
+ever. The receiver posts the next receive as soon as it has taken the message before. If a receive is a kernel that
+waits, it posts the receive only when it needs the message. The sender goes on while a message is sent; before it sends
+the next one, it waits for the last and frees its memory.
 
-Stages of equal sizes have a channel at each place, and all that a rank has goes to one other. Of unlike ones a channel
-has all ranks of both, and goes by *pieces* (`pcg.pieces`): tensor after tensor, of each the receivers in order on
-the one side, the senders on the other. So there is a piece that both its ends have come to, until there is none.
+Stages with equal meshes have a channel at each place, and a rank sends everything to one other rank. Between stages
+with unlike meshes, a channel has all ranks of both, and messages go by *pieces* (`pcg.pieces`): tensor after tensor,
+with the receivers in order on one side and the senders in order on the other. So, until all are sent, there is always a
+piece that both its ends have reached.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from shardwright.pcg.step.meshes import first_ranks
 
 
 class Kind(NamedTuple):
-    """What a tensor of a message is like, and the pieces in which it comes."""
+    """The shape and dtype of a tensor of a message, and the pieces in which it arrives."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -38,27 +39,27 @@ class Kind(NamedTuple):
 
 
 class Message(NamedTuple):
-    """What is sent at once, in words, and its tensors."""
+    """A message: its description in words, for errors, and the kinds of its tensors."""
 
     what: str
     kinds: tuple[Kind, ...]
 
 
 Works = list[tuple[dist.Work, int]]
-"""With the rank that each waits for."""
+"""Running transfers, each with the rank that it waits for."""
 
 
 def waits_in_kernels(device: torch.device) -> bool:
-    """Whether a receive is a kernel, which runs until the message has come.
+    """Return whether a receive is a kernel, which runs until the message has arrived.
 
-    What a GPU does not begin beside a running kernel (some of the first loading of other kernels, to free memory) then
-    waits for the sender, who must not wait for what this rank does next.
+    A GPU does not begin some work beside a running kernel, such as freeing memory or loading some kernels for the first
+    time. Such work then waits for the sender, which therefore must not wait for this rank's next action.
     """
     return device.type == "cuda"
 
 
 class Channel:
-    """Of one way between two stages, on one side of it."""
+    """The end of a channel between two stages that lies in this stage."""
 
     way: str  # in words
     exchange: Callable[[Tensor, int, dist.ProcessGroup], dist.Work | None]
@@ -78,7 +79,7 @@ class Channel:
     def wait(self, works: Works, what: str) -> None:
         rank = self.first
         try:
-            for work, rank in works:  # noqa: B007 - that of the one that failed
+            for work, rank in works:  # noqa: B007 - the rank of the transfer that failed
                 work.wait(self.timeout)
         except RuntimeError as error:
             raise DistributedError(
@@ -89,7 +90,7 @@ class Channel:
 
 
 class Outgoing(Channel):
-    """Sends to another stage."""
+    """The sending end of a channel."""
 
     way = "which goes to"
     exchange = staticmethod(dist.isend)
@@ -99,7 +100,7 @@ class Outgoing(Channel):
         self.running: tuple[str, list[Tensor], Works] | None = None
 
     def send(self, what: str, values: Sequence[Tensor], pieces: Sequence[Sequence[Piece]]) -> None:
-        """`pieces`: of each value, those that this rank sends."""
+        """Send these values, once the last message is sent. `pieces`: of each value, the pieces of this rank."""
         self.finish()
         sent, works = list[Tensor](), Works()
         for value, own in zip(values, pieces, strict=True):
@@ -110,7 +111,7 @@ class Outgoing(Channel):
         self.running = what, sent, works
 
     def finish(self) -> None:
-        """Wait for what was sent last."""
+        """Wait until the last message is sent."""
         if self.running is not None:
             what, _, works = self.running
             self.wait(works, what)
@@ -118,7 +119,7 @@ class Outgoing(Channel):
 
 
 class Incoming(Channel):
-    """Receives from another stage."""
+    """The receiving end of a channel."""
 
     way = "which comes from"
     exchange = staticmethod(dist.irecv)
@@ -129,13 +130,13 @@ class Incoming(Channel):
         self.posted: tuple[Message, list[list[Tensor]], Works] | None = None
 
     def begin(self, messages: Iterable[Message]) -> None:
-        """All that will come in a step, in order."""
+        """Expect these messages, in order, and post the first receive unless it would be a kernel that waits."""
         self.todo, self.posted = deque(messages), None
         if not waits_in_kernels(self.ranks.device):
             self._post()
 
     def take(self) -> list[Tensor]:
-        """The next message."""
+        """Wait for the next message and return its tensors."""
         if self.posted is None:
             self._post()
         assert self.posted is not None, "nothing more is to come"
@@ -152,7 +153,7 @@ class Incoming(Channel):
             self.posted = message, values, works
 
     def _received(self, piece: Piece, dtype: torch.dtype, works: Works) -> Tensor:
-        """Room for a piece, which is posted."""
+        """Post the receive of a piece and return the memory that it arrives in."""
         room = _plain(torch.empty(piece.shape, dtype=dtype, device=self.ranks.device))
         work = self.exchange(room, self.first + piece.place, self.group)
         works += [] if work is None else [(work, self.first + piece.place)]
@@ -160,12 +161,12 @@ class Incoming(Channel):
 
 
 def part_of(value: Tensor, piece: Piece) -> Tensor:
-    """What is sent of it."""
+    """Return the part of a value that a piece sends, contiguous."""
     return (value if piece.is_whole else value[_at(piece.where, value.shape)]).contiguous()
 
 
 def joined(kind: Kind, parts: Sequence[Tensor], device: torch.device) -> Tensor:
-    """What has come of a value, piece by piece. Where several ranks send the same place, they are summands."""
+    """Return a value from its pieces; where several ranks sent the same place, their pieces are added up."""
     if len(parts) == 1 and kind.pieces[0].is_whole:
         return parts[0].view(kind.dtype)
     whole = torch.zeros(kind.shape, dtype=kind.dtype, device=device)
@@ -175,7 +176,7 @@ def joined(kind: Kind, parts: Sequence[Tensor], device: torch.device) -> Tensor:
 
 
 def _at(where: Where, shape: Sequence[int]) -> tuple[slice | Tensor, ...]:
-    """As torch indexes a tensor."""
+    """Return the place of a piece as an index of torch's tensors."""
     if all(own is None or isinstance(own, range) for own in where):
         return tuple(slice(None) if own is None else slice(own[0], own[-1] + 1) for own in where)
     dims = [torch.tensor(list(range(size) if own is None else own)) for own, size in zip(where, shape, strict=True)]
@@ -183,12 +184,12 @@ def _at(where: Where, shape: Sequence[int]) -> tuple[slice | Tensor, ...]:
 
 
 def _plain(value: Tensor) -> Tensor:
-    """In a dtype that every library sends."""
+    """Return a value in a dtype that every library sends: bool as uint8."""
     return value.view(torch.uint8) if value.dtype == torch.bool else value
 
 
 def channels(ranks: Ranks, ways: Iterable[tuple[str, int, int]]) -> dict[tuple[str, int, int], Outgoing | Incoming]:
-    """Those of this rank, in order: by pass, from stage, to stage. Every rank of every stage names the same ones."""
+    """Make this rank's channels, in order: by pass, from stage, to stage. Every rank must pass the same `ways`."""
     own, found = ranks.stages.rank, dict[tuple[str, int, int], Outgoing | Incoming]()
     for way in sorted(set(ways)):
         name, source, target = way

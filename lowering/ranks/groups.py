@@ -1,4 +1,4 @@
-"""Process groups along the axes of meshes: each is made once for all modules of a process."""
+"""Process groups along the axes of meshes, each made once for all modules of a process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shardwright.pcg.step.meshes import first_ranks, stage_of
 
 
 def grids_of(meshes: Sequence[Mesh]) -> list[NDArray[np.int64]]:
-    """The numbers of all ranks, by place of the mesh, of each stage."""
+    """Return, for each stage, the numbers of its ranks in the shape of its mesh."""
     firsts = first_ranks(meshes)
     return [
         np.arange(first, first + mesh.num_devices).reshape(mesh.device_sizes or (1,))
@@ -28,7 +28,7 @@ Line = tuple[int, ...]
 
 
 def lines(meshes: Sequence[Mesh], dims: Sequence[int]) -> list[Line]:
-    """The ranks that differ along these axes of their stage's mesh only."""
+    """Return the groups of ranks that differ only along these axes of their stage's mesh."""
     found = list[Line]()
     for grid in grids_of(meshes):
         size = prod(grid.shape[dim] for dim in dims)
@@ -37,9 +37,9 @@ def lines(meshes: Sequence[Mesh], dims: Sequence[int]) -> list[Line]:
 
 
 def columns(meshes: Sequence[Mesh], stages: Sequence[int]) -> list[Line]:
-    """The ranks of some stages, parted such that each part has equally many of a stage: as many parts as can be.
+    """Divide the ranks of some stages into as many columns as possible, each with equally many ranks of a stage.
 
-    Of each part, those of the first of the stages come first. Where meshes are equal, a part is a place.
+    In a column, the ranks of the first stage come first. If all meshes are equal, a column has one rank of each stage.
     """
     grids = grids_of(meshes)
     axis = min(int(TIME in meshes[0].names), grids[0].ndim - 1)
@@ -51,30 +51,30 @@ def columns(meshes: Sequence[Mesh], stages: Sequence[int]) -> list[Line]:
 
 
 def across(meshes: Sequence[Mesh], stages: Sequence[int]) -> list[Line]:
-    """Those that may send to each other: where meshes are equal, at one place; of unlike ones, all."""
+    """Return the ranks that may send to each other, in groups: one for each place if meshes are equal, else one."""
     found = columns(meshes, stages)
     return found if len({meshes[stage] for stage in stages}) == 1 else [tuple(rank for line in found for rank in line)]
 
 
 def first_in(meshes: Sequence[Mesh], stages: Sequence[int], rank: int, stage: int) -> int:
-    """Of the ranks of a stage, the first in the column of this rank."""
+    """Return the first rank of a stage in the column of this rank."""
     line = next(line for line in columns(meshes, stages) if rank in line)
     return next(other for other in line if stage_of(meshes, other) == stage)
 
 
 _Key = tuple[str, tuple[Line, ...], float]
 _GROUPS: WeakValueDictionary[_Key, dist.ProcessGroup] = WeakValueDictionary()
-"""Groups that this process is in. Every one costs three threads under gloo, and buffers of the device under NCCL."""
+"""The groups of this process. Each costs three threads under gloo, and buffers on the device under NCCL."""
 _OF_OTHERS: WeakKeyDictionary[dist.ProcessGroup, set[_Key]] = WeakKeyDictionary()
-"""Groups that this process is not in, which others find again: by the group of all ranks."""
+"""The groups that other processes made without this one, by the group of all ranks."""
 
 
 def my_group(lines: Sequence[Line], timeout_s: float, use: str = "") -> dist.ProcessGroup | None:
-    """The group of the line that this rank is in; one for all modules.
+    """Return the group of the line that contains this rank, or None if no line does; all modules share groups.
 
-    None where it is in none, once all ranks have made the others' groups. torch's registry keeps groups
-    alive until they are destroyed, on all ranks alike: all find one, or none does. (A group that only its members make
-    has a name that depends on how many groups each of them is in, so that members may not find each other.)
+    All ranks make the groups of all lines together. (If only its members made a group, its name would depend on the
+    number of groups that each of them is in, and members might not find each other.) torch's registry keeps groups
+    alive until they are destroyed, on all ranks alike, so either all ranks find a group or none does.
     """
     key = use, tuple(lines), timeout_s
     known = _GROUPS.get(key)
@@ -90,7 +90,7 @@ def my_group(lines: Sequence[Line], timeout_s: float, use: str = "") -> dist.Pro
 
 
 def _is_registered(group: dist.ProcessGroup) -> bool:
-    """Whether it has not been destroyed."""
+    """Return whether a group still exists."""
     try:
         dist.get_process_group_ranks(group)
     except KeyError:

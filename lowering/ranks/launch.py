@@ -1,4 +1,4 @@
-"""Process groups: that of the launcher's processes, one with a timeout for each mesh axis, and forked local ranks."""
+"""The start of ranks: the launcher's process group, a group with a timeout for each mesh axis, forked local ranks."""
 
 from __future__ import annotations
 
@@ -67,9 +67,9 @@ def join(timeout_s: float = TIMEOUT_S) -> None:
 
 
 def check_alike(store: private.Store, rank: int, world: int, *, has_gpu: bool) -> None:
-    """Raise a `DistributedError` on all ranks where some have a GPU to compute on and others have none.
+    """Raise a `DistributedError` on all ranks if some have a GPU to compute on and others have none.
 
-    A rank alone may not see that: where a launcher does not say how many ranks share a machine, or machines differ.
+    A rank alone may not notice: launchers may not say how many ranks share a machine, and machines may differ.
     """
     store.add("gpus", int(has_gpu))
     if store.add("ranks", 1) == world:
@@ -79,7 +79,7 @@ def check_alike(store: private.Store, rank: int, world: int, *, has_gpu: bool) -
         return
     if rank and store.add("read", 1) == world - 1:
         store.set("read by all", "")
-    if not rank:  # whose process keeps the store, and ends after the others have read it
+    if not rank:  # rank 0's process holds the store, so it must not end before the others have read it
         store.get("read by all")
     raise DistributedError(
         f"{num_gpus} of {world} ranks have a GPU to compute on ({'this one too' if has_gpu else 'this one has none'}), "
@@ -94,8 +94,8 @@ _CONNECTED: WeakSet[Ranks] = WeakSet()
 def leave() -> None:
     """Destroy all process groups and end their threads; no module of this process can run any more.
 
-    A thread of gloo releases the tensors of a collective a little after all ranks have its result. Where Python ends
-    before, the process is aborted. A group's threads end with the last who holds it: torch, or meshes of ours.
+    A thread of gloo releases the tensors of a collective a little after all ranks have its result. If Python ends
+    before, the process is aborted. A group's threads end when torch and all meshes of ours have released the group.
     """
     if dist.is_initialized():
         dist.destroy_process_group()
@@ -104,11 +104,11 @@ def leave() -> None:
 
 
 def connect(mesh: Mesh | Sequence[Mesh], timeout_s: float = TIMEOUT_S) -> Ranks:
-    """One process group per mesh axis, each with the timeout. Every rank must call this, with the same arguments.
+    """Make a process group with this timeout for each mesh axis. Every rank must call this with the same arguments.
 
-    `mesh`: the only one, or those of all pipeline stages; the first has the first ranks. Groups are
-    shared with other modules of this process; one in which a collective failed stays broken for all of them.
-    Raises `DistributedError` where the number of ranks is not that of all stages' meshes.
+    `mesh`: the only mesh, or the meshes of all pipeline stages; the first stage has the first ranks. Groups are shared
+    with other modules of this process; a group in which a collective failed stays broken for all of them.
+    Raises `DistributedError` if the number of running ranks is not that of all stages' meshes.
     """
     join(timeout_s)
     meshes = (mesh,) if isinstance(mesh, Mesh) else tuple(mesh)
@@ -155,13 +155,13 @@ def run_ranks(
     args: Sequence[Any] = (),
     grace_s: float = 0.0,
 ) -> list[Any]:
-    """Run `fn(*args)` on forked ranks joined by gloo, one thread each; their results (pickled) in rank order.
+    """Run `fn(*args)` on forked ranks joined by gloo, one thread each; return the (pickled) results in rank order.
 
-    Never hangs: the first rank that fails, or `timeout_s`, ends all, and the failing ranks' tracebacks are in the
-    `DistributedError`. With `grace_s`, the other ranks have that long to end by themselves after the first failure.
-
-    A rank can run no backward where this process has autograd threads. The first backward of a process starts them if
-    it finds a GPU; CUDA builds of torch find one, where there is none, after any `torch.export`. So run none here.
+    Never hangs: the first rank that fails, or `timeout_s`, ends all, and the `DistributedError` has the failing ranks'
+    tracebacks. With `grace_s`, the other ranks have that long to end by themselves after the first failure.
+    A rank can run no backward if this process has autograd threads. The first backward of a process starts them if
+    it finds a GPU; after any `torch.export`, CUDA builds of torch find one even if there is none. So run no backward in
+    this process.
     """
     with tempfile.TemporaryDirectory() as folder:
         ranks = [_fork(fn, args, rank, num_ranks, Path(folder) / "store", timeout_s) for rank in range(num_ranks)]
@@ -173,14 +173,14 @@ def run_ranks(
 
 
 class _Rank:
-    """A forked rank and the pipe that its outcome comes through."""
+    """A forked rank, and the pipe that delivers its outcome."""
 
     def __init__(self, number: int, pid: int, pipe: Connection) -> None:
         self.number, self.pid, self.pipe = number, pid, pipe
         self.done = False
 
     def outcome(self) -> tuple[bool, Any]:
-        """(True, result) or (False, traceback), once the pipe is readable."""
+        """Return (True, result) or (False, traceback), once the pipe is readable."""
         self.done = True
         try:
             return pickle.loads(self.pipe.recv_bytes())
@@ -203,19 +203,19 @@ def _fork(
         send.close()
         return _Rank(rank, pid, receive)
     receive.close()
-    gc.freeze()  # what the parent has is not searched for garbage again and again, nor copied for that
+    gc.freeze()  # the parent's objects are not searched for garbage, which would copy their pages
     try:
         send.send_bytes(_run_child(fn, args, rank, num_ranks, store, timeout_s))
         send.close()
     finally:
-        os._exit(0)  # nothing of the parent's exit handlers
+        os._exit(0)  # without the parent's exit handlers
 
 
 def _run_child(
     fn: Callable[..., Any], args: Sequence[Any], rank: int, num_ranks: int, store: Path, timeout_s: float
 ) -> bytes:
     torch.set_num_threads(1)
-    os.environ.setdefault("TORCH_DIST_INIT_BARRIER", "1")  # who leaves at once does not break the others' connecting
+    os.environ.setdefault("TORCH_DIST_INIT_BARRIER", "1")  # ranks may leave while others still connect
     try:
         dist.init_process_group(
             "gloo",
@@ -226,7 +226,7 @@ def _run_child(
         )
         result = pickle.dumps((True, fn(*args)))
         leave()
-    except ShardwrightError as error:  # a message for people, which a traceback would bury
+    except ShardwrightError as error:  # a message for people; a traceback would bury it
         return pickle.dumps((False, str(error)))
     except BaseException:  # noqa: BLE001 - the parent raises it
         return pickle.dumps((False, traceback.format_exc()))

@@ -15,7 +15,7 @@ from torch import Tensor
 
 @dataclass(eq=False)
 class Axis:
-    """One mesh axis as this rank sees it. `group` is None where the axis has one rank, and once it was left."""
+    """A mesh axis as this rank sees it. `group` is None if the axis has one rank, and after `forget_groups`."""
 
     name: str
     size: int
@@ -25,7 +25,7 @@ class Axis:
 
 @dataclass(eq=False)
 class Time:
-    """The axis of microbatches: `rank` is the number of the one that runs. Nothing is sent along it."""
+    """The axis of microbatches: `rank` is the number of the current microbatch. Nothing is sent along it."""
 
     name: str
     size: int
@@ -37,13 +37,13 @@ MeshAxis = Axis | Time
 
 
 def _group(axis: MeshAxis) -> dist.ProcessGroup:
-    """Without one, torch would send to all ranks."""
+    """Return an axis's group, which must exist: without a group, torch would send to all ranks."""
     assert axis.group is not None, f"{axis.name}: nothing is sent along an axis without a group"
     return axis.group
 
 
 def all_sum(x: Tensor, axis: Axis, *, inplace: bool = False) -> Tensor:
-    """The sum of every rank's `x`, on every rank. With `inplace` the memory of `x` may be overwritten."""
+    """Return the sum of every rank's `x`, on every rank. With `inplace` the memory of `x` may be overwritten."""
     if axis.size == 1:
         return x
     y = x.clone() if x.is_contiguous() and not inplace else x.contiguous()
@@ -52,12 +52,12 @@ def all_sum(x: Tensor, axis: Axis, *, inplace: bool = False) -> Tensor:
 
 
 def take(x: Tensor, axis: MeshAxis, dim: int, blocks: int = 1) -> Tensor:
-    """This rank's slice of a whole dimension, or this microbatch's. Contiguous, or a view that is."""
+    """Return this rank's, or this microbatch's, slice of a whole dimension, contiguous; it may be a view."""
     return seen(x, axis, dim, blocks).contiguous() if axis.size > 1 else x
 
 
 def seen(x: Tensor, axis: MeshAxis, dim: int, blocks: int = 1) -> Tensor:
-    """The same as a view, where strides can say it."""
+    """Return the slice as `take` does, but as a view wherever strides can express it."""
     if blocks == 1:
         extent = x.shape[dim] // axis.size
         return x.narrow(dim, axis.rank * extent, extent)
@@ -65,7 +65,7 @@ def seen(x: Tensor, axis: MeshAxis, dim: int, blocks: int = 1) -> Tensor:
 
 
 def gather(x: Tensor, axis: Axis, dim: int, blocks: int = 1) -> Tensor:
-    """The whole dimension from every rank's slice of it."""
+    """Return the whole dimension from every rank's slice of it."""
     if axis.size == 1:
         return x
     if x.dtype == torch.bool:
@@ -77,9 +77,9 @@ def gather(x: Tensor, axis: Axis, dim: int, blocks: int = 1) -> Tensor:
 
 
 def sum_scatter(x: Tensor, axis: Axis, dim: int, blocks: int = 1) -> Tensor:
-    """This rank's slice of the sum of every rank's `x`.
+    """Return this rank's slice of the sum of every rank's `x`.
 
-    gloo's own reduce-scatter is slower than its all-reduce; an all-to-all and a local sum takes 0.7 × as long.
+    gloo's own reduce-scatter is slower than its all-reduce; an all-to-all and a local sum take 0.7 × as long.
     """
     if axis.size == 1:
         return x
@@ -94,10 +94,11 @@ def sum_scatter(x: Tensor, axis: Axis, dim: int, blocks: int = 1) -> Tensor:
 
 
 def exchange(x: Tensor, axis: Axis, old: tuple[int, int], new: tuple[int, int]) -> Tensor:
-    """From one shard to another; `old` and `new` are their (dim, blocks).
+    """Return this rank's part under the shard `new` from its part under `old`; both are given as (dim, blocks).
 
-    Of one dimension, the more blocks are a multiple of the fewer times the ranks: in a rank's slice of the fewer lie as
-    many of them as the ranks go into them, and these are what it divides among the ranks, or puts together.
+    If both shard the same dimension, the larger number of blocks must be a multiple of the smaller times the number of
+    ranks. Then a rank's slice under fewer blocks contains (more blocks / ranks) whole blocks of the other shard, which
+    the rank divides among the ranks, or joins.
     """
     if axis.size == 1:
         return x
@@ -120,13 +121,13 @@ def _gather_single(out: Tensor, x: Tensor, axis: Axis) -> None:
 
 
 def _divide(x: Tensor, axis: Axis, dim: int, blocks: int) -> Tensor:
-    """[size, *slice]: what each rank of the axis holds of `x`."""
+    """Return [size, *slice]: the part of `x` for each rank of the axis."""
     split = x.unflatten(dim, (blocks, axis.size, -1)).movedim(dim + 1, 0)
     return split.flatten(dim + 1, dim + 2).contiguous()
 
 
 def _merge(pieces: Tensor, dim: int, blocks: int) -> Tensor:
-    """The inverse of `_divide`."""
+    """Return `x` from its parts; the inverse of `_divide`."""
     if blocks == 1 and dim == 0:
         return pieces.flatten(0, 1)
     split = pieces.unflatten(dim + 1, (blocks, -1)).movedim(0, dim + 1)

@@ -1,4 +1,4 @@
-"""The mesh as one rank sees it: its axes with their groups, its place, its device."""
+"""The mesh as one rank sees it: axes with their groups, the rank's place and device."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from shardwright.pcg.step.meshes import first_ranks
 
 @dataclass(frozen=True, eq=False)
 class Ranks:
-    """The mesh as this rank sees it, in its pipeline stage. `device_mesh` is the full one that its DTensors lie on.
+    """The mesh of a pipeline stage as this rank sees it. Its DTensors lie on `device_mesh`, which has all axes.
 
-    `time` is the axis of microbatches; `stages`: the ranks at this place of the mesh, one in each stage, or as many of
-    each as `groups.columns` has. `meshes`: those of all stages. `is_dry`: the other ranks are not there, and nothing is
-    really sent.
+    `time` is the axis of microbatches. `stages` is the axis over all stages, along this rank's column of
+    `groups.columns`: one rank of each stage if their meshes are equal. `meshes` are the meshes of all stages. With
+    `is_dry` the other ranks do not exist, and nothing is really sent.
     """
 
     meshes: tuple[Mesh, ...]
@@ -36,12 +36,12 @@ class Ranks:
 
     @property
     def mesh(self) -> Mesh:
-        """That of this stage."""
+        """The mesh of this stage."""
         return self.meshes[self.stages.rank]
 
     @property
     def world(self) -> int:
-        """How many ranks there are, in all stages."""
+        """The number of ranks in all stages."""
         return first_ranks(self.meshes)[-1]
 
     @property
@@ -51,7 +51,7 @@ class Ranks:
 
     @property
     def all_axes(self) -> tuple[MeshAxis, ...]:
-        """Whatever has a group: of the mesh, several as one, and the stages."""
+        """The axes that may have a group: the mesh's, merged ones, and the axis of stages."""
         return (*self.axes, *self._merged.values(), self.stages)
 
     @property
@@ -59,7 +59,7 @@ class Ranks:
         return next((axis for axis in self.axes if isinstance(axis, Time)), None)
 
     def merged(self, names: tuple[str, ...]) -> Axis:
-        """Several axes as one, to sum over. Every rank must ask for the same ones in the same order."""
+        """Return several axes as one, to sum over. Every rank must ask for the same axes in the same order."""
         if len(names) == 1:
             axis = self.axes[self.mesh.index(names[0])]
             assert isinstance(axis, Axis)
@@ -72,15 +72,15 @@ class Ranks:
         return self._merged[names]
 
     def group(self, lines: Sequence[Line], use: str = "") -> dist.ProcessGroup | None:
-        """That of the line that this rank is in, if it is in one; a group of its own for each use.
+        """Return the group of the line that contains this rank, or None; each `use` has groups of its own.
 
-        Every rank must ask for the same ones in the same order, also those of other stages.
+        Every rank, also of other stages, must ask for the same groups in the same order.
         """
         with private.unset_fake_temporarily():
             return my_group(lines, self.timeout_s, use)
 
     def forget_groups(self) -> None:
-        """Hold none any more."""
+        """Release all process groups."""
         for axis in self.all_axes:
             axis.group = None
         private.forget_groups(self.device_mesh)

@@ -1,7 +1,7 @@
-"""Waits for other ranks: while ranks start up, each ends after the module's timeout, with an error that says so.
+"""Waits for other ranks during start-up: each ends after the module's timeout, with an error that says so.
 
-Groups of a mesh's axes have that timeout anyway (`launch.connect`). The group of all ranks may be the user's own, with
-a timeout of theirs, which it has again afterwards.
+The groups of a mesh's axes have this timeout anyway (`launch.connect`). The group of all ranks may be the user's, whose
+own timeout is restored afterwards.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SIGNS = (
 
 @contextmanager
 def start_up(timeout_s: float) -> Generator[None]:
-    """Around what ranks do together before the first step. A wait that takes longer raises a `DistributedError`."""
+    """Limit the waits of ranks before the first step: a wait that takes longer raises a `DistributedError`."""
     try:
         with private.world_timeout(timeout_s):
             yield
@@ -33,7 +33,7 @@ def start_up(timeout_s: float) -> Generator[None]:
 
 
 def blame(error: RuntimeError, phase: str) -> RuntimeError | DistributedError:
-    """Errors of the process group as ours; all others as they are."""
+    """Return an error of the process group as a `DistributedError`, and any other error unchanged."""
     text = str(error)
     if not isinstance(error, dist.DistError) and not any(sign in text for sign in _SIGNS):
         return error
