@@ -45,14 +45,14 @@ class Workload:
 
 
 class Visit(NamedTuple):
-    """One pass's measurement of a point: the seconds of every sample, each by its slowest rank."""
+    """The times of a point in one pass: the seconds of every sample, each by its slowest rank."""
 
     key: str
     seconds: list[float]
 
 
 class Point(NamedTuple):
-    """One measured time. `spread`: how much longer the upper quartile of the samples is than the lower, as a share."""
+    """A measured time. `spread`: how much longer the upper quartile of the samples is than the lower, as a share."""
 
     seconds: float
     spread: float

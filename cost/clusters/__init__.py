@@ -1,4 +1,4 @@
-"""Clusters: devices, the levels of links between them, machines that are known, and what a process runs on."""
+"""Clusters: devices, the levels of links between them, known machines, and the machine of this process."""
 
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.clusters.cluster_json import load_cluster, read_cluster

@@ -1,4 +1,4 @@
-"""A cluster as it would be with other machines, links or devices: for questions of what if."""
+"""A cluster as it would be with other machines, links or devices, for what-if questions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _UNITS = {"B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What a quantity becomes: `factor` times what it is, or `value`."""
+    """A change of a quantity: to `factor` times the old value, or to `value`."""
 
     text: str
     factor: float | None = None
@@ -29,7 +29,7 @@ class Change:
 
     @classmethod
     def of(cls, name: str, given: ChangeLike) -> Change:
-        """`2x`, `0.5x`, `16`, or `80GB` for memory. Raises `ClusterError`."""
+        """Return the change that a text such as `2x`, `0.5x`, `16`, or (memory) `80GB` gives. Raises `ClusterError`."""
         match = _FORM.fullmatch(str(given).strip())
         number, unit = match.groups() if match else ("0", None)
         if float(number) <= 0 or (unit not in (None, "x") and name != MEMORY):
@@ -41,11 +41,11 @@ class Change:
         return cls(str(given), value=float(number) * _UNITS[unit or "B"])
 
     def apply(self, old: float) -> float:
-        """What becomes of a quantity."""
+        """Return the changed quantity."""
         return old * self.factor if self.factor is not None else self.value or old
 
     def count(self, name: str, old: int) -> int:
-        """What becomes of a number of things. Raises `ClusterError` where that is no whole number."""
+        """Return the changed number of things. Raises `ClusterError` where it is not a whole number."""
         new = self.apply(old)
         if new < 1 or new != int(new):
             raise ClusterError(f"{name}={self.text}: of {old} that would be {new:g}; give what makes a whole number")
@@ -61,13 +61,13 @@ def _wanted(name: str) -> str:
 
 
 def changed(cluster: Cluster, changes: Mapping[str, Change]) -> Cluster:
-    """The cluster with other `nodes`, `bandwidth`, `memory` or `flops`.
+    """Return the cluster with other `nodes`, `bandwidth`, `memory` or `flops`.
 
-    Bandwidth is that of links between machines, or of all links where there are none; memory and flops are each
+    Bandwidth is that of links between machines, or of all links where there are none. Memory and flops are each
     device's.
 
     Raises:
-        ClusterError: nothing says how the cluster would be then.
+        ClusterError: the cluster does not determine the changed one, such as one of several kinds of machines.
     """
     if NODES in changes:
         cluster = _with_nodes(cluster, changes[NODES])
@@ -81,7 +81,7 @@ def changed(cluster: Cluster, changes: Mapping[str, Change]) -> Cluster:
 
 
 def num_nodes(cluster: Cluster) -> int:
-    """How many machines a cluster has: the units that networks join."""
+    """Return the number of a cluster's machines: the units that networks join."""
     return prod(level.size for level in cluster.levels if level.kind == "network")
 
 

@@ -1,11 +1,12 @@
-"""Clusters: devices, the links between them by level, and where each figure comes from.
+"""Clusters: devices, the links between them by level, and the source of each figure.
 
 Clusters can be joined by one more level of links, of one kind of device or of several, and cut into parts. Work that
 spans devices of several kinds goes at the pace of the slowest, in the memory of the smallest: a mixed cluster has the
-*binding* device and, below the level that joins its parts, the binding links. What lies within one part, such as a
-pipeline stage, has that part's own: `Cluster.part`.
+*binding* device and, below the level that joins its parts, the binding links. Work within one part, such as a pipeline
+stage, has that part's own device and links: `Cluster.part`.
 
-The other ways to a cluster are functions of the modules beside this one; the package makes them methods of `Cluster`.
+The other ways to make a cluster are functions of the modules beside this one; the package makes them methods of
+`Cluster`.
 """
 
 from __future__ import annotations
@@ -146,18 +147,18 @@ class Cluster:
 
     @property
     def _own_parts(self) -> tuple[ClusterPart, ...]:
-        """The parts, of which a cluster of equal devices is one."""
+        """The cluster's parts; a cluster of equal devices is one part."""
         return self.parts or (ClusterPart(self.device, self.levels),)
 
     def summary(self) -> str:
-        """One line for people: size, device, links, provenance."""
+        """Return a line for people: size, device, links, provenance."""
         links = " × ".join(f"{level.size} {level.name}" for level in self.levels)
         kinds = [(f"{part.num_devices} ", part.device) for part in self.parts] or [("", self.device)]
         devices = " + ".join(f"{count}{device.name} ({device.memory_bytes / 2**30:.0f} GiB)" for count, device in kinds)
         return f"{self.name}: {links}, {devices}, {self.backend}; {self.provenance}"
 
     def part(self, ranks: range) -> Cluster:
-        """The cluster of consecutive `ranks`, such as those of a pipeline stage: as fast as these are alone.
+        """Return the cluster of consecutive `ranks`, such as those of a pipeline stage: as fast as these are alone.
 
         Raises:
             ClusterError: no ranks, ranks with gaps, or ranks that the cluster does not have.
@@ -180,12 +181,13 @@ class Cluster:
 
     @classmethod
     def join(cls, clusters: Sequence[Cluster], link: Level, name: str | None = None) -> Cluster:
-        """Clusters in the order of their ranks, joined by `link`: sites, pods, or nodes of several kinds.
+        """Join clusters, in the order of their ranks, by `link`: sites, pods, or nodes of several kinds.
 
-        `link.size` says what it joins: the clusters as wholes, or their units, such as nodes that share one network;
-        then `link` takes the place of the clusters' own outermost level for what spans several of them. Nodes of unlike
-        sizes are joined in units that divide them: 8 GPUs and 4 are `link.size` = 3 units of 4. Between units all
-        counts as slow as `link`, also inside a node; what lies in one part, such as a pipeline stage, has its own.
+        `link.size` is the number of units that `link` joins. A unit is a whole cluster, or a part of each cluster, such
+        as a node where all nodes share one network; then `link` replaces the clusters' own outermost level between
+        units. Nodes of unlike sizes are joined in units that divide them: 8 GPUs and 4 are `link.size` = 3 units of 4.
+        Everything between units counts as slow as `link`, even inside a node; work in one part, such as a pipeline
+        stage, has that part's own links.
 
         Raises:
             ClusterError: fewer than two clusters, several backends, or units that the clusters do not make.
@@ -209,12 +211,12 @@ class Cluster:
         )
 
     def to_json(self) -> dict[str, object]:
-        """The JSON form, described by `cost/clusters/cluster.schema.json`."""
+        """Return the JSON form, described by `cost/clusters/cluster.schema.json`."""
         fields = {name: value for name, value in asdict(self).items() if name != ("device" if self.parts else "parts")}
         return {"format": FORMAT, "version": VERSION, **json.loads(json.dumps(fields))}
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the JSON form to `path`, whole or not at all; makes the folder where there is none."""
+        """Write the JSON form to `path`, whole or not at all, and make its folder where there is none."""
         text = json.dumps(self.to_json(), indent=2) + "\n"
         write_whole(Path(path), text, "the cluster file", ClusterError, make_folder=True)
 
@@ -232,7 +234,7 @@ class _FromJson(Protocol):
 
 
 def threads_per_rank(num_ranks: int) -> int:
-    """How many CPU threads each of `num_ranks` ranks on this machine gets; calibration and launcher use the same."""
+    """Return the number of CPU threads of each of `num_ranks` ranks here; calibration and launcher use it."""
     checks.positive_int(num_ranks, "threads_per_rank", "num_ranks", "how many ranks share this machine")
     return max(1, (os.cpu_count() or 1) // num_ranks)
 
@@ -252,7 +254,7 @@ def _checked_tuple(value: object, owner: str, name: str, kind: type) -> tuple[An
 
 
 def _joined_units(clusters: Sequence[Cluster], link: Level) -> tuple[Level, ...]:
-    """The binding levels of one of the equal units that `link` joins."""
+    """Return the binding levels of one of the equal units that `link` joins."""
     total = sum(cluster.num_devices for cluster in clusters)
     unit, rest = divmod(total, link.size)
     pieces = gcd(*(cluster.levels[0].size for cluster in clusters))
@@ -279,9 +281,10 @@ def _joined_units(clusters: Sequence[Cluster], link: Level) -> tuple[Level, ...]
 
 
 def _cut_at(levels: Sequence[Level], capacities: Sequence[int]) -> list[Level]:
-    """Levels whose units have these numbers of devices, by `Level.resized`: 8 on one switch are 2 times 4 on it.
+    """Return levels whose units have these numbers of devices, by `Level.resized`: 8 on one switch are 2 × 4 on it.
 
-    Exact for switches; of a mesh or a ring that is cut, what joins the pieces is taken as one of their size.
+    The result is exact for switches. Where a mesh or a ring is cut, the link between the pieces is taken as a level of
+    their number.
     """
     found: list[Level] = []
     joined, ends = 1, list(accumulate((level.size for level in levels), mul))
@@ -293,7 +296,7 @@ def _cut_at(levels: Sequence[Level], capacities: Sequence[int]) -> list[Level]:
 
 
 def _levels_of(cluster: Cluster, unit: int) -> tuple[Level, ...] | None:
-    """The innermost levels that join exactly `unit` devices; None where there are none such."""
+    """Return the innermost levels that join exactly `unit` devices, or None."""
     for count in range(len(cluster.levels) + 1):
         if prod(level.size for level in cluster.levels[:count]) == unit:
             return cluster.levels[:count]
@@ -301,12 +304,12 @@ def _levels_of(cluster: Cluster, unit: int) -> tuple[Level, ...] | None:
 
 
 def _innermost(cluster: Cluster, unit: int) -> tuple[Level, ...]:
-    """What joins `unit` devices of one unit of the innermost level."""
+    """Return the level that joins `unit` devices of one unit of the innermost level; none for one device."""
     return (cluster.levels[0].resized(unit),) if unit > 1 else ()
 
 
 def _touched(cluster: Cluster, ranks: range) -> Iterator[tuple[ClusterPart, range]]:
-    """The parts that hold some of `ranks`, each with these as its own ranks."""
+    """Yield the parts that hold some of `ranks`, each with these as its own ranks."""
     start = 0
     for part in cluster._own_parts:
         inside = range(max(ranks.start - start, 0), min(ranks.stop - start, part.num_devices))
@@ -316,7 +319,7 @@ def _touched(cluster: Cluster, ranks: range) -> Iterator[tuple[ClusterPart, rang
 
 
 def _cut(levels: Sequence[Level], ranks: range) -> tuple[Level, ...]:
-    """The levels between consecutive `ranks`.
+    """Return the levels between consecutive `ranks`.
 
     Units are the largest that the ranks fill: 4 devices of one node and 4 of the next are two units of 4.
     """

@@ -24,7 +24,7 @@ _KIND_OF_NAME = {**{kind: kind for kind in LINK_KINDS}, "xgmi": "nvlink", "rank"
 
 
 def load_cluster(path: str | os.PathLike[str]) -> Cluster:
-    """The cluster in the JSON file at `path`.
+    """Read the cluster in the JSON file at `path`.
 
     Raises:
         ClusterError: the file is absent, truncated, or describes an impossible cluster.
@@ -49,7 +49,7 @@ def load_cluster(path: str | os.PathLike[str]) -> Cluster:
 
 
 def read_cluster(data: object, source: str = "cluster") -> Cluster:
-    """The cluster that `Cluster.to_json` wrote; `source` names it in errors.
+    """Return the cluster from its JSON form (`Cluster.to_json`); `source` names it in errors.
 
     Raises:
         ClusterError: naming the field, what was expected, what was found and what to do.
@@ -80,7 +80,7 @@ def _is_version(value: object) -> bool:
 
 
 def _with_kinds(levels: object) -> object:
-    """The levels of a file of version 1 with the kinds that their names stand for; what is no level is left alone."""
+    """Return the levels of a version 1 file with kinds derived from their names; non-levels are left alone."""
     if not isinstance(levels, list):
         return levels
     return [

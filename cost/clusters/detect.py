@@ -1,4 +1,4 @@
-"""The cluster that a process runs on: by its launcher's environment, the devices that torch sees, and the driver."""
+"""The cluster that a process runs on, from its launcher's environment, torch's devices and the driver."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shardwright.cost.clusters.wiring import node_levels, read_topo
 from shardwright.pcg.errors import ClusterError, DistributedError
 from shardwright.pcg.launcher import device_index, find_launch
 
-# Names that torch gives, and presets; the first match counts, and of its presets the one with the nearest memory.
+# Names that torch gives, and their presets. The first match counts; of its presets, the one with the nearest memory.
 _GPU_NAMES = (
     (r"V100", ("V100-16", "V100-32")),
     (r"A100", ("A100-40", "A100-80")),
@@ -38,12 +38,11 @@ _CPU_NETWORK = Level("network", 1, 1.1e9, 50e-6)  # 10 Gb/s TCP
 
 
 def detect_cluster(environ: Mapping[str, str] = os.environ) -> Cluster:
-    """The cluster of a process with this environment; one node's GPUs as `calibrate` measured them, if it has.
+    """Detect the cluster of a process with this environment; one node's GPUs are as calibrated, where they were.
 
-    Under torchrun, `srun` or `mpirun` (`pcg.launcher`) as many ranks as it started; else this machine's GPUs or one
-    CPU rank.
-    Other nodes cannot be seen: they are taken to be like this one, the bandwidth to them is assumed, and the provenance
-    says so.
+    Under torchrun, `srun` or `mpirun` (`pcg.launcher`) the cluster has as many ranks as the launcher started; else it
+    is this machine's GPUs or one CPU rank. Other nodes cannot be seen: they are taken to be like this one, the
+    bandwidth to them is assumed, and the provenance says so.
 
     Raises:
         ClusterError: the environment contradicts itself, or the GPUs are in no preset or of several kinds.
@@ -52,7 +51,7 @@ def detect_cluster(environ: Mapping[str, str] = os.environ) -> Cluster:
 
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     try:
-        sized = {"RANK": "0", "LOCAL_RANK": "0", **environ}  # which rank it is makes no difference
+        sized = {"RANK": "0", "LOCAL_RANK": "0", **environ}  # the rank itself makes no difference
         launch = find_launch(sized if "WORLD_SIZE" in environ else environ)
         uses_gpus = num_gpus > 0 and (launch is None or device_index(launch, num_gpus, environ) is not None)
     except DistributedError as error:
@@ -113,9 +112,10 @@ def _preset_of(name: str, memory_bytes: int) -> str:
 
 
 def _part_of(device: Device, memory_bytes: int, num_units: int) -> tuple[Device, str]:
-    """The device with this memory and as many multiprocessors, which a slice of a card has fewer of, and which share.
+    """Return the device with this memory and number of multiprocessors, and the share in words ("" if whole).
 
-    Rates of products go by the multiprocessors, those of memory by the memory.
+    A slice of a card has fewer multiprocessors. Rates of products scale with the multiprocessors, the rate of memory
+    with the memory.
     """
     if not 0 < num_units < device.num_units:
         return replace(device, memory_bytes=memory_bytes), ""
@@ -134,7 +134,7 @@ def _part_of(device: Device, memory_bytes: int, num_units: int) -> tuple[Device,
 def _node_links(
     preset: str, name: str, local: int, visible: int, environ: Mapping[str, str]
 ) -> tuple[tuple[Level, ...], str]:
-    """The levels between this node's GPUs, and how they are known: by the driver's word, else by the GPU's name.
+    """Return the levels between this node's GPUs, and their source: the driver, else the GPU's name.
 
     A GPU that comes with and without NVLink has it where the name does not say PCIe.
     """
@@ -157,7 +157,7 @@ def _node_links(
 
 
 def _visible_gpus(environ: Mapping[str, str], local: int, visible: int) -> list[int] | None:
-    """The driver's numbers of the ranks' GPUs, in the order of ranks; None where they are named otherwise."""
+    """Return the driver's numbers of the ranks' GPUs, in the order of ranks; None where they have other names."""
     shown = environ.get("CUDA_VISIBLE_DEVICES", "")
     if not shown or visible < local:  # each rank sees its own alone: the first ones, in order
         return list(range(local))
@@ -166,7 +166,7 @@ def _visible_gpus(environ: Mapping[str, str], local: int, visible: int) -> list[
 
 
 def _nvidia_smi_topology() -> str | None:
-    """What `nvidia-smi topo -m` prints; None where it cannot be asked."""
+    """Return the output of `nvidia-smi topo -m`, or None where the tool cannot run."""
     try:
         ran = subprocess.run(["nvidia-smi", "topo", "-m"], capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):

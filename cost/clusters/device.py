@@ -1,6 +1,6 @@
-"""Devices: what one accelerator, or one CPU rank, computes and remembers per second.
+"""Devices: the compute rates and the memory of one accelerator, or of one CPU rank.
 
-Constants that no datasheet has are assumed until calibrated, and say so here:
+Constants that no datasheet has are assumed until calibrated:
 
     attention        FlashAttention-2 on an A100, assumed for the others: it reaches 50 to 73 % of that peak forward
                      and up to 63 % backward (Dao, "FlashAttention-2" (2023), section 4); 0.6 and 0.5 are round figures
@@ -29,32 +29,32 @@ _INTEGERS = ("bool", "uint8", "int8", "int16", "int32", "int64")
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One accelerator, or one CPU rank with its threads.
+    """An accelerator, or a CPU rank with its threads.
 
     Attributes:
-        memory_bytes: what one rank may use; all that the device has, what the driver takes of it included.
+        memory_bytes: all that one rank may use, including what the driver takes.
         memory_bytes_per_s: sustained (not datasheet) bandwidth to that memory, reads and writes together.
         flops_per_s: peak of matrix multiplication by precision, dense; "fp32" is required, the others fall back on it.
         matmul_efficiency: share of the peak that large matrix multiplications reach.
-        op_overhead_s: what the host needs to dispatch one kernel, forward or backward.
+        op_overhead_s: the host's time to dispatch one kernel, forward or backward.
         attention_efficiency: share of the peak that fused attention reaches, forward.
         attention_backward_efficiency: the same, backward.
         vector_flops_per_s: arithmetic outside matrix multiplications; 0: the fp32 rate.
         num_units: multiprocessors, each of which works on one tile at a time; 0: not known, tiles are not counted.
         kernel_s: the least time of a kernel on the device itself, which its dispatch does not hide.
         update_overhead_s: dispatch of the optimizer's update of one parameter.
-        step_overhead_s: what a step takes once, whatever the model.
+        step_overhead_s: a fixed time of every step, whatever the model.
         put_off_s: how much longer the host needs for an operator whose gradients of weights are left to a second part
             of backward, in both parts and forward together.
-        context_bytes: what the driver, loaded kernels and libraries' workspaces take of the memory, whatever the model;
-            less than all of it.
-        operators: measured dispatch of operators of the op table, (forward, backward) seconds by name; `op_overhead_s`
-            for those that are not there.
-        kernels: measured kernels; where there are any of a kind, they go before the rates above.
-        paces: measured for operators of the op table, how many times as long as other work of their kind their kernels
-            take, (forward, backward) by name; 1 for those that are not there. Of one size and one dtype, for all.
-        first_uses: how much longer than later ones an operator's first dispatch in a step takes, when its code has left
-            the host's caches, (forward, backward) seconds by name.
+        context_bytes: memory of the driver, loaded kernels and libraries' workspaces, whatever the model; less than
+            `memory_bytes`.
+        operators: measured dispatch by operator of the op table, (forward, backward) seconds; other operators take
+            `op_overhead_s`.
+        kernels: measured kernels; for kinds that have any, they replace the rates above.
+        paces: by operator of the op table, (forward, backward): how many times as long its kernels take as other work
+            of their kind; 1 for other operators. Measured at one size in one dtype, used for all.
+        first_uses: by operator, (forward, backward) seconds: how much longer its first dispatch in a step takes than
+            later ones, because its code has left the host's caches.
     """
 
     name: str
@@ -87,10 +87,10 @@ class Device:
         object.__setattr__(self, "kernels", checked_kernels(self.kernels))
 
     def peak_flops_per_s(self, dtype: str) -> float:
-        """The matmul peak for a precision ("bf16") or a dtype name of the graph ("bfloat16"), in FLOP per second.
+        """Return the matmul peak of a precision ("bf16") or a graph's dtype ("bfloat16"), in FLOP per second.
 
-        Where the table has no entry, fp8 runs at the bf16 rate, fp16 too on a GPU that has one, 16-bit types and tf32
-        else at the fp32 rate and fp64 at half of it. Integers and bools count as fp32.
+        Where the table has no entry, fp8 runs at the bf16 rate, and so does fp16 on a GPU that has a bf16 rate; other
+        16-bit types and tf32 run at the fp32 rate, fp64 at half of it. Integers and bools count as fp32.
         """
         precision = "fp32" if dtype in _INTEGERS else PRECISION_OF_DTYPE.get(dtype, dtype)
         if precision not in PRECISIONS:
@@ -103,7 +103,7 @@ class Device:
         return self.flops_per_s["fp32"] * (0.5 if precision == "fp64" else 1.0)
 
     def times_as_quick(self, other: Device) -> float:
-        """How many times as quick this device is at what it is best at: matrix products, or reading its memory."""
+        """Return the largest ratio of this device's rates to `other`'s, over matrix products and memory."""
         quicker = self.memory_bytes_per_s / other.memory_bytes_per_s
         for precision in self.flops_per_s.keys() | other.flops_per_s.keys():
             own, its = (d.peak_flops_per_s(precision) * d.matmul_efficiency for d in (self, other))
@@ -117,10 +117,10 @@ _MOST = ("op_overhead_s", "kernel_s", "update_overhead_s", "step_overhead_s", "p
 
 
 def slowest_device(devices: Sequence[Device]) -> Device:
-    """The device whose every rate is the least of `devices`; itself where all are one kind.
+    """Return a device whose every rate is the least of `devices`; the device itself where all are one kind.
 
     Its context leaves as much of its memory as the fullest kind has free. Its multiprocessors are those of the slowest
-    kind; what was measured on one kind alone (kernels, operators, paces, first uses) is left out.
+    kind. Measurements of one kind alone (kernels, operators, paces, first uses) are left out.
     """
     first, *others = dict.fromkeys(devices)
     if not others:

@@ -1,4 +1,4 @@
-"""Clusters from what other tools print of a machine: the wiring by `nvidia-smi` or NCCL, the hosts by Slurm."""
+"""Clusters from other tools' output: the wiring by `nvidia-smi` or NCCL, the hosts by Slurm."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from shardwright.pcg.hostlist import hosts_of
 def imported_cluster(
     text: str, source: str, gpu: str, nodes: int = 1, network_gb_per_s: float | None = None
 ) -> Cluster:
-    """`nodes` machines wired as `text` says: what `nvidia-smi topo -m` printed, or NCCL's topology in XML.
+    """Return `nodes` machines wired as `text`, the output of `nvidia-smi topo -m` or NCCL's topology in XML.
 
-    `gpu`: the kind of all GPUs, one of `GPUS`. `network_gb_per_s`: of a node, one way; by default what the cards in
-    NCCL's file make together, else an assumed 100 Gb/s. `source` names the text in errors.
+    `gpu`: the kind of all GPUs, one of `GPUS`. `network_gb_per_s`: of a node, one way; by default the sum of the
+    network cards in NCCL's file, else an assumed 100 Gb/s. `source` names the text in errors.
 
     Raises:
         ClusterError: a text of neither kind, or an unknown GPU.
@@ -40,7 +40,7 @@ def imported_cluster(
 
 
 def num_hosts(given: str) -> int:
-    """How many different hosts a Slurm host list names, or a file that has one.
+    """Return the number of different hosts in a Slurm host list, or in a file that holds one.
 
     Raises:
         ClusterError: no host list, or a file that cannot be read.

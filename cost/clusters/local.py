@@ -34,25 +34,25 @@ _LINES: tuple[tuple[Collective, float, float], ...] = (
 
 
 def cache_path(num_ranks: int, environ: Mapping[str, str] = os.environ, *, kind: str = "cpu") -> Path:
-    """Where the calibration of this machine for `num_ranks` ranks on its CPU, or of kind "cuda", is kept."""
+    """Return the file of this machine's calibration for `num_ranks` ranks, on its CPU or of kind "cuda"."""
     return cache_folder(environ) / ("local-" + ("" if kind == "cpu" else f"{kind}-") + f"{num_ranks}.json")
 
 
 def device_name() -> str:
-    """Names this machine, so that a calibration is not taken for another's."""
+    """Return a name of this machine, so that a calibration is not taken for another's."""
     return f"{socket.gethostname()}, {os.cpu_count()} CPUs"
 
 
 def local_cluster(num_ranks: int) -> Cluster:
-    """`num_ranks` ranks on this machine: the saved calibration, or else `default_cluster`."""
+    """Return `num_ranks` ranks on this machine: the saved calibration, or else `default_cluster`."""
     num_ranks = checks.positive_int(num_ranks, "Cluster.local", "num_ranks", "how many processes share this machine")
     return saved_cluster(num_ranks, device_name()) or default_cluster(num_ranks)
 
 
 def saved_cluster(num_ranks: int, device: str, kind: str = "cpu") -> Cluster | None:
-    """The saved calibration of `num_ranks` ranks on this `device`, or None.
+    """Return the saved calibration of `num_ranks` ranks on this `device`, or None.
 
-    A saved file that cannot be read is left aside with a warning; one of another machine, silently.
+    A file that cannot be read is ignored with a warning; a file of another machine, silently.
     """
     path = cache_path(num_ranks, kind=kind)
     if not path.exists():
@@ -67,7 +67,7 @@ def saved_cluster(num_ranks: int, device: str, kind: str = "cpu") -> Cluster | N
 
 
 def default_cluster(num_ranks: int) -> Cluster:
-    """`num_ranks` ranks at figures of the right order for a machine that nobody measured; provenance "default"."""
+    """Return `num_ranks` ranks of a machine without measurements, at typical figures; provenance "default"."""
     threads = threads_per_rank(num_ranks)
     device = Device(
         name=device_name(),
@@ -84,7 +84,7 @@ def default_cluster(num_ranks: int) -> Cluster:
 
 
 def memory_per_rank_bytes(num_ranks: int) -> int:
-    """This machine's memory, or its container's limit, shared equally."""
+    """Return an equal share of this machine's memory, or of its container's limit."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for path in (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")):
         try:

@@ -1,9 +1,9 @@
 """Common machines, from published figures.
 
-`machines.json` beside this file holds what the sources say: GPUs, links and machines, each row with its source. What a
-cluster gets is what sustained use reaches of it: a share of the datasheet's bandwidths, an efficiency of matmuls; these
-too stand there with where they come from. Memory is what the driver tells programs: up to 7 % more than the datasheet's
-decimal GB, and up to 2 % less where GDDR6 corrects errors.
+`machines.json` beside this file holds the published figures: GPUs, links and machines, each row with its source. A
+cluster gets the part of them that sustained use reaches: a share of the datasheet's bandwidths, an efficiency of
+matmuls; these shares are in the file too, with their sources. Memory is what the driver reports to programs: up to 7 %
+more than the datasheet's decimal GB, and up to 2 % less where GDDR6 corrects errors.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class LinkRow:
     source: str
 
     def level(self, size: int, gb_per_s: float) -> Level:
-        """`size` units whose devices each send `gb_per_s` by the datasheet."""
+        """Return a level of `size` units whose devices each send `gb_per_s` by the datasheet."""
         return Level(self.name, size, gb_per_s * 1e9 * self.share, self.hop_s, self.kind, self.topology)
 
 
@@ -43,7 +43,7 @@ class Gpu:
     """A GPU by its datasheet, and the shares of its rates that kernels reach in a training run."""
 
     num_units: int
-    memory_gib: float  # as the driver tells programs
+    memory_gib: float  # as the driver reports it
     memory_tb_per_s: float
     tflops: Mapping[str, float]
     link: str
@@ -52,15 +52,15 @@ class Gpu:
     source: str
     matmul_efficiency: float
     memory_share: float
-    nvlinks: int = 0  # how many one GPU has, by switches, bridges or to others
-    nvlink_gb_per_s: float = 0.0  # of one, one way
+    nvlinks: int = 0  # of one GPU, to switches, bridges or other GPUs
+    nvlink_gb_per_s: float = 0.0  # of one NVLink, one way
     attention_efficiency: float = ATTENTION_EFFICIENCY
     attention_backward_efficiency: float = ATTENTION_BACKWARD_EFFICIENCY
 
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """Above the machines: pods of `nodes` machines, joined by one more level with the machines' own bandwidth."""
+    """A group of `nodes` machines; one more level with the machines' own bandwidth joins the pods."""
 
     nodes: int
     name: str
@@ -72,7 +72,7 @@ class Pod:
 class Machine:
     """A node: its GPUs and its network, in gigabytes per second per node, one way.
 
-    `sockets`: how many processors have equal parts of the GPUs on their root complexes; matters without NVLink.
+    `sockets`: how many processors have equal parts of the GPUs on their root complexes; it matters without NVLink.
     """
 
     gpu: str
@@ -100,11 +100,11 @@ PRESETS: dict[str, Machine] = {name: _machine(row) for name, row in _TABLE["mach
 
 
 def preset_cluster(name: str, nodes: int = 1, devices_per_node: int | None = None) -> Cluster:
-    """The machine `name` of `PRESETS`, `nodes` times; fewer GPUs per node keep their share of the node's network.
+    """Return `nodes` times the machine `name` of `PRESETS`; a GPU keeps its share of the node's network.
 
     Raises:
-        ClusterError: an unknown name, or a count that is not a positive integer, more than the machine has, or no
-            equal pods of a machine that comes in pods.
+        ClusterError: an unknown name, or a count that is not a positive integer, is more than the machine has, or makes
+            no equal pods of a machine that comes in pods.
     """
     machine = _known(name, "Cluster.preset")
     used = _used(name, devices_per_node, "Cluster.preset")
@@ -113,10 +113,11 @@ def preset_cluster(name: str, nodes: int = 1, devices_per_node: int | None = Non
 
 
 def preset_mix(machines: Sequence[tuple[str, int] | tuple[str, int, int]]) -> Cluster:
-    """Machines of several kinds in one network in the order of their ranks, as [("dgx-h100", 4), ("l40s-box", 1, 4)].
+    """Join machines of several kinds by one network, in the order of their ranks.
 
-    Each with its number of nodes and, where not all are used, of devices in each node. All ranks together have the
-    slowest of the links. Nodes of unlike sizes are joined as by `Cluster.join`.
+    `machines`: such as [("dgx-h100", 4), ("l40s-box", 1, 4)]: a name, the number of nodes and, if not all are used, the
+    number of devices in each node. All ranks together have the slowest of the links. Nodes of unlike sizes are joined
+    as by `Cluster.join`.
 
     Raises:
         ClusterError: as `preset_cluster` and `Cluster.join`.
@@ -136,7 +137,7 @@ def preset_mix(machines: Sequence[tuple[str, int] | tuple[str, int, int]]) -> Cl
 
 
 def _used(name: str, given: int | None, owner: str) -> int:
-    """How many devices of each node are used."""
+    """Return the number of devices used in each node."""
     machine = _known(name, owner)
     used = machine.gpus if given is None else given
     used = checks.positive_int(used, owner, "devices_per_node", "the number of GPUs used in each machine")
@@ -146,7 +147,7 @@ def _used(name: str, given: int | None, owner: str) -> int:
 
 
 def machine_named(name: str) -> str:
-    """The machine of a name: its own, or that of a GPU in any case, which stands for the first machine that has it."""
+    """Return the machine of a name; a GPU's name, in any case, stands for the first machine that has it."""
     has = (machine for machine, row in PRESETS.items() if row.gpu.casefold() == name.casefold())
     return name if name in PRESETS else next(has, name)
 
@@ -164,7 +165,7 @@ def _cluster(name: str, levels: tuple[Level, ...]) -> Cluster:
 
 
 def _network_levels(name: str, nodes: int) -> tuple[Level, ...]:
-    """What joins `nodes` machines: nothing, a network, or a network in each pod and one of pods."""
+    """Return the levels that join `nodes` machines: none, a network, or a network in each pod and one of pods."""
     machine, pod = PRESETS[name], PRESETS[name].pod
     if nodes == 1:
         return ()
@@ -193,7 +194,7 @@ def _network_level(machine: Machine, nodes: int) -> Level:
 
 
 def gpu_device(name: str) -> Device:
-    """The GPU `name` of the table, at the rates that sustained use reaches."""
+    """Return the GPU `name` of the table, at the rates that sustained use reaches."""
     gpu = GPUS[name]
     return Device(
         name=name,
@@ -212,9 +213,9 @@ def gpu_device(name: str) -> Device:
 
 
 def _node_levels(machine: Machine, used: int) -> tuple[Level, ...]:
-    """What joins `used` GPUs of a machine: one level, or one under each processor and one of processors.
+    """Return the levels that join `used` GPUs of a machine: one, or one under each processor and one of processors.
 
-    Where they do not lie evenly under the processors, all have the narrower of the two.
+    Where the GPUs do not lie evenly under the processors, all have the narrower of the two.
     """
     under_one = machine.gpus // machine.sockets
     if used <= under_one:
@@ -227,7 +228,7 @@ def _node_levels(machine: Machine, used: int) -> tuple[Level, ...]:
 
 
 def in_node_level(gpu: str, size: int, link: str = "") -> Level:
-    """`size` GPUs of one node at the bandwidth that collectives reach, by the GPU's own links or other ones."""
+    """Return a level of `size` GPUs of one node at the bandwidth that collectives reach, by `link` or their own."""
     row = GPUS[gpu]
     if link and link != row.link:
         return LINKS[link].level(size, row.host_gb_per_s)
@@ -236,5 +237,5 @@ def in_node_level(gpu: str, size: int, link: str = "") -> Level:
 
 
 def assumed_network(nodes: int, devices_per_node: int) -> Level:
-    """What joins nodes that nobody described: 100 Gb/s each."""
+    """Return the level that joins nodes with an unknown network: 100 Gb/s each."""
     return LINKS["ethernet"].level(nodes, ASSUMED_NETWORK_GB_PER_S / devices_per_node)

@@ -1,4 +1,4 @@
-"""Fewer devices of a cluster, for work that not all of them can share."""
+"""Clusters of fewer devices, for work that not all devices can share."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from shardwright.cost.clusters.topology import Level
 
 
 def smaller_cluster(cluster: Cluster, num_devices: int) -> Cluster | None:
-    """The cluster of so many of its devices, the others idle; None where no equal shares of its units make them.
+    """Return the cluster of `num_devices` of its devices, the others idle; None if no equal shares make them.
 
-    Whole nodes first: 8 of 3 nodes of 7 are 4 on each of two. Of several kinds of devices, the first ranks; there whole
-    innermost units, or a part of one.
+    Nodes are filled first: 8 of 3 nodes of 7 are 4 on each of two. A cluster of several kinds of devices gives its
+    first ranks, in whole innermost units or a part of one.
     """
     name = f"{num_devices} of {cluster.name}"
     if not 0 < num_devices < cluster.num_devices:
@@ -30,7 +30,7 @@ def smaller_cluster(cluster: Cluster, num_devices: int) -> Cluster | None:
 
 
 def _sizes(levels: Sequence[Level], num_devices: int) -> tuple[int, ...] | None:
-    """How many units of each level make so many devices: of the innermost as many as can be."""
+    """Return the number of units at each level that make `num_devices`, with as many innermost as possible, or None."""
     if not levels:
         return () if num_devices == 1 else None
     for size in range(min(levels[0].size, num_devices), 0, -1):

@@ -1,15 +1,15 @@
-"""Levels of a network: what joins the units of one level, how, and how fast.
+"""Levels of a network: the units that a level joins, by which links, and how fast.
 
     switch      every unit sends to every other at its full bandwidth: NVSwitch, one Ethernet or InfiniBand switch
     ring        links to the two neighbours only
     mesh        a link of its own to every other unit (MI300X, PCIe bridges); with `dims` a grid without wraparound
-    pcie        devices under one root complex or PCIe switch, each with its own lanes; several root complexes are a
-                level more, of what joins the processors
-    rail        the i-th devices of all units meet in one switch (rail-optimised): other pairs cross the spine, which
-                `oversubscription` is of, or pass a device of their own unit by NVLink
+    pcie        devices under one root complex or PCIe switch, each with its own lanes; several root complexes take one
+                more level, which joins the processors
+    rail        the i-th devices of all units meet in one switch (rail-optimised): other pairs cross the spine, to which
+                `oversubscription` applies, or pass a device of their own unit by NVLink
     torus       a grid of `dims` that wraps around, links to two neighbours in each dimension
     fat-tree    a tree of switches, full where `oversubscription` is 1; else every unit is a leaf of its own, and larger
-                leaves are two levels: the leaf, and what joins leaves
+                leaves are two levels: the leaf, and one that joins leaves
 
 A slow link between sites is a level like any other: kind "network", a small bandwidth, a long latency.
 """
@@ -33,16 +33,16 @@ GRIDS: tuple[Topology, ...] = ("torus", "mesh")
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """One level of the network: `size` units of the level below (at the innermost level: devices), joined by links.
+    """A level of the network: `size` units of the level below (at the innermost level: devices), joined by links.
 
     Attributes:
         bandwidth_bytes_per_s: sustained bandwidth of one *device* out of its unit, one way, all its links of this level
             together, while all others send too; where the level is oversubscribed, as long as its upper part allows.
-        latency_s: one hop.
-        kind: what the links are; libraries choose their algorithms by it. "host" is the memory of one machine.
+        latency_s: of one hop.
+        kind: of the links; libraries choose their algorithms by it. "host" is the memory of one machine.
         topology: which units have links to which; the module's docstring lists them.
         oversubscription: when all devices send across the level at once, each has 1/oversubscription of its bandwidth;
-            of a rail-optimised level this is true of what changes rails.
+            on a rail-optimised level, only traffic that changes rails has.
         dims: the grid of a torus, or of a mesh that is one; its product is `size`. Neighbours in the last dimension
             have consecutive numbers.
     """
@@ -70,11 +70,11 @@ class Level:
 
     @property
     def shared_bytes_per_s(self) -> float:
-        """Bandwidth of one device out of its unit when all devices send across this level at once."""
+        """The bandwidth of a device out of its unit when all devices send across this level at once."""
         return self.bandwidth_bytes_per_s / self.oversubscription
 
     def resized(self, size: int) -> Level:
-        """This level with `size` neighbouring units in place of all, or with more of the same kind.
+        """Return this level with `size` neighbouring units in place of all, or with more of the same kind.
 
         A piece of a ring is a line; a piece of a grid is the grid of its last dimensions, no longer wrapped around. In
         a mesh each unit keeps its links to the units that are left, and so only that part of its bandwidth.
@@ -92,13 +92,13 @@ class Level:
 
 
 def slowest_level(levels: Sequence[Level], size: int) -> Level:
-    """`size` units at the least bandwidth and the longest latency of `levels`, with the links of the slowest."""
+    """Return `size` units at the least bandwidth and the longest latency, with the slowest level's links."""
     slowest = min(levels, key=lambda level: level.shared_bytes_per_s).resized(size)
     return replace(slowest, latency_s=max(level.latency_s for level in levels))
 
 
 def _last_dims(dims: tuple[int, ...], size: int) -> tuple[int, ...]:
-    """The grid of `size` consecutive units: whole rows of the last dimensions where it is such, else a line."""
+    """Return the grid of `size` consecutive units: whole rows of the last dimensions if possible, else a line."""
     rows = 1
     for i in reversed(range(len(dims))):
         if size % rows == 0 and size // rows <= dims[i]:

@@ -1,12 +1,12 @@
-"""What joins the GPUs of one machine, pair by pair, and the levels of links that follow from it.
+"""The wiring of one machine's GPUs, pair by pair, and the levels of links that follow from it.
 
     `nvidia-smi topo -m`  ──read_topo──┐
                                        ├──▶ Wiring ──node_levels──▶ levels, and a note where links are left out
     NCCL's topology file  ──read_nccl──┘
 
 Levels are nested groups of consecutive ranks of equal size, from the inside out: GPUs that NVLink joins, GPUs of one
-processor, the machine. A group that is not of this kind is no level, and its pairs count with what joins them further
-out. So a wiring is never taken to be faster than it is.
+processor, the machine. Groups that are not equal or not consecutive make no level; their pairs count as joined by the
+next level outwards. So a wiring is never taken to be faster than it is.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from shardwright.pcg.errors import ClusterError
 
 _NVLINK = re.compile(r"NV(\d+)")
 _PATHS = ("PIX", "PXB", "PHB", "NODE", "SYS")
-"""Through one PCIe bridge, several, a processor's host bridge, several of these, both processors."""
+"""Paths through one PCIe bridge, several, a processor's host bridge, several of these, both processors."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wiring:
-    """What joins each pair of GPUs, as `nvidia-smi topo -m` names it: "NV12" for 12 NVLinks, else one of `_PATHS`.
+    """The connections of pairs of GPUs, as `nvidia-smi topo -m` names them: "NV12" (12 NVLinks) or one of `_PATHS`.
 
     `paths[i][j]` is symmetric, and "X" on the diagonal. `network_gb_per_s`: of all network cards together, one way; 0
-    where it is not known.
+    if unknown.
     """
 
     paths: tuple[tuple[str, ...], ...]
@@ -42,17 +42,17 @@ class Wiring:
         return len(self.paths)
 
     def nvlinks(self, one: int, other: int) -> int:
-        """How many NVLinks join two GPUs, through switches or not."""
+        """Return the number of NVLinks that join two GPUs, through switches or not."""
         matched = _NVLINK.fullmatch(self.paths[one][other])
         return int(matched[1]) if matched else 0
 
     def of(self, gpus: Sequence[int]) -> Wiring:
-        """That of some of the GPUs, in the order of their ranks."""
+        """Return the wiring of some of the GPUs, in the order of their ranks."""
         return Wiring(tuple(tuple(self.paths[i][j] for j in gpus) for i in gpus), self.network_gb_per_s)
 
 
 def read_topo(text: str, source: str) -> Wiring:
-    """The wiring in what `nvidia-smi topo -m` printed; `source` names it in errors.
+    """Return the wiring from the output of `nvidia-smi topo -m`; `source` names it in errors.
 
     Raises:
         ClusterError: no matrix of GPUs, rows that are missing or cut off, or entries that contradict each other.
@@ -95,7 +95,7 @@ def read_topo(text: str, source: str) -> Wiring:
 
 
 def read_nccl(text: str, source: str) -> Wiring:
-    """The wiring in an NCCL topology file (`NCCL_TOPO_DUMP_FILE` writes one); `source` names it in errors.
+    """Return the wiring from an NCCL topology file (`NCCL_TOPO_DUMP_FILE` writes one); `source` names it in errors.
 
     Raises:
         ClusterError: no XML, not NCCL's, without GPUs, or with a link to a device that is not there.
@@ -121,7 +121,7 @@ def read_nccl(text: str, source: str) -> Wiring:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A GPU of NCCL's file: its bus, what lies between it and the machine, and the NVLinks to each target."""
+    """A GPU of NCCL's file: its bus, the elements around it, outermost first, and its NVLinks to each target."""
 
     bus: str
     above: tuple[ET.Element, ...]
@@ -185,7 +185,7 @@ def _whole(value: str, source: str, what: str) -> int:
 
 
 def node_levels(wiring: Wiring, gpu: str) -> tuple[tuple[Level, ...], str]:
-    """The levels that join the GPUs of a machine, all of the kind `gpu` of `GPUS`, and a note on what is left out.
+    """Return the levels that join a machine's GPUs, all of the kind `gpu` of `GPUS`, and a note on links left out.
 
     The note is "" where every link counts.
     """
@@ -208,7 +208,7 @@ def node_levels(wiring: Wiring, gpu: str) -> tuple[tuple[Level, ...], str]:
 
 
 def _groups(size: int, are_joined: Callable[[int, int], bool]) -> list[list[int]]:
-    """The connected parts of a graph of GPUs, each in order."""
+    """Return the connected parts of a graph of GPUs, each in order."""
     import networkx as nx
 
     graph: nx.Graph[int] = nx.Graph()
@@ -218,14 +218,14 @@ def _groups(size: int, are_joined: Callable[[int, int], bool]) -> list[list[int]
 
 
 def _block(groups: Sequence[Sequence[int]], size: int) -> int:
-    """The size of groups that are runs of consecutive GPUs of one size; 1 where they are not."""
+    """Return the size of the groups if they are equal runs of consecutive GPUs, else 1."""
     length = len(groups[0])
     equal = all(list(group) == list(range(group[0], group[0] + length)) for group in groups) and size % length == 0
     return length if equal else 1
 
 
 def _nvlink_level(wiring: Wiring, gpu: str, groups: Sequence[Sequence[int]]) -> tuple[Level | None, str]:
-    """What NVLink joins, if it joins equal runs of GPUs, and a note where some of it does not count."""
+    """Return the level that NVLink joins, if it joins equal runs of GPUs, and a note on NVLinks that do not count."""
     length = _block(groups, wiring.num_gpus)
     if max(map(len, groups)) == 1:
         return None, ""
@@ -240,7 +240,7 @@ def _nvlink_level(wiring: Wiring, gpu: str, groups: Sequence[Sequence[int]]) -> 
         )
     pairs = [[wiring.nvlinks(i, j) for j in group if j != i] for group in groups for i in group]
     least, in_all = min(min(of_one) for of_one in pairs), min(sum(of_one) for of_one in pairs)
-    if least > 0 and in_all > row.nvlinks:  # more than a GPU has: each pair sees all of them, through switches
+    if least > 0 and in_all > row.nvlinks:  # more than a GPU has: the pairs share them, through switches
         return LINKS["nvlink-switch"].level(length, least * row.nvlink_gb_per_s), ""
     kind = "nvlink-mesh" if least > 0 else "nvlink-ring"
     return LINKS[kind].level(length, min(in_all, row.nvlinks) * row.nvlink_gb_per_s), ""
