@@ -1,4 +1,4 @@
-"""What a plan file may say beyond what `plan.schema.json` sees: attributes that operators take, and nothing twice.
+"""Checks of a plan file that `plan.schema.json` cannot express: attributes, sizes, times, and nothing named twice.
 
 A captured graph has the attributes that the importer wrote, so inference need not doubt them; a file is from anyone.
 """
@@ -38,7 +38,7 @@ def admit(graph: Graph, cluster: Cluster, told: Mapping[str, Any]) -> None:
 
 
 def _check_meshes(mesh: Mesh, devices: int, told: Mapping[str, Any]) -> None:
-    """There is one mesh, of all devices of a stage, and every alternative's is of as many, or of the idle ones too."""
+    """Raise a `PlanError` unless the mesh is the graph's and has all devices; alternatives may have idle ones too."""
     given = Mesh(tuple(told["mesh"]["names"]), tuple(told["mesh"]["sizes"]))
     if given != mesh:
         raise PlanError(f"mesh: expected {mesh}, as the graph has it, got {given}")
@@ -59,13 +59,13 @@ def _stages(told: Mapping[str, Any]) -> int:
 
 
 def _sized(told: Mapping[str, Any]) -> Execution:
-    """What it says about the sizes of stages."""
+    """Return the sizes of stages that the file names, as an `Execution`."""
     sizes = told.get("execution", {}).get("stage_sizes", ())
     return Execution(schedule=Schedule(num_stages=_stages(told), stage_sizes=tuple(sizes)))
 
 
 def _check_split(told: Mapping[str, Any]) -> None:
-    """Stages without a split are a question to whoever costs them, no plan."""
+    """Raise a `PlanError` for stages without a split: they can be costed, but they are no plan."""
     if _stages(told) > 1 and not told["execution"].get("split"):
         raise PlanError("execution.split: expected how many sections each virtual stage has, got nothing")
     if told.get("execution", {}).get("recompute_by_stage"):
@@ -74,7 +74,7 @@ def _check_split(told: Mapping[str, Any]) -> None:
 
 _PARTS = ("compute_s", "communication_s", "optimizer_s")
 _LEFT_OUT = 0.05
-"""Listed compute was seen 0.8 % above that of the timeline, perhaps by casts of weights; this leaves room for more."""
+"""The share by which listed compute may exceed the timeline's: 0.8 % was seen, perhaps by casts of weights."""
 
 
 def _check_times(told: Mapping[str, Any]) -> None:
@@ -98,7 +98,7 @@ def _check_times(told: Mapping[str, Any]) -> None:
 
 
 def _check_outputs(graph: Graph) -> None:
-    """One of them is the loss, and nothing has the name of another."""
+    """Raise a `PlanError` unless one output is the loss and no output or parameter occurs twice."""
     keys = [key for key, _ in graph.outputs]
     if keys.count("loss") != 1 or len(set(keys)) < len(keys):
         raise PlanError(f"outputs: expected the loss and buffers, each once, got {keys}")
@@ -148,9 +148,9 @@ _KINDS: tuple[tuple[str, Callable[[Attr], bool], str], ...] = (
     ("the name of a tensor", lambda x: isinstance(x, str) and all(x.split(".")), "target"),
 )
 _KIND_OF = {name: (told, check) for told, check, names in _KINDS for name in names.split()}
-"""Attributes that several operators have mean the same in all. One that is not listed may be any plain value."""
+"""The kind of value that each attribute has, in every operator. An unlisted attribute may be any plain value."""
 _MADE = {"*", "*1", "draw", "offset", "shard"}
-"""Of a torch expression: what the emitter fills in."""
+"""The fields of a torch expression that the emitter fills in."""
 
 
 def _wrong_attribute(node: Node) -> str:

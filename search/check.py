@@ -1,4 +1,4 @@
-"""The proof step before a plan runs: it type-checks, what it denotes is the captured graph, and it can be run so.
+"""The proof step before a plan runs: its graph type-checks, denotes the captured graph, and can be run as planned.
 
 A well-typed parallel graph denotes its erasure. `materialize` may compute nodes that no parameter reaches more than
 once, in several layouts, so two serial graphs are compared by their *structure*: each node has a digest of (operator,
@@ -32,7 +32,7 @@ def check_plan(
 
     Every operator is split as a `certified` choice says. The plan's rewrites are replayed on the captured graph first,
     with certified `rules` only. The message names the first operator that differs, with the module and source line on
-    both sides. What the plan asks of a run, microbatches and values made again, has to be there.
+    both sides. The graph must allow the microbatches, the recomputation and the stages of the plan's execution.
     """
     try:
         plan.graph.validate()
@@ -66,7 +66,7 @@ def check_plan(
 
 
 def _check_stages(run: Graph, execution: Execution) -> None:
-    """What is sent has one type on both sides, and what stages compute is the graph that is run; the schedule ends."""
+    """Check that sends keep their types, that the stages together compute the graph, and that the schedule ends."""
     sent, whole = cut(run, execution).with_sends().erased(), run.erased()
     if sent != whole and (found := difference(sent, whole)):
         raise PlanError(f"its stages do not compute the captured graph: {found}")
@@ -75,7 +75,7 @@ def _check_stages(run: Graph, execution: Execution) -> None:
 
 
 def uncertified(graph: Graph, certified: CertifiedSplits) -> str | None:
-    """The first operator that is split as no certificate says, if there is one."""
+    """Return a description of the first operator whose split has no certificate, or None."""
     for node in graph.nodes:
         if node.is_leaf or node.is_parallel:
             continue
@@ -88,7 +88,7 @@ def uncertified(graph: Graph, certified: CertifiedSplits) -> str | None:
 
 
 def difference(planned: Graph, captured: Graph) -> str | None:
-    """The first difference between two serial graphs up to names, order and repeated nodes, if there is any."""
+    """Return the first difference between two serial graphs up to names, order and repeated nodes, or None."""
     if found := _leaf_difference(planned, captured):
         return found
     ours, theirs = structure(planned), structure(captured)
@@ -104,7 +104,7 @@ def difference(planned: Graph, captured: Graph) -> str | None:
 
 
 def _leaf_difference(planned: Graph, captured: Graph) -> str | None:
-    """An input, parameter, buffer or constant that both graphs have, of different types."""
+    """Return a description of the first leaf that has different types in the two graphs, or None."""
     mine = {(n.op, n.attr("target")): n for n in planned.nodes if n.is_leaf}
     for node in captured.nodes:
         own = mine.get((node.op, node.attr("target"))) if node.is_leaf else None
@@ -133,7 +133,7 @@ def _describe(node: Node) -> str:
 
 
 def _draws(graph: Graph) -> list[str]:
-    """Which random numbers are drawn, in program order."""
+    """Return the random draws in program order, each as its operator and number."""
     return [f"{op} {number}" for op, number in graph.draws]
 
 

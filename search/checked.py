@@ -1,4 +1,4 @@
-"""What is known of a plan's captured graph: whether one eager step of the model was compared with it."""
+"""The record of how a plan's captured graph was compared with one eager step of the model."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class CaptureCheck:
-    """An eager step and one of the captured graph, compared on the model's values: loss, gradients, buffers, draws.
+    """The result of comparing an eager step with a step of the captured graph: loss, gradients, buffers, draws.
 
-    equal       whether they were, up to rounding; a model of which they are not has no plan
+    equal       whether the two agree up to rounding; False where they were not compared. A model with a difference has
+                no plan
     why         why they were not compared, or ""
-    num_rows    of the batch, that were compared; None: all
-    errors      the largest relative ones of losses, of gradients and of buffers
-    noise       by how much of themselves rounding alone moves gradients, where errors were held against that; else 0
+    num_rows    how many rows of the batch were compared; None: all
+    errors      the largest relative errors of losses, of gradients and of buffers
+    noise       the relative change of gradients by rounding alone, if errors were held against it; else 0
     """
 
     equal: bool

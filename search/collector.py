@@ -9,9 +9,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def collector_paused() -> Generator[None]:
-    """A search makes millions of objects that stay and hardly a cycle; to look for those took a quarter of its time.
+    """Pause the cyclic garbage collector: a search makes millions of objects that stay, and hardly a cycle.
 
-    Frozen and thawed, they count as old: else all of them would be looked at once when the collector goes on.
+    Looking for cycles took a quarter of a search's time. At the end, the objects are frozen and thawed, so that they
+    count as old; else the collector would look at all of them at once when it goes on.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -19,7 +20,7 @@ def collector_paused() -> Generator[None]:
         yield
     finally:
         if was_on:
-            if not gc.get_freeze_count():  # what the caller froze stays so
+            if not gc.get_freeze_count():  # what the caller froze stays frozen
                 gc.freeze()
                 gc.unfreeze()
             gc.enable()

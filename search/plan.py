@@ -33,7 +33,7 @@ from shardwright.search.checked import CaptureCheck
 from shardwright.search.request.asked import NOTHING, Asked
 
 VERSION = 3
-"""2: predictions by the timeline, with exposed communication and the moment of the memory's peak. 3: how it is run."""
+"""The file's version. 2: timeline predictions, with exposed communication and the memory's peak. 3: how it is run."""
 READABLE = (2, 3)
 EDITED = "the file may have been edited or cut, make the plan again"
 
@@ -42,9 +42,9 @@ EDITED = "the file may have been edited or cut, make the plan again"
 class Alternative:
     """Another plan for the same model and cluster, costed by the same model.
 
-    `estimated`: of one block for all that are equal (`search.exact.folding`), not of the whole graph.
-    `execution`: how it is run. `lifetimes`: those of its gathered parameters, the most frequent first.
-    `remedy`: with or on what it would fit (`search.tree.remedies.cheapest`), or "".
+    `estimated`: from one block in place of all that equal it (`search.exact.folding`), not from the whole graph.
+    `execution`: how it is run. `lifetimes`: of its gathered parameters, the most frequent first. `remedy`: the change
+    with which it would fit (`search.tree.remedies.cheapest`), or "".
     """
 
     name: str
@@ -70,7 +70,7 @@ class Alternative:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any], cluster: Cluster) -> Alternative:
-        """Read what `to_json` gave; files of before do not say how it is run."""
+        """Read what `to_json` gave; old files do not say how it is run."""
         execution = Execution.from_json(data.get("execution", {}))
         prediction, zeros = _prediction(data, cluster), tuple(data.get("lifetimes", ()))
         mesh, estimated = Mesh.of(**data["mesh"]), data.get("estimated", False)
@@ -93,7 +93,7 @@ class Rewrite:
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """What to change so that there is a plan that fits, and its predicted step; of a smaller batch, that of its own."""
+    """A change with which a plan fits, and that plan's predicted step; for a smaller batch, the step of that batch."""
 
     what: str
     step_s: float
@@ -101,15 +101,16 @@ class Remedy:
 
 @dataclass(frozen=True, slots=True)
 class SearchReport:
-    """How the plan was found.
+    """The course of the search that found the plan.
 
     `bound_s` is a proven lower bound of a step by the timeline (`Prediction.step_s`; `search.exact.least` has the
-    proof) of all layouts without rewrites on the `num_meshes` meshes of devices, run in as many microbatches and stages
-    and with the same recomputation as the plan, or with none where it makes single values again: whatever memory they
-    take, and however long gathered weights stay; equal blocks are laid out alike. 0 where there is none.
+    proof). It holds for all layouts without rewrites on the `num_meshes` meshes of devices, run in as many microbatches
+    and stages and with the same recomputation as the plan, or with none where the plan recomputes single values. It
+    holds whatever memory they take and however long gathered weights stay; equal blocks are laid out alike. 0 where
+    there is no bound.
 
-    `obstacle`: why the batch cannot be cut into microbatches, or "". `remedies`: what would make a plan fit, where none
-    does. `stopped`: what ended the search before it was through, or "".
+    `obstacle`: why the batch cannot be cut into microbatches, or "". `remedies`: the changes with which a plan would
+    fit, where none does. `stopped`: what ended the search early, or "".
     """
 
     seconds: float
@@ -124,7 +125,7 @@ class SearchReport:
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """What a plan leaves unused of the `cluster` that it was asked for: `num_devices`, and why."""
+    """The devices that a plan leaves unused of the `cluster` that it was asked for: `num_devices`, and the reason."""
 
     cluster: str
     num_devices: int
@@ -133,17 +134,16 @@ class Idle:
 
 @dataclass(frozen=True, repr=False)
 class Plan:
-    """How to train one model on one cluster.
+    """A plan to train one model on one cluster.
 
     graph          the parallel graph; its erasure is the captured graph up to the certified `report.rewrites`
     fingerprint    of the captured serial graph, so that a plan is never run for another model
     alternatives   the baselines, and the best plan of every other mesh
-    cluster        what the plan runs on; where it leaves devices `idle`, the others, as a cluster of their own
-    execution      how a step is run: the precision that the model is captured under (`pcg.precision`), what is made
-                   again in backward, whose statistics are those of each microbatch, and how blocks are spread over
-                   pipeline stages, the mesh being that of one. How many microbatches there are is the mesh's axis of
-                   time
-    asked          what the search was told to keep to
+    cluster        the devices that the plan runs on; where it leaves some `idle`, a cluster of the others
+    execution      how a step is run: the precision that the model is captured under (`pcg.precision`), what backward
+                   recomputes, whose statistics are those of each microbatch, and how blocks are spread over pipeline
+                   stages; the mesh is then that of one stage. The mesh's axis of time has the number of microbatches
+    asked          what the user asked the search to keep to
     capture_check  how the captured graph was compared with an eager step; None: it was not to be
     """
 
@@ -160,7 +160,7 @@ class Plan:
     capture_check: CaptureCheck | None = None
 
     def __repr__(self) -> str:
-        """Two lines: of what and for what it is, and what it costs."""
+        """Return two lines: the model, the cluster and the mesh; the step's time and memory."""
         own, cluster = self.prediction, self.cluster
         idle = f" and {self.idle.num_devices} idle" if self.idle else ""
         return printable(
@@ -171,7 +171,7 @@ class Plan:
 
     @property
     def precision(self) -> Precision | Mapping[str, Precision] | None:
-        """As it was asked for: of the whole model, or by module."""
+        """The precision as it was asked for: of the whole model, or by module."""
         own = self.execution.precision
         return own if own is None or isinstance(own, str) else dict(own)
 
@@ -245,7 +245,7 @@ class Plan:
         write_whole(Path(path), self.text(), "the plan", PlanError)
 
     def text(self) -> str:
-        """What its file holds."""
+        """Return the text of the plan's file."""
         return json.dumps(self.to_json(), indent=1) + "\n"
 
     @classmethod
@@ -266,7 +266,7 @@ class Plan:
 
 
 def _prediction(told: Mapping[str, Any], cluster: Cluster) -> Prediction:
-    """Files of before do not say of which devices its memory is: they have no stages on unlike ones."""
+    """Read a prediction. Old files do not name the devices of its memory, as they have no stages on unlike ones."""
     return Prediction.from_json({"device_bytes": cluster.device.memory_bytes, **told["prediction"]})
 
 
@@ -275,12 +275,12 @@ def _rewrite(data: Mapping[str, Any]) -> Rewrite:
 
 
 def most_frequent(graph: Graph) -> tuple[Zero, ...]:
-    """The lifetimes of gathered parameters, by how many have them."""
+    """Return the lifetimes of gathered parameters, the most frequent first."""
     return tuple(zero for zero, _ in Counter(lifetimes(graph).values()).most_common())
 
 
 def fingerprint(graph: Graph) -> str:
-    """A digest of what a serial graph computes: operators, shapes, attributes, wiring and the order of draws.
+    """Return a digest of what a serial graph computes: operators, shapes, attributes, wiring and the order of draws.
 
     Names of nodes, their order and source lines play no part: they differ between two processes where a model loops
     over a `set`.
@@ -292,7 +292,7 @@ def fingerprint(graph: Graph) -> str:
 
 
 def structure(graph: Graph) -> Mapping[str, str]:
-    """Each node's digest: equal for nodes that compute the same from the same leaves, in whichever graph they are."""
+    """Return each node's digest; nodes of any graphs that compute the same from the same leaves have equal digests."""
     found: dict[str, str] = {}
     for node in graph.nodes:
         found[node.name] = _digest((node.op, attributes(node), [found[i] for i in node.inputs]))
@@ -300,7 +300,7 @@ def structure(graph: Graph) -> Mapping[str, str]:
 
 
 def attributes(node: Node) -> str:
-    """All that says what a node computes, beside its operands."""
+    """Return the attributes that decide what a node computes, as text."""
     return repr(sorted((k, v) for k, v in node.attrs if not (node.is_leaf and k == "layouts")))
 
 
