@@ -1,4 +1,4 @@
-"""What each operator and tensor of a graph can choose on a mesh, and what that costs.
+"""The choices of each operator and tensor of a graph on a mesh, and their costs.
 
     domain       the choices of one operator or parameter, with the cost of each on its own
     blocks       which operators are worth splitting in blocks

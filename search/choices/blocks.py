@@ -1,9 +1,9 @@
-"""Which operators are worth splitting in blocks.
+"""The operators that are worth splitting in blocks.
 
 A slice into q, k and v wants its operand as `S(d, 3)`; the projection that made it gives `S(d)` when its output factor
 is split, unless it is split in three blocks, "o/3". Wishes travel from readers to producers, and blocked results from
-producers to readers, through every operator that can hold them. A wish counts only if the split that has it goes on to
-divide the work of some contraction. No operator is named here: blocks come from factor strings alone.
+producers to readers, through every operator that can hold them. A wish counts only if its split helps to divide the
+work of some contraction. No operator is named here: blocks come from factor strings alone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_BLOCKED = 3
 
 
 def blocked_choices(graph: Graph, constants: frozenset[str]) -> Mapping[str, Choices]:
-    """For every operator, the splits in blocks that its neighbours can use."""
+    """Return, for every operator, the splits in blocks that its neighbours can use."""
     found: dict[str, dict[tuple[int, int], None]] = defaultdict(dict)
     signatures = {n.name: _signature(graph, n) for n in graph.nodes if _splittable(n, constants)}
     useful = _Useful(graph, signatures)
@@ -51,12 +51,12 @@ def blocked_choices(graph: Graph, constants: frozenset[str]) -> Mapping[str, Cho
 
 
 def _splittable(node: Node, constants: frozenset[str]) -> bool:
-    """Blocks need an operator that works alike on any part: not one that draws."""
+    """Return whether a node may be split in blocks: it must work alike on any part, so it draws no random numbers."""
     return node.row is not None and node.name not in constants and not node.row.random
 
 
 def _signature(graph: Graph, node: Node) -> Signature:
-    """With the factor as fixed along which the operator counts positions: there its parts are consecutive."""
+    """Return the signature; the factor along which the operator counts positions is fixed, as its parts must touch."""
     signature, row = graph.signature(node), node.row
     counted = row.offset if row is not None else None
     factors = tuple(replace(f, role="fixed") if f.name == counted else f for f in signature.factors)
@@ -69,7 +69,7 @@ def _refine(
     layouts: set[Layout],
     found: dict[tuple[int, int], None],
 ) -> None:
-    """Add the (factor, blocks) whose split gives one of these blocked layouts and that is no plain split."""
+    """Add each (factor, blocks) whose split gives one of these blocked layouts and is no plain split."""
     for layout in sorted(layouts):
         for dims in tensors:
             before = 1
@@ -90,7 +90,7 @@ _Value = tuple[str, Layout]
 
 
 class _Useful:
-    """Whether a result in some layout goes on to divide the work of a contraction, its own or a later one's."""
+    """A test of whether a result in a layout helps to divide the work of a contraction, its own or a later one's."""
 
     def __init__(self, graph: Graph, signatures: Mapping[str, Signature]) -> None:
         self.graph, self.signatures = graph, signatures
@@ -110,7 +110,7 @@ class _Useful:
         return self._known[value]
 
     def _follow(self, value: _Value) -> list[_Value]:
-        """The results of readers that the value decides by; none where it is known."""
+        """Return the readers' results that decide about the value; none where the answer is known."""
         if value not in self._further:
             readers = dict.fromkeys(self.graph.users[value[0]])
             found = [result for reader in readers for result in self._held(reader, *value)]
@@ -120,7 +120,7 @@ class _Useful:
         return self._further[value]
 
     def _held(self, reader: str, name: str, layout: Layout) -> Iterator[_Value]:
-        """What a reader that holds the layout makes of it."""
+        """Yield the results of a reader when it is split so that it takes the value in this layout."""
         if reader not in self.signatures:
             return
         signature, node = self.signatures[reader], self.graph.by_name[reader]

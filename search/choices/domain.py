@@ -1,4 +1,4 @@
-"""What one operator or one parameter can choose on a mesh, and what each choice costs on its own.
+"""The choices of one operator or one parameter on a mesh, and each choice's own cost.
 
 Choices of operators (`pcg.choice`), one per mesh axis, come from the op table's factor strings through certified row
 rules only; the `CertifiedSplits` object decides.
@@ -33,12 +33,12 @@ from shardwright.search.choices.reshard import can_hold, replicated, valid_state
 
 
 class CertifiedSplits(Protocol):
-    """Gives the split choices of a node that carry a certificate."""
+    """A function that gives the split choices of a node that carry a certificate."""
 
     def __call__(
         self, node: Node, operands: Sequence[TensorType], blocked: Sequence[Choice] = (), /
     ) -> frozenset[Choice]:
-        """The choices without blocks, and those of the `blocked` ones, that are certified."""
+        """Return the certified choices: all without blocks, and those of the `blocked` ones."""
         ...
 
 
@@ -69,7 +69,7 @@ AxisOption = tuple[Choice, Layouts, Layout]
 
 
 def axis_options(node: Node, signature: Signature, size: int, certified: frozenset[Choice]) -> list[AxisOption]:
-    """What one axis of `size` devices can do to this node: (choice, operand layouts, result layout)."""
+    """Return the splits of this node along one axis of `size` devices: (choice, operand layouts, result layout)."""
     row = ROWS[node.op]
     plain = alone(row, [f.name for f in signature.factors if f.role != "fixed" and f.size % size == 0])
     others = [c for c in sorted(certified) if (c.blocks > 1 or c.sends) and indivisible(signature, [c], [size]) is None]
@@ -78,9 +78,9 @@ def axis_options(node: Node, signature: Signature, size: int, certified: frozens
 
 @dataclass(frozen=True, eq=False)
 class Options:
-    """The choices of one operator, whatever of it backward keeps or makes again; seconds are of all microbatches.
+    """The choices of one operator, for any recomputation; seconds are of all microbatches.
 
-    parts    what the choices leave a device, and `of`, which of these each leaves
+    parts    the different parts of the operator that choices leave a device; `of`: the number of each choice's part
     """
 
     cost: NodeCost
@@ -91,7 +91,7 @@ class Options:
     backward_s: np.ndarray
 
     def domain(self, kept: tuple[int | str, ...] = (), *, twice: bool = False) -> Domain:
-        """`kept` lists what backward keeps and nobody else is charged for; `twice`: forward runs again in backward."""
+        """Return the domain; `kept`: values for backward that only this node pays for; `twice`: forward runs again."""
         kept_bytes = np.array([self.cost.part_bytes(part, kept) for part in self.parts], dtype=float)
         splits, operands, result = zip(*self.choices, strict=True)
         return Domain(splits, operands, result, self.forward_s * (1 + twice) + self.backward_s, kept_bytes[self.of])
@@ -107,7 +107,7 @@ def node_options(
     compute: Compute,
     written: Written,
 ) -> Options:
-    """The choices of one operator, of those that are `certified` per axis; `written`: how it is written in code."""
+    """Return the choices of one operator that are `certified` on each axis; `written`: how it is written in code."""
     sizes = mesh.sizes
     if node.op == OPAQUE:
         whole = replicated(len(sizes))
@@ -138,7 +138,7 @@ def _combine(
     shape: tuple[int, ...],
     sizes: tuple[int, ...],
 ) -> tuple[Option, ...]:
-    """Combinations over the axes that all shapes can hold."""
+    """Return the combinations over the axes that all shapes can hold."""
     blocks = {layout.blocks for axis in per_axis for _, needs, made in axis for layout in (*needs, made)}
     blocks |= {choice.blocks for axis in per_axis for choice, _, _ in axis}
     parts = prod(sizes) * lcm(*blocks)
@@ -158,7 +158,7 @@ def _combined(
     shapes: tuple[tuple[int, ...], ...],
     sizes: tuple[int, ...],
 ) -> tuple[Option, ...]:
-    """`_combine` by what divides the extents, which is all that counts: of the result, then of the operands."""
+    """Return the combinations for extents cut to what matters; `shapes`: of the result, then of the operands."""
 
     def hold(combination: Sequence[AxisOption], own: tuple[int, ...]) -> bool:
         layouts = zip(*((made, *needs) for _, needs, made in combination), strict=True)
@@ -174,7 +174,7 @@ def _combined(
 
 @lru_cache(maxsize=4096)
 def _together(per_axis: tuple[tuple[AxisOption, ...], ...]) -> tuple[tuple[Option, tuple[AxisOption, ...]], ...]:
-    """All combinations, of axes of any size; each with itself if axes split the same, so that it may not fit."""
+    """Return all combinations; one whose axes split the same thing comes with its options, as it may not fit."""
     found, split = (
         list[tuple[Option, tuple[AxisOption, ...]]](),
         [list(map(_split_by, options)) for options in per_axis],
@@ -187,7 +187,7 @@ def _together(per_axis: tuple[tuple[AxisOption, ...], ...]) -> tuple[tuple[Optio
 
 
 def _split_by(option: AxisOption) -> set[tuple[int, int] | str]:
-    """What one axis splits: factors, and dimensions of the result and of operands. Axes that share none go together."""
+    """Return the factors and the dimensions of result and operands that one axis splits; disjoint axes always fit."""
     choice, needs, made = option
     dims: set[tuple[int, int] | str] = {(number, x.dim) for number, x in enumerate((made, *needs)) if x.is_shard}
     return dims.union(choice.factors)
@@ -196,7 +196,7 @@ def _split_by(option: AxisOption) -> set[tuple[int, int] | str]:
 def storage_domain(
     parameter: TensorType, used_as: Sequence[Sequence[Layout]], sizes: tuple[int, ...], compute: Compute
 ) -> Domain:
-    """How a parameter may be stored: whole, as an operator wants it, or sharded along any dimension (ZeRO-3)."""
+    """Return the ways to store a parameter: whole, as an operator wants it, or sharded along any dimension (ZeRO-3)."""
     per_axis = []
     for axis, size in enumerate(sizes):
         shards = {x for x in used_as[axis] if x.is_shard}

@@ -14,7 +14,7 @@ _NOTHING = object()
 class Interned(Generic[T]):
     """A value that stands for how it was made: it equals itself alone, and is part of the keys of what is made of it.
 
-    So arrays, which cannot be hashed, and long tuples, which take long to hash, are compared at once.
+    Arrays cannot be hashed, and long tuples are slow to hash; interned ones are compared by identity.
     """
 
     value: T
@@ -27,18 +27,18 @@ class Interner:
         self._made: dict[Hashable, Any] = {}
 
     def get(self, key: Hashable, make: Callable[[], T]) -> T:
-        """The object made for an equal key before, or a new one."""
+        """Return the object made for an equal key before, or make a new one."""
         found = self._made.get(key, _NOTHING)
         if found is _NOTHING:
             found = self._made[key] = make()
         return found
 
     def of(self, value: T) -> Interned[T]:
-        """This value, and every one that equals it."""
+        """Return the one `Interned` of this value and of every value that equals it."""
         return self.get((Interned, value), lambda: Interned(value))
 
     def call(self, function: Callable[..., T], *args: Hashable) -> Interned[T]:
-        """`function(*args)`, computed once; arguments that are interned reach the function as their values."""
+        """Return `function(*args)`, computed once; interned arguments reach the function as their values."""
         key = (function, *args)
         found = self._made.get(key)
         if found is None:
@@ -48,7 +48,7 @@ class Interner:
 
 
 class Forgetful(Interner):
-    """Keeps nothing: for what is large and not made twice."""
+    """An interner that keeps nothing, for values that are large and not made twice."""
 
     def get(self, key: Hashable, make: Callable[[], T]) -> T:
         return make()

@@ -41,12 +41,12 @@ class NoLayoutsError(PlanError):
 
 
 class Way(NamedTuple):
-    """How a graph is run, as far as its layouts have to know.
+    """The facts about how a graph is run that its layouts depend on.
 
-    again   what backward makes again
+    again   what backward recomputes
     zero    for how long gathered parameters stay
-    run     what says in which dtype their gradients are sent, and over how many stages blocks are spread
-    relaxed whether tables hold what a step takes at least, of all layouts that are run so (`Problem`)
+    run     the dtype in which their gradients are sent, and the number of stages over which blocks are spread
+    relaxed whether tables hold lower bounds over all layouts that are run so (`Problem`)
     """
 
     again: MadeAgain = NOTHING
@@ -56,10 +56,10 @@ class Way(NamedTuple):
 
 
 class Prices(NamedTuple):
-    """What the sum that is minimized counts, beside seconds that nothing else runs in.
+    """The prices in the sum that is minimized, of all but the seconds in which nothing else runs.
 
     byte     seconds that a kept byte costs
-    beside   what a second of communication counts that compute can run beside, above 0: 1 where nothing overlaps
+    beside   the price, above 0, of a second of communication that compute can run beside; 1 where nothing overlaps
     """
 
     byte: float = 0.0
@@ -86,7 +86,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Solution:
-    """The choice of every variable and the objective's value. `bound`: none is lower; that value, where it is exact."""
+    """The choice of every variable and the objective's value. `bound`: a lower bound of it, equal if it is exact."""
 
     choices: tuple[int, ...]
     objective: float
@@ -98,12 +98,12 @@ class Problem:
     """Variables, numbered, with the costs of their choices; `edges[i, j]` is the cost table between two, i < j.
 
     index       the variables by kind ("node", "storage" or "hub") and the name of the node or tensor they belong to
-    states      per variable and choice: the layouts in which that tensor is made, stored or handed on
-    domains     by name: what operators, and tensors that are stored, choose from
+    states      per variable and choice: the layouts in which its tensor is made, stored or handed on
+    domains     by name: the choices of operators and of stored tensors
     closures    by name: how tensors change layouts
-    beside      the edges whose communication compute can run beside: parameters are gathered, their gradients summed
+    beside      the edges whose communication compute can run beside: gathers of parameters and sums of their gradients
     order       the elimination order, once a solver has decided it
-    solved      by prices, what a solver has found
+    solved      by prices, the solutions of the solver
     """
 
     graph: Graph
@@ -121,10 +121,10 @@ class Problem:
 
     @cached_property
     def stored(self) -> tuple[int, ...]:
-        """The variables of parameters: what they keep, with gradients and moments, is there whatever else is done."""
+        """The variables of parameters, whose weights, gradients and moments are kept whatever else is done."""
         return tuple(variable for (kind, _), variable in self.index.items() if kind == "storage")
 
     def chosen(self, choices: Sequence[int], kind: str, name: str) -> Layouts | None:
-        """The layouts that these choices give a tensor; None where it has no such variable."""
+        """Return the layouts that these choices give a tensor, or None where it has no variable of this kind."""
         variable = self.index.get((kind, name))
         return None if variable is None else self.states[variable][choices[variable]]

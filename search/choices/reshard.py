@@ -1,4 +1,4 @@
-"""What it costs to change a tensor's layouts, and by which parallel operators.
+"""The cost of changing a tensor's layouts, and the parallel operators that change them.
 
 A *state* is one layout per mesh axis. Single-axis moves have a cost for the value on the way forward and for its
 gradient on the way back; their min-plus closure gives the cheapest path between any two states of a tensor.
@@ -33,11 +33,11 @@ class Closure:
     grad: bool
 
     def plain(self, state: Layouts) -> Layouts:
-        """The state with R for C where no gradient flows: there the two are the same thing."""
+        """Return the state with R for C where no gradient flows: there the two are the same."""
         return state if self.grad else tuple(R if x.kind == "C" else x for x in state)
 
     def path(self, start: Layouts, end: Layouts) -> list[Move]:
-        """The moves between plain states, which lead through plain states."""
+        """Return the moves between plain states, through plain states. Raises `PlanError` where no path leads there."""
         i, j = self.index[start], self.index[end]
         moves: list[Move] = []
         while i != j:
@@ -57,7 +57,7 @@ class Closure:
 def valid_states(
     shape: tuple[int, ...], per_axis: Sequence[Sequence[Layout]], sizes: tuple[int, ...]
 ) -> tuple[Layouts, ...]:
-    """All combinations of per-axis layouts that a tensor of this shape can have."""
+    """Return all combinations of per-axis layouts that a tensor of this shape can have."""
     alone = [
         [x for x in own if not x.is_shard or can_hold(shape, (x,), (size,))]
         for own, size in zip(per_axis, sizes, strict=True)
@@ -66,18 +66,18 @@ def valid_states(
 
 
 def _are_apart(state: Layouts) -> bool:
-    """Whether no two axes shard one dimension."""
+    """Return whether no two axes shard the same dimension."""
     dims = [x.dim for x in state if x.is_shard]
     return len(set(dims)) == len(dims)
 
 
 def can_hold(shape: tuple[int, ...], state: Layouts, sizes: tuple[int, ...]) -> bool:
-    """Whether a tensor of this shape can be laid out so."""
+    """Return whether a tensor of this shape can have these layouts."""
     return not isinstance(shard_order(shape, state, sizes), str)
 
 
 def close(tensor: TensorClass, states: tuple[Layouts, ...], costs: MoveCosts) -> Closure:
-    """Floyd and Warshall over the single-axis moves."""
+    """Return the cheapest paths, by Floyd and Warshall over the single-axis moves."""
     sizes = costs.sizes if any(x.blocks > 1 for state in states for x in state) else None
     cost, (pairs, kinds, parts, times) = _priced(replace(tensor, shape=()), states, costs.loop, sizes)
     num_elements = prod(tensor.shape)
@@ -103,10 +103,10 @@ _Pairs = tuple[np.ndarray, np.ndarray]
 def _priced(
     tensor: TensorClass, states: tuple[Layouts, ...], loop: Loop, sizes: tuple[int, ...] | None
 ) -> tuple[np.ndarray, tuple[_Pairs, np.ndarray, tuple[MovePart, ...], np.ndarray]]:
-    """What moves between states cost whatever the shape and mesh: what is fixed, and what is added for each pair.
+    """Return the costs of moves between states, for any shape: fixed costs, and the parts that are priced by shape.
 
-    The latter are pairs of states, the kind of the move of each, the different parts of all moves, and how often each
-    kind of move runs each part.
+    The parts are given by the pairs of states, the kind of each pair's move, the different parts of all moves, and how
+    often each kind of move runs each part.
     """
     pairs, numbers, kinds = _neighbours(states, loop.time, sizes)
     fixed, often, known = [inf] * len(kinds), list[tuple[int, int, int]](), dict[MovePart, int]()
@@ -128,18 +128,18 @@ def _priced(
 
 
 _Kind = tuple[Layouts, int, Layout, Move | None]
-"""Moves that cost the same: one state to begin with, the axis, what is there behind it, and the move if it is one."""
+"""Moves that cost the same: a state to begin with, the axis, its layout afterwards, and the move if there is one."""
 
 
 @lru_cache(maxsize=512)
 def _neighbours(
     states: tuple[Layouts, ...], time: int | None, sizes: tuple[int, ...] | None
 ) -> tuple[_Pairs, np.ndarray, tuple[_Kind, ...]]:
-    """The pairs of states, by their numbers, that differ on one axis, with the number of their kind, and the kinds.
+    """Return the pairs of states, by number, that differ on one axis; the number of each pair's kind; and the kinds.
 
-    What a move costs is decided by the layouts before and after on its axis, by which others share the tensor, and by
-    what is there along `time`. Tensors of all sizes that are laid out alike have the same. `sizes`: of the axes, which
-    only decide between shards in several blocks.
+    A move's cost depends on the layouts before and after on its axis, on the other axes that shard the tensor, and on
+    the layout along `time`. Tensors that are laid out alike have the same kinds, whatever their sizes. `sizes`: of the
+    axes; they only matter between shards in several blocks.
     """
     rows, columns, numbers, kinds = list[int](), list[int](), list[int](), list[_Kind]()
     for axis in range(len(states[0])):
@@ -154,7 +154,7 @@ def _neighbours(
             others = tuple(a for a, x in enumerate(first) if a != axis and x.is_shard)
             beside = others, None if time in (None, axis) else first[time]
             dims = [states[i][axis].dim for i in line if states[i][axis].is_shard]
-            blocks = rest if len(set(dims)) < len(dims) else None  # of one dimension: how they lie counts
+            blocks = rest if len(set(dims)) < len(dims) else None  # several shards of one dimension: their order counts
             pattern = (*((own[i], alone[i]) for i in line), beside, blocks)
             pairs = list(permutations(line, 2))
             if (found := patterns.get(pattern)) is None:
@@ -173,5 +173,5 @@ def _neighbours(
 
 
 def replicated(num_axes: int) -> Layouts:
-    """R on every axis: how inputs arrive and results leave."""
+    """Return R on every axis, in which inputs arrive and results leave."""
     return (R,) * num_axes
