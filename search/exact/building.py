@@ -1,4 +1,4 @@
-"""Builds the pairwise model of a graph: what every operator and tensor may choose, and the tables between them.
+"""The construction of a graph's pairwise model: the choices of operators and tensors, and the tables between them.
 
 Everything is interned by what it depends on, so equal blocks share their tables, and work done on one is done for all.
 """
@@ -41,7 +41,7 @@ PerAxis = tuple[tuple[Layout, ...], ...]
 
 
 class Moved(NamedTuple):
-    """What else decides about the price of a tensor's moves: the further fields of `TensorClass`."""
+    """The further facts that decide the price of a tensor's moves: the other fields of `TensorClass`."""
 
     stored: bool
     view: bool
@@ -54,7 +54,7 @@ class Moved(NamedTuple):
 
 
 class TensorUse(NamedTuple):
-    """A variable that reads a tensor: its choices, as which operand it reads, and how often it occurs."""
+    """A variable that reads a tensor: its choices, the operand's position, and how often the reader occurs."""
 
     variable: int
     domain: Domain
@@ -63,7 +63,7 @@ class TensorUse(NamedTuple):
 
 
 class ProblemBuilder:
-    """Builds problems for one cluster; tables are shared among all graphs and restrictions of one mesh."""
+    """A builder of problems for one cluster; all graphs and restrictions of one mesh share its tables."""
 
     def __init__(
         self, cluster: Cluster, mesh: Mesh, certified: CertifiedSplits, *, by_microbatch: bool = False
@@ -82,11 +82,11 @@ class ProblemBuilder:
         way: Way | None = None,
         limited: Limited | None = None,
     ) -> Problem:
-        """The problem of a serial graph. What cannot be split stays whole.
+        """Return the problem of a serial graph. An operator that cannot be split stays whole.
 
         For a part of a graph, `boundary` gives the layouts in which it reads its inputs and hands on its result.
-        `blocked` is what `blocked_choices` says of the graph, where that is known already. A `NoLayoutsError` where
-        `limited` leaves nothing to choose.
+        `blocked` is the result of `blocked_choices`, where it is known already. Raises `NoLayoutsError` where `limited`
+        leaves nothing to choose.
         """
         folded = graph if isinstance(graph, Folded) else Folded(graph)
         if blocked is None:
@@ -94,11 +94,11 @@ class ProblemBuilder:
         return _Build(self, folded, restrict, boundary or {}, blocked, way or Way(), limited).run()
 
     def certified_of(self, node: Node, graph: Graph, blocked: Mapping[str, Choices]) -> frozenset[Choice]:
-        """The certified choices of a node of a serial graph."""
+        """Return the certified choices of a node of a serial graph."""
         return self.certified(node, [graph.types[i] for i in node.inputs], blocked.get(node.name, ()))
 
     def fastest_s(self, node: Node, graph: Graph, how: Written) -> float:
-        """What an operator of a serial graph takes in the layouts in which it is the fastest; `how` it is written."""
+        """Return the seconds of an operator of a serial graph in its fastest layouts; `how`: how it is written."""
         operands, result = [graph.types[i] for i in node.inputs], graph.types[node.name]
         key = "fastest", node.op, tuple(a for a in node.attrs if a[0] != "seed"), tuple(operands), how
 
@@ -110,7 +110,7 @@ class ProblemBuilder:
         return self.interner.get(key, least)
 
     def close(self, kind: TensorType, moved: Moved, per_axis: PerAxis) -> Closure:
-        """The closure of a tensor of this type that is laid out in these ways along each axis."""
+        """Return the closure of a tensor of this type that may have these layouts along each axis."""
         tensor = TensorClass(kind.shape, kind.dtype, kind.grad, *moved)
         return close(tensor, valid_states(kind.shape, per_axis, self.mesh.sizes), self.costs)
 
@@ -171,13 +171,13 @@ class _Build:
         return self.problem
 
     def _choose(self, kind: str, name: str, domain: Domain) -> int:
-        """A variable that has this domain."""
+        """Add a variable with this domain, and return its number."""
         self.problem.domains[name] = domain
         times, share = self.folded.times(name), self.state_share if kind == "storage" else self.value_share
         time_s, kept_bytes = self.interner.call(_TIME_S, domain), self.interner.call(_KEPT_BYTES, domain)
         time_s, kept_bytes = self._many(time_s, times), self._many(kept_bytes, times * share)
         if self.way.relaxed and self.graph.by_name[name].op == "cast" and self._is_stored(name):
-            time_s = self.interner.call(np.zeros_like, time_s)  # that of slices is part of gathering
+            time_s = self.interner.call(np.zeros_like, time_s)  # the cast of slices is part of gathering
         return self._variable(kind, name, domain.result, time_s, kept_bytes)
 
     def _many(self, costs: Costs, times: float) -> Costs:
@@ -217,7 +217,7 @@ class _Build:
         return node_options(node, operands, result, self.b.mesh, everything, self.b.costs, self.b.compute, how)
 
     def _allowed(self, node: Node, operands: Sequence[TensorType], kind: Hashable) -> tuple[frozenset[Choice], ...]:
-        """Per axis, the certified choices that the restriction leaves."""
+        """Return, per axis, the certified choices that the restriction leaves."""
         if node.row is None:
             return (frozenset({WHOLE}),) * len(self.sizes)
         blocked, constant = self.blocked.get(node.name, ()), tuple(i in self.constants for i in node.inputs)
@@ -239,18 +239,18 @@ class _Build:
         return frozenset(c for c in found if not self._sums_constants(node, c))
 
     def _kind(self, node: Node) -> Hashable:
-        """Names an operator and its operands' types; equal for equal nodes of repeated blocks."""
+        """Return a key of an operator and its operands' types; it is equal for equal nodes of repeated blocks."""
         attrs = tuple(a for a in node.attrs if a[0] != "seed")
         return (node.op, attrs, *(self.kinds[i] for i in node.inputs))
 
     def _sums_constants(self, node: Node, choice: Choice) -> bool:
-        """Whether a choice asks for partial sums of what no parameter reaches: nothing makes them."""
+        """Return whether a choice asks for partial sums of a value that no parameter reaches: nothing makes these."""
         return any(node.inputs[i] in self.constants for i in choice.partial)
 
     def _charges(self, node: Node, saves: Sequence[int | str]) -> list[int | str]:
-        """What this node is the first to keep for backward: views share storage with what they look at.
+        """Return the values that this node is the first to keep for backward; views share their operand's storage.
 
-        What a region that is made again reads is kept, and of what it makes only what others need.
+        A region that is recomputed keeps the values that it reads, and only those of its own that others need.
         """
         charged: list[int | str] = []
         for item in saves:
@@ -266,7 +266,7 @@ class _Build:
         return charged
 
     def _is_stored(self, name: str) -> bool:
-        """Whether a value is a leaf, or a parameter that was cast: the cast is charged for that, as it is laid out."""
+        """Return whether a value is a leaf or the cast of one. A cast pays for its own result, as it is laid out."""
         found = name in self.graph.by_name and source_of(self.graph, name)
         return bool(found) and found.is_leaf
 
@@ -290,9 +290,9 @@ class _Build:
         )
 
     def _connect(self, name: str, uses: Sequence[TensorUse], is_output: bool, next_uses: Sequence[TensorUse]) -> None:
-        """Edges from a tensor's producer to its readers, through a hub where there are several.
+        """Add edges from a tensor's producer to its readers, through a hub where there are several.
 
-        `next_uses`: who reads it in the next occurrence of its block.
+        `next_uses`: the tensor's readers in the next occurrence of its block.
         """
         node = self.graph.by_name[name]
         beside = source_of(self.graph, self.roots[name]).op == "parameter"
@@ -316,17 +316,18 @@ class _Build:
             self.problem.time_s[source] = self.interner.call(np.add, self.problem.time_s[source], extra)
 
     def _share(self, name: str, uses: Sequence[TensorUse], is_output: bool) -> float:
-        """What part of its way from the hub counts for each reader: all, or in a relaxed problem no more than its own.
+        """Return the share of the way from the hub that counts for each reader: 1, or less in a relaxed problem.
 
-        Ways from a producer to readers that share what they can are a tree. With the hub where it first branches, all
-        readers but one share a part of a way at most.
+        The ways from a producer to its readers form a tree, if they share what they can. With the hub at the first
+        fork, all readers but one share at most a part of a way. In a relaxed problem no reader pays for more than its
+        own part.
         """
         times = 1 if name in self.carried else self.folded.times(name)
         readers = is_output + sum(1 if name in self.carried else -(-use.times // times) for use in uses)
         return 1 / max(1, readers - 1) if self.way.relaxed else 1
 
     def _tie(self, before: str, after: str, times: int) -> None:
-        """What one occurrence of a block gives is laid out for the next one as what the first one reads."""
+        """Add the costs of giving a block's result the layouts in which the first occurrence reads its input."""
         if times == 0 or before in self.constants or after in self.constants:
             return
         i, j = (self.problem.index["hub", name] for name in (before, after))
@@ -334,7 +335,7 @@ class _Build:
         self._edge(i, j, self.interner.call(_back_to, self.closures[after], states), times)
 
     def _held(self, node: Node) -> Domain:
-        """The one choice of a tensor that comes from outside in given layouts."""
+        """Return the one choice of a tensor that comes from outside in given layouts."""
         layouts = self.boundary[node.name]
         zero = np.zeros(1)
         return self.interner.get(("held", layouts), lambda: Domain(((),), ((),), (layouts,), zero, zero))
@@ -349,7 +350,7 @@ class _Build:
         return self.interner.call(_between, closure, rows, columns)
 
     def _edge(self, i: int, j: int, table: Costs, times: float, *, beside: bool = False) -> None:
-        """Add costs between two variables that are paid for so many times; `beside`: as `Problem.beside` says."""
+        """Add a table of costs between two variables that is paid so many times; `beside`: as in `Problem.beside`."""
         table = self._many(table, times)
         if i > j:
             table = self.interner.call(_flipped, table)
@@ -373,7 +374,7 @@ class _Build:
         summed = self.way.run.reduced_dtype(self.types[source.name].dtype) if of_parameter else ""
         late = self.b.costs.loop.time is not None and any(state[self.b.costs.loop.time] == P for state in made.result)
         again = source.name in self.again
-        zero = self.way.zero if stored or again else "zero-3"  # what is not gathered moves alike under all
+        zero = self.way.zero if stored or again else "zero-3"  # what is not gathered moves alike in all lifetimes
         twice, together = name in self.way.again.twice, self.together if of_parameter else 0.0
         moved = Moved(stored, view, again, summed, zero, twice, late, together)
         closure, moves = self.interner.call(self.b.close, self.kinds[name], moved, per_axis), None
@@ -386,9 +387,9 @@ _TIME_S, _KEPT_BYTES = attrgetter("time_s"), attrgetter("kept_bytes")
 
 
 def shares(run: Execution, mesh: Mesh) -> tuple[float, float]:
-    """What part of the bytes of a model the first of its stages keeps: of parameters, and of one microbatch's values.
+    """Return the shares of a model's bytes in its first stage: of parameters, and of one microbatch's values.
 
-    It keeps the values of as many microbatches as its schedule has in flight there.
+    The first stage keeps the values of as many microbatches as its schedule has in flight there.
     """
     if run.schedule.num_stages == 1:
         return 1.0, 1.0
@@ -398,28 +399,28 @@ def shares(run: Execution, mesh: Mesh) -> tuple[float, float]:
 
 
 def _most_bytes(graph: Graph) -> float:
-    """Of a message in which parameters are gathered or scattered: a block's, in 32 bits at least."""
+    """Return the most bytes of a message that gathers or scatters parameters: a block, in 32 bits at least."""
     kinds = (graph.types[leaf.name] for leaf in graph.leaves("parameter"))
     return 2.0 * BLOCK_BYTES + max((kind.num_elements * max(4, ITEM_BYTES[kind.dtype]) for kind in kinds), default=0)
 
 
 def _wanted(uses: Sequence[TensorUse]) -> list[Layouts]:
-    """The layouts in which readers want a tensor."""
+    """Return the layouts in which readers want a tensor."""
     return [needs[use.position] for use in uses for needs in use.domain.operands]
 
 
 def _but_for(axis: int, state: Layouts, other: Layouts) -> Layouts:
-    """A state with another's layout on one axis."""
+    """Return a state with another state's layout on one axis."""
     return (*state[:axis], other[axis], *state[axis + 1 :])
 
 
 def _by_axis(states: Sequence[Layouts], num_axes: int) -> PerAxis:
-    """Per axis, the layouts that occur in these states."""
+    """Return, per axis, the layouts that occur in these states."""
     return tuple(tuple(sorted({state[axis] for state in states})) for axis in range(num_axes))
 
 
 def _states(closure: Closure, domain: Domain, position: int | None) -> np.ndarray:
-    """Which state of the closure each choice of a domain has the tensor in: as its result, or as that operand."""
+    """Return, per choice of a domain, the state of its result, or of its operand at `position`, in the closure."""
     layouts = domain.result if position is None else [needs[position] for needs in domain.operands]
     return np.array([closure.index[x] for x in layouts], dtype=np.intp)
 
@@ -429,7 +430,7 @@ def _between(closure: Closure, rows: np.ndarray, columns: np.ndarray) -> np.ndar
 
 
 def _back_to(closure: Closure, states: tuple[Layouts, ...]) -> np.ndarray:
-    """Costs from each state of the closure to each of these states, which may be others; those first."""
+    """Return costs from each state of the closure to each of `states`, one row each; inf for those it lacks."""
     known = [closure.index.get(state, -1) for state in states]
     columns = closure.cost[:, known].T
     return np.where(np.array(known)[:, None] < 0, np.inf, columns)
@@ -440,7 +441,7 @@ def _flipped(table: np.ndarray) -> np.ndarray:
 
 
 def _last_step(closure: Closure, rows: np.ndarray, column: int) -> np.ndarray:
-    """What it costs to hand a result on in its last state."""
+    """Return the cost of each row for handing a result on in its last state."""
     return closure.cost[rows, column]
 
 
@@ -451,9 +452,9 @@ def _storable(shape: tuple[int, ...], used: Sequence[Layout], size: int) -> list
 def _restricted(
     domain: Domain, allowed: Sequence[frozenset[Choice | Layout]], left: Splits | Stored | None, node: Node
 ) -> Domain:
-    """The choices that every axis allows, and that are `left` of these (None: all).
+    """Return the choices that every axis allows and that are `left` of these (None: all).
 
-    Where they do not divide the sizes together, the last axes stay whole.
+    Where the axes' choices do not divide the sizes together, the last axes stay whole.
     """
     by_axis: Sequence[Sequence[Choice | Layout]] = domain.result if node.is_leaf else domain.splits
     whole = frozenset([R if node.is_leaf else WHOLE])

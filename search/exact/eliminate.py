@@ -5,10 +5,10 @@ parallel graph no table ever spans more than two variables: eliminating along a 
 layouts, eliminating parallel branches is the parallel split. Every table is interned by how it was made, so repeated
 blocks are eliminated once. That is exact.
 
-Where tables would be larger (recurrent cells that share weights, dense blocks, meshes of many axes), only what has two
-neighbours at most is eliminated that way. Bounds on the rest (`search.exact.pruning`) drop choices; often one solution
-is left. Else what is left is eliminated, if all tables together stay under `MOST_ENTRIES`. Beyond, the best solution
-that was found is improved part by part, and `Solution.bound` says how far it can be from the optimum.
+Where tables would be larger (recurrent cells that share weights, dense blocks, meshes of many axes), only variables
+with at most two neighbours are eliminated that way. Bounds on the rest (`search.exact.pruning`) drop choices; often one
+solution is left. Otherwise the rest is eliminated if all its tables together stay under `MOST_ENTRIES`. Beyond that,
+the best solution found is improved part by part, and `Solution.bound` says how far it can be from the optimum.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from shardwright.search.exact.model import Edges, Model
 from shardwright.search.exact.pruning import TOLERANCE, relax
 
 LARGE_TABLE = 2**20
-"""Entries from which a table is worth dropping choices by bounds first; below, equal blocks sharing tables wins."""
+"""The size of a table from which bounds first drop choices; below, tables that equal blocks share are faster."""
 LARGE_RESULT = 2**14
-"""The same of what is left of a table: shared results stay in memory as long as the solver."""
+"""The same limit for what is left of a table: shared results stay in memory as long as the solver."""
 MOST_ENTRIES = 2**25
-"""Of all tables of one elimination together, where they are not shared; that takes about as long as to do without."""
+"""The most entries of all tables of an elimination that shares none; so many take as long as doing without."""
 _PART_ENTRIES = 2**23
-"""The same of a part of a model that is solved alone: there are many of these."""
+"""The same limit for a part of a model that is solved alone: there are many parts."""
 LARGEST = 10**7
-"""Of one of them: 80 MB."""
+"""The most entries of one of these tables: 80 MB."""
 MANY_VARIABLES = 2**12
-"""From so many on, tables are shared within a solution alone: that much would stay in memory for each of them."""
+"""The number of variables from which solutions share no tables: all of them would stay in memory."""
 _TRIES = 24
-"""Parts of a large model that are solved."""
+"""The number of parts of a large model that are solved."""
 _PATIENCE = 6
-"""Parts in a row that improve nothing, after which no more are solved."""
+"""The number of parts in a row without an improvement after which no more are solved."""
 _ROUNDS = 1
 _FEWER = 0.5
-"""The share of the choices that may be left for another round of bounds to be worth its time."""
+"""The largest share of choices left at which another round of bounds is worth its time."""
 
 Exact = Callable[[Model], Sequence[int] | None]
 """The choices of a model's optimum, or None where its tables would be too large."""
@@ -63,13 +63,13 @@ class _Eliminated:
 
 
 class Eliminator:
-    """Solves problems that share interned tables. Problems must come from builders that use the same interner."""
+    """A solver of problems that share interned tables; their builders must use the same interner."""
 
     def __init__(self, interner: Interner) -> None:
         self.interner = interner
 
     def solve(self, problem: Problem, prices: Prices = SERIAL) -> Solution:
-        """The minimum of seconds and kept bytes at these prices; of large models a solution near it, and a bound."""
+        """Return the minimum of seconds and kept bytes at these prices; for large models a near one, and a bound."""
         if prices not in problem.solved:
             problem.solved[prices] = self._solve(problem, prices)
         return problem.solved[prices]
@@ -78,7 +78,7 @@ class Eliminator:
         return self.solve_with(problem, prices, {})
 
     def solve_with(self, problem: Problem, prices: Prices, allowed: Mapping[int, np.ndarray]) -> Solution:
-        """The same where only these choices of some variables are allowed; it is not kept."""
+        """Return the same where only these choices of some variables are allowed; the solution is not remembered."""
         interner = self.interner if len(problem.time_s) < MANY_VARIABLES else Interner()
         model = Model.of(problem, prices, interner)
         known = () if allowed else problem.solved.values()  # at other prices
@@ -90,12 +90,12 @@ class Eliminator:
 
 
 def _is_small(order: Order) -> bool:
-    """Whether eliminating takes less than to look for bounds first."""
+    """Return whether eliminating takes less time than looking for bounds first."""
     return order.largest_table < LARGE_TABLE and order.largest_result <= LARGE_RESULT
 
 
 def _solve(model: Model, order: Order, rounds: int, ceiling: float) -> Solution:
-    """By elimination if its tables are small; else only of what is in series or parallel, the rest within bounds.
+    """Solve by elimination if tables are small; else eliminate what is in series or parallel, and bound the rest.
 
     `ceiling`: some solution costs no more.
     """
@@ -105,12 +105,12 @@ def _solve(model: Model, order: Order, rounds: int, ceiling: float) -> Solution:
     for v in order.variables:
         if elimination.is_series(v):
             elimination.eliminate(v)
-    most = ceiling * (1 + TOLERANCE) - elimination.constant  # which may be nearly all of it, but for rounding
+    most = ceiling * (1 + TOLERANCE) - elimination.constant  # the constant may be nearly all of it, but for rounding
     return elimination.with_rest(_within_bounds(elimination.rest(), rounds, most))
 
 
 def _within_bounds(model: Model, rounds: int, ceiling: float) -> Solution:
-    """Without the choices whose lower bound exceeds the cost of a solution."""
+    """Solve without the choices whose lower bound exceeds the cost of a solution."""
     tables = {scope: table.value for scope, table in model.edges.items()}
     found = relax([u.value for u in model.unary], tables, ceiling)
     first = Solution(found.choices, found.objective, min(found.bound, found.objective))
@@ -129,13 +129,13 @@ def _within_bounds(model: Model, rounds: int, ceiling: float) -> Solution:
 
 
 def _solved_alone(part: Model) -> tuple[int, ...] | None:
-    """The choices of the optimum of a part of a model, if its tables are not too large."""
+    """Return the choices of the optimum of a part of a model, or None where its tables are too large."""
     solution = _eliminated(part, _PART_ENTRIES)
     return None if solution is None else solution.choices
 
 
 def _eliminated(model: Model, most: int) -> Solution | None:
-    """The optimum, if no table on the way is too large, and all together have `most` entries. They are not kept."""
+    """Return the optimum, or None where tables are too large or have more than `most` entries; they are not kept."""
     order = model.min_fill()
     if order.entries > most or order.largest_table > LARGEST:
         return None
@@ -155,19 +155,19 @@ class _Elimination:
             self._add_factor(_Factor(scope, table))
 
     def run(self, order: Sequence[int]) -> Solution:
-        """The optimum, by eliminating all variables."""
+        """Return the optimum, by eliminating all variables."""
         for v in order:
             self.eliminate(v)
         return self._decode({}, 0.0, 0.0)
 
     def rest(self) -> Model:
-        """What has not been eliminated, if no table spans more than two variables."""
+        """Return the model of the variables that are left; no table may span more than two of them."""
         at = {v: i for i, v in enumerate(self._left())}
         edges = {(at[f.scope[0]], at[f.scope[1]]): f.table for f in self.factors.values()}
         return Model(self.interner, [self.unary[v] for v in at], edges)
 
     def with_rest(self, rest: Solution) -> Solution:
-        """The solution of all, from that of `rest`."""
+        """Return the solution of all variables, from that of `rest`."""
         return self._decode(dict(zip(self._left(), rest.choices, strict=True)), rest.objective, rest.bound)
 
     def _left(self) -> list[int]:
@@ -175,7 +175,7 @@ class _Elimination:
         return [v for v in range(len(self.unary)) if v not in gone]
 
     def is_series(self, v: int) -> bool:
-        """Whether eliminating a variable leaves a small table over two others at most."""
+        """Return whether eliminating a variable leaves a small table over at most two others."""
         scope = self._around(v)
         result = prod(len(self.unary[n].value) for n in scope)
         return len(scope) <= 2 and result <= LARGE_RESULT and result * len(self.unary[v].value) < LARGE_TABLE
@@ -226,7 +226,7 @@ class _Elimination:
 def minimize_last(
     unary: np.ndarray, places: Sequence[tuple[int, ...]], *tables: np.ndarray
 ) -> tuple[Costs, np.ndarray]:
-    """min over the last variable of unary + Σ tables, and where it is attained.
+    """Return the min over the last variable of unary + Σ tables, and where it is attained.
 
     `places` says which variables each table spans; every variable but the last is in one of them.
     """
@@ -247,7 +247,7 @@ def minimize_last(
 
 
 def improved(model: Model, choices: Sequence[int], exact: Exact) -> tuple[int, ...]:
-    """These choices, or better ones: parts around some variables are solved until that helps no more.
+    """Return these choices, or better ones: parts around some variables are solved until that helps no more.
 
     A part grows from one variable to its neighbours and theirs for as long as its tables are small. Its solution is
     never worse than what was there (large neighbourhood search: Shaw, "Using constraint programming and local search
@@ -265,7 +265,7 @@ def improved(model: Model, choices: Sequence[int], exact: Exact) -> tuple[int, .
 
 
 def _around(model: Model, start: int, choices: Sequence[int], exact: Exact) -> list[int]:
-    """With the largest part around a variable solved that can be, of those that are tried."""
+    """Return the choices with a part around a variable solved: the largest part tried whose tables are small."""
     found, reached, at, size = list(choices), [start], 0, 1
     while at < len(reached):
         while at < len(reached) < size:
@@ -284,7 +284,7 @@ def _around(model: Model, start: int, choices: Sequence[int], exact: Exact) -> l
 
 
 def _part(model: Model, part: Sequence[int], choices: Sequence[int]) -> Model:
-    """The model of these variables where all others have these choices."""
+    """Return the model of these variables where all others have these choices."""
     at = {v: i for i, v in enumerate(part)}
     edges: Edges = {}
     unary = [model.unary[v].value for v in part]

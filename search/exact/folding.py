@@ -1,10 +1,10 @@
-"""Repeated blocks of a model, cut down to a few: what a search of many ways to run it looks at.
+"""Repeated blocks of a model, cut down to a few for a search that looks at many ways to run it.
 
 Consecutive blocks ("model.layers.3") that are equal up to names, each reading what the one before gives, are a *run*.
-Constants that several blocks read, such as tables of positions, lie in none.
-A folded graph keeps the first of a run and says how often it occurs: costs and bytes count as often, and from one
-occurrence to the next a value has to be laid out as it came in. So a plan of a folded graph is a plan of the whole
-one in which equal blocks are laid out alike: `unfolded` gives every copy the choices of the block that stands for it.
+Constants that several blocks read, such as tables of positions, belong to no block. A folded graph keeps the first
+block of a run and says how often it occurs: costs and bytes count as often, and a value must leave each occurrence in
+the layout in which it came in. So a plan of a folded graph is a plan of the whole graph in which equal blocks are laid
+out alike: `unfolded` gives every copy the choices of the block that stands for it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from shardwright.pcg.step.parameters import module_block
 from shardwright.search.choices.problem import Problem
 
 MIN_TIMES = 4
-"""Runs of fewer blocks stay as they are, but for those of one fewer beside a longer run, which decides about memory."""
+"""The length from which runs are folded; beside a longer run, which decides about memory, one less is enough."""
 _KINDS = ("node", "storage", "hub")
 
 
@@ -28,7 +28,7 @@ class Repeated(NamedTuple):
     """A block that stands for several.
 
     blocks    all of them, in order
-    carried   (value that the first one reads, value that each gives to the next one in its place)
+    carried   pairs: a value that the first block reads, and the value that each block gives to the next in its place
     """
 
     blocks: tuple[str, ...]
@@ -49,11 +49,11 @@ class Folded:
 
     Attributes:
         home: the repeated block of every node that lies in one, parameters included.
-        alike: by the parameters that were left out, the one that stands for each.
-        copies: by block that stands for several, for each of these in order, what its nodes and what it reads of the
-            block before it are called there.
-        last: by the values that are read behind a run, what they are called in its last block.
-        is_large: whether a try takes so long that a search makes only the likeliest.
+        alike: the parameters that were left out, each with the one that stands for it.
+        copies: for each block that stands for several, one table per copy, in order: the copy's names of the block's
+            nodes and of the values that the block reads of the one before it.
+        last: the values that are read behind a run, each with its name in the run's last block.
+        is_large: whether one attempt takes so long that a search makes only the likeliest.
     """
 
     graph: Graph
@@ -66,26 +66,26 @@ class Folded:
 
     @cached_property
     def repeats(self) -> Mapping[str, int]:
-        """How often each block occurs."""
+        """The number of occurrences of each block."""
         return {r.block: r.times for r in self.repeated}
 
     @cached_property
     def constants(self) -> frozenset[str]:
-        """As `constant_nodes` has them: all problems of the graph ask."""
+        """The result of `constant_nodes`, which all problems of the graph need."""
         return constant_nodes(self.graph)
 
     @cached_property
     def read_again(self) -> set[str]:
-        """As the function of this name has them."""
+        """The result of the function of this name."""
         return read_again(self.graph)
 
     def times(self, name: str) -> int:
-        """How often a node occurs."""
+        """Return how often a node occurs."""
         return self.repeats.get(self.home.get(name, ""), 1)
 
 
 class _Block(NamedTuple):
-    """Operators from the first to the last of a block, and the parameters that nobody else reads."""
+    """The operators from the first to the last of a block, and the leaves that nobody else reads."""
 
     name: str
     nodes: tuple[Node, ...]
@@ -97,7 +97,7 @@ class _Block(NamedTuple):
 
 
 def fold(graph: Graph, copies: int = 1) -> Folded:
-    """The graph with the first `copies` blocks of every run; the last of these stands for the rest."""
+    """Return the graph with the first `copies` blocks of every run; the last of these stands for the rest."""
     whole, graph = graph, shared_first(graph)
     repeated, dropped = list[Repeated](), set[str]()
     renamed, home, alike = dict[str, str](), dict[str, str](), dict[str, str]()
@@ -133,9 +133,9 @@ def fold(graph: Graph, copies: int = 1) -> Folded:
 
 
 def shared_first(graph: Graph) -> Graph:
-    """The graph with constants that several blocks read before the blocks, as parts of none.
+    """Return the graph with the constants that several blocks read before the blocks, as parts of none.
 
-    Capture leaves them in the first one that reads them, which else is like no other.
+    Capture leaves them in the first block that reads them, which is then like no other block.
     """
     constants = constant_nodes(graph)
     home = {n.name: module_block(f"{n.source.module}.") for n in graph.nodes if not n.is_leaf}
@@ -155,7 +155,7 @@ def shared_first(graph: Graph) -> Graph:
 
 
 def _runs(graph: Graph) -> Iterator[list[_Block]]:
-    """Maximal sequences of equal blocks, in order."""
+    """Yield maximal sequences of equal blocks, in order."""
     run, key = list[_Block](), None
     for block, before in _blocks(graph):
         found = _signature(graph, block, run[-1] if run else None)
@@ -170,9 +170,10 @@ def _runs(graph: Graph) -> Iterator[list[_Block]]:
 
 
 def _closed(graph: Graph, run: list[_Block]) -> Iterator[list[_Block]]:
-    """A run of which only the last block gives to anyone but the next, and that reads of the first one's kind.
+    """Yield a run, if only its last block gives values to anyone but the next block.
 
-    What comes to the first one may have no gradient, where what each gives to the next has one: then it is left out.
+    The first block may read a value without gradient, where each block gives the next one a value with a gradient. Then
+    the first block is a run of its own.
     """
     if len(run) > 1 and any(graph.types[a] != graph.types[b] for a, b in _carried(run[0], run[1])):
         yield run[:1]
@@ -187,7 +188,7 @@ def _closed(graph: Graph, run: list[_Block]) -> Iterator[list[_Block]]:
 
 
 def _blocks(graph: Graph) -> Iterator[tuple[_Block, str]]:
-    """Blocks whose operators lie side by side, each with the name of the block right before it, or ""."""
+    """Yield the blocks whose operators lie side by side, each with the name of the block right before it, or ""."""
     operators = [node for node in graph.nodes if not node.is_leaf]
     names = [module_block(f"{node.source.module}.") for node in operators]
     first, last = dict[str, int](), dict[str, int]()
@@ -211,7 +212,7 @@ def _blocks(graph: Graph) -> Iterator[tuple[_Block, str]]:
 
 
 def _signature(graph: Graph, block: _Block, before: _Block | None) -> Hashable | None:
-    """Equal for blocks that compute the same of what the block before gives; None where that is another kind."""
+    """Return a key, equal for blocks that compute the same from the block before; None if that is of another kind."""
     if before is None or [_bare(n) for n in block.own] != [_bare(n) for n in before.own]:
         return None
     number, previous = ({n.name: i for i, n in enumerate(b.own)} for b in (block, before))
@@ -227,7 +228,7 @@ def _bare(node: Node) -> Hashable:
 
 
 def _carried(block: _Block, after: _Block) -> Iterator[tuple[str, str]]:
-    """What a block reads from outside, and what it gives to the next one in its place."""
+    """Yield each value that a block reads from outside, with the value that it gives to the next one in its place."""
     inside, found = {n.name for n in block.own}, dict[str, str]()
     for mine, other in zip(block.nodes, after.nodes, strict=True):
         for a, b in zip(mine.inputs, other.inputs, strict=True):
@@ -237,7 +238,7 @@ def _carried(block: _Block, after: _Block) -> Iterator[tuple[str, str]]:
 
 
 def _names(block: _Block, alike: Sequence[_Block], carried: Sequence[tuple[str, str]]) -> Iterator[Mapping[str, str]]:
-    """What the nodes of a block, and what it reads of the one before, are called in each block that equals it."""
+    """Yield, for each equal block, its names of the nodes of `block` and of the values read of the block before."""
     before = {name: name for name, _ in carried}
     for other in alike:
         own = {a.name: b.name for a, b in zip(block.own, other.own, strict=True)}
@@ -249,11 +250,10 @@ def _names(block: _Block, alike: Sequence[_Block], carried: Sequence[tuple[str, 
 
 
 def unfolded(problem: Problem, folded: Folded, graph: Graph) -> Problem | None:
-    """The problem of a whole graph, for `materialize`: all its names lead to variables of that of the `folded` one.
+    """Return the problem of a whole graph, for `materialize`: its names lead to variables of the `folded` one's.
 
-    So every solution of the one is a solution of the other. Names of the folded graph may be others than those that the
-    problem has; None where more is different, or where the first of equal blocks alone has operators that no parameter
-    reaches.
+    So the two problems have the same solutions. The folded graph's names may differ from the problem's. None where more
+    than names differs, or where the first of equal blocks alone has operators that no parameter reaches.
     """
     if (alike := _alike(folded.graph, problem.graph)) is None:
         return None
@@ -272,7 +272,7 @@ def unfolded(problem: Problem, folded: Folded, graph: Graph) -> Problem | None:
 
 
 def _alike(graph: Graph, other: Graph) -> Mapping[str, str] | None:
-    """By each name in a graph, the name in another one that computes the same; None where it does not."""
+    """Return, for each name in a graph, the name in the other graph that computes the same; None if they differ."""
     if graph is other:
         return {node.name: node.name for node in graph.nodes}
     found, ahead = dict[str, str](), [(a, b) for (_, a), (_, b) in zip(graph.outputs, other.outputs, strict=True)]
@@ -291,16 +291,16 @@ def _alike(graph: Graph, other: Graph) -> Mapping[str, str] | None:
 
 
 def _stands_for(folded: Folded) -> Iterator[tuple[str, str]]:
-    """The nodes of all copies of blocks, each with the one that stands for it."""
+    """Yield the nodes of all copies of blocks, each with the node that stands for it."""
     for block, copies in folded.copies.items():
         for names in copies:
             yield from ((name, of) for of, name in names.items() if folded.home.get(of) == block)
 
 
 def _handed_on(folded: Folded) -> Iterator[tuple[str, str]]:
-    """What a copy gives to the next one, each with what the first copy reads in its place: it is laid out as that.
+    """Yield each value that a copy gives to the next, with the first copy's input, whose layouts it takes.
 
-    But for what its own copy reads too.
+    Values that their own copy reads too are left out.
     """
     users, home = folded.graph.users, folded.home
     for repeated in folded.repeated:

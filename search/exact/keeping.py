@@ -1,16 +1,16 @@
-"""What a rank keeps, value by value, where layouts are known: by elimination, under one price of a byte.
+"""The values that a rank keeps where layouts are known: by elimination, at one price of a byte.
 
 A value that an operation makes has one of three fates (`pcg.step.fates`):
 
     kept         its bytes, until backward
     again        the seconds of what makes it, once more in each microbatch
-    not needed   nothing; but not where an operation's backward reads it, or what reads it is made again
+    not needed   nothing; excluded where an operation's backward reads it, or its reader is made again
 
-That is a statement about one value, or about one reader and one value, at a time: so a pairwise model says it all. What
-one block of the model gives to another is kept or not needed. A weight that is gathered stays as long as one of the
-lifetimes says, those that are gathered together for the same time: its collectives count by the share of communication
-that nothing hides. The sums are a guide: the timeline judges every solution on the way, as only there one sees what is
-there at once.
+Each condition is about one value, or about one value and one reader of it, so a pairwise model states them all. A value
+that one block of the model gives to another is kept or not needed. A gathered weight has one of the lifetimes, and
+weights that are gathered together have the same: their collectives count by the share of communication that nothing
+hides. The sums are a guide: the timeline judges every solution on the way, as only it shows which values are there at
+the same time.
 """
 
 from __future__ import annotations
@@ -42,26 +42,26 @@ FATES = (Fate.NOT_NEEDED, Fate.KEPT, Fate.AGAIN)
 _UNAVAILABLE = np.array(
     [[inf if (value, reader) == (Fate.NOT_NEEDED, Fate.AGAIN) else 0.0 for reader in FATES] for value in FATES]
 )
-"""Of a value (rows) and of what reads it (columns): what is made again reads what is there."""
+"""Costs of a value (rows) and its reader (columns): an operation that is made again reads what is there."""
 
 
 @dataclass(frozen=True)
 class Keeping:
-    """What is made again of each block of a model, and for how long each gathered weight stays, by leaf."""
+    """The recomputation of each block of a model, and the lifetime of each gathered weight, by leaf."""
 
     again: Mapping[str, BlockRecompute] = field(default_factory=dict)
     lifetimes: Mapping[str, Zero] = field(default_factory=dict)
 
     @property
     def recompute(self) -> RecomputeByBlock | str:
-        """As an `Execution` has it: neighbouring blocks of which the same is made again are one pattern."""
+        """The recomputation for an `Execution`: neighbouring blocks that recompute the same are one pattern."""
         own: list[tuple[str, BlockRecompute]] = [item for item in self.again.items() if item[1]]
         runs = groupby(enumerate(own), key=lambda item: _run(item[0], *item[1]))
         found = tuple(_pattern([block for _, (block, _) in run], again) for (*_, again), run in runs)
         return found or "none"
 
     def mixed(self, other: Keeping, blocks: frozenset[str], block_of: Mapping[str, str]) -> Keeping:
-        """What the other one says about these blocks, and this one about the rest. `block_of`: that of each leaf."""
+        """Return the other's choices for these blocks, and this one's for the rest; `block_of`: each leaf's block."""
         names = dict.fromkeys((*self.again, *other.again))
         again: dict[str, BlockRecompute] = {
             name: (other if name in blocks else self).again.get(name, ()) for name in names
@@ -73,7 +73,7 @@ class Keeping:
 
 
 def _run(place: int, block: str, again: BlockRecompute) -> tuple[str, int, BlockRecompute]:
-    """The same for neighbours that are numbered one after the other."""
+    """Return a key that is the same for blocks with consecutive numbers that recompute the same."""
     stem, _, number = block.rpartition(".")
     return (stem, int(number) - place, again) if number.isdecimal() else (block, -1, again)
 
@@ -85,7 +85,7 @@ def _pattern(blocks: Sequence[str], again: BlockRecompute) -> tuple[str, BlockRe
 
 
 class Kept(NamedTuple):
-    """A solution: what it says, and its sums."""
+    """A solution and its sums."""
 
     keeping: Keeping
     seconds: float
@@ -96,7 +96,7 @@ class KeepingProblem:
     """The pairwise model of a parallel graph whose layouts are known.
 
     Args:
-        steps: the graph's operations with their costs; nothing is made again in them.
+        steps: the graph's operations with their costs, without recomputation.
         times: how often each block of the model occurs.
         exposed: the share of communication that nothing hides.
         values: whether values may be made again.
@@ -118,7 +118,7 @@ class KeepingProblem:
         self._add_weights()
 
     def solve(self, price: float) -> Kept:
-        """The least of seconds + price · bytes."""
+        """Return the solution of the least seconds + price · bytes."""
         solution = self.eliminator.solve(self.problem, Prices(price))
         again = self.values.made_again(solution) if self.values is not None else {}
         lifetimes = dict[str, Zero]()
@@ -134,7 +134,7 @@ class KeepingProblem:
         return seconds, num_bytes
 
     def add(self, time_s: Sequence[float], num_bytes: Sequence[float]) -> int:
-        """A variable with these costs of its choices; its number."""
+        """Add a variable with these costs of its choices, and return its number."""
         for costs, own in ((self.problem.time_s, time_s), (self.problem.kept_bytes, num_bytes)):
             costs.append(self.interner.call(np.array, tuple(own)))
         return len(self.problem.time_s) - 1
@@ -154,7 +154,7 @@ class KeepingProblem:
             self.groups[variable] = [p.leaf for p in own]
 
     def _lifetime(self, own: Sequence[Parameter], zero: Zero, *, again: bool) -> tuple[float, float]:
-        """Seconds of a step's collectives, and bytes that stay, of parameters that are gathered together."""
+        """Return the seconds of a step's collectives and the bytes that stay, of parameters gathered together."""
         slices, many = own[0].slices, self.mesh.num_microbatches
         assert slices is not None
         used, summed = sum(p.used_bytes for p in own), sum(p.summed_bytes for p in own if p.grad)
@@ -168,7 +168,7 @@ class KeepingProblem:
 
 
 class _Values:
-    """The variables of values that operations make; those of a view are its operand's."""
+    """The variables of values that operations make; a view has its operand's variable."""
 
     def __init__(self, parent: KeepingProblem) -> None:
         self.parent, self.chunk = parent, parent.chunk
@@ -212,7 +212,7 @@ class _Values:
                     edges[min(value, reader), max(value, reader)] = below if value < reader else above
 
     def made_again(self, solution: Solution) -> dict[str, tuple[str, ...]]:
-        """The places of what is made again, by block."""
+        """Return the places of the operations that are made again, by block."""
         found = defaultdict[str, list[str]](list)
         for o in self.chunk.occurrences:
             if FATES[solution.choices[self.variables[o.result]]] is Fate.AGAIN:
@@ -221,7 +221,7 @@ class _Values:
 
 
 def _staying(chunk: Chunk, early: frozenset[str]) -> Iterator[Allocation]:
-    """What is not made again: what another block reads, or nobody, and what is made before anything else."""
+    """Yield the values that are never made again: those that another block reads, or nobody, and the earliest ones."""
     blocks = defaultdict[Allocation, set[str]](set)
     for o in chunk.occurrences:
         for memory in o.reads:
@@ -232,14 +232,14 @@ def _staying(chunk: Chunk, early: frozenset[str]) -> Iterator[Allocation]:
 
 
 def _needed(chunk: Chunk) -> set[Allocation]:
-    """What the backward of some operation reads."""
+    """Return the values that the backward of some operation reads."""
     return {memory for o in chunk.occurrences if o.operation.is_differentiated for memory in o.keeps}
 
 
 def expanded(keeping: Keeping, blocks: Mapping[str, Sequence[str]], leaves: Mapping[str, str]) -> Keeping:
-    """The same of a whole model, for what is said of a folded one.
+    """Return the choices for a whole model, from those for its folded one.
 
-    `blocks`: all that a block of the folded model stands for; `leaves`: the parameter that stands for each left out.
+    `blocks`: all blocks that a folded block stands for; `leaves`: by parameter left out, the one that stands for it.
     """
     again = dict[str, BlockRecompute](
         (name, own) for block, own in keeping.again.items() for name in blocks.get(block, (block,))

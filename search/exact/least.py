@@ -1,9 +1,9 @@
-"""What a step takes at least by the timeline, of all layouts that are run in one way on one mesh.
+"""A lower bound of a step by the timeline, over all layouts that are run in one way on one mesh.
 
-Let a second of communication that compute can run beside count as b, every other one as 1: in each second of a step at
-most `Sharing.pace(b)` of that is done, whatever runs beside what. So for every b the least sum, which elimination
-finds, is a bound once it is divided by the pace. A small b suits layouts whose communication is hidden, a large one
-those that wait for it; the walk over prices looks for the best.
+Let a second of communication that compute can run beside count as b, and every other second as 1. In each second of a
+step at most `Sharing.pace(b)` of this sum is done, whatever runs beside what. So for every b, the least sum divided by
+the pace is a lower bound; elimination finds the least sum. A small b suits layouts whose communication is hidden, a
+large b those that wait for it; the walk over prices looks for the best b.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _TOLERANCE = 1e-4
 
 
 def least_s(problem: Problem, eliminator: Eliminator, sharing: Sharing) -> float:
-    """No step of these layouts is shorter. `problem`: a relaxed one, of the lifetime for which least is sent."""
+    """Return a lower bound of a step. `problem`: a relaxed one, with the lifetime for which least is sent."""
 
     def bound_s(beside: float) -> tuple[float, Solution]:
         found = eliminator.solve(problem, Prices(beside=beside))
@@ -49,7 +49,7 @@ def least_s(problem: Problem, eliminator: Eliminator, sharing: Sharing) -> float
 
 
 def seconds(problem: Problem, solution: Solution) -> tuple[float, float]:
-    """What the choices of a solution compute and wait for, and what they send that compute can run beside."""
+    """Return a solution's seconds of compute and waits, and those of communication that compute can run beside."""
     chosen, beside = solution.choices, 0.0
     total = sum(float(t.value[c]) for t, c in zip(problem.time_s, chosen, strict=True))
     for edge, table in problem.edges.items():

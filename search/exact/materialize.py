@@ -1,4 +1,4 @@
-"""From choices to a parallel graph: parallel operators are inserted where producers and readers disagree.
+"""The parallel graph of chosen layouts: parallel operators are inserted where producers and readers disagree.
 
 Nodes that no parameter reaches (masks, positions, labels) are built in the layout each reader wants: a slice of such
 a node is the same node of sliced operands wherever its factor string allows, down to slices of the batch.
@@ -24,7 +24,7 @@ from shardwright.search.choices.reshard import can_hold, replicated
 
 
 def materialize(problem: Problem, solution: Solution, certified: CertifiedSplits) -> Graph:
-    """The validated parallel graph of a solution. Its erasure is the problem's graph."""
+    """Return the validated parallel graph of a solution. Its erasure is the problem's graph."""
     return _Materializer(problem, solution, certified).run().validate()
 
 
@@ -77,7 +77,7 @@ class _Materializer:
     # ---- resharding ----
 
     def _at(self, name: str, need: Layouts) -> str:
-        """The value of a serial node in the layouts that a reader needs."""
+        """Return the value of a serial node in the layouts that a reader needs."""
         if name in self.constants:
             return self._constant(name, tuple(R if x.kind == "C" else x for x in need))
         closure = self.problem.closures[name]
@@ -90,7 +90,7 @@ class _Materializer:
         return self._walk(name, start, [*closure.path(start, hub), *closure.path(hub, need)])
 
     def _walk(self, name: str, state: Layouts, path: Sequence[Move]) -> str:
-        """What the path leads to; one path for all of it, as moves that were priced apart are not to be fused."""
+        """Append the operators of a whole path, and return its end; moves that were priced apart are not fused."""
         current = self.made[name, state]
         for move, steps in zip(path, steps_of(path, self.mesh), strict=True):
             state = (*state[: move.axis], move.after, *state[move.axis + 1 :])
@@ -110,14 +110,14 @@ class _Materializer:
     # ---- constants ----
 
     def _constant(self, name: str, need: Layouts) -> str:
-        """A node that no parameter reaches, in layouts made of R and S."""
+        """Return a node that no parameter reaches, in layouts made of R and S."""
         for value in postorder([(name, need)], lambda value: () if value in self.made else self._operands(*value)):
             if value not in self.made:
                 self.made[value] = self._make_constant(*value)
         return self.made[name, need]
 
     def _operands(self, name: str, need: Layouts) -> list[tuple[str, Layouts]]:
-        """What a constant in these layouts is made of."""
+        """Return the values, with their layouts, that a constant in these layouts is made of."""
         node = self.graph.by_name[name]
         if self._may_split(node):
             _, got, wanted = self._splits(node, need)
@@ -143,7 +143,7 @@ class _Materializer:
         return not (node.is_leaf or node.op == OPAQUE or node.is_random)
 
     def _splits(self, node: Node, need: Layouts) -> _ConstantSplits:
-        """How the operator itself is split."""
+        """Return how the operator of a constant is split."""
         if (node.name, need) not in self.splits:
             kinds = [self.graph.types[i] for i in node.inputs]
             shapes, certified = tuple(kind.shape for kind in kinds), self.certified(node, kinds)
@@ -152,7 +152,7 @@ class _Materializer:
         return self.splits[node.name, need]
 
     def _sliced(self, operand: str, have: Layouts, need: Layouts) -> str:
-        """Take slices along the axes that are still whole, outermost shard first."""
+        """Slice along the axes that are still whole, outermost shard first."""
         axes = [a for a in range(len(need)) if have[a] != need[a]]
         path = [Move(axis, R, need[axis]) for axis in sorted(axes, key=lambda a: (need[a].dim, need[a].blocks, a))]
         for steps in steps_of(path, self.mesh):
@@ -161,7 +161,7 @@ class _Materializer:
 
 
 _ConstantSplits = tuple[Choices, Layouts, list[Layouts]]
-"""How a constant is split, the layouts of its result and those of its operands."""
+"""The split of a constant, the layouts of its result and those of its operands."""
 
 
 @lru_cache(maxsize=1 << 14)
@@ -173,7 +173,7 @@ def _constant_splits(
     need: Layouts,
     sizes: tuple[int, ...],
 ) -> _ConstantSplits:
-    """On every axis where a certified factor gives the needed shard; the rest is sliced afterwards."""
+    """Return the split on every axis where a certified factor gives the needed shard; the rest is sliced later."""
     signature = ROWS[op].signature(shapes, dict(attrs))
     splits, operands, reached = list[Choice](), [list[Layout]() for _ in shapes], list[Layout]()
     for layout in need:
@@ -193,7 +193,7 @@ def _constant_splits(
 
 
 def _can_slice(have: Layouts, need: Layouts) -> bool:
-    """Whether the missing shards can be sliced off one after the other without touching those that are there."""
+    """Return whether the missing shards can be sliced off one by one without touching the shards that are there."""
     state = have
     axes = [a for a in range(len(need)) if have[a] != need[a]]
     for axis in sorted(axes, key=lambda a: (need[a].dim, need[a].blocks, a)):
@@ -204,7 +204,7 @@ def _can_slice(have: Layouts, need: Layouts) -> bool:
 
 
 def _split(node: Node, inputs: tuple[str, ...], split: Choices) -> Node:
-    """The same operator of these inputs, split; an opaque one never is."""
+    """Return the same operator with these inputs, split; an opaque one is never split."""
     return Node(node.name, node.op, inputs, node.attrs, split if node.op != OPAQUE else (), node.source)
 
 

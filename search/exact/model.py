@@ -1,4 +1,4 @@
-"""A pairwise model as the solver works on it: own costs, tables between two variables, and which choices are left."""
+"""A pairwise model as the solver works on it: own costs, tables between two variables, and the choices left."""
 
 from __future__ import annotations
 
@@ -45,20 +45,20 @@ class Model:
         return [len(u.value) for u in self.unary]
 
     def cost(self, choices: Sequence[int]) -> float:
-        """The sum of what these choices of its own cost."""
+        """Return the sum of the costs of these choices, which are numbered as in this model."""
         own = sum(float(u.value[c]) for u, c in zip(self.unary, choices, strict=True))
         return own + sum(float(t.value[choices[i], choices[j]]) for (i, j), t in self.edges.items())
 
     def drop_dominated(self) -> None:
         """Drop choices that another choice of the same variable beats whatever the neighbours do.
 
-        Twice of variables whose neighbours have lost choices since: what these told apart may have gone.
+        A second pass visits variables whose neighbours have lost choices: more of their choices may be dominated now.
         """
         lost = self._drop_dominated(range(len(self.unary)))
         self._drop_dominated(sorted({n for v in lost for n in self.neighbours[v]}))
 
     def _drop_dominated(self, variables: Iterable[int]) -> list[int]:
-        """The variables that have lost choices."""
+        """Drop dominated choices of these variables, and return the variables that have lost some."""
         lost: list[int] = []
         for v in variables:
             before = self.unary[v]
@@ -83,14 +83,14 @@ class Model:
             self.edges[edge] = cut(self.edges[edge], choices, 0 if v < n else 1)
 
     def left_with(self, keep: Sequence[np.ndarray]) -> Model:
-        """A model of its own with fewer choices; what `kept` says of it is in choices of this one."""
+        """Return a separate model with fewer choices, whose `kept` are numbers of choices of this model."""
         model = Model(self.interner, list(self.unary), dict(self.edges))
         for v, choices in enumerate(keep):
             model.keep(v, choices.tolist())
         return model
 
     def min_fill(self) -> Order:
-        """The order in which next is always the variable whose table spans the fewest others."""
+        """Return the order in which the next variable is always the one whose table spans the fewest others."""
         around, sizes = [set(n) for n in self.neighbours], self.sizes
 
         def fill(v: int) -> tuple[int, int]:
@@ -123,7 +123,7 @@ def _priced(time_s: np.ndarray, kept_bytes: np.ndarray, price: float) -> np.ndar
 
 
 def _undominated(unary: np.ndarray, first: Sequence[bool], *tables: np.ndarray) -> tuple[int, ...]:
-    """`undominated`, of tables in which the variable comes first or second."""
+    """Return `undominated` of tables in which the variable comes first or second."""
     return tuple(undominated(unary, [t if f else t.T for f, t in zip(first, tables, strict=True)]).tolist())
 
 

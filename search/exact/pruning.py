@@ -1,15 +1,16 @@
 """Choices that no optimum needs, a bound of the optimum, and a solution near it, without a table of three variables.
 
 A choice is *dominated* where another one of the same variable costs no more whatever the neighbours do. Beyond that, a
-choice is dropped where a lower bound of every solution that holds it exceeds the cost of a solution that is known.
-The bounds come from sequential reparametrization (Kolmogorov, "Convergent tree-reweighted message passing", 2006):
-cost is moved between a variable and its edges such that no solution's sum changes, and
+choice is dropped where a lower bound of every solution that holds it exceeds the cost of a solution that is known. The
+bounds come from sequential reparametrization (Kolmogorov, "Convergent tree-reweighted message passing", 2006): cost is
+moved between a variable and its edges such that no solution's sum changes, and
 
     bound        = constant                                         all other parts being at least 0
     bound(v, x)  = constant + what is left at choice x of v
 
-A solution is read off by choosing one variable after the other: what is left, with edges to chosen neighbours at their
-choice and to others at their least. Where the bound is tight and has no ties, that is the optimum.
+A solution is read off by choosing one variable after the other, each for the least remaining cost: edges to chosen
+neighbours count at the neighbour's choice, all others at their least. Where the bound is tight and has no ties, that is
+the optimum.
 """
 
 from __future__ import annotations
@@ -26,17 +27,17 @@ _CLIPS = 4
 _SWEEPS = 24
 _STALLED = 3
 _RISES = 1e-4
-"""The bound has to rise by so much of itself, or a better solution be found, for more sweeps to be worth their time."""
+"""The share by which the bound has to rise, unless a better solution is found, to make more sweeps worth their time."""
 _FEWER = 0.8
-"""The share of the choices that may be left for the others to be dropped between sweeps."""
+"""The largest share of choices left at which the others are dropped between sweeps."""
 _COMPARED = 2**16
-"""Entries that are compared in one step, about."""
+"""The number of entries that are compared in one step, about."""
 TOLERANCE = 1e-9
-"""Relative to the costs that bounds are made of: far above their rounding, far below what matters."""
+"""A tolerance relative to the costs that bounds are made of: far above their rounding, far below what matters."""
 
 
 def undominated(unary: np.ndarray, tables: Sequence[np.ndarray]) -> np.ndarray:
-    """The choices that no other choice beats or equals everywhere; of equal ones the first stays.
+    """Return the choices that no other choice beats or equals everywhere; of equal ones the first stays.
 
     `tables` are those of the variable's edges, with its own choices along the first dimension.
     """
@@ -58,10 +59,10 @@ def undominated(unary: np.ndarray, tables: Sequence[np.ndarray]) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Relaxed:
-    """A solution and its cost, a lower bound of all, and for every choice one of all solutions that hold it.
+    """A solution and its cost, a lower bound of all solutions, and for every choice a bound of those that hold it.
 
-    `slack`: by how much rounding may have made the bounds too high. `ceiling`: the least cost that is known, be it
-    that of this solution or of another one.
+    `slack`: by how much rounding may have made the bounds too high. `ceiling`: the least known cost, of this solution
+    or of another one.
     """
 
     choices: tuple[int, ...]
@@ -73,7 +74,7 @@ class Relaxed:
 
     @property
     def left(self) -> list[np.ndarray]:
-        """Of every variable, the choices that an optimum may hold."""
+        """The choices of every variable that an optimum may hold."""
         return [np.flatnonzero(bounds <= self.ceiling + self.slack) for bounds in self.bounds]
 
     @property
@@ -82,10 +83,10 @@ class Relaxed:
 
 
 def relax(unary: Sequence[np.ndarray], edges: Edges, ceiling: float = inf) -> Relaxed:
-    """Sweeps until the bound meets the cost of a solution, or rises no more. Costs are not negative.
+    """Sweep until the bound meets the cost of a solution, or rises no more. Costs are not negative.
 
-    `ceiling`: a solution, which need not be known here, costs no more. What costs more is left out of further sweeps:
-    they take less time, and their bounds, which are of what is left, are higher.
+    `ceiling`: some solution, which need not be known here, costs no more. Choices that cost more are left out of
+    further sweeps, which then take less time; the bounds of the choices that are left are higher.
     """
     best, bound, left = ((0,) * len(unary), inf), 0.0, _Left(unary, edges)
     clip = 1.5 * ceiling if isfinite(ceiling) else _some_scale(unary, edges)
@@ -114,9 +115,9 @@ def relax(unary: Sequence[np.ndarray], edges: Edges, ceiling: float = inf) -> Re
 
 
 class _Left:
-    """Which choices are left, by number; the bounds of all, also of those that have been dropped.
+    """The choices that are left, by number; the bounds of all choices, dropped ones too.
 
-    `most`: bounds of what is left are no higher, as a solution with dropped choices may cost as little.
+    `most`: later bounds are raised no higher, as a solution with dropped choices may cost as little.
     """
 
     def __init__(self, unary: Sequence[np.ndarray], edges: Edges) -> None:
@@ -125,17 +126,17 @@ class _Left:
         self.bounds, self.most = [np.zeros(len(table)) for table in unary], inf
 
     def reparametrization(self, clip: float) -> Reparametrization:
-        """A new one of what is left."""
+        """Return a new reparametrization of what is left."""
         own = [table[kept] for table, kept in zip(self.unary, self.kept, strict=True)]
         between = {(i, j): table[self.kept[i]][:, self.kept[j]] for (i, j), table in self.edges.items()}
         return Reparametrization(own, between, clip)
 
     def choices(self, numbers: Sequence[int]) -> tuple[int, ...]:
-        """The choices that have these numbers among those that are left."""
+        """Return the choices that have these numbers among those that are left."""
         return tuple(int(kept[number]) for kept, number in zip(self.kept, numbers, strict=True))
 
     def drop(self, model: Reparametrization, most: float) -> None:
-        """Drop what is bounded above `most`, if that is enough to be worth the copies."""
+        """Drop the choices whose bound is above `most`, if there are enough of them to be worth the copies."""
         for bounds, kept, new in zip(self.bounds, self.kept, model.bounds, strict=True):
             bounds[kept] = np.maximum(bounds[kept], np.minimum(new, self.most))
         stay = [bounds[kept] <= most for bounds, kept in zip(self.bounds, self.kept, strict=True)]
@@ -146,12 +147,12 @@ class _Left:
 
 
 def _is_apt(clip: float, cost: float) -> bool:
-    """Whether costs may be clipped there, where a solution of this cost is known."""
+    """Return whether costs may be clipped at `clip`, where a solution of this cost is known."""
     return cost <= clip <= 3 * cost
 
 
 def _some_scale(unary: Sequence[np.ndarray], edges: Edges) -> float:
-    """A cost of about the size of a solution's, where none is known yet."""
+    """Return a cost of about the size of a solution's, where none is known yet."""
     least = sum(float(table.min()) for table in unary)
     return 2 * least + max((float(t.max(where=np.isfinite(t), initial=0.0)) for t in edges.values()), default=0.0)
 
@@ -162,7 +163,7 @@ def _cost(unary: Sequence[np.ndarray], edges: Edges, choices: Sequence[int]) -> 
 
 
 class Reparametrization:
-    """Costs that are moved about; `constant` is a lower bound of all solutions, `bounds` has those of every choice.
+    """Costs that move between variables and edges; `constant` bounds all solutions, `bounds` those with each choice.
 
     Costs above `clip` count as `clip`: infinities cannot be moved, and lower costs only make lower bounds. Choose a
     little more than the cost of a known solution.
@@ -180,7 +181,7 @@ class Reparametrization:
             self.around[j].append((i, e))
 
     def keep(self, stay: Sequence[np.ndarray]) -> None:
-        """Only these choices, a mask for each variable."""
+        """Keep only these choices, a mask for each variable."""
         self.unary = [table[own] for table, own in zip(self.unary, stay, strict=True)]
         self.bounds = [table[own] for table, own in zip(self.bounds, stay, strict=True)]
         for e, (i, j) in enumerate(self.ends):
@@ -194,7 +195,7 @@ class Reparametrization:
             self._push(v, [(n, e) for n, e in self.around[v] if (n > v) == forward])
 
     def _pull(self, v: int) -> None:
-        """Move into a variable what its edges cost at least at each choice, and into the constant what it does."""
+        """Move each edge's least cost per choice into the variable, and the variable's least cost into the constant."""
         total = self.unary[v]
         for n, e in self.around[v]:
             least = np.minimum.reduce(self.edges[e], axis=1 if v < n else 0)
@@ -205,7 +206,7 @@ class Reparametrization:
         self.unary[v] = total - least
 
     def _push(self, v: int, later: Sequence[tuple[int, int]]) -> None:
-        """Share what is left out among the edges to variables that are still to come."""
+        """Share the costs that are left among the edges to variables that are still to come."""
         if not later:
             return
         most = max(len(later), len(self.around[v]) - len(later))
@@ -215,7 +216,7 @@ class Reparametrization:
         self.unary[v] = share * (most - len(later))
 
     def growing(self) -> list[int]:
-        """An order in which next is a variable that has the most neighbours before it."""
+        """Return an order in which the next variable always has the most neighbours before it."""
         before, order, seen = [0] * len(self.unary), list[int](), set[int]()
         heap = [(0, v) for v in range(len(self.unary))]
         while heap:
@@ -230,7 +231,7 @@ class Reparametrization:
         return order
 
     def read_off(self, order: Sequence[int]) -> tuple[int, ...]:
-        """Choices that are made in this order."""
+        """Return choices that are made in this order."""
         chosen = [-1] * len(self.unary)
         for v in order:
             total = self.unary[v]

@@ -1,7 +1,7 @@
-"""One layout problem within memory: a graph, a mesh whose axes have roles, and how it is run.
+"""A layout problem within memory: a graph, a mesh whose axes have roles, and how it is run.
 
-The exact optimum of the sum of compute and communication at given `Prices`, of which the timeline corrects that of a
-byte: what only the finished graph shows, such as gathered weights, is made room for, and the problem solved again.
+The sum of compute and communication at given `Prices` is minimized exactly. The timeline corrects the price of a byte:
+room is made for what only the finished graph shows, such as gathered weights, and the problem is solved again.
 """
 
 from __future__ import annotations
@@ -59,17 +59,17 @@ from shardwright.search.request.spaces import LONGEST_FIRST
 
 _MEMORY_TRIES = 3
 _SAFE = 2.0
-"""So many times the price of a byte in the problem before is tried first: at more than it has to be, layouts fit."""
+"""The factor on the last problem's price of a byte that is tried first: where it is too high, layouts fit."""
 _MOST_PROGRAMS = 8
-"""That are kept; what operators and moves cost is kept of all."""
+"""The number of programs that are kept; costs of operators and moves are kept of all."""
 _MOST_NODES = 2**12
-"""Of a whole graph that is solved as if nothing were known: of 7,500 nodes it was seen to take 24 seconds."""
+"""The most nodes of a whole graph that is solved without knowledge: 7,500 nodes were seen to take 24 seconds."""
 NEARLY = 1.5
-"""So many times what there is may be kept in sum: not all of it is there at once."""
+"""The factor on the memory up to which the sum of kept bytes may fit: not all of it is there at once."""
 
 
 Lifetimes = Zero | tuple[tuple[str, Zero], ...]
-"""For how long gathered parameters stay: all alike, or each by the name of its leaf."""
+"""The lifetimes of gathered parameters: one for all, or each by the name of its leaf."""
 
 
 @dataclass(frozen=True)
@@ -77,15 +77,14 @@ class Candidate:
     """A finished plan on one mesh.
 
     Attributes:
-        bound_s: none whose gathered parameters stay as long as is `priced`, and that keeps no more than the memory, has
-            a smaller sum on this mesh, with folded blocks laid out alike. For other lifetimes it says nothing:
-            `Tuner.bound_s` is for all of them.
+        bound_s: a lower bound of the sum on this mesh, over layouts within the memory for the `priced` lifetime, with
+            folded blocks laid out alike. It says nothing of other lifetimes: `Tuner.bound_s` is for all of them.
         graph: of the whole model, or of one whose blocks are `folded`.
         roles: of the axes of devices; `limits`: what else its layouts keep to.
-        lifetimes: for how long gathered parameters stay; `priced`: the lifetime that the layouts were chosen for.
+        lifetimes: of gathered parameters; `priced`: the lifetime that the layouts were chosen for.
         is_tight: whether more memory could make it faster.
-        solved: what it was made from: problem, solution and prices.
-        rewrites: what was done to the graph before.
+        solved: the problem, the solution and the prices that it was made from.
+        rewrites: those of the graph, before it was laid out.
     """
 
     name: str
@@ -109,14 +108,14 @@ class Candidate:
 
 
 def rank(candidate: Candidate) -> tuple[bool, float]:
-    """Plans that fit first, then the fastest by the timeline; of plans that do not fit, the smallest."""
+    """Return a sort key: plans that fit come first, by their step; plans that do not fit follow, by their size."""
     if candidate.fits:
         return (False, candidate.prediction.step_s)
     return (True, float(candidate.prediction.memory.total_bytes))
 
 
 def over_time(mesh: Mesh, num_microbatches: int) -> Mesh:
-    """A mesh of devices on which each step has so many microbatches."""
+    """Return the mesh of devices on which each step has so many microbatches."""
     if num_microbatches == 1:
         return mesh
     return Mesh((TIME, *mesh.names), (num_microbatches, *mesh.sizes))
@@ -126,7 +125,7 @@ _L = TypeVar("_L", Zero, Lifetimes)
 
 
 class _Draft(NamedTuple):
-    """What is known of a candidate before its graph is made."""
+    """A candidate before its graph is made."""
 
     name: str
     bound_s: float
@@ -138,7 +137,7 @@ class _Draft(NamedTuple):
 
 
 class Solver:
-    """Solves layout problems for one cluster; what they have in common is made once.
+    """A solver of layout problems for one cluster; what they have in common is made once.
 
     `check` is called before a problem is made and before a program is judged: a search that has to end raises there.
     """
@@ -159,34 +158,34 @@ class Solver:
         self.check: Callable[[], None] = lambda: None
 
     def until(self, check: Callable[[], None]) -> Solver:
-        """The same for one search, which `check` ends, with what it knows but the prices of others."""
+        """Return this solver for one search, which `check` ends: it knows the same, but no prices of other searches."""
         own = copy(self)
         own.check, own._usual = check, {}
         return own
 
     def within(self, limit_bytes: int) -> Solver:
-        """The same, with what it knows already, for less memory on each device, if that is less."""
+        """Return this solver, with what it knows, for less memory on each device, if `limit_bytes` is less."""
         smaller = copy(self)
         smaller.limit_bytes = min(self.limit_bytes, limit_bytes)
         return smaller
 
     def limit_of(self, device_bytes: int) -> int:
-        """What plans may use on devices of so much memory: those of all, or of a stage of unlike ones."""
+        """Return the bytes that plans may use on devices with this memory: all devices, or those of one stage."""
         return self.limit_bytes if device_bytes == self.cluster.device.memory_bytes else safe_bytes(device_bytes)
 
     def fits(self, prediction: Prediction) -> bool:
-        """Whether no stage needs more than it may use."""
+        """Return whether no stage needs more than it may use."""
         return prediction.memory.total_bytes <= self.limit_of(prediction.device_bytes)
 
     def stage_limits(self, execution: Execution, mesh: Mesh) -> list[int]:
-        """What plans may use on the devices of each stage; the mesh is that of the largest."""
+        """Return the bytes that plans may use on each stage's devices; `mesh` is that of the largest stage."""
         if execution.schedule.num_stages == 1 or not self.cluster.parts:
             return [self.limit_bytes] * execution.schedule.num_stages
         ends = pairwise(first_ranks(stage_meshes(mesh, execution)))
         return [self.limit_of(self.cluster.part(range(*own)).device.memory_bytes) for own in ends]
 
     def builder(self, mesh: Mesh, execution: Execution = DEFAULT) -> tuple[ProblemBuilder, Eliminator]:
-        """One for all meshes of these sizes: the names of axes of devices play no part."""
+        """Return one builder for all meshes of these sizes, and its eliminator: names of device axes play no part."""
         by_microbatch = bool(execution.per_microbatch)
         key = mesh.num_microbatches, mesh.sizes, by_microbatch
         if key not in self._builders:
@@ -205,9 +204,9 @@ class Solver:
         *,
         relaxed: bool = False,
     ) -> tuple[Problem, Eliminator]:
-        """The problem of a graph on a mesh whose axes of devices have these roles, and what was solved of it.
+        """Return the problem of a graph on a mesh whose device axes have these roles, and the eliminator for it.
 
-        A `NoLayoutsError` where an operator cannot take a parameter as `limits` want it.
+        Raises `NoLayoutsError` where an operator cannot take a parameter as `limits` want it.
         """
         builder, eliminator = self.builder(mesh, execution)
         key = folded.graph, folded.repeated, mesh, tuple(roles), execution, zero, limits, relaxed
@@ -235,9 +234,10 @@ class Solver:
         priced: Zero,
         limits: Limits = NO_LIMITS,
     ) -> float:
-        """About what no layouts take less than, within any memory, where as much overlaps as can.
+        """Return about the least time of any layouts, with any memory, where as much overlaps as can.
 
-        Not a bound: a resharding that readers share counts for each, and messages that are sent together one by one.
+        It is not a bound: a resharding that readers share counts for each, and messages that are sent together count
+        one by one.
         """
         problem, eliminator = self.problem(folded, mesh, roles, execution, priced, limits)
         serial_s = eliminator.solve(problem, Prices(beside=self.besides[-1])).bound
@@ -246,11 +246,11 @@ class Solver:
     def least_s(
         self, folded: Folded, mesh: Mesh, roles: Sequence[str], execution: Execution, limits: Limits = NO_LIMITS
     ) -> float:
-        """No layouts on a mesh take a shorter step by the timeline, within any memory.
+        """Return a time that no layouts on a mesh beat by the timeline, with any memory.
 
-        However long gathered parameters stay: what stays longest is sent least often. Equal blocks are laid out alike.
-        0, which says nothing, where kernels run at rates of their own (tf32, fp8), or stages on devices of their
-        own or meshes of unlike sizes, which the problem does not know.
+        It holds for every lifetime of gathered parameters, as the longest one sends least often. Equal blocks are laid
+        out alike. It is 0, which says nothing, where kernels run at rates of their own (tf32, fp8), or where stages
+        have devices of their own or meshes of unlike sizes, which the problem does not know.
         """
         if (
             execution.rates
@@ -266,17 +266,17 @@ class Solver:
         )
 
     def quicker(self, num_stages: int) -> float:
-        """About how many times as quick devices are on average as the binding one; 1 where all work at its pace."""
+        """Return about how much faster devices are on average than the binding one; 1 where all work at its pace."""
         if num_stages == 1 or not self.cluster.parts:
             return 1.0
         size = self.cluster.num_devices
         return sum(p.num_devices / size * p.device.times_as_quick(self.cluster.device) for p in self.cluster.parts)
 
     def work_s(self, folded: Folded, execution: Execution, mesh: Mesh | None = None) -> float:
-        """What all operators take on one device, nothing being sent: n devices take no less than an n-th of it.
+        """Return the seconds of all operators on one device, sending nothing; n devices take at least an n-th of it.
 
-        `mesh`: on its devices, each operator split in any way; n times as many take no less than an n-th of it, if n
-        has no prime in common with their number.
+        `mesh`: on its devices, with each operator split in any way; n times as many devices take at least an n-th of
+        it, if n has no prime in common with their number.
         """
         one = Mesh(("x",), (1,))
         roles = (DATA,) if mesh in (None, one) else (FREE,) * len(mesh or one)
@@ -284,20 +284,20 @@ class Solver:
         return sum(float(time_s.value.min()) for time_s in problem.time_s)
 
     def crowding(self, problem: Problem, execution: Execution) -> float:
-        """What layouts keep at least beside parameters, gradients and moments, as a part of the room that these leave.
+        """Return the least that layouts keep beside parameters, gradients and moments, as a share of the room for it.
 
-        Above 1, no layouts keep little enough at once.
+        Above 1, all layouts keep too much at once.
         """
         stored = stored_bytes(problem)
         room = self._usable(execution, problem.mesh) - self.cluster.device.context_bytes - stored
         return (least_bytes(problem) - stored) / room if room > 0 else inf
 
     def _usable(self, execution: Execution, mesh: Mesh) -> float:
-        """What plans may use, of the share of an average stage."""
+        """Return the bytes that plans may use on an average stage."""
         return sum(self.stage_limits(execution, mesh)) / execution.schedule.num_stages
 
     def all_stored_bytes(self, folded: Folded) -> float:
-        """What one device would keep of all parameters, their gradients and moments."""
+        """Return the bytes of all parameters, their gradients and moments, as one device would keep them."""
         graph, counts = folded.graph, Counter[TensorType]()
         for leaf in graph.leaves("parameter"):
             counts[graph.types[leaf.name]] += folded.times(leaf.name)
@@ -306,9 +306,9 @@ class Solver:
         return sum(times * float(domain.kept_bytes.min()) for domain, times in found)
 
     def excess_bytes(self, stored_bytes: float, device_bytes: int | None = None) -> float:
-        """By how much these are too many, whatever else a step keeps; 0 where they may fit.
+        """Return by how much these bytes are too many, whatever else a step keeps; 0 where they may fit.
 
-        `device_bytes`: the memory of the devices that keep them, if they are those of a stage.
+        `device_bytes`: the memory of the devices that keep them, if those are the devices of a stage.
         """
         limit = self.limit_bytes if device_bytes is None else self.limit_of(device_bytes)
         return max(0.0, stored_bytes + self.cluster.device.context_bytes - limit)
@@ -327,12 +327,12 @@ class Solver:
         limits: Limits = NO_LIMITS,
         near: float = 0.0,
     ) -> Candidate:
-        """The best plan on one mesh, within memory if any choice found fits.
+        """Return the best plan on one mesh, within memory if any choice found fits.
 
-        Layouts are chosen for parameters that stay as long as is `priced`; of the lifetimes `zeros`, the first that
-        fits counts. `beside`: as in `Prices`; `near`: as in `within_memory`. What provably takes `cutoff_s` or longer
-        is not pursued further; the result may then not fit, or not be the best. A `NoLayoutsError` where no layouts can
-        be run so.
+        Layouts are chosen for the `priced` lifetime of parameters; of the lifetimes `zeros`, the first that fits
+        counts. `beside`: as in `Prices`; `near`: as in `within_memory`. A plan that provably takes `cutoff_s` or longer
+        is not pursued further; the result may then not fit, or not be the best. Raises `NoLayoutsError` where no
+        layouts can be run so.
         """
         problem, eliminator = self.problem(folded, mesh, roles, execution, priced, limits)
         usable = self._usable(execution, mesh)
@@ -369,14 +369,14 @@ class Solver:
     def fastest_layouts(
         self, folded: Folded, mesh: Mesh, roles: Sequence[str], execution: Execution = DEFAULT
     ) -> Graph:
-        """The parallel graph of the smallest sum on one mesh, whatever memory it takes. Errors as in `solve`."""
+        """Return the parallel graph of the smallest sum on one mesh, with any memory. Raises as `solve` does."""
         problem, eliminator = self.problem(folded, mesh, roles, execution, "zero-3")
         fastest = eliminator.solve(problem)
         _check_finite(problem, fastest, roles, "zero-3")
         return materialize(problem, fastest, self.certified)
 
     def predicted(self, graph: Graph, execution: Execution, repeats: Mapping[str, int]) -> Prediction:
-        """As `predict`; what was chosen for several lifetimes, or comes from several plans, is often the same."""
+        """Return the result of `predict`, remembered: several lifetimes or plans often have the same graph."""
         key = graph, execution, tuple(repeats.items())
         if key not in self._predictions:
             self.check()
@@ -384,15 +384,15 @@ class Solver:
         return self._predictions[key]
 
     def programs(self, graph: Graph, repeats: Mapping[str, int]) -> Programs:
-        """Of a graph whose blocks occur so often; those that were asked for last are known."""
+        """Return the programs of a graph whose blocks occur so often; the last few are remembered."""
         return self._programs(graph, tuple(repeats.items()))
 
     def again_whole(self, graph: Graph, folded: Folded, candidate: Candidate, *, judged: bool = True) -> Candidate:
-        """The same for the whole graph, of which a candidate has a few blocks: all that are alike are laid out alike.
+        """Return a candidate for the whole graph, from one for a few blocks: equal blocks are laid out alike.
 
-        What does not fit so is solved as if nothing were known, if that does not take too long. Its stages have the
-        same blocks, if those are all its sections. Not `judged`: it is only laid out, and its prediction stays that of
-        a few blocks.
+        If that does not fit, the whole graph is solved without knowledge, unless that takes too long. The stages keep
+        their blocks, unless the whole graph has other sections as well. Without `judged`, the graph is only laid out,
+        and the prediction stays that of a few blocks.
         """
         try:
             return self._again_whole(graph, folded, candidate, judged)
@@ -430,7 +430,7 @@ class Solver:
         )
 
     def _finish(self, draft: _Draft, folded: Folded, zeros: Sequence[Lifetimes]) -> Candidate:
-        """As `_stored`, of the graph that the problem is of."""
+        """Return `_stored` for the graph that the problem is of."""
         problem, solution, _ = draft.solved
         graph = materialize(problem, solution, self.certified)
         return self._stored(draft, graph, folded.repeats, zeros, first=folded.is_large)
@@ -439,9 +439,9 @@ class Solver:
         self, draft: _Draft, solved: Graph, repeats: Mapping[str, int], zeros: Sequence[Lifetimes], *,
         first: bool = False,
     ) -> Candidate:  # fmt: skip
-        """With the first lifetime that fits or with the last one, whichever is better; or with the `first` alone.
+        """Return the better of the first lifetime that fits and the last one; with `first`, the first that fits.
 
-        The longer a gathered parameter stays, the more is there: where the last one does not fit, no other does.
+        The longer a gathered parameter stays, the more is there: where the last lifetime does not fit, no other does.
         """
         problem, solution, prices = draft.solved
         in_loop = time_and_bytes(problem, solution)[0] < AFTER_THE_LOOP_S
@@ -493,17 +493,17 @@ def _check_finite(problem: Problem, solution: Solution, roles: Sequence[str], ze
 
 
 def different(zeros: Sequence[_L], mesh: Mesh) -> list[_L | Zero]:
-    """Those that differ on this mesh: with one microbatch, a parameter is kept, or gathered again."""
+    """Return the lifetimes that differ on this mesh: with one microbatch, a parameter is kept, or gathered again."""
     if mesh.num_microbatches > 1:
         return list(zeros)
     return list(dict.fromkeys(zero if zero == "zero-3" or isinstance(zero, tuple) else "kept" for zero in zeros))
 
 
 def share_of_step(execution: Execution, mesh: Mesh) -> float:
-    """What a step takes of the time of all microbatches through all stages, one after the other.
+    """Return a step's share of the time of all microbatches through all stages, one after the other.
 
-    Devices have equal parts of it, each stage waits for the first microbatch and after the last one; `schedules` says
-    how long.
+    Devices have equal parts of that time. Each stage waits for the first microbatch and after the last one; `schedules`
+    says how long.
     """
     stages, many = execution.schedule.num_stages, mesh.num_microbatches
     shorter = 3 if execution.schedule.name == "zero-bubble" else execution.schedule.chunks_per_stage
@@ -515,12 +515,12 @@ def _blocked_choices(graph: Graph) -> Mapping[str, Choices]:
 
 
 def restriction(graph: Graph, roles: Sequence[str], mesh: Mesh) -> Restrict | None:
-    """What the axes of a mesh may do to a graph: those of devices by their roles, that of time cuts the batch."""
+    """Return the restriction of a graph on a mesh: device axes have their roles, the axis of time cuts the batch."""
     if set(roles) == {FREE} and TIME not in mesh.names:
         return None
     return role_restriction(graph, (DATA, *roles) if TIME in mesh.names else roles, mesh.sizes)
 
 
 def limited_to(limits: Limits, graph: Graph, mesh: Mesh) -> Limited | None:
-    """What limits leave of a graph's choices on a mesh; None: all."""
+    """Return the choices that limits leave of a graph's on a mesh; None: all."""
     return Limited(limits, graph, mesh) if limits else None

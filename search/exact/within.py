@@ -2,11 +2,11 @@
 
 At each price of a byte the solution is optimal for the bytes it keeps, and its bound - price * limit is below every
 solution within the limit (Lagrange). The price walks along the lower hull of (bytes, seconds) to the edge that crosses
-the limit. What lies above the hull no price finds. So the choices of one variable are parted into those that keep few
+the limit. No price finds a solution above the hull. So the choices of one variable are divided into those that keep few
 bytes and those that keep many, such that each part lacks a solution of one end of that edge, and the walk is taken in
-each (Shapiro, "A survey of Lagrangean techniques for discrete optimization", 1979, on branch and bound with such
-bounds). That ends where no part can hold a solution faster by `_GAP`, or at a number of solved models that falls with
-their size: large models have so many solutions on the hull that little is lost.
+each part (Shapiro, "A survey of Lagrangean techniques for discrete optimization", 1979, on branch and bound with such
+bounds). The search ends where no part can hold a solution faster by `_GAP`, or at a number of solved models that falls
+with their size: large models have so many solutions on the hull that little is lost.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from shardwright.search.exact.least import seconds
 _HULL_STEPS = 8
 HULL_TOLERANCE = 1e-4
 _CLOSE = 1e-3
-"""A walk ends where the best that fits may be slower than the bound by so much of it."""
+"""The share of the bound by which the best solution that fits may be slower, for a walk to end."""
 _HIGHEST_PRICE = 1e6
 _NEARBY = (1.0, 4.0, 16.0)
-"""Of a price that is likely, so many times it are tried before the highest."""
+"""The factors on a likely price that are tried before the highest price."""
 _GAP = 0.01
-"""How much faster a solution has to be for another one to be looked for."""
+"""The share by which another solution would have to be faster to be looked for."""
 _MOST_WORK = 2**24
-"""Of all models that are solved in branches together, in entries of tables."""
+"""The most entries of tables of all models together that are solved in branches."""
 _VARIABLE = 512
-"""As many entries of tables as take the time that a variable takes whatever its tables are."""
+"""The number of table entries that take as long as a variable does whatever its tables are."""
 
 Solve = Callable[[Prices], Solution]
 Allowed = Mapping[int, np.ndarray]
@@ -45,10 +45,11 @@ Allowed = Mapping[int, np.ndarray]
 
 
 class Within(NamedTuple):
-    """The fastest solution found within a limit of bytes, or the smallest, if that does not `fit`.
+    """The fastest solution found within a limit of bytes, or the smallest one, if that does not fit.
 
-    bound_s   none within the limit takes less
-    prices    at which it is optimal, or nearly so, among those of its branch
+    bound_s   no solution within the limit takes less
+    fits      whether the solution is within the limit
+    prices    the prices at which it is optimal, or nearly so, in its branch
     """
 
     solution: Solution
@@ -67,11 +68,11 @@ def within_memory(
     hull: bool = False,
     near: float = 0.0,
 ) -> Within:
-    """The fastest solution found within `limit` bytes.
+    """Return the fastest solution found within `limit` bytes.
 
-    It ends early where the bound reaches `cutoff_s`, the time of a plan that is known already. A limit of nothing or
-    less only leaves the smallest solution. `hull`: only those are looked for that are optimal at some price. `near`: a
-    price of a byte that is likely to be near the one that counts, or 0.
+    The search ends early where the bound reaches `cutoff_s`, the time of a plan that is known already. A limit of zero
+    or less leaves only the smallest solution. `hull`: look only for solutions that are optimal at some price. `near`: a
+    price of a byte that is likely to be near the right one, or 0.
     """
     walk = _walk(problem, partial(eliminator.solve, problem), limit, cutoff_s, beside, near)
     if hull or walk.over is None:
@@ -80,7 +81,7 @@ def within_memory(
 
 
 class _Point(NamedTuple):
-    """A solution with its seconds and bytes, and the prices that it is optimal at."""
+    """A solution with its seconds and bytes, and the prices at which it is optimal."""
 
     solution: Solution
     seconds: float
@@ -90,7 +91,7 @@ class _Point(NamedTuple):
 
 @dataclass(frozen=True)
 class _Walk:
-    """Where a walk has ended: the best point, and the fastest one beyond the limit, if all of that edge is known."""
+    """The end of a walk: the best point, and the fastest one beyond the limit, if all of that edge is known."""
 
     best: _Point
     bound_s: float
@@ -103,7 +104,7 @@ class _Walk:
 
 
 def _walk(problem: Problem, solve: Solve, limit: float, cutoff_s: float, beside: float, near: float = 0.0) -> _Walk:
-    """Along the hull of the solutions that `solve` gives, to the edge that crosses the limit."""
+    """Walk along the hull of the solutions that `solve` gives, to the edge that crosses the limit."""
 
     def point(byte: float) -> _Point:
         prices = Prices(byte, beside)
@@ -142,7 +143,7 @@ def _walk(problem: Problem, solve: Solve, limit: float, cutoff_s: float, beside:
 
 @dataclass(order=True)
 class _Branch:
-    """Choices that are left, and the walk among them; the least bound comes first."""
+    """The choices that are left in a branch, and the walk among them; the least bound comes first."""
 
     bound_s: float
     number: int
@@ -161,7 +162,7 @@ class _Branches:
         self.eliminator = Eliminator(Interner())  # what it has in common with others is soon forgotten
 
     def run(self, walk: _Walk) -> Within:
-        """The best of all branches, with the least of their bounds."""
+        """Return the best solution of all branches, with the least of their bounds."""
         best, numbers = walk.best, count()
         left, closed_s = [_Branch(walk.bound_s, next(numbers), {}, walk)], list[float]()
         while left and left[0].bound_s < self._enough(best) and self.num_solved < self.most:
@@ -182,7 +183,7 @@ class _Branches:
         return Within(best.solution, max(walk.bound_s, bound_s), fits=True, prices=best.prices)
 
     def _enough(self, best: _Point) -> float:
-        """What no branch has to go below."""
+        """Return the time below which no branch has to go."""
         return min(self.cutoff_s, best.seconds * (1 - _GAP))
 
     def _solve(self, allowed: Allowed, prices: Prices) -> Solution:
@@ -190,7 +191,7 @@ class _Branches:
         return self.eliminator.solve_with(self.problem, prices, allowed)
 
     def _parts(self, branch: _Branch) -> list[Allowed]:
-        """The choices of the variable whose bytes differ most between the ends of the edge, few bytes and many."""
+        """Divide the choices of the variable whose bytes differ most between the edge's ends: few bytes, and many."""
         over, best = branch.walk.over, branch.walk.best
         assert over is not None
         kept = [table.value for table in self.problem.kept_bytes]
@@ -205,23 +206,23 @@ class _Branches:
 
 
 def least_bytes(problem: Problem, variables: Iterable[int] | None = None) -> float:
-    """No choices of some variables, or of all, keep less on a device."""
+    """Return the least bytes that choices of some variables, or of all, keep on a device."""
     of = range(len(problem.kept_bytes)) if variables is None else variables
     return sum(float(problem.kept_bytes[v].value.min()) for v in of)
 
 
 def stored_bytes(problem: Problem) -> float:
-    """No layouts keep less of parameters, their gradients and moments on a device."""
+    """Return the least bytes that parameters, their gradients and moments take on a device."""
     return least_bytes(problem, problem.stored)
 
 
 def kept_bytes(problem: Problem, solution: Solution, variables: Sequence[int] | None = None) -> float:
-    """What the choices of a solution keep on a device; those of some variables, or of all."""
+    """Return the bytes that a solution keeps on a device, of some variables or of all."""
     of = range(len(solution.choices)) if variables is None else variables
     return sum(float(problem.kept_bytes[v].value[solution.choices[v]]) for v in of)
 
 
 def time_and_bytes(problem: Problem, solution: Solution, beside: float = 1.0) -> tuple[float, float]:
-    """Seconds of what a solution's choices compute and send, and the bytes that they keep; `beside` as in `Prices`."""
+    """Return the seconds that a solution computes and sends, and the bytes that it keeps; `beside` as in `Prices`."""
     blocks_s, hidden_s = seconds(problem, solution)
     return blocks_s + beside * hidden_s, kept_bytes(problem, solution)
