@@ -195,6 +195,16 @@ def test_every_package_is_shipped() -> None:
     assert setuptools["package-dir"] == {"shardwright": "shardwright"} | {f"shardwright.{f}": f for f in FOLDERS}
 
 
+def test_every_module_is_on_the_map_of_its_folder() -> None:
+    """The docstring of a folder's `__init__` says in a few words what each file is."""
+    maps = [path for path in python_files() if path.name == "__init__.py"]
+    assert len(maps) > 30
+    for path in maps:
+        words = set(re.findall(r"\w+", ast.get_docstring(ast.parse(path.read_text())) or ""))
+        rooms = {other.stem for other in path.parent.glob("*.py")} - {"__init__"}
+        assert rooms <= words, f"{path.relative_to(ROOT)} does not name {sorted(rooms - words)}"
+
+
 def test_every_data_file_is_shipped() -> None:
     patterns = pyproject()["tool"]["setuptools"]["package-data"]["*"]
     files = [path for folder in (*FOLDERS, "shardwright") for path in (ROOT / folder).rglob("*") if path.is_file()]

@@ -1,21 +1,32 @@
 """The verifier: why a substitution may be used.
 
-Here belong the semantics that rules are proven against, the proofs, the falsifiers with their counterexamples, and the
-store of proofs. docs/proofs.md says what is claimed and trusted. Where a line belongs:
+docs/proofs.md says what is claimed and trusted. What others ask:
 
-    rows/          row rules and steps of the parallel operators: semantics, claims ▶ rowproof; stepproof
-    algebra/       serial rules, first proof: elements*, normal forms, laws (stated in lawbook) ▶ serialproof; shapes is
-                   what both proofs share
-    reals/         serial rules, second proof ▶ realproof
-    placement/     placement rules ▶ typing; second proof: denotation
-    falsifiers/    of row, serial and placement rules and steps, exactness; they print a mismatch
+    choices        the choices and rules that a search may use, each certified
+    judge          certifies or refutes one rule, and never fails
+    certificates   what a proof rests on; takes all proofs that there are for a rule
+    rulefile       rules from a file of the user's
+    catalogue      rules with certificates, as a file
+    store          proofs that are kept
+    describe       a proof in words
+
+Rooms of proofs, which nobody else enters:
+
+    rows/          row rules, and rules of the parallel operators
+    algebra/       serial rules, first proof
+    reals/         serial rules, second proof
+    placement/     placement rules
+    falsifiers/    counterexamples
+
+What they share:
+
+    proof          what comes of a proof
     lemmas         what every proof stands on: integers, digits, finite sums, laws
-    judgement      proof (what comes of one), certificates (take all proofs there are), judge (never fails), fit (rules
-                   of no tensors), guards (what mends a rule), describe
-    files          rulefile (from outside), catalogue (rules with certificates), store (proofs that are kept), choices
-                   (what the search may use)
-
-z3 is behind `solver` and `logic`; `limits` ends what takes too long.
+    routing        equations of mixtures of experts
+    fit            rules that no tensors fit, which say nothing
+    guards         a guard that would mend a refuted rule
+    solver, logic  Z3, and formulas
+    limits         ends what takes too long
 
 Imports `substitutions` and `pcg`; imported by `shardwright`, which hands the search what is certified.
 """

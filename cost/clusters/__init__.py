@@ -1,4 +1,19 @@
-"""Clusters: devices, the levels of links between them, known machines, and the machine of this process."""
+"""Clusters: devices, the levels of links between them, known machines, and the machine of this process.
+
+    device        one accelerator, or one CPU rank: speeds and memory
+    topology      one level of a network: what it joins, how, and how fast
+    wiring        the GPUs of one machine, pair by pair
+    cluster       devices and levels together, and where each figure comes from
+    cluster_json  cluster files, read and checked
+    presets       common machines, from published figures
+    local         the local machine
+    detect        what this process runs on
+    imported      clusters from what `nvidia-smi`, NCCL and Slurm print
+    changes       a cluster with other machines, links or devices
+    smaller       fewer devices of a cluster
+
+Imports `pcg`.
+"""
 
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.clusters.cluster_json import load_cluster, read_cluster

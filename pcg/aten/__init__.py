@@ -1,5 +1,17 @@
 """The handlers that turn ATen operators into rows of the op table: one per operator, one file per topic.
 
+    registry       the handlers, and small things that they share
+    lift           one operator by its handler; an opaque one where there is none
+    pointwise      arithmetic, comparisons, choices
+    contractions   products of matrices, convolutions
+    reductions     reductions, scans, sorts
+    structure      reshapes, slices, concatenations
+    lookups        lookups by integer tensors
+    constants      tensors made from nothing
+    networks       normalization, pooling, dropout
+    attention      scaled dot-product attention
+    losses         sums over the batch, divided by global counts
+
     lift(builder, "aten.addmm.default", args, …) ──HANDLERS["addmm"]──▶ matmul, add
 
 `registry` says what a handler is and `lift` calls it; an operator without a handler, or with arguments that its handler

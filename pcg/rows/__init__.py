@@ -1,1 +1,12 @@
-"""The rows of the op table, one file per topic. Each file exports `ROWS`."""
+"""The rows of the op table, one file per topic. Each file exports `ROWS`.
+
+    pointwise      each element by itself
+    contractions   sums of products
+    reductions     reductions, scans, sorts
+    structural     what only moves elements
+    indexing       lookups by integer tensors
+    neural         normalization, attention, pooling, dropout, cross-entropy
+    experts        mixtures of experts, token by token
+
+`pcg.optable` gathers them.
+"""

@@ -1,14 +1,37 @@
 """What people read, and what the page draws.
 
-    facts.py, tree.py, modules.py  what a plan is and costs, each fact worked out once: per axis, move, operator, module
-    wording.py, units.py           what people call these facts, and numbers as they read them
-    plan.py, comparison.py, timeline.py, coverage.py, calibration.py, rules.py
-                                   the reports: each a `Report` with `paragraphs()` for people and `data()` for programs
-    report.py                      `Report` and `Paragraph`; the command line shows any report by `terminal.show`
+Facts, each worked out once:
 
-A new thing to tell (memory over time, why a layout was not taken) is a fact first, computed here from the plan, its
-timeline or the search; then a paragraph and a key of the data in the report where it belongs, or a report of its own;
-the page draws from the same data. Nothing here decides anything: the search does not import it.
+    facts          what each axis does, how weights are stored, what moves, what it costs
+    parameters     each parameter: where it is stored, in which layout
+    tree, modules  the tree of the model's modules with what the plan says of them
+    finding        names in the model, though equal blocks are folded
+    forms          closed forms of the cost
+    course, peak   what each stage does when; what is in memory at the peak
+    lifetimes, running, rounding, exposed, occurrences, named
+                   gathered weights; how a step is run; what is rounded; what compute waits for; where a rule occurs;
+                   names of tasks and values
+    shown          facts that are kept in the cache folder
+
+Reports, each a `Report` with `paragraphs()` for people and `data()` for programs:
+
+    report         what every report is; the command line shows any by `terminal.show`
+    plan           `explain`; `asking`, `byhand`, `formula`, `again`, `stages`, `trace`, `throughput`: its parts
+    comparison     `compare`; `differences`: two trees side by side
+    timeline       `timeline`
+    profile        measured steps beside the prediction
+    rules          `rules`; `coverage`: which rules the search used
+    calibration    `calibrate`
+    answer         an answer that is kept, for the page
+
+Words:
+
+    wording, units, setting
+                   what people call the facts; numbers as they read them; text and tables in columns
+
+A new thing to tell is a fact first, computed here from the plan, its timeline or the search; then a paragraph and a key
+of the data in the report where it belongs, or a report of its own; the page draws from the same data. Nothing here
+decides anything: the search does not import it.
 
 Imports every folder but `lowering`; imported by `shardwright.cli`, `shardwright.view` and the rule drivers.
 """

@@ -1,1 +1,7 @@
-"""Placement rules: by types and the erased sides (`typing`), and by what terms denote (`denotation`)."""
+"""Placement rules, proven in two ways.
+
+    typing                    both sides have one type, and are equal without parallel operators
+    denotation                both sides denote the same, as uninterpreted functions
+
+Asked by `verifier.certificates`.
+"""

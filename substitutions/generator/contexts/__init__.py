@@ -1,1 +1,7 @@
-"""The contexts that are enumerated, each an independent unit of work."""
+"""The contexts that are enumerated, each an independent unit of work.
+
+    serial         of serial rules, by topic
+    placement      of placement rules
+
+Read by `sources`.
+"""
