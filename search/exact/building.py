@@ -377,7 +377,9 @@ class _Build:
         zero = self.way.zero if stored or again else "zero-3"  # what is not gathered moves alike in all lifetimes
         twice, together = name in self.way.again.twice, self.together if of_parameter else 0.0
         moved = Moved(stored, view, again, summed, zero, twice, late, together)
-        closure, moves = self.interner.call(self.b.close, self.kinds[name], moved, per_axis), None
+        kind, moves = self.kinds[name], None
+        key = (ProblemBuilder.close, kind, moved, per_axis)  # a method of the builder's would hold what holds it
+        closure = self.interner.get(key, lambda: Interned(self.b.close(kind.value, moved, per_axis.value)))
         if self.limited is not None:
             moves = self.limited.moves(name)
         return closure if moves is None else self.interner.call(limited_moves, closure, moves)

@@ -139,6 +139,10 @@ class KeepingProblem:
             costs.append(self.interner.call(np.array, tuple(own)))
         return len(self.problem.time_s) - 1
 
+    def again_s(self, number: int) -> float:
+        """Seconds of an occurrence where it runs again."""
+        return self.steps.costs[self.chunk.occurrences[number].operation.name].again_s
+
     # ---- gathered weights ----
 
     def _add_weights(self) -> None:
@@ -171,24 +175,24 @@ class _Values:
     """The variables of values that operations make; a view has its operand's variable."""
 
     def __init__(self, parent: KeepingProblem) -> None:
-        self.parent, self.chunk = parent, parent.chunk
+        self.chunk = parent.chunk
         self.variables = dict[Allocation, int]()
         self.where = places(parent.graph, {o.operation.name: o.operation.block for o in self.chunk.occurrences})
-        self._add_values()
-        self._add_readers()
+        self._add_values(parent)
+        self._add_readers(parent.problem)
 
-    def _add_values(self) -> None:
+    def _add_values(self, parent: KeepingProblem) -> None:
         makers, masks = defaultdict[Allocation, list[int]](list), dict[Allocation, float]()
         for o in self.chunk.occurrences:
             makers[o.result].append(o.number)
             masks[o.result] = masks.get(o.result, 0.0) + o.operation.mask_bytes
-        fixed, needed = set(_staying(self.chunk, self.parent.steps.early)), _needed(self.chunk)
+        fixed, needed = set(_staying(self.chunk, parent.steps.early)), _needed(self.chunk)
         for memory, numbers in makers.items():
             block = self.chunk.occurrences[numbers[0]].operation.block
-            many = self.parent.times.get(block, 1)
-            stays = block in self.parent.times and memory in fixed
-            again_s = sum(self._forward_s(number) for number in numbers) * self.parent.mesh.num_microbatches
-            share = many * self.parent.value_share
+            many = parent.times.get(block, 1)
+            stays = block in parent.times and memory in fixed
+            again_s = sum(parent.again_s(number) for number in numbers) * parent.mesh.num_microbatches
+            share = many * parent.value_share
             mask = share * masks[memory]
             seconds = {
                 Fate.NOT_NEEDED: inf if memory in needed or stays else 0.0,
@@ -196,13 +200,10 @@ class _Values:
                 Fate.AGAIN: inf if memory in fixed else many * again_s,
             }
             num_bytes = {Fate.NOT_NEEDED: mask, Fate.KEPT: share * memory.num_bytes + mask, Fate.AGAIN: 0.0}
-            self.variables[memory] = self.parent.add([seconds[f] for f in FATES], [num_bytes[f] for f in FATES])
+            self.variables[memory] = parent.add([seconds[f] for f in FATES], [num_bytes[f] for f in FATES])
 
-    def _forward_s(self, number: int) -> float:
-        return self.parent.steps.costs[self.chunk.occurrences[number].operation.name].again_s
-
-    def _add_readers(self) -> None:
-        edges = self.parent.problem.edges
+    def _add_readers(self, problem: Problem) -> None:
+        edges = problem.edges
         below, above = Interned(_UNAVAILABLE), Interned(np.ascontiguousarray(_UNAVAILABLE.T))
         for o in self.chunk.occurrences:
             reader = self.variables[o.result]
