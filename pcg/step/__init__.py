@@ -1,4 +1,4 @@
-"""A rank's step as data: which actions follow from a parallel graph and the way it is run, in order.
+"""A rank's step as data: the ordered actions that follow from a parallel graph and its execution.
 
 graph, execution ─▶ parameters ─▶ operations ─▶ chunk (unrolled; blocks) ─▶ actions (forward, backward, units)
                                                         ├── buckets: what goes together ──┤
@@ -27,5 +27,5 @@ The list:
     schedules                 the order of microbatches in pipeline stages
 
 The lowering prints forward from the list, and compiles its hooks from it (`lowering.runtime.schedule`). When to free in
-backward is autograd's to say; a test compares that with the list. The cost model prices it all.
+backward is autograd's decision; a test compares it with the list. The cost model prices it all.
 """

@@ -1,20 +1,21 @@
-"""A rank's step as an ordered list of actions: the one place that says what happens when.
+"""A rank's step as an ordered list of actions: the one place that decides the order.
 
 The lowering prints forward from the list, its hooks follow the units and the order of blocks, the cost model prices it
 all. It follows from a chunk alone:
 
-* A gathered block is there from before its first reader until after its last, in backward again if that reads it. The
-  next one is gathered while this one is used (late gathers: after it). Blocks in use when the last one is gathered
-  stay for backward, as that begins with them. Those that are to stay do so too, for the backward of their microbatch
-  or until the last reader of the last microbatch.
-* What was not kept is made again, region by region, right before the first operation that needs it in backward.
-* A gradient is accumulated until the first reader that gives one is through, and then summed with its unit, in a step's
-  last microbatch. The gradients of a gathered block are reduce-scattered together, when all who read it are through,
-  and there when those of the next block are scattered, or backward ends: in every microbatch, or in the last, where
+* A gathered block is there from before its first reader until after its last, and again in a backward that reads it.
+  The next one is gathered while this one is used (late gathers: after it). Blocks in use when the last one is gathered
+  stay for backward, which begins with them. Blocks with a longer lifetime stay too, for the backward of their
+  microbatch or until the last reader of the last microbatch.
+* Values that were not kept are recomputed, region by region, right before the first operation that needs them in
+  backward.
+* A gradient is accumulated until the first reader that gives one is done, and then summed with its unit, in a step's
+  last microbatch. The gradients of a gathered block are reduce-scattered together when all its readers are done,
+  and are waited for when the next block's are scattered, or backward ends: in every microbatch, or in the last, where
   whole gradients are accumulated.
-* Sums that the batch alone determines are started first, and waited for by who reads them.
+* Sums that the batch alone determines are started first; their readers wait for them.
 * Masks are drawn in the order in which one process draws them, whatever the order of the dropouts.
-* What waits on the host leaves right after it is made, and comes back while the block before runs in backward.
+* Values that wait on the host leave right after they are made, and come back while the block before runs in backward.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from shardwright.pcg.step.verbs import Action, Microbatch, Verb
 
 @dataclass(frozen=True, slots=True)
 class Actions:
-    """What a chunk does for one microbatch.
+    """The actions of a chunk for one microbatch.
 
     forward    the actions of every operation, in order
     backward   the same, the last operation first; and, as the last entry, those at the end of backward
@@ -45,20 +46,21 @@ class Actions:
     units: tuple[tuple[int, ...], ...]
 
     def of(self, *verbs: Verb, backward: bool | None = None) -> list[int]:
-        """The numbers of all actions of these kinds, in order; of forward, backward or both. Microbatches are alike."""
+        """Return the numbers of all actions of these kinds, in order. `backward` None: of both passes."""
         passes = (self.forward, self.backward) if backward is None else (self.backward if backward else self.forward,)
         return [action.number for action in chain(*chain(*passes)) if action.verb in verbs]
 
 
 def actions(chunk: Chunk, *, hold: bool = True, late: bool = False, ahead: bool = True, two: bool = False) -> Actions:
-    """The actions of a chunk.
+    """Return the actions of a chunk.
 
     Args:
         chunk: what runs.
-        hold: whether backward comes right after forward, and begins with the blocks that are there.
-        late: whether backward gathers the next block only when it is through with one.
+        hold: whether backward comes right after forward, and begins with the blocks that are gathered then.
+        late: whether backward gathers the next block only when it is done with one.
         ahead: whether blocks are gathered before they are needed at all.
-        two: whether backward runs in two parts. What is gathered, or made again, would be so twice: it has one.
+        two: whether backward runs in two parts; an operation that gathers or recomputes would do so twice, so it has
+            one.
     """
     again = _made_again(chunk)
     reads = _read_again(chunk, again)
@@ -71,7 +73,7 @@ def actions(chunk: Chunk, *, hold: bool = True, late: bool = False, ahead: bool 
 
 
 def end_of_step(updated: Sequence[int], *, shared: bool) -> tuple[Action, ...]:
-    """What a stage does after its last backward.
+    """Return the actions of a stage after its last backward.
 
     `shared`: whether other stages have gradients of its parameters too; `updated`: the axes over which the optimizer
     has shards of whole weights (ZeRO-1).
@@ -81,13 +83,13 @@ def end_of_step(updated: Sequence[int], *, shared: bool) -> tuple[Action, ...]:
 
 
 def held_blocks(chunk: Chunk) -> frozenset[int]:
-    """Blocks that are in use when the last one is gathered."""
+    """Return the blocks that are in use when the last one is gathered."""
     last_gather = max([block.first for block in chunk.blocks], default=0)
     return frozenset(number for number, block in enumerate(chunk.blocks) if block.last >= last_gather)
 
 
 def _made_again(chunk: Chunk) -> dict[int, list[Occurrence]]:
-    """What runs again before the backward of each operation that has one, in the order of backward."""
+    """Return the operations that run again before each operation's backward, in the order of backward."""
     rebuilt = set[Rerun | None]({None})
     return {
         o.number: [
@@ -98,7 +100,7 @@ def _made_again(chunk: Chunk) -> dict[int, list[Occurrence]]:
 
 
 def _again(memory: Allocation, reader: Rerun | None, rebuilt: set[Rerun | None]) -> Iterator[Occurrence]:
-    """What makes this again for who reads it, with what that needs made again; nothing where it is there."""
+    """Yield what recomputes this memory for a reader, recomputing what that reads first; nothing if it is there."""
 
     def steps(memory: Allocation, reader: Rerun | None) -> Iterator[Occurrence | tuple[Allocation, Rerun]]:
         rerun = memory.rerun
@@ -120,7 +122,7 @@ def _again(memory: Allocation, reader: Rerun | None, rebuilt: set[Rerun | None])
 
 
 def _read_again(chunk: Chunk, again: Mapping[int, Sequence[Occurrence]]) -> dict[int, int]:
-    """The blocks that backward reads, in its order, and by which operation's backward each is read last."""
+    """Return the blocks that backward reads, in its order, each with the operation whose backward reads it last."""
     found = dict[int, int]()
     for number, made in again.items():
         for occurrence in made:
@@ -132,14 +134,14 @@ def _read_again(chunk: Chunk, again: Mapping[int, Sequence[Occurrence]]) -> dict
 
 
 class _Gathers:
-    """Gathered blocks in one pass: `order` is the one in which the pass needs them, `there` when it begins."""
+    """The gathered blocks of one pass, which needs them in `order`; the blocks of `there` are there when it begins."""
 
     def __init__(self, chunk: Chunk, order: Sequence[int], there: frozenset[int], *, late: bool, ahead: bool) -> None:
         self.chunk, self.next = chunk, dict(pairwise(order)) if ahead else {}
         self.late, self.there, self.used = late, set(there), set[int]()
 
     def use(self, block: int) -> Iterable[Action]:
-        """Before an operation that reads the block."""
+        """Return the actions before an operation that reads the block."""
         if block in self.used:
             return ()
         self.used.add(block)
@@ -147,12 +149,12 @@ class _Gathers:
         return (*self._gather(block), Action("await", block), *further)
 
     def free(self, block: int) -> Iterable[Action]:
-        """After the last operation that reads it."""
+        """Return the actions after the last operation that reads the block."""
         freed = Action("free", block, "last" if self._stays(block) else "every")
         return (freed, *self._gather_next(block)) if self.late else (freed,)
 
     def _stays(self, block: int) -> bool:
-        """For all microbatches."""
+        """Return whether the block stays for all microbatches."""
         return self.chunk.blocks[block].slices.lifetime == "step"
 
     def _gather_next(self, block: int) -> Iterable[Action]:
@@ -199,8 +201,8 @@ class _Backward:
         two: bool,
     ) -> None:
         self.chunk, self.again, self.gathers, self.two = chunk, again, gathers, two
-        self.last: dict[int, int] = {}  # of those that get gradients, who reads a block first, forward
-        self.complete: dict[int, int] = {}  # and who reads a use of a parameter first
+        self.last: dict[int, int] = {}  # for each block, the differentiated operation that reads it first in forward
+        self.complete: dict[int, int] = {}  # and for each use of a parameter
         for number in again:
             occurrence = chunk.occurrences[number]
             for block in chunk.blocks_of(occurrence):
@@ -251,13 +253,13 @@ class _Backward:
         return found
 
     def _is_one(self, occurrence: Occurrence) -> bool:
-        """Whether its backward stays one, where others have two parts: so too where it gives to weights alone."""
+        """Return whether an operation's backward stays in one part, as it does where only weights get gradients."""
         uses = (self.chunk.uses[use] for use in self.chunk.trained(occurrence))
         is_apart = occurrence.operation.gradients and occurrence.rerun is None
         return not is_apart or any(use.block is not None for use in uses)
 
     def _is_summed(self, block: int) -> bool:
-        """Whether whole gradients are accumulated."""
+        """Return whether whole gradients of the block are accumulated."""
         return self.chunk.blocks[block].slices.summed
 
     def _when_scattered(self, block: int) -> Microbatch:
@@ -273,7 +275,7 @@ class _Backward:
         self.scattered = None
 
     def _complete(self, use: Use) -> Iterator[Action]:
-        """The gradient is there: if it is to be summed, its unit may be complete too."""
+        """Yield the sum over devices of a complete gradient's unit, if the gradient completes it."""
         p = use.parameter
         if p.sums:
             found = self.buckets.add(use.number, (p.sums, p.dtype), p.gradient_bytes, use.more)

@@ -1,8 +1,8 @@
-"""Buffers that add up along microbatches: new = old + a sum over the batch. Counts of tokens per expert are such.
+"""Buffers that add up along microbatches: new = old + a sum over the batch. Counts of tokens per expert are an example.
 
-In each microbatch that sum is the microbatch's own summand, and the buffer is written after each. So the reductions
-over time do nothing in the loop, as those of the loss. That is right where nothing but the buffer's new value reads
-what they give, or the buffer itself, which changes from microbatch to microbatch.
+In each microbatch that sum is the microbatch's own summand, and the buffer is written after each. So its reductions
+over time do nothing in the loop, like those of the loss. That is right if only the buffer's new value reads the results
+of these reductions, or the buffer itself, which changes from microbatch to microbatch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Additive:
 
 
 def find_additive(graph: Graph) -> Additive:
-    """The buffers of a graph that add up along its microbatches; none where there is only one."""
+    """Return the buffers of a graph that add up along its microbatches; none if there is only one."""
     if graph.mesh.num_microbatches == 1:
         return Additive()
     sums, old = _sums_and_old(graph)
@@ -41,9 +41,9 @@ def find_additive(graph: Graph) -> Additive:
 
 
 def own_sums(graph: Graph, estimates: Set[str], is_own: Callable[[str], bool]) -> Graph:
-    """Buffers that add up to it have the microbatch's own sum, also where something else reads its estimate.
+    """Give buffers that add up the microbatch's own sum, also where something else reads its estimate.
 
-    `estimates`: the reductions over time that are estimated. `is_own(name)`: whether a buffer is that of each
+    `estimates`: the reductions over time that are estimated. `is_own(name)`: whether a buffer belongs to each
     microbatch in turn, so that it may be read on the way.
     """
     sums, old = _sums_and_old(graph)
@@ -66,7 +66,7 @@ def own_sums(graph: Graph, estimates: Set[str], is_own: Callable[[str], bool]) -
 
 
 def _without_unread(nodes: Sequence[Node], names: Collection[str], read: Set[str]) -> tuple[Node, ...]:
-    """Without those of these names that nothing reads any more."""
+    """Return the nodes without nodes of these names that nothing reads any more."""
     read, left = set(read), list[Node]()
     for node in reversed(nodes):
         if node.name not in names or node.name in read:
@@ -76,12 +76,12 @@ def _without_unread(nodes: Sequence[Node], names: Collection[str], read: Set[str
 
 
 def crosses_time(node: Node) -> bool:
-    """Whether it gives what is known only after the last microbatch."""
+    """Return whether a node's value is known only after the last microbatch."""
     return node.op in (REDUCE, COMBINE) and node.attr("axis") == TIME
 
 
 def _sums_and_old(graph: Graph) -> tuple[set[str], dict[str, str]]:
-    """Nodes that are linear in sums over microbatches, and those that are a buffer's old value plus such, with it."""
+    """Return the nodes linear in sums over microbatches, and the nodes that are an old buffer value plus such a sum."""
     late, sums, old = set[str](), set[str](), dict[str, str]()
     for node in graph.nodes:
         if node.op == "buffer":
@@ -96,7 +96,7 @@ def _sums_and_old(graph: Graph) -> tuple[set[str], dict[str, str]]:
 
 
 def _keeps(node: Node, sums: Set[str], old: Mapping[str, str]) -> bool:
-    """Whether a node is an old value, moved, or with a sum added to it."""
+    """Return whether a node is a buffer's old value, moved, or with a sum added to it."""
     if node.op in ("add", "sub"):
         one, other = node.inputs
         return (one in old and other in sums) or (node.op == "add" and one in sums and other in old)
@@ -122,7 +122,7 @@ def _adds(key: str, name: str, sums: Set[str], old: Mapping[str, str]) -> bool:
 
 
 def _way(graph: Graph, end: str, among: Set[str]) -> frozenset[str]:
-    """The nodes that lead to a buffer's new value."""
+    """Return the nodes that lead to a buffer's new value."""
     pending, found = [end], set[str]()
     while pending:
         node = graph.by_name[pending.pop()]
@@ -132,6 +132,6 @@ def _way(graph: Graph, end: str, among: Set[str]) -> frozenset[str]:
 
 
 def _leaves(graph: Graph, key: str, name: str, nodes: Set[str]) -> bool:
-    """Whether anything else reads a node on the way to the new value of a buffer."""
+    """Return whether anything else reads a node on the way to the new value of a buffer."""
     others = [other for other, result in graph.outputs if result == name and other != key]
     return bool(others) or any(user not in nodes for user in graph.users[name])

@@ -1,4 +1,4 @@
-"""What is run again in backward instead of being kept, by the names of nodes."""
+"""Operators that backward runs again in place of keeping their values, by the names of nodes."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from shardwright.pcg.step.operations import Operations
 
 @dataclass(frozen=True)
 class MadeAgain:
-    """Operators by what backward makes of them.
+    """The operators that backward recomputes, or whose forward it runs again.
 
-    regions   what an operator is made again with, if it is
-    twice     those whose forward runs again: up to the last of a region that makes what backward needs
+    regions   the region that an operator is recomputed with, if any
+    twice     the operators whose forward runs again: those of a region up to the last that makes a value backward needs
     """
 
     regions: Mapping[str, Region] = field(default_factory=dict)
     twice: frozenset[str] = frozenset()
 
     def fate(self, value: str, reader: str) -> Fate:
-        """Of a value that this operator needs in backward; see `pcg.step.chunk`."""
+        """Return the fate of a value that the backward of `reader` needs; see `pcg.step.chunk`."""
         region = self.regions.get(value)
         if region is None:
             return Fate.KEPT
@@ -37,16 +37,16 @@ NOTHING = MadeAgain()
 
 
 def made_again(graph: Graph, execution: Execution) -> MadeAgain:
-    """What an execution makes again of a graph, serial or parallel.
+    """Return what an execution recomputes of a graph, serial or parallel.
 
     Raises:
-        PlanError: it asks for what is not there.
+        PlanError: the execution names a block, place or kind that is not there.
     """
     return NOTHING if _keeps_all(execution) else made_again_in(Operations(graph, execution))
 
 
 def made_again_in(operations: Operations) -> MadeAgain:
-    """The same of operations that are listed already."""
+    """Return the same for operations that are listed already."""
     if _keeps_all(operations.execution):
         return NOTHING
     chunk = whole_chunk(operations)
@@ -60,7 +60,7 @@ def _keeps_all(execution: Execution) -> bool:
 
 
 def made_again_of_part(graph: Graph, execution: Execution) -> MadeAgain:
-    """The same of a part of a graph, in which nothing of the kind need be there."""
+    """Return the same for a part of a graph, which need not contain what the execution names."""
     try:
         return made_again(graph, execution)
     except PlanError:

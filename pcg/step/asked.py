@@ -1,4 +1,4 @@
-"""What an execution asks of every operation: to be kept, or made again, and by which of its patterns."""
+"""An execution's wish for every operation: whether its value is kept or recomputed, and which pattern decides that."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _MOST_NAMED = 20
 
 
 class Wish(NamedTuple):
-    """What the execution says of an operation.
+    """The wish of an execution for one operation.
 
-    pattern     the one that decides about it
-    fate        of what it makes: kept, or made again
-    attention   where only attention is made again, and what is gathered
-    alone       said about it, not about its whole block
+    pattern     the pattern that decides about it
+    fate        its result is kept, or made again
+    attention   whether only attention and gathered activations are made again
+    alone       whether the wish is about it alone, not about its whole block
     """
 
     pattern: str
@@ -35,16 +35,16 @@ class Wish(NamedTuple):
 
     @classmethod
     def of(cls, pattern: str, mode: Recompute, *, alone: bool = False) -> Wish:
-        """What a kind says."""
+        """Return the wish that a kind of recomputation expresses."""
         return cls(pattern, Fate.KEPT if mode == "none" else Fate.AGAIN, mode == "selective", alone)
 
 
 def wishes(
     graph: Graph, operations: Sequence[Operation], execution: Execution, where: Mapping[str, str]
 ) -> dict[str, Wish]:
-    """By the names of operations. A `PlanError` for a place in a list that no operation of a whole graph is at.
+    """Return the wishes by the names of operations. Raise a `PlanError` for a listed place without an operation.
 
-    `where`: the places of operations, where the execution has lists.
+    A part of a graph may lack places. `where`: the places of operations, where the execution has lists.
     """
     if isinstance(execution.recompute, str):
         alike = Wish.of("*", execution.recompute)
@@ -61,7 +61,7 @@ def wishes(
 
 
 def still_there(graph: Graph, operations: Sequence[Operation], execution: Execution) -> Execution:
-    """The same for a graph that was rewritten since: of lists, the places that it still has."""
+    """Return the execution for a graph that was rewritten since: its lists have only the places that are left."""
     if isinstance(execution.recompute, str):
         return execution
     where = places(graph, {o.name: o.block for o in operations})
@@ -73,7 +73,7 @@ def still_there(graph: Graph, operations: Sequence[Operation], execution: Execut
 
 
 class _Asked:
-    """The wish about every operation, and the places that lists name."""
+    """The wish for every operation, and the places that lists name."""
 
     def __init__(
         self, graph: Graph, operations: Sequence[Operation], execution: Execution, where: Mapping[str, str]
@@ -90,7 +90,7 @@ class _Asked:
         self.wishes = {o.name: decided(o.block, where[o.name]) for o in operations}
 
     def _of_module(self, block: str, module: str) -> Wish | str:
-        """What is said of all that lies in a module of a block, or the pattern that has a list."""
+        """Return the wish for everything in a module of a block, or the pattern that decides by a list."""
         inside = tuple(f"{block}.{name}" for name in modules_of(module)) if block else ()
         pattern, mode = self._word(block)
         own, word = self._word(block, inside)
@@ -101,24 +101,27 @@ class _Asked:
         return own
 
     def _of_place(self, pattern: str, place: str) -> Wish:
-        """What the list of a pattern says: the same in equal blocks."""
+        """Return the wish that the list of a pattern expresses; it is the same in equal blocks."""
         named = self._listed[pattern].at(place)
         self.used.update((pattern, listed) for listed in named)
         return Wish(pattern, Fate.AGAIN if named else Fate.KEPT, alone=True)
 
     @cached_property
     def _patterns(self) -> Mapping[str, str]:
-        """By node, also by those that are computed once or first, which are there but not made again."""
+        """The pattern of every node, also of nodes computed once or first, which are there but not recomputed."""
         found = {name: wish.pattern for name, wish in self.wishes.items()}
         rest = {name: module_block(f"{self.graph.by_name[name].source.module}.") for name in self.where}
         return {name: self._word(block)[0] for name, block in rest.items()} | found
 
     def there(self, pattern: str) -> list[str]:
-        """The places in blocks that a pattern decides about."""
+        """Return the places in blocks that a pattern decides about."""
         return list(dict.fromkeys(self.where[name] for name, by in self._patterns.items() if by == pattern))
 
     def missing(self) -> Iterator[tuple[str, str]]:
-        """Patterns and places in their lists that no operation is at. Changes of layout differ from plan to plan."""
+        """Yield patterns and listed places without an operation.
+
+        Changes of layout, which differ between plans, are exempt.
+        """
         there = cache(self.there)
         for pattern, mode in self.execution.recomputes:
             for place in mode if isinstance(mode, tuple) else ():
@@ -129,7 +132,7 @@ class _Asked:
 
 
 def check_used(operations: Sequence[Operation], execution: Execution, wished: Mapping[str, Wish]) -> None:
-    """A `PlanError` for a pattern that no block fits, or for which there is nothing to make again."""
+    """Raise a `PlanError` for a pattern that fits no block, or for which there is nothing to recompute."""
     used = {wished[o.name].pattern for o in operations if o.region is not None}
     blocks = list(dict.fromkeys(o.block for o in operations if o.block))
     for pattern, mode in execution.recomputes:

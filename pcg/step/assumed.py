@@ -1,4 +1,4 @@
-"""What a prediction assumes of a step beyond what programs do: it is priced, and nothing else reads it."""
+"""The assumptions of a prediction about a step beyond what programs do; nothing but pricing reads them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _STORED = (Fate.KEPT, Fate.HOST)
 
 @dataclass(frozen=True, slots=True)
 class Assumed:
-    """What is only priced; the defaults are what programs do. Plan files have it among the fields of an execution.
+    """Settings that are only priced; the defaults are what programs do. Plan files list them as fields of an execution.
 
     Attributes:
         compiled: whether chains of pointwise operators are fused (torch.compile).
@@ -25,7 +25,7 @@ class Assumed:
         shard_optimizer: ZeRO-1: optimizer states are sharded over the axes that gradients are summed over.
         overlap: whether collectives of parameters and gradients run beside compute.
         late_gathers: whether backward gathers a block's weights only when it is through with the block before it, not
-            beside that: BACKWARD_POST, not BACKWARD_PRE, as FSDP's documentation has them.
+            at the same time: BACKWARD_POST in place of BACKWARD_PRE, in the words of FSDP's documentation.
     """
 
     compiled: bool = False
@@ -47,4 +47,4 @@ class Assumed:
 
 
 AS_IT_RUNS = Assumed()
-"""What programs do."""
+"""The assumptions that hold for programs as they run."""

@@ -1,7 +1,7 @@
-"""Which parameters are gathered together, and which gradients are summed together. The runtime and the cost model ask.
+"""Groups for the runtime and the cost model: parameters to gather together, gradients to sum together.
 
 Gathering is by *block*: neighbours in the order of first use. Gradients are summed in *units*: a large one alone and in
-place, small ones in flat buckets. Units are launched in one order on every rank, each when all of it is there.
+place, small ones in flat buckets. All ranks launch units in the same order, each when all its gradients are there.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 def blocks(members: Iterable[tuple[T, Hashable, float]]) -> list[list[T]]:
-    """Neighbours of one key; the key says what can be gathered together. Members are (what, key, bytes)."""
+    """Return runs of neighbours with the same key, which can be gathered together. Members are (what, key, bytes)."""
     found: list[list[T]] = []
     last, size = object(), 0.0
     for member, key, num_bytes in members:
@@ -37,15 +37,16 @@ def blocks(members: Iterable[tuple[T, Hashable, float]]) -> list[list[T]]:
 
 
 class Buckets(Generic[T]):
-    """Makes units of gradients, in the order in which these are complete."""
+    """The units of gradients, made in the order in which gradients are complete."""
 
     def __init__(self) -> None:
         self._open: dict[Hashable, _Bucket[T]] = {}
 
     def add(self, gradient: T, key: Hashable, num_bytes: float, more: int = 0) -> list[T] | None:
-        """The unit that this gradient completes, if it does. `key` says with which others it can be summed.
+        """Return the unit that this gradient completes, if any. Gradients of the same `key` can be summed together.
 
-        One that a fold makes `more` of does not: what is launched within a fold happens once for each of its blocks.
+        A gradient of which a fold makes `more` completes none: a launch within a fold happens once for each of its
+        blocks.
         """
         if num_bytes >= LARGE_BYTES:
             return [gradient]
@@ -57,7 +58,7 @@ class Buckets(Generic[T]):
         return self._open.pop(key).members
 
     def rest(self) -> list[list[T]]:
-        """The buckets that are not full when all gradients are there."""
+        """Return the buckets that are not full when all gradients are complete."""
         return [bucket.members for bucket in self._open.values()]
 
 

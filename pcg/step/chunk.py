@@ -1,4 +1,4 @@
-"""A chunk of a step, unrolled: what runs in the order of forward, the memory of every value, parameters, blocks.
+"""An unrolled chunk of a step: its operations in the order of forward, every value's memory, parameters, blocks.
 
 A stretch that occurs more than three times in a chunk is unrolled three times; the second then stands for the rest.
 """
@@ -23,7 +23,7 @@ MOST_COPIES = 3
 class Stretch(NamedTuple):
     """Consecutive operations of a model.
 
-    leaves    the parameters that are first read in it: every occurrence has its own
+    leaves    the parameters that it reads first: every occurrence has its own
     carried   (value read from before, value that the previous occurrence gives instead)
     """
 
@@ -34,10 +34,10 @@ class Stretch(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Rerun:
-    """What backward runs again: a region at its place in the chunk.
+    """A region that backward runs again, at its place in the chunk.
 
-    results   the fate of what leaves it
-    wanted    of what it makes, what backward needs
+    results   the fate of values that leave it
+    wanted    the values it makes that backward needs
     """
 
     results: Fate
@@ -45,7 +45,7 @@ class Rerun:
     wanted: set[Allocation] = field(default_factory=set)
 
     def needed(self) -> list[Occurrence]:
-        """Up to the last that makes what backward needs, where torch.utils.checkpoint stops too."""
+        """Return the operations up to the last whose value backward needs; torch.utils.checkpoint stops there too."""
         for number, o in reversed(list(enumerate(self.occurrences, 1))):
             if any(made in self.wanted and made not in o.reads for made in (o.result, *o.keeps)):
                 return self.occurrences[:number]
@@ -54,10 +54,10 @@ class Rerun:
 
 @dataclass(eq=False, slots=True)
 class Allocation:
-    """That of one value and its views, by its place among those of its chunk.
+    """The memory of one value and its views; `number` is its place among the chunk's allocations.
 
-    fate     of the value, for who reads it outside of the rerun that makes it
-    rerun    in which it is made again, if it is
+    fate     the fate of the value, for readers outside of the rerun that makes it
+    rerun    the rerun that makes it again, if any
     """
 
     number: int
@@ -68,9 +68,9 @@ class Allocation:
 
 
 class Occurrence(NamedTuple):
-    """An operation at its place in the chunk: what it reads, makes and keeps, and the weights that it reads.
+    """An operation at its place in the chunk, with the values that it reads, makes and keeps, and the weights it reads.
 
-    gradients    what among `reads` gets one
+    gradients    the values among `reads` that get one
     weights      uses of parameters, by number; `blocks`: gathered blocks that it reads, by number, also through views
     """
 
@@ -87,7 +87,7 @@ class Occurrence(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Use:
-    """A parameter of one occurrence of its stretch. A fold makes `more` of them; `readers`: who reads it, in order."""
+    """A parameter of one occurrence of its stretch. A fold makes `more` of them; `readers` are operations in order."""
 
     number: int
     parameter: Parameter
@@ -123,7 +123,7 @@ class Block(NamedTuple):
 
 
 class Span(NamedTuple):
-    """The operations of one occurrence of a stretch. `more`: how many further ones it stands for."""
+    """The operations of one occurrence of a stretch, which stands for `more` further ones."""
 
     start: int
     end: int
@@ -131,7 +131,7 @@ class Span(NamedTuple):
 
 
 class Chunk:
-    """Consecutive stretches of a model, each with how often it occurs, one occurrence after the other."""
+    """Consecutive stretches of a model, each with its number of occurrences, one occurrence after the other."""
 
     def __init__(
         self,
@@ -140,7 +140,7 @@ class Chunk:
         execution: Execution = DEFAULT,
         value_bytes: Mapping[str, float] | None = None,
     ) -> None:
-        """`value_bytes`: of values that come from another chunk."""
+        """Unroll the stretches. `value_bytes`: the sizes of values that come from another chunk."""
         self.stretches, self.parameters, self.execution = tuple(stretches), parameters, execution
         self._value_bytes = value_bytes or {}
         self._stored = execution.assumed.stored
@@ -191,12 +191,12 @@ class Chunk:
         return self.allocations[-1]
 
     def _read(self, name: str) -> Allocation:
-        """What comes from another chunk takes memory too, unlike leaves, which are always there."""
+        """Return new memory for a value from another chunk; it takes memory, unlike leaves, which are always there."""
         found = self._env[name] = self._new(name, self._value_bytes.get(name, 0.0), None)
         return found
 
     def _keep(self, memory: Allocation, reader: Rerun | None) -> None:
-        """For the backward of an operation, which may be made again itself."""
+        """Keep memory for the backward of an operation, which may be recomputed itself."""
         rerun = memory.rerun
         if rerun is None or (rerun is not reader and rerun.results is Fate.KEPT):
             memory.fate = self._stored
@@ -222,7 +222,11 @@ class Chunk:
         return number
 
     def _blocks(self) -> list[Block]:
-        """Of one occurrence, one module, one axis, one lifetime and one dtype, stored and gathered; in order of use."""
+        """Return the blocks, in order of use.
+
+        A block has parameters of one occurrence, module, axis and lifetime, stored in one dtype and gathered in one
+        dtype.
+        """
         sliced = sorted((u for u in self.uses if u.parameter.slices is not None), key=lambda u: u.readers[0])
         modules = groupby(sliced, key=lambda u: (u.home, u.parameter.module))
         keyed = (
@@ -241,7 +245,7 @@ class Chunk:
     # ---- what is asked of it ----
 
     def blocks_of(self, occurrence: Occurrence, *, backward: bool = False) -> list[int]:
-        """The gathered blocks whose memory an operation reads, forward or, what comes last first, backward."""
+        """Return the gathered blocks whose memory an operation reads: in forward, or, the last first, in backward."""
         if not self.blocks or not (occurrence.weights or occurrence.views):
             return []
         if (found := self._blocks_read.get(key := (occurrence.number, backward))) is None:
@@ -252,12 +256,12 @@ class Chunk:
         return found
 
     def trained(self, occurrence: Occurrence) -> list[int]:
-        """The uses of parameters that an operation gives gradients."""
+        """Return the uses of parameters that get gradients from an operation."""
         uses = self.uses
         return [n for n in occurrence.weights if uses[n].parameter.grad] if occurrence.weights else []
 
     def leaves(self) -> Iterator[tuple[str, int]]:
-        """The parameters that the chunk reads, and how many of each."""
+        """Yield the parameters that the chunk reads, with the number of each."""
         found: dict[str, int] = {}
         for stretch, times in self.stretches:
             for operation in stretch.operations:
@@ -267,6 +271,6 @@ class Chunk:
 
 
 def whole_chunk(operations: Operations) -> Chunk:
-    """All operations of a graph, each once."""
+    """Return the chunk of all operations of a graph, each once."""
     stretch = Stretch(tuple(operations.listed), frozenset(operations.parameters))
     return Chunk([(stretch, 1)], operations.parameters, operations.execution, operations.num_bytes)

@@ -1,4 +1,4 @@
-"""How a step is run: everything that the layouts of a plan do not say."""
+"""The way a step is run: everything that the layouts of a plan do not say."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ REDUCE_DTYPES: tuple[ReduceDtype, ...] = ("float32", "bfloat16", "float16")
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """A run of a plan: what its layouts and its mesh do not say.
+    """The settings of a run that a plan's layouts and mesh do not say.
 
-    What programs do stands here; `schedule` says in which stages and order they do it, and `assumed` what is priced
+    Its own fields are about what programs do, `schedule` about their stages and order, `assumed` about what is priced
     alone (`shardwright timeline`). A plan's microbatches are its mesh's axis of time. Plan files have all fields side
     by side, as `of` and `having` take them.
 
@@ -67,32 +67,32 @@ class Execution:
         self.schedule.check_microbatches(self.assumed.num_microbatches)
 
     def scheduled(self, **changes: Any) -> Execution:
-        """With another schedule, by its fields."""
+        """Return the execution with other fields of its schedule."""
         return replace(self, schedule=replace(self.schedule, **changes))
 
     def assuming(self, **changes: Any) -> Execution:
-        """With something else assumed, by its fields."""
+        """Return the execution with other fields of its assumptions."""
         return replace(self, assumed=replace(self.assumed, **changes))
 
     @classmethod
     def of(cls, precision: PrecisionMode | None = None, **fields: Any) -> Execution:
-        """By fields as plan files have them."""
+        """Return an execution with these fields, named as in plan files."""
         return cls(precision).having(**fields)
 
     def having(self, **changes: Any) -> Execution:
-        """With other values of fields as plan files have them: those of its parts side by side."""
+        """Return the execution with other fields, named as in plan files: side by side with those of its parts."""
         parts = {
             part: {key: changes.pop(name) for name, key in keys.items() if name in changes} for part, keys in _PARTS
         }
         return replace(self, **changes, **{part: replace(getattr(self, part), **own) for part, own in parts.items()})
 
     def by_field(self) -> dict[str, Any]:
-        """As plan files have them."""
+        """Return all fields by name, as in plan files."""
         own = {name: getattr(self, name) for name in _OWN}
         return own | {name: getattr(getattr(self, part), key) for part, keys in _PARTS for name, key in keys.items()}
 
     def to_json(self) -> dict[str, object]:
-        """What differs from the defaults; precisions by module and what is made again by block as objects."""
+        """Return the fields that differ from the defaults; mappings by module or block are objects."""
         own, plain = self.by_field(), DEFAULT.by_field()
         if isinstance(self.precision, tuple):
             own["precision"] = dict(self.precision)
@@ -103,7 +103,7 @@ class Execution:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Execution:
-        """Read what `to_json` gave. Raises `ValueError` for a field or a value that there is none of."""
+        """Read what `to_json` returned. Raises `ValueError` for an unknown field or value."""
         data = dict(data)
         if data.pop("offload", False) is True:  # as files had it
             data.setdefault("stored", "host")
@@ -114,19 +114,19 @@ class Execution:
 
     @property
     def recomputes(self) -> RecomputeByBlock:
-        """What is made again, by pattern; one that holds for all as `*`."""
+        """The recomputation by pattern; a kind for the whole model has the pattern `*`."""
         return (("*", self.recompute),) if isinstance(self.recompute, str) else tuple(self.recompute)  # type: ignore[return-value]
 
     def recompute_of(self, block: str, modules: Sequence[str] = ()) -> tuple[str, BlockRecompute]:
-        """What decides about a block of the model ("": what lies in none) or modules in it: the pattern, and its word.
+        """Return the pattern and the kind or list that decide about a block ("": operators in none) or modules in it.
 
-        ("", "none") where no pattern does.
+        They are ("", "none") if no pattern fits.
         """
         names = (block, *modules)
         return next((pair for pair in self.recomputes if any(fits(name, pair[0]) for name in names)), ("", "none"))
 
     def is_per_microbatch(self, module: str) -> bool:
-        """Whether the statistics of a module are those of each microbatch."""
+        """Return whether the statistics of a module are taken of each microbatch."""
         parts = module.split(".")
         owners = [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
         return any(fnmatchcase(owner, pattern) for pattern in self.per_microbatch for owner in owners)
@@ -138,29 +138,29 @@ class Execution:
 
     @property
     def whole(self) -> Precision | None:
-        """The precision of the whole model; None where that is the graph's own, or one by module."""
+        """The precision of the whole model; None if it is the graph's own, or one by module."""
         return self.precision if isinstance(self.precision, str) else None
 
     def compute_dtype(self, dtype: str) -> str:
-        """What a value of this dtype in the graph is computed and kept in as an activation."""
+        """Return the dtype in which an activation of this dtype in the graph is computed and kept."""
         return DTYPES[self.whole].compute if self.whole and is_float(dtype) else dtype
 
     def state_dtype(self, dtype: str) -> str:
-        """What the optimizer's master weights, gradients and moments of a parameter of this dtype are kept in."""
+        """Return the dtype of master weights, gradients and moments, for a parameter of this dtype."""
         return DTYPES[self.whole].state if self.whole and is_float(dtype) else dtype
 
     def reduced_dtype(self, dtype: str) -> str:
-        """What gradients that are accumulated in this dtype are sent in, to be summed over devices."""
+        """Return the dtype in which gradients that are accumulated in this one are sent, to be summed."""
         return self.reduce_dtype if self.reduce_dtype and is_float(dtype) else dtype
 
     @property
     def rates(self) -> Mapping[str, str]:
-        """Kinds of work on floats that run at the rate of another precision, "tf32" or "fp8", if the device has it."""
+        """The kinds of work on floats that run at the rate of "tf32" or "fp8", if the device has it."""
         return DTYPES[self.whole].rates if self.whole else {}
 
     @property
     def is_scaled(self) -> bool:
-        """Whether a loss scaler passes over all gradients before the update."""
+        """Return whether a loss scaler passes over all gradients before the update."""
         return self.base is not None and DTYPES[self.base].is_scaled
 
 
@@ -176,15 +176,15 @@ _PARTS = (
     ("schedule", {"schedule" if f.name == "name" else f.name: f.name for f in fields(Schedule)}),
     ("assumed", {f.name: f.name for f in fields(Assumed)}),
 )
-"""The parts of an execution, and what plan files call their fields."""
+"""The parts of an execution, with the names of their fields in plan files."""
 DEFAULT = Execution()
-"""The graph's own dtypes, everything kept for backward: what the search begins with."""
+"""The execution that the search begins with: the graph's own dtypes, everything kept for backward."""
 
 
 def draws_whole(kind: str) -> bool:
-    """Whether ranks on devices of this kind draw the masks of whole tensors, as one process does.
+    """Return whether ranks on devices of this kind draw the masks of whole tensors, as a single process does.
 
-    So masks are those of one process without `seed_exactly`, for time that does not shrink with the number of ranks,
-    and for memory that the whole mask takes. Elsewhere a rank draws its own part alone.
+    Masks are then those of one process even without `seed_exactly`. This costs time that does not shrink with the
+    number of ranks, and memory for the whole mask. On other devices a rank draws its own part alone.
     """
     return kind == "cpu"

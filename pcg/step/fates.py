@@ -1,4 +1,4 @@
-"""What becomes of a value that forward makes, until backward."""
+"""The fates of a value that forward makes, until backward."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from enum import StrEnum
 
 
 class Fate(StrEnum):
-    """Where backward finds a value.
+    """The place where backward finds a value.
 
     NOT_NEEDED   nowhere: it is let go of after its last reader in forward
     KEPT         on the device, from forward on
     AGAIN        made again there, right before backward needs it
     HOST         in the host's memory, from where it is fetched
 
-    `is_stored`: whether what forward has made is there for backward.
+    `is_stored`: whether the value that forward made is there for backward.
     """
 
     is_stored: bool

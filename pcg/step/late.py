@@ -1,10 +1,10 @@
-"""Sums that nobody waits for: the loss is summed over ranks beside the backward, not between forward and backward.
+"""Sums that nobody waits for: the loss is summed over ranks during the backward, not between forward and backward.
 
 The loss is usually a sum over the batch, reduced, and divided by a count. Division is linear in the sum, so the
 reduction may come last: reduce(x) / n = reduce(x / n). Its adjoint does nothing, so the backward starts from the rank's
 own summand.
 
-A term that is the same for all microbatches, as a penalty on the weights, is added to a sum over them as n shares of
+A term that is the same for all microbatches, like a penalty on the weights, is added to a sum over them as n shares of
 1/n: reduce(x) + t = reduce(x + share(t)), share(t) = partition(expand(t, n)) / n.
 """
 
@@ -25,14 +25,14 @@ LOSS = "loss"
 
 
 def sink_reductions(graph: Graph) -> Graph:
-    """The same graph with the reductions above the loss, or its terms, moved below the linear operators there."""
+    """Return the graph with the reductions above the loss, or its terms, moved below the linear operators there."""
     while (found := _next(graph)) is not None:
         graph = found.typed_beside(graph)
     return graph
 
 
 def summand_of_loss(graph: Graph) -> tuple[str, list[Node]]:
-    """The node that the reductions at the very end sum up to the loss, and those reductions."""
+    """Return the node that the reductions at the very end sum up to the loss, and those reductions."""
     others = {node for key, node in graph.outputs if key != LOSS}
     name, reader, sums = graph.loss, (), list[Node]()
     while (node := graph.by_name[name]).op == REDUCE and graph.users[name] == reader and name not in others:
@@ -43,7 +43,7 @@ def summand_of_loss(graph: Graph) -> tuple[str, list[Node]]:
 
 
 def check_backward(graph: Graph) -> None:
-    """Raise a `PlanError` where no parameter that is trained reaches the loss: there is no backward then."""
+    """Raise a `PlanError` if the loss depends on no trained parameter, because there is no backward then."""
     if not graph.types[graph.loss].grad:
         raise PlanError(
             f"%{graph.loss}, the loss, depends on no parameter that is trained, so that a step has no backward; check "
@@ -52,9 +52,9 @@ def check_backward(graph: Graph) -> None:
 
 
 def _next(graph: Graph) -> Graph | None:
-    """The graph after a step: a reduction along one axis is moved below a linear operator, or its way is cleared.
+    """Return the graph with one reduction moved below a linear operator, or with the way for one cleared; else None.
 
-    That operator is the last one of the loss, or gives it one of the numbers that it is made of.
+    The operator is the last one of the loss, or computes one of the numbers that the loss is made of.
     """
     results = [result for _, result in graph.outputs]
     pending = [name for key, name in graph.outputs if key == LOSS]
@@ -75,7 +75,7 @@ def _next(graph: Graph) -> Graph | None:
 
 
 def _summed(graph: Graph, node: Node, operands: tuple[int, ...], results: Sequence[str]) -> str | None:
-    """The axis along which these operands are summed for this node alone, if its others get no gradient."""
+    """Return the axis along which these operands are summed for this node alone, if its others get no gradient."""
     sums = [graph.by_name[node.inputs[i]] for i in operands]
     rest = [i for k, i in enumerate(node.inputs) if k not in operands]
     axes = {str(s.attr("axis")) for s in sums if s.op == REDUCE}
@@ -84,7 +84,7 @@ def _summed(graph: Graph, node: Node, operands: tuple[int, ...], results: Sequen
 
 
 def _with_shares(graph: Graph, node: Node, operands: tuple[int, ...], results: Sequence[str]) -> Graph | None:
-    """The same graph where all operands are summed over the microbatches last, if one of them is."""
+    """Return the graph with all operands summed over microbatches last, if one is; None where that cannot be."""
     if graph.mesh.num_microbatches == 1 or len(operands) < 2:
         return None
     chains = {name: _chain(graph, name, results) for name in dict.fromkeys(node.inputs[i] for i in operands)}
@@ -101,7 +101,7 @@ def _with_shares(graph: Graph, node: Node, operands: tuple[int, ...], results: S
 
 
 def _chain(graph: Graph, name: str, results: Sequence[str]) -> list[Node]:
-    """The reductions that end here, the last first, of which nothing else reads anything."""
+    """Return the reductions that end here, the last first, as far as nothing else reads them."""
     found = list[Node]()
     while (node := graph.by_name[name]).op == REDUCE and len(graph.users[name]) == 1 and name not in results:
         found.append(node)
@@ -115,7 +115,7 @@ def _is_whole(graph: Graph, name: str) -> bool:
 
 
 def _outermost(graph: Graph, chain: Sequence[Node], last: Node) -> Graph:
-    """Reductions along different axes may change places: the names stay, the axes move up."""
+    """Exchange reductions along different axes, which commute: names stay, and axes move up."""
     moved = [last, *(node for node in chain if node is not last)]
     attrs = {node.name: other.attrs for node, other in zip(chain, moved, strict=True)}
     nodes = (replace(n, attrs=attrs[n.name]) if n.name in attrs else n for n in graph.nodes)
@@ -123,7 +123,7 @@ def _outermost(graph: Graph, chain: Sequence[Node], last: Node) -> Graph:
 
 
 def _shared(graph: Graph, node: Node, name: str) -> Graph:
-    """An operand that is the same for all microbatches as the sum of their shares."""
+    """Replace an operand that is the same for all microbatches by the sum of their shares."""
     shares = sum_of_shares(graph, name, node.name, node.source)
     reader = replace(node, inputs=tuple(shares[-1].name if i == name else i for i in node.inputs))
     at = graph.nodes.index(node)
@@ -131,7 +131,7 @@ def _shared(graph: Graph, node: Node, name: str) -> Graph:
 
 
 def sum_of_shares(graph: Graph, name: str, prefix: str, source: Source) -> tuple[Node, ...]:
-    """The nodes whose last one is the sum over n microbatches of a whole value divided by n."""
+    """Return nodes, of which the last is the sum over n microbatches of a whole value divided by n."""
     mesh, kind = graph.mesh, graph.types[name]
     many, others = mesh.num_microbatches, tuple(Partial((0,)) if layout == P else WHOLE for layout in kind.layouts[1:])
 

@@ -1,7 +1,7 @@
-"""How long the whole of a sharded parameter stays: graphs in which that is changed.
+"""Lifetimes of the gathered whole of a sharded parameter: reading them from graphs, and changing them.
 
-It is said by the order of `combine` and `replicate` over time, and by what the `combine` is told to keep, see
-`parameters.py`. All four orders denote the same, and only the last nodes of a parameter's way to its readers change.
+A lifetime is expressed by the order of `combine` and `replicate` over time, and by the `combine`'s attribute `keep`;
+see `parameters.py`. All four mean the same value; only the last nodes on a parameter's way to its readers change.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from shardwright.pcg.parallel import COMBINE, REPLICATE
 from shardwright.pcg.step.parameters import KEEP, Lifetime, Slices, find_parameters
 
 Zero = Literal["zero-1", "zero-2", "kept", "zero-3"]
-"""What becomes of a parameter that is stored in slices.
+"""The lifetime of a parameter that is stored in slices.
 
 zero-1    gathered once a step, whole gradients accumulated and scattered once
 zero-2    gathered once a step, gradients scattered in each microbatch
@@ -31,10 +31,10 @@ _KEEPS: Mapping[Zero, Lifetime | None] = {"zero-1": None, "zero-2": "step", "kep
 
 
 def with_lifetimes(graph: Graph, lifetimes: Mapping[str, Zero]) -> Graph:
-    """The same graph with these lifetimes of parameters, by the names of their leaves; re-typed.
+    """Return the graph with these lifetimes of parameters, by the names of their leaves; re-typed.
 
-    With one microbatch, "zero-1" and "zero-2" are "kept". What is not gathered as a whole stays as it is; so does a
-    parameter that is read in the same way for all microbatches, as that is "zero-1" anyway.
+    With one microbatch, "zero-1" and "zero-2" are "kept". A parameter that is not gathered as a whole stays as it is;
+    so does a parameter that is read in the same way for all microbatches, as that is "zero-1" anyway.
 
     Raises:
         PlanError: no parameter of that name, or no such lifetime.
@@ -62,7 +62,7 @@ def with_lifetimes(graph: Graph, lifetimes: Mapping[str, Zero]) -> Graph:
 
 
 def _ways(graph: Graph, lifetimes: Mapping[str, Zero]) -> Iterator[tuple[Sequence[Node], Zero]]:
-    """The ways of the parameters that are gathered, from storage to where readers part."""
+    """Yield the nodes of each gathered parameter from storage to where its readers part."""
     results = {name for _, name in graph.outputs}
     for leaf, zero in lifetimes.items():
         way, name = list[Node](), leaf
@@ -82,7 +82,7 @@ def _is_over_time(node: Node) -> bool:
 
 
 def _rebuilt(graph: Graph, way: Sequence[Node], zero: Zero) -> Iterator[Node]:
-    """The same steps with the one over time first or last."""
+    """Yield the same steps with the step over time first or last."""
     steps = [node for node in way if not _is_over_time(node)]
     over_time = [node for node in way if _is_over_time(node)]
     once = zero == "zero-1" and bool(over_time)
@@ -102,13 +102,13 @@ def _rebuilt(graph: Graph, way: Sequence[Node], zero: Zero) -> Iterator[Node]:
 
 
 def lifetimes(graph: Graph) -> dict[str, Zero]:
-    """What becomes of each parameter that is gathered, by the names of leaves."""
+    """Return the lifetime of each parameter that is gathered, by the names of leaves."""
     found = find_parameters(graph).by_leaf
     return {leaf: lifetime_of(own.slices) for leaf, own in found.items() if own.slices is not None}
 
 
 def lifetime_of(slices: Slices) -> Zero:
-    """What becomes of a parameter with these slices."""
+    """Return the lifetime of a parameter with these slices."""
     if slices.lifetime == "step":
         return "zero-1" if slices.summed else "zero-2"
     return "kept" if slices.lifetime == "microbatch" else "zero-3"

@@ -1,4 +1,4 @@
-"""Masks of dropouts that are drawn ahead: in the order in which one process draws them, each once."""
+"""Dropout masks that are drawn ahead, each once, in the order in which a single process draws them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from shardwright.pcg.step.chunk import Chunk
 
 
 def drawn_ahead(chunk: Chunk) -> Mapping[int, list[int]]:
-    """The dropouts whose masks are drawn right before an operation, by the numbers of both.
+    """Return the dropouts whose masks are drawn right before an operation, by the numbers of both.
 
-    Those that one process has drawn by then, and its own where several share it. Others draw theirs as they run.
+    These are the masks that one process has drawn by then, and the operation's own if several operations share it.
+    Other dropouts draw theirs as they run.
     """
     if all(o.operation.seed is None for o in chunk.occurrences):
         return {}

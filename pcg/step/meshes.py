@@ -1,7 +1,7 @@
 """The mesh of each pipeline stage.
 
-Stages may be of unlike sizes: along the first axis of devices each has as many of them as `Schedule.stage_sizes` says;
-the plan's mesh is that of the largest. As layouts are said by axis, one graph serves all: its types hold under every
+Stages may differ in size: along the first axis of devices, each has as many devices as `Schedule.stage_sizes` says;
+the plan's mesh is that of the largest stage. As layouts are by axis, one graph serves all: its types hold under every
 mesh whose sizes divide those of the plan's.
 """
 
@@ -17,7 +17,7 @@ from shardwright.pcg.step.execution import Execution
 
 
 def stage_meshes(mesh: Mesh, execution: Execution) -> tuple[Mesh, ...]:
-    """Those of all stages, in order; the first has the first ranks.
+    """Return the meshes of all stages, in order; the first has the first ranks.
 
     Raises:
         PlanError: `stage_sizes` do not fit the mesh of a plan.
@@ -38,23 +38,23 @@ def stage_meshes(mesh: Mesh, execution: Execution) -> tuple[Mesh, ...]:
 
 
 def first_ranks(meshes: Sequence[Mesh]) -> tuple[int, ...]:
-    """The number of the first rank of each stage, and behind them how many ranks there are."""
+    """Return the number of the first rank of each stage, and as the last entry the number of ranks."""
     return tuple(accumulate((mesh.num_devices for mesh in meshes), initial=0))
 
 
 def num_devices(mesh: Mesh, execution: Execution) -> int:
-    """Of all stages."""
+    """Return the number of devices of all stages."""
     return first_ranks(stage_meshes(mesh, execution))[-1]
 
 
 def stage_of(meshes: Sequence[Mesh], rank: int) -> int:
-    """The stage that a rank is in."""
+    """Return the stage that a rank is in."""
     ends = first_ranks(meshes)[1:]
     return next(stage for stage, end in enumerate(ends) if rank < end)
 
 
 def in_words(meshes: Sequence[Mesh]) -> str:
-    """`[x=4]`, `2 stages of mesh [x=4]`, or `stages of meshes [x=4] and [x=2]`."""
+    """Return the meshes in words: `[x=4]`, `2 stages of mesh [x=4]`, or `stages of meshes [x=4] and [x=2]`."""
     if len(set(meshes)) == 1:
         return f"{meshes[0]}" if len(meshes) == 1 else f"{len(meshes)} stages of mesh {meshes[0]}"
     *most, last = map(str, meshes)

@@ -1,4 +1,4 @@
-"""What a rank sends: one entry for each message, as the cost model prices it and as a dry run sees it."""
+"""The messages that a rank sends: the cost model prices one entry for each, and a dry run sees the same."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 
 class Message(NamedTuple):
-    """One collective, or what goes from one pipeline stage to another.
+    """A collective, or a transfer between pipeline stages.
 
     collective   "all_reduce", "all_gather", "reduce_scatter", "all_to_all" or "broadcast"; "send" or "receive"
-    axis         the mesh axis that it runs along; several that run as one are joined by "_"; a `pcg.stages.channel`
-    num_bytes    of the tensor that the ranks of one group have, put together: of an all-reduce, one rank's
+    axis         the mesh axis that it runs along, several as one joined by "_"; or a `pcg.stages.channel`
+    num_bytes    the size of the tensor that the ranks of one group have together; for an all-reduce, of one rank's
     """
 
     collective: str

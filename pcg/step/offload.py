@@ -1,7 +1,7 @@
 """Values that wait for backward on the host: when they leave, and when they are fetched.
 
-A value leaves right after the first operation that touches it. In backward, what a block of the model is the first to
-need is fetched while the block before it, in that order, runs; it is waited for where the block begins.
+A value leaves right after the first operation that touches it. In backward, the values that a block of the model is the
+first to need are fetched while the preceding block runs; they are waited for where the block begins.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from shardwright.pcg.step.verbs import Action
 
 
 def leaving(chunk: Chunk) -> Mapping[int, list[int]]:
-    """The allocations that leave for the host, by the operation that touches them first."""
+    """Return the allocations that leave for the host, by the operation that touches them first."""
     away, found = _on_the_host(chunk), defaultdict[int, list[int]](list)
     for o in chunk.occurrences if away else ():
         for memory in (*o.reads, o.result, *o.keeps):
@@ -27,7 +27,7 @@ def leaving(chunk: Chunk) -> Mapping[int, list[int]]:
 
 
 class Fetches:
-    """The copies back, block by block of the model, in the order of backward."""
+    """The copies back from the host, block by block of the model, in the order of backward."""
 
     def __init__(self, chunk: Chunk) -> None:
         self._needs = list[list[int]]()  # the allocations that each block is the first to need
@@ -46,7 +46,7 @@ class Fetches:
             self._needs.append(needs)
 
     def before(self, number: int) -> Iterator[Action]:
-        """Where an operation begins a block: wait for what that needs, launch what the next one needs."""
+        """Yield the actions where a block begins: wait for the values that it needs, launch those of the next block."""
         block = self.begins[number]
         if block == 0:
             yield from self._fetch(0)
@@ -63,7 +63,7 @@ def _on_the_host(chunk: Chunk) -> set[Allocation]:
 
 
 def _reads_in_backward(o: Occurrence) -> Iterator[Allocation]:
-    """What the backward of an operation reads, and what it needs to be made again."""
+    """Yield the memory that an operation's backward reads, and that its recomputation reads."""
     yield from o.keeps
     for inside in o.rerun.occurrences if o.rerun is not None else ():
         yield from inside.reads

@@ -1,4 +1,4 @@
-"""One thing that a step runs."""
+"""The operation, the unit of work that a step runs."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from shardwright.pcg.step.fates import Fate
 
 
 class Region(NamedTuple):
-    """Operations that run again in backward, by their common name.
+    """Operations that run again together in backward, under a common name.
 
-    results    the fate of what leaves it: kept for its readers' backward, or made again for them as well; what lies
-               inside is made again in any case
+    results    the fate of values that leave it: kept for their readers' backward, or made again for them too; values
+               inside are made again in any case
     """
 
     name: str
@@ -19,20 +19,20 @@ class Region(NamedTuple):
 
 
 class Operation(NamedTuple):
-    """One operator, or one change of layout of an activation.
+    """An operator, or a change of an activation's layout.
 
     reads        activations, by name; `weights`: parameters, by leaf
     views        parameters whose memory it reads by way of views; `saved`: those whose memory its backward reads
     alias        the operand whose memory the result shares, or ""; `sums_in_place`: by overwriting it
-    keeps        what backward needs of activations; `mask_bytes`: and of a mask
+    keeps        the activations that backward needs; `mask_bytes`: the size of the mask that it needs
     gradients    the activations among `reads` that get one; none and no weights: there is no backward
     grad         whether its result gets one
     apart        whether the gradients of its weights are made apart from those of its activations
     early        whether it is a sum over ranks that is started before anything else runs
     module       where it lies in the model
     block        the repeated module that it belongs to, or ""
-    region       what it is made again with in backward, if it is
-    seed         of a dropout, the number of its mask in the order in which one process draws them
+    region       the region that it is made again with in backward, if any
+    seed         for a dropout, the number of its mask in the order in which one process draws masks
     """
 
     name: str

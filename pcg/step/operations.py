@@ -1,4 +1,4 @@
-"""What a step runs, in order: operators, and changes of layout of activations."""
+"""The operations of a step, in order: operators, and changes of layout of activations."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from shardwright.pcg.types import ITEM_BYTES, TensorType
 
 
 class Operations:
-    """The operations and parameters of a typed parallel graph that is run in some way.
+    """The operations and parameters of a typed parallel graph under an execution.
 
-    Moves of two parallel operators are one operation. Sums that the batch alone determines come first, with all that
-    they need: `early`. `once`: what is computed before the first step.
+    A move of two parallel operators is one operation. Sums that the batch alone determines come first, with the nodes
+    that they need: `early`. `once`: the nodes that are computed before the first step.
 
     Raises:
-        PlanError: a precision of other values than those of a graph that is captured in 16 bits, or recomputation of
-        what is not there.
+        PlanError: the precision does not fit a graph that was captured in 16 bits, or the execution names blocks or
+        places to recompute that are not there.
     """
 
     def __init__(self, graph: Graph, execution: Execution = DEFAULT, elsewhere: Collection[str] = ()) -> None:
-        """`elsewhere`: operators that are none, as others do their work."""
+        """List the operations. `elsewhere`: the names of nodes that get no operation because others do their work."""
         self.graph, self.execution = graph, execution
         narrow = narrow_dtypes(graph)
         self._is_narrow = bool(narrow)
@@ -67,7 +67,10 @@ class Operations:
         return _apart(self._first + self._rest.run(self.execution))
 
     def run_as(self, execution: Execution) -> Self:
-        """The same of an execution that differs in what is made again. Raises a `PlanError` where that is not there."""
+        """Return the operations of an execution that differs in recomputation.
+
+        Raise a `PlanError` as `run` of regions does.
+        """
         own = copy(self)
         own.execution = execution
         own.listed = own._listed()
@@ -75,16 +78,16 @@ class Operations:
 
     @cached_property
     def num_bytes(self) -> dict[str, float]:
-        """Of every activation, by the name of its operation."""
+        """The size of every activation, by the name of its operation."""
         return {operation.name: operation.num_bytes for operation in self.listed}
 
     @cached_property
     def in_one(self) -> frozenset[str]:
-        """What is computed in one stage."""
+        """The nodes that are computed in one stage."""
         return computed_in_one(self.graph)
 
     def bytes_of(self, name: str) -> float:
-        """Of one device's part of a value, in the dtype that the execution keeps it in."""
+        """Return the size of one device's part of a value, in the dtype that the execution keeps it in."""
         kind = self.graph.types[name]
         if (found := self._bytes.get(kind)) is None:
             num_bytes, dtype = kind.local_bytes(self.graph.mesh), self.dtype(kind.dtype)
@@ -92,25 +95,25 @@ class Operations:
         return found
 
     def dtype(self, dtype: str) -> str:
-        """What a value is computed and kept in. A graph that is captured in 16 bits says itself what stays wide."""
+        """Return the dtype in which a value is computed and kept. A graph captured in 16 bits has it already."""
         return dtype if self._is_narrow else self.execution.compute_dtype(dtype)
 
     def exchanges(self, node: Node) -> tuple[Exchange, ...]:
-        """What devices send each other while an operator runs, in the dtypes that the execution keeps them in."""
+        """Return what devices send each other while an operator runs, in the dtypes that the execution keeps."""
         return self.graph.exchanges(node, self.dtype)
 
     def written(self, node: Node) -> Written:
-        """How a node is written in code, as the function of this name says, which is asked once."""
+        """Return how a node is written in code, by the function of this name; the result is stored."""
         if (found := self._written.get(node.name)) is None:
             found = self._written[node.name] = written(self.graph, node)
         return found
 
     def is_weight(self, name: str) -> bool:
-        """Whether readers see a parameter under this name."""
+        """Return whether readers see a parameter under this name."""
         return self._name(name) in self.parameters
 
     def _name(self, name: str) -> str:
-        """A parameter's leaf; a value that is only half of a fused move is read as the whole move's start."""
+        """Return a parameter's leaf. The first half of a fused move is read as the start of the whole move."""
         name = self._alias.get(name, name)
         return self.leaf_of.get(name, name)
 
@@ -119,7 +122,10 @@ class Operations:
         sums_in_place: bool = False, is_free: bool = False, keeps: tuple[str, ...] = (), saved: tuple[str, ...] = (),
         mask_bytes: float = 0.0, apart: bool = False, early: bool = False,
     ) -> Operation:  # fmt: skip
-        """With what moves and operators have in common. `names`: of the operands, as readers see them."""
+        """Return an operation with the fields that moves and operators share.
+
+        `names`: the operands as readers see them.
+        """
         types, parameters, module = self.graph.types, self.parameters, node.source.module
         grad = types[node.name].grad
         reads = [name for name in names if name not in parameters]
@@ -158,7 +164,7 @@ class Operations:
         return self._operation(node, (start,), (name,), alias=alias, sums_in_place=sums, early=early)
 
     def _lies_in_batch(self, node: Node, start: str, move: Move) -> bool:
-        """Whether it is a slice of an input that is a view: along the first dimension, in one piece."""
+        """Return whether a move is a view of an input: a slice along the first dimension, in one piece."""
         if move.kind.forward != SLICE or source_of(self.graph, start).op != "input":
             return False
         layouts, sizes = self.graph.types[node.name].layouts, self.graph.mesh.sizes
@@ -189,9 +195,10 @@ class Operations:
         return found._replace(seed=integer(dict(node.attrs), "seed")) if row is not None and row.random else found
 
     def _mask_bytes(self, node: Node, saved: Sequence[int | str]) -> float:
-        """Dropout keeps what it drops; every attention makes a mask of bools into one of numbers, and keeps that.
+        """Return the size of the masks and other values that backward needs beside activations.
 
-        Other rows say what they keep inside.
+        Dropout keeps its mask. Attention casts a mask of bools to numbers, and keeps these. The rows of other operators
+        give the size of what they keep inside.
         """
         types, mesh = self.graph.types, self.graph.mesh
         kind = types[node.name]
@@ -206,7 +213,7 @@ class Operations:
 
 
 def _apart(listed: Sequence[Operation]) -> list[Operation]:
-    """A sum over ranks overwrites nothing that is made again without it, or without which it is made again."""
+    """Keep a sum over ranks from overwriting its operand if the two are not made again together."""
     made = {o.name: o for o in listed}
     return [
         o._replace(alias="") if o.sums_in_place and o.alias in made and made[o.alias].region != o.region else o
@@ -223,7 +230,7 @@ def _check_precision(execution: Execution, narrow: set[str]) -> None:
 
 
 def slices_of_time(graph: Graph) -> dict[str, tuple[str, Move]]:
-    """What a microbatch takes its slice of, by the node of the slice."""
+    """Return the start and the move of every slice that a microbatch takes, by the slice's node."""
     if TIME not in graph.mesh.names:
         return {}
     axis, types = graph.mesh.index(TIME), graph.types
@@ -232,7 +239,7 @@ def slices_of_time(graph: Graph) -> dict[str, tuple[str, Move]]:
 
 
 def views_of_parameters(graph: Graph, parameters: Parameters) -> dict[str, tuple[str, ...]]:
-    """Values that may lie in the memory of parameters, and in that of which. What a cast made of one has its own."""
+    """Return the values that may lie in the memory of parameters, with these. A cast's result has its own."""
     names, found = parameters.names, dict[str, tuple[str, ...]]()
     stored = {name: leaf for name, leaf in names.items() if leaf in parameters.by_leaf}
     for node in graph.nodes:
@@ -252,7 +259,7 @@ def views_of_parameters(graph: Graph, parameters: Parameters) -> dict[str, tuple
 
 
 def early_sums(graph: Graph, constant: frozenset[str]) -> tuple[list[str], frozenset[str]]:
-    """Reductions of single values that the batch alone determines, and everything that has to come before them."""
+    """Return the reductions of single values that the batch alone determines, and all nodes that must precede them."""
     from_batch: set[str] = set(constant)
     sums: list[str] = []
     for node in graph.nodes:

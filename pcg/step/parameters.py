@@ -1,12 +1,12 @@
-"""How parameters reach their readers, and what of that a step does around its operators.
+"""Parameters on the way to their readers, and the part of that way which a step takes around its operators.
 
-`replicate` on a stored parameter is no operator: every reader lies behind it, so the gradient may be summed once, when
-all of it is there. `combine` of a sharded parameter (ZeRO), alone or with `replicate` along the same axis, is done for
-a whole block of the model at a time. Whatever else changes a parameter's layout is an operator of the program, as if
+`replicate` on a stored parameter is no operation: every reader lies behind it, so the gradient may be summed once, when
+it is complete. `combine` of a sharded parameter (ZeRO), alone or with `replicate` along the same axis, is done for
+a whole block of the model at a time. Any other change of a parameter's layout is an operator of the program, as if
 the parameter were an activation.
 
-How often a block is gathered and its gradients are scattered is said by the order of the operators, and by what the
-`combine` is told to keep:
+The order of the operators and the `combine`'s attribute `keep` determine how often a block is gathered and its
+gradients are scattered:
 
     combine, then replicate over time        gathered once a step, whole gradients scattered once        ZeRO-1
     replicate over time, combine keep=step   gathered once a step, gradients scattered per microbatch    ZeRO-2
@@ -14,7 +14,7 @@ How often a block is gathered and its gradients are scattered is said by the ord
     ..., combine                             gathered per microbatch, again for backward                 ZeRO-3
 
 In mixed precision there is a `cast` on the way. Before a `combine` it is part of the gathering: shards are cast, and
-16 bits gathered. Else it is an operator of the program, once in each forward, behind which readers see an activation;
+16 bits gathered. Otherwise it is an operator of the program, once in each forward, and readers see an activation;
 the gradient that comes back through it, and that of a gathered block, is accumulated in the parameter's own dtype, and
 sent in `Parameter.reduced_dtype`: the execution's `reduce_dtype`, or the parameter's own.
 """
@@ -39,17 +39,17 @@ from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.pcg.types import ITEM_BYTES, TensorType
 
 KEEP = "keep"
-"""The attribute of a `combine` of a parameter that says for how long the whole of it stays."""
+"""The attribute of a parameter's `combine` that names how long the gathered whole stays."""
 Lifetime = Literal["pass", "microbatch", "step"]
 LIFETIMES: tuple[Lifetime, ...] = ("pass", "microbatch", "step")
 
 
 class Slices(NamedTuple):
-    """A parameter is stored in slices along `axis` and gathered before use.
+    """The slices along `axis` in which a parameter is stored; they are gathered before use.
 
     dim, blocks   the slices, in blocks of what the other axes leave
-    copied        used differently on each rank, so that its gradient is reduce-scattered; otherwise every rank has the
-                  whole gradient and keeps its slice
+    copied        whether ranks use it differently, so that its gradient is reduce-scattered; otherwise every rank has
+                  the whole gradient and keeps its slice
     lifetime      how long the gathered whole stays: for forward and again for backward, for a microbatch, or a step
     summed        whether the whole gradient is accumulated over a step, and scattered once; else in each microbatch
     """
@@ -63,18 +63,18 @@ class Slices(NamedTuple):
 
 
 class Parameter(NamedTuple):
-    """One parameter.
+    """A parameter on one rank: its storage, its readers' view, and the sums of its gradient.
 
-    leaf            where it is stored; `result`: the node whose value readers see
+    leaf            the node that stores it; `result`: the node whose value readers see
     module          the repeated block of the model that it belongs to, or ""
-    slices          what is gathered before use; None: it is there
+    slices          the slices that are gathered before use; None: nothing is gathered
     sums            axes, in mesh order, that its gradient is summed over when the backward has made it
-    num_elements    of one rank's part, as stored
-    used_bytes      of what readers see, and `gradient_bytes` of the accumulated gradient, on one rank
-    used_dtype      in which it is gathered; `dtype` is that in which it is stored
-    reduced_dtype   in which its gradient is sent, to be summed over devices
-    reduced_bytes   of the accumulated gradient in that dtype
-    whole_bytes     of the whole gradient of one that is gathered, where that is accumulated, and `summed_bytes` as it
+    num_elements    the number of elements of one rank's part, as stored
+    used_bytes      the size, on one rank, of what readers see; `gradient_bytes`: of the accumulated gradient
+    used_dtype      the dtype in which it is gathered; `dtype`: in which it is stored
+    reduced_dtype   the dtype in which its gradient is sent, to be summed over devices
+    reduced_bytes   the size of the accumulated gradient in that dtype
+    whole_bytes     the size of a gathered parameter's whole gradient, where that is accumulated; `summed_bytes`: as it
                     is reduce-scattered
     """
 
@@ -96,13 +96,16 @@ class Parameter(NamedTuple):
 
     @property
     def home(self) -> str:
-        """For people: its block, or itself."""
+        """The name shown to people: the parameter's block, or itself."""
         return self.module or self.leaf
 
 
 @dataclass(frozen=True)
 class Parameters:
-    """All parameters by leaf. `aliases`: parallel operators that are done around the program -> whom readers see."""
+    """The parameters by leaf.
+
+    `aliases`: parallel operators done around the program -> the node whose value readers see.
+    """
 
     by_leaf: dict[str, Parameter]
     aliases: dict[str, str]
@@ -137,7 +140,7 @@ def find_parameters(graph: Graph, execution: Execution = DEFAULT) -> Parameters:
 
 
 def _of_types(kind: TensorType, seen: TensorType, mesh: Mesh, execution: Execution, narrow: bool) -> Parameter:
-    """One without a name and without ways that it goes, of its type and that of what readers see."""
+    """Return a parameter without a name or a way to its readers, from its own type and the type that they see."""
     num_elements, num_whole = prod(kind.local_shape(mesh)), prod(seen.local_shape(mesh))
     used = seen.dtype if narrow else execution.compute_dtype(seen.dtype)
     state, whole = execution.state_dtype(kind.dtype), kind.dtype if narrow else used
@@ -161,14 +164,14 @@ def _of_types(kind: TensorType, seen: TensorType, mesh: Mesh, execution: Executi
 
 
 def narrow_dtypes(graph: Graph) -> set[str]:
-    """The 16-bit formats of a graph that has any. Such a graph says itself what is computed in which dtype."""
+    """Return the 16-bit formats in a graph. A graph that has any determines by itself which dtype is used where."""
     return {kind.dtype for kind in graph.types.values()}.intersection(HALVES)
 
 
 class _Walk:
-    """The parallel operators and the cast between one leaf and its readers.
+    """The parallel operators and the cast between a leaf and its readers.
 
-    `visible` is what readers see; `line`: a cast that the program does, or "".
+    `visible`: the node whose value readers see; `line`: a cast that the program does, or "".
     """
 
     def __init__(self, graph: Graph, sizes: Mapping[str, int], leaf: Node, results: set[str]) -> None:
@@ -183,7 +186,7 @@ class _Walk:
             name = self._pass(name)
 
     def _pass(self, name: str) -> str | None:
-        """Go through the operators that read `name` if all are one and the same; the next name, or None at the end."""
+        """Follow the operators that read `name`, if all are alike. Return the next name, or None at the end."""
         by_name, readers = self.graph.by_name, self.graph.users[name]
         node = by_name[readers[0]] if readers else None
         if node is None or node.op not in (REPLICATE, COMBINE, "cast"):
@@ -228,7 +231,7 @@ class _Walk:
 
     @property
     def result(self) -> str:
-        """Whose value is the parameter's: what a cast in the program makes of it is an activation."""
+        """The node whose value is the parameter's; after a cast in the program the value is an activation."""
         return self.leaf if self.line else self.visible
 
 
@@ -241,12 +244,12 @@ def _lifetime(node: Node) -> Lifetime:
 
 @lru_cache(maxsize=1 << 14)
 def module_block(name: str) -> str:
-    """The repeated part of the model that a name lies in: `h.3.attn.weight` is in `h.3`; others are in ``."""
+    """Return the repeated part of the model that a name lies in: `h.3` for `h.3.attn.weight`, else ""."""
     match = re.match(r"((?:[^.]+\.)*?\d+)\.", name)
     return match[1] if match else ""
 
 
 def blocks_of(graph: Graph) -> list[str]:
-    """The blocks of the model that operators lie in."""
+    """Return the blocks of the model that operators lie in."""
     modules = (f"{node.source.module}." for node in graph.nodes if not node.is_leaf)
     return [name for name in dict.fromkeys(map(module_block, modules)) if name]

@@ -1,4 +1,4 @@
-"""The stages of a plan, and in which order each runs its microbatches; one stage is the ordinary case."""
+"""The stages of a plan, and the order of microbatches on each; one stage is the ordinary case."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Schedule:
         chunks_per_stage: virtual stages of each stage; more than one with "interleaved" only.
         split: how many sections of the model (blocks, and what comes before and after them; `pcg.step.sections`) each
             virtual stage has, in order; (): whoever costs it balances them.
-        recompute_by_stage: what each stage makes again, in place of what its execution says; (): that. A plan says it
-            by block.
+        recompute_by_stage: the recomputation of each stage, in place of the execution's; (): the execution's. A plan
+            has it by block.
     """
 
     name: ScheduleName = "1f1b"
@@ -56,11 +56,11 @@ class Schedule:
 
     @property
     def share_of_largest(self) -> float:
-        """What part of a model the largest stage has, where all devices have equal ones."""
+        """The largest stage's share of a model whose devices have equal shares."""
         return max(self.stage_sizes) / sum(self.stage_sizes) if self.stage_sizes else 1 / self.num_stages
 
     def check_microbatches(self, many: int) -> None:
-        """Raise a `FieldError` where so many cannot be interleaved."""
+        """Raise a `FieldError` if this number of microbatches cannot be interleaved."""
         stages = self.num_stages
         if self.name == "interleaved" and many > stages and many % stages:
             problem = (

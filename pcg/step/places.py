@@ -1,8 +1,8 @@
-"""Where an operation stands in its block of the model: the same name in equal blocks, whatever the layouts.
+"""Names for the places of operations in blocks of the model: the same in equal blocks, whatever the layouts.
 
 mlp.act_fn:silu              the operator `silu` of the module `mlp.act_fn`, seen from the block
 :add#2                       the second `add` of the block's own code
-mlp.up:linear/combine        the change of layout of what that operator reads
+mlp.up:linear/combine        the change of layout of an operand of that operator
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from shardwright.pcg.step.recompute import fits, is_exact
 
 
 def places(graph: Graph, blocks: Mapping[str, str]) -> dict[str, str]:
-    """The place of every node that is no leaf. `blocks`: those that nodes belong to, where they are not in their own.
+    """Return the place of every node that is no leaf. `blocks`: the blocks of nodes outside of their module's block.
 
     Copies of one node, such as masks in several layouts, have one place.
     """
@@ -51,12 +51,15 @@ def places(graph: Graph, blocks: Mapping[str, str]) -> dict[str, str]:
 
 @lru_cache(maxsize=1 << 16)
 def is_at(place: str, pattern: str) -> bool:
-    """Whether a pattern fits a place, or a module that it lies in."""
+    """Return whether a pattern fits a place, or a module that the place lies in."""
     return fits(place, pattern) or any(fits(module, pattern) for module in modules_of(place))
 
 
 class Listed:
-    """Places, modules and patterns of a list: what has no wildcards is looked up, as lists name thousands of places."""
+    """The places, modules and patterns of a list.
+
+    Names without wildcards are looked up, as a list may have thousands.
+    """
 
     def __init__(self, listed: Iterable[str]) -> None:
         each = list(listed)
@@ -64,13 +67,13 @@ class Listed:
         self._exact = frozenset(each).difference(self._patterns)
 
     def at(self, place: str) -> set[str]:
-        """Those that `is_at` finds at a place."""
+        """Return the entries that fit a place, as `is_at` does."""
         found = {name for name in (place, *modules_of(place)) if name in self._exact}
         return found.union(pattern for pattern in self._patterns if is_at(place, pattern))
 
 
 def modules_of(place: str) -> Iterator[str]:
-    """The modules inside the block that a place lies in, seen from the block: `mlp`, `mlp.act_fn`."""
+    """Yield the modules inside the block that a place lies in, seen from the block: `mlp`, `mlp.act_fn`."""
     parts = place.partition(":")[0].split(".")
     return (".".join(parts[:end]) for end in range(1, len(parts) + 1) if parts[0])
 

@@ -1,4 +1,4 @@
-"""What a step computes in: one precision for the whole model, or precisions by module."""
+"""The precision that a step computes in: one for the whole model, or precisions by module."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from shardwright.pcg.dtypes import plain
 Precision = Literal["fp32", "tf32", "amp_bf16", "bf16_params", "bf16", "amp_fp16", "fp16_params", "fp16", "fp8"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 PrecisionByModule = tuple[tuple[str, Precision], ...]
-"""By name of a module, or pattern that `fits` it (`pcg.step.recompute`), with all that is inside; the first decides.
+"""Precisions by a module's name, or by a pattern that `fits` it (`pcg.step.recompute`), with everything inside it.
 
-`*`, the last, is the base: what all others compute in. Without it that is the model's own."""
+The first that fits decides. `*`, the last, is the base, for all other modules; without it they keep the model's own.
+"""
 PrecisionMode = Precision | PrecisionByModule | Mapping[str, Precision]
 BASE = "*"
 
@@ -22,14 +23,14 @@ Casts = Literal["", "autocast", "parameters"]
 
 
 class Dtypes(NamedTuple):
-    """What a precision makes of every float.
+    """The dtypes that a precision gives every float.
 
-    compute      values used, activations and their gradients
-    state        master weights, accumulated gradients and optimizer states
+    compute      for values used, activations and their gradients
+    state        for master weights, accumulated gradients and optimizer states
     rates        kinds of work that run at the rate of another precision
     is_scaled    whether the loss is scaled, and the gradients scaled back and checked before the update
-    casts        who makes the one of the other: "autocast", operator by operator; "parameters", where parameters are
-                 read, as FSDP2's `MixedPrecisionPolicy(param_dtype=…)` does; "": nobody
+    casts        how `state` becomes `compute`: "autocast", operator by operator; "parameters", where parameters are
+                 read, as FSDP2's `MixedPrecisionPolicy(param_dtype=…)` does; "": not at all
     """
 
     compute: str
@@ -59,7 +60,7 @@ _OF_MODULES: Mapping[Precision | None, tuple[Precision, ...]] = {
     "amp_fp16": ("fp32", "amp_fp16"),
     "fp16_params": ("fp32", "fp16_params"),
 }
-"""What single modules may compute in, by the base: fp32, or one 16-bit format, by autocast or by parameters."""
+"""The precisions of single modules by the base: fp32, or one 16-bit format, by autocast or by parameters."""
 
 
 _ALIASES: Mapping[str, Precision] = {
@@ -67,17 +68,17 @@ _ALIASES: Mapping[str, Precision] = {
     "bfloat16": "bf16", "bf16_true": "bf16", "float16": "fp16", "half": "fp16", "16_true": "fp16",
     "bf16_mixed": "amp_bf16", "16_mixed": "amp_fp16", "fp16_mixed": "amp_fp16",
 }  # fmt: skip
-"""Dtypes are whole models; Lightning's names."""
+"""Other names of precisions: dtypes, which mean the whole model, and Lightning's names."""
 
 
 def precision_named(name: object, owner: str, field: str) -> Precision:
-    """The precision of a name, or of an alias that people write; a `FieldError` where there is none."""
+    """Return the precision of a name or of a usual alias. Raise a `FieldError` if there is none."""
     found = _ALIASES.get(plain(name), plain(name))
     return checks.choice(found if found in PRECISIONS else name, owner, field, PRECISIONS)  # type: ignore[return-value]
 
 
 def canonical(precision: object, owner: str) -> Precision | PrecisionByModule | None:
-    """A mapping as hashable pairs, one of `*` alone as its precision; a `FieldError` of `owner` for what is neither."""
+    """Return a mapping as hashable pairs, or as its precision if it has `*` alone. Raise a `FieldError` for `owner`."""
     if precision is None:
         return None
     if isinstance(precision, str) or str(precision).startswith("torch."):
@@ -114,28 +115,28 @@ def _check_together(pairs: PrecisionByModule, owner: str) -> None:
 
 
 def in_bf16(precision: Precision) -> str:
-    """The precision that is to bfloat16 what this one is to float16."""
+    """Return the precision that is to bfloat16 what this one is to float16."""
     return precision.replace("fp16", "bf16")
 
 
 def base_of(precision: PrecisionMode | None) -> Precision | None:
-    """What is computed in where no pattern of single modules says otherwise; None: the model's own."""
+    """Return the precision of modules that no pattern fits; None: the model's own."""
     return precision if precision is None or isinstance(precision, str) else dict(precision).get(BASE)
 
 
 def of_modules(precision: PrecisionMode | None) -> PrecisionByModule:
-    """The patterns of single modules."""
+    """Return the patterns of single modules."""
     pairs = () if precision is None or isinstance(precision, str) else dict(precision).items()
     return tuple((name, own) for name, own in pairs if name != BASE)
 
 
 def every(precision: PrecisionMode | None) -> frozenset[Precision]:
-    """All that something is computed in."""
+    """Return all precisions that anything is computed in."""
     return frozenset(own for own in (base_of(precision), *dict(of_modules(precision)).values()) if own is not None)
 
 
 def shown(precision: PrecisionMode | None) -> str:
-    """For people: `amp_bf16, with lm_head and model.norm in fp32`."""
+    """Return the precision in words: `amp_bf16, with lm_head and model.norm in fp32`."""
     names: dict[Precision, list[str]] = {}
     for name, own in of_modules(precision):
         names.setdefault(own, []).append(name)

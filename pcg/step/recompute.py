@@ -1,4 +1,4 @@
-"""What is asked to be made again in backward: kinds, patterns of blocks, and lists of places in them."""
+"""Requests for recomputation in backward: kinds, patterns of blocks, and lists of places in them."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from shardwright.pcg import checks
 Recompute = Literal["none", "selective", "full"]
 RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
 BlockRecompute = Recompute | tuple[str, ...]
-"""What is made again of a block: a kind, or the operations at these places (`pcg.step.places`), by name or pattern."""
+"""The recomputation of a block: a kind, or the places (`pcg.step.places`) of operations, by name or pattern."""
 RecomputeByBlock = tuple[tuple[str, BlockRecompute], ...]
 GivenByBlock = Mapping[str, BlockRecompute | list[str]]
-"""As people give it."""
+"""The recomputation by block, as people give it."""
 _RANGE = r"(?<![^.])(\d{1,9})-(\d{1,9})(?![^.])"
 
 
 def fits(name: str, pattern: str) -> bool:
-    """Whether a pattern of `fnmatch` fits a module's name. Of its parts, `0-7` is any number from 0 to 7."""
+    """Return whether a pattern of `fnmatch` fits a module's name. A part `0-7` of it fits any number from 0 to 7."""
     return _compiled(pattern).match(name) is not None
 
 
 def exactly(name: str) -> str:
-    """The pattern that fits this name alone: `*`, `?`, `[` and what looks like a range stand for themselves."""
+    """Return the pattern that fits this name alone: `*`, `?`, `[` and apparent ranges stand for themselves."""
     return re.sub(r"[*?[]|(?<=\d)-(?=\d)", r"[\g<0>]", name)
 
 
 def is_exact(pattern: str) -> bool:
-    """Whether a pattern fits itself alone, as it has no wildcard and no range."""
+    """Return whether a pattern fits itself alone, because it has no wildcard and no range."""
     return re.search(r"[*?[]|\d-\d", pattern) is None
 
 
@@ -43,7 +43,7 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 
 def _between(low: int, high: int) -> str:
-    """A regex of the numbers from low to high: of each run of those that begin alike and end in any digits."""
+    """Return a regex of the numbers from low to high: one run for each prefix that is followed by any digits."""
     runs = list[str]()
     while low <= high:
         free = 0
@@ -56,7 +56,7 @@ def _between(low: int, high: int) -> str:
 
 
 def canonical(recompute: object, owner: str) -> Recompute | RecomputeByBlock:
-    """A mapping as hashable pairs; a `FieldError` of `owner` for what is not a kind, or a mapping to kinds or lists."""
+    """Return a mapping as hashable pairs. Raise a `FieldError` for `owner` if it is no kind and no such mapping."""
     if isinstance(recompute, str):
         return checks.choice(recompute, owner, "recompute", RECOMPUTES)  # type: ignore[return-value]
     pairs = tuple(recompute.items()) if isinstance(recompute, Mapping) else recompute

@@ -1,6 +1,6 @@
-"""What is made again together in backward, by the execution: blocks of the model, attention, gathered activations.
+"""Regions of operations that backward recomputes together: blocks of the model, attention, gathered activations.
 
-Operations of one block lie side by side, and so do those of one region: what merely lies in between comes before or
+The operations of one block lie side by side, and so do those of one region; other operations between them go before or
 after them.
 """
 
@@ -21,13 +21,13 @@ from shardwright.pcg.step.places import places
 
 
 class Arrangement:
-    """The operations of a graph block by block, for all that may be made again of them.
+    """The operations of a graph block by block, ready for any recomputation.
 
     Args:
-        graph: typed; what the operations are of.
-        listed: in an order in which they can run.
-        gathers: those that gather an activation.
-        stored: nodes that give a parameter.
+        graph: the typed graph of the operations.
+        listed: the operations, in an order in which they can run.
+        gathers: the operations that gather an activation.
+        stored: the nodes whose value is a parameter.
     """
 
     def __init__(
@@ -46,10 +46,10 @@ class Arrangement:
         return tuple(attentions(self.graph, self.stored))
 
     def run(self, execution: Execution) -> list[Operation]:
-        """Each with the region that it is made again with, as the execution says.
+        """Return the operations, each with the region that the execution makes it again with.
 
         Raises:
-            PlanError: a pattern that no block fits, or for which there is nothing to make again, in a whole graph.
+            PlanError: a pattern fits no block of a whole graph, or there is nothing to make again for it.
         """
         graph, gathers, found = self.graph, self.gathers, self.operations
         if all(mode == "none" for _, mode in execution.recomputes):
@@ -74,9 +74,9 @@ class Arrangement:
 
 
 class Draws:
-    """What draws random numbers, whose order is that of the graph.
+    """The nodes that draw random numbers, which must keep the order of the graph.
 
-    Masks of dropouts are drawn ahead where they have to be (`lowering.text.statements`), so dropouts may change places
+    Dropout masks are drawn ahead where necessary (`lowering.text.statements`), so dropouts may change places
     with each other, but with nothing else that draws.
     """
 
@@ -86,7 +86,7 @@ class Draws:
         self.calls = {n.name: n.name if n.draw is None else n.draw for n in nodes if not n.is_random}
 
     def are_kept(self, before: Sequence[Operation], after: Sequence[Operation]) -> bool:
-        """Whether operations draw in this order what they draw in that."""
+        """Return whether operations draw in the same order before and after a change."""
         return not self.calls or self._order(before) == self._order(after)
 
     def _order(self, operations: Sequence[Operation]) -> list[str | set[str]]:
@@ -100,7 +100,7 @@ class Draws:
         return [*found, masks]
 
     def whole_calls(self, members: set[str]) -> set[str]:
-        """The members but for those of calls of which other results are none: a call is made again as a whole."""
+        """Return the members without calls of which other results are no members: a call is made again as a whole."""
         torn = {call for name, call in self.calls.items() if name not in members}
         return {name for name in members if name not in self.calls or self.calls[name] not in torn}
 
@@ -109,7 +109,7 @@ class Draws:
 
 
 def _with_readers(operations: Sequence[Operation], gathers: Collection[str]) -> list[Operation]:
-    """A gather belongs to the block that reads it: what is handed from block to block is what was not gathered yet."""
+    """Move each gather to the block that reads it, so that blocks hand on values that are not gathered yet."""
     found, readers = list[Operation](), dict[str, set[str]]()
     for o in reversed(operations):
         blocks = readers.get(o.name, set())
@@ -121,7 +121,7 @@ def _with_readers(operations: Sequence[Operation], gathers: Collection[str]) -> 
 
 
 def _together(operations: Sequence[Operation], members: Collection[str]) -> tuple[list[Operation], list[Operation]]:
-    """The operations with the members side by side, and those that have to stay between them."""
+    """Return the operations with the members side by side, and the operations that have to stay between them."""
     places = [i for i, o in enumerate(operations) if o.name in members]
     start, end = places[0], places[-1] + 1
     before, own, after, made = list[Operation](), list[Operation](), list[Operation](), set[str]()
@@ -139,7 +139,7 @@ def _together(operations: Sequence[Operation], members: Collection[str]) -> tupl
 
 
 def _by_block(operations: Sequence[Operation], draws: Draws) -> list[Operation]:
-    """What no block claims but lies between two operations of one belongs to it.
+    """Assign operations of no block that lie between two operations of one block to that block.
 
     A block stays in pieces where something between them needs one and is needed by another, or draws.
     """
@@ -158,7 +158,7 @@ def _by_block(operations: Sequence[Operation], draws: Draws) -> list[Operation]:
 def _made_again(
     operations: Sequence[Operation], members: Collection[str], region: Region, draws: Draws
 ) -> list[Operation]:
-    """The members side by side as one region, if they can be."""
+    """Return the operations with the members side by side as one region, if that is possible."""
     order, torn = _together(operations, members)
     if torn or not draws.are_kept(operations, order):
         return list(operations)
@@ -180,7 +180,7 @@ def _whole_blocks(operations: Iterable[Operation], blocks: Collection[str]) -> l
 def _members(
     graph: Graph, operations: Sequence[Operation], wished: Mapping[str, Wish], again: Iterable[str]
 ) -> set[str]:
-    """Of what is to be made again, what is not kept: of a block that is so as a whole, what leaves it is."""
+    """Return the operations to be made again, without those whose values leave a block that is wholly recomputed."""
     block, leaves = {o.name: o.block for o in operations}, {name for _, name in graph.outputs}
     for o in operations:
         leaves.update(name for name in o.reads if block.get(name, o.block) != o.block)
@@ -190,7 +190,7 @@ def _members(
 def _one_by_one(
     operations: Iterable[Operation], blocks: Collection[str], members: Collection[str], draws: Draws
 ) -> list[Operation]:
-    """The operations with regions of their own for those of these blocks that are members."""
+    """Return the operations, where the members in these blocks have regions of their own."""
     found, number = list[Operation](), 0
     for block, own in groupby(operations, key=lambda o: o.block):
         part = list(own)
@@ -202,11 +202,11 @@ def _one_by_one(
 
 
 def _regions(operations: Sequence[Operation], members: Collection[str], draws: Draws) -> Iterable[set[str]]:
-    """Regions as large as can be: with nothing on a way from one member to another that is not in it.
+    """Return regions as large as possible, with no other operation on a way from one member to another.
 
     The results of one call that draws read the same, so they are of one level, and of one region.
 
-    Those that others depend on come first, so that none tears another when its members are put side by side.
+    Regions that others depend on come first, so that none tears another when its members are put side by side.
     """
     level, home, calls = dict[str, int](), dict[str, str](), dict[int | str, str]()
 
@@ -233,7 +233,7 @@ def _regions(operations: Sequence[Operation], members: Collection[str], draws: D
 
 
 def _gathered_again(operations: Sequence[Operation], gathers: Collection[str]) -> list[Operation]:
-    """What is gathered is a region of its own, where backward needs it and no larger region has it."""
+    """Make each gather a region of its own, if backward needs its result and no larger region has it."""
     alias = {o.name: o.alias for o in operations if o.alias}
 
     def memory(name: str) -> str:
@@ -254,10 +254,10 @@ def _gathered_again(operations: Sequence[Operation], gathers: Collection[str]) -
 
 
 def attentions(graph: Graph, stored: Collection[str]) -> Iterator[tuple[str, frozenset[str]]]:
-    """Every attention: a name, and its nodes. One operator, or two products of activations around a softmax.
+    """Yield every attention, a name and its nodes: one operator, or two products of activations around a softmax.
 
-    Between the products, whatever passes elements on belongs to it, and so do views of what the products read, where
-    nothing else reads them.
+    Between the products, all operators that pass elements on belong to it, and so do views of the products' operands,
+    if nothing else reads these.
     """
     for node in graph.nodes:
         members = set[str]()
@@ -273,7 +273,7 @@ def attentions(graph: Graph, stored: Collection[str]) -> Iterator[tuple[str, fro
 
 
 def _normalizes(graph: Graph, node: Node) -> bool:
-    """Along rows: each element of the result needs all of its row, and backward the result alone."""
+    """Return whether each element of the result needs its whole row, and backward needs the result alone."""
     row, shape = node.row, graph.types[node.name].shape
     alone = row is not None and row.saves == ("result",) and not row.pointwise and len(node.inputs) == 1
     return alone and graph.types[node.inputs[0]].shape == shape
@@ -291,7 +291,7 @@ def _passes_on(node: Node) -> bool:
 def _ways(
     graph: Graph, start: Iterable[str], follow: Callable[[Node], Iterable[str]], ends: Callable[[Node], bool]
 ) -> set[str]:
-    """The nodes on ways from `start` to an end, through what passes elements on."""
+    """Return the nodes on ways from `start` to an end, through operators that pass elements on."""
     found: set[str] = set()
 
     def further(name: str) -> Iterable[str]:
@@ -305,7 +305,7 @@ def _ways(
 
 
 def _own_views(graph: Graph, members: Collection[str]) -> set[str]:
-    """Views of what the members read, and of what these are views of, that nothing else reads."""
+    """Return the views behind the members' operands that nothing else reads."""
     results, found = {name for _, name in graph.outputs}, set[str]()
     pending = [name for member in members for name in graph.by_name[member].inputs]
     while pending:

@@ -1,4 +1,4 @@
-"""Pipeline schedules: in which order a stage runs the forward and backward of microbatches through its chunks.
+"""Pipeline schedules: the order in which a stage runs forward and backward of microbatches through its chunks.
 
 p stages, v chunks on each, m microbatches; chunk c of stage s is virtual stage c·p + s.
 
@@ -7,8 +7,8 @@ gpipe         all forwards, then all backwards
 eager-1f1b    1f1b with twice the forwards before the first backward, which hides sends of up to half the time
               that a microbatch takes on a stage
 interleaved   1f1b over chunks, p microbatches through one chunk after the other
-zero-bubble   1f1b whose backward is in two parts; the one that makes weights' gradients is put off by s microbatches,
-              into what would be idle (ZB-H1)
+zero-bubble   1f1b whose backward is in two parts; the part for weights' gradients is put off by s microbatches,
+              into idle time (ZB-H1)
 
 schedule      in flight on stage s                              bubble
 gpipe         m                                                 (p − 1) / m
@@ -17,8 +17,8 @@ eager-1f1b    min(m, 2·(p − s) − 1)                             (p − 1) /
 interleaved   min(v·m, 2·(p − 1 − s) + (v − 1)·min(p, m) + 1)   (p − 1) / (v·m)
 zero-bubble   min(m, p)                                         (p − 1) / (3·m), with equal parts
 
-In flight: how often a microbatch has been through a chunk forward and not yet through all of its backward; what is kept
-of these is there at the same time. Bubble: over what a stage has to do, where stages are equal, sends free and m ≥ p.
+In flight: how many (chunk, microbatch) have done forward and not yet all of backward; the values kept for
+these exist at the same time. Bubble: idle time over the work of a stage, where stages are equal, sends free and m ≥ p.
 Interleaving needs a multiple of p microbatches, or fewer than p. With a shorter last group its order may have a cycle;
 with groups of more than p it may have one where sends wait for their receives.
 
@@ -40,11 +40,11 @@ from shardwright.pcg.step.pipelining import Schedule, ScheduleName
 from shardwright.pcg.types import TensorType
 
 Phase = Literal["forward", "backward", "weights"]
-"""Where backward is in two parts, "backward" is the first and "weights" the second."""
+"""The phases of a microbatch. Where backward is in two parts, "backward" is the first and "weights" the second."""
 
 
 class Item(NamedTuple):
-    """One microbatch through one chunk of a stage."""
+    """The work of a stage for a microbatch in a chunk, in a direction."""
 
     chunk: int
     microbatch: int
@@ -59,9 +59,9 @@ Place = tuple[int, Item]
 
 
 def one_by_one(items: Iterable[Item]) -> list[Item]:
-    """In another order: each microbatch through all that a stage does before the next one.
+    """Sort items so that each microbatch passes through all that a stage does before the next one begins.
 
-    Where every stage has this order, what one waits for never waits for anything that it does later.
+    If every stage has this order, an item that a stage waits for never waits for a later item of that stage.
     """
     phases = ("forward", "backward", "weights")
     ahead = {"forward": 1, "backward": -1, "weights": -1}  # through chunks
@@ -69,22 +69,23 @@ def one_by_one(items: Iterable[Item]) -> list[Item]:
 
 
 def phases(name: ScheduleName) -> tuple[Phase, ...]:
-    """What every microbatch goes through in every chunk, in order."""
+    """Return the phases that every microbatch goes through in every chunk, in order."""
     return ("forward", "backward", "weights") if name == "zero-bubble" else ("forward", "backward")
 
 
 def in_two(name: ScheduleName, received: Iterable[TensorType]) -> bool:
-    """Whether the backward of a virtual stage that is sent these values has two parts.
+    """Return whether the backward of a virtual stage that receives these values has two parts.
 
-    It has one where none of them gets a gradient, as in the first stage: nobody waits for it.
+    It has one if none of them gets a gradient, as in the first stage, because no stage waits for that.
     """
     return "weights" in phases(name) and any(kind.grad for kind in received)
 
 
 def orders(schedule: Schedule, num_microbatches: int) -> list[list[Item]]:
-    """The items of every stage, in order.
+    """Return the items of every stage, in order.
 
-    Forwards, then in turn what is left of them, the backwards, and their second parts, put off by the stage's number.
+    Some forwards come first. Then the other forwards, the backwards and their second parts take turns; the second parts
+    are put off by the stage's number.
     """
     p, v, m = schedule.num_stages, schedule.chunks_per_stage, num_microbatches
     groups = [range(start, min(start + p, m)) for start in range(0, m, p)]
@@ -100,7 +101,7 @@ def orders(schedule: Schedule, num_microbatches: int) -> list[list[Item]]:
 
 
 def _ahead(schedule: Schedule, num_microbatches: int, stage: int) -> int:
-    """How many forwards come before the first that has a backward after it."""
+    """Return the number of forwards before the first forward that has a backward after it."""
     p, v, m = schedule.num_stages, schedule.chunks_per_stage, num_microbatches
     later = p - 1 - stage
     ahead: dict[ScheduleName, int] = {
@@ -121,25 +122,25 @@ def _is_split(schedule: Schedule) -> bool:
 
 
 class Transfers(NamedTuple):
-    """The stages that are sent from and to; None where nothing is, or what would be stays on its stage."""
+    """The stages that an item receives from and sends to; None: nothing is sent, or it stays on its stage."""
 
     receives_from: int | None
     sends_to: int | None
 
 
 def ends(number: int, num_stages: int) -> tuple[int, int]:
-    """The stages of a virtual stage and of the next one, between which values go forward and gradients back."""
+    """Return the stages of a virtual stage and of the next one; values go forward between them, gradients back."""
     return number % num_stages, (number + 1) % num_stages
 
 
 def transfers(item: Item, stage: int, num_stages: int, num_chunks: int) -> Transfers:
-    """What is received before an item and sent after it: values on the way forward, their gradients on the way back."""
+    """Return the transfers before and after an item: of values on the way forward, of gradients on the way back."""
     ends = source(item, stage, num_stages, num_chunks), target(item, stage, num_stages, num_chunks)
     return Transfers(*(end[0] if end is not None and end[0] != stage else None for end in ends))
 
 
 def source(item: Item, stage: int, num_stages: int, num_chunks: int) -> Place | None:
-    """What has to end before an item can begin; None: nothing, as it reads the batch."""
+    """Return the item that has to end before this one can begin; None: none, as it reads the batch."""
     if item.direction == "weights":
         return stage, item._replace(direction="backward")
     if item.direction == "forward":
@@ -148,22 +149,22 @@ def source(item: Item, stage: int, num_stages: int, num_chunks: int) -> Place | 
 
 
 def target(item: Item, stage: int, num_stages: int, num_chunks: int) -> Place | None:
-    """Which item of the next virtual stage reads what this one gives; None: none."""
+    """Return the item of the next virtual stage that reads this one's result; None: none."""
     if item.direction == "weights":
         return None
     return _along(item, stage, 1 if item.direction == "forward" else -1, num_stages, num_chunks)
 
 
 def _along(item: Item, stage: int, step: int, num_stages: int, num_chunks: int) -> Place | None:
-    """The same microbatch and direction, `step` virtual stages on."""
+    """Return the item of the same microbatch and direction, `step` virtual stages on."""
     chunk, next_stage = divmod(item.chunk * num_stages + stage + step, num_stages)
     return (next_stage, Item(chunk, item.microbatch, item.direction)) if 0 <= chunk < num_chunks else None
 
 
 class Line(NamedTuple):
-    """The starts or the ends of what goes through a chunk of a stage in a direction, and of which microbatches so far.
+    """The starts or the ends of a stage's items in one chunk and direction, and the microbatches `seen` so far.
 
-    The end of an item is when what it gives has been sent.
+    An item ends when its result has been sent.
     """
 
     kind: Literal["start", "end"]
@@ -177,7 +178,7 @@ class Line(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What comes next on a stage: the start or the end of an item, and before it `microbatch` on another line."""
+    """The next event on a stage, an item's start or end; `microbatch` must have passed `cause` before it."""
 
     cause: Line | None
     microbatch: int
@@ -189,7 +190,7 @@ class Step(NamedTuple):
 
 
 def progress(lists: Sequence[Sequence[Item]], schedule: Schedule, *, blocking: bool = False) -> Iterator[Place]:
-    """All items of all stages, each after what it needs.
+    """Yield all items of all stages, each after the items that it needs.
 
     Args:
         lists: the items of every stage, in order.
@@ -220,7 +221,7 @@ def progress(lists: Sequence[Sequence[Item]], schedule: Schedule, *, blocking: b
 
 
 def _cycle(nexts: Sequence[Step | None]) -> str:
-    """What a stage waits for, of those that wait for each other."""
+    """Return in words what one stage waits for, among stages that wait for each other."""
     stuck = {stage: step for stage, step in enumerate(nexts) if step is not None}
     stage = min(stuck)
     for _ in stuck:
@@ -235,7 +236,7 @@ def _cycle(nexts: Sequence[Step | None]) -> str:
 def _course(
     stage: int, items: Sequence[Item], schedule: Schedule, blocking: bool, lines: dict[tuple[object, ...], Line]
 ) -> Iterator[Step]:
-    """What happens on a stage, in order, each with what has to happen before on any other."""
+    """Yield the events on a stage, in order, each with the event on another stage that must precede it."""
     shape = schedule.num_stages, schedule.chunks_per_stage
 
     def line(kind: Literal["start", "end"], place: Place) -> Line:
@@ -243,7 +244,7 @@ def _course(
         return lines.setdefault((kind, stage, chunk, direction), Line(kind, stage, chunk, direction, set()))
 
     ways = dict[tuple[int, Phase], tuple[Line | None, Line, Line, Line | None]]()
-    last = dict[tuple[int, Phase], tuple[Line, int]]()  # by channel, who reads what was sent last
+    last = dict[tuple[int, Phase], tuple[Line, int]]()  # by channel, the item that reads the last value sent
     for item in items:
         chunk, microbatch, direction = item
         if (way := ways.get((chunk, direction))) is None:
@@ -270,13 +271,13 @@ def _course(
 
 
 def most_in_flight(schedule: Schedule, num_microbatches: int, stage: int) -> int:
-    """How many (chunk, microbatch) are in flight on a stage at most; divided by its chunks, how many microbatches."""
+    """Return how many (chunk, microbatch) are in flight on a stage at most; over its chunks, how many microbatches."""
     put_off = stage if _is_split(schedule) else 0
     return min(schedule.chunks_per_stage * num_microbatches, _ahead(schedule, num_microbatches, stage) + 1 + put_off)
 
 
 def in_flight(items: Sequence[Item], schedule: Schedule) -> int:
-    """The same, counted in an order of items."""
+    """Return the same, counted in an order of items."""
     changes = {"forward": 1, phases(schedule.name)[-1]: -1}
     return max(accumulate(changes.get(item.direction, 0) for item in items))
 
@@ -291,11 +292,12 @@ def check(lists: Sequence[Sequence[Item]], schedule: Schedule, num_microbatches:
     * In order: a phase of a chunk has microbatches in order, so gradients are added up in order; phases of a microbatch
       in their own order would be a cycle otherwise.
     * First in, first out: what a stage sends to another in a direction is received there in the order of the sends.
-    * Free of deadlock where sends wait for receives (`progress`), and so where they do not, as less is waited for.
-    * Within memory: no more is in flight than `most_in_flight` says.
+    * Free of deadlock where sends wait for receives (`progress`), and so where they do not, as stages then wait for
+      less.
+    * Within memory: no more is in flight than `most_in_flight` allows.
 
     Raises:
-        PlanError: says on which stage they cannot, and why.
+        PlanError: the lists cannot run; it names a stage and the reason.
     """
     if len(lists) != schedule.num_stages:
         raise PlanError(f"schedule: expected an order for each of {schedule.num_stages} stages, got {len(lists)}")

@@ -1,4 +1,4 @@
-"""A graph cut into consecutive sections, some of which occur many times, and sections spread over pipeline stages."""
+"""Consecutive sections of a graph, some of which occur many times, and their spread over pipeline stages."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from shardwright.pcg.step.operations import Operations
 
 
 class Section(NamedTuple):
-    """Consecutive operations.
+    """A section of consecutive operations.
 
-    times     how often it occurs, one occurrence after the other
-    sent      values that later sections read, and the last of these; what is computed where it is read is none
+    times     the number of occurrences, one after the other
+    sent      values that later sections read, and the last of these sections; not values computed where they are read
     """
 
     name: str
@@ -27,10 +27,10 @@ class Section(NamedTuple):
 
 
 def sections(steps: Operations, repeats: Mapping[str, int], by_block: bool = False) -> list[Section]:
-    """Cut at the repeated modules of `repeats`; `by_block`: and at every other numbered block of the model.
+    """Cut at the repeated modules of `repeats`; with `by_block`, also at every other numbered block of the model.
 
     Raises:
-        PlanError: a module that no operator lies in, two that are interleaved, or a number below one.
+        PlanError: no operator lies in a module, two modules are interleaved, or a number is below one.
     """
     names = _with_readers(steps, _names(steps.listed, repeats, by_block))
     found: list[tuple[str, list[Operation]]] = []
@@ -47,7 +47,7 @@ def sections(steps: Operations, repeats: Mapping[str, int], by_block: bool = Fal
 
 
 def _names(all_steps: Sequence[Operation], repeats: Mapping[str, int], by_block: bool) -> list[str]:
-    """The section that each step belongs to: a block from its first step to its last, whatever lies in between."""
+    """Return the section of each step. A block goes from its first step to its last, whatever lies in between."""
     for name, times in repeats.items():
         positive_int(times, "repeats", repr(name), "how often the block occurs")
     keys = [_key(step, repeats, by_block) for step in all_steps]
@@ -70,7 +70,7 @@ def _names(all_steps: Sequence[Operation], repeats: Mapping[str, int], by_block:
 
 
 def _with_readers(steps: Operations, names: list[str]) -> list[str]:
-    """Constants of no block between two lie in the section after them, where they are read first: in none alone."""
+    """Move constants of no block into the section after them, which reads them first."""
     if not any(name.startswith("#") and 0 < i < len(names) - 1 for i, name in enumerate(dict.fromkeys(names))):
         return names
     constants = set[str]()
@@ -114,7 +114,7 @@ def _sections(
 
 
 def _carried(received: Iterable[str], sent: Iterable[str], steps: Operations) -> Iterable[tuple[str, str]]:
-    """What an occurrence gives to the next, paired with what it reads in its place, by type and in order."""
+    """Yield pairs: a value that an occurrence reads, and the previous one's value for it, by type and in order."""
     left = list(sent)
     for name in received:
         same = (s for s in left if steps.graph.types[s] == steps.graph.types[name])
@@ -124,7 +124,7 @@ def _carried(received: Iterable[str], sent: Iterable[str], steps: Operations) ->
 
 
 def crossing(cut: Sequence[Section], number: int, inside: bool) -> set[str]:
-    """The values that go on to the next stage behind the last occurrence of a section, or `inside`: behind another."""
+    """Return the values that cross to the next stage behind a section's last occurrence; `inside`: behind another."""
     until = number if inside else number + 1
     found = {n for earlier in cut[: number + 1] for n, last in earlier.sent if last >= until}
     if not inside:
@@ -138,24 +138,24 @@ def crossing(cut: Sequence[Section], number: int, inside: bool) -> set[str]:
 
 
 Share = tuple[tuple[int, int], ...]
-"""What one virtual stage has: sections by number, with how many of their occurrences."""
+"""The share of one virtual stage: sections by number, each with a number of occurrences."""
 
 
 def everything(cut: Sequence[Section]) -> Share:
-    """What the only stage has."""
+    """Return the share of a single stage."""
     return tuple((number, section.times) for number, section in enumerate(cut))
 
 
 def units(cut: Sequence[Section]) -> list[int]:
-    """The section of every occurrence, in order."""
+    """Return the section of every occurrence, in order."""
     return [number for number, section in enumerate(cut) for _ in range(section.times)]
 
 
 def spread(cut: Sequence[Section], split: Sequence[int]) -> list[Share]:
-    """Occurrences of sections in order, over virtual stages; `split` says how many each has.
+    """Return the shares of virtual stages: occurrences of sections in order, as many as `split` gives each stage.
 
     Raises:
-        PlanError: a split that does not add up.
+        PlanError: the split does not add up.
     """
     all_units = units(cut)
     if sum(split) != len(all_units) or min(split) < 1:
@@ -169,7 +169,7 @@ def spread(cut: Sequence[Section], split: Sequence[int]) -> list[Share]:
 
 
 def shared(cut: Sequence[Section], one: Collection[str]) -> frozenset[str]:
-    """Parameters that several sections read: every stage that has one of these holds them, once."""
+    """Return the parameters that several sections read. Every stage that has one of these holds them, once."""
     needed, readers = defaultdict[str, set[int]](set), defaultdict[str, set[int]](set)
     for number, section in reversed([*enumerate(cut)]):
         for o in reversed(section.stretch.operations):
@@ -186,15 +186,16 @@ Places = Mapping[str, tuple[int, Operation]]
 
 
 def places(cut: Sequence[Section]) -> Places:
-    """Of all operations."""
+    """Return the places of all operations."""
     operations = (o for section in cut for o in section.stretch.operations)
     return {o.name: (number, o) for number, o in enumerate(operations)}
 
 
 def stretches(cut: Sequence[Section], share: Share, one: Collection[str], known: Places) -> list[tuple[Stretch, int]]:
-    """What a virtual stage runs: its share's stretches, behind what it reads of others but is not sent.
+    """Return the stretches of a virtual stage: its share's, behind operations that it reads but is not sent.
 
-    And without what it does not read of that. `one`: what is `computed_in_one` stage; `known`: the cut's `places`.
+    Operations outside of `one` that it does not read are left out. `one`: the nodes `computed_in_one` stage; `known`:
+    the cut's `places`.
     """
     own = [cut[number].stretch for number, _ in share]
     made = {o.name for stretch in own for o in stretch.operations}

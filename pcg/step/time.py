@@ -1,11 +1,11 @@
-"""Microbatches: what of a graph is the same for all of them, and whether it can be run one microbatch after the other.
+"""Microbatches: the part of a graph that is the same for all of them, and whether they can be run one by one.
 
-On a mesh with an axis of time, a step is a loop. What is `R` along time is the same in each round. A value that is
-summed along time is known only after the loop, so nothing in the loop may read it: the loss. (What the batch alone
-determines, such as the number of its targets, is computed from the whole batch.) Or the new value of a buffer that adds
-up along time (`pcg/step/additive.py`).
+On a mesh with an axis of time, a step is a loop. A value that is `R` along time is the same in each round. A value that
+is summed along time is known only after the loop, so nothing in the loop may read it. Such values are the loss and the
+new value of a buffer that adds up along time (`pcg/step/additive.py`). Values that the batch alone determines, such as
+the number of its targets, are computed from the whole batch.
 
-Where users want that, a module's sums over the batch are *estimated* in each microbatch, from its own examples: it is
+If users ask for it, a module's sums over the batch are *estimated* in each microbatch from its own examples, as
 n times its own summand. Then each microbatch has statistics of its own, as if it were a batch by itself. A buffer that
 adds up takes the summand itself.
 """
@@ -30,9 +30,9 @@ from shardwright.pcg.types import is_float
 
 
 def as_run(graph: Graph, execution: Execution = DEFAULT) -> Graph:
-    """The graph that a program is made of: the loss is summed last, and estimates are what they are.
+    """Return the graph that a program is made of: the loss is summed last, and estimates replace sums.
 
-    Raises a `PlanError` as `check_time`.
+    Raises a `PlanError` as `check_time` does.
     """
     graph = sink_reductions(graph)
     if graph.mesh.num_microbatches == 1:
@@ -46,7 +46,7 @@ def as_run(graph: Graph, execution: Execution = DEFAULT) -> Graph:
 
 
 def estimated(graph: Graph, execution: Execution) -> list[Node]:
-    """The operators that take statistics of each microbatch by itself, so that the step is another one."""
+    """Return the operators that take statistics of each microbatch by itself, which changes the step."""
     if graph.mesh.num_microbatches == 1 or not execution.per_microbatch:
         return []
     sunk = sink_reductions(graph)
@@ -54,7 +54,7 @@ def estimated(graph: Graph, execution: Execution) -> list[Node]:
 
 
 def _estimates(graph: Graph, execution: Execution) -> list[Node]:
-    """The sums over microbatches within the loop of modules that have statistics by microbatch."""
+    """Return the sums over microbatches, within the loop, of modules that have statistics by microbatch."""
     ends = _at_end(graph) | find_additive(graph).nodes
     return [
         node
@@ -71,7 +71,7 @@ def _maker(graph: Graph, node: Node) -> Node:
 
 
 def _estimate(graph: Graph, node: Node) -> tuple[Node, Node, Node]:
-    """A reduction over microbatches of n times what it sums up; within the loop, it does nothing itself."""
+    """Return a reduction over microbatches of n times its summand; within the loop, it does nothing itself."""
     start, kind = node.inputs[0], graph.types[node.inputs[0]]
     many = graph.mesh.num_microbatches
     value = float(many) if is_float(kind.dtype) else many
@@ -88,7 +88,7 @@ def _estimate(graph: Graph, node: Node) -> tuple[Node, Node, Node]:
 
 
 def _mean_of_losses(graph: Graph) -> Graph:
-    """A loss that each microbatch has by itself is their mean."""
+    """Replace a loss that each microbatch has by itself by the mean of these losses."""
     outputs = dict(graph.outputs)
     if LOSS not in outputs or any(node.attr("axis") == TIME for node in summand_of_loss(graph)[1]):
         return graph
@@ -104,14 +104,14 @@ def _at_end(graph: Graph) -> set[str]:
 def check_time(graph: Graph, execution: Execution = DEFAULT) -> None:
     """Raise a `PlanError` that names the operator which keeps a graph from being run in microbatches.
 
-    Statistics that the execution takes of each microbatch by itself do not.
+    Statistics that the execution takes of each microbatch by itself do not keep it from that.
     """
     if graph.mesh.num_microbatches > 1:
         _check_sunk(sink_reductions(graph), execution)
 
 
 def _check_sunk(graph: Graph, execution: Execution) -> None:
-    """The same of a graph whose reductions have sunk."""
+    """Check the same for a graph whose reductions have sunk."""
     at_end = _at_end(graph)
     estimates = {node.name for node in _estimates(graph, execution)}
     adding = find_additive(graph).nodes
@@ -138,13 +138,13 @@ def _check_sunk(graph: Graph, execution: Execution) -> None:
 
 
 def _is_linear(node: Node, late: Collection[str]) -> bool:
-    """Whether it could be done in each microbatch as well, were it not for what comes after it."""
+    """Return whether a node could run in each microbatch as well, were it not for the nodes after it."""
     operands = tuple(i for i, name in enumerate(node.inputs) if name in late)
     return node.is_parallel or (node.row is not None and operands in node.row.linear_in)
 
 
 def _why_not(graph: Graph, node: Node) -> str:
-    """`node` is, or reads, what is known only after the last microbatch."""
+    """Return why a node, which is or reads a value known only after the last microbatch, prevents microbatches."""
     reader = node
     while reader.is_parallel and graph.users[reader.name]:
         reader = graph.by_name[graph.users[reader.name][0]]
@@ -168,7 +168,7 @@ def _why_not(graph: Graph, node: Node) -> str:
 
 
 def _instead(graph: Graph, node: Node) -> str:
-    """The other choice, where a sum over microbatches is what keeps them from being run one by one."""
+    """Return the alternative, in words, where a sum over microbatches is the obstacle."""
     time = graph.mesh.index(TIME)
     while not (node.op == REDUCE and node.attr("axis") == TIME):
         late = [graph.by_name[i] for i in node.inputs if graph.types[i].layouts[time].kind in "RC" and _sums(graph, i)]
@@ -181,7 +181,7 @@ def _instead(graph: Graph, node: Node) -> str:
 
 
 def _sums(graph: Graph, name: str) -> bool:
-    """Whether a sum over microbatches makes a value, or what it is made of."""
+    """Return whether a value is a sum over microbatches, or depends on one."""
     pending, seen = [name], set[str]()
     while pending:
         node = graph.by_name[pending.pop()]
@@ -193,7 +193,7 @@ def _sums(graph: Graph, name: str) -> bool:
 
 
 def _only_buffers(graph: Graph, node: Node) -> list[str]:
-    """The buffers that a node has a part in; none if the loss is among what it has a part in."""
+    """Return the buffers that a node has a part in; none if the loss depends on it too."""
     reached = {node.name}
     for other in graph.nodes:
         if not reached.isdisjoint(other.inputs):
@@ -203,7 +203,7 @@ def _only_buffers(graph: Graph, node: Node) -> list[str]:
 
 
 def _ends_in_loss(graph: Graph, node: Node) -> bool:
-    """Whether nothing that is different from microbatch to microbatch reads what a node gives."""
+    """Return whether all nodes that depend on a node are the same for all microbatches."""
     pending, seen = [node.name], set[str]()
     while pending:
         name = pending.pop()

@@ -1,7 +1,7 @@
-"""What a step does: the table of verbs, and an action, which is a verb and what it is about.
+"""The verbs of a step, in a table, and its actions: a verb and the number of what it acts on.
 
-`VERBS` has a row for each kind of action. The list of actions is made of them, the timeline prices each by the method
-that its row names, on the stream that it names; reports read what it sends, and lowering calls its executor.
+`VERBS` has a row for each kind of action. The list of actions consists of them; the timeline prices each by the method
+and on the stream that its row names; reports read what it sends, and lowering calls its executor.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ SentKind = Literal["weights", "gradients", "activations", "copies", ""]
 
 
 class VerbRow(NamedTuple):
-    """One kind of action.
+    """The facts of one kind of action.
 
-    counts       what its number counts, in a chunk, its actions, or the mesh
-    reads        what has to be there of that, by name; `writes`: what is there from then on; `ends`: what no longer is
+    counts       the things that its number counts, in a chunk, its actions, or the mesh
+    reads        the states that the numbered thing must have; `writes`: states that begin with it; `ends`: that end
     stream       where it runs: "compute", "copy", "stages", "axis" (that of what is sent), "own" (compute, or the axis
                  of what the operation sends); "": it takes no time
-    collective   what it sends, where the operation does not say; "": nothing
-    sends        what that is, for people
-    price        what prices it: a method of `cost.timeline.pricing`, or of `cost.timeline.maker` at the end of a step
-    executor     what does it in a program's text or in `lowering.runtime`; "": what autograd does, or
+    collective   the collective it launches, if the operation does not name it; "": none
+    sends        the kind of data that it sends, for people
+    price        the method that prices it, of `cost.timeline.pricing`, or of `cost.timeline.maker` at the end of a step
+    executor     the function that does it in a program's text or in `lowering.runtime`; "": autograd does it, or
                  the user's optimizer; None: it is priced, and nothing runs it
     """
 
@@ -68,33 +68,33 @@ VERBS: Mapping[Verb, VerbRow] = {
     "update": VerbRow("stage", (), (), (), "compute", price="update"),
     "regather": VerbRow("axis", (), (), (), "axis", "all_gather", "weights", "gather_updated", None),
 }
-"""By verb."""
+"""The rows by verb."""
 
 Microbatch = Literal["every", "first", "later", "last", "opening", "closing"]
-"""In which of a step's microbatches something happens; "opening" and "closing": the first and last of several."""
+"""The microbatches of a step in which something happens; "opening" and "closing": first and last of several."""
 
 
 def happens(when: Microbatch, *, first: bool, last: bool) -> bool:
-    """Whether this is one of those microbatches, being the first or the last of its step."""
+    """Return whether `when` includes a microbatch that is the first or the last of its step, or neither."""
     several = {"later": not first, "opening": first and not last, "closing": last and not first}
     return {"every": True, "first": first, "last": last, **several}[when]
 
 
 @lru_cache(maxsize=4)
 def happening(*, first: bool, last: bool) -> frozenset[Microbatch]:
-    """All that a microbatch is which is the first or the last of its step."""
+    """Return all values of `when` that include a microbatch, by whether it is its step's first or last."""
     return frozenset(when for when in get_args(Microbatch) if happens(when, first=first, last=last))
 
 
 class Action(NamedTuple):
-    """One thing that a rank does.
+    """An action of a rank.
 
     gather, await, free    block `number`: launch its all-gather, wait for it, give its memory back
     run                    operation `number`, forward; start, wait: the same in two halves, of a sum over ranks
     draw                   the mask of dropout `number`, ahead of its turn
     again                  operation `number`, forward, in the backward
-    backward               of operation `number`, or where that is in two parts, what gives gradients to activations
-    weights                the other part, which gives gradients to parameters
+    backward               backward of operation `number`, or its part that gives gradients to activations
+    weights                the other part of backward, which gives gradients to parameters
     accumulate             the gradient of use `number` is complete
     scatter, deliver       block `number`: launch the reduce-scatter of its gradients, wait for it
     reduce                 sum the gradients of unit `number` over devices
@@ -102,7 +102,7 @@ class Action(NamedTuple):
     fetch, arrive          launch the copy of allocation `number` from the host, wait for it
     share                  at the end of a step, sum gradients that several stages have
     update                 the optimizer
-    regather               gather over axis `number` what the optimizer has updated in shards (ZeRO-1)
+    regather               gather over axis `number` the weights that the optimizer has updated in shards (ZeRO-1)
     """
 
     verb: Verb
