@@ -38,7 +38,7 @@ _CPU_NETWORK = Level("network", 1, 1.1e9, 50e-6)  # 10 Gb/s TCP
 
 
 def detect_cluster(environ: Mapping[str, str] = os.environ) -> Cluster:
-    """Detect the cluster of a process with this environment; one node's GPUs are as calibrated, where they were.
+    """Detect the cluster of a process with this environment; a saved calibration of one node's GPUs is used.
 
     Under torchrun, `srun` or `mpirun` (`pcg.launcher`) the cluster has as many ranks as the launcher started; else it
     is this machine's GPUs or one CPU rank. Other nodes cannot be seen: they are taken to be like this one, the

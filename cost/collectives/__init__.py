@@ -1,4 +1,4 @@
-"""Communication: what NCCL and gloo run, over which links, and how long it takes; moves between layouts and stages.
+"""Communication: the algorithms of NCCL and gloo, their links and their times; moves between layouts and stages.
 
     groups         the links that the groups of a mesh axis use
     algorithms     closed forms of each algorithm
@@ -9,5 +9,5 @@
     resharding     seconds from the mesh of one stage to that of another
     buffers        device memory that NCCL keeps for its connections
 
-`moves` and `resharding` are what the rest of the cost model asks.
+The rest of the cost model calls `moves` and `resharding`.
 """

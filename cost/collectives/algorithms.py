@@ -1,17 +1,17 @@
 """The algorithms of collectives, as closed forms over the links of a group.
 
-An algorithm is a list of steps over links; from it comes its time:
+An algorithm is a list of steps over links. Its time has two coefficients:
 
     α  Σ over steps of hops · hop_s
-    β  Σ (pipelined: max) over steps of share / bandwidth, where `share` is what of the tensor one device sends
+    β  Σ (pipelined: max) over steps of share / bandwidth, where `share` is the part of the tensor that a device sends
 
 **Bytes** S are always those of the full tensor of one group, of n devices:
 
     all_reduce       every device holds a summand of this size, and afterwards the sum
-    all_gather       what every device holds afterwards; before, 1/n of it
+    all_gather       every device holds 1/n of this size, and afterwards all of it
     reduce_scatter   every device holds a summand of this size; afterwards 1/n of the sum
     all_to_all       the sharded tensor: 1/n of it on every device before and after
-    broadcast        what every device holds afterwards
+    broadcast        one device holds this size, and afterwards every device
 
 With k the split of a link and m the members inside (`groups.py`):
 
@@ -49,7 +49,7 @@ PASSES: dict[Collective, int] = {"all_reduce": 2, "all_gather": 1, "reduce_scatt
 
 @dataclass(frozen=True, slots=True)
 class LinkUse:
-    """`hops` over a link one after the other, and `share` of the tensor sent by one device at `bytes_per_s`."""
+    """The use of a link: `hops`, one after the other, and the `share` of the tensor that a device sends."""
 
     link: Link
     hops: int
@@ -73,7 +73,7 @@ class Algorithm:
 
 
 def ring(links: Sequence[Link], passes: int) -> Algorithm:
-    """Every device passes to its neighbour what it got last; α counts each link that one trip round passes over."""
+    """Return the ring: each device passes on to its neighbour; α counts each link that a trip round passes over."""
     n = _size(links)
     share = Fraction(n - 1, n)
     hops = [(link.split - 1) * n // (link.inside * link.split) for link in links]
@@ -81,38 +81,38 @@ def ring(links: Sequence[Link], passes: int) -> Algorithm:
 
 
 def hierarchical(links: Sequence[Link], passes: int) -> Algorithm:
-    """Reduce-scatter inside, all-reduce across, all-gather inside; per dimension on a grid."""
+    """Return reduce-scatter inside, all-reduce across, all-gather inside; on a grid, per dimension."""
     hops = [sum(k - 1 for k in link.dims) for link in links]
     return _passes("hierarchical", passes, links, hops, _halved(links), pipelined=False)
 
 
 def halving_doubling(links: Sequence[Link], passes: int) -> Algorithm:
-    """Recursive halving, then doubling, over groups of a power of two."""
+    """Return recursive halving, then doubling, over groups of a power of two."""
     return _passes("halving-doubling", passes, links, [_log(link) for link in links], _halved(links), pipelined=False)
 
 
 def tree(links: Sequence[Link], passes: int) -> Algorithm:
-    """Double binary tree: a chain inside a unit of the first link, binary trees beyond; up and down is two passes."""
+    """Return the double binary tree: a chain inside a unit of the first link, binary trees beyond; up and down."""
     hops = [link.split - 1 if link.inside == 1 and link.kind != "network" else _log(link) for link in links]
     return _passes("tree", passes, links, hops, [Fraction(1, link.inside) for link in links], pipelined=True)
 
 
 def chain(links: Sequence[Link]) -> Algorithm:
-    """Broadcast: every device passes on what it gets, piece by piece."""
+    """Return the broadcast in which every device passes on each piece that it receives."""
     hops = [step.hops for step in ring(links, 1).steps]
     return _passes("chain", 1, links, hops, [Fraction(1, link.inside) for link in links], pipelined=True)
 
 
 def binomial(links: Sequence[Link]) -> Algorithm:
-    """Broadcast: whoever has the tensor sends it to one that has not, the outermost level first."""
+    """Return the broadcast in which each device with the tensor sends it to one without, outermost level first."""
     rounds = [_log(link) for link in links]
     return _passes("binomial tree", 1, links, rounds, [Fraction(r) for r in rounds], pipelined=False)
 
 
 def nvls(links: Sequence[Link]) -> Algorithm:
-    """All-reduce in the switch: a device sends its summand, and 1/n of the sum, which the switch copies to all.
+    """Return all-reduce in the switch: a device sends its summand, and 1/n of the sum, which the switch copies to all.
 
-    Across nodes, a tree over what each node's switch has summed.
+    Across nodes, a tree sums the results of the nodes' switches.
     """
     inner, *outer = links
     steps = [LinkUse(inner, 1, Fraction(inner.split + 1, inner.split), inner.bytes_per_s)]
@@ -121,7 +121,7 @@ def nvls(links: Sequence[Link]) -> Algorithm:
 
 
 def direct_exchange(links: Sequence[Link]) -> Algorithm:
-    """Every device sends 1/n of its share, 1/n² of the tensor, to every other, by the level that they meet at."""
+    """Return the exchange: a device sends 1/n² of the tensor to every other, over the level that they share."""
     n = _size(links)
     peers = [(link.split - 1) * link.inside for link in links]
     steps = [LinkUse(x, p, Fraction(p, n * n), x.exchange_bytes_per_s) for x, p in zip(links, peers, strict=True)]
@@ -129,7 +129,7 @@ def direct_exchange(links: Sequence[Link]) -> Algorithm:
 
 
 def candidates(collective: Collective, links: Sequence[Link]) -> tuple[Algorithm, ...]:
-    """Every algorithm that can run `collective` over `links`."""
+    """Return every algorithm that can run `collective` over `links`."""
     if collective == "all_to_all":
         return (direct_exchange(links),)
     passes = PASSES[collective]
@@ -146,7 +146,7 @@ def candidates(collective: Collective, links: Sequence[Link]) -> tuple[Algorithm
 
 @lru_cache(maxsize=4096)
 def on_a_switch(collective: Collective, n: int) -> LinkUse:
-    """Hops and share of `collective` among n devices of one switch: by a ring, an exchange or a chain."""
+    """Return the hops and share of `collective` among n devices of one switch: by a ring, an exchange or a chain."""
     (step,) = candidates(collective, (one_switch(n),))[0].steps
     return step
 

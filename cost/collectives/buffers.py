@@ -42,7 +42,7 @@ from shardwright.pcg.moves import Move, fused_moves
 _PAGE_BYTES = 1 << 21
 _STEPS = 8
 PROTOCOL_BYTES = {"LL": 8 * 512 * _STEPS * 16, "LL128": 120 * 640 * _STEPS * 8, "Simple": 1 << 22}
-"""Of one connection's receiver."""
+"""The bytes of one connection's receiver, by protocol."""
 
 
 def _pages(num_bytes: int) -> int:
@@ -51,21 +51,21 @@ def _pages(num_bytes: int) -> int:
 
 RECEIVE_BYTES, SEND_BYTES = _pages(sum(PROTOCOL_BYTES.values())), _PAGE_BYTES
 BOTH_BYTES = RECEIVE_BYTES + SEND_BYTES
-"""One receiver and one sender on a channel, within a node."""
+"""The bytes of one receiver and one sender on a channel, within a node."""
 NETWORK_BYTES = 2 * _pages(PROTOCOL_BYTES["LL128"] + PROTOCOL_BYTES["Simple"])
-"""The same over the network."""
+"""The bytes of one receiver and one sender on a channel, over the network."""
 MOST_NVLS_HEADS, MOST_IN_HOST = 32, 8
 NVLS_HEAD_BYTES = nccl.NVLS_CHANNELS * 2 * _STEPS * (128 << 10)
 SHARED_STEPS, NVLINK_CHUNK_BYTES, CHUNK_BYTES = 16, 512 << 10, 128 << 10
 NETWORK_GB_PER_S_PER_CHANNEL = 14
 NVLINK_GB_PER_S = {nccl.HOPPER: 20.6, nccl.BLACKWELL: 40.1}
-"""Of one NVLink, one way; 20 for the others (topo.h)."""
+"""The rate of one NVLink, one way; 20 for the other generations (topo.h)."""
 
 
 def axes_bytes(graph: Graph, cluster: Cluster, moves: Iterable[tuple[str, Move]] | None = None) -> float:
-    """What one device keeps for the collectives along all axes of a typed graph's mesh; nothing under gloo.
+    """Return one device's buffer bytes for collectives along all axes of a typed graph's mesh; 0 under gloo.
 
-    `moves`: its `fused_moves`, each from the tensor before, where they are known.
+    `moves`: the graph's `fused_moves`, each with the tensor that it starts from, where they are known.
     """
     if cluster.backend != "nccl":
         return 0.0
@@ -75,7 +75,7 @@ def axes_bytes(graph: Graph, cluster: Cluster, moves: Iterable[tuple[str, Move]]
 
 
 def stages_bytes(cluster: Cluster, num_stages: int, stage_size: int) -> float:
-    """What one device keeps for its neighbours before and behind it in the pipeline; nothing under gloo."""
+    """Return one device's buffer bytes for the stages before and after it in the pipeline; 0 under gloo."""
     if cluster.backend != "nccl" or num_stages == 1:
         return 0.0
     links = Communication(cluster, (num_stages, stage_size)).links(0)
@@ -86,7 +86,7 @@ def stages_bytes(cluster: Cluster, num_stages: int, stage_size: int) -> float:
 def collectives_of(
     graph: Graph, moves: Iterable[tuple[str, Move]] | None = None
 ) -> Mapping[int, Collection[Collective]]:
-    """By mesh axis, those that the moves and operators of a typed graph run, forward or backward."""
+    """Return, by mesh axis, the collectives that a typed graph's moves and operators run, forward or backward."""
     found = defaultdict[int, set[Collective]](set)
     for split in dict.fromkeys(node.split for node in graph.nodes):
         for axis, choice in enumerate(split):
@@ -101,7 +101,7 @@ def collectives_of(
 
 
 def group_bytes(collectives: Collection[Collective], links: Sequence[Link], rows: Generation) -> float:
-    """What one device keeps for a group over `links` that runs `collectives`; averages over a node's devices."""
+    """Return one device's buffer bytes for a group over `links` that runs `collectives`, averaged over a node."""
     if not links or not collectives:
         return 0.0
     channels, nodes, inside = nccl.num_channels(links, rows), nccl.num_nodes(links), _inside(links)
@@ -120,7 +120,7 @@ def group_bytes(collectives: Collection[Collective], links: Sequence[Link], rows
 
 
 def _algorithms(collectives: Collection[Collective], links: Sequence[Link], rows: Generation) -> set[str]:
-    """The first words of what NCCL chooses at some size; a ring on a torus, and for broadcasts."""
+    """Return the algorithms ("ring", "tree", "nvls") that NCCL chooses at some size; on a torus, always a ring."""
     found = set[str]()
     for collective in set(collectives) - {"all_to_all"}:
         if any(link.grid for link in links):
@@ -132,7 +132,7 @@ def _algorithms(collectives: Collection[Collective], links: Sequence[Link], rows
 
 
 def _sends_bytes(num_peers: int, links: Sequence[Link], rows: Generation) -> float:
-    """Of connections with peers, as many within the node as there are, and of what is received over the network."""
+    """Return the bytes of connections with peers of the same node, and of receiving over the network."""
     near = min(num_peers, _inside(links) - 1)
     received = _shared_bytes(links, rows) if nccl.num_nodes(links) > 1 else 0.0
     return near * _channels_per_peer(links, rows) * BOTH_BYTES + received
@@ -144,7 +144,7 @@ def _shared_bytes(links: Sequence[Link], rows: Generation) -> float:
 
 
 def _channels_per_peer(links: Sequence[Link], rows: Generation) -> int:
-    """The fewest that any two members need."""
+    """Return the least number of channels that any two members need."""
     channels, size = _power_of_two(nccl.num_channels(links, rows)), nccl.num_nodes(links) * _inside(links)
     found = _power_of_two(min(_links_of(link, rows) for link in links))
     across = nccl.num_nodes(links) > 1 or size > MOST_IN_HOST
@@ -165,7 +165,7 @@ def _links_of(link: Link, rows: Generation) -> int:
 
 
 def _inside(links: Sequence[Link]) -> int:
-    """Members of a group in one node."""
+    """Return the number of a group's members in one node."""
     return prod(link.split for link in links if link.kind != "network")
 
 

@@ -1,14 +1,14 @@
 """Time of collectives along the axes of a mesh.
 
-What a group has of the links says `groups.py`, what an algorithm makes of them `algorithms.py`, which one runs
-`nccl.py` or `gloo.py`, the library's own choice. On a grid (a torus, a mesh with `dims`) no library's choice is known:
-there the least of the algorithms counts. **Bytes** are always those of the full tensor of one group; for a collective
-the time is a chain of straight pieces over them (`curve.py`) that never falls.
+`groups.py` computes the links of a group, `algorithms.py` an algorithm's time on them; `nccl.py` and `gloo.py` make the
+library's own choice of algorithm. On a grid (a torus, a mesh with `dims`) no library's choice is known: there the
+fastest algorithm counts. **Bytes** are always those of the full tensor of one group. The time of a collective is a
+chain of straight pieces over them (`curve.py`) that never falls.
 
-Measured lines, where the cluster has them, take the place of all this; where one collective and group size has several,
-the greatest counts (a flat one for small tensors, a steep one for large).
+Measured lines, where the cluster has them, replace all this; where one collective and group size has several, the
+greatest counts (a flat one for small tensors, a steep one for large).
 
-Curves are cached by what a group has of the links, so costs do not grow with the cluster where groups are alike.
+Curves are cached by the links of a group, so costs do not grow with the cluster where groups are alike.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Communication:
     """Times of collectives along the axes of one mesh on one cluster.
 
     Args:
-        factors: on NCCL's own latency and time per byte, by the phase of a choice.
+        factors: on NCCL's own latency and time per byte, by the phase of an algorithm under a protocol.
 
     Raises:
         ClusterError: a size is not a positive integer, or the mesh has more devices than the cluster.
@@ -45,9 +45,9 @@ class Communication:
         self._curves: dict[tuple[Collective, int], Curve] = {}
 
     def time_s(self, collective: Collective, axis: int, num_bytes: float) -> float:
-        """Seconds of a collective along `axis`, an index into the mesh; zero where the axis has one device.
+        """Return the seconds of a collective along `axis`, an index into the mesh; zero if it has one device.
 
-        `num_bytes`: of the full tensor of a group, of each summand where there is a sum (`algorithms.py`).
+        `num_bytes`: of the full tensor of a group, or of each summand where there is a sum (`algorithms.py`).
 
         Raises:
             ClusterError: an unknown collective, no such axis, or bytes that are negative or not finite.
@@ -55,7 +55,7 @@ class Communication:
         return self.curve(collective, axis).time_s(_sent(num_bytes))
 
     def send_s(self, source: int, target: int, num_bytes: float) -> float:
-        """Seconds to send `num_bytes` from rank `source` to rank `target`, with all others sending too."""
+        """Return the seconds to send `num_bytes` from rank `source` to rank `target` while all others send too."""
         for rank in (source, target):
             if not 0 <= rank < self.cluster.num_devices:
                 last = self.cluster.num_devices - 1
@@ -64,16 +64,16 @@ class Communication:
         link = between(source, target, self.cluster.levels)
         if link is None:
             return NOTHING.time_s(num_bytes)
-        hop_s = 0.0 if link.kind == "host" else link.hop_s  # which on a host is that of collectives, with their start
+        hop_s = 0.0 if link.kind == "host" else link.hop_s  # on a host, the hop is that of a collective, with its start
         start_s = hop_s + (nccl.send_base_s() if self.cluster.backend == "nccl" else gloo.SEND_S)
         measured = tuple(line for line in self.cluster.collectives if line.collective == "broadcast")
-        if measured:  # a hop of it is a message, whose receiver has nothing to do before
+        if measured:  # a hop of a broadcast is a message whose receiver waits for it
             curve = _measured(measured, "broadcast", self.cluster.backend, 2)
             return start_s + curve.time_s(num_bytes) - curve.time_s(0.0)
         return CostLine(start_s, 1 / link.bytes_per_s).time_s(num_bytes)
 
     def links(self, axis: int) -> tuple[Link, ...]:
-        """What a group of `axis` has of the levels that it spans."""
+        """Return the links of a group of `axis`, one for each level that it spans."""
         if not 0 <= axis < len(self.groups):
             last = len(self.groups) - 1
             advice = f"choose 0 to {last}" if self.groups else "it has no axes: one device communicates with nobody"
@@ -81,7 +81,7 @@ class Communication:
         return links_of(self.groups[axis], self.cluster.levels)
 
     def curve(self, collective: Collective, axis: int) -> Curve:
-        """Time over bytes of a collective along `axis`; its pieces are named by the algorithm and protocol."""
+        """Return time over bytes of a collective along `axis`; its pieces are named by algorithm and protocol."""
         key = (collective, axis)
         if key not in self._curves:
             if collective not in COLLECTIVES:
@@ -103,7 +103,7 @@ class Communication:
 
 
 def _sent(num_bytes: float) -> float:
-    """`num_bytes`; an error unless it is a finite number of at least zero."""
+    """Return `num_bytes`; raise `ClusterError` unless it is a finite number of at least zero."""
     if not 0 <= num_bytes < inf:
         raise ClusterError(
             f"num_bytes: expected a finite number of at least 0, got {num_bytes}; give the tensor's bytes"
@@ -113,7 +113,7 @@ def _sent(num_bytes: float) -> float:
 
 @lru_cache(maxsize=4096)
 def _least(collective: Collective, links: tuple[Link, ...]) -> Curve:
-    """The least of the algorithms at every size."""
+    """Return the least time of the algorithms at every size."""
     base_s = nccl.BASE_US["ring"][0] * 1e-6
     forms = [(form.name, form.line) for form in algorithms.candidates(collective, links)]
     return lowest([(name, CostLine(base_s + line.latency_s, line.s_per_byte)) for name, line in forms])
@@ -124,7 +124,7 @@ def _least(collective: Collective, links: tuple[Link, ...]) -> Curve:
 
 @lru_cache(maxsize=4096)
 def _measured(measured: tuple[CollectiveLine, ...], collective: Collective, backend: Backend, size: int) -> Curve:
-    """For groups of `size`: as measured, or scaled from the nearest by the hops and volume of what runs on a switch."""
+    """Return the curve of groups of `size`: measured, or scaled from the nearest size by hops and volume."""
     nearest = min((line.group_size for line in measured), key=lambda n: abs(log2(n / size)))
     ours, theirs = (_on_a_switch(collective, backend, n) for n in (size, nearest))
     lines = [

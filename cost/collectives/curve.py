@@ -1,4 +1,4 @@
-"""Time over size as a chain of straight pieces: one piece per algorithm, protocol or measured range."""
+"""Curves of time over size, as chains of straight pieces: one piece per algorithm, protocol or measured range."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class CostLine(NamedTuple):
-    """latency_s + s_per_byte · bytes."""
+    """The line latency_s + s_per_byte · bytes."""
 
     latency_s: float
     s_per_byte: float
@@ -20,7 +20,7 @@ class CostLine(NamedTuple):
 
 
 class CurvePiece(NamedTuple):
-    """From `start_bytes` on, `line` counts; `name` says which choice it is."""
+    """A piece of a curve: `line` counts from `start_bytes` on; `name` says which algorithm or range it is."""
 
     start_bytes: float
     line: CostLine
@@ -34,15 +34,15 @@ class Curve:
     pieces: tuple[CurvePiece, ...]
 
     def time_s(self, num_bytes: float) -> float:
-        """Seconds for `num_bytes`."""
+        """Return the seconds for `num_bytes`."""
         return self.at(num_bytes).line.time_s(num_bytes)
 
     def at(self, num_bytes: float) -> CurvePiece:
-        """The piece that holds at `num_bytes`."""
+        """Return the piece that holds at `num_bytes`."""
         return self.pieces[bisect_right(self._starts, num_bytes) - 1]
 
     def least_s_per_byte(self, least: float, most: float) -> float:
-        """No message of that many bytes takes less for each of them: on a piece, the least is at one of its ends."""
+        """Return the least seconds per byte of messages of `least` to `most` bytes, at an end of some piece."""
         found = list[float]()
         for start, end in intervals(self._starts):
             line, first, last = self.at(start).line, max(start, least), min(end, most)
@@ -55,17 +55,17 @@ class Curve:
 
 
 def straight(line: CostLine, name: str = "") -> Curve:
-    """A curve of one piece."""
+    """Return a curve of one piece."""
     return Curve((CurvePiece(0.0, line, name),))
 
 
 def lowest(named: Sequence[tuple[str, CostLine]]) -> Curve:
-    """The least of several lines at every size."""
+    """Return the least of several lines at every size."""
     return _envelope(named, least_of)
 
 
 def highest(named: Sequence[tuple[str, CostLine]]) -> Curve:
-    """The greatest of several lines at every size."""
+    """Return the greatest of several lines at every size."""
     return _envelope(named, lambda lines, start, end: least_of([CostLine(-a, -b) for a, b in lines], start, end))
 
 
@@ -81,21 +81,21 @@ def _envelope(
 
 
 def intervals(starts: Sequence[float], end: float = float("inf")) -> list[tuple[float, float]]:
-    """(start, end) of each of the neighbouring intervals that begin at `starts`."""
+    """Return (start, end) of each of the neighbouring intervals that begin at `starts`."""
     return list(zip(starts, [*starts[1:], end], strict=True))
 
 
 def least_of(lines: Sequence[CostLine], start: float, end: float) -> int:
-    """Which line is the least from `start` to `end`, between which none of them cross.
+    """Return the index of the least line from `start` to `end`; no lines may cross between them.
 
-    Far out, rounding hides what parallel lines differ by: their latencies say it.
+    At large sizes, rounding hides the difference between parallel lines, so ties are decided by latency.
     """
     inside = (start + end) / 2 if end < float("inf") else 2 * start + 1
     return min(range(len(lines)), key=lambda i: (lines[i].time_s(inside), lines[i].latency_s))
 
 
 def crossings(lines: Sequence[CostLine]) -> list[float]:
-    """The sizes above zero at which two of the lines meet."""
+    """Return the sizes above zero at which two of the lines meet."""
     return [
         (b.latency_s - a.latency_s) / (a.s_per_byte - b.s_per_byte)
         for i, a in enumerate(lines)
@@ -105,7 +105,7 @@ def crossings(lines: Sequence[CostLine]) -> list[float]:
 
 
 def rising(pieces: Sequence[CurvePiece]) -> Curve:
-    """The curve through `pieces` made to never fall: where a choice starts below the last one's end, it waits.
+    """Return the curve through `pieces` made to never fall: a piece that starts below the last one's end waits.
 
     Equal neighbours become one piece.
     """

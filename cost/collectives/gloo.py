@@ -1,10 +1,10 @@
-"""What gloo runs between CPU processes, and how long that takes.
+"""The algorithms that gloo runs between CPU processes, and how long they take.
 
 gloo has one algorithm per collective, as `ProcessGroupGloo` of torch 2.13 calls them:
 
     all_reduce       ring, in segments
     all_gather       ring
-    reduce_scatter   the all-reduce, of which every rank keeps its slice (our measurement: as long as one, and more)
+    reduce_scatter   the all-reduce, of which every rank keeps its slice (measured here: as long as one, and more)
     all_to_all       direct exchange
     broadcast        binomial tree: ⌈log₂ n⌉ rounds of the whole tensor
 """
@@ -28,7 +28,7 @@ SEND_S = 200e-6
 
 
 def algorithm(collective: Collective, links: tuple[Link, ...]) -> Algorithm:
-    """What gloo runs for a collective over `links`."""
+    """Return the algorithm that gloo runs for a collective over `links`."""
     match collective:
         case "all_reduce" | "reduce_scatter":
             return algorithms.ring(links, 2)
@@ -42,6 +42,6 @@ def algorithm(collective: Collective, links: tuple[Link, ...]) -> Algorithm:
 
 @lru_cache(maxsize=4096)
 def curve(collective: Collective, links: tuple[Link, ...]) -> Curve:
-    """Seconds of `collective` over `links`."""
+    """Return the seconds of `collective` over `links`."""
     found = algorithm(collective, links)
     return straight(CostLine(BASE_S + found.line.latency_s, found.line.s_per_byte), found.name)

@@ -1,4 +1,4 @@
-"""Which links the groups of a mesh axis use, and what of them one group has.
+"""The links that the groups of a mesh axis use, and a group's share of them.
 
 Mesh axes lie over the devices in row-major order, the **last axis innermost**: neighbours along it are neighbours in
 the node. Every group of an axis communicates at once, so a device has its own share of the links and no more.
@@ -10,8 +10,8 @@ With B a device's bandwidth out of its unit, k members of a group at the level's
 between two of them, a group has
 
     switch, fat-tree, pcie         B / oversubscription: every unit is a leaf of its own; larger ones are a level more
-    rail                           B along the rail; B / oversubscription for what changes rails, by the spine; or B by
-                                   the NVLinks of the unit, which take it to the device on the right rail (PXN)
+    rail                           B along the rail; B / oversubscription for traffic that changes rails, by the spine;
+                                   or B by the unit's NVLinks, which take it to the device on the right rail (PXN)
     mesh                           B·(k−1)/(size−1): the links between the members, and no others
     ring, torus of r dimensions    B/r a dimension, shared by s groups; half of it where the members do not close the
                                    ring (a line has nothing to return by); together over the dimensions used
@@ -21,8 +21,8 @@ for neighbours, and the same for all pairs, but
 
     ring, torus    a byte of an exchange passes over several links: k members of a dimension have ⌊k²/4⌋/(k−1) times
                    the traffic on each link that a switch would have
-    rail           with m members in each of k units, (m−1)/m of what an exchange sends to other units changes rails; a
-                   device's NVLinks then carry k·(m−1) messages of it beside the (k−1)·m of its network link
+    rail           with m members in each of k units, (m−1)/m of the bytes that an exchange sends to other units change
+                   rails; a device's NVLinks then carry k·(m−1) messages beside the (k−1)·m of its network link
 
 Rings and trees keep to their rail where the members have the same places in all units: NCCL enters and leaves a node by
 one NIC (NCCL_CROSS_NIC). Sources: NVIDIA, "Doubling all2all Performance with NVIDIA Collective Communication Library
@@ -43,14 +43,14 @@ from shardwright.cost.clusters.topology import Level, LinkKind
 from shardwright.pcg.errors import ClusterError
 
 MAX_DEVICES = 2**24
-"""Of a mesh: more than any machine has."""
+"""The most devices of a mesh: more than any machine has."""
 
 
 @dataclass(frozen=True, slots=True)
 class AxisGroup:
     """The groups of one mesh axis. `splits` counts members by level, innermost first; their product is `size`.
 
-    `grids` are the same by dimension of each level, innermost first: (n,) for a level that is no grid.
+    `grids` has the same counts by dimension of each level, innermost first: (n,) for a level that is no grid.
     """
 
     size: int
@@ -61,7 +61,7 @@ class AxisGroup:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """What a group has of one level: `split` units of `inside` members each, and the bandwidth of each member.
+    """A group's share of one level: `split` units of `inside` members each, and the bandwidth of each member.
 
     Attributes:
         dims: the split by dimension of a grid, innermost first; `grid` says whether the level is one.
@@ -84,7 +84,7 @@ class Link:
 
 
 def check_mesh(sizes: Sequence[int], num_devices: int, cluster: str) -> None:
-    """A `ClusterError` unless `sizes` are positive integers whose product the cluster's devices cover."""
+    """Raise `ClusterError` unless `sizes` are positive integers and their product is at most `num_devices`."""
     for axis, size in enumerate(sizes):
         if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1:
             problem = f"expected a positive integer, got {size!r}; give the number of devices along it"
@@ -103,10 +103,10 @@ def check_mesh(sizes: Sequence[int], num_devices: int, cluster: str) -> None:
 
 @lru_cache(maxsize=4096)
 def group_of(sizes: tuple[int, ...], axis: int, levels: tuple[Level, ...]) -> AxisGroup:
-    """The groups of `axis` on a mesh of `sizes` over the devices of `levels`.
+    """Return the groups of `axis` on a mesh of `sizes` over the devices of `levels`.
 
-    Exact where every group spreads evenly over its units. Where one does not (6 devices here, 2 there), its hops count
-    as leaving the unit: an upper bound.
+    The result is exact where every group spreads evenly over its units. Where one does not (6 devices here, 2 there),
+    its hops count as leaving the unit: an upper bound.
     """
     grids = [tuple(reversed(level.dims)) or (level.size,) for level in levels]
     capacities = tuple(np.cumprod([extent for grid in grids for extent in grid]).tolist())
@@ -116,7 +116,7 @@ def group_of(sizes: tuple[int, ...], axis: int, levels: tuple[Level, ...]) -> Ax
 
 
 def _splits(sizes: tuple[int, ...], axis: int, capacities: tuple[int, ...]) -> tuple[int, ...]:
-    """Members of a group of `axis` by level, where a unit of a level holds `capacities` devices."""
+    """Return the members of a group of `axis` by level, where a unit of a level holds `capacities` devices."""
     size, stride = sizes[axis], prod(sizes[axis + 1 :])
     within = [1]  # members of a group in one unit, by level
     for capacity in capacities:
@@ -125,10 +125,10 @@ def _splits(sizes: tuple[int, ...], axis: int, capacities: tuple[int, ...]) -> t
 
 
 def _members(size: int, stride: int, outer: int, capacity: int) -> int:
-    """How many members every group has in each of its units of `capacity` devices; 0 where they are not equally many.
+    """Return how many members every group has in each unit of `capacity` devices; 0 if the counts are unequal.
 
-    Groups begin at a·size·stride + b, a < outer, b < stride, and their members are `stride` apart. Which units they lie
-    in depends on their first place x in its unit alone, and each condition on x is strictest at its least, 0, or its
+    Groups begin at a·size·stride + b, a < outer, b < stride, and their members are `stride` apart. The units of a group
+    depend only on its first place x in a unit, and each condition on x is strictest at its least value, 0, or its
     greatest.
     """
     if stride >= capacity:
@@ -146,16 +146,16 @@ def _members(size: int, stride: int, outer: int, capacity: int) -> int:
 
 
 def _greatest_rest(step: int, count: int, modulus: int) -> int:
-    """The greatest of a·step mod modulus, a < count."""
+    """Return the greatest of a·step mod modulus, a < count."""
     shared = gcd(step, modulus)
-    if count >= modulus // shared:  # all multiples of what they share
+    if count >= modulus // shared:  # a·step takes all multiples of `shared`
         return modulus - shared
     return int((np.arange(count) * step % modulus).max())
 
 
 @lru_cache(maxsize=4096)
 def links_of(group: AxisGroup, levels: tuple[Level, ...]) -> tuple[Link, ...]:
-    """What the group has of each level that it spans, innermost first; nothing for a group of one device."""
+    """Return the group's link at each level that it spans, innermost first; no links for a group of one device."""
     links, inside, capacity, below = list[Link](), 1, 1, None
     for level, split, grid in zip(levels, group.splits, group.grids, strict=True):
         if split > 1:
@@ -172,12 +172,12 @@ def links_of(group: AxisGroup, levels: tuple[Level, ...]) -> tuple[Link, ...]:
 
 
 def one_switch(n: int) -> Link:
-    """What n devices of one switch have of it, at one byte per second and without latency."""
+    """Return the link of n devices of one switch, at one byte per second and without latency."""
     return Link("switch", "network", True, n, 1, (n,), False, 1.0, 1.0, 0.0)
 
 
 def between(source: int, target: int, levels: Sequence[Level]) -> Link | None:
-    """What two ranks have of the level that they meet at; nothing where they are one."""
+    """Return the link of two ranks at the level where they meet, or None where they are one rank."""
     if source == target:
         return None
     capacities = np.cumprod([level.size for level in levels]).tolist()
@@ -207,7 +207,7 @@ def _link(level: Level, split: int, inside: int, grid: tuple[int, ...], beside: 
 
 
 def _on_rails(link: Link, level: Level, below: Level | None, *, aligned: bool) -> Link:
-    """The link of a group on a rail-optimised level; `aligned` where its members have the same places in all units."""
+    """Return a group's link on a rail-optimised level; `aligned` if its members have the same places in all units."""
     k, m = link.split, link.inside
     near = _off_rail(level, below, 0.0 if aligned else 1.0)
     far = _off_rail(level, below, (m - 1) / m if aligned else 1.0)
@@ -217,14 +217,14 @@ def _on_rails(link: Link, level: Level, below: Level | None, *, aligned: bool) -
 
 
 def _off_rail(level: Level, below: Level | None, share: float) -> float:
-    """Bandwidth of a device that sends `share` of its bytes to other rails: by its unit's NVLinks, or by the spine."""
+    """Return a device's bandwidth if `share` of its bytes go to other rails, by its unit's NVLinks or the spine."""
     if below is not None and below.kind == "nvlink":
         return level.bandwidth_bytes_per_s
     return min(level.bandwidth_bytes_per_s, level.shared_bytes_per_s / share) if share else level.bandwidth_bytes_per_s
 
 
 def _grid(level: Level, grid: tuple[int, ...], beside: int) -> tuple[float, float, float]:
-    """Bandwidth to neighbours, in an exchange, and a hop, on a ring, a torus or a grid without wraparound."""
+    """Return bandwidth to neighbours, bandwidth in an exchange, and hop latency, on a ring, a torus or a grid."""
     extents = tuple(reversed(level.dims)) or (level.size,)
     each = level.shared_bytes_per_s / len(extents)
     near, crossing_s, steps = list[float](), list[float](), 1

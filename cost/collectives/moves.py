@@ -1,4 +1,4 @@
-"""Prices of moves: changes of a tensor's layout along one mesh axis, as `pcg.moves` has them."""
+"""Prices of moves: changes of a tensor's layout along one mesh axis, as in `pcg.moves`."""
 
 from __future__ import annotations
 
@@ -18,21 +18,25 @@ from shardwright.pcg.step.lifetimes import Zero
 from shardwright.pcg.types import ITEM_BYTES
 
 AFTER_THE_LOOP_S = 1e6
-"""The price of a move along time that needs all microbatches before one is through: a plan has it only where there is
-no other, and `check_time` then says which operator wants it."""
+"""The price of a move along time that needs all microbatches before one is done. A plan has such a move only where no
+other is possible, and `check_time` then names the operator that needs it."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorClass:
-    """Tensors that move alike: shape, dtype, whether a gradient flows, what it has to do with a parameter.
+    """Tensors that move alike: shape, dtype, whether a gradient flows, and their relation to a parameter.
 
-    A `stored` parameter is gathered for each use, and `again` where backward reads it: the gathered weight is not kept.
-    A `view` of one is not gathered itself: the parameter is, before the view is taken; and its gradient is summed there
-    too, with others and beside backward, but where readers of one view want it both ways. `summed`: the dtype of the
-    gradient where it is another, as of a parameter that was cast. `zero`: how long a gathered parameter that is trained
-    stays. An activation that moves `twice` does so again in backward. What is `late` is summed over the microbatches
-    first, and moves once. `together`: it is sent with others, in messages of so many
-    bytes at most, and counts what it adds to these at least, once a step.
+    Attributes:
+        stored: a parameter, which is gathered for each use.
+        view: a view of a parameter. It is not gathered itself: the parameter is, before the view is taken. Its gradient
+            is summed there too, with others and beside backward, unless readers of one view need it both ways.
+        again: backward reads the parameter, which is gathered again for it: the gathered weight is not kept.
+        summed: the dtype of the gradient if it differs, as for a parameter that was cast.
+        zero: how long a gathered, trained parameter stays.
+        twice: an activation that moves again in backward.
+        late: a value that is summed over the microbatches first, and so moves once.
+        together: the most bytes of a message in which it is sent with others, once a step. Its price is then the least
+            that it can add to such a message.
     """
 
     shape: tuple[int, ...]
@@ -49,9 +53,9 @@ class TensorClass:
 
 
 class MovePart(NamedTuple):
-    """A collective that a move runs: of `item_bytes` for each element of a tensor.
+    """A collective that a move runs, of `item_bytes` for each element of a tensor.
 
-    `others`: the other axes that divide the tensor. `together`: as `TensorClass` has it.
+    `others`: the other axes that divide the tensor. `together`: as in `TensorClass`.
     """
 
     collective: str
@@ -63,10 +67,10 @@ class MovePart(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """In how many microbatches a step is run, and so what moves run and how often, on meshes of all sizes.
+    """The loop over microbatches in a step: it decides which moves run and how often, on meshes of all sizes.
 
-    `time`: the axis of a mesh along which they are, or None. `by_microbatch`: each of them may have statistics of its
-    own, so that nothing waits for the others' sums.
+    `time`: the mesh axis of the microbatches, or None. `by_microbatch`: each microbatch may have its own statistics, so
+    that none waits for the others' sums.
     """
 
     time: int | None = None
@@ -74,7 +78,7 @@ class Loop:
     by_microbatch: bool = False
 
     def parts(self, tensor: TensorClass, state: Layouts, move: Move) -> tuple[float, list[tuple[MovePart, int]]]:
-        """Of `MoveCosts.move_s`: what does not depend on the shape of the tensor, and how often what runs that does."""
+        """Return the terms of `MoveCosts.move_s`: fixed seconds, and collectives with the number of times they run."""
         if move.axis == self.time:
             waits = len(move.kind.operators) > 1 and not (self.by_microbatch and not move.after.is_shard)
             return (AFTER_THE_LOOP_S if move.before.is_shard or waits else 0.0), []
@@ -90,7 +94,7 @@ class Loop:
                 return more * fixed_s, [(part, more * times) for part, times in parts]
         others = tuple(a for a, x in enumerate(state) if x.is_shard and a != move.axis)
         avoided = tensor.view and not tensor.together and (move.before, move.after) == (R, C)
-        behind = 2 if avoided else 1  # more than all that it would spare
+        behind = 2 if avoided else 1  # costs more than the move could save
         sent = self.sent_bytes(tensor, state, move, 1)
         return 0.0, [
             (MovePart(name, move.axis, others, each, tensor.together), behind * times) for name, each, times in sent
@@ -99,9 +103,9 @@ class Loop:
     def sent_bytes(
         self, tensor: TensorClass, state: Layouts, move: Move, num_elements: float
     ) -> Iterator[tuple[str, float, int]]:
-        """What a move of so many elements runs: a collective, the bytes that it takes, how often in a step.
+        """Yield each collective of a move of `num_elements`, its bytes, and how often it runs in a step.
 
-        That of the value comes first, then that of its gradient.
+        The value's collective comes first, then its gradient's.
         """
         dtypes = tensor.dtype, tensor.summed or tensor.dtype
         for name, dtype, times in zip(move.collectives(), dtypes, self.counts(tensor, state, move), strict=True):
@@ -109,9 +113,9 @@ class Loop:
                 yield name, num_elements * ITEM_BYTES[dtype], times
 
     def counts(self, tensor: TensorClass, state: Layouts, move: Move) -> tuple[int, int]:
-        """How often the value moves in a step, and its gradient.
+        """Return how often the value and its gradient move in a step.
 
-        A parameter that backward reads is gathered again for it, unless it is kept or that is done once for all
+        A parameter that backward reads is gathered again for it, unless it is kept, or gathered once for all
         microbatches.
         """
         times = self.times(tensor, state)
@@ -126,13 +130,13 @@ class Loop:
         return num_forward, num_backward * tensor.grad
 
     def times(self, tensor: TensorClass, state: Layouts) -> int:
-        """How often a tensor in this state moves in a step: once, or in each microbatch."""
+        """Return how often a tensor in this state moves in a step: once, or in each microbatch."""
         once = self.time is None or (state[self.time] == R and (tensor.stored or tensor.late))
         return 1 if once or tensor.together else self.num_microbatches
 
 
 class MoveCosts:
-    """Prices single-axis moves on one mesh of one cluster. What moves in each microbatch is paid for as often.
+    """Prices of single-axis moves on one mesh of one cluster. A move in each microbatch is paid for as often.
 
     `by_microbatch`: as in `Loop`.
     """
@@ -145,7 +149,7 @@ class MoveCosts:
         self._times: dict[tuple[str, int, float], float] = {}
 
     def collective_s(self, name: str, axis: int, num_bytes: float) -> float:
-        """Seconds of one collective over tensors of `num_bytes` per group, or of a local slice of them."""
+        """Return the seconds of a collective over `num_bytes` per group, or of slicing them locally."""
         if not name:
             return 0.0
         key = (name, axis, num_bytes)
@@ -158,7 +162,7 @@ class MoveCosts:
         return self._times[key]
 
     def exchange_s(self, exchange: Exchange, *, backward: bool = False) -> tuple[float, float]:
-        """Seconds before the operator and after it: those of the device that sends most."""
+        """Return the seconds before and after the operator, on the device that sends most."""
         name, axis, imbalance = exchange.collective, exchange.axis, exchange.imbalance
         there_s, back_s = (
             sum(self.collective_s(name, axis, imbalance * num_bytes) for num_bytes in way)
@@ -167,26 +171,26 @@ class MoveCosts:
         return there_s, back_s
 
     def move_s(self, tensor: TensorClass, state: Layouts, move: Move) -> float:
-        """Seconds of one move of a tensor in `state`, both ways; infinite for one that the lowering does not run.
+        """Return the seconds of one move of a tensor in `state`, both ways; infinite if the lowering has no such move.
 
-        A parameter that is to be gathered in each microbatch is gathered once a step where a reader needs what is the
-        same for all of them, and only there: that costs more than all that it would spare.
+        A parameter that is to be gathered in each microbatch is gathered once a step only where a reader needs the same
+        value in all of them; the price of that exceeds all that it could save.
         """
         fixed_s, parts = self.loop.parts(tensor, state, move)
         num_elements = prod(tensor.shape)
         return fixed_s + sum(times * self.part_s(part, num_elements) for part, times in parts)
 
     def part_s(self, part: MovePart, num_elements: int) -> float:
-        """Seconds of a part of a move of a tensor of so many elements, once."""
+        """Return the seconds of a part of a move of a tensor of `num_elements`, once."""
         num_bytes = num_elements / prod(self.sizes[a] for a in part.others) * part.item_bytes
         if part.together:
             return self._least_s(part.collective, part.axis, num_bytes, part.together)
         return self.collective_s(part.collective, part.axis, num_bytes)
 
     def _least_s(self, name: str, axis: int, num_bytes: float, together: float) -> float:
-        """What so many bytes add at least to a collective of these and others.
+        """Return the least seconds that `num_bytes` add to a collective of these and other tensors' bytes.
 
-        Gradients that are summed alone, or in a bucket, may be sent in twice the bytes that decide about it.
+        Gradients that are summed alone or in a bucket are sent in at most twice the bytes by which that is decided.
         """
         if not name:
             return 0.0
@@ -199,5 +203,5 @@ class MoveCosts:
 
 
 def _is_gather(tensor: TensorClass, move: Move) -> bool:
-    """Whether this is how a parameter is gathered."""
+    """Return whether the move gathers a parameter."""
     return (tensor.stored or tensor.again) and move.kind.forward == "all_gather"

@@ -1,9 +1,9 @@
-"""What NCCL runs, and how long that takes.
+"""The algorithms that NCCL runs, and how long they take.
 
 NCCL has algorithms (ring, double binary tree, NVLS: sums in the NVSwitch, NVLS tree: the same in nodes and trees across
-them) and protocols (LL: 8 bytes with a flag each, LL128: 120 of 128 bytes, Simple: large chunks). It takes the pair of
-the least **estimate** by tables of its own, which need not be the fastest. So does this module: `candidates` gives the
-pairs, `curve` the time of the chosen one at every size.
+them) and protocols (LL: 8 bytes with a flag each, LL128: 120 of 128 bytes, Simple: large chunks). It takes the pair
+with the least **estimate** by its own tables, which need not be the fastest. So does this module: `candidates` returns
+the pairs, `curve` the time of the chosen pair at every size.
 
     estimate   latency + S / bandwidth: src/graph/tuning.cc of NVIDIA/nccl, 2.27, with the links' own bandwidth in place
                of its table of links
@@ -50,7 +50,7 @@ TREE_CORRECTION = (
     (1, 1, 1, 1, 1, 0.9, 0.8, 0.8, 0.8, 0.7, 0.6, 0.6, 0.6, 0.6, 0.6, 0.6, 0.8, 0.9, 0.9, 0.9, 0.9, 1, 1),
     (0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.8, 0.7, 0.6, 0.6, 0.5, 0.5, 0.5, 0.5, 0.6, 0.7, 0.8, 0.7, 0.7, 0.8, 0.9, 0.9),
 )
-# What of a link's latency those figures hold already: the mean of LL and LL128 ring hops, which the presets give.
+# The part of a link's latency that those figures include: the mean of LL and LL128 ring hops, which the presets give.
 INCLUDED_US = {"nvlink": 1.25, "pcie": 1.75, "host": 1.75, "network": 3.35}
 # enqueue.cc: a channel of a ring under LL is opened for each 512 threads · 8 bytes · n.
 LL_BYTES_PER_CHANNEL_AND_RANK = 4096
@@ -61,19 +61,20 @@ NVLS_WAITING_STAGES = 2
 
 
 Factors = Callable[[str], tuple[float, float]]
-"""On the latency and on the time per byte of a phase of a choice, such as "ring LL, opening"."""
+"""Factors on latency and time per byte, by phase of an algorithm under a protocol, such as "ring LL, opening"."""
 
 
 def untuned(phase: str) -> tuple[float, float]:
-    """The figures of the source as they are."""
+    """Return factors of 1, which leave the source's figures as they are."""
     return 1.0, 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """Rows of tuning.cc by (1, 2, more) nodes, in GB/s: of LL in all, and per channel of LL128 and trees.
+    """Rows of tuning.cc by (1, 2, more) nodes, in GB/s: LL in total, LL128 and trees per channel.
 
-    `channel` is what the search for channels tries first (search.cc): it takes as many as the links carry, twice.
+    `channel` is the bandwidth that the search for channels tries first (search.cc); it fits as many as it can into
+    twice the links' bandwidth.
     """
 
     ll: tuple[float, float, float]
@@ -99,7 +100,7 @@ GENERATIONS = (
 
 
 def generation(device_name: str) -> Generation:
-    """The rows that NCCL uses for a GPU; Ampere's for one that it does not know; of "A100-80 + H100-SXM", the older."""
+    """Return NCCL's rows for a GPU: Ampere's for an unknown one, the older of several ("A100-80 + H100-SXM")."""
     names = device_name.split(" + ")
     found = [next(rows for pattern, rows in GENERATIONS if re.search(pattern, name)) for name in names]
     return min(found, key=lambda rows: rows.ll)
@@ -107,19 +108,19 @@ def generation(device_name: str) -> Generation:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """An algorithm under a protocol. The slope of NCCL's estimate and of the time change with the size."""
+    """An algorithm under a protocol. The slopes of NCCL's estimate and of the time change with the size."""
 
     name: str
     latency_s: float
     estimate_s_per_byte: float
     s_per_byte: float
     correction: tuple[float, ...] = ()  # of tuning.cc, by octave
-    first_bytes: float = 0.0  # a ring under LL: bytes of the first channel, and how fast that is
+    first_bytes: float = 0.0  # a ring under LL: bytes of the first channel, and its seconds per byte
     first_s_per_byte: float = 0.0
     heads: int = 0  # NVLS: how many chunks are under way at once
 
     def starts(self) -> list[float]:
-        """Sizes at which a slope changes."""
+        """Return the sizes at which a slope changes."""
         octaves = [64.0 * 2**i for i in range(len(self.correction) + 1)] if self.correction else []
         opening = [self.first_bytes, self._all_open_bytes] if self.first_bytes else []
         waiting: list[float] = []
@@ -133,24 +134,24 @@ class Candidate:
         return octaves + opening + waiting
 
     def estimate(self, num_bytes: float) -> CostLine:
-        """NCCL's own line around `num_bytes`."""
+        """Return NCCL's own line around `num_bytes`."""
         octave = floor(log2(num_bytes / 64)) if num_bytes >= 64 else -1
         corrected = self.correction[octave] if 0 <= octave < len(self.correction) else 1.0
         return CostLine(self.latency_s, self.estimate_s_per_byte / corrected)
 
     def time(self, num_bytes: float, factors: Factors = untuned) -> CostLine:
-        """The line of the time around `num_bytes`."""
+        """Return the line of the time around `num_bytes`."""
         latency, slope = factors(self.phase(num_bytes))
         s_per_byte = self.s_per_byte * slope
         ahead, behind = self._carried(num_bytes)
         return CostLine(self.latency_s * latency + ahead * s_per_byte, behind * s_per_byte)
 
     def phase(self, num_bytes: float) -> str:
-        """The name, and whether channels are still being opened."""
+        """Return the name, and ", opening" while channels are still being opened."""
         return f"{self.name}, opening" if num_bytes < self._all_open_bytes else self.name
 
     def _carried(self, num_bytes: float) -> tuple[float, float]:
-        """Bytes that all channels together could have carried meanwhile: (a, b) for a + b · size around this size."""
+        """Return (a, b): around this size, time is that of a + b · size bytes on all channels together."""
         if self.heads:
             waiting = self.heads * next(chunk for end, chunk in NVLS_CHUNKS if num_bytes < self.heads * end)
             stages = NVLS_WAITING_STAGES
@@ -163,7 +164,7 @@ class Candidate:
 
     @property
     def _all_open_bytes(self) -> float:
-        """Where the line of all channels meets what the first one takes for its part."""
+        """The size at which the line of all channels meets the first channel's time for its part."""
         return self.first_bytes * max(1.0, self.first_s_per_byte / self.s_per_byte)
 
 
@@ -171,9 +172,9 @@ class Candidate:
 def curve(
     collective: Collective, links: tuple[Link, ...], rows: Generation, factors: Factors = untuned, algorithm: str = ""
 ) -> Curve:
-    """Seconds of `collective` over `links`, whose pieces are named by what NCCL chooses.
+    """Return the seconds of `collective` over `links`, in pieces named by NCCL's choice.
 
-    `algorithm` leaves it that one alone, as NCCL_ALGO does: "ring", "tree" or "nvls".
+    `algorithm` restricts the choice, as NCCL_ALGO does: "ring", "tree" or "nvls".
     """
     if collective == "all_to_all":
         return _exchange(links, factors)
@@ -189,7 +190,7 @@ def curve(
 
 
 def candidates(collective: Collective, links: Sequence[Link], rows: Generation) -> list[Candidate]:
-    """What NCCL can choose from; LL128 needs stores of 128 bytes to arrive whole, which PCIe does not promise."""
+    """Return NCCL's choices; LL128 needs stores of 128 bytes to arrive whole, which PCIe does not promise."""
     whole = not any(link.kind in ("pcie", "host") for link in links)
     protocols = [protocol for protocol in PROTOCOLS if protocol != "LL128" or whole]
     found = [_ring(collective, links, rows, protocol) for protocol in protocols]
@@ -208,7 +209,7 @@ def _ring(collective: Collective, links: Sequence[Link], rows: Generation, proto
     form = (
         algorithms.chain(links) if collective == "broadcast" else algorithms.ring(links, algorithms.PASSES[collective])
     )
-    share = form.line.s_per_byte * bus * 1e9  # what the narrowest level carries of the tensor
+    share = form.line.s_per_byte * bus * 1e9  # of the tensor that the narrowest level carries
     hops_us = 0.0
     for step in form.steps:
         post_us = POST_US * (3 if protocol == "Simple" else 1) if across and step.link.kind != "network" else 0.0
@@ -256,7 +257,7 @@ def _nvls(links: Sequence[Link], rows: Generation) -> Candidate:
 
 
 def _exchange(links: Sequence[Link], factors: Factors) -> Curve:
-    """All-to-all: NCCL sends and receives, one pair after the other."""
+    """Return all-to-all, for which NCCL sends and receives, one pair after the other."""
     line = algorithms.direct_exchange(links).line
     latency, slope = factors("direct exchange")
     line = CostLine((send_base_s() + line.latency_s) * latency, line.s_per_byte * slope)
@@ -264,12 +265,12 @@ def _exchange(links: Sequence[Link], factors: Factors) -> Curve:
 
 
 def send_base_s() -> float:
-    """Start of a send, which goes by the Simple protocol."""
+    """Return the start time of a send, which goes by the Simple protocol."""
     return BASE_US["ring"][2] * 1e-6
 
 
 def num_nodes(links: Sequence[Link]) -> int:
-    """How many nodes a group spans."""
+    """Return the number of nodes that a group spans."""
     return prod(link.split for link in links if link.kind == "network")
 
 
@@ -278,12 +279,12 @@ def _column(nodes: int) -> int:
 
 
 def _bus(links: Sequence[Link]) -> float:
-    """GB/s that a ring leaves a device at its narrowest level: its channels together."""
+    """Return the GB/s of a ring's channels together, at the narrowest level of a device."""
     return min(link.inside * link.bytes_per_s for link in links) / 1e9
 
 
 def num_channels(links: Sequence[Link], rows: Generation) -> int:
-    """How many channels the search for them finds (search.cc)."""
+    """Return the number of channels that NCCL's search finds (search.cc)."""
     return min(max(round(2 * _bus(links) / rows.channel), 2), 32)
 
 
@@ -293,5 +294,5 @@ def _hop_us(link: Link, algorithm: str, protocol: int) -> float:
 
 
 def _wire_us(link: Link) -> float:
-    """A long way, such as between sites: what a hop takes beyond the one that NCCL's figures hold."""
+    """Return a hop's latency beyond the one that NCCL's figures include, as over a long way between sites."""
     return max(0.0, link.hop_s * 1e6 - INCLUDED_US[link.kind])

@@ -1,18 +1,18 @@
-"""Moving a tensor from the mesh of one pipeline stage to that of another: in what time, and by which way.
+"""Moves of a tensor from the mesh of one pipeline stage to that of another: their time, and the fastest way.
 
-`pcg.pieces` says who sends what to whom; a tensor has the same layouts on both meshes. A stage's mesh covers
-consecutive ranks. Two ways:
+`pcg.pieces` computes who sends which pieces to whom; a tensor has the same layouts on both meshes. A stage's mesh
+covers consecutive ranks. Two ways:
 
     direct           every target receives its whole part; a source may have to serve several replicas of it
     scatter-gather   the s target replicas of a part receive 1/s of it each, and gather it inside their stage, where
                      links are faster (Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters
                      Using Megatron-LM", 2021, section 4.1)
 
-A partial sum goes on as one: every device has a summand of its own, so that none is a replica.
+A partial sum stays partial: every device has a summand of its own, so that none is a replica.
 
-All ranks of both stages send or receive at once: the time is that of the busiest one, over the outermost level that
+All ranks of both stages send or receive at once: the time is that of the busiest rank, over the outermost level that
 separates any two ranks of the stages (an upper bound where only some pairs are that far apart). In a mixed cluster the
-links between two stages, and those inside the one that gathers, are those of their own parts.
+links between two stages, and the links inside the stage that gathers, are those of their own parts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from shardwright.pcg.pieces import Tensor, busiest
 
 @dataclass(frozen=True, slots=True)
 class StageMesh:
-    """The mesh of a stage, which has the ranks from `first_rank` on."""
+    """The mesh of a stage, whose ranks begin at `first_rank`."""
 
     mesh: Mesh
     first_rank: int
@@ -40,7 +40,7 @@ class StageMesh:
 
 @dataclass(frozen=True, slots=True)
 class Resharding:
-    """One way to move a tensor between stages, by its busiest ranks.
+    """A way to move a tensor between stages, by its busiest ranks.
 
     Attributes:
         sent_bytes: by one rank of the source stage.
@@ -58,7 +58,7 @@ class Resharding:
 
 
 def ways(tensor: Tensor, num_bytes: float, source: Mesh, target: Mesh) -> tuple[Resharding, ...]:
-    """The ways to move a microbatch's part of a tensor, of which a device of the source has `num_bytes`."""
+    """Return the ways to move a microbatch's part of a tensor; a device of the source has `num_bytes` of it."""
     most, sizes = busiest(tensor, source, target), target.device_sizes
     shards = [axis for axis, layout in enumerate(tensor.layouts) if layout.is_shard]
     own_bytes = num_bytes * prod(source.device_sizes[a] for a in shards) / prod(sizes[a] for a in shards)
@@ -78,7 +78,7 @@ def ways(tensor: Tensor, num_bytes: float, source: Mesh, target: Mesh) -> tuple[
 def resharding_s(
     cluster: Cluster, tensor: Tensor, num_bytes: float, source: StageMesh, target: StageMesh
 ) -> tuple[float, Resharding]:
-    """Seconds of the fastest way, and which that is. `num_bytes`: a microbatch's, on each device of the source."""
+    """Return the seconds of the fastest way and the way. `num_bytes`: per microbatch and source device."""
     ends = min(source.first_rank, target.first_rank), max(source.ranks.stop, target.ranks.stop)
     both, first = _own(cluster, range(*ends))
     sizes = target.mesh.device_sizes
@@ -92,7 +92,7 @@ def resharding_s(
         sending_s = send_s(max(way.sent_bytes, way.received_bytes)) - start_s
         inside = prod(sizes[axis] for axis in way.gather_axes)
         gathers_s = 0.0
-        for axis in way.gather_axes:  # the outermost first: what is gathered doubles on the way in
+        for axis in way.gather_axes:  # the outermost first: gathered bytes grow on the way in
             inside //= sizes[axis]
             gathers_s += stage.time_s("all_gather", axis, way.gathered_bytes / inside)
         return way.messages * start_s + sending_s + gathers_s
@@ -102,5 +102,5 @@ def resharding_s(
 
 
 def _own(cluster: Cluster, ranks: range) -> tuple[Cluster, int]:
-    """The cluster that has the links of `ranks`, and its first rank: in a mixed cluster it is that of these alone."""
+    """Return the cluster that has the links of `ranks`, and its first rank: the part of a mixed cluster."""
     return (cluster.part(ranks), ranks.start) if cluster.parts else (cluster, 0)
