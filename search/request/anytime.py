@@ -1,4 +1,4 @@
-"""When a search ends with what it has: at a time, or where the user asks for that with Ctrl-C."""
+"""The end of a search with what it has found: at a time, or where the user asks for that with Ctrl-C."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ class Stop:
     """
 
     def __init__(self, limit_s: float | None = None) -> None:
-        """From now on. A `FieldError` for a limit that is no positive number."""
+        """Start the time. Raises `FieldError` for a limit that is no positive number."""
         if limit_s is not None:
             checks.positive(limit_s, "", "time_limit_s", "seconds")
         self.reason, self.limit_s, self._may_end = "", limit_s, False
         self._end = None if limit_s is None else time.perf_counter() + limit_s
 
     def within(self, items: Iterable[T], *, needed: bool = False) -> Iterator[T]:
-        """The items that are made until then; `needed`: the first in any case.
+        """Yield the items that are made before the end; `needed`: the first in any case.
 
-        What is not needed is given up where the time is over (`check`). Ctrl-C while it is made ends the search; before
-        an item that is needed, it ends the program as ever.
+        An item that is not needed is given up where the time is over (`check`). Ctrl-C while such an item is made ends
+        the search; while a needed item is made, it ends the program as ever.
         """
         iterator, nothing = iter(items), object()
         while needed or not self.reached:
@@ -56,13 +56,13 @@ class Stop:
             yield item  # type: ignore[misc]
 
     def check(self) -> None:
-        """For what takes long, before each of its parts: gives up what `within` makes and nobody needs."""
+        """Give up an item of `within` that nobody needs, if the time is over; call it before each part of long work."""
         if self._may_end and self.reached:
             raise _OverError
 
     @property
     def reached(self) -> bool:
-        """Whether the search has to end."""
+        """Return whether the search has to end."""
         if not self.reason and self._end is not None and time.perf_counter() >= self._end:
             self.reason = f"the time limit of {self.limit_s:g} s"
         return bool(self.reason)

@@ -1,4 +1,4 @@
-"""What people ask of a search, in their own words: the texts of pins, and what a plan file says was asked for.
+"""A user's request to a search, in the user's words: the texts of pins, and what a plan file says was asked for.
 
 NAME=LAYOUT          lm_head.weight=S(0)    model.layers.*.mlp=tp:sharded    *.bias=whole
 ROLE<=DEGREE         tensor<=8    zero>=4    data=2    no context            (on any mesh)
@@ -28,9 +28,9 @@ RecomputeMode = Recompute | RecomputeByBlock | GivenByBlock
 PinsLike = str | Sequence[str] | Mapping[str, str | int | Mapping[str, str]]
 """Pins as texts, or by name: `{"lm_head.weight": {"tp": "S(0)"}, "tensor": "<=8"}`."""
 Kept = Literal["whole", "sharded", "gathered"]
-"""How a parameter is kept along an axis, as reports call it: whole, sharded as it is used, or gathered for use."""
+"""The ways to keep a parameter along an axis, as reports say: whole, sharded as it is used, or gathered for use."""
 Stages = int | Literal["auto"] | Sequence[int]
-"""How many pipeline stages a plan has, or how many devices each of them has; "auto": as many as are best."""
+"""The number of pipeline stages, or the devices of each stage; "auto": as many stages as are best."""
 MEMORY, RESIDUAL, STAGES = "memory", "residual", "stages"
 
 _KEPT: Mapping[str, Kept] = {
@@ -47,10 +47,10 @@ _FORMS = (
 
 @dataclass(frozen=True, slots=True)
 class LayoutPin:
-    """How parameters are kept along one axis of devices, or, where `axis` is "", along any.
+    """A pin of the layout of parameters along one axis of devices, or, where `axis` is "", along any.
 
-    Without an axis, "whole" is so on all of them, "sharded" on one at least; "gathered": nothing uses a slice.
-    `shard`: in which slices; None: in any.
+    Without an axis, "whole" means on all axes, "sharded" on at least one, and "gathered" that nothing uses a slice.
+    `shard`: the slices that are asked for; None: any.
     """
 
     text: str
@@ -60,16 +60,16 @@ class LayoutPin:
     shard: Layout | None = None
 
     def names(self, target: str) -> bool:
-        """Whether a parameter is meant: by its name, or by that of a module that it lies in."""
+        """Return whether the pin names a parameter, or a module that the parameter lies in."""
         return name_fits(target, self.pattern) or name_fits(target, f"{self.pattern}.*")
 
     def takes(self, layout: Layout) -> bool:
-        """Whether slices of this layout are what is asked for; `S(0)` stands for slices of any blocks too."""
+        """Return whether slices of this layout are what is asked for; `S(0)` stands for slices of any blocks too."""
         own = self.shard
         return layout.is_shard and (own is None or layout == own or (own.blocks == 1 and layout.dim == own.dim))
 
     def contradicts(self, other: LayoutPin) -> bool:
-        """Whether no layout of one parameter can keep to both."""
+        """Return whether no layout of one parameter can keep to both pins."""
         if self.axis and other.axis and self.axis != other.axis:
             return False
         if self.kept != other.kept:
@@ -80,13 +80,13 @@ class LayoutPin:
         return not (self.takes(other.shard) or other.takes(self.shard))
 
     def _excludes(self, other: LayoutPin) -> bool:
-        """Whether this one, of all axes, leaves no axis to the other, which is of another kind."""
+        """Return whether this pin, of all axes, leaves no axis to the other pin, which is of another kind."""
         return not self.axis and (self.kept == "whole" or (self.kept == "gathered" and other.kept == "sharded"))
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """At least `low` and at most `high` (None: any): a role's degree, the size of a mesh's axis, or bytes."""
+    """At least `low`, at most `high` (None: any) for a role's degree, an axis's size, a number of stages, or bytes."""
 
     text: str
     what: str
@@ -95,7 +95,7 @@ class Bound:
 
 
 def texts(pins: PinsLike | None) -> tuple[str, ...]:
-    """Pins as texts, each once."""
+    """Return pins as texts, each once."""
     if pins is None or isinstance(pins, str):
         return (pins,) if pins else ()
     if not isinstance(pins, Mapping):
@@ -110,7 +110,7 @@ def _value(value: str | int | Mapping[str, str]) -> str:
 
 
 def parse(text: str) -> list[LayoutPin | Bound]:
-    """What a pin says. Raises a `PlanError` that lists the forms."""
+    """Return the pins that a text states. Raises a `PlanError` that lists the forms."""
     short = text.replace(" ", "")
     if short == f"no{MEMORY}":
         raise PlanError(f"pin {text!r}: memory is a limit, such as memory<=40GB")
@@ -148,17 +148,17 @@ def _bound(text: str, what: str, relation: str, number: str, unit: str | None) -
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a search was told to keep to, as the user said it; `None` and no pins: nothing.
+    """The request that a search keeps to, as the user said it; `None` and no pins: nothing.
 
     Attributes:
-        mesh: that is searched, with the axis of time where it was given.
-        roles: of its axes of devices.
-        microbatches: of a step.
+        mesh: the one to search, with the axis of time where it was given.
+        roles: of the mesh's axes of devices.
+        microbatches: their number in a step.
         recompute: what backward makes again.
         pins: the texts of layouts and bounds.
-        stages: pipeline stages; the mesh is that of one. Numbers of devices: of each stage; the mesh is that of the
-            largest. None: there are none.
-        schedule: of their microbatches; None: the best.
+        stages: the number of pipeline stages; the mesh is that of one stage. Or the number of devices of each stage;
+            the mesh is that of the largest. None: there are no stages.
+        schedule: the order of the stages' microbatches; None: the best.
     """
 
     mesh: Mesh | None = None
@@ -187,7 +187,7 @@ class Asked:
                 raise PlanError(f"schedule={self.schedule!r} without stages=: it is that of pipeline stages; give both")
 
     def __iter__(self) -> Iterator[tuple[str, Asked]]:
-        """Each thing that is asked for, in words, and what is left without it."""
+        """Yield each part of the request, in words, with the request that is left without it."""
         if self.mesh is not None:
             yield f"mesh {_axes(self.mesh)}", replace(self, mesh=None, roles=None)
         if self.roles is not None:
@@ -208,7 +208,7 @@ class Asked:
         return "; ".join(words for words, _ in self)
 
     def to_json(self) -> dict[str, Any]:
-        """What was asked for, and nothing else."""
+        """Return what was asked for, and nothing else."""
         mesh = None if self.mesh is None else dict(zip(self.mesh.names, self.mesh.sizes, strict=True))
         again, stages = self.recompute, list(self.stages) if isinstance(self.stages, tuple) else self.stages
         if again is not None:

@@ -1,4 +1,4 @@
-"""What limits leave of the choices for one serial graph on one mesh, and why a parameter cannot be as it is pinned."""
+"""The choices that limits leave for one serial graph on one mesh, and why a parameter cannot be as it is pinned."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Certified = Callable[[Node], frozenset[Choice]]
 
 
 class Limited:
-    """What limits leave of the choices for one serial graph on one mesh."""
+    """The choices that limits leave for one serial graph on one mesh."""
 
     def __init__(self, limits: Limits, graph: Graph, mesh: Mesh) -> None:
         self.limits, self.graph, self.mesh, self.sizes = limits, graph, mesh, mesh.device_sizes
@@ -47,19 +47,19 @@ class Limited:
         self.whole = self._read_whole()
 
     def operator(self, node: Node) -> Splits | None:
-        """What is left of an operator's choices; None: all."""
+        """Return what is left of an operator's choices; None: all."""
         bounds = () if node.name in self.origin or node.name in self.free else tuple(self._split_bounds(node))
         whole = tuple(self.whole.get(node.name, ()))
         return Splits(self.sizes, bounds, whole) if bounds or whole else None
 
     def storage(self, leaf: Node) -> Stored | None:
-        """What is left of the ways to store a parameter; None: all."""
+        """Return what is left of the ways to store a parameter; None: all."""
         least = self.bounds[ZERO].low if ZERO in self.bounds else 1
         pins = self._on_axes(leaf.name)
         return Stored(self.sizes, pins, least) if pins or least > 1 else None
 
     def moves(self, name: str) -> Moves | None:
-        """What is left of the moves of a value; None: all."""
+        """Return what is left of the moves of a value; None: all."""
         origin = self.origin.get(name)
         if origin is None:
             return None
@@ -99,7 +99,7 @@ class Limited:
             yield SplitBound(bound.low, bound.high, own, others, self._wanted(role, node))
 
     def _choices(self, role: str, node: Node) -> tuple[frozenset[Choice], bool]:
-        """What a role splits an operator along: these choices, or all but these."""
+        """Return the choices that split an operator for a role: these ones, or with True all but these."""
         batch, sequence = ({found[node.name]} if node.name in found else set[Choice]()
                            for found in (self.batch, self.sequence))  # fmt: skip
         own = {DATA: batch, CONTEXT: sequence}
@@ -108,13 +108,13 @@ class Limited:
         return (frozenset(own[role]), False) if role in own else (frozenset(batch | sequence), True)
 
     def _wanted(self, role: str, node: Node) -> frozenset[str]:
-        """What an operator should be split along where a role has a least degree."""
+        """Return the choices that count where a role has a least degree: those that should split the operator."""
         if role == TENSOR:
             return frozenset(f for f, _ in weight_factors(self.graph, node, self.batch.get(node.name)))
         return self._choices(role, node)[0]
 
     def _on_axes(self, name: str) -> tuple[tuple[int, LayoutPin], ...]:
-        """The pins of a parameter, with the numbers of their axes."""
+        """Return the pins of a parameter, each with the number of its axis, -1 for any."""
         return tuple((self.mesh.index(p.axis) if p.axis else -1, p) for p in self.pinned.get(name, ()))
 
     def _sizes_of(self, pin: LayoutPin) -> Sequence[int]:
@@ -123,7 +123,7 @@ class Limited:
         return sorted({size for size in self.sizes if size > 1})
 
     def _read_whole(self) -> Mapping[str, set[tuple[int, int]]]:
-        """By operator, the operands and axes that it may read no slice of, as they are gathered for use."""
+        """Return, by operator, the operands and axes of which it may read no slice, as they are gathered for use."""
         found = defaultdict[str, set[tuple[int, int]]](set)
         devices = [axis for axis, name in enumerate(self.mesh.names) if name != TIME]
         for node in self.graph.nodes:
@@ -134,7 +134,7 @@ class Limited:
         return found
 
     def _refusal(self, name: str, pin: LayoutPin, size: int, certified: Certified) -> str:
-        """Why a parameter cannot be stored and used so among `size` devices, or ""."""
+        """Return why a parameter cannot be stored and used as pinned among `size` devices, or ""."""
         kind, target = self.graph.types[name], self.graph.by_name[name].attr("target")
         shard, shape = pin.shard, " × ".join(map(str, kind.shape))
         if shard is not None and (shard.dim >= len(kind.shape) or kind.shape[shard.dim] % (size * shard.blocks)):
@@ -149,7 +149,7 @@ class Limited:
         return ""
 
     def _readers(self, name: str, size: int, certified: Certified) -> Iterator[tuple[Node, frozenset[Layout]]]:
-        """Who reads a parameter, past casts and views, and in which slices of it over one axis of `size` devices."""
+        """Yield a parameter's readers, past casts and views, each with the slices that it takes over `size` devices."""
         for user in dict.fromkeys(self.graph.users[name]):
             node = self.graph.by_name[user]
             options = [] if node.op == OPAQUE else axis_options(node, self.graph.signature(node), size, certified(node))
@@ -162,7 +162,7 @@ class Limited:
 
 
 def _origin(graph: Graph, name: str) -> str | None:
-    """The parameter that a value is, possibly transposed, reshaped or cast."""
+    """Return the parameter that a value is, possibly transposed, reshaped or cast; None for other values."""
     if not is_weight(graph, name):
         return None
     node = graph.by_name[name]
@@ -175,14 +175,14 @@ def _origin(graph: Graph, name: str) -> str | None:
 
 
 def residual(graph: Graph) -> frozenset[str]:
-    """The operators that lie between one part of a network and the next.
+    """Return the operators that lie between one part of a network and the next.
 
-    In a transformer that is the residual stream: what attention and the MLP are added to, with norms and dropouts;
-    lookups are not among them. Tensor parallelism leaves it whole on every device, unless its sequence (Megatron's
-    `sequence_parallel`) or its width is split too.
+    In a transformer that is the residual stream: the sums to which attention and the MLP are added, with norms and
+    dropouts; lookups are not among them. Tensor parallelism leaves it whole on every device, unless its sequence
+    (Megatron's `sequence_parallel`) or its width is split too.
 
-    A sum skips a part if one operand was made of the other by a product with a weight. From there on and back, all that
-    is no such product, no lookup and no weight lies between.
+    A sum skips a part if one operand was made of the other by a product with a weight. All operators that are reached
+    from such sums, forward and back, lie between parts, up to the next such product, attention, lookup or weight.
     """
     number = {node.name: i for i, node in enumerate(graph.nodes)}
     weights = {node.name for node in graph.nodes if is_weight(graph, node.name)}
@@ -194,7 +194,7 @@ def residual(graph: Graph) -> frozenset[str]:
         return [name for name in names if name not in inside and name not in apart]
 
     def skipped(node: Node) -> list[str]:
-        """The operand that skips a part, if this is such a sum."""
+        """Return the operand that skips a part, if this is such a sum."""
         if node.op != "add" or len(set(node.inputs)) < 2 or node.name in inside or not apart.isdisjoint(node.inputs):
             return []
         first, last = sorted(node.inputs, key=number.__getitem__)

@@ -1,15 +1,15 @@
-"""What pins leave of a search space: choices of operators, storage of parameters, and moves of parameters.
+"""The limits that pins set to a search space: to choices of operators, and to storage and moves of parameters.
 
 Nothing here adds costs. Choices that a pin excludes are not in a domain, moves that it excludes cost infinity, so that
-the search stays as exact as it is. What is excluded:
+the search stays as exact as it is. The pins exclude:
 
     NAME=whole       storage in slices; uses in slices
     NAME=sharded     other storage; uses along that axis that are not in the slices which are stored
     NAME=gathered    whole storage; uses in slices
-    data<=n          operators of which the batch is split more than n ways; context, tensor: the sequence, all else
+    data<=n          operators whose batch is split more than n ways; context: the sequence; tensor: all else
     residual<=n      operators between parts of a network that are split more than n ways, the batch aside
     zero<=n          uses of a parameter for which slices of more than n devices are put together
-    data>=n          other choices of operators which the batch can be split in so many ways; context, tensor as above
+    data>=n          other choices of operators whose batch can be split in so many ways; context, tensor as above
     zero>=n          storage in fewer slices, of parameters that can be stored in so many
 """
 
@@ -40,7 +40,7 @@ from shardwright.search.request.restrict import (
 )
 
 BOUNDED = (DATA, CONTEXT, TENSOR, ZERO, RESIDUAL)
-"""What can be bounded: the degrees of roles, and of what lies between parts of a network (`search.request.limited`)."""
+"""The names that bounds may have: roles, and the operators between parts of a network (`search.request.limited`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Limits:
         return bool(self.layouts or self.bounds)
 
     def allow(self, mesh: Mesh, roles: Sequence[str]) -> bool:
-        """Whether some use of each axis keeps to the bounds, and the mesh has the axes that pins name."""
+        """Return whether some use of each axis keeps to the bounds, and the mesh has the axes that pins name."""
         size = dict(zip(mesh.names, mesh.sizes, strict=True))
         axes = [(b, size.get(b.what, 1)) for b in self.bounds if b.what not in BOUNDED]
         if not all(_within(b, n) for b, n in axes) or not all(p.axis in size for p in self.layouts if p.axis):
@@ -68,14 +68,14 @@ class Limits:
                    for use in uses)  # fmt: skip
 
     def tell_apart(self, graph: Graph, alike: Mapping[str, str]) -> bool:
-        """Whether parameters that stand for each other are not meant by the same pins."""
+        """Return whether parameters that stand for each other are not named by the same pins."""
         target = {leaf.name: str(leaf.attr("target")) for leaf in graph.leaves("parameter")}
         return any(pin.names(target[a]) != pin.names(target[b]) for pin in self.layouts for a, b in alike.items())
 
 
 NO_LIMITS = Limits()
 _USES = {FREE: (DATA, CONTEXT, TENSOR, ""), ZERO: (DATA,), EXPERT: (DATA,), ULYSSES: (CONTEXT,)}
-"""What an axis of a role may be to operators: DATA, CONTEXT, TENSOR, or "" where it splits none."""
+"""The uses of an axis of a role by operators: DATA, CONTEXT, TENSOR, or "" where it splits none."""
 
 
 def _within(bound: Bound, value: int) -> bool:
@@ -91,10 +91,10 @@ def _degree(role: str, use: Sequence[str], sizes: Sequence[int]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class SplitBound:
-    """How many ways one operator may be split along what a role splits.
+    """A bound of the number of ways in which one operator is split for a role.
 
-    `choices`: these, or all but these where `others`; `wanted`: those that count for `low`. Choices are seen from
-    outside: a dispatch is a split of the rows that it sends.
+    `choices`: the choices that count for `high`, or all but these where `others`; `wanted`: those that count for `low`.
+    Choices are seen from outside: a dispatch is a split of the rows that it sends.
     """
 
     low: int
@@ -113,20 +113,20 @@ class SplitBound:
 
 
 def _dividing(split: Sequence[Choice], sizes: Sequence[int]) -> Iterator[tuple[Choice, int]]:
-    """The choices that divide the work, seen from outside, with the sizes of their axes."""
+    """Return the choices that divide the work, seen from outside, with the sizes of their axes."""
     return ((choice.outward, size) for choice, size in zip(split, sizes, strict=True) if choice.factors)
 
 
 @dataclass(frozen=True, slots=True)
 class Splits:
-    """What is left of an operator's choices: bounds, and operands that it reads whole on some axes."""
+    """The bounds of an operator's choices, and the operands that it reads whole on some axes."""
 
     sizes: tuple[int, ...]
     bounds: tuple[SplitBound, ...]
     whole: tuple[tuple[int, int], ...]
 
     def left(self, domain: Domain, numbers: Sequence[int]) -> Sequence[int]:
-        """Those of the choices that keep to the pins. Where none is split in as many ways as it should be, all are."""
+        """Return the choices that keep to the pins; a least degree counts only where some choice reaches it."""
         found = [n for n in numbers if self._keeps(domain, n)]
         for bound in self.bounds:
             found = [n for n in found if bound.is_met(domain.splits[n], self.sizes)] or found
@@ -141,19 +141,19 @@ class Splits:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What is left of the ways to store a parameter: `pins` with the number of their axis, -1 for any."""
+    """The limits of a parameter's storage: `pins` with the number of their axis, -1 for any, and the fewest slices."""
 
     sizes: tuple[int, ...]
     pins: tuple[tuple[int, LayoutPin], ...]
     least: int
 
     def left(self, domain: Domain, numbers: Sequence[int]) -> Sequence[int]:
-        """Those of the choices that keep to the pins; where none has so many slices as it should have, all."""
+        """Return the choices that keep to the pins; the fewest slices count only where some choice has so many."""
         found = [n for n in numbers if all(self._keeps(pin, axis, domain.result[n]) for axis, pin in self.pins)]
         return [n for n in found if self.slices(domain.result[n]) >= self.least] or found
 
     def slices(self, state: Layouts) -> int:
-        """Into how many slices this storage divides a parameter."""
+        """Return the number of slices into which this storage divides a parameter."""
         return prod(size for layout, size in zip(state, self.sizes, strict=True) if layout.is_shard)
 
     def _keeps(self, pin: LayoutPin, axis: int, state: Layouts) -> bool:
@@ -166,7 +166,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """Which moves of a parameter are left; `exact`: it is as it is stored, but for its dtype."""
+    """The limits of a parameter's moves; `exact`: its value is as it is stored, but for its dtype."""
 
     sizes: tuple[int, ...]
     pins: tuple[tuple[int, LayoutPin], ...]
@@ -174,7 +174,7 @@ class Moves:
     exact: bool
 
     def keep(self, start: Layouts, end: Layouts, put_together: frozenset[int], sliced: frozenset[int]) -> bool:
-        """Whether a path may be taken along which the value is put together, and sliced, on these axes."""
+        """Return whether a path is allowed that puts the value together, and slices it, on these axes."""
         if self.most is not None and prod(self.sizes[axis] for axis in put_together) > self.most:
             return False
         return all(self._keeps(pin, axis, start, end, put_together, sliced) for axis, pin in self.pins)
@@ -192,7 +192,7 @@ class Moves:
 
 
 def limited_moves(closure: Closure, moves: Moves) -> Closure:
-    """The closure without the paths that are excluded."""
+    """Return the closure without the paths that are excluded."""
     cost, states = closure.cost.copy(), closure.states
     for i, j in zip(*np.nonzero(np.isfinite(closure.cost)), strict=True):
         put, sliced = _along(closure, int(i), int(j))
@@ -202,7 +202,7 @@ def limited_moves(closure: Closure, moves: Moves) -> Closure:
 
 
 def _along(closure: Closure, i: int, j: int) -> tuple[frozenset[int], frozenset[int]]:
-    """The axes on which slices are put together on the path, and those on which slices are taken."""
+    """Return the axes on which the path puts slices together, and the axes on which it takes slices."""
     put, sliced = set[int](), set[int]()
     while i != j:
         k = int(closure.next_state[i, j])

@@ -1,4 +1,4 @@
-"""What a search is told to keep to, checked against the model and the cluster."""
+"""The request to a search, checked against the model and the cluster."""
 
 from __future__ import annotations
 
@@ -35,23 +35,23 @@ _MOST_NAMED = 8
 
 @dataclass(frozen=True)
 class Pins:
-    """`None`: free. `mesh` is one of devices.
+    """The limits of a search; `None`: free. `mesh` is one of devices.
 
     Attributes:
         mesh: the only one that is searched.
-        microbatches: how many in a step.
+        microbatches: their number in a step.
         recompute: what backward makes again.
-        size: that of the batch.
-        spaces: what is searched: the given mesh, or all; where there are limits, what people do by hand too, as no
-            other plan takes the place of what is found. Those of them that keep to the limits.
-        nested: by the sizes of a mesh of two axes, the one of three that is cut from it (`spaces.nested`).
-        memory_bytes: that plans may use on each device, where that is less than there is.
-        limits: what layouts keep to, on every mesh.
-        staged: the meshes of a stage that are searched, by the number of stages, the fewest first, and by the devices
-            of each where they are unlike; where no number is
-            asked for, only where stages may pay (`Planner._staged`).
+        size: of the batch.
+        spaces: what is searched: the given mesh, or all meshes. Where there are limits, also the plans by hand that
+            keep to them, as no other plan takes the place of what is found.
+        nested: by the sizes of a mesh of two axes, the mesh of three that is cut from it (`spaces.nested`).
+        memory_bytes: the most that plans may use on each device, where that is less than there is.
+        limits: of layouts, on every mesh.
+        staged: the meshes of a stage that are searched, by the number of stages, the fewest first, or by the devices of
+            each stage where they are unlike. Where no number is asked for, they are searched only where stages may pay
+            (`Planner._staged`).
         asked: all of this in the user's words.
-        guided: whether it is said what to search: then no other plan takes the place of what is found.
+        guided: whether the user says what to search: then no other plan takes the place of what is found.
     """
 
     mesh: Mesh | None
@@ -68,24 +68,24 @@ class Pins:
 
     @property
     def by_block(self) -> bool:
-        """Whether equal blocks may be run in different ways."""
+        """Return whether equal blocks may be run in different ways."""
         return self.recompute is not None and not isinstance(self.recompute, str)
 
     @property
     def recomputes(self) -> Sequence[RecomputeMode]:
-        """What may be made again, what takes least time first."""
+        """The recomputations to try, the one that takes least time first."""
         return RECOMPUTES if self.recompute is None else (self.recompute,)
 
     @property
     def by_hand(self) -> Pins:
-        """Those that plans beside the one that is asked for keep to as well, on a cluster of any size."""
+        """The limits to which plans beside the one that is asked for keep as well, on a cluster of any size."""
         return replace(self, mesh=None, spaces=(), limits=NO_LIMITS, guided=False, nested={}, staged={})
 
     @classmethod
     def of(cls, graph: Graph, cluster: Cluster, asked: Asked, spaces: Sequence[Space] | None = None) -> Pins:
-        """Checked: a `PlanError` says which of them contradict each other, the cluster or the batch.
+        """Return the checked request. A `PlanError` says what in it contradicts the rest, the cluster or the batch.
 
-        `spaces`: to search in place of the meshes.
+        `spaces`: what to search in place of the meshes.
         """
         size = batch_size(graph)
         mesh, microbatches, recompute = asked.mesh, asked.microbatches, asked.recompute
@@ -135,9 +135,10 @@ class Pins:
 def _stages(
     asked: Asked, graph: Graph, cluster: Cluster, bound: Bound | None, *, given: bool
 ) -> list[int | tuple[int, ...]]:
-    """The numbers of pipeline stages that plans may have; 1: none. Where they are unlike, the devices of each stage.
+    """Return the numbers of pipeline stages that plans may have, 1 for none; for unlike stages, the devices of each.
 
-    `bound`: of those that the search chooses from. `given`: it is told where to search, on meshes of all devices.
+    `bound`: of the numbers that the search chooses from. `given`: the user says where to search, on meshes of all
+    devices.
     """
     n, most, stages = cluster.num_devices, max(1, len(blocks_of(graph))), asked.stages
     if isinstance(stages, (int, tuple)):
@@ -172,7 +173,7 @@ def _count(stages: int | tuple[int, ...]) -> int:
 def _staged(
     stages: int | tuple[int, ...], asked: Asked, mesh: Mesh | None, limits: Limits, cluster: Cluster
 ) -> Iterator[Space]:
-    """Meshes of a stage; of the one that is given, where it is."""
+    """Yield the spaces of a stage: every mesh, or the given one."""
     chunks = 2 if asked.schedule == "interleaved" else 1
     devices = stages if isinstance(stages, tuple) else ()
     pipeline = Pipeline(_count(stages), asked.schedule or "1f1b", chunks, devices)
@@ -209,7 +210,7 @@ def _check_mesh(mesh: Mesh, roles: Sequence[str] | None, cluster: Cluster, asked
 
 
 def _limits(graph: Graph, mesh: Mesh | None, pins: Sequence[str]) -> tuple[Limits, Mapping[str, Bound]]:
-    """What pins leave of layouts, and the bounds of memory and stages."""
+    """Return the limits of layouts that pins state, and the bounds of memory and stages."""
     found = [pin for text in pins for pin in parse(text)]
     layouts = tuple(pin for pin in found if isinstance(pin, LayoutPin))
     bounds = [pin for pin in found if isinstance(pin, Bound)]
@@ -249,7 +250,7 @@ def _check_layout(pin: LayoutPin, targets: Sequence[str], axes: Sequence[str], m
 
 
 def _merged(what: str, bounds: Sequence[Bound]) -> Bound:
-    """All bounds of one role, axis or memory in one; a `PlanError` where they contradict each other."""
+    """Return all bounds of one role, axis or memory as one. Raises `PlanError` where they contradict each other."""
     least = max(bounds, key=lambda b: b.low)
     most = min(bounds, key=lambda b: inf if b.high is None else b.high)
     if most.high is not None and least.low > most.high:

@@ -30,11 +30,11 @@ SEQUENCE = (CONTEXT, ULYSSES)
 
 @lru_cache(maxsize=16)
 def batch_factors(graph: Graph, dim: int = 0, *, integers_only: bool = False) -> Mapping[str, Choice]:
-    """For every node that carries the batch dimension, the choice that splits it.
+    """Return, for every node that carries the batch dimension, the choice that splits it.
 
-    The batch is dimension 0 of the inputs, the sequence their dimension 1; `dim` says which one is followed through
+    The batch is dimension 0 of the inputs, the sequence their dimension 1. `dim` says which of them is followed through
     factor strings, so that `(b s)` after a reshape and the sum over it in a loss are found too. With `integers_only`,
-    only that of integers, such as tokens, is followed.
+    only inputs of integers, such as tokens, are followed.
     """
     inputs = [(n.name, graph.types[n.name]) for n in graph.leaves("input")]
     where: dict[str, Layout] = {
@@ -54,16 +54,16 @@ def batch_factors(graph: Graph, dim: int = 0, *, integers_only: bool = False) ->
 
 
 def role_restriction(graph: Graph, roles: Sequence[str], sizes: Sequence[int]) -> Restrict:
-    """What each axis may do.
+    """Return the restriction that gives each axis its role.
 
     data      splits the batch wherever an operator has it, and nothing else; parameters are stored whole
     zero      as data, but every parameter that can be is stored sharded, and penalties on them are computed there
     expert    as data, but experts are split too: tokens are sent to them and back
     context   splits dimension 1 of the inputs, the sequence, and nothing else; parameters are whole or in slices;
-              what is repeated, as keys that several query heads share, may be gathered before
+              repeated values, such as keys that several query heads share, may be gathered before
     ulysses   as context, but attention is split by heads, where their number allows it
-    tensor    splits anything but the batch; what multiplies or looks up a weight is split along the weight where it
-              can be
+    tensor    splits anything but the batch; an operator that multiplies or looks up a weight is split along the weight
+              where it can be
     free      anything
     """
     unknown = [r for r in roles if r not in ROLES]
@@ -110,7 +110,7 @@ def role_restriction(graph: Graph, roles: Sequence[str], sizes: Sequence[int]) -
 
 
 def _repeated(graph: Graph) -> frozenset[str]:
-    """What is larger than what it is made of, and the same in other shapes."""
+    """Return the values that an `expand` has made larger, also after reshapes and permutations."""
     found, types = set[str](), graph.types
     for node in graph.nodes:
         grows = node.op == "expand" and types[node.name].num_elements > types[node.inputs[0]].num_elements
@@ -120,9 +120,9 @@ def _repeated(graph: Graph) -> frozenset[str]:
 
 
 def head_factors(graph: Graph, batch: Mapping[str, Choice]) -> Mapping[str, list[tuple[Choice, int]]]:
-    """For every operator of attention, the choices that split its heads, dimension -3 of its result; with their sizes.
+    """Return, by operator of attention, the choices that split its heads, dimension -3 of its result, with their sizes.
 
-    The views before and after it are not among them.
+    The views before and after attention are not among the operators.
     """
     stored = {node.name for node in graph.nodes if is_weight(graph, node.name)}
     found = dict[str, list[tuple[Choice, int]]]()
@@ -139,7 +139,7 @@ def head_factors(graph: Graph, batch: Mapping[str, Choice]) -> Mapping[str, list
 
 
 def _sent(graph: Graph, batch: Mapping[str, Choice]) -> dict[str, Choice]:
-    """Operators whose rows of the batch can be sent to what they name, with that choice."""
+    """Return the operators whose rows of the batch can be sent to what they name, with the choice that sends them."""
     found = dict[str, Choice]()
     for node in graph.nodes:
         if node.row is not None and node.row.sends and node.name in batch:
@@ -149,7 +149,7 @@ def _sent(graph: Graph, batch: Mapping[str, Choice]) -> dict[str, Choice]:
 
 
 def _named(graph: Graph, sent: Mapping[str, Choice]) -> set[str]:
-    """What rows name, such as weights of experts, and what only leads there: as it is stored, viewed and cast."""
+    """Return the values that rows name, such as experts' weights, and the leaves, views and casts that only lead there."""
     found = set[str]()
     for node in reversed(graph.nodes):
         readers = [graph.by_name[name] for name in graph.users[node.name]]
@@ -165,7 +165,7 @@ def _reads_as_named(reader: Node, name: str, sent: Mapping[str, Choice]) -> bool
 
 
 def _sending(graph: Graph, name: str, choice: Choice, roles: Sequence[str], sizes: Sequence[int]) -> list[int]:
-    """The axes along which an operator's rows are sent: of those with that role, the first that together divide it."""
+    """Return the axes along which an operator's rows are sent: the first expert axes that together divide it."""
     signature, found = graph.signature(graph.by_name[name]), list[int]()
     for axis, role in enumerate(roles):
         own = [*found, axis]
@@ -176,7 +176,7 @@ def _sending(graph: Graph, name: str, choice: Choice, roles: Sequence[str], size
 
 @lru_cache(maxsize=16)
 def penalties(graph: Graph) -> frozenset[str]:
-    """What is made of parameters without examples, to give single numbers: it may be computed where slices lie."""
+    """Return the operators that make single numbers of parameters without examples; they may run where slices lie."""
     found, constant = set[str](), constant_nodes(graph)
     of_examples = {leaf.name for leaf in graph.leaves("input") if graph.types[leaf.name].shape}
     for node in graph.nodes:
@@ -193,7 +193,7 @@ def penalties(graph: Graph) -> frozenset[str]:
 
 
 def weight_factors(graph: Graph, node: Node, batch: Choice | None) -> list[tuple[str, int]]:
-    """The factors, with their sizes, that a contraction or a lookup shares with a parameter it reads."""
+    """Return the factors, with their sizes, that a contraction or a lookup shares with a parameter it reads."""
     if node.row is None or not (node.row.contraction or node.row.lookup):
         return []
     signature = graph.signature(node)
@@ -208,13 +208,13 @@ def weight_factors(graph: Graph, node: Node, batch: Choice | None) -> list[tuple
 
 @lru_cache(maxsize=16)
 def _weights(graph: Graph) -> Mapping[str, list[tuple[str, int]]]:
-    """The same of every node, but for what splits the batch."""
+    """Return `weight_factors` of every node, without the choice that splits the batch."""
     batch = batch_factors(graph)
     return {node.name: weight_factors(graph, node, batch.get(node.name)) for node in graph.nodes}
 
 
 def is_weight(graph: Graph, name: str) -> bool:
-    """Whether a value is a parameter, possibly transposed, reshaped or cast."""
+    """Return whether a value is a parameter, possibly transposed, reshaped or cast."""
     node = graph.by_name[name]
     while node.row is not None and node.row.aliases:
         node = graph.by_name[node.inputs[0]]
@@ -222,7 +222,7 @@ def is_weight(graph: Graph, name: str) -> bool:
 
 
 def _extent(graph: Graph, node: Node, choice: Choice) -> int:
-    """The size of what an axis divides that splits the node this way; 1, which nothing divides, where it cannot."""
+    """Return the size that an axis divides to split the node this way; 1, which nothing divides, if it cannot."""
     sizes = (f.size // choice.blocks for f in graph.signature(node).factors if f.name in choice.factors)
     return next(sizes, 1)
 
@@ -234,7 +234,10 @@ def _storage_allowed(graph: Graph, node: Node, role: str, layout: Layout, size: 
 
 
 def _cast_allowed(graph: Graph, node: Node, choice: Choice, size: int) -> bool:
-    """Shards of a weight are cast before they are gathered, unless others read it too, as it is; and they are once."""
+    """Return whether a cast of a weight may take a choice: shards are cast once, before they are gathered.
+
+    Where others read the weight uncast as well, any choice is allowed.
+    """
     if _is_cast(graph, node.inputs[0]):
         return not choice.factors
     alone = graph.users[node.inputs[0]] == (node.name,)

@@ -1,4 +1,4 @@
-"""What the search looks through: meshes, numbers of microbatches, and the plans that people choose by hand."""
+"""The spaces that the search looks through: meshes, numbers of microbatches, and plans that people choose by hand."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from shardwright.search.request.restrict import CONTEXT, DATA, EXPERT, FREE, SEQ
 
 AXES = ("x", "y", "z", "w")
 BATCH_AXES = ("dp", "zero")
-"""Those of plans by hand that divide the batch."""
+"""The axes of plans by hand that divide the batch."""
 LONGEST_FIRST: tuple[Zero, ...] = ("zero-1", "zero-2", "zero-3")
 """Lifetimes of gathered parameters: the longer, the less is sent and the more is kept."""
 MOST_MICROBATCHES = 256
 
 
 class Pipeline(NamedTuple):
-    """So many stages, one after the other, of so many chunks each, in the order of a schedule.
+    """A number of stages in a row, of a number of chunks each, in the order of a schedule.
 
-    `devices`: of each stage, where their numbers are unlike.
+    `devices`: of each stage, where their numbers differ.
     """
 
     stages: int = 1
@@ -42,10 +42,10 @@ class Pipeline(NamedTuple):
         return f"pipeline {'+'.join(map(str, self.devices)) or self.stages}{chunks} ({self.schedule})"
 
     def sizes_on(self, mesh: Mesh) -> tuple[int, ...]:
-        """How many devices stages of unlike sizes have along the first axis, if the mesh is that of the largest.
+        """Return the sizes of unlike stages along the first axis of the mesh, the largest one's; () for equal stages.
 
         Raises:
-            PlanError: they have no such meshes.
+            PlanError: the stages have no such meshes.
         """
         if not self.devices:
             return ()
@@ -62,7 +62,7 @@ class Pipeline(NamedTuple):
 class Space(NamedTuple):
     """Plans on one mesh of devices whose axes keep to their roles, with these lifetimes of gathered parameters.
 
-    `limits`: what else its layouts keep to. `pipeline`: stages, each of which has such a mesh.
+    `limits`: what else its layouts keep to. `pipeline`: its stages, each of which has such a mesh.
     """
 
     name: str
@@ -73,7 +73,7 @@ class Space(NamedTuple):
     pipeline: Pipeline = Pipeline()
 
     def run(self, execution: Execution, recompute: RecomputeMode) -> Execution:
-        """How plans are run that make this again."""
+        """Return how this space's plans are run with this recomputation."""
         stages = self.pipeline
         run = execution.scheduled(
             num_stages=stages.stages,
@@ -85,14 +85,14 @@ class Space(NamedTuple):
 
     @property
     def data_degree(self) -> int:
-        """Among how many devices the batch has to be divisible."""
+        """The number of devices that the batch is divided among."""
         return prod(
             size for role, size in zip(self.roles, self.mesh.sizes, strict=True) if role in (DATA, ZERO, EXPERT)
         )
 
 
 def meshes(num_devices: int, max_axes: int = 2) -> Iterator[Mesh]:
-    """Every mesh of this many devices with up to `max_axes` axes of at least two devices (one axis for one device)."""
+    """Yield every mesh of `num_devices` with up to `max_axes` axes of two devices or more (one axis for one device)."""
 
     def factorizations(n: int, axes: int) -> Iterator[tuple[int, ...]]:
         yield (n,)
@@ -105,19 +105,19 @@ def meshes(num_devices: int, max_axes: int = 2) -> Iterator[Mesh]:
 
 
 def degrees(n: int) -> list[int]:
-    """The divisors of n but 1, in order; found without trying every number up to n."""
+    """Return the divisors of n but 1, in order; found without trying every number up to n."""
     from sympy import divisors  # takes longer to import than this module
 
     return list(divisors(n))[1:]
 
 
 def free_spaces(num_devices: int) -> list[Space]:
-    """Every mesh, each axis of which may do anything."""
+    """Return every mesh, with axes that may do anything."""
     return [Space(f"search on {mesh}", mesh, (FREE,) * len(mesh)) for mesh in meshes(num_devices)]
 
 
 def staged_spaces(num_devices: int, pipeline: Pipeline) -> list[Space]:
-    """Every mesh of a stage, each axis of which may do anything; of stages of unlike sizes, that of the largest."""
+    """Return every mesh of a stage, with axes that may do anything; for unlike stages, the mesh of the largest."""
     if pipeline.devices:
         free = [s for s in free_spaces(max(pipeline.devices)) if _serves(s.mesh, pipeline)]
     else:
@@ -126,7 +126,7 @@ def staged_spaces(num_devices: int, pipeline: Pipeline) -> list[Space]:
 
 
 def staged_by_hand(cluster: Cluster, pipeline: Pipeline) -> list[Space]:
-    """ZeRO-1 among groups of tensor parallelism, each in one machine, in every stage: as Megatron-LM is run."""
+    """Return plans as Megatron-LM is run: in every stage, ZeRO-1 among groups of tensor parallelism in one machine."""
     devices, machine = cluster.num_devices // pipeline.stages, machine_size(cluster)
     found = list[Space]()
     for tensor in [1, *degrees(devices)] if devices > 1 else [1]:
@@ -149,11 +149,11 @@ def _serves(mesh: Mesh, pipeline: Pipeline) -> bool:
 
 
 def nested(space: Space, cluster: Cluster) -> Space | None:
-    """A mesh of two free axes cut at the boundary of machines, so that it has three; None where it cannot be.
+    """Return a mesh of two free axes cut at the boundary of machines into three axes; None where it cannot be.
 
-    The inner one that crosses it becomes one of machines and one of the devices inside. Of the outer one, what joins
-    the devices of a machine becomes an axis of its own. Along that in the middle the batch is split and parameters are
-    sharded: as its choices are few, three axes take about as long as two.
+    An inner axis that crosses the boundary becomes an axis of machines and one of the devices inside. Otherwise, the
+    part of the outer axis that joins the devices of a machine becomes an axis of its own. The axis in the middle splits
+    the batch and shards parameters: as its choices are few, three axes take about as long as two.
     """
     if space.roles != (FREE, FREE):
         return None
@@ -171,7 +171,7 @@ def nested(space: Space, cluster: Cluster) -> Space | None:
 class Strategy(NamedTuple):
     """A way to train that people name: its names, and the spaces of its degrees on a cluster.
 
-    needs   what a cluster has to be for there to be any
+    needs   what a cluster has to have for there to be such spaces
     """
 
     names: tuple[str, ...]
@@ -181,7 +181,7 @@ class Strategy(NamedTuple):
 
 
 def _flat(name: str, role: str, zeros: tuple[Zero, ...] = LONGEST_FIRST) -> Callable[[Cluster], list[Space]]:
-    """All devices on one axis."""
+    """Return a function that gives the space of a cluster with all devices on one axis."""
     return lambda cluster: [Space(name, Mesh(("dp",), (cluster.num_devices,)), (role,), zeros)]
 
 
@@ -193,13 +193,13 @@ def _hybrid(cluster: Cluster) -> list[Space]:
 
 
 def _alone(cluster: Cluster) -> list[Space]:
-    """Tensor parallelism of all devices, where one machine has them."""
+    """Return tensor parallelism of all devices, where one machine has them."""
     n = cluster.num_devices
     return [Space(f"tensor parallel {n}", Mesh(("tp",), (n,)), (TENSOR,))] if 1 < n <= machine_size(cluster) else []
 
 
 def _beside_data(cluster: Cluster, axis: str, role: str) -> list[Space]:
-    """Groups in one machine of each degree, and ZeRO-1 data parallelism among them."""
+    """Return spaces of groups in one machine, of each degree, with ZeRO-1 data parallelism among them."""
     n = cluster.num_devices
     found = [degree for degree in degrees(n)[:-1] if degree <= machine_size(cluster)]
     return [
@@ -208,7 +208,7 @@ def _beside_data(cluster: Cluster, axis: str, role: str) -> list[Space]:
 
 
 def machine_size(cluster: Cluster) -> int:
-    """The devices of a machine."""
+    """Return the number of devices of a machine."""
     return cluster.levels[0].size if cluster.levels else 1
 
 
@@ -217,12 +217,12 @@ def _tensor(cluster: Cluster) -> list[Space]:
 
 
 def _sequence(axis: str, role: str) -> Callable[[Cluster], list[Space]]:
-    """The sequence among all devices, or in groups as `_beside_data` has them."""
+    """Return a function that gives spaces of a cluster: the sequence among all devices, or in groups."""
     return lambda cluster: [*_shared(cluster.num_devices, 1, axis, role), *_beside_data(cluster, axis, role)]
 
 
 def _shared(num_devices: int, data: int, axis: str, role: str) -> list[Space]:
-    """The batch among so many groups of all devices, the sequence in each."""
+    """Return the batch among `data` groups of all devices, and the sequence among the devices of each group."""
     degree = num_devices // data
     if degree == 1:
         return []
@@ -242,11 +242,11 @@ STRATEGIES = (
     Strategy(("cp", "sp", "context"), "context parallel", _sequence("cp", CONTEXT), _SEVERAL),
     Strategy(("ulysses",), "Ulysses", _sequence("sp", ULYSSES), _SEVERAL),
 )
-"""What may be asked for by name."""
+"""The strategies that may be asked for by name."""
 
 
 def strategy(name: str) -> Strategy:
-    """The strategy of this name; a `PlanError` that lists the names."""
+    """Return the strategy of this name. Raises a `PlanError` that lists the names."""
     plain = name.lower().replace("_", "-").replace(" ", "-")
     for own in STRATEGIES:
         if plain in own.names or plain == own.title.lower().replace(" ", "-"):
@@ -256,14 +256,14 @@ def strategy(name: str) -> Strategy:
 
 
 def baselines(cluster: Cluster) -> Iterator[list[Space]]:
-    """Plans that people choose by hand, each with the degrees that it is tried with."""
+    """Yield the plans that people choose by hand, each with the degrees that it is tried with."""
     ways = [*(strategy(name).spaces for name in ("ddp", "zero-3", "zero-2", "hybrid")), _alone]
     found = [*(spaces(cluster) for spaces in ways), _beside_data(cluster, "tp", TENSOR)]
     yield from filter(None, found)
 
 
 def sequence_baselines(cluster: Cluster, graph: Graph) -> Iterator[list[Space]]:
-    """The same where there are too few examples for all devices, so that they share the sequence too."""
+    """Yield plans that split the sequence too, where there are too few examples for all devices."""
     n, size = cluster.num_devices, batch_size(graph)
     if size % n and sequence_length(graph) is not None:
         groups = [1, *(degrees(gcd(n, size)) if gcd(n, size) > 1 else ())]
@@ -271,18 +271,18 @@ def sequence_baselines(cluster: Cluster, graph: Graph) -> Iterator[list[Space]]:
 
 
 def batch_size(graph: Graph) -> int:
-    """The size that microbatches divide: dimension 0 of the inputs, or what divides it in all of them."""
+    """Return the size that microbatches divide: the greatest common divisor of dimension 0 of the inputs."""
     shapes = [graph.types[leaf.name].shape for leaf in graph.leaves("input")]
     return gcd(*(shape[0] for shape in shapes if shape))
 
 
 def sequence_length(graph: Graph) -> int | None:
-    """Dimension 1 of the token ids; None where there are none."""
+    """Return dimension 1 of the token ids, or None where there are none."""
     return max((shape[1] for shape in token_shapes(graph)), default=None)
 
 
 def token_shapes(graph: Graph) -> list[tuple[int, ...]]:
-    """Of the inputs that are token ids: integers with a sequence that are looked up in a table.
+    """Return the shapes of the inputs that are token ids: integers with a sequence that are looked up in a table.
 
     So classes of pixels are no tokens.
     """
@@ -291,7 +291,7 @@ def token_shapes(graph: Graph) -> list[tuple[int, ...]]:
 
 
 def _is_looked_up(graph: Graph, name: str) -> bool:
-    """Whether these are integers that, or what follows from them, are the indices of an embedding."""
+    """Return whether a value is of integers and it, or what follows from it, indexes an embedding."""
     pending, seen = [name], set[str]()
     while pending:
         one = pending.pop()
@@ -300,13 +300,13 @@ def _is_looked_up(graph: Graph, name: str) -> bool:
         seen.add(one)
         readers = [graph.by_name[user] for user in graph.users[one]]
         if any(user.op == "embedding" and graph.types[user.inputs[0]].shape[-1] > 1 for user in readers):
-            return True  # one of width 1 has the weights of classes
+            return True  # an embedding of width 1 has the weights of classes
         pending += graph.users[one]
     return False
 
 
 def microbatch_counts(size: int) -> list[int]:
-    """Into how many microbatches a batch of this size may be cut: its divisors, each a third more than the last.
+    """Return the numbers of microbatches that a batch may be cut into: divisors, each a third more than the last.
 
     So a batch of 3 · 2ⁿ is cut into 3 · 2ᵏ too, which leaves 2ⁿ⁻ᵏ for the devices.
     """
@@ -318,6 +318,6 @@ def microbatch_counts(size: int) -> list[int]:
 
 
 def divided(space: Space, counts: Sequence[int], size: int) -> list[int]:
-    """Those of the counts that leave every device of the space examples in each microbatch, or what comes nearest."""
+    """Return the counts that leave every device of the space examples in each microbatch, or else the first count."""
     good = [count for count in counts if (size // count) % space.data_degree == 0]
     return good or list(counts[:1])
