@@ -2,7 +2,7 @@
 
     splits       any convex part of a graph, and what takes its place
     leaves       the graphs that rules make of one part, each with its problem
-    promise      whether a rewrite can pay, before layouts are chosen for it
+    promise      a test of whether a rewrite can pay, before layouts are chosen for it
     rewriting    the search through parts and rules
     replay       the rewrites of a plan done again, which proves its graph
 

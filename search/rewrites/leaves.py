@@ -38,17 +38,17 @@ from shardwright.substitutions.match import each_place
 ALPHA = 1.01
 _LESS = 1 - 1e-6
 BUDGET = 32
-"""Candidates costed per distinct leaf."""
+"""The number of candidates that are costed per distinct leaf."""
 MOST_PLACES = 128
-"""Of one rule in a leaf: where many values are read by many, pairs of readers alone are thousands."""
+"""The most places of one rule in a leaf: many readers of many values make thousands of pairs."""
 
 Steps = tuple[tuple[str, int], ...]
-"""For each step the rule and the number of its match."""
+"""The steps of a rewrite: for each the rule and the number of its match."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One rule application: the rule and the number of its match; where that is; and what comes of it."""
+    """A rule application: the rule and the number of its match, its place, and the graph that it makes."""
 
     step: tuple[str, int]
     place: Hashable
@@ -56,7 +56,7 @@ class Step:
 
 
 def expand(graph: Graph, rules: Sequence[Equation], parameters: Sequence[int] = ()) -> Iterator[Step]:
-    """Every rule application that a graph has a place for, the parameters of rules being among these."""
+    """Yield every rule application that a graph has a place for; rules' parameters are among `parameters`."""
     there = {node.op for node in graph.nodes}
     for rule in rules:
         if not rule.needs <= there:
@@ -64,13 +64,13 @@ def expand(graph: Graph, rules: Sequence[Equation], parameters: Sequence[int] = 
         for number, match in enumerate(islice(each_place(rule, graph, parameters), MOST_PLACES)):
             place = rule.name, match.roots, tuple(match.sizes[name] for name in rule.parameters)
             found = apply(rule, graph, match)
-            if found.draws == graph.draws:  # what others draw before depends on what is drawn
+            if found.draws == graph.draws:  # other draws may not change, and they depend on the draws before
                 yield Step((rule.name, number), place, found)
 
 
 @dataclass(frozen=True)
 class Rewritten:
-    """A leaf, the steps that were found for it, the graph that they make of it, and what that gains in the sum."""
+    """A leaf, the steps that were found for it, the graph that they make of it, and their gain in the sum."""
 
     part: Part
     steps: Steps
@@ -81,7 +81,7 @@ class Rewritten:
 class Leaves:
     """The leaves of a graph, those that are equal up to names together, and what rules make of them on any mesh.
 
-    `places` counts, by rule, the places that were found in the graphs that a search came by, in every copy of a leaf.
+    `places` counts, by rule, the places that were found in the graphs that a search visited, in every copy of a leaf.
     """
 
     def __init__(self, folded: Folded, rules: Sequence[Equation]) -> None:
@@ -99,14 +99,14 @@ class Leaves:
         return list(found.values())
 
     def next(self, graph: Graph, parameters: tuple[int, ...]) -> list[Step]:
-        """Every step from a leaf."""
+        """Return every step from a leaf."""
         key = graph, parameters
         if key not in self._next:
             self._next[key] = list(expand(graph, self.rules, parameters))
         return self._next[key]
 
     def stuck(self, parameters: tuple[int, ...]) -> Stuck:
-        """What steps could free, before any layouts are known."""
+        """Return the operators that steps could free, before any layouts are known."""
         if parameters not in self._stuck:
             operators, inside = set[str](), set[str]()
             for copies in self.groups:
@@ -121,7 +121,7 @@ class Leaves:
 
 
 def _seen_through(graph: Graph, node: Node) -> Iterator[str]:
-    """An operator and the views before it: what it needs may be asked of them."""
+    """Yield an operator and the views before it, of which its needs may be asked."""
     yield node.name
     for name in node.inputs:
         before = graph.by_name[name]
@@ -130,14 +130,17 @@ def _seen_through(graph: Graph, node: Node) -> Iterator[str]:
 
 
 class Stuck(NamedTuple):
-    """Operators that hold a dimension whole and that some step takes away, with views before; all in their leaves."""
+    """The operators that hold a dimension whole and that some step removes, with the views before them.
+
+    `inside` has all operators of their leaves.
+    """
 
     operators: frozenset[str]
     inside: frozenset[str]
 
 
 class LeafSearch:
-    """Looks for rewrites of a solved problem's leaves that make the plan cheaper.
+    """A search for rewrites of a solved problem's leaves that make the plan cheaper.
 
     `restriction` and `limited` say what the axes may do to a graph, `way` how it is run, `promise` which steps can pay.
     """
@@ -158,7 +161,7 @@ class LeafSearch:
         self._costs: dict[Hashable, tuple[float, bool]] = {}
 
     def improve(self, problem: Problem, solution: Solution, prices: Prices) -> list[Rewritten]:
-        """Rewrites that lower the cost of their leaf at these prices, for every copy of the leaf."""
+        """Return the rewrites that lower the cost of their leaf at these prices, for every copy of the leaf."""
         found = list[Rewritten]()
         for copies in self.leaves.groups:
             first = copies[0]
@@ -184,7 +187,7 @@ class LeafSearch:
     def _cost(
         self, graph: Graph, starts: Mapping[str, Layouts], ends: Sequence[Layouts], prices: Prices
     ) -> tuple[float, bool]:
-        """What a leaf costs, and whether it loses anything."""
+        """Return the cost of a leaf, and whether it loses time (`Promise.loses`)."""
         results = (name for _, name in graph.outputs)
         boundary = {**dict(zip(results, ends, strict=True)), **starts}
         key = graph, tuple(boundary.items()), prices
@@ -196,14 +199,14 @@ class LeafSearch:
         return self._costs[key]
 
     def _makes_again(self, graph: Graph) -> bool:
-        """Whether backward makes something of a leaf again: what that is, such as attention, has to stay there."""
+        """Return whether backward recomputes part of a leaf; a rewrite must leave that, such as attention, in place."""
         way = self.way(graph)
         return way is not None and way.again != NOTHING
 
     def _best_first(self, graph: Graph, cost: Callable[[Graph], tuple[float, bool]], times: int) -> tuple[Steps, float]:
-        """The steps to the cheapest graph found, none if the given one is, and what they gain.
+        """Return the steps to the cheapest graph found, none if that is the given one, and their gain.
 
-        What does not pay at a place is not tried there again after other steps.
+        A step that does not pay at a place is not tried there again after other steps.
         """
         (first, loses), again = cost(graph), self._makes_again(graph)
         best = _State(first, 0, (), graph, loses)
@@ -241,7 +244,7 @@ class LeafSearch:
 
 @dataclass(frozen=True, order=True)
 class _State:
-    """A graph that steps lead to, and whether it loses anything. `vain`: places of steps that did not pay before."""
+    """A graph that steps lead to. `loses`: whether it loses time; `vain`: places of steps that did not pay before."""
 
     cost: float
     number: int
@@ -256,11 +259,11 @@ def _blocked(graph: Graph) -> Mapping[str, Choices]:
 
 
 def _read(part: Part) -> list[str]:
-    """What a leaf reads from outside that carries a gradient."""
+    """Return the values with a gradient that a leaf reads from outside."""
     return [node.name for node in part.graph.leaves("input") if part.graph.types[node.name].grad]
 
 
 def _chosen(problem: Problem, solution: Solution, name: str) -> Layouts:
-    """The layouts in which the incumbent plan hands a tensor on."""
+    """Return the layouts in which the incumbent plan hands a tensor on."""
     found = (problem.chosen(solution.choices, kind, name) for kind in ("hub", "node"))
     return next((layouts for layouts in found if layouts is not None), replicated(len(problem.mesh)))

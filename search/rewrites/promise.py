@@ -1,9 +1,9 @@
-"""Whether a rewrite can pay, before layouts are chosen for it: what it does to the work, and to what cannot be split.
+"""A test of whether a rewrite can pay, before layouts are chosen for it: by work, and by what cannot be split.
 
-A leaf gets cheaper in one of two ways. It has less to do; then its operators take less time where the devices share
-each of them evenly. Or it can be split where it could not; then less data is in operators that hold a dimension whole,
-which helps only where the leaf loses something: time in which it sends activations, or works unevenly. What does
-neither is not costed.
+A leaf gets cheaper in one of two ways. Either it has less to do: then its operators take less time where the devices
+share each of them evenly. Or it can be split where it could not before: then less data is in operators that hold a
+dimension whole. That helps only where the leaf loses time, which it spends on sending activations or on uneven work. A
+rewrite that does neither is not costed.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ _NOTABLE = 1e-3
 
 
 class Promise:
-    """Says which steps can pay on meshes of as many devices, in as many microbatches, as this builder's."""
+    """A judge of the steps that can pay on meshes of as many devices and microbatches as this builder's."""
 
     def __init__(self, flat: ProblemBuilder) -> None:
         self.flat = flat
         self._work_s: dict[Graph, float] = {}
 
     def pays(self, before: Graph, after: Graph, *, loses: bool) -> bool:
-        """Whether a step can; `loses`: whether the leaf loses anything before."""
+        """Return whether a step can pay; `loses`: whether the leaf loses time before it."""
         less_work = self.work_s(after) < _LESS * self.work_s(before)
         return less_work or (loses and held(after) < _LESS * held(before))
 
     def loses(self, problem: Problem, solution: Solution) -> bool:
-        """Whether moves of activations and what is not evenly shared take a notable part of a leaf's time."""
+        """Return whether moves of activations and uneven work take a notable part of a leaf's time."""
         choices = solution.choices
         work_s = sum(
             float(problem.time_s[v].value[choices[v]]) for (kind, _), v in problem.index.items() if kind != "storage"
@@ -47,7 +47,7 @@ class Promise:
         return work_s + moved_s - self.work_s(problem.graph) > _NOTABLE * work_s
 
     def work_s(self, graph: Graph) -> float:
-        """What its operators take, each of them split along that dimension along which it is fastest."""
+        """Return the seconds of the graph's operators, each split along the dimension along which it is fastest."""
         if graph not in self._work_s:
             constants = constant_nodes(graph)
             self._work_s[graph] = sum(
@@ -60,7 +60,7 @@ class Promise:
 
 @lru_cache(maxsize=4096)
 def held(graph: Graph) -> int:
-    """Elements that operators read which hold a dimension whole, each counted as often as that is long."""
+    """Return the elements that operators with whole dimensions read, each counted as often as these are long."""
     constants, found = constant_nodes(graph), 0
     for node in graph.nodes:
         if node.is_leaf or node.row is None or node.name in constants:
@@ -71,6 +71,6 @@ def held(graph: Graph) -> int:
 
 
 def flat(mesh: Mesh) -> Mesh:
-    """A mesh with all devices along one axis, and as many microbatches."""
+    """Return a mesh with all devices along one axis, and as many microbatches."""
     devices = prod(mesh.device_sizes)
     return Mesh.of(x=devices) if TIME not in mesh.names else Mesh((TIME, "x"), (mesh.num_microbatches, devices))

@@ -1,7 +1,7 @@
-"""The rewrites of a plan, done again on the captured graph: what proves that its graph is that one's.
+"""The rewrites of a plan, done again on the captured graph, which proves the origin of the plan's graph.
 
 A plan names a rewritten part by the values at which it starts and ends, and by the rules applied to it, one after the
-other. Only certified rules are, and each of them only where it matches.
+other. Only certified rules are applied, each only where it matches.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from shardwright.substitutions.match import places
 
 
 def degrees(mesh: Mesh) -> tuple[int, ...]:
-    """Among how many devices axes of the mesh can divide something: what the parameters of a rule are chosen from."""
+    """Return the numbers of devices that axes of the mesh can divide something among: a rule's parameters."""
     found = {1}
     for size in mesh.device_sizes:
         found |= {size * d for d in found}
@@ -27,7 +27,7 @@ def degrees(mesh: Mesh) -> tuple[int, ...]:
 
 
 def replay(graph: Graph, rewrites: Sequence[Rewrite], rules: Mapping[str, Equation], mesh: Mesh) -> Graph:
-    """The graph after the rewrites of a plan on this mesh.
+    """Return the graph after the rewrites of a plan on this mesh.
 
     Raises `PlanError` where a step does not apply or its rule is not certified.
     """

@@ -1,9 +1,9 @@
 """Rewrites and layouts, decided together: plans of several meshes are judged with the rewrites that pay there.
 
 On each mesh rewrites are found for the layouts of a plan, then layouts for the rewritten graph, and so on until neither
-makes the plan faster (block coordinate descent). Blocks that are folded are rewritten alike. Meshes on which a plan is
-slower by more than rewrites can gain are left out: by what it loses now at operators that they could free, and by what
-they have gained elsewhere.
+makes the plan faster (block coordinate descent). Blocks that are folded are rewritten alike. A mesh is left out where
+its plan is slower by more than rewrites can gain. Two figures say what they can gain: what the plan loses now at
+operators that they could free, and what they have gained on other meshes.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from shardwright.substitutions.equations import Equation
 
 _ROUNDS = 3
 _LIKELY, _AGAIN = 0.01, 1.25
-"""What rewrites may gain of a step, at least so much, or so many times what they have gained on other meshes."""
+"""The share of a step that rewrites may gain: at least the first, or the second times the gain on other meshes."""
 
 
 class Rewriter:
-    """Rewrites plans of one model by certified rules."""
+    """A rewriter of plans of one model by certified rules."""
 
     def __init__(self, solver: Solver, graph: Graph, folded: Folded, rules: Mapping[str, Equation]) -> None:
         self.solver, self.graph, self.folded, self.rules = solver, graph, folded, rules
@@ -48,13 +48,13 @@ class Rewriter:
 
     @property
     def places(self) -> Counter[str]:
-        """As `Leaves.places`."""
+        """The places that `Leaves.places` counts."""
         return self.leaves.places if self.rules else Counter()
 
     def best(self, candidates: Iterable[Candidate], estimates: Mapping[int, float]) -> Iterator[Candidate]:
-        """Faster plans of the same meshes with rewrites, those of the fastest meshes first.
+        """Yield faster plans of the same meshes with rewrites, those of the fastest meshes first.
 
-        `estimates`: by the `id` of a candidate, what it would take if it kept what fits, where that is known.
+        `estimates`: by the `id` of a candidate, its step if it kept what fits, where that is known.
         """
         if not self.rules:
             return
@@ -76,9 +76,9 @@ class Rewriter:
             best = min(best, step_s * (1 - gained))
 
     def rewritten(self, candidate: Candidate, needed_s: float = 0.0) -> Candidate | None:
-        """A better plan on the same mesh, run in the same way, with leaves rewritten; None where none is found.
+        """Return a better plan on the same mesh, run in the same way, with leaves rewritten; None where none is found.
 
-        `needed_s`: what has to be gained, about.
+        `needed_s`: the seconds that have to be gained, about.
         """
         best, search = candidate, self._search(candidate)
         for _ in range(_ROUNDS):
@@ -96,7 +96,7 @@ class Rewriter:
         return best if best is not candidate else None
 
     def _lost_s(self, candidate: Candidate) -> float:
-        """What a plan loses by operators that rewrites could free: moves to and from them, uneven work around them."""
+        """Return the seconds lost at operators that rewrites could free: by moves to and from them, and uneven work."""
         problem, solution, _ = candidate.solved
         choices, (stuck, inside) = solution.choices, self.leaves.stuck(degrees(candidate.mesh))
         read = {name for operator in stuck for name in problem.graph.by_name[operator].inputs}
@@ -129,7 +129,7 @@ class Rewriter:
     def _solved(
         self, candidate: Candidate, found: Sequence[Rewritten], rewrites: tuple[Rewrite, ...]
     ) -> Candidate | None:
-        """The plan of the rewritten graph; None where what is to be made again, such as attention, is not there."""
+        """Return the plan of the rewritten graph; None where it lacks what is to be made again, such as attention."""
         c, folded, prices = candidate, applied(self.folded, found), candidate.solved[2]
         execution = still_there(folded.graph, Operations(folded.graph).listed, c.execution)
         try:
@@ -150,7 +150,7 @@ class Rewriter:
         return replace(new, rewrites=rewrites)
 
     def _told(self, found: Iterable[Rewritten]) -> Iterator[Rewrite]:
-        """What is said of the folded graph, said of all of it."""
+        """Yield the rewrites of the whole graph, from those of the folded one."""
         for leaf in found:
             where = self.folded.home.get(next(iter(leaf.part.operators)), "")
             for names in self.folded.copies.get(where, ({},)):
@@ -159,25 +159,25 @@ class Rewriter:
                 yield Rewrite(start, end, leaf.steps)
 
     def whole(self, candidate: Candidate) -> Graph:
-        """The serial graph of all blocks that a candidate is a plan of."""
+        """Return the serial graph of all blocks that a candidate is a plan of."""
         return replay(self.graph, candidate.rewrites, self.rules, candidate.mesh) if candidate.rewrites else self.graph
 
     def again_whole(self, candidate: Candidate, *, judged: bool = True) -> Candidate:
-        """As `Solver.again_whole`."""
+        """Return `Solver.again_whole` of a candidate, for the graph with its rewrites."""
         whole = self.whole(candidate)
         folded = fold(whole) if candidate.rewrites else self.folded
         return replace(self.solver.again_whole(whole, folded, candidate, judged=judged), rewrites=candidate.rewrites)
 
 
 def _is_better(new: Candidate, old: Candidate) -> bool:
-    """Of plans that do not fit, the faster one: what they keep is decided later."""
+    """Return whether a plan is better; of two that do not fit, the faster is: what they keep is decided later."""
     if new.fits == old.fits:
         return new.prediction.step_s < old.prediction.step_s
     return new.fits
 
 
 def applied(folded: Folded, found: Sequence[Rewritten]) -> Folded:
-    """A folded graph with leaves rewritten; each of them lies in one block or in none."""
+    """Return a folded graph with leaves rewritten; each of them lies in one block or in none."""
     graph, instead, added = transplanted(folded.graph, [(leaf.part, leaf.graph) for leaf in found])
     home = {name: where for name, where in folded.home.items() if name in graph.by_name}
     for leaf, operators in zip(found, added, strict=True):

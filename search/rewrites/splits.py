@@ -1,9 +1,9 @@
-"""Flow-based splits: any convex part of a graph, with as many inputs and results as it has, and what takes its place.
+"""Flow-based splits: any convex part of a graph, with any number of inputs and results, and what takes its place.
 
 A part is *convex* if nothing outside lies on a way from one of its operators to another, so that it can be replaced at
-once. It needs no operator that every path passes: it is named by the values at which it starts, whose makers stay
-outside, and by those in which it ends, and holds what lies between. Ends are all that anything outside reads: a result
-of the model, such as a buffer's new value, as well as what the next operator takes.
+once. It needs no operator that every path passes. It is named by the values at which it starts, whose makers stay
+outside, and by the values in which it ends, and holds what lies between. Its ends are all of its values that anything
+outside reads: results of the model, such as a buffer's new value, and operands of later operators.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from shardwright.pcg.analysis import constant_nodes
 from shardwright.pcg.graph import Graph, Node, leaf, topological
 
 FEWEST_OPERATORS, MOST_OPERATORS = 8, 48
-"""Of a leaf: enough for layouts to change inside, few enough to be solved in milliseconds."""
+"""The fewest and the most operators of a leaf: layouts can change inside, and it is solved in milliseconds."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A convex part of a graph, as a graph of its own: what it reads from outside are its leaves, its ends its outputs.
+    """A convex part of a graph, as a graph: its leaves are what it reads from outside, its outputs are its ends.
 
     `starts` and `ends` name the values around it; parameters that it reads are not among its starts.
     """
@@ -37,7 +37,7 @@ class Part:
 
 
 def signature(graph: Graph) -> Hashable:
-    """Equal for graphs that are the same up to names."""
+    """Return a key that is equal for graphs that are the same up to names."""
     number = {node.name: i for i, node in enumerate(graph.nodes)}
     return tuple(_bare(node, number) for node in graph.nodes), tuple(number[name] for _, name in graph.outputs)
 
@@ -49,7 +49,7 @@ def _bare(node: Node, number: Mapping[str, int]) -> Hashable:
 
 @lru_cache(maxsize=8)
 def _fed(graph: Graph) -> frozenset[str]:
-    """Operators that depend on the batch and on a parameter."""
+    """Return the operators that depend on the batch and on a parameter."""
     constants, fed = constant_nodes(graph), set[str]()
     for node in graph.nodes:
         if node.op == "input" or any(name in fed for name in node.inputs):
@@ -59,14 +59,15 @@ def _fed(graph: Graph) -> frozenset[str]:
 
 @lru_cache(maxsize=8)
 def _places(graph: Graph) -> Mapping[str, int]:
-    """Where each node stands in its order."""
+    """Return the position of each node in the graph's order."""
     return {node.name: i for i, node in enumerate(graph.nodes)}
 
 
 def between(graph: Graph, starts: Sequence[str], ends: Sequence[str]) -> Part | None:
-    """The part from some values to others, or None where something else in it is read from outside.
+    """Return the part from some values to others, or None where something else in it is read from outside.
 
-    Of what depends on no parameter or not on the batch, it has what is made for it alone; the rest it reads.
+    An operator that depends on no parameter, or not on the batch, belongs to the part if it serves the part alone; else
+    the part reads its result.
     """
     inside = _inside(graph, _needed(graph, starts, ends))
     names = {node.name for node in inside}
@@ -83,10 +84,10 @@ def between(graph: Graph, starts: Sequence[str], ends: Sequence[str]) -> Part | 
 
 
 def leaves(graph: Graph, home: Mapping[str, str] | None = None) -> list[Part]:
-    """The graph's operators in parts of `MOST_OPERATORS` at most, in order, cut where the fewest values pass.
+    """Return the graph's operators in parts of at most `MOST_OPERATORS`, in order, cut where the fewest values pass.
 
-    Whatever lies side by side in an order in which values are made before they are read is convex. `home`: names the
-    block that an operator lies in; no part lies in two.
+    Operators that lie side by side are convex, where values are made before they are read. `home`: the block that an
+    operator lies in; no part lies in two.
     """
     operators = [node.name for node in graph.nodes if not node.is_leaf]
     at, fed = {name: i for i, name in enumerate(operators)}, _fed(graph)
@@ -109,7 +110,7 @@ def leaves(graph: Graph, home: Mapping[str, str] | None = None) -> list[Part]:
 
 
 def _part(graph: Graph, operators: Sequence[str]) -> Part:
-    """The part that holds those of these operators, which are convex, that are fed, and what is made for them alone."""
+    """Return the part that holds the fed ones of these convex operators, and what is made for them alone."""
     inside, fed = set(operators), _fed(graph)
     read = dict.fromkeys(i for name in operators for i in graph.by_name[name].inputs if i not in inside)
     starts = [name for name in read if graph.by_name[name].op != "parameter"]
@@ -119,17 +120,17 @@ def _part(graph: Graph, operators: Sequence[str]) -> Part:
 
 
 def _outputs(ends: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """As of a model: its loss is what comes last."""
+    """Return the outputs of a part, as a model has them: the last one is its loss."""
     return (*((end, end) for end in ends[:-1]), ("loss", ends[-1]))
 
 
 def _read(graph: Graph, name: str, inside: Iterable[str]) -> set[str]:
-    """The value itself, if anything outside reads it."""
+    """Return the value itself, if anything outside reads it."""
     return set() if set(graph.users[name]) <= set(inside) else {name}
 
 
 def _outside(graph: Graph, name: str) -> Node:
-    """What a part reads from outside: parameters stay parameters, every other value becomes an input of its type."""
+    """Return the leaf for a value read from outside: a parameter stays one, any other becomes an input of its type."""
     node, kind = graph.by_name[name], graph.types[name]
     if node.op == "parameter":
         return node
@@ -137,7 +138,7 @@ def _outside(graph: Graph, name: str) -> Node:
 
 
 def _needed(graph: Graph, starts: Iterable[str], ends: Iterable[str]) -> set[str]:
-    """Everything that the ends depend on without looking past the starts."""
+    """Return everything that the ends depend on without looking past the starts."""
     needed, stack, stop = set[str](), list(ends), set(starts)
     while stack:
         name = stack.pop()
@@ -148,7 +149,7 @@ def _needed(graph: Graph, starts: Iterable[str], ends: Iterable[str]) -> set[str
 
 
 def _inside(graph: Graph, needed: set[str]) -> list[Node]:
-    """The operators of a part: what is fed, and what is made for it alone, as a transposed weight or a number."""
+    """Return a part's operators: fed ones, and what is made for it alone, such as a transposed weight or a number."""
     fed, at, names = _fed(graph), _places(graph), set[str]()
     for name in sorted(needed, key=at.__getitem__, reverse=True):
         users = graph.users[name]
@@ -160,7 +161,7 @@ def _inside(graph: Graph, needed: set[str]) -> list[Node]:
 class Transplanted(NamedTuple):
     """A graph with parts replaced, not validated.
 
-    instead   by ends that are not computed any more, what is read in their place
+    instead   by end that is not computed any more, the value that is read in its place
     added     by part, the operators that took its place
     """
 
@@ -170,9 +171,9 @@ class Transplanted(NamedTuple):
 
 
 def transplanted(graph: Graph, parts: Sequence[tuple[Part, Graph]]) -> Transplanted:
-    """The graph with other graphs, of the same inputs and results, in the place of parts that share no operator.
+    """Return the graph with other graphs, of the same inputs and results, in place of parts that share no operator.
 
-    Ends keep their names where they are computed. Where one is a value that is there already, that is read.
+    An end keeps its name where it is computed. Where it is a value that is there already, that value is read.
     """
     removed = frozenset[str]().union(*(part.operators for part, _ in parts))
     taken = {node.name for node in graph.nodes if node.name not in removed}.union(*(part.ends for part, _ in parts))
@@ -198,7 +199,7 @@ def transplanted(graph: Graph, parts: Sequence[tuple[Part, Graph]]) -> Transplan
 
 
 def _renamed(part: Part, new: Graph, taken: set[str], same: dict[str, str]) -> list[Node]:
-    """The operators of a graph under names that are free; `same` learns of ends that are other values by now."""
+    """Return the operators of a graph under free names; `same` learns of ends that are other values by now."""
     names = {node.name: node.name for node in new.nodes if node.is_leaf}
     for end, (_, result) in zip(part.ends, new.outputs, strict=True):
         if result in names:
