@@ -149,7 +149,7 @@ def _sent(graph: Graph, batch: Mapping[str, Choice]) -> dict[str, Choice]:
 
 
 def _named(graph: Graph, sent: Mapping[str, Choice]) -> set[str]:
-    """Return the values that rows name, such as experts' weights, and the leaves, views and casts that only lead there."""
+    """Return the values that rows name, such as experts' weights, and leaves, views and casts that lead only there."""
     found = set[str]()
     for node in reversed(graph.nodes):
         readers = [graph.by_name[name] for name in graph.users[node.name]]
