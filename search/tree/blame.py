@@ -1,4 +1,4 @@
-"""Where what is asked for leaves no plan: which one thing, left out, would give one."""
+"""The part of a request without which there would be a plan, where the whole request leaves none."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shardwright.search.tree.tuning import Tuner, folded
 
 
 def blamed(error: NoLayoutsError, graph: Graph, asked: Asked, tuner: Tuner) -> PlanError:
-    """The same error, with what was asked for and, where that is several things, what else is there to be done."""
+    """Return the same error, with the request and, if it has several parts, those whose omission would give a plan."""
     things = list(asked)
     if not things:
         return error
@@ -29,7 +29,7 @@ def blamed(error: NoLayoutsError, graph: Graph, asked: Asked, tuner: Tuner) -> P
 
 
 def _in_use(asked: Asked) -> Iterator[str]:
-    """What a pin of slices means, where no operator may be split so."""
+    """Yield what a pin of slices means, where no operator may be split so."""
     pins = [pin for text in asked.pins for pin in parse(text)]
     if any(isinstance(pin, Bound) and (pin.what, pin.high) == (TENSOR, 1) for pin in pins):
         for pin in pins:
@@ -41,7 +41,7 @@ def _in_use(asked: Asked) -> Iterator[str]:
 
 
 def _has_layouts(graph: Graph, asked: Asked, tuner: Tuner) -> Iterator[bool]:
-    """For every space that would be searched, whether it has layouts in the fewest microbatches, of whatever size."""
+    """Yield, for every space of the request, whether it has layouts in the fewest microbatches, with any memory."""
     solver = tuner.solver
     try:
         pins = Pins.of(graph, solver.cluster, asked)

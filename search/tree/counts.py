@@ -1,10 +1,10 @@
-"""In how many microbatches a step is run: the numbers that are tried on one space, in one way.
+"""The numbers of microbatches that are tried on one space, in one way.
 
-Fewer take less time but for one thing: less memory is left, and layouts may have to be slower ones. So the fewest that
-fit are looked for; the fewest of all are tried also where a step down was slower; and while memory makes the layouts
-slower, more of them. What is tried next is proposed by its floor, about which a step takes at least; floors grow with
-the number of microbatches. Who asks goes on with what is likeliest among several ways, and with nothing that cannot
-win (`Tuner.ways`).
+Fewer microbatches take less time, except that they leave less memory, so that layouts may have to be slower ones. So
+the fewest that fit are looked for. The fewest of all are tried as well where one step down was slower; and while memory
+makes the layouts slower, more are tried. Each next number is proposed by its floor, about which a step takes at least;
+floors grow with the number of microbatches. The caller goes on with the likeliest of several ways, and with nothing
+that cannot win (`Tuner.ways`).
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from collections.abc import Callable, Generator, Sequence
 from shardwright.search.exact.solving import NEARLY, Candidate, rank
 
 Proposals = Generator[float, bool, None]
-"""Seconds, about which what is next takes at least; it is tried if True is sent."""
+"""Generators of seconds that the next count takes at least, about; it is tried if True is sent."""
 
 
 class Counts:
-    """Tries numbers of microbatches.
+    """The numbers of microbatches that are tried.
 
     Attributes:
-        number: of the count that is the best by now; first of one with which another mesh fitted, or 0.
-        found: what was tried, by the number of its count.
+        number: of the count that is the best by now; at first of one with which another mesh fitted, or 0.
+        found: the plans that were tried, by the number of their count.
     """
 
     def __init__(
@@ -38,10 +38,10 @@ class Counts:
         first: bool = False,
         unrivalled: bool = True,
     ) -> None:
-        """`eased_s`: about what a plan would take if memory were ample: more microbatches save no more than that.
+        """`eased_s`: about what a plan would take with ample memory; more microbatches save no more than that.
 
-        `crowding`: as `Solver.crowding`, of a count. `first`: the first that fits is enough. `unrivalled`: no other
-        plan fits, so that also what is likely not to fit is tried.
+        `crowding`: as `Solver.crowding`, of a count. `first`: the first count that fits is enough. `unrivalled`: no
+        other plan fits, so that counts are tried even if they are likely not to fit.
         """
         self._first, self._crowding, self._unrivalled = first, crowding, unrivalled
         self.counts, self._tried, self._floor_s, self.limit_bytes = counts, tried, floor_s, limit_bytes
@@ -51,23 +51,23 @@ class Counts:
 
     @property
     def newest(self) -> Candidate:
-        """What was tried last."""
+        """The plan that was tried last."""
         return next(reversed(self.found.values()))
 
     def proposals(self) -> Proposals:
-        """The floor of each count; before that of more than fit, what these would take if memory were ample.
+        """Yield the floor of each count; for more than fit, first the step that they would take with ample memory.
 
         After the fewest, it goes on with `number`, or with half as many until one is tried.
         """
         if not (self._unrivalled or self._may_fit):
             return
-        if not (yield from self._at(0)):  # in which nothing is gathered or summed twice
+        if not (yield from self._at(0)):  # the fewest, in which nothing is gathered or summed twice
             return
         if self._first and self.found[0].fits:
             return
         if not self.number and not self.found[0].fits:
             more = self._next(0)
-            if more is None or not (yield from self._at(more)):  # what fits cannot win
+            if more is None or not (yield from self._at(more)):  # then what fits cannot win
                 return
             self.number = more
         while not (yield from self._at(self.number)):
@@ -83,11 +83,11 @@ class Counts:
 
     @property
     def _may_fit(self) -> bool:
-        """Whether what layouts keep at least does in the most microbatches, of which each keeps as much less."""
+        """Return whether the least that layouts keep fits in the most microbatches: each keeps as much less."""
         return self._crowding(self.counts[0]) * self.counts[0] <= NEARLY * self.counts[-1]
 
     def _up(self) -> Proposals:
-        """To the fewest that fit."""
+        """Go up to the fewest that fit."""
         while not self.found[self.number].fits and self.number + 1 < len(self.counts):
             more = self._next(self.number)
             if more is None or not (yield from self._at(more)):
@@ -101,7 +101,7 @@ class Counts:
                 return
 
     def _further(self) -> Proposals:
-        """More of them, while that is faster, and memory costs enough."""
+        """Go on to more of them, while that is faster and memory costs enough."""
         found = self.found[self.number]
         for more in range(self.number + 1, len(self.counts)):
             if not (found.fits and found.is_tight and (yield self._eased_s(found))):
@@ -113,22 +113,22 @@ class Counts:
             found = self.found[more]
 
     def _take(self, number: int) -> bool:
-        """Whether that is better, and then the best."""
+        """Return whether this count is better than the best, and make it the best then."""
         is_better = rank(self.found[number]) < rank(self.found[self.number])
         self.number = number if is_better else self.number
         return is_better
 
     def _at(self, number: int) -> Generator[float, bool, bool]:
-        """Whether it is tried, or has been."""
+        """Propose a count unless it has been tried; return whether it has been tried now."""
         if number not in self.found and (yield self._floor_s(self.counts[number])):
             self.found[number] = self._tried(self.counts[number])
         return number in self.found
 
     def _next(self, number: int) -> int | None:
-        """The first count with which activations may fit that do not fit now; None where none can win so.
+        """Return the first count with which activations may fit that do not fit now; None where none can win so.
 
-        Where all else is too much, it is the last one, as layouts may be others there; that is left for when nothing
-        else fits.
+        Where everything else is too much, that is the last count, as layouts may differ there; it is left for when
+        nothing else fits.
         """
         last, memory = len(self.counts) - 1, self.found[number].prediction.memory
         slack = memory.total_bytes / (memory.total_bytes - memory.slack_bytes)  # the same share of everything

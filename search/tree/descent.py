@@ -1,11 +1,11 @@
-"""From plans that are known to those beside them, by what these take once memory is used up.
+"""The way from known plans to their neighbours, by the steps that these take once memory is used up.
 
-While meshes are compared, a step makes nothing, attention or every block again, as that is quickly judged. In the end
-values are made again one by one, as far as memory asks for it (`search.tree.fitting`), and then other numbers of
-microbatches are the best, layouts for another kind of recomputation, and another mesh. So from the best way of every
-promising mesh it goes on to the next number of microbatches or another kind of recomputation, while what comes of it
-is faster (coordinate descent). Plans by hand are among the beginnings, but where another one cannot take the place of
-what is found.
+While meshes are compared, a step recomputes nothing, attention or every block, as that is quickly judged. In the end
+values are recomputed one by one, as far as memory asks for it (`search.tree.fitting`). Then other numbers of
+microbatches may be the best, or layouts for another kind of recomputation, or another mesh. So the descent starts from
+the best way of every promising mesh. It goes on to the next number of microbatches or another kind of recomputation
+while the plan gets faster (coordinate descent). Plans by hand are among the starts, unless another plan cannot take the
+place of what is found.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from shardwright.search.tree.fitting import LITTLE, Fitted, Fitter, kept_s
 from shardwright.search.tree.tuning import Tuner
 
 _PROMISING = 1.1
-"""From what takes so many times the best plan by now, nothing is begun."""
+"""The factor on the best step by now from which a plan starts no descent."""
 _NEAR = 1.05
-"""From what takes so many times the best plan by then, nothing goes on."""
+"""The factor on the best step by then from which a plan is not followed further."""
 _MOST = 8
-"""So many meshes beside that of the best plan are tried as that is run."""
+"""The most meshes beside that of the best plan that are tried with the best plan's way to run."""
 _CROWDED = 3.0
-"""Where all that is to be kept takes so many times the room that there is, layouts for it are not tried."""
+"""The factor on the room for values by which all of them may exceed it, for layouts to be tried that keep all."""
 _CLOSE = 1.02
-"""What takes so many times the best plan is tried with another kind of recomputation too."""
+"""The factor on the best step up to which a plan is tried with another kind of recomputation too."""
 
 
 _ROLES: dict[int, tuple[tuple[str, ...], ...]] = {
     1: ((ZERO,),), 2: ((ZERO, ZERO), (DATA, ZERO), (ZERO, DATA), (ZERO, TENSOR)),
 }  # fmt: skip
-"""By the number of axes, roles that the best mesh is tried with."""
+"""The roles that the best mesh is tried with, by the number of axes."""
 
 
 class _Way(NamedTuple):
-    """A space, what is made again there, and the number of microbatches."""
+    """A space, the recomputation there, and the number of microbatches."""
 
     space: Space
     mode: RecomputeMode
@@ -49,12 +49,12 @@ class _Way(NamedTuple):
 
 
 class Descent:
-    """Improves what a tuner has found.
+    """A descent from the plans that a tuner has found.
 
     Attributes:
-        tried: what was solved on the way.
+        tried: the candidates that were solved on the way.
         best: the way of the best plan by now, with what it keeps decided.
-        fastest_s: the step of that.
+        fastest_s: the step of that plan.
     """
 
     def __init__(self, tuner: Tuner, fitter: Fitter) -> None:
@@ -66,7 +66,7 @@ class Descent:
         del self._modes[1:-1]  # what lies between is found value by value
 
     def plans(self, spaces: Sequence[Space]) -> Iterator[Fitted]:
-        """The best plan of each way that comes near the best by then."""
+        """Yield the best plan of each way that comes near the best by then."""
         known = {_Way(*way): c for way, c in self.tuner.known.items() if way[0] in spaces and c.fits}
         begun = list[_Way]()
         for space in spaces:
@@ -85,7 +85,7 @@ class Descent:
                 yield from self._beside_the_best(space)
 
     def _beside_the_best(self, space: Space) -> Iterator[Fitted]:
-        """On another mesh than that of the best plan by now, run as that is; and from there, if it is promising."""
+        """Run another mesh as the best plan by now is run, and go on from there if it is promising."""
         if self.best is None:
             return
         like = self.best._replace(space=space)
@@ -99,7 +99,7 @@ class Descent:
         return divided(space, self.tuner.counts, self.tuner.pins.size)
 
     def _down(self, way: _Way) -> Iterator[Fitted]:
-        """From a way to better ones beside it."""
+        """Go from a way to better ones beside it."""
         while True:
             before = way
             for beside, least_s in self._beside(way):
@@ -112,10 +112,10 @@ class Descent:
                 return
 
     def _beside(self, way: _Way) -> Iterator[tuple[_Way, float]]:
-        """What is beside a way, with about what it takes at least.
+        """Yield the ways beside a way, each with about the least time that it takes.
 
-        More microbatches, which take less only because less is made again; fewer, which save no more than what their
-        floor is less; and another kind of recomputation, for layouts as they are the best for it.
+        They are more microbatches, which take less time only because less is recomputed; fewer, which save at most the
+        difference of the floors; and another kind of recomputation, with the layouts that are the best for it.
         """
         counts, step_s = self._counts(way.space), self._step_s(way)
         number, floor_s = counts.index(way.many), self._floor_s(way)
@@ -129,11 +129,11 @@ class Descent:
             yield from ((other, floor_s) for other in others if self.tuner.crowding(*other) <= _CROWDED)
 
     def _floor_s(self, way: _Way) -> float:
-        """With everything kept that may be."""
+        """Return the floor of a way with everything kept that may be."""
         return self.tuner.floor_s(way.space, self._modes[0], way.many)
 
     def _judged(self, way: _Way) -> Iterator[Fitted]:
-        """The plan of a way with what it should keep, if it comes near the best by now."""
+        """Yield the plan of a way with what it should keep, if it comes near the best by now."""
         if way in self._known:
             return
         self._known[way] = None
@@ -160,6 +160,6 @@ class Descent:
 
 
 def _narrower(space: Space) -> Iterator[Space]:
-    """The same mesh whose axes keep to roles: layouts of the least sum are not always those of the least step."""
+    """Yield the same mesh with roles of its axes: layouts of the least sum are not always those of the least step."""
     for roles in _ROLES.get(len(space.mesh), ()) if set(space.roles) == {FREE} else ():
         yield space._replace(name=f"{space.name}, {' x '.join(roles)}", roles=roles)

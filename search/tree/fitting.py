@@ -1,7 +1,7 @@
 """Plans that keep what memory allows: the walk along prices of a byte for values and weights of known layouts.
 
-Layouts are chosen as if all blocks were run in one way. Here each value is made again or kept by itself, each group of
-weights has a lifetime of its own, and of two neighbouring solutions, one of which fits, some blocks take the other.
+Layouts are chosen as if all blocks were run in one way. Here each value is kept or recomputed by itself, and each group
+of weights has a lifetime of its own. Of two neighbouring solutions, one of which fits, some blocks take the other one.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from shardwright.search.exact.solving import NEARLY, Candidate, Solver, differen
 _HULL_STEPS = 8
 _MIXTURES = 3
 _MUCH = 0.2
-"""Communication that takes this share of a step may be worth memory, also where compute hides it now."""
+"""The share of a step from which communication may be worth memory, even where compute hides it now."""
 _MOST_WALKS = 8
-"""So many plans, those that would be the fastest with everything kept; each takes some ten predictions."""
+"""The most plans that are walked, the fastest with everything kept first; each takes some ten predictions."""
 _WITHOUT = {"none": 1.0, "selective": 0.9, "full": 0.75}
-"""The part of a step that is left where nothing is made again: forward is a third of the work."""
+"""The part of a step that is left where nothing is recomputed: forward is a third of the work."""
 LITTLE = 1e-3
-"""Of a step: no try is worth less, nor may a plan of folded blocks be further from that of the whole graph."""
+"""The share of a step below which no try is worth its time; plans of folded and whole graphs differ by no more."""
 _WORTH = 2 * LITTLE
-"""Of a step: less is not worth the time that a plan of the whole graph takes to judge, of which some fit already."""
+"""The share of a step below which no further plan of the whole graph is judged, once some fit."""
 _HIGHEST_PRICE = 1e3
-"""Of all bytes that are kept, against the whole step: at that price nothing is worth keeping."""
+"""The price of all bytes kept, in steps: at that price nothing is worth keeping."""
 
 
 @dataclass(frozen=True)
 class Fitted:
     """A plan, what it keeps of the whole model, and the next solution along the prices, which does not fit.
 
-    `larger_s`, `larger_bytes`: the step and the memory of that, as `candidate.prediction` has them of the plan.
+    `larger_s`, `larger_bytes`: the step and the memory of that solution, as `candidate.prediction` has the plan's.
     """
 
     candidate: Candidate
@@ -52,7 +52,7 @@ class Fitted:
     larger_bytes: int = 0
 
     def mixed_s(self, limit_bytes: int) -> float:
-        """About what it takes where as many blocks as fit keep more, each of which adds and saves the same."""
+        """Return about the step where as many blocks as fit keep more; each block adds and saves the same."""
         own_s, own_bytes = self.candidate.prediction.step_s, _bytes(self.candidate)
         if self.larger is None or not own_bytes < limit_bytes < self.larger_bytes:
             return own_s
@@ -60,13 +60,13 @@ class Fitted:
 
 
 class Fitter:
-    """Decides what plans of one model keep.
+    """A judge of what plans of one model keep.
 
     Args:
         solver: for the cluster.
         folded: the model that the candidates are of, or whose blocks they have folded.
-        values: whether values may be made again one by one.
-        zeros: for how long gathered weights may stay.
+        values: whether values may be recomputed one by one.
+        zeros: the lifetimes that gathered weights may have.
     """
 
     def __init__(self, solver: Solver, folded: Folded, *, values: bool, zeros: Sequence[Zero] = ZEROS) -> None:
@@ -74,10 +74,11 @@ class Fitter:
         self.blocks = {repeated.block: repeated.blocks for repeated in folded.repeated}
 
     def best(self, candidates: Iterable[Candidate], best_s: float = inf) -> Iterator[Fitted]:
-        """Those that may be the fastest, each with what it should keep; the most promising first.
+        """Yield the plans that may be the fastest, each with what it should keep; the most promising first.
 
-        With everything kept a plan takes least time, so those that take more than the best so far are left out;
-        `best_s`: the step of the best of others. What is far from fitting comes last, and only while nothing fits.
+        A plan takes least time with everything kept, so plans that then take more than the best so far are left out.
+        `best_s`: the step of the best other plan. Plans that are far from fitting come last, and only while nothing
+        fits.
         """
         able = {(id(c.solved), c.execution): c for c in candidates if self._is_able(c)}.values()
         ranked = sorted(able, key=lambda c: (self.is_far(c), kept_s(c)))
@@ -89,38 +90,39 @@ class Fitter:
                 yield found
 
     def fitted(self, candidate: Candidate, best_s: float = inf) -> Fitted | None:
-        """The plan with what it should keep; None where it does not fit, or does not come near `best_s`."""
+        """Return the plan with what it should keep; None where it does not fit, or does not come near `best_s`."""
         if not may_keep_more(candidate):
             return Fitted(candidate, Keeping())
         return _Walk(self, candidate).run(best_s) if self._is_able(candidate) else None
 
     def _is_able(self, candidate: Candidate) -> bool:
-        """Whether what it stores alone leaves room."""
+        """Return whether the parameters, gradients and moments of a plan leave room."""
         own = candidate.prediction
         return not self.solver.excess_bytes(own.memory.stored_bytes, own.device_bytes)
 
     def is_far(self, candidate: Candidate) -> bool:
-        """Whether what makes all again, and gathers it again, is far from fitting.
+        """Return whether a plan that recomputes and gathers everything again is far from fitting.
 
-        One by one, values seldom take much less; they do where few blocks have many branches, each made again alone.
+        With values recomputed one by one, a plan seldom takes much less memory; it does where few blocks have many
+        branches, each of them recomputed alone.
         """
         limit_bytes = self.solver.limit_of(candidate.prediction.device_bytes)
         keeps_least = candidate.execution.recompute == "full" and candidate.lifetimes == "zero-3"
         return keeps_least and _bytes(candidate) > NEARLY * limit_bytes
 
     def expanded(self, keeping: Keeping) -> Keeping:
-        """What is said of the folded model, said of all of it."""
+        """Return the choices for the whole model, from those for the folded one."""
         return expanded(keeping, self.blocks, self.folded.alike)
 
     def judged(self, candidate: Candidate, keeping: Keeping) -> Candidate:
-        """The candidate with this kept of its graph, by the timeline; where that is folded, told of the whole model."""
+        """Return the candidate that keeps this of its graph, by the timeline; if folded, stated for the whole model."""
         leaves = {leaf.name for leaf in candidate.graph.leaves("parameter")}
         graph = with_lifetimes(candidate.graph, {k: v for k, v in keeping.lifetimes.items() if k in leaves})
         run, repeats = self._run(candidate, keeping), self.folded.repeats if candidate.folded else {}
         told = self.expanded(keeping) if candidate.folded else keeping
         try:
             prediction = self.solver.predicted(graph, run, repeats)
-        except PlanError:  # it was rewritten, and has not all that is to be made again
+        except PlanError:  # the graph was rewritten, and lacks some of what is to be made again
             run = still_there(graph, Operations(graph).listed, run)
             prediction = self.solver.predicted(graph, run, repeats)
         return replace(
@@ -133,7 +135,7 @@ class Fitter:
         )
 
     def by_value(self, candidate: Candidate) -> bool:
-        """Whether its values may be made again one by one: where stages differ, each has its own kind."""
+        """Return whether values may be recomputed one by one: not where stages differ, as each has its own kind."""
         return self.values and not candidate.execution.schedule.recompute_by_stage
 
     def _run(self, candidate: Candidate, keeping: Keeping) -> Execution:
@@ -142,21 +144,21 @@ class Fitter:
 
 
 def may_keep_more(candidate: Candidate) -> bool:
-    """Whether memory decided about it."""
+    """Return whether memory decided about a plan."""
     return candidate.is_tight or not candidate.fits or candidate.execution.recompute != "none"
 
 
 def kept_s(candidate: Candidate) -> float:
-    """About what it would take, or less, with everything kept: compute waits for no weights that are gathered again."""
+    """Return about its step, or less, with everything kept: compute waits for no weights that are gathered again."""
     mode, own = candidate.execution.recompute, candidate.prediction
     kept = own.step_s * (_WITHOUT[mode] if isinstance(mode, str) else 1.0)
     return kept - own.exposed_s if candidate.lifetimes in ("zero-2", "zero-3") else kept
 
 
 class _Walk:
-    """Along the lower hull of (bytes, seconds) of one candidate, to the edge that crosses the limit.
+    """A walk along the lower hull of (bytes, seconds) of one candidate, to the edge that crosses the limit.
 
-    `most`: with everything kept; None where that is far too much.
+    `most`: the plan with everything kept; None where that is far too much.
     """
 
     def __init__(self, fitter: Fitter, candidate: Candidate) -> None:
@@ -182,7 +184,7 @@ class _Walk:
         return Fitted(self.fitter.judged(self.candidate, kept.keeping), self.fitter.expanded(kept.keeping))
 
     def run(self, best_s: float) -> Fitted | None:
-        """The best that fits; None where none was found. What does not come near `best_s` is not looked at further."""
+        """Return the best plan that fits, or None. A plan that does not come near `best_s` is not followed further."""
         if self.most is not None and _step_s(self.most) >= best_s:
             return None
         if self.most is not None and self.most.candidate.fits:
@@ -196,9 +198,10 @@ class _Walk:
         return min(found, key=lambda f: (not f.candidate.fits, f.mixed_s(limit_bytes)), default=None)
 
     def _along(self, problem: KeepingProblem, best_s: float) -> Fitted | None:
-        """By the timeline only what may fit is judged, and what keeps nothing only where that is in question.
+        """Judge by the timeline what may fit, and the plan that keeps nothing only where its fit is in question.
 
-        None also where what keeps too much is no better than `best_s` already: what keeps less is taken to be slower.
+        None also where a plan that keeps too much is no better than `best_s` already: plans that keep less are taken to
+        be slower.
         """
         over, larger, found = problem.solve(0.0), self.most, None
         step_s = self.candidate.prediction.step_s
@@ -211,7 +214,7 @@ class _Walk:
             price = (best.seconds - over.seconds) / (over.num_bytes - best.num_bytes)
             between = problem.solve(price)
             gained_s = best.seconds - between.seconds - price * (between.num_bytes - best.num_bytes)
-            # a mixture is of whole blocks, and with stages the last ones, which keep more in it, are those of one stage
+            # a mixture is of whole blocks; with stages, the last blocks, which keep more in it, all lie in one stage
             grain_s = (best.seconds - over.seconds) / max(self.num_blocks, 1) / 2
             is_close = gained_s + grain_s < LITTLE * step_s and self.candidate.execution.schedule.num_stages == 1
             if is_close or between.keeping in (over.keeping, best.keeping):
@@ -235,17 +238,17 @@ class _Walk:
 
 
 def _exposed(candidate: Candidate) -> Sequence[float]:
-    """The share of communication that counts: what nothing hides now; and all, as what is made again hides much."""
+    """Return the shares of communication that count: the exposed one now; and all, as recomputation hides much."""
     p = candidate.prediction
     own = min(1.0, p.exposed_s / p.communication_s) if p.communication_s else 0.0
     return (own,) if p.communication_s < _MUCH * p.step_s else (own, 1.0)
 
 
 def by_block(fitter: Fitter, found: Fitted, whole: Candidate, best_s: float = inf) -> Iterator[Candidate]:
-    """The whole plan with as many of its last blocks as fit keeping more: backward needs those first.
+    """Yield the whole plan with as many of its last blocks as fit keeping more: backward needs those first.
 
-    Each block takes about the same, so two tries or three find how many that are, and what further ones would gain.
-    `best_s`: the step of another plan; what is slower with more blocks than fit is not tried with fewer.
+    Each block takes about the same, so two or three tries find how many fit, and what further ones would gain.
+    `best_s`: the step of another plan; a mixture that is slower with more blocks than fit is not tried with fewer.
     """
     if found.larger is None:
         return
@@ -277,5 +280,5 @@ def _bytes(candidate: Candidate) -> int:
 
 
 def _home(graph: Graph) -> Mapping[str, str]:
-    """The block that each parameter lies in, or ""."""
+    """Return the block that each parameter lies in, or ""."""
     return {leaf.name: module_block(str(leaf.attr("target"))) for leaf in graph.leaves("parameter")}

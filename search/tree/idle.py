@@ -1,7 +1,7 @@
 """Fewer devices than a cluster has, where a batch does not divide among all of them.
 
-Only then: else there is a mesh of all devices on which each has its share. Of sub-clusters on which the batch divides,
-or a part of it and some other dimension, those are planned for on which a step could be faster by a bound.
+Otherwise there is a mesh of all devices on which each has its share. On some sub-clusters the batch divides, or a part
+of it and some other dimension do. Of these, the search plans for the ones on which a bound allows a faster step.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from shardwright.search.request.restrict import FREE
 from shardwright.search.request.spaces import batch_size, degrees
 
 WORTH = 0.9
-"""The share of a step on all devices that one on fewer may take: about as far as predictions can be wrong."""
+"""The share of a step on all devices that a step on fewer may take: about as far as predictions can be wrong."""
 _MOST_PLANNED = 2
-"""Sub-clusters that are planned for, each of which takes about as long as all devices do."""
+"""The most sub-clusters that are planned for, each of which takes about as long as all devices do."""
 
 
 class _Smaller(NamedTuple):
@@ -40,9 +40,9 @@ class _Smaller(NamedTuple):
 
 
 def asked_for(cluster: Cluster, mesh: Mesh | None, stages: tuple[int, ...] = ()) -> tuple[Cluster, Idle]:
-    """What of a cluster a mesh of fewer devices runs on, or stages of so many devices.
+    """Return the part of a cluster that a mesh of fewer devices runs on, or stages of so many devices.
 
-    A `PlanError` where there is no such part.
+    Raises `PlanError` where there is no such part.
     """
     own = sum(stages) if mesh is None or stages else mesh.num_devices
     what = f"stages={list(stages)}" if stages else f"mesh {mesh}"
@@ -60,7 +60,7 @@ def asked_for(cluster: Cluster, mesh: Mesh | None, stages: tuple[int, ...] = ())
 
 def with_idle(plan: Plan, graph: Graph, execution: Execution, certified: CertifiedSplits,
               planned: Callable[[Cluster], Plan]) -> Iterator[Plan]:  # fmt: skip
-    """The plan for all devices of its cluster, then better ones that leave some idle: of what `planned` gives."""
+    """Yield the plan for all devices of its cluster, then better plans of `planned` that leave some idle."""
     best, whole = plan, plan.cluster
     yield plan
     most_s = plan.prediction.step_s * WORTH if _fits(plan) else inf
@@ -69,7 +69,7 @@ def with_idle(plan: Plan, graph: Graph, execution: Execution, certified: Certifi
             return
         try:
             found = planned(smaller.cluster)
-        except NoLayoutsError:  # of what was asked for
+        except NoLayoutsError:  # the sub-cluster allows no layouts that keep to the request
             continue
         if _fits(found) and not (_fits(best) and found.prediction.step_s >= _most_s(plan, best)):
             best = found
@@ -78,7 +78,7 @@ def with_idle(plan: Plan, graph: Graph, execution: Execution, certified: Certifi
 
 def on_a_part(cluster: Cluster, graph: Graph, execution: Execution, certified: CertifiedSplits,
               planned: Callable[[Cluster], Plan]) -> Iterator[Plan]:  # fmt: skip
-    """Plans that leave devices idle, where no layouts on all of a cluster keep to what is asked for."""
+    """Yield plans that leave devices idle, where no layouts on all of a cluster keep to the request."""
     for smaller in list(_promising(cluster, inf, graph, execution, certified))[:_MOST_PLANNED]:
         with suppress(NoLayoutsError):
             found = planned(smaller.cluster)
@@ -87,7 +87,7 @@ def on_a_part(cluster: Cluster, graph: Graph, execution: Execution, certified: C
 
 
 def _most_s(plan: Plan, best: Plan) -> float:
-    """What a step on fewer devices has to be faster than."""
+    """Return the step that a plan on fewer devices has to beat."""
     return plan.prediction.step_s * WORTH if best is plan else best.prediction.step_s
 
 
@@ -96,7 +96,7 @@ def _fits(plan: Plan) -> bool:
 
 
 def _told(best: Plan, plan: Plan, size: int, whole: Cluster) -> Plan:
-    """The plan with why devices are idle, beside that for all."""
+    """Return the plan with the reason for idle devices, and with the plan for all devices among its alternatives."""
     took = f"a step takes {plan.prediction.step_s / best.prediction.step_s:.2g} times as long"
     why = f"{_among(size, whole)}, and on all of them {took if _fits(plan) else 'no plan fits'}"
     beside = Alternative(
@@ -113,7 +113,7 @@ def _among(size: int, cluster: Cluster) -> str:
 def _promising(
     whole: Cluster, most_s: float, graph: Graph, execution: Execution, certified: CertifiedSplits
 ) -> Iterator[_Smaller]:
-    """Sub-clusters on which a step could take less than `most_s`, the likeliest first."""
+    """Yield sub-clusters on which a step could take less than `most_s`, the likeliest first."""
     size, n = batch_size(graph), whole.num_devices
     if n == 1 or (size and size % n == 0):
         return
@@ -132,9 +132,9 @@ def _promising(
 
 
 def _odd(cluster: Cluster) -> Iterator[Mesh]:
-    """One device, and as many as the odd primes of the number of devices make, an axis each, up to two.
+    """Yield a mesh of one device, and one of up to two odd primes of the number of devices, an axis each.
 
-    What has no shares there has none on all, but for those of the other devices.
+    Work that has no shares on such a mesh has none on all devices, except by the other devices.
     """
     yield Mesh(("x",), (1,))
     odd, primes = cluster.num_devices, list[int]()
@@ -147,14 +147,14 @@ def _odd(cluster: Cluster) -> Iterator[Mesh]:
 
 
 def _extents(graph: Graph) -> set[int]:
-    """All sizes that dimensions have."""
+    """Return all sizes that dimensions have."""
     return {extent for kind in graph.types.values() for extent in kind.shape}
 
 
 def _shared(cluster: Cluster, size: int, extents: set[int]) -> Iterator[tuple[Cluster, Mesh]]:
-    """By the degree among which the batch divides, the most devices to which other dimensions give shares; and one.
+    """Yield, per degree that divides the batch, the most devices to which other dimensions give shares; and one device.
 
-    And the most that divide the number of devices, as all that has shares on those has shares on these.
+    Also the most that divide the number of devices: all work that has shares on those has shares on these.
     """
     n, known = cluster.num_devices, set[Mesh]()
     batches = [1, *(degrees(size) if size > 1 else ())]

@@ -1,10 +1,10 @@
 """The search: every mesh, the best layouts on each, memory as a hard limit, baselines on the same terms.
 
-Exact on one mesh, run in one way, is the sum of compute and communication, and that in which as much overlaps as can.
-Not exact is what is around it: microbatches, recomputation and lifetimes are tuned one after the other
-(`search.tree.tuning`), then what is kept is decided value by value (`search.tree.fitting`), and the timeline, in which
-compute and communication overlap, judges what was found: plans of all meshes and baselines alike. Its time has a bound
-(`search.exact.least`).
+On one mesh, run in one way, the search is exact for two sums of compute and communication: without overlap, and with as
+much overlap as can be. The rest is not exact. Microbatches, recomputation and lifetimes are tuned one after the other
+(`search.tree.tuning`). Then values are kept or recomputed one by one (`search.tree.fitting`). The timeline, in which
+compute and communication overlap, judges all that was found, plans of all meshes and baselines alike. Its time has a
+bound (`search.exact.least`).
 """
 
 from __future__ import annotations
@@ -51,27 +51,29 @@ from shardwright.substitutions.equations import Equation
 
 _Way = tuple[str, Mesh, Execution, tuple[Rewrite, ...]]
 _MOST_WHOLE = 4
-"""How many plans are laid out and judged on the whole graph, which takes as long as ten tries, because an estimate says
-that they are faster."""
+"""The most plans that are laid out and judged on the whole graph, because an estimate says that they are faster. Each
+takes as long as ten tries.
+"""
 _MOST_ORDERS = 2
-"""In how many other orders a plan with stages is judged with lifetimes by stage."""
+"""The number of other orders in which a plan with stages is judged with lifetimes by stage."""
 _NEAR = 1.03
-"""So many times the best plan another order may take before that: lifetimes by stage saved 2.4 % at most."""
+"""The factor on the best plan's step up to which another order is judged so: it saved 2.4 % at most."""
 _MOST_NESTED = 2
-"""On how many meshes cut from the likeliest ones three axes are tried."""
+"""The number of meshes cut from the likeliest ones on which three axes are tried."""
 _BEHIND = 1.25
-"""The best of a mesh that takes so many times the best of all gains less by a third axis."""
+"""The factor on the best step from which the best plan of a mesh gains less by a third axis."""
 _FAR = 1.03
-"""How many times as long as an equal share of all work takes the best plan takes where stages are tried unasked: less
-is hardly ever gained by them, as they idle and exchange messages themselves."""
+"""The factor on an equal share of all work from which stages are tried unasked, by the best plan's step. Below it they
+hardly ever gain, as they idle and exchange messages themselves.
+"""
 
 
 class Planner:
-    """Searches plans for serial graphs on one cluster. Only certified choices and certified `rules` enter.
+    """A search for plans of serial graphs on one cluster. Only certified choices and certified `rules` enter.
 
-    `places` counts, by rule, the places that backtracking found: what `reports.coverage` asks for. `precision`: the one
-    that the graphs were captured under; `per_microbatch`: modules whose statistics are those of each microbatch;
-    `reduce_dtype`: that in which gradients are sent.
+    `places` counts, by rule, the places that backtracking found, for `reports.coverage`. `precision`: the one that the
+    graphs were captured under; `per_microbatch`: modules whose statistics are those of each microbatch; `reduce_dtype`:
+    the dtype in which gradients are sent.
     """
 
     def __init__(
@@ -102,10 +104,10 @@ class Planner:
         execution: Execution | None = None,
         zeros: Sequence[Zero] = ("zero-3",),
     ) -> Candidate:
-        """The best plan on one mesh whose axes of devices keep to their roles, within memory if any found fits.
+        """Return the best plan on one mesh whose device axes keep to their roles, within memory if any found fits.
 
-        `zeros`: for how long gathered parameters may stay; the first that fits counts. What provably takes `cutoff_s`
-        or longer is not pursued further; the result may then not fit, or not be the best.
+        `zeros`: the lifetimes that gathered parameters may have; the first that fits counts. A plan that provably takes
+        `cutoff_s` or longer is not pursued further; the result may then not fit, or not be the best.
         """
         devices = [axis for axis in mesh.names if axis != TIME]
         if len(roles) != len(devices):
@@ -193,7 +195,7 @@ class Planner:
         return replace(best, report=replace(best.report, seconds=seconds, stopped=stop.reason))
 
     def _on(self, cluster: Cluster) -> Planner:
-        """One that searches in the same way, on this cluster."""
+        """Return a planner that searches in the same way, on this cluster."""
         if cluster == self.cluster:
             return self
         own = copy(self)
@@ -202,12 +204,12 @@ class Planner:
         return own
 
     def _solver(self, kept: Pins, stop: Stop) -> Solver:
-        """One for the memory that is asked for, which gives up where the search has to end."""
+        """Return a solver for the memory that is asked for, which gives up where the search has to end."""
         solver = self.solver if kept.memory_bytes is None else self.solver.within(kept.memory_bytes)
         return solver.until(stop.check)
 
     def _pins(self, graph: Graph, asked: Asked, spaces: Sequence[Space] | None) -> Pins:
-        """What the search keeps to: no pipeline stages where the graph does not run in them."""
+        """Return the checked request, without pipeline stages where the graph does not run in them."""
         kept = Pins.of(graph, self.cluster, asked, spaces)
         if not kept.staged or (problem := not_run(graph, self.execution.base)) is None:
             return kept
@@ -219,7 +221,7 @@ class Planner:
         self, graph: Graph, model: str, asked: Asked, spaces: Sequence[Space] | None, compared: bool, stop: Stop,
         *, by_hand: bool = False,
     ) -> Plan:  # fmt: skip
-        """The best plan on all devices."""
+        """Return the best plan on all devices."""
         start = time.perf_counter()
         kept = self._pins(graph, asked, spaces)
         solver = self._solver(kept, stop)
@@ -285,11 +287,11 @@ class Planner:
         self, tuner: Tuner, pool: Sequence[Candidate], fits: Sequence[Fitted], stop: Stop, *, needed: bool,
         compared: bool,
     ) -> tuple[list[Candidate], list[Candidate], list[Candidate]]:  # fmt: skip
-        """The best plan of each number of pipeline stages that may win, all that was tried of these, and one by hand.
+        """Return the best plan of each number of stages that may win, all that was tried of these, and one by hand.
 
-        Where none are asked for: if nothing that is known fits, devices are unlike, or the best plan takes so much
-        longer than its work would that stages may save some of the rest. Not the last on CPUs: who waits for another
-        stage leaves it memory bandwidth that the timeline does not know of.
+        Where no stages are asked for, they are tried if no known plan fits, if devices are unlike, or if the best plan
+        takes so much longer than its work that stages may save some of the rest. The last does not hold on CPUs: a
+        stage that waits leaves memory bandwidth to others, which the timeline does not know of.
         """
         limit_bytes = tuner.solver.limit_bytes
         fastest_s = _fastest_s(fits, pool, limit_bytes)
@@ -307,9 +309,9 @@ class Planner:
     def _rewritten(
         self, rewriter: Rewriter, tried: Sequence[Candidate], fits: Sequence[Fitted], stop: Stop
     ) -> list[Candidate]:
-        """Plans with rewrites that are faster for them, those of the fewest axes first.
+        """Return faster plans with rewrites, those of the fewest axes first.
 
-        Of layouts whose microbatches are run in several orders, in that in which what fits is kept.
+        Of layouts whose microbatches are run in several orders, only the order in which a fitting plan is kept counts.
         """
         fastest_last = sorted((f.candidate for f in fits), key=lambda c: c.prediction.step_s, reverse=True)
         keeping = {id(c.solved): c for c in fastest_last}
@@ -322,7 +324,7 @@ class Planner:
     def _finished(
         self, rewriter: Rewriter, fitter: Fitter, fitted: Mapping[_Way, Fitted], ranked: Sequence[Candidate], stop: Stop
     ) -> tuple[Candidate, dict[_Way, Candidate]]:
-        """The best plan of the whole graph, and all whose blocks keep the same that were judged for it."""
+        """Return the best plan of the whole graph, and the judged plans of it whose blocks all keep the same."""
         apart = list(stop.within(self._apart(rewriter, fitter, fitted, {}, ranked[0])))
         whole = {_way(c): c for c in stop.within(self._whole(rewriter, ranked, apart), needed=not apart)}
         best = min([*apart, *whole.values()], key=rank)
@@ -337,10 +339,10 @@ class Planner:
     def _whole(
         self, rewriter: Rewriter, ranked: Sequence[Candidate], known: Sequence[Candidate]
     ) -> Iterator[Candidate]:
-        """The best candidates, of the whole graph: those of folded graphs are estimates, to which that is near.
+        """Yield the best candidates for the whole graph, which candidates for folded graphs estimate closely.
 
-        Of those that are estimated faster than the best of these and of those that are `known`, so many at most are
-        solved once one fits.
+        Once a plan fits, at most `_MOST_WHOLE` plans are solved in all. They have to be estimated faster than the best
+        of these and of the `known` ones.
         """
         found: dict[_Way, Candidate] = {}
         for candidate in ranked:
@@ -362,11 +364,11 @@ class Planner:
         whole: Mapping[_Way, Candidate],
         best: Candidate,
     ) -> Iterator[Candidate]:
-        """Plans some of whose blocks keep more; the most promising first.
+        """Yield plans some of whose blocks keep more; the most promising first.
 
-        A plan that loses while all blocks keep the same may win where memory that it leaves is enough for more blocks.
-        Those whose estimate is no better than the best by now are left out, but for the plan, while none is faster,
-        if that is no estimate itself.
+        A plan that loses while all blocks keep the same may win where the memory that it leaves is enough for more
+        blocks. Plans whose estimate is no better than the best by now are left out. The best plan itself is tried while
+        none is faster, if it is no estimate.
         """
         if not best.fits:
             return
@@ -386,9 +388,9 @@ class Planner:
         self, rewriter: Rewriter, best: Candidate, whole: Mapping[_Way, Candidate], ranked: Sequence[Candidate],
         zeros: Sequence[Zero], stop: Stop,
     ) -> tuple[_Way, Candidate]:  # fmt: skip
-        """The best plan once each stage has its own blocks and lifetimes, and how it was run before.
+        """Return the best plan once each stage has its own blocks and lifetimes, after how it was run before.
 
-        Plans in other orders that come near are looked at too: how much room stages leave each other differs.
+        Plans in other orders that come near are looked at too: stages leave each other different room in each order.
         """
 
         def by_stage(found: Candidate) -> Candidate:
@@ -406,15 +408,15 @@ class Planner:
         return min(ways, key=lambda own: rank(own[1]))
 
     def _rivals(self, rewriter: Rewriter, best: Candidate, others: Sequence[Candidate]) -> dict[_Way, Candidate]:
-        """Plans beside the one that was asked for, of the whole graph where an estimate says that they are faster."""
+        """Return plans beside the requested one, for the whole graph, where an estimate says that they are faster."""
         faster = sorted((c for c in others if c.folded and rank(c) < _about(best)), key=rank)
         return {_way(c): rewriter.again_whole(c) for c in faster[:_MOST_WHOLE]}
 
     def _bound_s(self, tuner: Tuner, best: Candidate, costed: Sequence[Candidate]) -> float:
-        """What `SearchReport.bound_s` says, for the way in which the plan is run.
+        """Return `SearchReport.bound_s` for the way in which the plan is run.
 
-        Of values that are made again one by one it says nothing but that this adds to a plan that keeps all. A plan of
-        the whole graph may lay equal blocks out differently, and take less: then that counts.
+        For values that are recomputed one by one, the bound is of a plan that keeps everything: recomputation adds to
+        that. A plan of the whole graph may lay equal blocks out differently, and take less: then that step counts.
         """
         mode = best.execution.recompute
         many = best.mesh.num_microbatches
@@ -428,7 +430,7 @@ class Planner:
 
 
 def _order(candidate: Candidate) -> tuple[str, int]:
-    """Of microbatches."""
+    """Return the schedule of microbatches, and the chunks per stage."""
     return candidate.execution.schedule.name, candidate.execution.schedule.chunks_per_stage
 
 
@@ -441,9 +443,9 @@ def _alternative(c: Candidate, remedy: str) -> Alternative:
 
 
 def _fits(fitter: Fitter, groups: Sequence[Sequence[Candidate]], stop: Stop) -> Iterator[Fitted]:
-    """What plans should keep; of one group after the other, as of each so many are looked at as are worth it.
+    """Yield plans with what they should keep, group after group, as only so many of each group are worth a look.
 
-    Of a large model only what would be faster than all that fits.
+    Of a large model, only plans that would be faster than all that fit.
     """
     fitting = (c.prediction.step_s for c in chain.from_iterable(groups) if c.fits and fitter.folded.is_large)
     best_s = min(fitting, default=inf)
@@ -456,7 +458,7 @@ def _fits(fitter: Fitter, groups: Sequence[Sequence[Candidate]], stop: Stop) -> 
 def _kept(
     fitter: Fitter, tuner: Tuner, tried: Sequence[Sequence[Candidate]], stop: Stop, fits: bool
 ) -> tuple[list[Fitted], list[Candidate]]:
-    """Plans with what they should keep, and what was tried for them beside what is known, if any of that fits."""
+    """Return plans with what they should keep, and what was tried for them beside known plans, if one of these fits."""
     if tuner.folded.is_large or not fits:
         return list(_fits(fitter, tried, stop)), []
     descent, pins = Descent(tuner, fitter), tuner.pins
@@ -466,13 +468,13 @@ def _kept(
 
 
 def _fastest_s(fits: Sequence[Fitted], pool: Sequence[Candidate], limit_bytes: int) -> float:
-    """The step of the best plan by what is known before the whole graph is solved; without end if none fits."""
+    """Return the step of the best plan before the whole graph is solved; inf if none fits."""
     known_s = [c.prediction.step_s for c in pool if c.fits]
     return min(known_s + [f.mixed_s(limit_bytes) for f in fits if f.candidate.fits], default=inf)
 
 
 def _likeliest(fits: Sequence[Fitted], pool: Sequence[Candidate], limit_bytes: int) -> list[Candidate]:
-    """The best of the likeliest meshes, by what is known before the whole graph is solved."""
+    """Return the best plans of the likeliest meshes, by what is known before the whole graph is solved."""
     by_blocks = [((not f.candidate.fits, f.mixed_s(limit_bytes)), f.candidate) for f in fits]
     known, found = sorted([*by_blocks, *((rank(c), c) for c in pool)], key=itemgetter(0)), dict[object, Candidate]()
     for (unfit, measure), candidate in known:
@@ -486,6 +488,6 @@ def _way(candidate: Candidate) -> _Way:
 
 
 def _about(candidate: Candidate) -> tuple[bool, float]:
-    """Its rank, a little better."""
+    """Return its rank, a little better."""
     unfit, measure = rank(candidate)
     return unfit, measure * (1 - LITTLE)

@@ -1,8 +1,8 @@
-"""What would make a plan fit that does not.
+"""The changes that would make a plan fit.
 
-Of the plan itself, where nothing fits: all ways, the fastest first. More devices, a smaller batch and offload are
-costed by the same model. Pipeline stages are none of it: the search has tried them. Of plans that it is compared with:
-the cheapest way that is known without a search (`cheapest`).
+For the plan itself, where nothing fits: all ways, the fastest first. More devices, a smaller batch and offload are
+costed by the same model. Pipeline stages are not among them: the search has tried them. For the plans that it is
+compared with: the cheapest way that is known without a search (`cheapest`).
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from shardwright.search.tree.tuning import Tuner, named
 
 _LARGER = (2, 4, 8, 16)
 _MOST_REMEDIED = 3
-"""Of the plans that it is compared with and that do not fit: the smallest."""
+"""The most plans compared with, of those that do not fit, for which a remedy is sought: the smallest."""
 _MOST_SOLVED = 2
-"""Of larger clusters, on each of which a plan's layouts are found anew: a tenth of a second each for 80 layers."""
+"""The most larger clusters on which a plan's layouts are solved anew: a tenth of a second each for 80 layers."""
 _MOST_TIMES = 4
-"""Devices with more times the memory are none that one could take instead."""
+"""The factor on a device's memory beyond which no device can take its place."""
 _BY_BATCH = (DATA, ZERO, EXPERT)
 
 
 def remedies(graph: Graph, best: Candidate, tuner: Tuner) -> tuple[Remedy, ...]:
-    """Changes after which the smallest plan, or another one, fits, the fastest first."""
+    """Return the changes after which the smallest plan, or another one, fits, the fastest first."""
     solver, pins = tuner.solver, tuner.pins.by_hand
     ways = (
         _without_pins(best, tuner), _more_devices(graph, solver, pins, tuner), _smaller_batch(tuner),
@@ -56,7 +56,7 @@ def remedies(graph: Graph, best: Candidate, tuner: Tuner) -> tuple[Remedy, ...]:
 
 
 def _without_pins(best: Candidate, tuner: Tuner) -> Iterator[Remedy]:
-    """What is there on the same devices, where more memory or other layouts may be used."""
+    """Yield plans on the same devices that fit where more memory or other layouts may be used."""
     if tuner.solver.limit_bytes < safe_bytes(tuner.solver.cluster.device.memory_bytes):
         known = (c for c in (best, *tuner.tried) if _fits_the_device(c))
         if (fastest := min(known, key=lambda c: c.prediction.step_s, default=None)) is not None:
@@ -67,7 +67,7 @@ def _without_pins(best: Candidate, tuner: Tuner) -> Iterator[Remedy]:
 
 
 def _fits_the_device(c: Candidate) -> bool:
-    """Whether it can be run, and fits where all of the memory may be used."""
+    """Return whether a plan can be run, and fits where all of the memory may be used."""
     problem, solution, _ = c.solved
     in_loop = time_and_bytes(problem, solution)[0] < AFTER_THE_LOOP_S
     return in_loop and c.prediction.memory.total_bytes <= safe_bytes(c.prediction.device_bytes)
@@ -85,7 +85,7 @@ def _more_devices(graph: Graph, solver: Solver, pins: Pins, tuner: Tuner) -> Ite
 
 
 def _larger(cluster: Cluster, times: int) -> Cluster | None:
-    """The same cluster with so many times the machines; None for one of several kinds."""
+    """Return the same cluster with so many times the machines; None for a cluster of several kinds."""
     if cluster.parts or not cluster.levels:
         return None
     last = cluster.levels[-1]
@@ -93,7 +93,7 @@ def _larger(cluster: Cluster, times: int) -> Cluster | None:
 
 
 def _by_hand(graph: Graph, cluster: Cluster, certified: CertifiedSplits, pins: Pins, like: Tuner) -> Candidate | None:
-    """The first that fits of the plans that people choose by hand: they are quickly found."""
+    """Return the first plan that fits of those that people choose by hand: these are quickly found."""
     solver = Solver(cluster, certified)
     if pins.memory_bytes is not None:
         solver = solver.within(pins.memory_bytes)
@@ -102,7 +102,7 @@ def _by_hand(graph: Graph, cluster: Cluster, certified: CertifiedSplits, pins: P
 
 
 def _smaller_batch(tuner: Tuner) -> Iterator[Remedy]:
-    """Where the batch cannot be cut into microbatches; else that has been tried."""
+    """Yield a smaller batch that fits, where the batch cannot be cut into microbatches; else that has been tried."""
     size, n = tuner.pins.size, tuner.solver.cluster.num_devices
     for count in microbatch_counts(size)[1:] if tuner.obstacle else ():
         mesh = over_time(Mesh(("dp",), (n,)), count)
@@ -117,7 +117,7 @@ def _smaller_batch(tuner: Tuner) -> Iterator[Remedy]:
 
 
 def _solved(tuner: Tuner, mesh: Mesh, execution: Execution) -> Candidate | None:
-    """ZeRO-3 on this mesh, if it has layouts."""
+    """Return ZeRO-3 on this mesh, if it has layouts."""
     try:
         return tuner.solver.solve(tuner.folded, mesh, (ZERO,), "remedy", execution)
     except NoLayoutsError:
@@ -138,16 +138,16 @@ def _offload(best: Candidate, solver: Solver) -> Iterator[Remedy]:
 
 
 def remedied(costed: Sequence[Candidate], tuner: Tuner) -> Mapping[int, str]:
-    """By identity, with or on what the smallest of those that do not fit would fit."""
+    """Return, by identity, the cheapest change with which each of the smallest plans that do not fit would fit."""
     unfit = sorted((c for c in costed if not c.fits), key=rank)[:_MOST_REMEDIED]
     larger = _Larger(tuner)
     return {id(c): cheapest(c, tuner, larger) for c in unfit}
 
 
 def cheapest(candidate: Candidate, tuner: Tuner, larger: _Larger) -> str:
-    """With or on what a plan would fit: `with ZeRO-3`, `on 512 devices`; "" where nothing near is known.
+    """Return the change with which a plan would fit: `with ZeRO-3`, `on 512 devices`; "" where none near is known.
 
-    What changes the least comes first: how the same layouts are run, the batch, more machines, offload, larger devices.
+    The smallest change comes first: how the same layouts are run, the batch, more machines, offload, larger devices.
     """
     ways = (
         _run_otherwise(candidate, tuner), _in_microbatches(candidate, tuner), _on_a_batch(candidate, tuner),
@@ -159,7 +159,7 @@ def cheapest(candidate: Candidate, tuner: Tuner, larger: _Larger) -> str:
 
 
 def _run_otherwise(c: Candidate, tuner: Tuner) -> Iterator[str]:
-    """The same layouts, with more that is made again, or with weights gathered for every use."""
+    """Yield ways to run the same layouts: with more recomputation, or with weights gathered for every use."""
     solver, repeats = tuner.solver, tuner.folded.repeats if c.folded else {}
     if isinstance(c.execution.recompute, str):
         for mode in RECOMPUTES[RECOMPUTES.index(c.execution.recompute) + 1 :]:
@@ -175,7 +175,7 @@ def _run_otherwise(c: Candidate, tuner: Tuner) -> Iterator[str]:
 
 
 def _in_microbatches(c: Candidate, tuner: Tuner) -> Iterator[str]:
-    """In as many as leave every device an example, where another number was asked for."""
+    """Yield as many microbatches as leave every device an example, where another number was asked for."""
     if tuner.pins.microbatches is None or tuner.obstacle or FREE in c.roles:
         return
     degree, devices = _data_degree(c), _devices(c)
@@ -187,7 +187,10 @@ def _in_microbatches(c: Candidate, tuner: Tuner) -> Iterator[str]:
 
 
 def _on_a_batch(c: Candidate, tuner: Tuner) -> Iterator[str]:
-    """With an example for each device, where the batch does not divide, and devices have more: by what is kept."""
+    """Yield a batch with one example per device, if the plan would fit by what it keeps.
+
+    Only where the batch does not divide, and devices have more than one example.
+    """
     degree, count = _data_degree(c), c.mesh.num_microbatches
     examples = tuner.pins.size // count
     if examples < 2 or examples % degree == 0:
@@ -217,7 +220,7 @@ class _Larger:
         self.tuner, self._solvers = tuner, dict[int, Solver]()
 
     def fitting(self, c: Candidate) -> Iterator[str]:
-        """With more devices along the outermost axis; what cannot shrink to what fits is left out."""
+        """Yield more devices along the outermost axis; clusters are left out on which the plan cannot shrink enough."""
         if FREE in c.roles or c.roles[0] not in _BY_BATCH or c.limits or c.execution.schedule.stage_sizes:
             return
         likely = [times for times in _LARGER if self._least_bytes(c, times) <= self.tuner.solver.limit_bytes]
@@ -232,7 +235,7 @@ class _Larger:
                 yield f"on {solver.cluster.num_devices} devices"
 
     def _least_bytes(self, c: Candidate, times: int) -> float:
-        """What stays of its memory with so many times the devices."""
+        """Return the least that is left of a plan's memory with so many times the devices."""
         memory, share = c.prediction.memory, 1 - 1 / times
         sharded = memory.stored_bytes if c.roles[0] == ZERO else 0
         divides = self.tuner.pins.size // c.mesh.num_microbatches % (times * _data_degree(c)) == 0
@@ -249,7 +252,7 @@ class _Larger:
 
 
 def _alike(c: Candidate, solver: Solver, tuner: Tuner, mesh: Mesh) -> Candidate | None:
-    """Laid out by the same roles and run in the same way on another mesh, if that can be."""
+    """Return a plan with the same roles, run in the same way, on another mesh, or None where there is none."""
     with suppress(PlanError):
         run = c.execution.scheduled(split=(), recompute_by_stage=())
         found = solver.solve(tuner.folded, mesh, c.roles, c.name, run, (c.lifetimes,), c.priced, limits=c.limits)
@@ -260,11 +263,11 @@ def _alike(c: Candidate, solver: Solver, tuner: Tuner, mesh: Mesh) -> Candidate 
 
 
 def _devices(c: Candidate) -> Mesh:
-    """Its mesh without the axis of time."""
+    """Return a plan's mesh without the axis of time."""
     first = TIME in c.mesh.names
     return Mesh(c.mesh.names[first:], c.mesh.sizes[first:])
 
 
 def _data_degree(c: Candidate) -> int:
-    """Among how many devices the batch has to be divisible."""
+    """Return the number of devices that the batch is divided among."""
     return prod(extent for role, extent in zip(c.roles, _devices(c).sizes, strict=True) if role in _BY_BATCH)

@@ -1,4 +1,4 @@
-"""What each stage of a plan does: which blocks it has, what it makes again, and how long it keeps gathered weights.
+"""The blocks of each stage of a plan, its recomputation, and how long it keeps gathered weights.
 
 Layouts are known. The timeline says what a stage needs and what is left of its memory, and that is given away.
 """
@@ -23,7 +23,7 @@ from shardwright.search.exact.keeping import Keeping
 from shardwright.search.exact.solving import Candidate, Solver, different, rank
 
 _MOST_SPREADS = 4
-"""Of the blocks of a plan: each is judged, and says what the next one may use."""
+"""The most spreads of a plan's blocks: each is judged, and says what the next one may use."""
 
 
 def spread_out(
@@ -32,10 +32,10 @@ def spread_out(
     repeats: Mapping[str, int] | None = None,
     modes: Sequence[Recompute] = (),
 ) -> Candidate:
-    """A plan with its blocks spread over its stages such that it fits, if it can, and is as fast as can be.
+    """Return a plan with its blocks spread over its stages such that it fits, if it can, and is as fast as can be.
 
-    What the timeline takes a stage to need beside its blocks is what the next spread leaves free. `modes`: of these,
-    each stage may be run in one of its own.
+    The next spread leaves free what a stage needs beside its blocks by the timeline. `modes`: the recomputations of
+    which each stage may have its own.
     """
     run, repeats = found.execution, repeats or {}
     if run.schedule.num_stages == 1 or not (found.fits or not solver.fits(found.prediction)):
@@ -64,9 +64,9 @@ def spread_out(
 
 
 def said_by_block(solver: Solver, found: Candidate) -> Candidate:
-    """A plan of the whole graph whose stages differ in what they make again, said by block of the model.
+    """Return a plan of the whole graph with its stages' recomputation stated by block of the model.
 
-    What lies in no block is run as one of the stages says.
+    Operators that lie in no block are run as one of the stages is.
     """
     run, graph = found.execution, found.graph
     if not (modes := run.schedule.recompute_by_stage):
@@ -89,10 +89,11 @@ def said_by_block(solver: Solver, found: Candidate) -> Candidate:
 
 
 def stored_by_stage(solver: Solver, found: Candidate, zeros: Sequence[Zero] = ZEROS) -> Candidate:
-    """A plan of the whole graph in which each stage keeps gathered weights as long as it has room for, if it is faster.
+    """Return the whole plan whose stages keep gathered weights as long as they have room for, if it is faster.
 
-    With a lifetime for all that stay less long, the timeline says which stages have room for it: what a stage stores
-    does not depend on the others. Weights that several stages read stay as they are. `zeros`: the lifetimes there are.
+    One lifetime is given to all weights that stay less long; the timeline then says which stages have room for it. What
+    a stage stores does not depend on the others. Weights that several stages read stay as they are. `zeros`: the
+    lifetimes that there are.
     """
     run, graph, stages = found.execution, found.graph, found.execution.schedule.num_stages
     if stages == 1 or not found.fits:
@@ -118,6 +119,6 @@ def stored_by_stage(solver: Solver, found: Candidate, zeros: Sequence[Zero] = ZE
 
 
 def _blocks_with(graph: Graph, mode: Recompute) -> frozenset[str]:
-    """The blocks in which there is something of a kind to make again; "" for what lies in none."""
+    """Return the blocks that have something of a kind to recompute; "" for what lies in no block."""
     listed = Operations(graph, Execution(recompute=mode)).listed
     return frozenset(o.block for o in listed if o.region is not None)

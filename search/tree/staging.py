@@ -2,8 +2,8 @@
 
 Layouts are chosen once, on the mesh of one stage, for all blocks: as without stages, with a stage's share of the bytes.
 A stage takes an equal share of the time, and the bubble is a factor that grows with the stages and falls with the
-microbatches (`solving.share_of_step`). So floors of what a step takes say which numbers of stages and which meshes are
-worth a try; the timeline judges these, in which the blocks are spread by what each takes.
+microbatches (`solving.share_of_step`). So the floors of steps say which numbers of stages and which meshes are worth a
+try. The timeline judges these; in it, the blocks are spread by what each takes.
 """
 
 from __future__ import annotations
@@ -28,33 +28,34 @@ from shardwright.search.tree.spreading import spread_out
 from shardwright.search.tree.tuning import UNTRIED, Tuner
 
 _DEEP = 4
-"""So many microbatches a stage are tried first: the bubble is a fifth of the step."""
+"""The microbatches per stage that are tried first: the bubble is a fifth of the step."""
 _PATIENCE = 1
-"""So many meshes in a row that are no better than the best of their number of stages, and others are not tried."""
+"""The meshes in a row that are no better than the best of their number of stages, after which no others are tried."""
 _LIKELY = 1.05
-"""Meshes whose floors are at most so many times the least one are likely in other numbers of stages too."""
+"""The factor on the least floor up to which meshes are likely in other numbers of stages too."""
 _CLOSE = 1.02
-"""Meshes whose plans take at most so many times as long as the best one may be better in other numbers of stages."""
+"""The factor on the best step up to which meshes may be better in other numbers of stages."""
 _AGAIN = 4 / 3
-"""About how many times as long a step takes where there is no room for values: forward is a third of its work."""
+"""The factor on a step, about, where there is no room for values: forward is a third of its work."""
 _MOST_BY_HAND = 4
-"""Of meshes by hand with a number of microbatches, of all numbers of stages."""
+"""The most meshes by hand with a number of microbatches, over all numbers of stages."""
 _OTHERS: tuple[ScheduleName, ...] = ("zero-bubble", "eager-1f1b")
-"""Schedules that are tried beside `1f1b` and `interleaved`; `gpipe` keeps more than `1f1b` does and saves nothing."""
+"""The schedules tried beside `1f1b` and `interleaved`; `gpipe` keeps more than `1f1b` does and saves nothing."""
 _CHUNKS = (2, 4, 8)
-"""Of a stage, where they are interleaved."""
+"""The chunks of a stage, where stages are interleaved."""
 _NEARLY = 1.5
-"""What needs at most so much more memory than there is may fit once blocks are moved to stages that have room, or a
-little more is made again."""
+"""The factor on the memory up to which a plan may fit once blocks are moved to stages that have room, or once a little
+more is recomputed.
+"""
 _WITHOUT = 0.7
-"""The part of a step that is left, at least, once stages that have room for it make nothing again."""
+"""The part of a step that is left, at least, once stages that have room for it recompute nothing."""
 
 _A = TypeVar("_A")
 _B = TypeVar("_B")
 
 
 class _Way(NamedTuple):
-    """A mesh with one of its numbers of microbatches, and about what no plan takes less than."""
+    """A mesh with one of its numbers of microbatches, and about the least time of its plans."""
 
     floor_s: float
     space: Space
@@ -62,10 +63,10 @@ class _Way(NamedTuple):
 
 
 class Stager:
-    """Tries stages for the graph of a tuner.
+    """A search for stages for the graph of a tuner.
 
     Attributes:
-        tried: all that was solved.
+        tried: all candidates that were solved.
     """
 
     def __init__(self, tuner: Tuner, fastest_s: float) -> None:
@@ -77,17 +78,17 @@ class Stager:
         folded = tuner.folded
         self._num_blocks = len(blocks_of(folded.graph)) + sum(times - 1 for times in folded.repeats.values())
         self._bests: dict[tuple[int, tuple[int, ...]], Candidate] = {}  # by number of stages, and devices of each
-        self._over = inf  # how many times its floor a step took at least where all is kept
-        self._inner = machine_size(tuner.solver.cluster)  # the size of that axis of the likeliest mesh
-        self._unlikely: list[int] | None = None  # of others, once that is known
-        self._fewer = 0  # by so many numbers of microbatches fewer than are tried first its floor is the least
+        self._over = inf  # the least factor on its floor that a step took where all is kept
+        self._inner = machine_size(tuner.solver.cluster)  # the size of the inner axis of the likeliest mesh
+        self._unlikely: list[int] | None = None  # the inner axes of unlikely meshes, once they are known
+        self._fewer = 0  # the number of steps down from the count tried first to the least floor
 
     def plans(self) -> Iterator[Candidate]:
-        """Plans that are the best of their number of stages by then.
+        """Yield plans that are the best of their number of stages by then.
 
-        Stages of unlike sizes first. Of equal ones the number of the least floor; then more of them, or fewer, while
-        steps get shorter. Then every number is judged once more by what is known of itself: how steps compare with
-        floors is not alike where they overlap otherwise. A large model has one number only.
+        Stages of unlike sizes come first. Of equal ones, the number of the least floor is tried; then more stages, or
+        fewer, while steps get shorter. Then every number is judged once more by its own steps: how steps compare with
+        floors differs where they overlap otherwise. A large model has one number only.
         """
         staged = [own for own in self.tuner.pins.staged.values() if self._divides(own[0])]
         able = [own for own in staged if self._may_win(own[0].pipeline.stages)]
@@ -125,10 +126,11 @@ class Stager:
     def _of(
         self, first: Sequence[_Way], others: Sequence[_Way] = (), rival: Candidate | None = None
     ) -> Generator[Candidate, None, list[Candidate]]:
-        """Plans of one number of stages, each the best by then; the best of each mesh come back, the best first.
+        """Yield plans of one number of stages, each the best by then; return the best of each mesh, the best first.
 
-        The mesh of the least floor is tried first, until others are no better: none beyond one that is worse than its
-        neighbour. `rival`: the best of another number, against which one of the `first` has to win.
+        The mesh of the least floor is tried first, then others until they are no better; none is tried beyond a mesh
+        that is worse than its neighbour. `rival`: the best of another number, against which one of the `first` has to
+        win.
         """
         ahead, found, missed = list({way[1:]: way for way in (*first, *others)}.values()), list[Candidate](), 0
         while missed < _PATIENCE and (ahead := [way for way in ahead if not self._loses(way)]):
@@ -152,9 +154,9 @@ class Stager:
         return found
 
     def _on(self, way: _Way) -> Iterator[Candidate]:
-        """Plans on a mesh, from a number of microbatches to the next ones while that is better.
+        """Yield plans on a mesh, from a number of microbatches to the next ones while that is better.
 
-        More where memory decides; else more or fewer, the least floor first.
+        Where memory decides, more are tried; else more or fewer, the least floor first.
         """
         ahead, best, tried = [way], None, set[int]()
         while ahead := [way for way in ahead if not self._loses(way)]:
@@ -178,7 +180,7 @@ class Stager:
                 ahead += [w for w in more if w.number > number or w.floor_s < floor_s or not found.is_tight]
 
     def _less_idle(self, ways: Sequence[_Way]) -> list[_Way]:
-        """These, and that of the least floor in more microbatches, while its floor is less: as stages idle less."""
+        """Return these ways, and the one of the least floor in more microbatches while it falls: stages idle less."""
         found = list(ways)
         best = min(found, key=_floor_s)
         while best.number + 1 < len(self._counts(best.space)):
@@ -188,9 +190,9 @@ class Stager:
         return found
 
     def _like(self, rival: Candidate, spaces: Sequence[Space]) -> Iterator[_Way]:
-        """The ways in which each device has as much of a microbatch as in a plan of another number of stages.
+        """Yield the ways in which each device has as much of a microbatch as in a plan of another number of stages.
 
-        On a mesh of as many axes, and on that whose inner axis is as large.
+        They are on a mesh of as many axes, and on the mesh whose inner axis is as large.
         """
         sizes, many = rival.mesh.devices.sizes, rival.mesh.num_microbatches
         by_inner = sorted(spaces, key=lambda own: abs(log(_inner(own) / sizes[-1])))
@@ -200,10 +202,11 @@ class Stager:
             yield self._way(space, min(range(len(counts)), key=lambda n: abs(log(counts[n] / share))))
 
     def by_hand(self) -> Iterator[Candidate]:
-        """Plans as people make them with as many stages of equal size as were tried, each better than the last.
+        """Yield plans as people make them, in as many equal stages as were tried, each better than the last.
 
-        ZeRO-1, tensor parallelism within a machine, the least recomputation that fits, equal stages, and no order that
-        Megatron-LM does not have. What is faster than they are does not count: they are what it is compared with.
+        They have ZeRO-1, tensor parallelism within a machine, the least recomputation that fits, equal stages, and only
+        the orders that Megatron-LM has. Whether other plans are faster does not count: these are what those are
+        compared with.
         """
         asked, best, over = self.tuner.pins.asked.schedule, None, inf
         own, ahead = Pipeline(1, asked or "1f1b", 2 if asked == "interleaved" else 1), list[_Way]()
@@ -234,7 +237,7 @@ class Stager:
                 seen |= {(space, n) for n in beside}
 
     def _ways_by_hand(self, space: Space, count: int) -> Iterator[Candidate]:
-        """In every order, with the least that is made again with which the first of them fits."""
+        """Yield plans in every order, with the least recomputation with which the first of them fits."""
         solver, pipeline, modes = self.tuner.solver, space.pipeline, list(self.tuner.modes)
         del modes[: self._is_crowded(space, count)]  # by what the first one keeps
         while modes:
@@ -255,7 +258,7 @@ class Stager:
                 break
 
     def _needs_more(self, way: _Way, other: _Way) -> bool:
-        """Whether a plan by hand in as many stages has no smaller parts of weights and of a batch on a device."""
+        """Return whether a plan by hand of as many stages has no smaller parts of weights and batch on a device."""
         if way.space.pipeline != other.space.pipeline:
             return False
         (groups, parts), (other_groups, other_parts) = (
@@ -264,7 +267,7 @@ class Stager:
         return groups >= other_groups and parts <= other_parts
 
     def _divides(self, space: Space) -> bool:
-        """Whether some number of microbatches is a multiple of the stages, where these are interleaved."""
+        """Return whether some number of microbatches is a multiple of the stages, where these are interleaved."""
         stages = space.pipeline.stages
         if space.pipeline.chunks == 1 or any(count % stages == 0 for count in self.tuner.counts):
             return True
@@ -275,7 +278,7 @@ class Stager:
         return False
 
     def _may_win(self, stages: int) -> bool:
-        """Whether equal shares of all work, with the least bubble of any schedule, take less than what is there."""
+        """Return whether equal shares of all work, with the least bubble of any schedule, beat the best plan by now."""
         chunks = [c for c in _CHUNKS if c * stages <= self._num_blocks]
         runs = [DEFAULT.scheduled(num_stages=stages, name="interleaved", chunks_per_stage=c) for c in chunks[-1:]]
         runs.append(DEFAULT.scheduled(num_stages=stages, name="zero-bubble"))
@@ -284,7 +287,7 @@ class Stager:
         return ideal_s * stages * min(share_of_step(run, many) for run in runs) < self.fastest_s
 
     def _best(self, way: _Way) -> Candidate:
-        """In the order in which it is the fastest."""
+        """Return the plan of a way in the order in which it is the fastest."""
         plain = self._fitting(way.space, self._counts(way.space)[way.number])
         others = list(self._scheduled(plain))
         self.tried += others
@@ -294,13 +297,13 @@ class Stager:
         if not found.execution.schedule.split:
             found = spread_out(self.tuner.solver, found, self.tuner.folded.repeats)
         self.fastest_s = min(self.fastest_s, found.prediction.step_s if found.fits else inf)
-        run = found.execution  # where something is made again memory decides, and some blocks may keep more
+        run = found.execution  # where something is recomputed, memory decides, and some blocks may keep more
         if run.recompute == "none" and not run.schedule.recompute_by_stage:
             self._over = min(self._over, found.prediction.step_s / way.floor_s)
         return found
 
     def _spread(self, found: Candidate, rival: Candidate) -> Candidate:
-        """With room used where it is, if memory decides: stages differ in how many microbatches are in flight."""
+        """Return a plan whose stages use their room, if memory decides: they have different microbatches in flight."""
         run, prediction, solver = found.execution, found.prediction, self.tuner.solver
         if run.schedule.chunks_per_stage > 1 or (found.fits and run.recompute == "none"):
             return found
@@ -324,26 +327,26 @@ class Stager:
         return _Way(_AGAIN * floor_s if self._is_crowded(space, count) else floor_s, space, number)
 
     def _is_crowded(self, space: Space, count: int) -> bool:
-        """Whether something has to be made again, and may be."""
+        """Return whether something has to be recomputed, and may be."""
         return len(self.modes) > 1 and self.tuner.crowding(space, self.modes[0], count) > 1
 
     def _loses(self, way: _Way) -> bool:
-        """By how steps compare with their floors; half of what is above those may be saved."""
+        """Return whether a way loses, by how steps compare with floors; half of their excess may be saved."""
         return way.floor_s == inf or way.floor_s * _usual(self._over) >= self.fastest_s
 
     def _outlook(self, spaces: Sequence[Space]) -> list[_Way]:
-        """The likeliest mesh of a number of stages; where that of another number is known, the one that is like it."""
+        """Return the likeliest mesh of a number of stages; once that is known, the mesh that is like it."""
         return self._likeliest(spaces) if self._unlikely is None else self._first(_near(spaces, self._inner))
 
     def _likely(self, spaces: Sequence[Space]) -> list[Space]:
-        """But for those that lie where meshes of another number of stages are unlikely."""
+        """Return the spaces but for those that lie where meshes of another number of stages are unlikely."""
         return [space for space in spaces if not _is_beyond(_inner(space), self._inner, self._unlikely or ())]
 
     def _least(self, spaces: Sequence[Space]) -> list[_Way]:
-        """The mesh of the least floor, with those that lead to it.
+        """Return the ways on the mesh of the least floor, and on the meshes that lead to it.
 
-        From that whose inner axis is a machine, or like that of the likeliest mesh by now, to the next smaller or
-        larger inner axis, while that is less. Nothing where there is none.
+        The first mesh has a machine as its inner axis, or is like the likeliest mesh by now. Go on to the next smaller
+        or larger inner axis while the floor falls. No spaces give no ways.
         """
         if not spaces:
             return []
@@ -352,7 +355,7 @@ class Stager:
         return list(chain.from_iterable(_while_less(line, start, self._first, _least_s).values()))
 
     def _likeliest(self, spaces: Sequence[Space]) -> list[_Way]:
-        """As `_least`, and with fewer microbatches while that is less. Other numbers of stages begin so."""
+        """Return `_least`, and ways with fewer microbatches while the floor falls. Other numbers of stages begin so."""
         found = self._least(spaces)
         best = min(found, key=_floor_s)
         while best.number and not self._is_crowded(best.space, self._counts(best.space)[best.number - 1]):
@@ -365,7 +368,7 @@ class Stager:
         return found
 
     def _first(self, space: Space) -> list[_Way]:
-        """With the number of microbatches that is tried first, or fewer, so that each leaves all devices examples."""
+        """Return ways with the number of microbatches to try first, or fewer, so that all devices have examples."""
         counts, size = self._counts(space), self.tuner.pins.size
         deep = roomy = self._deep(space, _DEEP)
         while self._is_crowded(space, counts[roomy]) and roomy + 1 < len(counts):
@@ -377,9 +380,9 @@ class Stager:
         return [self._way(space, number) for number in self._able(space, likely) or likely]
 
     def _able(self, space: Space, numbers: Sequence[int], number: int | None = None) -> list[int]:
-        """Those that leave room for what is kept and, if `number` does, all devices examples.
+        """Return the numbers that leave room for what is kept and, if `number` does, examples for all devices.
 
-        Room only if `number` leaves it: where none does, more of them need less of it.
+        Room counts only if `number` leaves it: where none does, more microbatches need less of it.
         """
         counts, size, outer = self._counts(space), self.tuner.pins.size, space.mesh.sizes[0]
         is_even = number is not None and size // counts[number] % outer == 0
@@ -388,18 +391,18 @@ class Stager:
         return [n for n in there if not is_even or size // counts[n] % outer == 0]
 
     def _deep(self, space: Space, deep: float) -> int:
-        """The fewest that are so many a stage, or the most there are."""
+        """Return the fewest microbatches that are `deep` for each stage, or the most there are."""
         counts = self._counts(space)
         return next((i for i, c in enumerate(counts) if c >= deep * space.pipeline.stages), len(counts) - 1)
 
     def _counts(self, space: Space) -> list[int]:
-        """Numbers of microbatches: as many as stages, where the batch has so many."""
+        """Return the numbers of microbatches that are at least the stages, where the batch has so many."""
         stages, chunks = space.pipeline.stages, space.pipeline.chunks
         found = divided(space, self.tuner.counts, self.tuner.pins.size)
         return [c for c in found if c >= stages and (chunks == 1 or c % stages == 0)] or found[-1:]
 
     def _floor_s(self, space: Space, count: int) -> float:
-        """As `Tuner.floor_s`, of the schedule with the least bubble, if none is asked for."""
+        """Return `Tuner.floor_s` of the schedule with the least bubble, if none is asked for."""
         own, floor_s = space.run(DEFAULT, "none"), self.tuner.floor_s(space, self.modes[0], count)
         if self.tuner.pins.asked.schedule is not None:
             return floor_s
@@ -407,7 +410,7 @@ class Stager:
         return floor_s * share_of_step(best, mesh) / share_of_step(own, mesh)
 
     def _fitting(self, space: Space, count: int) -> Candidate:
-        """With the least that is made again with which it fits."""
+        """Return the plan with the least recomputation with which it fits."""
         best: Candidate | None = None
         for mode in self.modes[-1 if self._is_crowded(space, count) else 0 :]:
             found = self.tuner.tried_with(space, mode, count)
@@ -419,14 +422,14 @@ class Stager:
         return best
 
     def _scheduled(self, found: Candidate) -> Iterator[Candidate]:
-        """The same layouts in other orders, where none is asked for."""
+        """Yield the same layouts in other orders, where none is asked for."""
         stages, devices = found.execution.schedule.num_stages, tuple[int, ...]()
         if found.execution.schedule.stage_sizes:
             devices = tuple(mesh.num_devices for mesh in stage_meshes(found.mesh, found.execution))
         if self.tuner.pins.asked.schedule not in (None, "interleaved"):
             return
         divides, best = found.mesh.num_microbatches % stages == 0, None
-        for chunks in reversed(_CHUNKS) if divides else ():  # the more, the shorter is the bubble, and the more is sent
+        for chunks in reversed(_CHUNKS) if divides else ():  # more chunks shorten the bubble, and send more
             own = self._ordered(found, Pipeline(stages, "interleaved", chunks, devices))
             if own is not None:
                 yield own
@@ -439,9 +442,9 @@ class Stager:
                     yield own
 
     def _ordered(self, found: Candidate, pipeline: Pipeline, name: str | None = None) -> Candidate | None:
-        """With equal stages; None where there are too few blocks.
+        """Return a plan with equal stages in this order; None where there are too few blocks.
 
-        What lies between blocks is not counted: of a few blocks that stand for all it may be cut otherwise.
+        Operators between blocks are not counted: with a few blocks that stand for all, they may be cut otherwise.
         """
         if pipeline.stages * pipeline.chunks > self._num_blocks:
             return None
@@ -460,9 +463,9 @@ class Stager:
 def _while_less(
     line: Sequence[_A], start: int, known: Callable[[_A], _B], measure: Callable[[_B], float]
 ) -> dict[int, _B]:
-    """What is known of the entry at `start` and of those behind it while that is less, or else of those before it.
+    """Return results of `known` from the entry at `start` onwards while they get less, or else backwards.
 
-    By the place of the entry.
+    The keys are places in `line`.
     """
     found = dict[int, _B]()
 
@@ -491,7 +494,7 @@ def _floor_s(way: _Way) -> float:
 
 
 def _usual(over: float) -> float:
-    """So many times its floor a step may take, where others took `over` times theirs, or more: half may be saved."""
+    """Return the factor on its floor that a step may take, where others took `over` or more: half may be saved."""
     return (1 + max(1.0, over)) / 2 if over < inf else UNTRIED
 
 
@@ -500,11 +503,11 @@ def _inner(space: Space) -> int:
 
 
 def _near(spaces: Sequence[Space], inner: int) -> Space:
-    """That whose inner axis is nearest to this size."""
+    """Return the space whose inner axis is nearest to this size."""
     return min(spaces, key=lambda space: abs(_inner(space) - inner))
 
 
 def _is_beyond(inner: int, best: int, worse: Sequence[int]) -> bool:
-    """Whether an inner axis has one of these sizes or, as seen from the best, lies beyond it."""
+    """Return whether an inner axis has one of these sizes or, as seen from the best, lies beyond it."""
     least, most = sorted((inner, best))
     return any(least <= size <= most and size != best for size in worse)

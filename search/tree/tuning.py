@@ -1,9 +1,9 @@
-"""How a step is run, found for one space after the other: microbatches, recomputation, lifetimes of gathered weights.
+"""The tuning of one space after the other: microbatches, recomputation, lifetimes of gathered weights.
 
-More microbatches and more recomputation take memory away and add time. So on each mesh, for each kind of recomputation,
-the fewest microbatches that fit are looked for; and while memory makes the layouts slower, more of them. Blocks that
-repeat are folded, so that a try takes a fraction of a second. The plans that people choose by hand come first, as they
-are quickly tuned: what they need is where the search on every mesh begins.
+More microbatches and more recomputation take less memory and more time. So on each mesh, for each kind of
+recomputation, the fewest microbatches that fit are looked for; and while memory makes the layouts slower, more of them.
+Blocks that repeat are folded, so that a try takes a fraction of a second. The plans that people choose by hand come
+first, as they are quickly tuned: what they need is where the search on every mesh begins.
 """
 
 from __future__ import annotations
@@ -39,49 +39,51 @@ from shardwright.search.tree.fitting import LITTLE
 
 Progress = Callable[[str], None]
 MANY_NODES = 2**12
-"""From so many on, what is left after folding is large: a try takes seconds; each way to run it is tried once, and
-again only where it does not fit."""
+"""The number of nodes from which a folded graph is large: a try takes seconds, so each way to run it is tried once, and
+again only where it does not fit.
+"""
 _MANY = 1024
-"""From so many devices on, two axes are too coarse, and one of three is tried; on fewer, none was found to gain."""
+"""The devices from which two axes are too coarse, and a mesh of three is tried; on fewer, none was found to gain."""
 _MOST_MESHES = 2
-"""That are searched for a large model."""
+"""The most meshes that are searched for a large model."""
 _OF_BOUND = 0.5
-"""The part of a mesh's bound that a plan may take once it is rewritten: bounds are of operators as they are written."""
+"""The share of a mesh's bound that a rewritten plan may take: bounds are of operators as they are written."""
 _NEAR = 1.15
-"""Where a plan is this much slower than the best one by now, other layouts for the same way to run are not tried."""
+"""The factor on the best step by now beyond which other layouts for the same way to run are not tried."""
 UNTRIED = 0.95
-"""So many times its floor a step may take while no step of the kind is known: floors are estimates, and the largest
-error that was seen is 4.5 %."""
+"""The factor on its floor that a step may take while no step of the kind is known: floors are estimates, and the
+largest error that was seen is 4.5 %.
+"""
 _BEHIND = 1.25
-"""Where a plan by hand is this much slower than another of another kind, other degrees of it are not tried."""
+"""The factor on a plan by hand of another kind beyond which other degrees of this kind are not tried."""
 _PATIENT = 4.0
-"""While nothing fits, what takes so many times the least bound of all meshes is left for when all have been tried."""
+"""The factor on the least bound of all meshes from which a mesh is tried last, while nothing fits."""
 _MODES: dict[Recompute, str] = {
     "none": "", "selective": ", selective recomputation", "full": ", full recomputation",
 }  # fmt: skip
 
 
 def named(candidate: Candidate) -> str:
-    """Its name, with what is made again."""
+    """Return a candidate's name, with its recomputation."""
     mode = candidate.execution.recompute
     return candidate.name + (_MODES[mode] if isinstance(mode, str) else ", recomputation by block")
 
 
 _Asked = tuple[Folded, Mesh, tuple[str, ...], Execution, Zero, Limits]
-"""What names a problem."""
+"""The arguments that identify a problem."""
 _Found = tuple[Candidate, Space, Sequence[RecomputeMode]]
-"""A plan, its space, and all that was made again there."""
+"""A plan, its space, and all recomputations that were tried there."""
 
 
 class Tuner:
-    """Tries ways to run one graph.
+    """A search for ways to run one graph.
 
     Attributes:
         spaces: the meshes that are searched: all, the one that is given, or those that keep to the pins.
         obstacle: why the batch cannot be cut into microbatches, or "".
-        tried: all that was solved, also what does not fit.
-        known: the best of each way that was tried: a space, what is made again, the number of microbatches.
-        refused: why no layouts could be run in the way that was tried last of those that have none.
+        tried: all candidates that were solved, also those that do not fit.
+        known: the best candidate of each way that was tried: a space, a recomputation, a number of microbatches.
+        refused: why the last way without layouts had none.
     """
 
     def __init__(self, solver: Solver, graph: Graph, execution: Execution, pins: Pins, progress: Progress) -> None:
@@ -98,10 +100,10 @@ class Tuner:
         self.known: dict[tuple[Space, RecomputeMode, int], Candidate] = {}
         self._start: dict[RecomputeMode, int] = {}  # the number of microbatches that fitted last
         self._ideal: dict[RecomputeMode, float] = {}
-        self._over: dict[Hashable, float] = {}  # the least part of floors that steps took: what is shared counts twice
+        self._over: dict[Hashable, float] = {}  # least step / floor; below 1 as shared moves count twice
 
     def _modes(self) -> list[RecomputeMode]:
-        """What may be made again. A `PlanError` where what is asked for is not there."""
+        """Return the recomputations that may be tried. Raises `PlanError` where the requested one is not there."""
         found = list[RecomputeMode]()
         for mode in self.pins.recomputes:
             try:
@@ -114,7 +116,7 @@ class Tuner:
         return found
 
     def _counts(self) -> list[int]:
-        """How many microbatches may be tried. A `PlanError` where the one that is asked for cannot be."""
+        """Return the numbers of microbatches to try. Raises `PlanError` where the requested one cannot be run."""
         if self.pins.microbatches == 1 or self.pins.size < 2:
             return [1]
         counts = microbatch_counts(self.pins.size) if self.pins.microbatches is None else [self.pins.microbatches]
@@ -130,9 +132,10 @@ class Tuner:
         return counts
 
     def baselines(self, *, able: bool = False) -> Iterator[Candidate]:
-        """Plans that people choose by hand, each the best over its degrees, microbatches and recomputation.
+        """Yield plans that people choose by hand, each the best over its degrees, microbatches and recomputation.
 
-        `able`: without those for which what is stored alone is too much. Of large models, always.
+        `able`: leave out those for which parameters, gradients and moments alone are too much. For large models they
+        always are.
         """
         for spaces in baselines(self.solver.cluster):
             if (able or self.folded.is_large) and all(map(self._cannot_hold, spaces)):
@@ -141,22 +144,22 @@ class Tuner:
                 yield self.told(found[0])
 
     def by_hand(self) -> Iterator[Candidate]:
-        """The same of the spaces that are given. A `NoLayoutsError` where they have no layouts that can be run."""
+        """Yield the same for the given spaces. Raises `NoLayoutsError` where they have no layouts that can be run."""
         if (found := self._best(self.spaces)) is None:
             raise self.refused
         yield self.told(found[0])
 
     def sequence_baselines(self) -> Iterator[Candidate]:
-        """Those that share the sequence, for what is searched to be compared with; it does not begin with them."""
+        """Yield plans by hand that share the sequence, to compare with; the search does not begin with them."""
         for spaces in sequence_baselines(self.solver.cluster, self.folded.graph):
             if (found := self._best(spaces, self.fastest_s)) is not None:
                 yield self.told(self._between(*found))
 
     def _best(self, spaces: Sequence[Space], fastest_s: float = inf) -> tuple[Candidate, Space] | None:
-        """The best plan on some spaces, and its own: the likeliest is first, which the others have to win against.
+        """Return the best plan on some spaces, and its space. The likeliest is tried first; others have to beat it.
 
-        Of those on which nothing can fit, one is tried, where no other is. `fastest_s`: the step of a plan that these
-        others have to win against too, once there is one of theirs to compare it with.
+        Of the spaces on which nothing can fit, one is tried if no other is. `fastest_s`: the step of a plan that the
+        others have to beat too, once one of these plans is there to compare with it.
         """
         best: tuple[Candidate, Space] | None = None
         mode, is_large = self.modes[0], self.folded.is_large
@@ -175,9 +178,9 @@ class Tuner:
         return best
 
     def searched(self, known: Sequence[Candidate]) -> Iterator[Candidate]:
-        """The best plan of every mesh, or of the one that is given; on the best, all that may be made again is tried.
+        """Yield the best plan of every mesh, or of the given one; on the best, every possible recomputation is tried.
 
-        A `NoLayoutsError` where no mesh has layouts that can be run.
+        Raises `NoLayoutsError` where no mesh has layouts that can be run.
         """
         best = None if self.pins.guided else min(known, key=rank, default=None)
         if self.pins.guided:  # what was not asked for does not count
@@ -200,10 +203,11 @@ class Tuner:
             yield self.told(min(ways, key=rank))
 
     def _over_meshes(self, best: Candidate | None) -> Iterator[_Found]:
-        """The best plan of every mesh, that of the least bound first; those of twice the step of a plan are left out.
+        """Yield the best plan of every mesh, the least bound first; meshes that cannot win are left out.
 
-        On every one, what the best plan by then makes again is made again; while none fits, what keeps the least. So
-        long, what takes a few times the least bound of all is left for when all have been tried.
+        Every mesh is tried with the recomputation of the best plan by then; while no plan fits, with the one that keeps
+        the least. In that time, meshes whose bound is a few times the least one are left for when all others have been
+        tried.
         """
         given, limits_s = set[int](), [inf]
         if not self._is_hopeless:
@@ -213,21 +217,22 @@ class Tuner:
                 modes = self.modes
                 if best is not None:
                     modes = list[RecomputeMode]((best.execution.recompute,)) if best.fits else modes[-1:]
-                if given and (self._is_hopeless or self._excess_bytes(space, modes[0])):  # nor does anything fit there
+                if given and (self._is_hopeless or self._excess_bytes(space, modes[0])):  # nothing fits there either
                     continue
                 if ways := list(self.ways(space, modes, self.fastest_s if self.fastest_s < inf else most_s)):
                     own = min(ways, key=rank)
                     best = own if best is None else min(best, own, key=rank)
-                    if id(own) not in given:  # nor is it told again
+                    if id(own) not in given:  # and it is not reported again
                         given.add(id(own))
                         yield own, space, modes
             if best is not None and best.fits:
                 return
 
     def nested(self, likely: Sequence[Candidate]) -> Iterator[Candidate]:
-        """On meshes of three axes that are cut from those of plans, run as what was tried there and is the best.
+        """Yield plans on meshes of three axes, cut from those of likely plans and run as the best plan tried there.
 
-        If they may win: by their bound, and as they may take less than the floor of the mesh that they are cut from.
+        A mesh is tried if it may win by its bound, and if it may take less than the floor of the mesh that it is cut
+        from.
         """
         for like in likely:
             sizes = like.mesh.devices.sizes
@@ -245,10 +250,10 @@ class Tuner:
                 yield self.told(self.tried_with(space, mode, count))
 
     def _promising(self) -> Iterator[Space]:
-        """Spaces that may win when their turn comes, even if rewrites lower their bound; the least bound first.
+        """Yield the spaces that may win when their turn comes, even once rewritten; the least bound first.
 
-        Of large models those of the least bounds, and of the same axes in two orders the first; all as they come where
-        nothing can fit.
+        For large models, only the spaces of the least bounds, and of the same axes in two orders the first. All spaces,
+        as they come, where nothing can fit.
         """
         if self._is_hopeless:
             yield from self.spaces
@@ -264,14 +269,15 @@ class Tuner:
             yield space
 
     def _least_s(self, space: Space) -> float:
-        """No plan on these devices in the fewest microbatches takes less, nor much less in more of them."""
+        """Return a bound: no plan on these devices in the fewest microbatches takes less, nor much less in more."""
         mesh = over_time(space.mesh, self._fewest(space))
         return self._bound_s(space, mesh, replace(self.execution, recompute=self.modes[0]))
 
     def _between(self, best: Candidate, space: Space) -> Candidate:
-        """The same with layouts of a price between those at which nothing and all overlaps.
+        """Return the best plan with layouts for prices between no overlap and full overlap.
 
-        Of few examples a step is short, and what is summed at its end is much of it. Not for large models.
+        With few examples a step is short, and what is summed at its end is much of it. Large models are left as they
+        are.
         """
         if self.folded.is_large:
             return best
@@ -286,12 +292,12 @@ class Tuner:
         return min([best, *ways], key=rank)
 
     def _promise(self, candidate: Candidate) -> tuple[bool, float]:
-        """The smaller, the likelier it is that its mesh is the best: where others fit, the fastest of what does not."""
+        """Return a key that is less for a likelier mesh: where others fit, the step of a plan that does not."""
         unfit, measure = rank(candidate)
         return unfit, candidate.prediction.step_s if self.fastest_s < inf else measure
 
     def told(self, candidate: Candidate) -> Candidate:
-        """The candidate, of which who waits is told."""
+        """Report the candidate and return it."""
         p = candidate.prediction
         unfit = "" if candidate.fits else ", does not fit"
         self.progress(f"{named(candidate)} on {candidate.mesh}: {p.step_s * 1e3:.1f} ms{unfit}")
@@ -305,11 +311,11 @@ class Tuner:
         *,
         once: bool = False,
     ) -> Iterator[Candidate]:
-        """For each kind of recomputation that could be the best, the best number of microbatches that was found.
+        """Yield, for each kind of recomputation that could be the best, the best number of microbatches that was found.
 
-        The likeliest, of all kinds and numbers, is tried first. `rival_s`: the step of a plan that fits, against which
-        these have to win. Where nothing can fit, only what keeps the least is tried, and nothing against a rival.
-        `once`: no more than one is tried.
+        The likeliest of all kinds and numbers is tried first. `rival_s`: the step of a plan that fits, which these have
+        to beat. Where nothing can fit, only what keeps the least is tried, and nothing against a rival. `once`: at most
+        one is tried.
         """
         modes, counts, fastest_s = modes or self.modes, divided(space, self.counts, self.pins.size), rival_s
         if self._excess_bytes(space, modes[0]):
@@ -344,7 +350,7 @@ class Tuner:
         yield from self._bests(runs)
 
     def _bests(self, runs: Sequence[tuple[RecomputeMode, Counts]]) -> Iterator[Candidate]:
-        """The best number of microbatches of each that has any; where it fits, another mesh begins with it."""
+        """Yield the best number of microbatches of each kind that has any; if it fits, another mesh begins with it."""
         for mode, counts in runs:
             if counts.found:
                 number, best = min(counts.found.items(), key=lambda item: rank(item[1]))
@@ -353,7 +359,7 @@ class Tuner:
                 yield best
 
     def _has_room(self, found: Candidate, space: Space) -> bool:
-        """Whether all is kept with memory to spare, in the fewest microbatches: more recomputation only adds time."""
+        """Return whether a plan keeps all, with memory to spare, in the fewest microbatches: recomputing adds time."""
         if self.folded.is_large:
             return found.fits
         in_fewest = found.execution.recompute == "none" and found.mesh.num_microbatches == self._fewest(space)
@@ -361,16 +367,16 @@ class Tuner:
 
     @property
     def _is_hopeless(self) -> bool:
-        """Whether nothing can fit of a large model: then one mesh is tried."""
+        """Return whether nothing can fit of a large model: then one mesh is tried."""
         return self.folded.is_large and self.nothing_fits
 
     @property
     def nothing_fits(self) -> bool:
-        """Whether an equal share of what is stored is too much for a device, however a step is run, or in stages."""
+        """Return whether an equal share of what is stored is too much for a device, however a step is run."""
         return self._share_is_too_much(self.solver.cluster.num_devices)
 
     def _share_is_too_much(self, num_shares: int) -> bool:
-        """Whether so many devices cannot store all parameters, gradients and moments; False where devices differ."""
+        """Return whether so many devices cannot store parameters, gradients and moments; False where devices differ."""
         solver = self.solver
         return not solver.cluster.parts and bool(solver.excess_bytes(self._stored_bytes / num_shares))
 
@@ -379,9 +385,9 @@ class Tuner:
         return self.solver.all_stored_bytes(self.folded)
 
     def _cannot_hold(self, space: Space) -> bool:
-        """Whether what is stored alone is too much.
+        """Return whether parameters, gradients and moments alone are too much.
 
-        Of a large model first by equal shares, for all of which one problem does.
+        For a large model, equal shares are checked first, which takes one problem for all spaces.
         """
         shared = prod(size for role, size in zip(space.roles, space.mesh.sizes, strict=True) if role != DATA)
         if self.folded.is_large and self._share_is_too_much(shared * space.pipeline.stages):
@@ -389,9 +395,9 @@ class Tuner:
         return bool(self._excess_bytes(space, self.modes[0]))
 
     def _excess_bytes(self, space: Space, mode: RecomputeMode) -> float:
-        """By how much what is always there is too much for these devices, however a step is run; 0: it may fit.
+        """Return by how many bytes what is always there is too much for these devices; 0 where it may fit.
 
-        `mode`: one whose problem is needed anyway.
+        `mode`: a recomputation whose problem is needed anyway.
         """
         try:
             problem, _ = self.solver.problem(*self._longest(space, mode, self._fewest(space)))
@@ -400,7 +406,7 @@ class Tuner:
         return self.solver.excess_bytes(stored_bytes(problem) + self._gathered_bytes(space))
 
     def _gathered_bytes(self, space: Space) -> float:
-        """What parameters take at least beside the parts that are stored, where all have to stay gathered at once."""
+        """Return the least bytes of parameters beside the stored parts, where all have to stay gathered at once."""
         if "zero-3" in space.zeros or FREE in space.roles:
             return 0.0
         axes = list(zip(space.roles, space.mesh.sizes, strict=True))
@@ -409,17 +415,17 @@ class Tuner:
 
     @cached_property
     def _parameter_bytes(self) -> float:
-        """Of all parameters in the dtype in which they are gathered, or less."""
+        """The bytes of all parameters in the dtype in which they are gathered, or less."""
         graph = self.folded.graph
         kinds = [(graph.types[leaf.name], self.folded.times(leaf.name)) for leaf in graph.leaves("parameter")]
         return sum(times * kind.num_elements * min(2, ITEM_BYTES[kind.dtype]) for kind, times in kinds)
 
     def _fewest(self, space: Space) -> int:
-        """The fewest microbatches on these devices."""
+        """Return the fewest microbatches on these devices."""
         return divided(space, self.counts, self.pins.size)[0]
 
     def _microbatches(self, space: Space, mode: RecomputeMode, counts: Sequence[int], unrivalled: bool) -> Counts:
-        """Numbers of microbatches, from where the space before it fitted."""
+        """Return the numbers of microbatches, from where the space before it fitted."""
         return Counts(
             counts,
             lambda count: self.tried_with(space, mode, count),
@@ -433,7 +439,7 @@ class Tuner:
         )
 
     def _eased_s(self, space: Space, mode: RecomputeMode, found: Candidate) -> float:
-        """About what a plan would take if memory were ample: less by the share that it adds to the sum of the layouts.
+        """Return about a plan's step with ample memory: less by the share that memory adds to the sum of the layouts.
 
         0 where the longest lifetime has no layouts.
         """
@@ -446,25 +452,25 @@ class Tuner:
         return found.prediction.step_s * eliminator.solve(longest, Prices(beside=prices.beside)).bound / own_s
 
     def over(self, space: Space) -> float:
-        """The least part of its floor that a step on these devices took; 0 where none is known."""
+        """Return the least ratio of a step to its floor on these devices; 0 where none is known."""
         return self._over.get(_alike(space), 0.0)
 
     def _can_win(self, space: Space, floor_s: float, rival_s: float) -> bool:
-        """Whether a step of this floor may take less, by how steps on these devices compare with theirs.
+        """Return whether a step of this floor may take less, by how steps on these devices compare with floors.
 
-        A floor without end says that the longest lifetime has no layouts.
+        An infinite floor says that the longest lifetime has no layouts.
         """
         return inf in (rival_s, floor_s) or floor_s * self.over(space) < rival_s
 
     def floor_s(self, space: Space, mode: RecomputeMode, count: int) -> float:
-        """As `Solver.floor_s`; without end where the longest lifetime has no layouts."""
+        """Return `Solver.floor_s`, or inf where the longest lifetime has no layouts."""
         try:
             return self.solver.floor_s(*self._longest(space, mode, count))
         except NoLayoutsError:
             return inf
 
     def crowding(self, space: Space, mode: RecomputeMode, count: int) -> float:
-        """As `Solver.crowding`; 0, which says nothing, where the longest lifetime has no layouts."""
+        """Return `Solver.crowding`, or 0, which says nothing, where the longest lifetime has no layouts."""
         try:
             problem, _ = self.solver.problem(*self._longest(space, mode, count))
         except NoLayoutsError:
@@ -472,7 +478,7 @@ class Tuner:
         return self.solver.crowding(problem, space.run(self.execution, mode))
 
     def _longest(self, space: Space, mode: RecomputeMode, count: int) -> _Asked:
-        """What names the problem of a way with the longest lifetime that is likely.
+        """Return the arguments of a way's problem with the longest lifetime that is likely.
 
         Stages seldom have room for what stays longest, as all are in use at once.
         """
@@ -482,10 +488,10 @@ class Tuner:
         return self.folded, mesh, space.roles, execution, likely, space.limits
 
     def tried_with(self, space: Space, mode: RecomputeMode, count: int) -> Candidate:
-        """With layouts for which nothing overlaps, and gathers of the likeliest lifetime.
+        """Return the best plan of a way: at first with layouts without overlap, for the likeliest lifetime.
 
-        Where that comes near the best plan by now, with layouts for which all overlaps that can too, and with those of
-        the other lifetime, for what was the better of the two: where by their sum a faster plan is likely.
+        If that comes near the best plan by now, layouts for full overlap are tried too. The better of the two is then
+        tried with the other lifetime, if by their sum a faster plan is likely.
         """
         if (known := self.known.get((space, mode, count))) is not None:
             return known
@@ -504,7 +510,7 @@ class Tuner:
             if best is not None:
                 if best.fits == is_large:  # what could win is of no use; of a large model, only what fits is of any
                     break
-                if priced != zeros[0] and beside != best.solved[2].beside:  # which was worse for the other lifetime
+                if priced != zeros[0] and beside != best.solved[2].beside:  # it was worse for the other lifetime
                     continue
                 if not self._may_gain(best, asked, space, mode, beside):
                     continue
@@ -530,9 +536,9 @@ class Tuner:
         return best
 
     def _may_gain(self, best: Candidate, asked: _Asked, space: Space, mode: RecomputeMode, beside: float) -> bool:
-        """Whether layouts of another lifetime, or where another share of communication counts, may be faster.
+        """Return whether layouts of another lifetime, or for another share of communication, may be faster.
 
-        With stages by their floor alone: what stages send beside compute is often most of what a step waits for.
+        With stages, their floor alone decides: what stages send beside compute is often most of what a step waits for.
         """
         fastest_s = self._like.get(mode, inf)
         rival_s = best.prediction.step_s if beside == 1 else fastest_s
@@ -543,9 +549,9 @@ class Tuner:
         return self.folded.is_large or self._expected_s(best, asked, beside) < rival_s * (1 - LITTLE)
 
     def _expected_s(self, found: Candidate, asked: _Asked, beside: float) -> float:
-        """About what a plan takes with the layouts of another lifetime, or where another share of communication counts.
+        """Return about a plan's step with layouts of another lifetime, or for another share of communication.
 
-        Less by the share that these save at most of its sum, if they keep no more than it does.
+        It is less by the share of the plan's sum that these save at most, if they keep no more than the plan does.
         """
         problem, eliminator = self.solver.problem(*asked)
         _, solution, prices = found.solved
@@ -554,29 +560,29 @@ class Tuner:
         return found.prediction.step_s * (least_s / own_s if 0 < own_s < inf else float(own_s == 0))
 
     def bound_s(self, num_microbatches: int, execution: Execution) -> float:
-        """No layouts of the operators as they are written, so run on the meshes searched, take a shorter step.
+        """Return a step that no layouts of the operators as written beat, so run on the meshes that are searched.
 
-        As `Solver.least_s` has it.
+        `Solver.least_s` has the conditions.
         """
         spaces = self.spaces_like(execution)
         return min(self._bound_s(space, over_time(space.mesh, num_microbatches), execution) for space in spaces)
 
     def spaces_like(self, execution: Execution) -> Sequence[Space]:
-        """All that are searched, of as many stages."""
+        """Return all spaces that are searched in as many stages."""
         if execution.schedule.num_stages == 1:
             return self.spaces
         staged = chain.from_iterable(self.pins.staged.values())
         return [space for space in staged if space.pipeline.stages == execution.schedule.num_stages]
 
     def _bound_s(self, space: Space, mesh: Mesh, execution: Execution) -> float:
-        """Without end where the longest lifetime has no layouts."""
+        """Return `Solver.least_s`, or inf where the longest lifetime has no layouts."""
         try:
             return self.solver.least_s(self.folded, mesh, space.roles, execution, space.limits)
         except NoLayoutsError:
             return inf
 
     def ideal_s(self, mode: RecomputeMode) -> float:
-        """A lower bound: every device has an equal part of all operators' work, and nothing is sent."""
+        """Return a lower bound: every device has an equal part of all operators' work, and nothing is sent."""
         if mode not in self._ideal:
             execution = replace(self.execution, recompute=mode)
             self._ideal[mode] = self.solver.work_s(self.folded, execution) / self.solver.cluster.num_devices
@@ -584,9 +590,10 @@ class Tuner:
 
 
 def _begin(ahead: list[tuple[float, int, Proposals | None]], runs: Sequence[Counts], i: int) -> None:
-    """Put a kind of recomputation among what may be tried, and the next one, which takes no less, where that begins.
+    """Queue a kind of recomputation, and the next one, which takes no less, where the first begins.
 
-    So what is never likely enough has no problem built. One that cannot fit makes room for the next one at once.
+    So no problem is built for a kind that is never likely enough. A kind that cannot fit makes room for the next at
+    once.
     """
     floors = runs[i].proposals()
     floor_s = next(floors, None)
@@ -597,19 +604,19 @@ def _begin(ahead: list[tuple[float, int, Proposals | None]], runs: Sequence[Coun
 
 
 def _alike(space: Space) -> Hashable:
-    """What decides how steps compare with their floors: where roles leave no choice, whatever the degrees."""
+    """Return a key of how steps compare with floors: the roles, if they leave no choice, whatever the degrees."""
     return space if FREE in space.roles else space.roles
 
 
 def folded(graph: Graph, pins: Pins) -> Folded:
-    """The graph with its equal blocks folded, where all of them are run and pinned alike."""
+    """Return the graph with its equal blocks folded, where all of them are run and pinned alike."""
     found = Folded(graph) if pins.by_block else fold(graph)
     found = Folded(graph) if pins.limits.tell_apart(graph, found.alike) else found
     return replace(found, is_large=len(found.graph.nodes) >= MANY_NODES)
 
 
 def _priced(zeros: Sequence[Zero], mesh: Mesh) -> Sequence[Zero]:
-    """The shortest and the longest lifetime, in the order in which they are likely to be the best."""
+    """Return the shortest and the longest lifetime, in the order in which they are likely to be the best."""
     own = different(zeros, mesh)
     ends = dict.fromkeys((own[0], own[-1]))
     return list(ends) if mesh.num_microbatches > 1 else list(reversed(ends))
