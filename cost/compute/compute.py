@@ -2,11 +2,11 @@
 
     time = max(FLOPs / (peak · efficiency), bytes / bandwidth) + the least time of a kernel
 
-Source: Williams, Waterman, Patterson, "Roofline: an insightful visual performance model" (2009). What shapes do on a
-device whose number of multiprocessors is known:
+Source: Williams, Waterman, Patterson, "Roofline: an insightful visual performance model" (2009). The effects of shapes
+on a device whose number of multiprocessors is known:
 
-    tiles       a matrix product is cut into tiles; what sticks out of a matrix is computed too. The library takes the
-                tile of `_TILES` that is fastest
+    tiles       a matrix product is cut into tiles; the part of a tile outside the matrix is computed too. The
+                library takes the fastest tile of `_TILES`
     occupancy   fewer tiles than multiprocessors leave some idle, unless sums are long: libraries then give several of
                 them a part of one tile's sum ("split-K", NVIDIA, CUTLASS, "Efficient GEMM in CUDA"), as in gradients of
                 weights, which sum over all tokens or pixels. Adding the parts up is not counted. More tiles than
@@ -32,19 +32,19 @@ from shardwright.pcg.types import ITEM_BYTES
 _TILES = ((128, 256), (256, 128), (128, 128), (128, 64), (64, 128), (64, 64))
 """Rows and columns of the result that one multiprocessor computes at a time (CUTLASS's default threadblock shapes)."""
 _REUSE = 128 * 256 / (128 + 256)
-"""Products per loaded element of the largest tile: the rate of smaller ones goes with theirs."""
+"""Products per loaded element of the largest tile; the rate of a smaller tile is in proportion to its own."""
 _TILE_DEPTH = 32
 _SPLIT_DEPTH = 1024
-"""Of a sum, what one multiprocessor gets at least where several share a tile; assumed."""
+"""The least part of a sum that a multiprocessor gets where several share a tile; assumed."""
 _ATTENTION_BLOCK = 128  # queries of a block in FlashAttention-2's kernels
 _ALIGNED_BYTES = 16
 _UNALIGNED_RATE = 0.5
 _RATE_BYTES = {"fp8": 1, "tf32": 4}
-"""Of an element, where work runs at the rate of a precision that no value has."""
+"""Bytes of an element, for work at the rate of a precision that no value is stored in."""
 
 
 class Compute:
-    """Times of work on `device`, remembered by work."""
+    """Times of work on `device`, cached by work."""
 
     def __init__(self, device: Device) -> None:
         self.device = device
@@ -53,7 +53,7 @@ class Compute:
         self._known: dict[Work, float] = {}
 
     def work_s(self, work: Work) -> float:
-        """Seconds of one kernel on the device, without its dispatch.
+        """Return the seconds of one kernel on the device, without its dispatch.
 
         Raises:
             ClusterError: the device has no rate for the work's dtype.
@@ -63,9 +63,9 @@ class Compute:
         return self._known[work]
 
     def passes_s(self, op: str, passes: Passes, *, launched: bool = True) -> tuple[float, float]:
-        """Seconds of the forward and of the backward pass of an operator of that name, dispatch included.
+        """Return the seconds of an operator's forward and backward pass, dispatch included.
 
-        One that is not `launched` is part of another's kernel.
+        An operator that is not `launched` is part of another's kernel.
         """
         dispatch_s = self.dispatch_s(op, passes) if launched else (0.0, 0.0)
         paces = self.device.paces.get(op, (1.0, 1.0))
@@ -74,10 +74,11 @@ class Compute:
         return forward_s, backward_s
 
     def dispatch_s(self, op: str, passes: Passes) -> tuple[float, float]:
-        """What the host needs for an operator's passes: as measured, else as much for each of their kernels.
+        """Return the host's seconds for an operator's passes: as measured, else `op_overhead_s` for each kernel.
 
-        Backward was measured with gradients of all operands. Where only some get one it takes that share: operators of
-        two operands take 0.4 to 0.7 of their time for one gradient. What loops over groups was measured for one.
+        Backward was measured with gradients of all operands. If only some operands get one, it takes that share:
+        operators of two operands take 0.4 to 0.7 of their time for one gradient. An operator that loops over groups was
+        measured with one.
         """
         if op not in self.device.operators:
             each_s = self.device.op_overhead_s
@@ -102,7 +103,7 @@ class Compute:
         return max(work.flops / self._rate(work), self.bounds(work)[1]) + self.device.kernel_s
 
     def bounds(self, work: Work) -> tuple[float, float]:
-        """Seconds of its arithmetic at the peak, and of its bytes."""
+        """Return the seconds of the work's arithmetic at the peak, and of its bytes."""
         return work.flops / self._peak(work), work.num_bytes / self.device.memory_bytes_per_s
 
     def _peak(self, work: Work) -> float:
@@ -111,7 +112,7 @@ class Compute:
         return self.device.vector_flops_per_s or self.device.peak_flops_per_s("fp32")
 
     def _rate(self, work: Work) -> float:
-        """FLOP per second that the work's shape lets the device reach."""
+        """Return the FLOP per second that the work's shape lets the device reach."""
         device, peak = self.device, self._peak(work)
         if work.kind == "attention":
             efficiency = device.attention_backward_efficiency if work.backward else device.attention_efficiency
@@ -123,12 +124,12 @@ class Compute:
 
 @lru_cache(maxsize=8)
 def compute_on(device: Device) -> Compute:
-    """The one for a device: what a search has asked, predictions ask again."""
+    """Return the cached `Compute` of a device, so that predictions reuse the times that a search asked for."""
     return Compute(device)
 
 
 def matmul_share(shape: tuple[int, ...], dtype: str, num_units: int) -> float:
-    """The share of a large product's rate that one of (batch, m, n, k) reaches on `num_units` multiprocessors."""
+    """Return the share of a large product's rate that (batch, m, n, k) reaches on `num_units` multiprocessors."""
     if not num_units:
         return 1.0
     batch, m, n, k = shape
@@ -145,7 +146,7 @@ def matmul_share(shape: tuple[int, ...], dtype: str, num_units: int) -> float:
 
 
 def attention_share(work: Work, num_units: int) -> float:
-    """The share of the rate of long, many-headed attention that this one reaches."""
+    """Return the share of the rate of long, many-headed attention that this work reaches."""
     heads, queries, keys, _ = work.shape
     blocks = heads * ceil(queries / _ATTENTION_BLOCK)
     occupancy = min(1.0, blocks / num_units) if num_units else 1.0

@@ -1,8 +1,8 @@
-"""What torch.compile makes one kernel: pointwise operators with the pointwise operators and reductions that read them.
+"""Kernel fusion by torch.compile: pointwise operators with the pointwise operators and reductions that read them.
 
-A value that only operators of its kernel read stays in registers: it is not read from memory, nor written to it unless
+A value that is read only inside its kernel stays in registers: it is not read from memory, nor written to it unless
 backward keeps it. Backward is taken to fuse as forward does: its gradients stay where the values do. Views end a chain
-here, though a compiler sees through some, and so do operators of several readers in different kernels.
+here, though a compiler sees through some, and so do operators whose readers are in different kernels.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from shardwright.pcg.graph import Graph, Node
 
 
 class Fusion(NamedTuple):
-    """A node in its kernel.
+    """A node's place in its kernel.
 
     inside     operands, by position, that the same kernel makes
-    absorbed   the result is read in the same kernel alone: there is no launch for this node
-    unwritten  and backward does not keep it
+    absorbed   the result is read in the same kernel only: there is no launch for this node
+    unwritten  absorbed, and backward does not keep the result
     """
 
     inside: tuple[int, ...] = ()
@@ -33,7 +33,7 @@ UNFUSED = Fusion()
 
 
 def fusions(graph: Graph) -> Mapping[str, Fusion]:
-    """The nodes that are fused with others."""
+    """Return the nodes that are fused with others."""
     once = computed_once(graph)
     nodes = [node for node in graph.nodes if node.name not in once]
     pointwise = {node.name for node in nodes if _fuses(graph, node, reduces=False)}
@@ -53,7 +53,7 @@ def fusions(graph: Graph) -> Mapping[str, Fusion]:
 
 
 def _fuses(graph: Graph, node: Node, *, reduces: bool) -> bool:
-    """Whether a node works on each element alone; with `reduces`, whether it is a pass that sums or normalizes."""
+    """Return whether a node works on each element alone; with `reduces`, whether it is a sum or a normalization."""
     row = node.row
     if row is None or row.contraction or row.view or row.lookup or not node.inputs:
         return False
@@ -62,7 +62,7 @@ def _fuses(graph: Graph, node: Node, *, reduces: bool) -> bool:
 
 
 def _is_kept(graph: Graph, node: Node) -> bool:
-    """Whether the backward of the node or of a reader keeps its result."""
+    """Return whether the backward of the node or of a reader keeps its result."""
     if not graph.types[node.name].grad:
         return False
 
@@ -75,7 +75,7 @@ def _is_kept(graph: Graph, node: Node) -> bool:
 
 
 def fuse(found: Passes, fusion: Fusion, operands_bytes: tuple[float, ...], result_bytes: float) -> Passes:
-    """The kernels of a node without the traffic that stays in registers; bytes are those of one device's parts."""
+    """Return a node's kernels without the traffic that stays in registers; bytes are those of one device's parts."""
     inside = sum(operands_bytes[i] for i in fusion.inside)
     forward = _less(found.forward, inside + (result_bytes if fusion.unwritten else 0.0))
     gradients = result_bytes * len(found.backward) if fusion.absorbed else 0.0

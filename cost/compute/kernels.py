@@ -1,16 +1,16 @@
-"""Measured kernels: how long kernels of some shapes took on a device, and what that says about others of their kind.
+"""Measured kernels: the times of some shapes on a device, and the predictions for others of their kind.
 
-A roofline whose two lines are curves: kernels that were bound by arithmetic give one over the seconds of arithmetic at
-the peak, those bound by memory one over the seconds of their bytes; work takes the larger of both. Between measured
-kernels, seconds are interpolated in logarithms; beyond the last and before the first they change in proportion. (A
-curve that stayed as it is before its first kernel would give all smaller work that time, whatever the other curve has
-measured there.) Where kernels are launched, none takes less than the fastest of its kind; a host's dispatch of an
-operator, which is measured on next to nothing, holds that already. Points are made to rise first, so that along a
-curve noise cannot make more work faster. A backward pass's own kernels, where none is measured, go with the forward's.
+The prediction is a roofline whose two lines are curves. Kernels bound by arithmetic give one curve, over the seconds of
+arithmetic at the peak; kernels bound by memory give the other, over the seconds of their bytes. Work takes the larger
+of both. Between measured kernels, seconds are interpolated in logarithms; beyond the last and before the first they
+change in proportion. (A curve that were constant before its first kernel would give that time to all smaller work,
+whatever the other curve has measured there.) Where kernels are launched, none takes less than the fastest of its kind;
+on a host, the measured dispatch of an operator includes that least time. Points are first made to rise, so that noise
+cannot make more work faster along a curve. Kernels of a backward pass use the forward's curves if none was measured.
 
-How fast a product is depends on its shape too: libraries have other algorithms for a wide one than for a deep one. What
-a product took in comparison with its curve, those of like shape are taken to take as well: a mean of all measured ones,
-weighted by how near they are (Nadaraya and Watson's regression, 1964, with a Gaussian of one octave in every size).
+The time of a product depends on its shape too: libraries have other algorithms for a wide one than for a deep one. A
+product's ratio to its curve is predicted from measured products of like shape: a mean weighted by their distance
+(Nadaraya and Watson's regression, 1964, with a Gaussian of one octave in every size).
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from shardwright.cost.compute.work import WORK_KINDS, Work
 from shardwright.pcg import checks
 
 _LEAST_S = 1e-9
-_LEAST_BOUND_S = 1e-15  # has a logarithm
-_PRIOR = 0.1  # weight of the curve itself among kernels of like shape, of which one of the same shape weighs 1
+_LEAST_BOUND_S = 1e-15  # positive, so that it has a logarithm
+_PRIOR = 0.1  # weight of the curve itself beside kernels of like shape; a kernel of the same shape weighs 1
 _Key = tuple[str, str, bool]
 """Kind, dtype, backward."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kernel(Work):
-    """Work that was measured: its seconds, without the host's dispatch."""
+    """Measured work, with its seconds without the host's dispatch."""
 
     seconds: float = field(kw_only=True)
 
@@ -64,12 +64,12 @@ class Kernel(Work):
 
 
 def measured(work: Work, seconds: float) -> Kernel:
-    """A kernel that did this work in so many seconds."""
+    """Return a kernel that did this work in `seconds`."""
     return Kernel(**asdict(work), seconds=max(seconds, _LEAST_S))
 
 
 def checked_kernels(kernels: object) -> tuple[Kernel, ...]:
-    """Kernels, or what a JSON file holds of them."""
+    """Return kernels, from kernels or their JSON objects."""
     if not isinstance(kernels, Sequence) or isinstance(kernels, str):
         problem = f"expected a list of measured kernels, got {kernels!r}; leave it out or run `shardwright calibrate`"
         raise checks.FieldError("Device", "kernels", problem)
@@ -87,9 +87,9 @@ def _read(entry: object, place: int) -> Kernel:
 
 
 class KernelTable:
-    """Seconds of work from measured kernels of its kind; `bounds` gives the seconds of its arithmetic and its bytes.
+    """Seconds of work from measured kernels of its kind; `bounds` returns the seconds of its arithmetic and its bytes.
 
-    `launched`: by a host for another device, which takes a time whatever the work.
+    `launched`: kernels are launched by a host for another device, which takes a least time whatever the work.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class KernelTable:
         self._shapes = {key: self._deviations(key, found) for key, found in alike.items() if len(found[0].shape) > 1}
 
     def seconds(self, work: Work) -> float | None:
-        """None where nothing of this kind and dtype was measured, nor of its forward pass."""
+        """Return the seconds of work, or None if neither its kind and dtype nor their forward was measured."""
         key = next((key for key in (_key(work), _forward(work)) if key in self._least_s), None)
         if key is None:
             return None
@@ -121,13 +121,13 @@ class KernelTable:
         return max(seconds, self._least_s[key])
 
     def _curve_s(self, key: _Key, work: Work) -> float:
-        """The larger of what the two curves say; one of them is there."""
+        """Return the larger value of the two curves; at least one exists."""
         curves = (self._curves.get((key, by_memory)) for by_memory in (False, True))
         found = zip(curves, self._bounds(work), strict=True)
         return max(_at(curve, bound_s) for curve, bound_s in found if curve is not None)
 
     def _deviations(self, key: _Key, kernels: Sequence[Kernel]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Places of kernels among shapes, and the logarithm of how many times as long as their curve says they took."""
+        """Return the kernels' places among shapes, and the logarithms of their times over their curve's."""
         places = np.array([_place(kernel) for kernel in kernels])
         return places, np.array([log(kernel.seconds / self._curve_s(key, kernel)) for kernel in kernels])
 
@@ -141,7 +141,7 @@ def _forward(work: Work) -> _Key:
 
 
 def _place(work: Work) -> NDArray[np.float64]:
-    """Among shapes, in octaves; what is causal is one away from what is not."""
+    """Return the place of work among shapes, in octaves; causal work is one octave from other work."""
     return np.log2([*work.shape, 2.0 if work.causal else 1.0])
 
 
@@ -152,9 +152,9 @@ def _at(curve: tuple[list[float], list[float]], bound_s: float) -> float:
 
 
 def _rising(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
-    """The points in order, seconds rising: neighbours that fall are replaced by their mean (isotonic regression).
+    """Return the points in order with rising seconds: falling neighbours get their mean (isotonic regression).
 
-    So are those of one place, such as both gradients of a convolution.
+    Points of one place get their mean too, such as both gradients of a convolution.
     """
     blocks: list[list[tuple[float, float]]] = []
     for _, alike in groupby(sorted(points), key=itemgetter(0)):

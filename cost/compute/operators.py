@@ -1,4 +1,4 @@
-"""Time of one operator and what it keeps for backward, under each way to split it."""
+"""Time of one operator, and the bytes that it keeps for backward, under each way to split it."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _Shape = tuple[int, ...]
 
 
 def local_bytes(tensor: TensorType, layouts: Layouts, sizes: tuple[int, ...]) -> float:
-    """Bytes of one device's part of a tensor in these layouts."""
+    """Return the bytes of one device's part of a tensor in these layouts."""
     return prod(local_shape(tensor.shape, layouts, sizes)) * ITEM_BYTES[tensor.dtype]
 
 
 class Part(NamedTuple):
-    """What a device has of an operator: local shapes, sizes of the signature's factors, and how many send it rows."""
+    """A device's part of an operator: local shapes, sizes of its factors, and how many devices send it rows."""
 
     operands: tuple[_Shape, ...]
     result: _Shape
@@ -39,14 +39,14 @@ class Part(NamedTuple):
 
 
 Option = tuple[Choices, tuple[Layouts, ...], Layouts]
-"""How an operator is split, and in which layouts its operands and its result are then."""
+"""A split of an operator, with the layouts of its operands and of its result."""
 
 
 class NodeCost:
     """Time and kept bytes of one operator under each of its choices.
 
-    `operands` and `result` are logical types; `grad` says which get a gradient. `kept` lists what backward keeps and
-    nobody else is charged for; `written` says how it is written in code.
+    `operands` and `result` are logical types; `grad` says which get a gradient. `kept` lists the values that backward
+    keeps and that no other operator is charged for; `written` says how the operator is written in code.
     """
 
     def __init__(
@@ -67,37 +67,37 @@ class NodeCost:
         self.signature = self.row.signature([t.shape for t in operands], dict(self.attrs)) if self.row else None
 
     def passes(self, split: Choices, needs: tuple[Layouts, ...], result: Layouts) -> Passes:
-        """The kernels of one device's part, forward and backward."""
+        """Return the kernels of one device's part, forward and backward."""
         return self._costed(self.part(split, needs, result))[0]
 
     def passes_s(self, split: Choices, needs: tuple[Layouts, ...], result: Layouts) -> tuple[float, float]:
-        """Seconds of forward and of backward."""
+        """Return the seconds of forward and of backward."""
         return self.part_s(self.part(split, needs, result))
 
     def part_s(self, part: Part) -> tuple[float, float]:
-        """Seconds of forward and of backward of a part."""
+        """Return the seconds of forward and of backward of a part."""
         return self._costed(part)[1]
 
     def _costed(self, part: Part) -> tuple[Passes, tuple[float, float]]:
         return _part_costs(self.compute, self.op, self.attrs, self.operands, self.result, *part, self.written)
 
     def part(self, split: Choices, needs: tuple[Layouts, ...], result: Layouts) -> Part:
-        """What a choice leaves a device."""
+        """Return the part that a split leaves a device."""
         shapes = tuple(local_shape(t.shape, n, self.sizes) for t, n in zip(self.operands, needs, strict=True))
         returned, extents = local_shape(self.result.shape, result, self.sizes), self._extents(split)
         return Part(shapes, returned, extents, num_senders(split, self.sizes))
 
     def _extents(self, split: Choices) -> tuple[int, ...]:
-        """The sizes of the signature's factors on one device."""
+        """Return the sizes of the signature's factors on one device."""
         if self.signature is None:
             return ()
         divided = degrees(split, self.sizes)
         return tuple(f.size // divided.get(f.name, 1) for f in self.signature.factors)
 
     def parts(self, choices: Sequence[Option]) -> tuple[list[Part], np.ndarray]:
-        """As `part`, of many choices at once: the different parts, and the number of the one that each choice leaves.
+        """Return the distinct parts of many options, and for each option the number of its part.
 
-        What an axis splits decides about the layouts on it.
+        The choice for an axis decides the layouts on it.
         """
         shapes = [*(t.shape for t in self.operands), self.result.shape]
         factors = tuple(f.size for f in self.signature.factors) if self.signature else ()
@@ -118,7 +118,7 @@ class NodeCost:
         return [_part(row, ends) for row in distinct], np.array(of, np.intp)
 
     def _among(self, choice: Choice, size: int, layouts: Sequence[Layout], ends: Sequence[int]) -> np.ndarray:
-        """How many devices of an axis share every dimension, and every factor; and how many send each other rows."""
+        """Return how many devices of an axis share each dimension and factor, and how many send each other rows."""
         found = np.ones(ends[-1] + 1, np.int64)
         for start, layout in zip(ends, layouts, strict=False):
             if layout.is_shard:
@@ -129,7 +129,7 @@ class NodeCost:
         return found
 
     def exchanges(self, split: Choices, needs: tuple[Layouts, ...], result: Layouts) -> tuple[Exchange, ...]:
-        """What devices send each other while it runs, by axis in the order of forward."""
+        """Return the exchanges between devices while the operator runs, by axis in the order of forward."""
         if self.row is None or self.signature is None or not sends(split):
             return ()
         dtypes, grads = [t.dtype for t in (*self.operands, self.result)], [t.grad for t in self.operands]
@@ -137,11 +137,11 @@ class NodeCost:
         return exchanges(Running(self.row, self.signature, split, self.sizes, shapes, dtypes, grads))
 
     def kept_bytes(self, split: Choices, needs: tuple[Layouts, ...], result: Layouts) -> float:
-        """Bytes that stay on a device for the backward pass."""
+        """Return the bytes that stay on a device for the backward pass."""
         return self.part_bytes(self.part(split, needs, result), self.kept)
 
     def part_bytes(self, part: Part, kept: Sequence[int | str]) -> float:
-        """Bytes of these of a part."""
+        """Return the bytes of the `kept` values of a part."""
         total = 0.0
         for item in kept:
             if item == "result":
@@ -166,7 +166,7 @@ def _part(row: tuple[int, ...], ends: Sequence[int]) -> Part:
 
 
 def num_drawn(kind: str, result: TensorType, local: Sequence[int]) -> int:
-    """Elements of its result that a random operator draws on a device of this kind, which has a part of this shape."""
+    """Return how many elements a random operator draws on a device that has a part of shape `local`."""
     return result.num_elements if draws_whole(kind) else prod(local)
 
 
@@ -183,7 +183,7 @@ def _part_costs(
     senders: int,
     written: Written,
 ) -> tuple[Passes, tuple[float, float]]:
-    """The kernels of a part of an operator and their seconds, on whatever mesh: searches ask very often."""
+    """Return the kernels of an operator's part and their seconds, on any mesh; cached, as searches ask very often."""
     row, own = ROWS.get(op), dict(attrs)
     signature = row.signature([t.shape for t in operands], own) if row else None
     local = tuple(TensorType(shape, t.dtype, (), t.grad) for t, shape in zip(operands, shapes, strict=True))

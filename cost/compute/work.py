@@ -1,4 +1,4 @@
-"""Work: what one kernel does on one device; and the kernels of an operator's forward and backward pass.
+"""Work: one kernel on one device; and the kernels of an operator's forward and backward pass.
 
 Everything follows from the op table's rows. A contraction's factor string gives its matrix multiplication: factors of
 
@@ -7,9 +7,9 @@ Everything follows from the op table's rows. A contraction's factor string gives
     the second operand and the result                 n
     both operands, or the second (a kernel), only     k
 
-and its backward is one multiplication per operand that needs a gradient, [m, n]·[n, k] and [n, m]·[m, k]. A row that is
-made of several says which. Whatever else an operator does is a pass over its operands, its result and what its backward
-kept.
+and its backward is one multiplication per operand that needs a gradient, [m, n]·[n, k] and [n, m]·[m, k]. The row of an
+operator with several products lists them. Everything else that an operator does is a pass over its operands, its result
+and the values that its backward kept.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from shardwright.pcg.row import Product
 from shardwright.pcg.types import ITEM_BYTES, TensorType, is_float
 
 WorkKind = Literal["matmul", "attention", "conv", "pointwise", "reduction", "lookup", "random", "copy", "view"]
-"""What a kernel is bound by. A `view` has no kernel: it costs its dispatch."""
+"""Kinds of work, by the limits of its kernels. A `view` has no kernel: it costs its dispatch."""
 WORK_KINDS: tuple[WorkKind, ...] = get_args(WorkKind)
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What one kernel does on one device.
+    """The work of one kernel on one device.
 
     Attributes:
         shape: of a matmul or convolution (batch, m, n, k), a convolution as the multiplication that it is; of attention
@@ -59,9 +59,9 @@ class Work:
 class Passes:
     """The kernels of an operator's forward and of its backward pass, in order.
 
-    `gradients` is the share of all gradients that are computed: of the float operands those that get one. Attention
-    computes all of them at once. `groups` are those of a product whose rows are in groups, each with a matrix of its
-    own, over which a host may loop.
+    `gradients` is the share of the float operands that get a gradient. Attention computes all gradients at once.
+    `groups` is the number of groups of rows in a grouped product; each has its own matrix, and a host may loop over
+    them.
     """
 
     forward: tuple[Work, ...] = ()
@@ -72,16 +72,16 @@ class Passes:
 
 @dataclass(frozen=True, slots=True)
 class Local:
-    """One device's part of an operator.
+    """A device's part of an operator.
 
     Attributes:
-        row: None for an operator that the table does not know: a pass over all it sees.
+        row: None for an operator that the table does not have: it counts as a pass over its operands and its result.
         signature: of the logical operator, with `extents` for the sizes of its factors on the device.
         operands: types with local shapes; `grad` says which need a gradient.
         result: type with its local shape; without `grad` there is no backward.
         drawn: elements that a random operator draws.
-        written: how it is written in code: see `pcg.analysis.written`.
-        senders: devices whose rows it is sent (`LocalShapes`).
+        written: how the operator is written in code: see `pcg.analysis.written`.
+        senders: devices that send it rows (`LocalShapes`).
     """
 
     row: Row | None
@@ -114,7 +114,7 @@ class Local:
 
 
 def passes(part: Local) -> Passes:
-    """The kernels of an operator on one device."""
+    """Return the kernels of an operator on one device."""
     found = _passes(part)
     if part.row is not None and part.row.contraction and part.row.passes > 1:
         return found
@@ -123,7 +123,7 @@ def passes(part: Local) -> Passes:
 
 
 def _groups(part: Local) -> int:
-    """As in `matmul_shape`: of factors outside the products, those of the matrices."""
+    """Return the number of groups in a product: of factors outside it, as in `matmul_shape`, those of the matrices."""
     if part.row is None or part.signature is None:
         return 1
     if part.row.products is not None:
@@ -160,13 +160,13 @@ def _passes(part: Local) -> Passes:
 
 
 def matmul_shape(signature: Signature, extents: Sequence[int], outside: Sequence[str]) -> tuple[int, int, int, int]:
-    """(batch, m, n, k) of the matrix multiplication that a contraction of two operands is."""
+    """Return (batch, m, n, k) of the matrix multiplication that a contraction of two operands is."""
     first, second = ({f for dim in dims for f in dim} for dims in signature.operands[:2])
     result = {f for dim in signature.result for f in dim}
     batch, m, n, k, groups = 1, 1, 1, 1, 1
     for f, extent in enumerate(extents):
         if signature.factors[f].name in outside:
-            groups *= extent if f in second else 1  # as many multiplications, each with its part of the rows
+            groups *= extent if f in second else 1  # one multiplication per group, each with its part of the rows
         elif f in result:
             batch, m, n = (
                 (batch * extent, m, n) if f in first and f in second
@@ -198,10 +198,11 @@ def _contraction(part: Local) -> Passes:
 
 
 def _products(part: Local) -> Passes:
-    """Several products of rows that are sorted before and put back after, and a pass over what lies between them.
+    """Return several products of rows that are sorted before and restored after, and a pass over the values between.
 
-    Backward has as many for the matrices, and for the rows of all but the first, whose rows are the first operand's.
-    Kernels that make the gradient of an operand come first, in the order of the operands, as of other contractions.
+    Backward has as many products for the matrices. It has one for the rows of each product but the first, whose rows
+    are the first operand's. Kernels for gradients of operands come first, in the order of the operands, as in other
+    contractions.
     """
     row = part.row
     assert row is not None
@@ -224,15 +225,15 @@ def _products(part: Local) -> Passes:
 
 
 def _has_windows(signature: Signature) -> bool:
-    """Whether a dimension of the result is in no operand: where a kernel is laid."""
+    """Return whether a dimension of the result is in no operand: the places of a convolution's kernel."""
     seen = {f for dims in signature.operands for dim in dims for f in dim}
     return any(f not in seen for dim in signature.result for f in dim)
 
 
 def _attention(part: Local) -> Passes:
-    """Fused attention: the backward computes the scores again, five multiplications instead of two.
+    """Return fused attention: the backward computes the scores again, five multiplications instead of two.
 
-    Where causal queries are split, the device that has the last ones sees the most keys, and all others wait for it.
+    Where causal queries are split, the device with the last queries sees the most keys, and all others wait for it.
     Source: Dao et al., "FlashAttention" (2022), section 3.1 and appendix B.
     """
     q, k = part.operands[0].shape, part.operands[1].shape
@@ -247,7 +248,7 @@ def _attention(part: Local) -> Passes:
 
 
 def _seen(queries: int, keys: int, offset: int) -> int:
-    """Pairs of a query and a key that it sees: query i sees keys up to i + `offset`."""
+    """Return the number of pairs of a query and a key that it sees: query i sees keys up to i + `offset`."""
     full = max(0, min(queries, keys - offset))
     return full * offset + full * (full + 1) // 2 + (queries - full) * keys
 
@@ -256,14 +257,14 @@ def _seen(queries: int, keys: int, offset: int) -> int:
 
 
 def _kind(part: Local) -> WorkKind:
-    """An operator whose factors are all in its result, none of them fixed, works on each element alone."""
+    """Return "pointwise" if all factors are in the result and none is fixed, else "reduction"."""
     assert part.signature is not None
     alone = all(f.role == "map" for f in part.signature.factors)
     return "pointwise" if alone else "reduction"
 
 
 def _elementwise(part: Local, kind: WorkKind, flops_per_element: float) -> Passes:
-    """A pass forward; backward one kernel, or, for a pointwise operator of several operands, one for each."""
+    """Return a pass forward, and backward one kernel, or one per operand if the operator is pointwise."""
     forward = _work(part, kind, _bytes(part.operands) + part.result.num_bytes, flops_per_element)
     if part.trained and _passes_gradient_on(part):
         return Passes(() if part.written == "fused" else (forward,), _moved_back(part))
@@ -276,7 +277,7 @@ def _elementwise(part: Local, kind: WorkKind, flops_per_element: float) -> Passe
 
 
 def _passes_gradient_on(part: Local) -> bool:
-    """Linear in all operands together, nothing kept, no dimension needed whole: gradients are views of the result's."""
+    """Return whether gradients are views of the result's: linear, nothing kept, no dimension needed whole."""
     row, signature = part.row, part.signature
     if row is None or signature is None or row.saves or tuple(range(len(part.operands))) not in row.linear_in:
         return False
@@ -285,26 +286,26 @@ def _passes_gradient_on(part: Local) -> bool:
 
 
 def _moved_back(part: Local) -> tuple[Work, ...]:
-    """Backward of what only moves elements: a view; a pass where the operand is larger, a sum where it is smaller."""
+    """Return the backward of an operator that only moves elements: a view, a pass (larger operand) or a sum."""
     found: list[Work] = []
     if part.written == "part":
         return (_work(part, "copy", 2 * part.result.num_bytes),) if part.trained else ()
     for t in part.trained:
         if part.row is not None and part.row.view and t.num_elements > part.result.num_elements:
-            found.append(_work(part, "copy", t.num_bytes + 2 * part.result.num_bytes))  # zeros, and a part written
+            found.append(_work(part, "copy", t.num_bytes + 2 * part.result.num_bytes))  # zeros, then one part
         elif t.num_elements >= part.result.num_elements or not _is_broadcast(part, t):
             found.append(_view(part))
     return (*found, *_broadcast_sums(part))
 
 
 def _broadcast_sums(part: Local) -> tuple[Work, ...]:
-    """The gradient of a broadcast operand is a sum."""
+    """Return the sums that are the gradients of broadcast operands."""
     gradient = part.result.num_bytes
     return tuple(_work(part, "reduction", gradient + t.num_bytes) for t in part.trained if _is_broadcast(part, t))
 
 
 def _is_broadcast(part: Local, operand: TensorType) -> bool:
-    """Whether a factor of the result is not in an operand, as in an addition of a bias or an expansion."""
+    """Return whether a factor of the result is not in an operand, as in an addition of a bias or an expansion."""
     if part.signature is None:
         return False
     dims = part.signature.operands[part.operands.index(operand)]
@@ -316,7 +317,7 @@ def _is_broadcast(part: Local, operand: TensorType) -> bool:
 
 
 def _lookup(part: Local) -> Passes:
-    """Reads what it returns, not its table; the gradient of the table is zeros to which rows are added."""
+    """Return a kernel that reads only the rows it returns; the table's gradient is zeros to which rows are added."""
     index = _bytes(part.operands[1:])
     returned = part.result.num_bytes
     forward = _work(part, "lookup", min(part.operands[0].num_bytes, returned) + returned + index)
@@ -324,7 +325,7 @@ def _lookup(part: Local) -> Passes:
 
 
 def _random(part: Local) -> Passes:
-    """A device draws a mask, one byte an element: its own part's, or the whole one's, of which it takes its part."""
+    """Return the draw of a mask, one byte an element, of the part or the whole, and the pass that applies it."""
     assert part.row is not None
     drawn, local = part.drawn, part.result.num_elements
     moved = _bytes(part.operands) + part.result.num_bytes
@@ -333,9 +334,10 @@ def _random(part: Local) -> Passes:
 
 
 def _with_scratch(part: Local) -> Passes:
-    """Log-probabilities, from which the loss picks; backward fills their gradient with zeros and writes the operand's.
+    """Return the kernels of a loss that picks from log-probabilities.
 
-    In fp32: autocast says so, and models that run in 16 bits widen their logits themselves; what is narrower is cast.
+    Backward fills the gradient of the log-probabilities with zeros and writes the operand's. They run in fp32: autocast
+    requires it, and models that run in 16 bits widen their logits themselves. Narrower operands are cast.
     """
     operand = part.operands[0]
     wide, narrow = 4.0 * operand.num_elements, operand.num_bytes
@@ -347,7 +349,7 @@ def _with_scratch(part: Local) -> Passes:
 
 
 def _both(part: Local, forward: Work, *backward: Work) -> Passes:
-    """A kernel forward, and those of backward where an operand gets a gradient."""
+    """Return a forward kernel, and backward's kernels if an operand gets a gradient."""
     return Passes((forward,), backward if part.trained else ())
 
 
@@ -367,7 +369,7 @@ def _bytes(tensors: Sequence[TensorType]) -> float:
 
 
 def _saved_bytes(part: Local) -> float:
-    """What backward reads of what forward kept."""
+    """Return the bytes kept by forward that backward reads."""
     saves = part.row.saves if part.row is not None else (*range(len(part.operands)), "result")
     total = 0.0
     for item in saves:
