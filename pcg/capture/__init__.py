@@ -1,6 +1,6 @@
 """Capture: a PyTorch model becomes a serial graph.
 
-    capture       the whole way: model, batch ─▶ exported program ─▶ graph, with what binds it to the model again
+    capture       the whole way: model, batch ─▶ exported program ─▶ graph, and the facts that bind it to the model
     exporting     calls `torch.export`, and says what to do where that fails
     importing     turns each ATen node of the exported program into rows of the op table, by `pcg.aten`
     fake          models of any size without memory
@@ -8,7 +8,7 @@
 Deep models are exported from a few of their layers:
 
     depth         shortens a long list of layers, and deepens the graph again
-    alike         checks that the layers which were left out do the same as those which were not
+    alike         checks that the layers which are left out do the same as the exported ones
 
 The program is the one that trains:
 
@@ -16,18 +16,18 @@ The program is the one that trains:
     masks         attention masks of `transformers` as they are in training
     modules       each module's own precision
     casting       16-bit parameters over masters in float32
-    regions       which operators ran in which region of `torch.autocast`
+    regions       the region of `torch.autocast` in which each operator ran
     autograd      gradients are those of the forward that ran
     unread        draws that nothing reads stay in the program
 
 What a forward leaves behind is carried over, or refused by name:
 
-    places        where a model holds Python state
+    places        the places where a model holds Python state
     writing       buffers that a forward assigns are outputs of the graph
-    state         what else a forward leaves in the model
-    settling      whether every later step is like the first
+    state         other state that a forward leaves in the model
+    settling      checks that every later step is like the first
     hooks, backwards, unseen
-                  what no program would repeat: hooks, custom backwards, seeds and foreign generators
+                  things that no program would repeat: hooks, custom backwards, seeds and foreign generators
 
 Operators that a graph cannot have as they are:
 

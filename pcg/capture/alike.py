@@ -1,8 +1,8 @@
-"""Whether the layers of a long list all do the same: a model runs on tensors without data, and its operators are noted.
+"""A check that all layers of a long list do the same: it runs a model on tensors without data and notes its operators.
 
-Both the whole model and the shortened one run so. Every layer from the third on has to call the same operators with the
-same numbers on the same values: its own, those of the layer right before, or those that all read. What lies outside has
-to be equal in both. That is a statement about all layers, not about a sample of them.
+Both the whole model and the shortened one run like this. Every layer from the third on has to call the same operators
+with the same numbers on the same values: its own, those of the layer right before, or those that all layers read. The
+operators outside of layers have to be equal in both. That is a statement about all layers, not about a sample of them.
 """
 
 from __future__ import annotations
@@ -27,14 +27,17 @@ from shardwright.pcg.capture.state import Kept
 from shardwright.pcg.capture.unseen import unseen_refused
 
 _MOST_NUMBERS = 4096
-"""Of a constant that is compared by value."""
+"""The largest number of elements of a constant that is compared by value."""
 _Place = tuple[str, int]
 """A layer of the list at a path, or a stretch outside of all of them, under the path ""."""
 Forward = Callable[[nn.Module, Mapping[str, Any]], object]
 
 
 def alike(model: nn.Module, tensors: Mapping[str, Any], found: Sequence[Run], forward: Forward) -> bool:
-    """Whether the shortened model stands for the whole one. `forward` runs a copy of it on a batch without data."""
+    """Return whether the shortened model stands for the whole one.
+
+    `forward` runs a copy of it on a batch without data.
+    """
     mode = FakeTensorMode()
     for _, tensor in (*_tensors(model), *(("", leaf) for leaf in tree_leaves(tensors))):
         mode = getattr(tensor, "fake_mode", mode)
@@ -46,19 +49,19 @@ def alike(model: nn.Module, tensors: Mapping[str, Any], found: Sequence[Run], fo
         return tensor if own else tensor.detach().requires_grad_(tensor.requires_grad)
 
     def noted() -> _Notes:
-        copy = deepcopy(model, {id(t): fake(t) for _, t in _tensors(model)})  # whose Python state may change
+        copy = deepcopy(model, {id(t): fake(t) for _, t in _tensors(model)})  # the Python state of the copy may change
         with captured_hooks(copy):
             return _Notes(copy, tree_map_only(Tensor, fake, dict(tensors)), found, mode, forward)
 
-    quiet = mock.patch.object(logging.getLogger(FakeTensor.__module__), "disabled", new=True)  # of what fails here
-    with quiet, mock.patch.object(mode, "allow_non_fake_inputs", new=True):  # of what is no parameter or buffer
+    quiet = mock.patch.object(logging.getLogger(FakeTensor.__module__), "disabled", new=True)  # no log of failures
+    with quiet, mock.patch.object(mode, "allow_non_fake_inputs", new=True):  # tensors beside parameters and buffers
         whole = noted()
         with shortened(model, found):
             return whole.are_as(noted())
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters, buffers and other attributes, by name."""
+    """Yield parameters, buffers and other tensor attributes, by name."""
     yield from model.named_parameters(remove_duplicate=False)
     yield from model.named_buffers(remove_duplicate=False)
     for path, module in model.named_modules():
@@ -66,7 +69,7 @@ def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 class _Notes(TorchDispatchMode):
-    """What a model calls, layer by layer."""
+    """The operators that a model calls, layer by layer."""
 
     def __init__(
         self, model: nn.Module, batch: Mapping[str, Any], found: Sequence[Run], mode: FakeTensorMode, forward: Forward
@@ -79,7 +82,7 @@ class _Notes(TorchDispatchMode):
         given = ((f"batch {number}", t) for number, t in enumerate(tree_iter(batch)) if isinstance(t, Tensor))
         leaves = [*_tensors(model), *given]
         self._leaves = {_storage(tensor): name for name, tensor in reversed(leaves)}
-        self._stays = [tensor.untyped_storage() for _, tensor in leaves]  # else another one may get its number
+        self._stays = [tensor.untyped_storage() for _, tensor in leaves]  # otherwise another storage may get its number
         hooks = [hook for run in found for hook in self._watched(model.get_submodule(run.path), run)]
         kept = Kept(model)
         try:
@@ -103,7 +106,7 @@ class _Notes(TorchDispatchMode):
         return hooks
 
     def _by_layer(self, paths: Iterable[str]) -> dict[_Place, set[str]]:
-        """What the forward left changed (`pcg.capture.state`), by the layer that has it."""
+        """Return the state that the forward changed (`pcg.capture.state`), by the layer that has it."""
         found = dict[_Place, set[str]]()
         for path in paths:
             layers = ((run, number) for run, number in self.calls if run and path.startswith(f"{run}.{number}."))
@@ -143,11 +146,11 @@ class _Notes(TorchDispatchMode):
         return result
 
     def _cast(self, func: torch._ops.OpOverload, args: tuple[Any, ...]) -> str:
-        """The leaf of which this is a cast: all parameters may be cast before the forward (`pcg.capture.casting`)."""
+        """Return the leaf of which a result is a cast, made before the forward (`pcg.capture.casting`), or ""."""
         return self._leaves.get(_storage(args[0]), "") if func is torch.ops.aten._to_copy.default else ""
 
     def _outside(self) -> _Place:
-        """The stretch between layers that goes on, or a new one."""
+        """Return the place of the stretch between layers that goes on, or of a new one."""
         last = next(reversed(self.calls), ("", 0))
         return last if self.calls and not last[0] else ("", len(self.calls_outside))
 
@@ -165,7 +168,7 @@ class _Notes(TorchDispatchMode):
         return repr(value)  # True is 1, and -0.0 is 0.0
 
     def _named(self, tensor: Tensor, at: _Place) -> object:
-        """Where a tensor comes from, as seen from a place, and what it looks like."""
+        """Return the origin of a tensor, as seen from a place, and its shape, dtype, strides and the like."""
         storage, (path, number) = _storage(tensor), at
         kind = tuple(tensor.shape), tensor.dtype, tensor.stride(), tensor.storage_offset(), tensor.requires_grad
         if storage in self._leaves:
@@ -183,11 +186,11 @@ class _Notes(TorchDispatchMode):
         return (home, layer, place, kind)
 
     def _of(self, place: _Place) -> object:
-        """What a layer does and leaves; None of one that does not run."""
+        """Return the calls of a layer and the state that it changes; None if the layer does not run."""
         return (self.calls[place], self.changed.get(place)) if place in self.calls else None
 
     def are_as(self, short: _Notes) -> bool:
-        """Whether the notes of the shortened model say all that these say."""
+        """Return whether the notes of the shortened model cover everything in these notes."""
         if self.result != short.result or self.calls_outside != short.calls_outside:
             return False
         if self.changed.get(("", 0)) != short.changed.get(("", 0)):
@@ -202,7 +205,7 @@ class _Notes(TorchDispatchMode):
 
 
 def _order(notes: _Notes) -> list[str]:
-    """The lists, and stretches outside of them, in the order in which they run."""
+    """Return the lists, and the stretches outside of them, in the order in which they run."""
     found = list[str]()
     for path, _ in notes.calls:
         if not path or not found or found[-1] != path:
@@ -215,7 +218,7 @@ def _storage(tensor: Tensor) -> int:
 
 
 def _value(tensor: Tensor) -> object:
-    """Of a tensor that forward makes of numbers; of another one, what equals nothing else."""
+    """Return the value of a tensor that forward makes of numbers; for others, an object equal to nothing else."""
     if isinstance(tensor, FakeTensor) or tensor.numel() > _MOST_NUMBERS:
         return object()
     with unset_fake_temporarily():

@@ -1,11 +1,11 @@
-"""Gradients of a program are those that autograd gives the forward that `torch.export` traces.
+"""Capture of gradients: a program's are those that autograd gives the forward that `torch.export` traces.
 
-Export records which operators run, and not what autograd makes of them. So while a forward is traced, every operator is
+Export records which operators run, but not how autograd treats them. So while a forward is traced, every operator is
 seen here before it is recorded, and autograd's own state says what its operands are:
 
 reads    an operand that autograd follows no further (`torch.no_grad()`, a frozen parameter, `detach`) is recorded
-         detached. What only gives a view is no read: `detach` is recorded as an alias, the same memory.
-writes   what autograd does not see being written (under `torch.no_grad()`, through `detach()` or `.data`) has the new
+         detached. An operator that only gives a view does not read: `detach` is recorded as an alias, the same memory.
+writes   memory that is written unseen by autograd (under `torch.no_grad()`, through `detach()` or `.data`) has the new
          value and the old gradient:  x' = detach(v) - (detach(x) - x).  The bracket is +0.0, so that x' is v bitwise.
 
 A memory is known by its storage, and has one *owner*, the tensor whose views autograd follows.
@@ -35,10 +35,13 @@ _Dispatch = Callable[..., Any]
 
 @contextmanager
 def gradients_kept(model: nn.Module) -> Generator[Watch]:
-    """Around a forward that is being traced. An `UnseenError` where a write would give a memory two gradients."""
+    """Keep a forward's gradients while it is traced.
+
+    Raise `UnseenError` if a write would give a memory two gradients.
+    """
     enable = torch._C._set_grad_enabled
 
-    def unrecorded(mode: bool) -> None:  # export would put what follows into a graph of its own
+    def unrecorded(mode: bool) -> None:  # export would put the operators that follow into a graph of its own
         with torch._C.DisableTorchFunction():
             enable(mode)
 
@@ -52,7 +55,7 @@ def gradients_kept(model: nn.Module) -> Generator[Watch]:
 
 
 def _enter_inference(region: Any) -> None:  # noqa: ANN401
-    """As `torch.no_grad()`: nothing is recorded of what runs in inference mode."""
+    """Enter inference mode as `torch.no_grad()`: autograd records nothing of it."""
     region._inference_mode_context = torch.set_grad_enabled(not region.mode)
 
 
@@ -61,7 +64,7 @@ def _leave_inference(region: Any, *error: object) -> None:  # noqa: ANN401
 
 
 class _Memories:
-    """The memories that have gradients in the program, by storage, with the owner of each; nothing is kept alive."""
+    """The memories that have gradients in the program, by storage, with their owners; nothing is kept alive."""
 
     def __init__(self, parameters: Iterable[Tensor]) -> None:
         self._owners: dict[StorageWeakRef, TensorWeakRef] = {}
@@ -74,22 +77,25 @@ class _Memories:
         return _is_float(x) and _storage(x) in self._owners
 
     def owner(self, x: Tensor) -> Tensor:
-        """Of the memory that x is in; that of its own views where no other is left."""
+        """Return the owner of the memory that x is in; if the owner is gone, the base of x."""
         owner = self._owners[_storage(x)]()
         return _base(x) if owner is None else owner
 
     def give(self, x: Tensor) -> None:
-        """The owner of this memory is now that of x's views."""
+        """Make the base of x the owner of its memory."""
         self.seen_written(x)
         self._owners[_storage(x)] = TensorWeakRef(_base(x))
 
     def is_followed(self, x: Tensor) -> bool:
-        """Whether autograd goes on from x. It ends at leaves (views made without gradients, tensors detached)."""
+        """Return whether autograd goes on from x.
+
+        It ends at leaves (views made without gradients, detached tensors).
+        """
         x = _plain(x)
         return x.requires_grad and (grad_fn(x) is not None or id(x) in self._parameters)
 
     def with_gradient(self, x: Tensor, copy: Callable[[], Tensor]) -> Tensor:
-        """The value of this memory as of the last write that autograd saw; at first, a copy."""
+        """Return the value of this memory as of the last write that autograd saw; at first, a copy."""
         storage = _storage(x)
         if storage not in self._with_gradient:
             self._with_gradient[storage] = copy()
@@ -100,11 +106,11 @@ class _Memories:
 
 
 class Watch:
-    """What has been seen of a forward.
+    """The observations of a forward while it is traced.
 
     written   whether a memory that has gradients was written
-    windows   what `Tensor.unfold` gave, and views of it
-    ungraded  where operators ran without gradients
+    windows   results of `Tensor.unfold`, and views of them
+    ungraded  the places where operators ran without gradients
     """
 
     def __init__(self, dispatch: _Dispatch, model: nn.Module) -> None:
@@ -122,7 +128,7 @@ class Watch:
 
 
 class _Call:
-    """One operator of the forward."""
+    """A call of an operator in the forward."""
 
     def __init__(self, watch: Watch, mode: ProxyTorchDispatchMode, func: Any, types: Any) -> None:  # noqa: ANN401
         self.watch, self.mode, self.func, self.types = watch, mode, func, types
@@ -137,7 +143,7 @@ class _Call:
 
     def _run(self, args: Sequence[Any], kwargs: dict[str, Any]) -> object:
         if self.func is _aten.detach_.default:
-            return self.func(*args)  # what reads it is detached
+            return self.func(*args)  # its readers are detached
         if self.func is _aten.detach.default:
             return self._alias(args, kwargs)
         written, operands = self._written(args, kwargs), list(filter(_is_float, tree_iter((args, kwargs))))
@@ -174,7 +180,7 @@ class _Call:
         return self.watch.dispatch(self.mode, self.func, self.types, tuple(args), kwargs)
 
     def _record(self, func: Any, *args: Any) -> Any:  # noqa: ANN401
-        """Beside the user's own operators: autograd does not see it."""
+        """Record an operator beside the user's own; autograd does not see it."""
         with torch.no_grad():
             return self.watch.dispatch(self.mode, func, (), args, {})
 
@@ -226,7 +232,7 @@ class _Call:
         return self.memories.with_gradient(owner, lambda: self._record(_aten.clone.default, owner))
 
     def _restore(self, tensor: Tensor, owner: Tensor, before: Tensor) -> None:
-        """The owner's value as it is now, and the gradient as it was `before`."""
+        """Give the owner its present value, with the gradient that it had `before`."""
         if torch.is_grad_enabled() and tensor.requires_grad:
             raise UnseenError(
                 f"{self._name()} writes what has a gradient through detach() or .data, "
@@ -241,7 +247,7 @@ class _Call:
 
 
 def _fill_diagonal(x: Tensor, value: complex, wrap: bool = False) -> Tensor:
-    """By views that have rows: torch takes strides."""
+    """Fill a diagonal through views that have rows, in place of torch's view by strides."""
     rows, columns = x.shape[0], x.shape[-1]
     blocks = range(0, rows, columns + 1) if wrap and x.dim() == 2 else (0,)
     for start in blocks:
@@ -292,7 +298,7 @@ def _base(x: Tensor) -> Tensor:
 
 
 def _plain(x: Tensor) -> Tensor:
-    """The tensor that `torch.vmap` sees a batch of."""
+    """Return the tensor that `torch.vmap` sees a batch of."""
     while is_functorch_wrapped_tensor(x):
         x = get_unwrapped(x)
     return x

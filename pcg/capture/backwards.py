@@ -1,9 +1,9 @@
-"""Backwards that are not those of a forward's operators: refused by name.
+"""Backwards other than those of a forward's operators: they are refused by name.
 
-`torch.export` records operators, and a program differentiates them. So what else decides gradients would be lost: an
-`autograd.Function`, a hook on a tensor or in autograd's graph, tensors that are saved in another form, derivatives
-that forward itself takes. An `autograd.Function` is seen by what its call leaves in autograd's graph, which no alias of
-its `apply` escapes; the others are functions of torch that are replaced while forward runs.
+`torch.export` records operators, and a program differentiates them. Anything else that decides gradients would be lost:
+an `autograd.Function`, a hook on a tensor or in autograd's graph, tensors that are saved in another form, derivatives
+that forward itself takes. An `autograd.Function` is detected by the node that its call leaves in autograd's graph,
+whatever alias of its `apply` is called; the others are functions of torch that are replaced while forward runs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from shardwright.pcg.capture.unseen import Site, UnseenError
 
 _FUNCTION = torch._C._FunctionBase
 _OPERATORS = ("torch._library.", "torch._higher_order_ops.")
-"""Modules of torch whose Functions are backwards of operators."""
+"""The modules of torch whose Functions are backwards of operators."""
 _REMEDY = (
     "write it in differentiable operators (x + (f(x) - x).detach() passes gradients straight through), or make it an "
     "operator with torch.library.custom_op and register_autograd"
@@ -39,31 +39,34 @@ def _lost(what: str, remedy: str = _REMEDY, site: Site | None = None) -> UnseenE
 
 
 class Ungraded:
-    """Where operators ran without gradients, as those of an `autograd.Function` do, by the next number of a node."""
+    """The places where operators ran without gradients, as in an `autograd.Function`, by the next number of a node."""
 
     def __init__(self, model: nn.Module) -> None:
         self._modules = {id(module) for module in model.modules()}
         self._sites: dict[int, Site | None] = {}
 
     def note(self) -> None:
-        """An operator is called now; of several since the last node, the first one counts."""
+        """Note that an operator is called now; of several since the last node, the first one counts."""
         number = torch.autograd._get_sequence_nr()  # pyright: ignore[reportPrivateImportUsage]
         if number not in self._sites:
             self._sites[number] = site_of(traceback.walk_stack(sys._getframe(1)), self._modules)
 
     def site_of(self, node: Any) -> Site | None:  # noqa: ANN401
-        """Where a Function was called; None where it called no operators."""
+        """Return the place where a Function was called, or None if it called no operators."""
         return self._sites.get(node._sequence_nr() + 1)
 
 
 def grad_fn(x: Tensor) -> Any:  # noqa: ANN401
-    """The node of autograd's graph that gave x, whatever stands in the place of the attribute."""
+    """Return the node of autograd's graph that gave x, even if the attribute is replaced."""
     with torch._C.DisableTorchFunction():
         return vars(torch._C.TensorBase)["grad_fn"].__get__(x)
 
 
 def refuse_foreign(node: object, ungraded: Ungraded | None = None) -> None:
-    """An `UnseenError` where a node of autograd's graph is that of an `autograd.Function`. `ungraded`: of its call."""
+    """Raise an `UnseenError` if a node of autograd's graph is that of an `autograd.Function`.
+
+    `ungraded` has its call.
+    """
     if not isinstance(node, _FUNCTION):
         return
     function = getattr(node, "_forward_cls", type(node))
@@ -81,7 +84,7 @@ def _backward_hook() -> UnseenError:
 
 @contextmanager
 def backwards_refused(model: nn.Module) -> Generator[None]:
-    """Around a forward. An `UnseenError` where it gives autograd anything to do but to differentiate its operators."""
+    """Raise an `UnseenError` if the forward inside gives autograd more to do than to differentiate its operators."""
     before = {name: p.requires_grad for name, p in model.named_parameters()}
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(CheckpointFunction, "apply", _computed_once))
@@ -99,9 +102,9 @@ def backwards_refused(model: nn.Module) -> Generator[None]:
 
 
 def _computed_once(run: Callable[..., Any], preserve_rng_state: bool, *args: Any) -> object:
-    """What reentrant checkpointing computes; nothing has a gradient where no argument of it has one.
+    """Return the result of reentrant checkpointing; it has no gradient if no argument has one.
 
-    Torch runs it without gradients, and enables them again where no export sees that.
+    Torch runs it without gradients, and enables them later, where no export sees it.
     """
     has_gradient = any(isinstance(arg, Tensor) and arg.requires_grad for arg in args)
     with nullcontext() if has_gradient else torch.no_grad():
@@ -116,7 +119,7 @@ def _refusing(refusal: UnseenError) -> Callable[..., Any]:
 
 
 def _doors() -> Iterator[tuple[object, str, UnseenError]]:
-    """Functions of torch that forward may not reach, by whatever name it calls them."""
+    """Yield functions of torch that forward may not reach, under any name."""
     hook = _lost("a hook is registered on the gradient of a tensor")
     own = "compute the derivative with operators (it is then differentiated as well), or outside of the model"
     yield Tensor, "register_hook", hook
@@ -134,7 +137,7 @@ def _doors() -> Iterator[tuple[object, str, UnseenError]]:
 
 
 def _doors_of_users() -> Iterator[tuple[object, str, object]]:
-    """What torch itself may use."""
+    """Yield functions that forward may not use, although torch itself may."""
     enter = autograd_graph.saved_tensors_hooks.__enter__
 
     def entered(hooks: autograd_graph.saved_tensors_hooks) -> None:
@@ -163,7 +166,7 @@ def _doors_of_users() -> Iterator[tuple[object, str, object]]:
 
 
 class _Node:
-    """A node of autograd's graph that may be looked at."""
+    """A node of autograd's graph that may be looked at but not changed."""
 
     def __init__(self, node: Any) -> None:  # noqa: ANN401
         self._node = node
@@ -179,9 +182,9 @@ class _Node:
 
 
 def check_backward(loss: object, ungraded: Ungraded | None = None, *, written: bool = False) -> None:
-    """Whether the backward of a loss is that of operators, of values that nobody has overwritten since.
+    """Raise an `UnseenError` if a loss has a backward other than its operators', or reads overwritten values.
 
-    `written`: whether there were writes in place. An `UnseenError` where it is not.
+    `written`: whether there were writes in place.
     """
     for node in _nodes(grad_fn(loss) if isinstance(loss, Tensor) else None):
         refuse_foreign(node, ungraded)
@@ -200,7 +203,7 @@ def _nodes(root: Any) -> Iterator[Any]:  # noqa: ANN401
 
 
 def _refuse_overwritten(node: object) -> None:
-    """Torch itself says so where what it saved is read."""
+    """Raise if a value that a node saved was overwritten; torch reports that when the value is read."""
     for name in dir(node):
         if name.startswith("_saved_"):
             try:

@@ -2,7 +2,7 @@
 
     model, batch ──exporting──▶ functional ATen graph ──importing──▶ serial Graph
 
-Train mode, shapes and dtypes are baked in; the loss is found in what the model returns. Models on fake tensors are
+Train mode, shapes and dtypes are baked in; the loss is found in the model's result. Models on fake tensors are
 captured without any data.
 """
 
@@ -47,14 +47,14 @@ from shardwright.pcg.step.precisions import PrecisionMode, base_of
 
 @dataclass(frozen=True)
 class Captured:
-    """A model's serial graph and what it takes to bind it again.
+    """A model's serial graph with the facts needed to bind it again.
 
     aliases     the qualified names of each parameter leaf, the leaf's own first (several where weights are tied)
-    constants   tensors that the graph reads and that are neither parameters nor buffers
-    options     what the batch has beside tensors, which is baked into the graph (`baked_in`)
-    precision   the one that it was captured under (`pcg.precision`), or those by module as pairs
-    per_microbatch  the modules whose statistics are those of each microbatch
-    beside      what the model returns beside its loss, in words; none of it is in the graph
+    constants   the tensors that the graph reads and that are neither parameters nor buffers
+    options     the batch's values other than tensors, which are baked into the graph (`baked_in`)
+    precision   the precision of the capture (`pcg.precision`), or precisions by module as pairs
+    per_microbatch  the modules whose statistics are taken of each microbatch
+    beside      the model's results other than the loss, in words; none of them is in the graph
     """
 
     graph: Graph
@@ -67,7 +67,7 @@ class Captured:
 
 
 def find_loss(result: Any) -> torch.Tensor | None:
-    """The scalar loss in what a model returns: a scalar, a tuple that holds one, a dict or ModelOutput with `loss`."""
+    """Return the loss in a model's result: a scalar, in a tuple, or `loss` of a dict or ModelOutput; else None."""
     if isinstance(result, torch.Tensor):
         return result if result.dim() == 0 else None
     if isinstance(result, Mapping):
@@ -80,7 +80,10 @@ def find_loss(result: Any) -> torch.Tensor | None:
 
 
 def _beside(result: Any, loss: torch.Tensor) -> dict[str, None]:
-    """What a tuple or a dictionary holds beside the loss. Outputs of transformers are objects, which a loss is not."""
+    """Return the tensors beside the loss in a tuple or dictionary, in words.
+
+    Transformers' outputs are neither of these.
+    """
     pairs = result.items() if type(result) is dict else enumerate(result) if type(result) in (tuple, list) else ()
     others = ((key, tree_leaves(value)) for key, value in pairs if value is not loss)
     held = {key: [x for x in leaves if isinstance(x, torch.Tensor) and x is not loss] for key, leaves in others}
@@ -88,9 +91,9 @@ def _beside(result: Any, loss: torch.Tensor) -> dict[str, None]:
 
 
 class _LossOnly(nn.Module):
-    """The model, returning its loss alone. `low`: the 16-bit format of the `torch.autocast` that it runs under.
+    """The model, returning its loss alone. `low`: the 16-bit format of the `torch.autocast` around it.
 
-    `beside`: is told what else the model returns.
+    `beside`: receives the model's other results, in words.
     """
 
     def __init__(
@@ -134,7 +137,7 @@ class _LossOnly(nn.Module):
 
 
 def _autocast(device: str, low: str) -> AbstractContextManager[object]:
-    """In this 16-bit format; "": none."""
+    """Return a `torch.autocast` to this 16-bit format; "": none."""
     return autocast(device, getattr(torch, low)) if low else nullcontext()
 
 
@@ -147,7 +150,7 @@ def _describe(result: Any) -> str:
 
 
 def bind_arguments(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Positional arguments by the names of the model's `forward`; a `CaptureError` where they do not fit."""
+    """Return the arguments by the names of the model's `forward`; raise a `CaptureError` if they do not fit."""
     try:
         bound = inspect.signature(model.forward).bind(*args, **kwargs)
     except TypeError as error:
@@ -167,7 +170,7 @@ def bind_arguments(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, A
 def split_batch(
     model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A batch by argument name: what holds tensors, and the options, which are baked in."""
+    """Split a batch by argument name into the arguments with tensors and the options, which are baked in."""
     bound = bind_arguments(model, args, kwargs)
     tensors = {k: v for k, v in bound.items() if any(isinstance(x, torch.Tensor) for x in tree_leaves(v))}
     if not tensors:
@@ -178,7 +181,7 @@ def split_batch(
 
 
 def baked_in(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """What a batch has beside tensors, also inside of what holds some, by key as `flat_batch` has it."""
+    """Return the batch's values other than tensors, also inside of nests, by key as in `flat_batch`."""
     leaves = flat_batch(bind_arguments(model, args, kwargs))
     return {key: value for key, value in leaves.items() if not isinstance(value, torch.Tensor)}
 
@@ -197,9 +200,9 @@ def capture(
 
     `batch` maps argument names to global tensors (or nests of them); other values are baked in as options. With
     `strict`, an operator without a row in the op table is an `UnsupportedOperatorError` instead of running replicated.
-    `precision`: what is computed in which dtype, in place of the model's own (`pcg.precision`), or a mapping that says
-    it by module (`pcg.capture.modules`). `per_microbatch`: the modules, by name or pattern, whose statistics over the
-    batch are to be those of each of `num_microbatches`. Raises `CaptureError` naming the module and source line where
+    `precision`: the precision to compute in, in place of the model's own (`pcg.precision`), or a mapping that gives
+    one by module (`pcg.capture.modules`). `per_microbatch`: the modules, by name or pattern, whose statistics over the
+    batch are taken of each of `num_microbatches`. Raises `CaptureError` naming the module and source line where
     tracing failed, a hook that training would not call (`pcg.capture.hooks`), or state of Python objects that every
     step would change (`pcg.capture.state`), `PlanError` where the parameters are not of a dtype that the precision is
     for, or a pattern names no module.
@@ -244,7 +247,7 @@ def capture(
 def _of_few(
     model: nn.Module, tensors: Mapping[str, Any], layers: Sequence[Run], once: Callable[[Kept], Found], forward: Forward
 ) -> Found | None:
-    """As `settled`, from a few of the layers of long lists; None where these are not seen to repeat."""
+    """Capture like `settled`, from a few of the layers of long lists; None if these are not seen to repeat."""
     try:
         refuse_backward_hooks(model)
         if not alike(model, tensors, layers, forward):
@@ -258,7 +261,7 @@ def _of_few(
 
 
 def _checked_modules(model: nn.Module, per_microbatch: Sequence[str]) -> Execution:
-    """With the patterns of `per_microbatch`, each of which names a module."""
+    """Return an execution with the patterns of `per_microbatch`; raise if one of them names no module."""
     for pattern in per_microbatch:
         one = Execution(per_microbatch=(pattern,))
         if not any(one.is_per_microbatch(name) for name, _ in model.named_modules()):
@@ -271,7 +274,7 @@ def _checked_modules(model: nn.Module, per_microbatch: Sequence[str]) -> Executi
 
 
 def _told_apart(tensors: dict[str, Any]) -> dict[str, Any]:
-    """No tensor twice: export takes arguments that are one object, as ids and labels may be, for one argument."""
+    """Copy tensors that occur twice, as ids and labels may: export takes one object for one argument."""
     seen: set[int] = set()
 
     def fresh(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,9 +1,9 @@
-"""Parameters in 16 bits over masters in float32: what FSDP2's `MixedPrecisionPolicy(param_dtype=…)` does, in forward.
+"""Parameters cast to 16 bits from masters in float32, in forward, like FSDP2's `MixedPrecisionPolicy(param_dtype=…)`.
 
-While the model runs, its modules have casts of their parameters in place of these, one of each, and *units* cast the
-floats that they are given: the model, each block, and each module with weights outside of blocks, as in `fully_shard`
-of all of them. Buffers stay as they are. Nothing else is cast, so an operator runs in the dtype of what it reads: in
-16 bits but for what the model itself widens. What modules are written to do with `weight.dtype` they do with that.
+While the model runs, its modules hold casts in place of their parameters, one cast of each, and *units* cast the
+floats in their arguments: the model, each block, and each module with weights outside of blocks, like `fully_shard`
+on all of them. Buffers stay as they are. Nothing else is cast, so an operator runs in the dtype of its operands: in
+16 bits except where the model itself widens. Modules that look at `weight.dtype` see the 16 bits.
 
 Capture and a step of one process run the same hooks; in a captured graph they are casts of leaves, which are gathered
 after they are cast.
@@ -28,10 +28,10 @@ _Place = tuple[nn.Module, str]
 def in_param_dtype(
     model: nn.Module, low: Mapping[nn.Module, str], units: Collection[nn.Module], *, in_backward: bool = False
 ) -> Generator[None]:
-    """Around forwards of the model: parameters of modules are in the 16-bit format that `low` says of them.
+    """Give modules their parameters in the 16-bit formats of `low`, around forwards of the model.
 
-    Modules of it that are `units` anyway are given too. `in_backward`: parameters stay so after a forward, for what
-    backward runs again (`torch.utils.checkpoint`).
+    `units` names modules that are units in any case. `in_backward`: parameters stay cast after a forward, for operators
+    that backward runs again (`torch.utils.checkpoint`).
     """
     casts = {module: getattr(torch, name) for module, name in low.items() if name}
     if not casts:
@@ -58,14 +58,14 @@ def in_param_dtype(
 
 
 class _Swapped:
-    """Casts of parameters where modules have these."""
+    """Casts that take the place of parameters in their modules."""
 
     def __init__(self, casts: Mapping[nn.Module, torch.dtype]) -> None:
         self.casts = casts
         self.own: dict[_Place, Tensor] = {}
 
     def put(self) -> None:
-        """One cast for all places of a parameter."""
+        """Put the casts in place, one cast for all places of a parameter."""
         made: dict[tuple[int, torch.dtype], Tensor] = {}
         for module, dtype in {} if self.own else self.casts.items():
             for name, parameter in list(module._parameters.items()):
@@ -83,15 +83,15 @@ class _Swapped:
 
 
 def _cast_arguments(dtype: torch.dtype, _: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:  # noqa: ANN401
-    """With floats in this dtype, in whatever nest."""
+    """Return the arguments with their floats in this dtype, whatever the nest."""
     cast: Callable[[Tensor], Tensor] = lambda x: x.to(dtype) if x.dtype in _FLOATS else x  # noqa: E731
     return tree_map_only(Tensor, cast, (args, kwargs))
 
 
 def _units(model: nn.Module, casts: Mapping[nn.Module, torch.dtype]) -> Iterator[nn.Module]:
-    """The model, its outermost blocks (what a list holds), and what has weights outside of these.
+    """Yield the model, its outermost blocks (the entries of a list), and modules with weights outside of these.
 
-    Of a block with modules in it of another dtype, whatever has weights too.
+    In a block whose modules differ in dtype, all modules with weights are units too.
     """
 
     def inside(module: nn.Module, is_block: bool, in_block: bool) -> Iterator[nn.Module]:

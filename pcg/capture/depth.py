@@ -1,10 +1,10 @@
-"""Deep models are captured from a few of their layers: the layers of a list that are alike are exported once.
+"""Capture of deep models from a few of their layers: equal layers of a list are exported once.
 
     long list ──shortened──▶ four layers exported ──deepened──▶ the graph of all of them
         └──────── both run on tensors without data, operator by operator: all layers must do the same
         (`pcg.capture.alike`)
 
-So capture takes about as long however deep a model is. What is not seen to repeat is exported whole.
+So capture takes about as long however deep a model is. A model whose layers are not seen to repeat is exported whole.
 """
 
 from __future__ import annotations
@@ -22,14 +22,17 @@ from shardwright.pcg.attrs import integer
 from shardwright.pcg.graph import OPAQUE, Graph, Node
 
 KEPT = 4
-"""Layers that are exported: the first reads what comes before, the last is read behind, the third is like the rest."""
+"""The number of layers that are exported.
+
+The first reads what comes before, what follows reads the last, and the third stands for all in between.
+"""
 _NAME = re.compile(r"(?P<stem>.*?)(_(?P<number>\d+))?(?P<rest>(_\d+x.*)?)")
 _FEWEST = 8
-"""Of fewer layers, all are exported."""
+"""The smallest number of layers for which some are left out."""
 
 
 class Run(NamedTuple):
-    """The last layers of a list, which have equal parts: from number `start` on, up to `stop`."""
+    """The last layers of a list, which have equal parts: the numbers from `start` up to `stop`."""
 
     path: str
     start: int
@@ -40,7 +43,7 @@ class Run(NamedTuple):
 
 
 def runs(model: nn.Module) -> list[Run]:
-    """The outermost lists of a model that end in many layers of equal parts."""
+    """Return the outermost lists of a model that end in many layers of equal parts."""
     found = list[Run]()
     for path, layers in model.named_modules():
         if not path or not isinstance(layers, (nn.ModuleList, nn.Sequential)) or _is_inside(path, found):
@@ -62,7 +65,10 @@ def _is_inside(path: str, found: Sequence[Run]) -> bool:
 
 
 def _parts(layer: nn.Module | None) -> Hashable:
-    """What a layer is made of, None where there is none. What it does with that is seen when it runs."""
+    """Return the modules and tensors of a layer, or None without a layer.
+
+    What it does with them is seen when it runs.
+    """
     if layer is None:
         return None
     tensors = (*layer.named_parameters(), *layer.named_buffers())
@@ -74,7 +80,7 @@ def _parts(layer: nn.Module | None) -> Hashable:
 
 @contextmanager
 def shortened(model: nn.Module, found: Sequence[Run]) -> Generator[None]:
-    """While it is entered, each of the lists has `KEPT` of the layers of its run."""
+    """Leave only `KEPT` layers of each run in its list, inside the context."""
     dropped = dict[str, dict[str, nn.Module | None]]()
     try:
         for run in found:
@@ -88,13 +94,13 @@ def shortened(model: nn.Module, found: Sequence[Run]) -> Generator[None]:
 
 
 def deepened(graph: Graph, found: Sequence[Run]) -> Graph | None:
-    """The graph of all layers, from that of a shortened model; None where its layers make up no chain."""
+    """Return the graph of all layers, from that of a shortened model; None if its layers form no chain."""
     for run in found:
         blocks = _Blocks(graph, run)
         if not blocks.are_alike():
             return None
         graph = blocks.all_of_them()
-    is_named = len({node.name for node in graph.nodes}) == len(graph.nodes)  # else a copy is called as another node
+    is_named = len({node.name for node in graph.nodes}) == len(graph.nodes)  # else two nodes share a name
     return _drawn_in_order(graph) if is_named else None
 
 
@@ -114,7 +120,7 @@ class _Blocks:
                     self.nodes[number].append(node)
 
     def are_alike(self) -> bool:
-        """Whether the third block is as the fourth, and nothing that lies outside depends on which block it follows."""
+        """Return whether the third block equals the fourth, and nothing outside depends on which block it follows."""
         *_, third, last = self.nodes
         if not third or [self._seen(n, KEPT - 2) for n in third] != [self._seen(n, KEPT - 1) for n in last]:
             return False
@@ -125,7 +131,10 @@ class _Blocks:
         return all(map(self._reads_what_stays, self.graph.nodes)) and self._in_one_piece()
 
     def _reads_what_stays(self, node: Node) -> bool:
-        """Not weights of another layer but the first, nor from outside what one that is neither first nor last gave."""
+        """Return whether a node can stay when layers are added between.
+
+        A layer may read weights of its own and of the first one. Nodes outside may read the first and the last layer.
+        """
         own, outside = self.home.get(node.name, (-1, 0))[0], range(1, KEPT - 1)
         for name in node.inputs:
             number = self.home.get(name, (0, 0))[0]
@@ -134,7 +143,7 @@ class _Blocks:
         return True
 
     def _in_one_piece(self) -> bool:
-        """Whether operators of the blocks lie side by side, one block after the other."""
+        """Return whether operators of the blocks lie side by side, one block after the other."""
         operators = [node for node in self.graph.nodes if not node.is_leaf]
         numbers = [self.home.get(node.name, (-1, 0))[0] for node in operators]
         inside = [i for i, number in enumerate(numbers) if number >= 0]
@@ -142,7 +151,7 @@ class _Blocks:
         return -1 not in run and run == sorted(run)
 
     def _seen(self, node: Node, number: int) -> Hashable:
-        """A node of a block, said such that it is equal for a node of another one that does the same."""
+        """Return the facts of a node, equal for nodes of other blocks that do the same."""
         attrs = tuple((key, value) for key, value in node.attrs if key not in ("seed", "target"))
         path = str(node.attr("target")) if node.is_leaf else node.source.module
         return (
@@ -161,7 +170,7 @@ class _Blocks:
         return ("own", place) if block == number else ("before", place) if block == number - 1 else ("far", name)
 
     def all_of_them(self) -> Graph:
-        """With copies of the third block between that and the last one, which is the last of all."""
+        """Return the graph with copies of the third block before the last one, which is the last of all."""
         third = self.nodes[-2]
         before = {node.name: number for number, node in enumerate(self.nodes[-3])}
         numbers, fresh = range(self.run.start + KEPT - 1, self.run.stop), _Fresh(self.graph)
@@ -192,26 +201,26 @@ class _Blocks:
         return Graph(tuple(nodes), outputs, self.graph.mesh)
 
     def _copy(self, node: Node, number: int) -> Node:
-        """With the names of the layer that it lies in."""
+        """Return the node with the names of the layer that it lies in."""
         attrs = node.attrs
         if node.is_leaf:
             attrs = tuple((key, self._said(str(value), number) if key == "target" else value) for key, value in attrs)
         return replace(node, attrs=attrs, source=replace(node.source, module=self._said(node.source.module, number)))
 
     def _called(self, node: Node, number: int, fresh: _Fresh) -> str:
-        """Leaves are named by their paths, as everywhere."""
+        """Return the name of a copy; leaves are named by their paths, as everywhere."""
         if node.is_leaf:
             return re.sub(r"\W", "_", self._said(str(node.attr("target")), number))
         return fresh(node.name, number)
 
     def _said(self, path: str, number: int) -> str:
-        """A path in the third layer, as it is in another one."""
+        """Return a path in the third layer as it is in another layer."""
         own = self.run.block(self.run.start + KEPT - 2)
         return self.run.block(number) + path.removeprefix(own) if f"{path}.".startswith(f"{own}.") else path
 
 
 class _Fresh:
-    """New names as `torch.export` makes them, by the numbers of what is called alike: of "addmm_7_1x", "addmm_9_1x"."""
+    """New names with numbers as `torch.export` gives them: "addmm_9_1x" for a copy of "addmm_7_1x"."""
 
     def __init__(self, graph: Graph) -> None:
         self._last = Counter[str]()
@@ -221,7 +230,7 @@ class _Fresh:
             self._last[stem] = max(self._last[stem], int(number or 0))
 
     def __call__(self, name: str, layer: int) -> str:
-        """That of a copy in another layer."""
+        """Return the name of a copy in another layer."""
         stem, number, rest = self._parts(name)
         if (stem, number, layer) not in self._found:
             self._last[stem] += 1
@@ -235,7 +244,7 @@ class _Fresh:
 
 
 def _drawn_in_order(graph: Graph) -> Graph:
-    """Random numbers are drawn in the order of the program, whose draws are numbered."""
+    """Renumber the draws of random numbers in the order of the program."""
     numbers, nodes, before = Counter[str](), list[Node](), dict[str, Node]()
     for node in graph.nodes:
         if node.draw is not None:
@@ -248,7 +257,10 @@ def _drawn_in_order(graph: Graph) -> Graph:
 
 
 def _of_one_call(last: Node, node: Node) -> bool:
-    """Whether a draw is a further result of the one before it. Layers are copies, so a number alone does not say so."""
+    """Return whether a draw is a further result of the one before it.
+
+    Layers are copies, so equal numbers alone do not show that.
+    """
     if node.op != OPAQUE or last.draw != node.draw:
         return False
     return integer(dict(last.attrs), "result") < integer(dict(node.attrs), "result")

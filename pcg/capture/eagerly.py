@@ -1,11 +1,11 @@
-"""Who asks whether it is compiled or exported is answered as in eager mode, so that branches of training are taken.
+"""Eager mode's answers for code that asks whether it is compiled or exported, so that branches of training are taken.
 
-    if torch.compiler.is_compiling(): …    the branch that an export would take; training is what is captured
+    if torch.compiler.is_compiling(): …    the branch that an export would take; the branch of training is captured
 
-Torch itself asks too, for what its tracing needs, and learns the truth. The functions have many names (`from
-torch.compiler import is_compiling`, `torch._dynamo.is_compiling`), so that it is their code that changes meanwhile.
-Where the branch of eager mode cannot be traced, as it may look at values, the other one is: libraries ask so that they
-compute the same in a form that can be.
+Torch itself asks too, for its tracing, and gets the true answer. The functions have many names (`from
+torch.compiler import is_compiling`, `torch._dynamo.is_compiling`), so their code is replaced during a capture.
+If the branch of eager mode cannot be traced, for example because it looks at values, the other one is: libraries ask so
+that they compute the same in a form that can be traced.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ T = TypeVar("T")
 
 
 def as_in_eager(capture: Callable[[], T]) -> T:
-    """What `capture` gives with the answers of eager mode; with true ones, where it fails and some were not.
+    """Run `capture` with the answers of eager mode, and if that fails and a question was asked, with true answers.
 
-    Raises the first `CaptureError` where it fails in both ways, or with something that is refused
+    Raises the first `CaptureError` if both ways fail, or if something is refused
     (`pcg.capture.unseen`).
     """
     asked = list[str]()
-    quiet = mock.patch.object(logging.getLogger(FakeTensor.__module__), "disabled", new=True)  # of what fails here
+    quiet = mock.patch.object(logging.getLogger(FakeTensor.__module__), "disabled", new=True)  # no log of failures
     try:
         with _answers_of_eager(asked), quiet:
             return capture()
@@ -52,7 +52,7 @@ def as_in_eager(capture: Callable[[], T]) -> T:
 
 @contextmanager
 def _answers_of_eager(asked: list[str]) -> Generator[None]:
-    """Adds to `asked` the Python modules that were not told the truth."""
+    """Answer as in eager mode inside the context; `asked` collects the Python modules that got a false answer."""
     flags = {
         torch.compiler.is_compiling: (torch.compiler, "_is_compiling_flag"),
         torch.compiler.is_exporting: (torch.compiler, "_is_exporting_flag"),
@@ -68,12 +68,12 @@ def _answers_of_eager(asked: list[str]) -> Generator[None]:
 
 
 def _answered(*, answer: Callable[[], bool]) -> bool:
-    """The code of torch's functions meanwhile, which sees torch's globals and none of this file."""
+    """Answer for torch's functions meanwhile: this code sees torch's globals and none of this file's."""
     return answer()
 
 
 def _answer(name: str, module: ModuleType, flag: str, asked: list[str]) -> bool:
-    """That of eager mode, but to torch; `flag` of the module is the true one."""
+    """Return the answer of eager mode, or to torch the true one, which `flag` of the module has."""
     truth: bool = getattr(module, flag)
     frame = sys._getframe(2)  # who calls torch's function
     while frame.f_code.co_name == name and frame.f_back is not None:  # another name of it

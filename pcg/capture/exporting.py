@@ -1,8 +1,8 @@
-"""`torch.export`, and what to say where it fails.
+"""`torch.export`, and the messages where it fails.
 
-Composite operators (einsum, concatenate, group_norm, …) are decomposed unless they have a handler, as autograd does it.
-Around forward, `pcg.capture.autograd` keeps what autograd makes of it, and `pcg.capture.unseen` refuses what is not
-exported at all (a backward of the user's own, a seed).
+Composite operators (einsum, concatenate, group_norm, …) are decomposed, as autograd does, unless they have a handler.
+Around forward, `pcg.capture.autograd` keeps gradients as autograd has them, and `pcg.capture.unseen` refuses what is
+not exported at all (a backward of the user's own, a seed).
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from shardwright.pcg.capture.unseen import Site, UnseenError
 from shardwright.pcg.errors import CaptureError
 from shardwright.pcg.versions import newer_than_tested
 
-# What is kept whole. Decomposed, a recurrent layer would be a copy of its cell for every position of the sequence, and
-# of what factorises matrices a part would remain that computes nothing and only raises errors.
+# Operators that are kept whole. Decomposed, a recurrent layer would have a copy of its cell for every position, and
+# of a factorization, a part would remain that computes nothing and only raises errors.
 _WHOLE = frozenset({
     "lstm", "gru", "rnn_tanh", "rnn_relu",
     "linalg_cholesky", "linalg_inv", "linalg_ldl_factor", "linalg_lu_factor", "linalg_solve", "linalg_tensorinv",
@@ -51,7 +51,7 @@ def export(
     mode: FakeTensorMode | None,
     marker: Marker | None = None,
 ) -> torch.export.ExportedProgram:
-    """`wrapper(**tensors)` in functional ATen operators. `model`, inside the wrapper, is what errors are about.
+    """Return `wrapper(**tensors)` in functional ATen operators. Errors are about `model`, inside the wrapper.
 
     `marker` marks the regions of `torch.autocast`; the wrapper gives it a tensor.
 
@@ -80,7 +80,7 @@ def export(
 
 @cache
 def _decompositions() -> Mapping[torch._ops.OperatorBase, Callable[..., Any]]:
-    """How torch itself composes the operators that have no handler, and how those of strides read and write."""
+    """Return torch's decompositions of the operators without a handler, and ours of operators on strides."""
     return {**STRIDED} | {
         op: decompose
         for op, decompose in torch.export.default_decompositions().items()
@@ -92,7 +92,7 @@ def _decompositions() -> Mapping[torch._ops.OperatorBase, Callable[..., Any]]:
 
 
 class _Calls:
-    """In place of torch's record of the calls that make a node: those inside of `export` alone, with no line read."""
+    """The calls inside of `export` that make a node, with no line read; it replaces torch's record."""
 
     def __init__(self, calls: list[tuple[FrameType, int]]) -> None:
         self._calls = calls
@@ -103,13 +103,16 @@ class _Calls:
         return cls(list(takewhile(lambda call: call[0].f_code is not export.__code__, calls)))
 
     def summary(self) -> traceback.StackSummary:
-        """The outermost first."""
+        """Return the calls, the outermost first."""
         return traceback.StackSummary.extract(reversed(self._calls), lookup_lines=False)
 
 
 @contextmanager
 def _little_source_written() -> Generator[None]:
-    """Source of modules with a signature, which is read. fx writes it after each of 50 passes, to interpret graphs."""
+    """Write the source of graph modules only if they have a signature, which is read.
+
+    fx writes it after each of 50 passes, to interpret graphs.
+    """
     write = GraphModule.recompile
 
     def call(module: GraphModule, *args: Any, **kwargs: Any) -> object:
@@ -128,9 +131,9 @@ def _little_source_written() -> Generator[None]:
 
 @contextmanager
 def _no_graph_printed() -> Generator[None]:
-    """What is written to stderr, but for what `torch.export` prints there before it raises some errors.
+    """Keep `torch.export` from printing a graph to stderr before some errors; other output is passed on.
 
-    That is the graph, and of torch 2.14 a warning that it knows no line of the user's: our message names it.
+    Torch 2.14 also warns that it knows no line of the user's. That is dropped too, as our message names the line.
     """
     said, dumped = io.StringIO(), ""
     log = logging.getLogger("torch.fx.experimental.symbolic_shapes")
@@ -152,7 +155,7 @@ def _no_graph_printed() -> Generator[None]:
 
 
 def _explain(model: nn.Module, tensors: Mapping[str, Any], error: BaseException) -> str:
-    """Where in the user's model tracing failed, why, and what usually helps."""
+    """Return where in the user's model tracing failed, why, and what usually helps."""
     names = {id(module): name for name, module in model.named_modules()}
     site = error.site if isinstance(error, UnseenError) else None
     site = site or site_of(reversed(list(traceback.walk_tb(error.__traceback__))), names) or Site(model, "")
@@ -167,9 +170,9 @@ def _explain(model: nn.Module, tensors: Mapping[str, Any], error: BaseException)
 
 
 def site_of(frames: Iterable[tuple[FrameType, int]], modules: Container[int]) -> Site | None:
-    """The innermost module of a stack, of these (by id), and the innermost line of one that is not torch's.
+    """Return the innermost module on a stack, among `modules` (ids), and its innermost line outside of torch.
 
-    The innermost frame comes first. None where no frame is of a module.
+    The innermost frame comes first. Returns None if no frame is of a module.
     """
     module: nn.Module | None = None
     for frame, number in frames:
@@ -182,7 +185,7 @@ def site_of(frames: Iterable[tuple[FrameType, int]], modules: Container[int]) ->
 
 
 def _known(model: nn.Module, inner: nn.Module, tensors: Mapping[str, Any], error: BaseException) -> str:
-    """What is wrong and what to do, in our words, where the error says something else; "" for all others."""
+    """Return the problem and the remedy in our words, if the error itself is unclear; "" for all others."""
     if isinstance(error, SyntaxError):
         attributes = chain(model.named_modules(), model.named_parameters(), model.named_buffers())
         paths = chain(tensors, (path for path, _ in attributes))
@@ -221,11 +224,11 @@ def _remedy(error: BaseException) -> str:
 
 
 def is_library(filename: str) -> bool:
-    """Whether a source file is torch's."""
+    """Return whether a source file is torch's."""
     return str(Path(torch.__file__).parent) in filename
 
 
 def line_of(function: Callable[..., Any]) -> str:
-    """Where a function begins, as `file.py:12`; "" for what is not written in Python."""
+    """Return where a function begins, as `file.py:12`; "" if it is not written in Python."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     return f"{Path(code.co_filename).name}:{code.co_firstlineno}" if code is not None else ""

@@ -14,8 +14,8 @@ class _Mode(FakeTensorMode):
     """A fake mode under which modules can be converted.
 
     torch converts a fake parameter (`module.to(torch.bfloat16)`) by swapping it with the converted one, and refuses
-    that for a tensor that anything refers to weakly. A mode itself does: it notes each tensor that it makes. So notes
-    are dropped as they are made, but while a graph is traced, which may need them.
+    that for a tensor with weak references. A mode itself has one to each tensor that it makes. So its notes
+    are dropped as they are made, except while a graph is traced, which may need them.
     """
 
     def dispatch(

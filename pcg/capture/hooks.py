@@ -1,8 +1,8 @@
-"""Hooks that a model has when it is captured: what no program would call is refused.
+"""Hooks that a model has when it is captured; those that no program would call are refused.
 
-Forward hooks run once, in the capture. What they return is part of the graph, and so is what those of a library set or
-collect (`torch.nn.utils.weight_norm`, the router logits of transformers); what else they do happens then and never
-again.
+Forward hooks run once, in the capture. Values that they return are part of the graph, and so are values that a
+library's hooks set or collect (`torch.nn.utils.weight_norm`, the router logits of transformers); anything else they do
+happens then and never again.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _FORWARD = {"_forward_pre_hooks": "forward pre-hook", "_forward_hooks": "forward
 
 @contextmanager
 def captured_hooks(model: nn.Module) -> Generator[None]:
-    """Around the capture of a model. Raises `CaptureError` where it has hooks that training would not call."""
+    """Set hooks up for the capture of a model. Raise `CaptureError` if it has hooks that training would not call."""
     with guards_left_out(model), _captured(model):
         yield
 
 
 @contextmanager
 def guards_left_out(model: nn.Module) -> Generator[None]:
-    """Around forwards of ours: hooks that a compiled model has put on its original's modules are not called."""
+    """Take off, around our forwards, the hooks that a compiled model has put on its original's modules."""
     removed = list[tuple[dict[int, Hook], int, Hook]]()
     for own in (module._forward_pre_hooks for module in model.modules()):
         removed += [(own, key, hook) for key, hook in own.items() if getattr(hook, "of_shardwright", False)]
@@ -73,7 +73,7 @@ def _captured(model: nn.Module) -> Generator[None]:
 
 
 def refuse_backward_hooks(model: nn.Module) -> None:
-    """A `CaptureError` where a module or a parameter has any, as the program would not call them."""
+    """Raise a `CaptureError` for hooks on gradients of modules or parameters, which the program would not call."""
     for path, parameter in model.named_parameters():
         for attribute, register in _ON_PARAMETERS.items():
             for hook in (getattr(parameter, attribute) or {}).values():
@@ -90,7 +90,7 @@ def refuse_backward_hooks(model: nn.Module) -> None:
 
 
 def _hooks(model: nn.Module) -> Iterator[tuple[str, str, dict[int, Hook]]]:
-    """Where hooks are registered, under which attribute, and they themselves."""
+    """Yield where hooks are registered, under which attribute, and the hooks."""
     for path, module in model.named_modules():
         for attribute in (*_FORWARD, *_BACKWARD):
             yield _where(path, model), attribute, getattr(module, attribute)
@@ -99,12 +99,12 @@ def _hooks(model: nn.Module) -> Iterator[tuple[str, str, dict[int, Hook]]]:
 
 
 def hooks_of_all() -> dict[str, dict[int, Hook]]:
-    """Those that torch calls for every module of the process, by the attribute that a module has them under."""
+    """Return the hooks that torch calls for every module of the process, by their attribute in a module."""
     return {attribute: vars(nn.modules.module)[f"_global{attribute}"] for attribute in (*_FORWARD, *_BACKWARD)}
 
 
 def _reporting(hook: Hook, what: str, gave: dict[str, bool]) -> Hook:
-    """The hook, of which is noted whether it returns a value."""
+    """Return the hook so wrapped that `gave` notes whether it returns a value."""
 
     def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         found = hook(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""A serial graph from what `torch.export` gives: every ATen node becomes rows of the op table.
+"""Import of an exported program as a serial graph: every ATen node becomes rows of the op table.
 
 Tied weights are one leaf; buffers that the model mutates are outputs of the graph.
 """
@@ -29,12 +29,12 @@ LOSS = "loss"
 
 
 def tied_names(model: nn.Module) -> dict[str, tuple[str, ...]]:
-    """Every parameter's qualified names, keyed by the first of them."""
+    """Return every parameter's qualified names, keyed by the first of them."""
     return names_by_first(dict(model.named_parameters(remove_duplicate=False)))
 
 
 def names_by_first(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[str, ...]]:
-    """All names of every tensor, keyed by the first of them."""
+    """Return all names of every tensor, keyed by the first of them."""
     names: dict[int, list[str]] = {}
     for name, tensor in tensors.items():
         names.setdefault(id(tensor), []).append(name)
@@ -45,7 +45,10 @@ _KEEPING = {torch.ops.aten.detach.default, torch.ops.aten.clone.default, torch.o
 
 
 def _constant_name(target: str, value: torch.Tensor) -> str:
-    """Export numbers the tensors that forward makes, as it comes upon them; they are named by their elements here."""
+    """Return the name of a constant.
+
+    A tensor that forward makes is named by its elements, as export only numbers it.
+    """
     if re.fullmatch(r"lifted_tensor_\d+", target) is None or isinstance(value, FakeTensor):
         return target
     digest = hashlib.sha256(f"{value.dtype}{list(value.shape)}".encode())
@@ -64,7 +67,7 @@ def _source(node: torch.fx.Node) -> Source:
 
 
 def flat_batch(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """The leaves of a batch by key, those inside a nest too: `pixels`, `boxes.0`."""
+    """Return the leaves of a batch by key, those inside a nest too: `pixels`, `boxes.0`."""
     leaves = tree_flatten_with_path(dict(batch))[0]
     return {".".join(str(getattr(p, "key", getattr(p, "idx", p))) for p in path): value for path, value in leaves}
 
@@ -82,7 +85,10 @@ class Importer:
         carried: Sequence[str] = (),
         left: Sequence[str] = (),
     ) -> None:
-        """`carried`: the paths of what are buffers of the wrapper, `left` the keys of results beside the loss."""
+        """Prepare an import.
+
+        `carried`: the paths of the wrapper's buffers; `left`: the keys of results beside the loss.
+        """
         self._results = iter((LOSS, *left))
         self._carried = {f"carried.at{number}": path for number, path in enumerate(carried)}
         self.model, self.exported = model, exported
@@ -146,7 +152,7 @@ class Importer:
             self.values[node] = made[kind, target]
 
     def _target(self, target: str | None) -> str:
-        """The model's own name of what the wrapper around it calls so."""
+        """Return the model's own name of a tensor, from its name in the wrapper."""
         return self._carried.get(target or "", (target or "").removeprefix("model."))
 
     def _argument(self, value: Any) -> Any:
@@ -167,7 +173,7 @@ class Importer:
             self._lift(node, self._source(node))
 
     def _source(self, node: torch.fx.Node) -> Source:
-        """Where a node comes from. What is done after forward to a buffer's new value belongs to where that is made."""
+        """Return the source of a node. A change to a buffer's new value after forward has the source of that value."""
         source, operand = _source(node), node.args[0] if node.args else None
         if source == Source() and node.target in _KEEPING and isinstance(operand, torch.fx.Node):
             made = self.builder.nodes.get(str(self.values.get(operand)))
@@ -175,7 +181,7 @@ class Importer:
         return source
 
     def _casts_parameter(self, node: torch.fx.Node) -> bool:
-        """Whether `pcg.capture.casting` does, before the forward: it is lifted where it is read first."""
+        """Return whether a node is a cast of `pcg.capture.casting`; its first reader lifts it."""
         operand = node.args[0] if node.args else None
         found = self.values.get(operand) if isinstance(operand, torch.fx.Node) else None
         is_parameter = isinstance(found, str) and self.builder.nodes[found].op == "parameter"
@@ -219,7 +225,7 @@ class Importer:
                 raise CaptureError(f"{where}: {self._written(target, spec.kind is kinds.PARAMETER_MUTATION)}")
 
     def _written(self, target: str, is_parameter: bool) -> str:
-        """What to say of a write in place that no program does."""
+        """Return the error message for a write in place that no program does."""
         if not is_parameter:
             return f"the model mutates its input {target!r} in place; clone it first"
         remedy = "write into a clone, or change the parameter after the step"
@@ -228,7 +234,7 @@ class Importer:
         return f"the model mutates its parameter {target!r} in place, and only optimizers change parameters; {remedy}"
 
     def _refuse_unseen(self, node: torch.fx.Node, kind: torch.export.graph_signature.InputKind) -> None:
-        """What a program reads that is no tensor: a generator, another object, or the order of side effects."""
+        """Raise for an input that is no tensor: a generator, another object, or the order of side effects."""
         kinds = torch.export.graph_signature.InputKind
         if kind not in (kinds.CUSTOM_OBJ, kinds.TOKEN):
             return
@@ -250,7 +256,7 @@ class Importer:
         raise CaptureError(f"{where}: {name} reads a {given}, which capture cannot keep: {remedy}")
 
     def _where(self, node: torch.fx.Node) -> Source:
-        """The source of a node, for errors; where torch has no line of it, that where its module's forward begins."""
+        """Return the source of a node, for errors; if torch has no line of it, where its module's forward begins."""
         found = _source(node)
         return (
             found if found.line else Source(found.module, line_of(type(self.model.get_submodule(found.module)).forward))
@@ -258,7 +264,7 @@ class Importer:
 
 
 def _order_of_draws(node: torch.fx.Node) -> tuple[int, ...] | None:
-    """The order in which dropout draws for the dimensions of its operand, that of its memory; None where it is theirs.
+    """Return the dimensions in the order of memory, in which dropout draws; None if that is their own order.
 
     A graph does not say how tensors are stored, so there dropout draws in the order of the dimensions.
     """
@@ -269,12 +275,12 @@ def _order_of_draws(node: torch.fx.Node) -> tuple[int, ...] | None:
 
 
 def memory_order(strides: Sequence[int]) -> tuple[int, ...]:
-    """The dimensions of a tensor as they lie in memory, outermost first."""
+    """Return the dimensions of a tensor as they lie in memory, outermost first."""
     return tuple(sorted(range(len(strides)), key=lambda d: (-strides[d], d)))
 
 
 def _result_type(value: Any) -> tuple[tuple[int, ...], str] | None:
-    """Shape and dtype of one result; operators may leave out some of theirs."""
+    """Return the shape and dtype of one result; None for a result that the operator leaves out."""
     if value is None:
         return None
     if not isinstance(value, torch.Tensor):

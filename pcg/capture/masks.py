@@ -1,10 +1,10 @@
-"""Attention masks of `transformers` as a model makes them when it trains, not when it is exported.
+"""Attention masks of `transformers`, made as in training and not as in an export.
 
-A causal mask over whole sequences is left out there, and attention is called with `is_causal=True`; so is the mask of
-bidirectional attention without padding. While it is traced, transformers does neither: it cannot read the tensors that
-decide (whether anything is padding, whether positions begin anew), and takes every mask for one that is needed. These
-decisions are made here as in eager mode, wherever the tensors that they read follow from shapes alone. Tensors of the
-batch may differ from step to step: what rests on these keeps its mask.
+In training, a causal mask over whole sequences is left out, and attention is called with `is_causal=True`; so is the
+mask of bidirectional attention without padding. While traced, transformers does neither: it cannot read the tensors
+that decide (whether anything is padding, whether positions begin anew), and takes every mask for one that is needed.
+These decisions are made here as in eager mode, wherever the tensors that they read follow from shapes alone. Tensors of
+the batch may differ from step to step: masks that depend on these are kept.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from torch.utils._pytree import tree_map
 _MODULE = "transformers.masking_utils"
 _PACKED = "find_packed_sequence_indices"
 _DECISIONS = ("_ignore_causal_mask_sdpa", "_ignore_bidirectional_mask_sdpa")
-_FILLED = {"zeros_like": 0, "ones_like": 1, "new_zeros": 0, "new_ones": 1}  # of their operand, the shape alone counts
+_FILLED = {"zeros_like": 0, "ones_like": 1, "new_zeros": 0, "new_ones": 1}  # only the shape of the operand counts
 
 
 @contextmanager
 def masks_as_trained() -> Generator[None]:
-    """Around a forward that is traced; nothing is changed where transformers is not loaded."""
+    """Make masks as in training while a forward is traced; nothing changes if transformers is not loaded."""
     with ExitStack() as stack:
         for patch in _patches(sys.modules.get(_MODULE)):
             stack.enter_context(patch)
@@ -55,7 +55,7 @@ def _is_fake(tensor: object = None) -> bool:
 
 
 def _decided(decide: Callable[..., bool], padding_mask: Tensor | None, *args: Any, **kwargs: Any) -> bool:
-    """Whether a mask can be left out. `padding_mask` [batch, keys] says which keys are not padding."""
+    """Return whether a mask can be left out. `padding_mask` [batch, keys] says which keys are not padding."""
     known = None if padding_mask is None else known_value(padding_mask)
     if known is None:
         return decide(padding_mask, *args, **kwargs)
@@ -64,7 +64,7 @@ def _decided(decide: Callable[..., bool], padding_mask: Tensor | None, *args: An
 
 
 def _packed(find: Callable[..., Tensor | None], position_ids: Tensor) -> Tensor | None:
-    """Which sequence every position [batch, length] belongs to; None where a row is one sequence."""
+    """Return the sequence that every position [batch, length] belongs to; None if each row is one sequence."""
     known = known_value(position_ids)
     if known is not None:
         with _disable_current_modes():
@@ -74,9 +74,10 @@ def _packed(find: Callable[..., Tensor | None], position_ids: Tensor) -> Tensor 
 
 
 def known_value(tensor: Tensor) -> Tensor | None:
-    """The value of a tensor that is being traced, where it follows from shapes alone; None where it may not.
+    """Return the value of a tensor that is being traced, if it follows from shapes alone; else None.
 
-    What was ever written in place counts as unknown, and so do draws and what reads a parameter, a buffer or the batch.
+    A tensor that was ever written in place is unknown; so are draws and results from a parameter, a buffer or the
+    batch.
     """
     if not isinstance(tensor, FakeTensor):
         return tensor
@@ -95,7 +96,7 @@ def known_value(tensor: Tensor) -> Tensor | None:
 
 
 def _needed(node: fx.Node) -> list[fx.Node]:
-    """The node and those whose values it is computed from, in the order of the graph."""
+    """Return the node and the nodes that its value is computed from, in the order of the graph."""
     needed, stack = {node}, [node]
     while stack:
         one = stack.pop()
@@ -106,7 +107,7 @@ def _needed(node: fx.Node) -> list[fx.Node]:
 
 
 def _fill(node: fx.Node) -> int | None:
-    """What a tensor is filled with that has but the shape and dtype of another."""
+    """Return the number that fills a tensor made in the shape and dtype of another; None for other operators."""
     return _FILLED.get(node.target._opname) if isinstance(node.target, torch._ops.OpOverload) else None
 
 
@@ -120,7 +121,7 @@ def _computed(node: fx.Node, values: Mapping[fx.Node, Any]) -> object:
 
 
 def _is_constant(node: fx.Node) -> bool:
-    """Whether the operator gives the same in every step, and nothing writes into what it gives."""
+    """Return whether an operator gives the same in every step, and nothing writes into its result."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return False
     if torch.Tag.nondeterministic_seeded in node.target.tags or node.target._schema.is_mutable:
@@ -129,7 +130,7 @@ def _is_constant(node: fx.Node) -> bool:
 
 
 def _is_written(node: fx.Node) -> bool:
-    """Whether an operator writes into its operands, or one that reads a view that it gives does."""
+    """Return whether an operator, or a reader of a view that it gives, writes into its operands."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return True
     if node.target._schema.is_mutable:

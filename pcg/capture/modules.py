@@ -1,13 +1,13 @@
-"""Precision by module: the forward of a module runs in a `torch.autocast` region of its own, in capture as in eager.
+"""Precision by module: each module's forward has a `torch.autocast` region of its own, in capture as in eager.
 
-In fp32 that region is disabled, and arguments in 16 bits are widened, as `torch.amp.custom_fwd` does it with
-`cast_inputs=torch.float32`. In amp_bf16 and amp_fp16 it is enabled. So what counts is whose forward computes: a weight
-that the forward of another module reads is read in that one's precision.
+In fp32 that region is disabled, and arguments in 16 bits are widened, as `torch.amp.custom_fwd` does with
+`cast_inputs=torch.float32`. In amp_bf16 and amp_fp16 it is enabled. So the module whose forward computes decides: a
+weight that the forward of another module reads is read in that module's precision.
 
-In bf16_params and fp16_params the region is disabled too, and what counts is whose parameters are read: those of the
-module, and of modules in it, are in 16 bits (`pcg.capture.casting`).
+In bf16_params and fp16_params the region is disabled too, and the module whose parameters are read decides: those of
+the module, and of modules in it, are in 16 bits (`pcg.capture.casting`).
 
-Where nothing around is in 16 bits, results in 16 bits are widened: products of float32 read nothing else.
+If nothing around is in 16 bits, results in 16 bits are widened, because products in float32 read only float32.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NEAR = 3
 
 
 class _Own(NamedTuple):
-    """What decides about a module: the pattern and its precision; the module by name; the precision around it."""
+    """The decision about a module: the pattern and its precision; the module by name; the precision around it."""
 
     pattern: str
     precision: Precision
@@ -45,11 +45,11 @@ class _Own(NamedTuple):
 def in_own_precision(
     model: nn.Module, precision: PrecisionMode | None, device: str, *, in_backward: bool = False
 ) -> Generator[None]:
-    """Around a forward of the model on a kind of device, "cpu" or "cuda": modules run in what `precision` says of them.
+    """Run modules in the precisions of `precision`, around a forward on a kind of device, "cpu" or "cuda".
 
-    Of its patterns the first that fits a module or one around it decides. The region of `torch.autocast` of all others
-    is the caller's. `in_backward`: what is around backward too, for what it runs again of forward. Raises a `PlanError`
-    for a pattern that decides about no module, or only about modules whose forward is not called.
+    The first pattern that fits a module, or one around it, decides. The region of `torch.autocast` of all others
+    is the caller's. `in_backward`: the context spans backward too, which runs parts of forward again. Raises a
+    `PlanError` if a pattern decides about no module, or only about modules whose forward is not called.
     """
     owns, low = _decided(model, precision)
     called = set[str]()
@@ -68,7 +68,7 @@ def in_own_precision(
 
 
 def _in_region(module: nn.Module, own: _Own, device: str, called: set[str]) -> tuple[RemovableHandle, RemovableHandle]:
-    """By hooks next to its forward, as `torch.export` loses the path of a module whose forward is replaced."""
+    """Run a module's forward in its region, by hooks: `torch.export` loses the path where a forward is replaced."""
     low, is_low = low_dtype(own.precision, "autocast"), bool(low_dtype(own.precision))
     is_cast_around = bool(low_dtype(own.around, "parameters"))
     entered: list[tuple[autocast, bool]] = []
@@ -92,7 +92,7 @@ def _in_region(module: nn.Module, own: _Own, device: str, called: set[str]) -> t
 
 
 def _widened(values: Any) -> Any:  # noqa: ANN401
-    """With tensors of 16 bits in float32, in whatever nest."""
+    """Return the values with 16-bit tensors in float32, whatever the nest."""
     halves = [getattr(torch, name) for name in HALVES]
     return tree_map_only(Tensor, lambda x: x.float() if x.dtype in halves else x, values)
 
@@ -100,11 +100,11 @@ def _widened(values: Any) -> Any:  # noqa: ANN401
 def _decided(
     model: nn.Module, precision: PrecisionMode | None
 ) -> tuple[Mapping[nn.Module, _Own], Mapping[nn.Module, str]]:
-    """The outermost modules with a forward about which each pattern decides; what parameters of each are cast to."""
+    """Return the decision for the outermost modules with a forward, and the dtype that each module casts to."""
     pairs: PrecisionByModule = of_modules(precision)
     precisions: list[Precision | None] = [*(own for _, own in pairs), base_of(precision)]
     rest = len(pairs)
-    around: dict[str, tuple[int, int]] = {}  # the pattern that decides, and that of the forward around; by their place
+    around: dict[str, tuple[int, int]] = {}  # places of the deciding pattern, and of the one for the forward around
     found: dict[nn.Module, tuple[int, str, int]] = {}
     places: dict[nn.Module, int] = {}
     for name, module in model.named_modules(remove_duplicate=False):

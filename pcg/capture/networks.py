@@ -1,6 +1,6 @@
-"""Networks of experts: two `expert_linear` and what stands between and after them, as a row that experts can split.
+"""Networks of experts: two `expert_linear` with the operators between and after them become a row that experts split.
 
-A sum over experts can be partial, but not what a nonlinear function makes of it: the function has to be inside the sum.
+A sum over experts can be partial, but a nonlinear function of it cannot: the function has to be inside the sum.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from shardwright.pcg.types import promote
 
 @dataclass(frozen=True)
 class _Network:
-    """Operands of `experts`, by name, but that `x` is [*tokens, 1, i], and what its first product gives is made of.
+    """The operands of `experts`, by name, except that `x` is [*tokens, 1, i]; and the activation of its first product.
 
-    `summed`: the dtype in which the sum is, where weights and all are cast to a wider one before it.
+    `summed`: the dtype of the sum, if weights and all are cast to a wider one before it.
     """
 
     x: str
@@ -31,7 +31,7 @@ class _Network:
 
 
 def with_networks(graph: Graph) -> Graph:
-    """Every sum, by weights, of what a token's experts say becomes one `experts`."""
+    """Replace every weighted sum of the results of a token's experts by one `experts`."""
     finder, b, names = _Finder(graph), GraphBuilder(), dict[str, str]()
     for node in graph.nodes:
         b.at(node.name, node.source)
@@ -49,7 +49,7 @@ def with_networks(graph: Graph) -> Graph:
 
 
 class _Finder:
-    """Goes from a node to what it reads, as long as nobody else reads that."""
+    """A search from a node through its operands, as long as they have no other reader."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph, self.types = graph, graph.types
@@ -58,12 +58,12 @@ class _Finder:
         return self.types[name].shape
 
     def _own(self, name: str, *ops: str) -> Node | None:
-        """The node, if it is one of these operators and is read by one other alone."""
+        """Return the node if it is one of these operators and has a single reader."""
         node = self.graph.by_name[name]
         return node if node.op in ops and len(set(self.graph.users[name])) == 1 else None
 
     def network(self, node: Node) -> _Network | None:
-        """Σ_k weights[…, k] · last[…, k, :], if this sum is one; mixed precision makes it in a wider dtype."""
+        """Return the network if this sum is Σ_k weights[…, k] · last[…, k, :], in mixed precision in a wider dtype."""
         if node.op != "sum" or node.attr("keepdim"):
             return None
         wider = self._own(node.inputs[0], "cast")
@@ -80,7 +80,7 @@ class _Finder:
         return None
 
     def _of(self, last: Node, column: Node) -> _Network | None:
-        """The network that ends in this product, with weights that stand in a column."""
+        """Return the network that ends in this product, with weights that stand in a column."""
         hidden, down, index = last.inputs
         first, activation = self._hidden(hidden)
         weights, entries = column.inputs[0], self._shape(index)
@@ -97,7 +97,7 @@ class _Finder:
         return promote(*own, network.summed) if network.summed else promote(*own)
 
     def _hidden(self, name: str) -> tuple[Node | None, str]:
-        """The product that a hidden value is made of, and how: by an activation, or by one that is a gate."""
+        """Return the product that a hidden value is made of, and the activation, which may be a gate."""
         gated = self._own(name, "mul")
         if gated is None:
             activation = self._own(name, *_OPERATORS)
@@ -111,7 +111,7 @@ class _Finder:
         return None, ""
 
     def _halved(self, gate: str, value: str) -> Node | None:
-        """The `expert_linear` of whose columns these are the first and the second half."""
+        """Return the `expert_linear` whose columns' first and second half these are."""
         halves = [self._own(name, "slice") for name in (gate, value)]
         if (
             halves[0] is None
@@ -129,6 +129,6 @@ _OPERATORS = tuple(word.partition("_")[0] for word in ACTIVATIONS)
 
 
 def _word(activation: Node) -> str:
-    """The activation as `experts` calls it."""
+    """Return the name of the activation in `experts`."""
     tanh = activation.op == "gelu" and activation.attr("approximate") == "tanh"
     return f"{activation.op}{'_tanh' * tanh}"

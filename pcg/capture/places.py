@@ -1,10 +1,11 @@
-"""Where a model holds Python state: what its modules have, lists, dictionaries and objects in that, their classes.
+"""The places where a model holds Python state: in its modules' attributes, lists, dictionaries and objects in these.
 
-Also the global variables, closures and defaults that methods name, and functions called by them; not of libraries.
+Classes count too, and so do the global variables, closures and defaults that methods name, and those of functions that
+methods call. The state of libraries does not.
 
     model ──Snapshot──▶ every place by its path, every holder with its parts ──put_back──▶ the model as it was
 
-A holder is what has parts that can change: a dictionary (that of a module's attributes too), a list, a set, a class.
+A holder has parts that can change: a dictionary (that of a module's attributes too), a list, a set, a class.
 """
 
 from __future__ import annotations
@@ -29,19 +30,19 @@ from torch._subclasses.fake_tensor import FakeTensor
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 CONTAINERS = (list, tuple, deque, dict, set, frozenset)
 _NAMED = ("_parameters", "_buffers", "_modules")
-"""Of what every module has, that whose parts are called as its attributes are."""
+"""The dictionaries of every module whose parts are addressed like attributes."""
 _DEEPEST = 8
 _LARGEST = 10_000
-"""Parts of a container that is looked into."""
+"""The largest number of parts of a container that is looked into."""
 Parts = dict[Hashable, Any]
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
 _STANDARD = sysconfig.get_path("stdlib")
 
 
 class Origin(NamedTuple):
-    """The attribute that a place is reached from, of the module at path `owner` or of its class; "": all of them.
+    """The attribute from which a place is reached, of the module at path `owner` or of its class; "": all of them.
 
-    `is_shared`: whether it is no module's own.
+    `is_shared`: whether it belongs to no single module.
     """
 
     owner: str
@@ -50,9 +51,9 @@ class Origin(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a value is: at `key` of a holder. `kind`: "_buffers" and so on for those of a module, else "".
+    """The place of a value: at `key` of a holder. `kind`: "_buffers" and so on for those of a module, else "".
 
-    `around`: of a tuple, the place where that is.
+    `around`: the place of the holder, if that is a tuple.
     """
 
     origin: Origin
@@ -63,7 +64,7 @@ class Place(NamedTuple):
     around: Place | None = None
 
     def put(self, value: object) -> None:
-        """Have another value there. In a tuple, that is another tuple in its place."""
+        """Put another value there. In a tuple, that puts another tuple in its place."""
         if not isinstance(self.holder, tuple) or self.around is None:
             _write(self.holder, {**_read(self.holder), self.key: value})
             return
@@ -72,7 +73,7 @@ class Place(NamedTuple):
         self.around.put(make(parts.values()))
 
     def now(self) -> Any:  # noqa: ANN401
-        """The value that is there now."""
+        """Return the value that is there now."""
         return _read(self.holder if self.around is None else self.around.now())[self.key]
 
 
@@ -84,7 +85,7 @@ class Names(NamedTuple):
 
 
 class Holder(NamedTuple):
-    """What has parts that can change, and those that it has."""
+    """An object that has parts that can change, and these parts."""
 
     origin: Origin
     object: Any
@@ -98,7 +99,7 @@ class Holder(NamedTuple):
 
 
 class Snapshot:
-    """What a model holds at some time. `places`: by path, such as "blocks.0.step" or "history[3]"."""
+    """The state that a model holds at some time. `places`: by path, such as "blocks.0.step" or "history[3]"."""
 
     def __init__(self, model: nn.Module) -> None:
         self.places: dict[str, Place] = {}
@@ -113,7 +114,7 @@ class Snapshot:
             holder.write(holder.parts)
 
     def put(self, origins: Collection[Origin], swap: Callable[[object], object]) -> None:
-        """The same for what is reached from some attributes alone, with values put through `swap`."""
+        """Give back only parts reached from some attributes, with values put through `swap`."""
         for holder in self.holders:
             origin, parts = holder.origin, holder.parts
             if not origin.attribute:
@@ -143,7 +144,7 @@ class Snapshot:
                     self._function(value, shared)
 
     def _function(self, value: object, shared: Origin) -> None:
-        """What a function of the user's names: global variables, those of outer functions, defaults, and functions."""
+        """Note what a user's function names: globals, variables of outer functions, defaults, and functions."""
         function = getattr(value, "__func__", getattr(value, "fget", getattr(value, "func", value)))
         if not isinstance(function, FunctionType) or id(function) in self._seen or is_installed(function):
             return
@@ -157,9 +158,9 @@ class Snapshot:
             self._parts(f"{function.__qualname__}.{name}", place, 0, "{}")
 
     def _place(self, path: str, place: Place, depth: int) -> None:
-        """Note a place, and those that its value holds; what is shared is looked at once."""
+        """Note a place, and the places that its value holds; a shared value is looked at once."""
         value = place.value
-        if isinstance(value, weakref.ref):  # keeps nothing
+        if isinstance(value, weakref.ref):  # keeps nothing alive
             return
         self.places[path] = place
         if isinstance(value, (*PLAIN, type, Tensor)) or id(value) in self._seen or depth == _DEEPEST:
@@ -176,7 +177,7 @@ class Snapshot:
             self._parts(path, place._replace(value=vars(value)), depth, "{}.{}")
 
     def _parts(self, path: str, place: Place, depth: int, called: str = "{}[{!r}]") -> None:
-        """What the value of a place holds."""
+        """Note the places that the value of a place holds."""
         parts = _read(holder := place.value)
         if len(parts) > _LARGEST:
             return
@@ -213,7 +214,7 @@ def _is_unreal(tensor: Tensor) -> bool:
 
 
 def _generators(model: nn.Module) -> list[tuple[Callable[[], Any], Callable[[Any], object]]]:
-    """How to read and set the state of each generator: torch's, Python's, NumPy's, those that modules hold."""
+    """Return how to read and set the state of each generator: torch's, Python's, NumPy's, those of modules."""
     found: list[tuple[Callable[[], Any], Callable[[Any], object]]] = [
         (random.getstate, random.setstate),
         (np.random.get_state, np.random.set_state),
@@ -230,7 +231,7 @@ def _generators(model: nn.Module) -> list[tuple[Callable[[], Any], Callable[[Any
 
 
 def is_installed(thing: Any) -> bool:  # noqa: ANN401
-    """Whether a function or class is of Python, of ours or of an installed library: it may have caches and counters."""
+    """Return whether a function or class is Python's, ours or a library's: these may have caches and counters."""
     module = sys.modules.get(thing.__module__ or "")
     file = getattr(module, "__file__", None) or ""
     return thing is not SimpleNamespace and (
@@ -242,7 +243,7 @@ def is_installed(thing: Any) -> bool:  # noqa: ANN401
 
 @cache
 def _is_library(file: str) -> bool:
-    """Whether a source file is Python's own or of an installed package."""
+    """Return whether a source file is Python's own or of an installed package."""
     return file.startswith(_STANDARD) or not _INSTALLED.isdisjoint(Path(file).parts)
 
 
@@ -258,7 +259,7 @@ def _is_torchs(kind: type) -> bool:
 
 
 def _read(holder: Any) -> Parts:  # noqa: ANN401
-    """The parts of a holder by key; of a class, those of its attributes that are no part of its definition."""
+    """Return the parts of a holder by key; for a class, its attributes that are no part of its definition."""
     if isinstance(holder, type):
         return {name: value for name, value in vars(holder).items() if _is_state(name, value)}
     if isinstance(holder, Names):

@@ -1,9 +1,9 @@
-"""`torch.autocast` through `torch.export`: which operators run in which region.
+"""Regions of `torch.autocast` through `torch.export`: the operators that ran in each.
 
-By itself `torch.export` makes a graph of every region. In there it forgets `torch.no_grad()` and where operators come
-from; and where there is no GPU, a region for one is ignored. So while a model is exported, to enter or leave a region
+By itself `torch.export` makes a graph of every region. In it, it forgets `torch.no_grad()` and where operators come
+from; and without a GPU, it ignores a region for one. So while a model is exported, entering or leaving a region
 leaves a *mark* in the graph: an operator without effect, with a message. Before decomposition, torch's own entering and
-leaving is put beside the marks, so that its casts become operators; whoever walks the result reads the marks.
+leaving is put beside the marks, so that its casts become operators; the importer reads the marks.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ _BEGIN, _END = "shardwright: autocast begins: ", "shardwright: autocast ends"
 
 
 class Marker:
-    """Marks the regions of what is being exported. A mark reads a tensor: any one that the forward has seen."""
+    """Marks for the regions of an export. A mark reads a tensor: any that the forward has seen."""
 
     def __init__(self, device: str) -> None:
         self.device = device
         self.tensor: Tensor | None = None
 
     def mark(self, region: autocast, text: str) -> None:
-        """Regions for another device than the model's change nothing."""
+        """Mark the region, unless it is for another device than the model's and changes nothing."""
         if self.tensor is not None and region.device == self.device:
             _MARK(self.tensor, text)
 
     @contextmanager
     def watching(self) -> Generator[None]:
-        """Regions are marked; those for a GPU count on the device that the model is on."""
+        """Mark regions inside the context; regions for a GPU count on the model's device."""
         begin = autocast.__init__
 
         def init(region: autocast, device_type: str, dtype: torch.dtype | None = None, *rest: Any, **more: Any) -> None:
@@ -68,7 +68,7 @@ class Marker:
 
 
 def enter_regions(module: fx.GraphModule, device: str) -> None:
-    """Put what enters and leaves a region beside every mark."""
+    """Put torch's call that enters or leaves a region beside every mark."""
     for child in module.children():
         if isinstance(child, fx.GraphModule):
             enter_regions(child, device)
@@ -88,7 +88,7 @@ def enter_regions(module: fx.GraphModule, device: str) -> None:
 
 
 class Regions:
-    """What lies around the operators that are walked.
+    """The region around the operators that are walked.
 
     `low`: the 16-bit format there, "" in a region that is disabled and outside of all, None in a program without any.
     """
@@ -101,7 +101,7 @@ class Regions:
         return self._stack[-1]
 
     def passes(self, node: fx.Node) -> bool:
-        """Whether the node is a mark; it counts from here on."""
+        """Return whether the node is a mark; if so, enter or leave its region."""
         if (text := _text(node)) is None:
             return False
         if text == _END:
@@ -112,6 +112,6 @@ class Regions:
 
 
 def _text(node: fx.Node) -> str | None:
-    """The message of a mark; None for another node."""
+    """Return the message of a mark; None for another node."""
     text = str(node.args[1]) if node.target is _MARK else ""
     return text if text.startswith((_BEGIN, _END)) else None

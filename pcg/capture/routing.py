@@ -1,17 +1,17 @@
-"""Mixtures of experts as models write them, lifted to rows that say what they compute for each token.
+"""Mixtures of experts as models write them, lifted to rows that compute each token by itself.
 
 Libraries sort the rows of a batch by their expert, multiply every group by its matrix, and put the rows back. No row of
-the sorted batch belongs to a part of the batch, so nothing of it could be split. Equations take the order away.
+the sorted batch belongs to a known part of the batch, so it could not be split. Equations remove the order.
 Let p be the order in which the entries of a vector of experts e are sorted, and x[p] the rows of x in that order:
 
     grouped_mm(x[p], w, ends of e) = expert_linear(x, w, e)[p]      row i of group j is one of expert j
-    f(x[p], y[p], …)               = f(x, y, …)[p]                  for what works on every row alike
+    f(x[p], y[p], …)               = f(x, y, …)[p]                  where f works on every row alike
     x[p // k]                      = x'[p]                          where x' has each row of x k times, one by one
     x[p][q]                        = x                              where q is the inverse of p
     y[p // k] += x[p]              = y[t] += Σ_i x[t·k + i]         in whatever order the rows of a token are added
 
-An order is carried along, as in the second equation, until one of the last two takes it away; who else reads rows in
-order gets them by an `index`. What is left is `expert_linear`, and where two of them make the network of an expert,
+An order is carried along, as in the second equation, until one of the last two removes it; other readers of rows in
+order get them by an `index`. The result has `expert_linear`, and where two of them make the network of an expert,
 whose results are added up by weights, `experts` (`pcg.capture.networks`). The equations are proven in
 `verifier.routing`.
 """
@@ -32,15 +32,18 @@ from shardwright.pcg.factors import Shape
 from shardwright.pcg.graph import OPAQUE, Graph, Node
 
 _PLACES = ("argmax", "sort_indices", "topk_indices")
-"""Give numbers of places, which are not negative: a histogram leaves negative ones out, and an order has them first."""
+"""Operators that give places, which are not negative.
+
+A histogram would leave negative numbers out, and an order would put them first.
+"""
 _ADDS = ("aten.index_add.default", "aten.scatter_add.default")
 _ADDED = (("$", 0), 0, ("$", 1), ("$", 2))
-"""Their arguments: to rows of the first tensor, at the places of the second, the rows of the third."""
+"""Their arguments: add to rows of the first tensor, at the places of the second, the rows of the third."""
 _SAME_NUMBERS = ("cast", "detach", "permute", "reshape", "slice")
 
 
 def per_token(graph: Graph) -> Graph:
-    """The graph with its routed experts as rows that say what they compute for each token."""
+    """Return the graph with its routed experts as rows that compute each token by itself."""
     if not any(node.op == "grouped_mm" for node in graph.nodes):
         return graph
     return with_networks(_Orders(graph).graph())
@@ -51,7 +54,7 @@ def per_token(graph: Graph) -> Graph:
 
 @dataclass(frozen=True)
 class _Ordered:
-    """Rows in an order, that of entries of the shape `lead`: `rows` has these dimensions first, or 1 in their place."""
+    """Rows in an order of entries of the shape `lead`; `rows` has these dimensions first, or 1 in their place."""
 
     rows: str
     order: str
@@ -59,7 +62,7 @@ class _Ordered:
 
 
 class _Orders:
-    """Copies a graph. Nodes that are `ordered` are there as rows that are not, unless somebody reads them in order."""
+    """A copy of a graph, in which `ordered` nodes are rows without their order, until a reader needs it."""
 
     def __init__(self, graph: Graph) -> None:
         self.source, self.types, self.b = graph, graph.types, GraphBuilder()
@@ -78,7 +81,7 @@ class _Orders:
         return self.b.graph([(key, self._name(name)) for key, name in self.source.outputs])
 
     def _name(self, name: str) -> str:
-        """What a node is in the copy; rows in an order are put in it now."""
+        """Return a node's name in the copy; rows in an order are sorted for it now."""
         if name not in self.names:
             held = self.ordered[name]
             flat = self.b.op("reshape", self._wide(held), shape=self.types[name].shape)
@@ -86,7 +89,7 @@ class _Orders:
         return self.names[name]
 
     def _wide(self, held: _Ordered) -> str:
-        """The rows, each by itself."""
+        """Return the rows with one for each entry."""
         return self.b.op("expand", held.rows, shape=(*held.lead, *self.b.shape(held.rows)[len(held.lead) :]))
 
     def _node(self, name: str) -> Node:
@@ -95,7 +98,7 @@ class _Orders:
     # ---- what comes in order ----
 
     def _in_order(self, node: Node) -> _Ordered | None:
-        """The node's result as rows in an order, if one of the equations says so."""
+        """Return the node's result as rows in an order, if one of the equations applies."""
         if node.op == "sort_values":
             return self._sorted(node)
         if node.op in ("index", "gather") and node.attr("dim") == 0 and len(node.inputs) == 2:
@@ -112,25 +115,25 @@ class _Orders:
         return node.op == "sort_indices" and not node.attr("descending") and len(self.types[node.name].shape) == 1
 
     def _lead(self, order: Node) -> Shape:
-        """The shape of what is put in order, before it was made one dimension: tokens, and what each has of entries."""
+        """Return the shape of the ordered entries before they became one dimension: tokens, and entries per token."""
         entries = self._node(order.inputs[0])
         return self.types[entries.inputs[0] if entries.op == "reshape" else entries.name].shape
 
     def _sorted(self, node: Node) -> _Ordered | None:
-        """The entries themselves, in their order."""
+        """Return the entries themselves, in their order."""
         readers = map(self._node, self.source.users[node.inputs[0]])
         order = next((n for n in readers if self._is_order(n) and n.attrs == node.attrs), None)
         return order and self._started(node.inputs[0], order, self._lead(order))
 
     def _started(self, name: str, order: Node, lead: Shape) -> _Ordered | None:
-        """x[p]: rows that get an order."""
+        """Return x[p]: rows that get an order."""
         shape = self.types[name].shape
         if name in self.ordered or shape[0] != prod(lead):
             return None
         return _Ordered(self.b.op("reshape", self._name(name), shape=(*lead, *shape[1:])), order.name, lead)
 
     def _tokens_in_order(self, name: str) -> Node | None:
-        """The order p of places p // k: one for each row or, as `gather` takes them, one for each element of it."""
+        """Return the order p of places p // k: one per row or, for `gather`, one per element of a row."""
         node, count = self._node(name), self.types[name].shape[:1]
         while node.op in ("expand", "reshape") and self.types[node.inputs[0]].shape[:1] == count:
             node = self._node(node.inputs[0])
@@ -140,7 +143,7 @@ class _Orders:
         return order if times.op == "full" and times.attr("value") == self._lead(order)[-1] else None
 
     def _repeated(self, name: str, order: Node, result: Shape) -> _Ordered | None:
-        """x[p // k]: a token for each of its k entries."""
+        """Return x[p // k]: a token for each of its k entries."""
         *tokens, _ = lead = self._lead(order)
         shape = self.types[name].shape
         if name in self.ordered or shape[0] != prod(tokens) or result != (prod(lead), *shape[1:]):
@@ -148,7 +151,7 @@ class _Orders:
         return _Ordered(self.b.op("reshape", self._name(name), shape=(*tokens, 1, *shape[1:])), order.name, lead)
 
     def _commuted(self, node: Node) -> _Ordered | None:
-        """f(x[p], …): an operator of which the factor string says that it works on every row by itself."""
+        """Return f(x[p], …) in order p, if the factor string shows that the operator works on every row by itself."""
         held = [self.ordered.get(name) for name in node.inputs]
         orders = {(one.order, one.lead) for one in held if one is not None}
         row = node.row
@@ -169,12 +172,12 @@ class _Orders:
             for one, name in zip(held, node.inputs, strict=True)
         ]
         own = self.b.shape(inputs[0])[: len(lead)] if held and held[0] is not None else ()
-        with suppress(GraphError):  # of one that takes no further dimensions
+        with suppress(GraphError):  # the operator takes no further dimensions
             return _Ordered(self.b.op(node.op, *inputs, **_shifted(dict(node.attrs), own)), order, lead)
         return None
 
     def _multiplied(self, node: Node) -> _Ordered | None:
-        """grouped_mm(x[p], w, ends): each row with the matrix of its expert."""
+        """Return grouped_mm(x[p], w, ends) in order p: each row with the matrix of its expert."""
         x, w, ends = node.inputs
         held = self.ordered.get(x)
         if held is None or w in self.ordered:
@@ -186,7 +189,7 @@ class _Orders:
         return _Ordered(self.b.op("expert_linear", held.rows, self._name(w), index), held.order, held.lead)
 
     def _counted(self, ends: str, num_experts: int) -> str | None:
-        """The entries of which `ends` says how many are 0, at most 1, …: a histogram, summed up."""
+        """Return the entries whose cumulative histogram `ends` is: how many are 0, at most 1, and so on."""
         total = self._uncast(ends)
         counts = self._uncast(total.inputs[0]) if total.op == "cumsum" else total
         if counts.op != "histc" or [counts.attr(x) for x in ("bins", "low", "high")] != [
@@ -209,14 +212,14 @@ class _Orders:
     # ---- what is put back ----
 
     def _put_back(self, node: Node) -> str | None:
-        """x[p][q], where q is the inverse of p."""
+        """Return x[p][q] without an order, where q is the inverse of p."""
         held = self.ordered.get(node.inputs[0]) if node.op == "index" and node.attr("dim") == 0 else None
         if held is None or len(node.inputs) != 2 or self._inverted(self._node(node.inputs[1])) != held.order:
             return None
         return self.b.op("reshape", self._wide(held), shape=self.types[node.name].shape)
 
     def _added(self, node: Node) -> str | None:
-        """y[p // k] += x[p]."""
+        """Return y after y[p // k] += x[p] as a sum."""
         if node.op != OPAQUE or node.attr("target") not in _ADDS or node.attr("kwargs"):
             return None
         target, places, rows = node.inputs
@@ -231,7 +234,7 @@ class _Orders:
         return total if zeros.op == "full" and zeros.attr("value") == 0 else self.b.op("add", self._name(target), total)
 
     def _inverted(self, node: Node) -> str:
-        """The order that the node is the inverse of; "" for what is none."""
+        """Return the order that the node is the inverse of; "" if there is none."""
         if self._is_order(node):
             return node.inputs[0]
         if node.op != "index_put":
@@ -243,7 +246,7 @@ class _Orders:
 
 
 def _shifted(attrs: Attrs, lead: Shape) -> dict[str, Attr]:
-    """The attributes of an operator whose first operand has the dimensions `lead` in place of its first."""
+    """Return the attributes for a first operand that has the dimensions `lead` in place of its first."""
     more = max(len(lead) - 1, 0)
 
     def moved(dims: Sequence[int]) -> tuple[int, ...]:

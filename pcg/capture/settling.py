@@ -1,14 +1,14 @@
-"""Whether all steps are like the first, and what of a model's Python state a graph carries from one step to the next.
+"""A check that all steps are like the first, and the Python state that a graph carries from step to step.
 
-`torch.export` runs forward once. What that leaves changed is decided by a second capture, from there, in which every
-tensor that the first forward left is an input s of the graph, as buffers are:
+`torch.export` runs forward once. A second capture starts from the state that it left, and decides about that state:
+every tensor that the first forward left is an input s of the graph, as buffers are:
 
-    same graph, no s written    caches, which the first forward made of constants: they are made in every step
-    same graph, s written       s is carried as a buffer, which begins as what the first forward read in its place
+    same graph, no s written    s is a cache, which the first forward made of constants: it is made in every step
+    same graph, s written       s is carried as a buffer; it begins as the value that the first forward read instead
     another graph               refused
 
-A number is carried too, as a tensor of no dimensions, where forward does nothing with it but arithmetic. Tensors that a
-forward leaves and never reads are let be.
+A number is carried too, as a tensor of no dimensions, if forward only does arithmetic with it. Tensors that a
+forward leaves and never reads are ignored.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _MUTATED = "is mutated in the forward method"
 
 
 def settled(kept: Kept, capture: Capture) -> Found:
-    """What `capture` gives; a `CaptureError` where later steps would be other ones than the first.
+    """Return the result of `capture`; raise a `CaptureError` if later steps would differ from the first.
 
-    `kept` is about the model's first forward.
+    `kept` is the state around the model's first forward.
     """
     try:
         found = capture(kept)
@@ -62,14 +62,14 @@ def settled(kept: Kept, capture: Capture) -> Found:
 
 def _attempt(kept: Kept, capture: Capture, refusal: CaptureError | None) -> Found:
     try:
-        with mock.patch.object(logging.getLogger(symbolic_shapes.__name__), "disabled", new=True):  # of numbers
+        with mock.patch.object(logging.getLogger(symbolic_shapes.__name__), "disabled", new=True):  # about numbers
             return capture(kept)
     except CaptureError as error:
         raise refusal or error from None
 
 
 def _ways(kept: Kept) -> Iterator[dict[str, Carrier]]:
-    """What a second capture has as inputs: tensors that the first one left, then numbers too."""
+    """Yield the inputs of a second capture: tensors that the first one left, then numbers too."""
     tensors = {**kept.carriers, **kept.left_tensors()}
     yield tensors
     if numbers := kept.left_numbers():
@@ -77,7 +77,7 @@ def _ways(kept: Kept) -> Iterator[dict[str, Carrier]]:
 
 
 def _carried(kept: Kept, found: Found, again: Kept, later: Found, capture: Capture) -> Found | None:
-    """The graph of every step; None where two steps do not run the same."""
+    """Return the graph of every step; None if two steps do not run the same."""
     same = _Same(kept, found, again, later)
     if not same.holds():
         return None
@@ -97,7 +97,10 @@ def _carried(kept: Kept, found: Found, again: Kept, later: Found, capture: Captu
 
 
 def _finished(found: Found, kept: Kept, carried: Mapping[str, Tensor]) -> Found:
-    """With outputs for what is carried, `carried` and what the first forward wrote in place; the rest are constants."""
+    """Return the graph with outputs for the carried state only: `carried`, and what the first forward wrote in place.
+
+    Other places become constants.
+    """
     graph, constants = found
     own = {path: carrier.value for path, carrier in kept.carriers.items() if carrier.is_first}
     outputs = tuple((key, name) for key, name in graph.outputs if _stays(key, kept, {*own, *carried}))
@@ -114,11 +117,11 @@ def _stays(key: str, kept: Kept, carried: Collection[str]) -> bool:
 
 
 class _Same:
-    """A first and a second graph: whether they are equal, where the second reads what the first makes of constants.
+    """A comparison of two graphs: the second reads inputs where the first computes values from constants.
 
-    new     what the second one has as inputs and the first has not
-    live    of that, what anything depends on but what is left in the places of others
-    meant   for what the second one reads of it, what the first one has there
+    carriers  the inputs of the second graph that the first has not
+    live      those of them on which anything depends, except what is left in the places of others
+    meant     for each of them that the second graph reads, the node of the first graph in its place
     """
 
     def __init__(self, kept: Kept, found: Found, again: Kept, later: Found) -> None:
@@ -147,14 +150,14 @@ class _Same:
         return live
 
     def is_buffer(self, path: str) -> bool:
-        """Whether it is registered as a buffer, so that users see it."""
+        """Return whether a place is registered as a buffer, so that users see it."""
         return self.carriers[path].place.kind == "_buffers"
 
     def _is_left(self, key: str) -> bool:
         return key.startswith(LEFT) or key in self.carriers
 
     def holds(self) -> bool:
-        """Whether every result, and all that is live, is computed in the same way."""
+        """Return whether every result, and everything live, is computed in the same way."""
         keys = [[key for key, _ in graph.outputs if not self._is_left(key)] for graph in (self.found[0], self.later[0])]
         if keys[0] != keys[1]:
             return False
@@ -172,7 +175,7 @@ class _Same:
         return True
 
     def _match(self, mine: str, other: str) -> list[tuple[str, str]] | None:
-        """The operands of two nodes that are to be equal too; None where the nodes differ."""
+        """Return the pairs of operands that have to be equal too; None if the nodes differ."""
         one, two = self.found[0].by_name[mine], self.later[0].by_name[other]
         path = str(two.attr("target")) if two.op == "buffer" else ""
         if mine in self._fixed and (other in self._numbers or path in self.carriers):
@@ -185,7 +188,7 @@ class _Same:
         return list(zip(one.inputs, two.inputs, strict=True))
 
     def first_value(self, path: str) -> Tensor | None:
-        """What is in a place when training begins; None where that is not known."""
+        """Return the value of a place when training begins; None if it is not known."""
         carrier = self.carriers[path]
         if carrier.is_first or path not in self.meant:  # in the latter case, nothing reads it
             return carrier.value if carrier.is_first else torch.zeros_like(carrier.value)
@@ -206,7 +209,7 @@ class _Same:
 
 
 def _made_of(graph: Graph, kinds: Collection[str], targets: Collection[str] = ()) -> set[str]:
-    """What is computed of leaves of some kinds, of buffers of these targets, and of nothing."""
+    """Return the nodes computed only of leaves of some kinds and of buffers with these targets."""
     found = set[str]()
     for node in graph.nodes:
         if node.is_leaf:

@@ -1,7 +1,7 @@
-"""What a forward leaves in a model: attributes that it assigns, lists that it appends to, objects that it changes.
+"""The state that a forward leaves in a model: attributes it assigns, lists it appends to, objects it changes.
 
-Buffers that it assigns are outputs of the graph (`pcg.capture.writing`); what else is left, and whether later steps are
-still like the first, is for `pcg.capture.settling`. What iterators hold is not looked at.
+Buffers that it assigns are outputs of the graph (`pcg.capture.writing`); other state, and whether later steps are
+still like the first, is for `pcg.capture.settling`. The state of iterators is not looked at.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from shardwright.pcg.errors import CaptureError
 from shardwright.pcg.graph import Source
 
 LEFT = "left "
-"""Before the path of what a forward leaves, where a graph has that as an output."""
+"""The prefix of outputs that a forward leaves in the model; the path follows."""
 
 
 class Carrier(NamedTuple):
-    """A place whose value is an input of a graph. `is_first`: `value` is what training begins with."""
+    """A place whose value is an input of a graph. `is_first`: `value` is its value when training begins."""
 
     place: Place
     value: Tensor
@@ -38,7 +38,7 @@ class Carrier(NamedTuple):
 
 
 class Carried(nn.Module):
-    """Around a forward: values at places of a model as tensors that capture sees as buffers of this module."""
+    """Values at places of a model, as tensors that capture sees as buffers of this module around a forward."""
 
     def __init__(self, carriers: Mapping[str, Carrier]) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Carried(nn.Module):
             self.register_buffer(name, carriers[path].value.detach())
 
     def put(self) -> None:
-        """Have these tensors in their places."""
+        """Put these tensors in their places."""
         for name, path in self.targets.items():
             self.carriers[path].place.put(self._buffers[name])
 
@@ -56,8 +56,8 @@ class Carried(nn.Module):
 class Kept:
     """The Python state of a model's modules around a forward.
 
-    carriers  what is an input of the graph, by path
-    changed   by path ("blocks.0.step", "history[3]"), what else the forward left changed, but for buffers
+    carriers  the inputs of the graph, by path
+    changed   other places that the forward changed, except buffers, by path ("blocks.0.step", "history[3]")
     """
 
     def __init__(self, model: nn.Module, carriers: Mapping[str, Carrier] | None = None) -> None:
@@ -68,7 +68,10 @@ class Kept:
 
     @contextmanager
     def watched(self, carried: Carried | None = None) -> Generator[None]:
-        """Around the forward. What it assigns to buffers, or leaves in places of `carried`, is written into these."""
+        """Observe a forward inside the context.
+
+        Write what it assigns to buffers, or to places of `carried`, into these.
+        """
         if carried is not None:
             carried.put()
         self._before = before = Snapshot(self.model)
@@ -87,7 +90,7 @@ class Kept:
             self._write_carried(carried)
 
     def _write_carried(self, carried: Carried) -> None:
-        """What lies in the places by now, which does not count as changed then."""
+        """Write into each carried tensor the value that its place has by now, which then does not count as changed."""
         copies = list[tuple[Tensor, Tensor]]()
         for name, path in carried.targets.items():
             old, place = carried.get_buffer(name), self.changed.get(path)
@@ -104,16 +107,16 @@ class Kept:
             old.copy_(value)
 
     def left(self) -> dict[str, Tensor]:
-        """The tensors that the forward has left in other places than those that are carried, by path."""
+        """Return the tensors that the forward left in places that are not carried, by path."""
         found = {path: self._left.places.get(path) for path in self.changed}
         return {path: place.value for path, place in found.items() if place and isinstance(place.value, Tensor)}
 
     def left_tensors(self) -> dict[str, Carrier]:
-        """The same as inputs of a second capture."""
+        """Return the same as inputs of a second capture."""
         return {path: Carrier(self.changed[path], self._stand_in(value), False) for path, value in self.left().items()}
 
     def left_numbers(self) -> dict[str, Carrier]:
-        """The numbers that the forward has changed, as they were before."""
+        """Return the numbers that the forward changed, as they were before."""
         found = dict[str, Carrier]()
         for path in self.changed:
             one, two = self._before.places.get(path), self._left.places.get(path)
@@ -126,7 +129,7 @@ class Kept:
         return found
 
     def plain_tensors(self) -> dict[str, Carrier]:
-        """All tensors that are neither parameters nor buffers, with what they have before the forward."""
+        """Return all tensors that are neither parameters nor buffers, with their values before the forward."""
         own = {id(tensor) for tensor in (*self.model.parameters(), *self.model.buffers())}
         places = {path: p for path, p in Snapshot(self.model).places.items() if isinstance(p.value, Tensor)}
         once = {id(place.value): path for path, place in reversed(places.items()) if id(place.value) not in own}
@@ -134,7 +137,7 @@ class Kept:
 
     @contextmanager
     def as_left(self) -> Generator[None]:
-        """With attributes as the forward left them."""
+        """Set attributes as the forward left them, inside the context."""
         before, made = Snapshot(self.model), {id(place.value) for place in self.changed.values()}
         self._left.put(
             {place.origin for place in self.changed.values()},
@@ -146,7 +149,7 @@ class Kept:
             before.put_back()
 
     def refusal(self) -> CaptureError:
-        """Of what makes later steps other ones than the first: where the first of it is, and what to do."""
+        """Return the error about the first place that makes later steps differ from the first, with a remedy."""
         path, place = next(iter(self.changed.items()))
         return CaptureError(
             f"{self.place_of(place)}: forward changes {path.removeprefix(f'{place.origin.owner}.')!r}, and capture "
@@ -155,7 +158,7 @@ class Kept:
         )
 
     def place_of(self, place: Place) -> Source:
-        """Where forward assigns to a place; where its module's forward begins, if that is not known."""
+        """Return where forward assigns to a place, or if that is not known where its module's forward begins."""
         module = self.model.get_submodule(place.origin.owner)
         line = self._lines.get((id(module), place.origin.attribute), "") or line_of(type(module).forward)
         return Source(place.origin.owner, line)
@@ -173,14 +176,14 @@ class Kept:
         return one is other or (tensors and trained)
 
     def _stand_in(self, tensor: Tensor) -> Tensor:
-        """In place of a tensor of the first capture, which is gone: whoever reads it computes something else."""
+        """Return a substitute for a tensor of the first capture, which is gone; its readers compute something else."""
         modes = (p.fake_mode for p in self.model.parameters() if isinstance(p, FakeTensor))
         with next(modes, nullcontext()):
             value = nan if tensor.dtype.is_floating_point or tensor.dtype.is_complex else 1
             return torch.full(tuple(tensor.shape), value, dtype=tensor.dtype, device=tensor.device)
 
     def _noting(self, method: str) -> AbstractContextManager[object]:
-        """The lines of what assigns attributes are noted."""
+        """Note the lines that assign attributes."""
         assign = getattr(nn.Module, method)
 
         def noted(module: nn.Module, name: str, *args: Any, **kwargs: Any) -> None:

@@ -1,7 +1,7 @@
-"""Operators that name elements by their place in memory (`Tensor.as_strided`), by positions instead.
+"""Positions in place of strides, for operators that name elements by their place in memory (`Tensor.as_strided`).
 
 A graph does not say how tensors are stored, and torch (2.13, 2.14) differentiates `as_strided_scatter` wrongly, which
-writes into such a view become. In a tensor that fills its memory the elements that strides name are those of a vector:
+writes into such a view become. In a tensor that fills its memory, strides name elements of a vector:
 
     as_strided(x, …) = vector(x)[positions]        as_strided_scatter(x, y, …) = vector(x) with y at the positions
 """
@@ -36,7 +36,7 @@ def _as_strided_scatter(
 
 
 def _memory_order(x: Tensor) -> list[int]:
-    """The dimensions from the outermost one in memory on."""
+    """Return the dimensions from the outermost one in memory on."""
     order = sorted(range(x.dim()), key=lambda d: (-x.stride(d), d))
     if not x.permute(order).is_contiguous():
         raise CaptureError(

@@ -1,8 +1,8 @@
-"""Draws that nothing reads: one process makes them all the same, and draws other numbers after them.
+"""Draws that nothing reads, kept in the program: one process makes them too, and draws other numbers after them.
 
-torch drops them, so before it does, a value that is there anyway is made to read them: x becomes `where(c, 0, x)`, in
-which c compares what was drawn with what it cannot be below. Dropout is done on zeros for that, wherever its operand
-comes from, so that what led to it is not computed.
+torch drops them. So before it does, a value that is there anyway is made to read them: x becomes `where(c, 0, x)`,
+where c compares the drawn numbers with a bound that they cannot be below. Dropout then runs on zeros, so that its
+operand is not computed.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from shardwright.pcg.node import may_draw
 
 
 def keep_unread_draws(graph: Graph) -> None:
-    """Have the values of an exported graph read every draw that nothing reads, in its order among the draws.
+    """Make values of an exported graph read every unread draw, in the order of the draws.
 
-    One that no value has a place for is left to be dropped.
+    A draw that no value can read is dropped.
     """
     nodes = list(graph.nodes)
     live = _live(nodes)
@@ -29,7 +29,7 @@ def keep_unread_draws(graph: Graph) -> None:
     if all(nodes[number] in live for number in numbers):
         return
     last = 0  # where the last draw is made
-    hosts: dict[Node, Node] = {}  # what stands now for a value that reads draws already
+    hosts: dict[Node, Node] = {}  # the node that stands now for a value that reads draws already
     for at, end in zip(numbers, [*numbers[1:], len(nodes)], strict=True):
         draw = nodes[at]
         if draw in live or _writes(draw):
@@ -48,7 +48,7 @@ def keep_unread_draws(graph: Graph) -> None:
 
 
 def _live(nodes: Iterable[Node]) -> set[Node]:
-    """What outputs need, and what writes to something."""
+    """Return the nodes that outputs need, and the nodes that write to something."""
     found = set[Node]()
     pending = [node for node in nodes if node.op == "output" or _writes(node)]
     while pending:
@@ -60,7 +60,7 @@ def _live(nodes: Iterable[Node]) -> set[Node]:
 
 
 def _draws(node: Node) -> bool:
-    """Whether it draws: dropout may be none, also that inside of attention and of recurrent layers."""
+    """Return whether a node draws. Dropout may be off, also inside of attention and of recurrent layers."""
     if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
         return False
     if not may_draw(str(node.target)):
@@ -82,12 +82,12 @@ def _is_dropout(node: Node) -> bool:
 
 
 def _is_free(node: Node) -> bool:
-    """Whether a draw can be made anywhere."""
+    """Return whether a draw can be made anywhere."""
     return _is_dropout(node) or not node.all_input_nodes
 
 
 def _can_read(node: Node) -> bool:
-    """Whether it is a real tensor of some elements that nothing writes to, and that others read."""
+    """Return whether a node is a real tensor of some elements that nothing writes to, and that others read."""
     value = node.meta.get("val")
     if node.op != "call_function" or _writes(node) or not isinstance(value, Tensor) or not value.is_floating_point():
         return False
@@ -95,7 +95,7 @@ def _can_read(node: Node) -> bool:
 
 
 def _read(graph: Graph, draw: Node, host: Node, *, in_place: bool) -> Node:
-    """What readers of the host see from now on: the same value, after the draw, made in its place or after the host."""
+    """Return what the host's readers see from now on: its value, after the draw, in its place or after the host."""
     aten, readers, one = torch.ops.aten, list(host.users), draw
     with graph.inserting_before(draw if in_place else host.next):
         if _is_dropout(draw):
@@ -116,7 +116,7 @@ def _read(graph: Graph, draw: Node, host: Node, *, in_place: bool) -> Node:
 
 
 def _of_zeros(graph: Graph, draw: Node) -> Node:
-    """A dropout of zeros that draws as much."""
+    """Return a dropout of zeros that draws as much."""
     value, (_, *rest) = draw.meta["val"], draw.args
     kind = {"dtype": value.dtype, "device": value.device}
     zeros = graph.call_function(torch.ops.aten.zeros.default, (list(value.shape),), kind)

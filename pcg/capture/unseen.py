@@ -1,8 +1,9 @@
-"""What a forward does that `torch.export` does not see, and that would be lost or fixed without a word: refused.
+"""Actions of a forward that `torch.export` does not see, and would lose or fix silently: they are refused.
 
-That is a new seed of torch's generator, and a draw from a generator that is not torch's: Python's and NumPy's run at
-capture only, so that what depends on a draw (a mask, a layer that is dropped) would be the same in every step. Draws
-after a seed that forward itself sets are the same in every step anyway. For backwards, see `pcg.capture.backwards`.
+They are a new seed of torch's generator, and a draw from a generator that is not torch's: Python's and NumPy's run at
+capture only, so everything that depends on a draw (a mask, a layer that is dropped) would be the same in every step.
+Draws after a seed that forward itself sets are the same in every step anyway. For backwards, see
+`pcg.capture.backwards`.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ _STATES = frozenset({"getstate", "setstate", "get_state", "set_state"})
 
 
 class Site(NamedTuple):
-    """Where a forward is: in a module of the model, at a line of the user's (`file.py:12`; "": not known)."""
+    """The point that a forward has reached: a module of the model, and a line (`file.py:12`; "": not known)."""
 
     module: nn.Module
     line: str
 
 
 class UnseenError(Exception):
-    """What `torch.export` does not see. `remedy`: what to do about it. `site`: where, if not where it is raised."""
+    """An action that `torch.export` does not see. `remedy`: what to do; `site`: where, if not where it is raised."""
 
     def __init__(self, what: str, remedy: str, site: Site | None = None) -> None:
         super().__init__(what)
@@ -56,13 +57,13 @@ _SEEDED = UnseenError(
 
 @contextmanager
 def unseen_refused(model: nn.Module) -> Generator[None]:
-    """Around a forward. All of these are an `UnseenError`."""
+    """Raise an `UnseenError` for each of these actions in the forward inside."""
     with _seeds_refused(), _draws_refused(model):
         yield
 
 
 class _Unseeded(torch.Generator):
-    """Stands for torch's own generator, which may be looked at and drawn from, and not be set."""
+    """A stand-in for torch's own generator, which may be looked at and drawn from, but not set."""
 
     own = torch.default_generator
 
@@ -87,7 +88,7 @@ class _Unseeded(torch.Generator):
 
 @contextmanager
 def _seeds_refused() -> Generator[None]:
-    """What `torch.manual_seed` and its like set; once forward has ended, by its state."""
+    """Raise for seeds of `torch.manual_seed` and its like; other seeds show in the state after forward."""
     stand_in = _Unseeded()
     before = stand_in.get_state()
     with (
@@ -101,7 +102,7 @@ def _seeds_refused() -> Generator[None]:
 
 @contextmanager
 def _draws_refused(model: nn.Module) -> Generator[None]:
-    """Draws by a function of `random` or `numpy.random` where they are; others once forward has ended, by the state."""
+    """Raise for draws by functions of `random` or `numpy.random`; other draws show in the state after forward."""
     seeded: set[str] = set()
     with ExitStack() as stack:
         for module, name in ((random, "Python's random"), (np.random, "NumPy's random")):
@@ -116,7 +117,7 @@ def _draws_refused(model: nn.Module) -> Generator[None]:
 
 
 def _patches(module: ModuleType, name: str, seeded: set[str]) -> Iterator[Any]:
-    """The functions of a module that draw from its one generator, and the one that seeds it."""
+    """Yield patches of a module's functions that draw from its one generator, and of the one that seeds it."""
 
     def checked(function: Callable[..., Any], *args: Any, **kwargs: Any) -> object:
         if name not in seeded:
@@ -143,7 +144,7 @@ def _patches(module: ModuleType, name: str, seeded: set[str]) -> Iterator[Any]:
 
 
 def _states(model: nn.Module) -> dict[str, bytes]:
-    """Of the generators of Python and NumPy, and of those that modules keep."""
+    """Return the states of the generators of Python and NumPy, and of those that modules keep."""
     kept = {
         f"{path}.{name}".lstrip("."): value
         for path, module in model.named_modules()

@@ -1,9 +1,9 @@
-"""Buffers that a forward assigns: the same as buffers that it writes in place, which a graph has as outputs.
+"""Buffers that a forward assigns, treated as buffers that it writes in place, which are outputs of the graph.
 
     self.mean = new        at the end of forward: old.copy_(new)
     self.mean.data = new   at once: old.detach().copy_(new)
 
-Within a forward Python has the new tensor already, so what reads a buffer after its assignment reads that.
+Within a forward Python has the new tensor already, so readers of a buffer after its assignment read that.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from shardwright.pcg.graph import Source
 def write_back(before: Snapshot, after: Snapshot, where: Callable[[Place], Source]) -> None:
     """Write into each buffer of `before` the tensor that `after` has in its place.
 
-    Raises `CaptureError` where that is of another type, or where other names of the buffer have another one by now, or
-    where a parameter is another one.
+    Raises `CaptureError` if that tensor is of another type, if other names of the buffer have another tensor by now, or
+    if a parameter was replaced.
     """
     names, new = dict[int, str](), dict[int, Tensor]()
     changes = list[tuple[Tensor, Tensor]]()
@@ -55,7 +55,7 @@ def write_back(before: Snapshot, after: Snapshot, where: Callable[[Place], Sourc
 
 
 def check_type(path: str, place: Place, new: Tensor, old: Tensor, where: Callable[[Place], Source]) -> None:
-    """A `CaptureError` where a tensor of another type is to be written into `old`."""
+    """Raise a `CaptureError` if a tensor of another type is to be written into `old`."""
     if (given := _type(new)) != (expected := _type(old)):
         raise CaptureError(
             f"{where(place)}: forward assigns to {path!r} {given}, expected {expected} as it was before; a step must "
@@ -68,7 +68,7 @@ def _type(tensor: Tensor) -> str:
 
 
 class Shared:
-    """Buffers of several names, and modules that have buffers. `torch.export` knows the first names alone."""
+    """Buffers with several names, and modules that have buffers. `torch.export` knows only the first names."""
 
     def __init__(self, model: nn.Module) -> None:
         first = dict[int, tuple[dict[str, Any], str]]()
@@ -81,7 +81,7 @@ class Shared:
 
     @contextmanager
     def hidden(self) -> Generator[None]:
-        """Other names have nothing."""
+        """Remove the other names inside the context."""
         for holder, name, *_ in self._others:
             holder.pop(name, None)
         try:
@@ -91,7 +91,7 @@ class Shared:
 
     @contextmanager
     def shown(self) -> Generator[None]:
-        """Inside of that, around the forward: other names have the tensor or module of the first one."""
+        """Restore the other names around the forward, inside of `hidden`."""
         self._show()
         try:
             yield
@@ -109,7 +109,7 @@ class Shared:
 
 
 def _parts(model: nn.Module) -> Iterator[tuple[dict[str, Any], str, Tensor | nn.Module]]:
-    """Modules with buffers and buffers, with what holds each under which name, in the order of `named_modules`."""
+    """Yield buffers and modules with buffers, with their holder and name there, in the order of `named_modules`."""
     for path, module in model.named_modules(remove_duplicate=False):
         around, _, name = path.rpartition(".")
         if path and any(True for _ in module.buffers()):
@@ -120,7 +120,7 @@ def _parts(model: nn.Module) -> Iterator[tuple[dict[str, Any], str, Tensor | nn.
 
 
 class DataAsCopies(TorchFunctionMode):
-    """While it is entered, `x.data` is `x.detach()`, and an assignment to it is a copy into that: export sees both."""
+    """A mode in which `x.data` is `x.detach()` and an assignment to it copies into that, so that export sees both."""
 
     def __torch_function__(
         self,
