@@ -1,15 +1,15 @@
 """Substitutions: rewrite rules as data.
 
-What a search needs:
+A search needs:
 
     equations     two terms that are equal, with guards
     terms         the sides of an equation
     expressions   attributes and guards over sizes
     placement     layouts in terms
-    match, apply  where an equation applies in a graph; the graph after that
+    match, apply  the places where an equation applies in a graph; the graph after that
     fields        checks of the JSON form of rules
 
-What provers need besides:
+Provers also need:
 
     rules/        every kind of rule, and the rules that are written by hand
     generator/    finds candidate rules

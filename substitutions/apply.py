@@ -11,10 +11,10 @@ from shardwright.substitutions.match import Match, replacement
 
 
 def apply(rule: Equation, graph: Graph, match: Match) -> Graph:
-    """The graph with the matched roots replaced by the rule's right side.
+    """Return the graph with the matched roots replaced by the rule's right side.
 
-    Results keep their names where they are still computed, and new nodes the source of what they replace. Raises
-    `RuleError` where the match is of another graph.
+    A result keeps its name where it is still computed, and a new node has the source of the node that it replaces.
+    Raises `RuleError` where the match is of another graph.
     """
     missing = [name for name in (*match.nodes, *match.variables.values()) if name not in graph.by_name]
     if missing:

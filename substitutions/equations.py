@@ -83,7 +83,7 @@ class Equation:
                 raise RuleError(f"{where}: field {key!r}: {min(free - bound)!r} is not bound by the left side")
 
     def _check_layouts(self, where: str) -> None:
-        """Every variable has a layout for every axis, and parallel operators move along these axes."""
+        """Check that every variable has a layout for every axis, and that parallel operators move along these axes."""
         given, declared = dict(self.layouts), {name for name, _ in self.variables}
         if self.axes and declared != set(given):
             odd = min(declared ^ set(given))
@@ -127,7 +127,7 @@ class Equation:
 
     @property
     def erased(self) -> Equation | None:
-        """The serial rule that this one is when parallel operators are dropped; None where its sides are then equal."""
+        """The serial rule that is left when parallel operators are dropped; None where its sides are then equal."""
         left, right = (tuple(map(erase, side)) for side in (self.left, self.right))
         pairs = [(a, b) for a, b in zip(left, right, strict=True) if a != b]
         if not pairs:
@@ -142,12 +142,12 @@ class Equation:
 
     @property
     def operators(self) -> Iterator[Apply]:
-        """Every operator of both sides, operands first, as often as it is used."""
+        """The operators of both sides, operands first, each as often as it is used."""
         return applied((*self.left, *self.right))
 
     @cached_property
     def any_kind(self) -> bool:
-        """Whether variables may be bools: neither side computes, and bools are no numbers."""
+        """Return whether variables may be bools: only where neither side computes, as bools are no numbers."""
         ops = {term.op for term in self.operators}
         return all(op != REDUCE if op in PARALLEL_OPS else ROWS[op].moves for op in ops)
 
@@ -174,7 +174,7 @@ class Equation:
         return f"{left} = {right} for {variables}"
 
     def to_json(self) -> dict[str, Any]:
-        """The documented JSON form (docs/rules.md)."""
+        """Return the documented JSON form (docs/rules.md)."""
         data: dict[str, Any] = {
             "form": "equation",
             "name": self.name,
@@ -193,7 +193,7 @@ class Equation:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Equation:
-        """Read the JSON form; a `RuleError` names the rule, the field and what is wrong."""
+        """Read the JSON form. Raises a `RuleError` that names the rule, the field and the mistake."""
         with fields.located(f"rule {fields.name_of(data)!r}"):
             found = fields.record(data, _REQUIRED, _OPTIONAL)
             return cls(
@@ -210,11 +210,11 @@ class Equation:
 
     @cached_property
     def hash(self) -> str:
-        """Names the rule."""
+        """The digest that names the rule."""
         return fields.digest(self.to_json())
 
     def converse(self, name: str) -> Equation:
-        """The rule from right to left."""
+        """Return the rule from right to left."""
         return replace(self, name=name, left=self.right, right=self.left)
 
 
@@ -233,7 +233,7 @@ def equation(
     layouts: Mapping[str, Sequence[str]] | None = None,
     parameters: tuple[str, ...] = (),
 ) -> Equation:
-    """A rule from its text; roots are separated by `;`."""
+    """Return a rule from its text; roots are separated by `;`."""
     sides = {"left": left, "right": right}
     return Equation.from_json({
         "name": name, "variables": variables, "guard": guard, "moves": moves, "axes": axes, "layouts": layouts or {},

@@ -41,14 +41,14 @@ _MAX_RANK = 64
 
 
 def _rank(n: ExpressionValue) -> int:
-    """A number of dimensions: what `iota` counts to."""
+    """Return a number of dimensions, to which `iota` counts."""
     if not isinstance(n, int) or n > _MAX_RANK:
         raise ValueError(f"iota({n}): no tensor has so many dimensions")
     return n
 
 
 def _arithmetic(op: ast.operator, left: ExpressionValue, right: ExpressionValue) -> ExpressionValue:
-    """Of numbers only: Python would repeat tuples and format text."""
+    """Compute with numbers only: Python would repeat tuples and format text."""
     for value in (left, right):
         if isinstance(value, (tuple, str)):
             raise TypeError(f"{value!r} is not a number")
@@ -77,7 +77,7 @@ class Expression:
 
     @property
     def binds(self) -> frozenset[str]:
-        """The names that a value of the expression determines: itself a name, or a tuple with names in it."""
+        """The names that a value of the expression determines: itself a name, or the names in a tuple."""
         items = self.tree.elts if isinstance(self.tree, ast.Tuple) else [self.tree]
         return frozenset(name for name, _ in _slots(items) if name)
 
@@ -88,7 +88,10 @@ class Expression:
         return frozenset(name for name, star in _slots(items) if name and not star)
 
     def read(self, value: ExpressionValue) -> dict[str, ExpressionValue]:
-        """What those names are, given the value: `(m, h, d)` of (4, 2, 3) gives m, h and d. Nothing is checked."""
+        """Return the values that a value of the expression gives its names: `(m, h, d)` of (4, 2, 3) gives m, h and d.
+
+        Nothing is checked.
+        """
         if not isinstance(self.tree, ast.Tuple):
             return {self.tree.id: value} if isinstance(self.tree, ast.Name) else {}
         slots = list(_slots(self.tree.elts))
@@ -102,7 +105,7 @@ class Expression:
         return {name: part for (name, _), part in zip(slots, parts, strict=True) if name}
 
     def evaluate(self, env: Env) -> ExpressionValue:
-        """The value under these names. Raises `RuleError` for a name that is not bound."""
+        """Return the value under these names. Raises `RuleError` for a name that is not bound."""
         try:
             return _evaluate(self.tree, env)
         except (TypeError, ValueError, ArithmeticError, IndexError) as error:
@@ -113,7 +116,7 @@ class Expression:
 
 
 def _slots(items: Sequence[ast.expr]) -> Iterator[tuple[str, bool]]:
-    """Each item's name, "" where it is no bare name, and whether it is a splice."""
+    """Yield each item's name, "" where it is no bare name, and whether the item is a splice."""
     for item in items:
         inner = item.value if isinstance(item, ast.Starred) else item
         yield inner.id if isinstance(inner, ast.Name) else "", isinstance(item, ast.Starred)
@@ -127,7 +130,7 @@ def _names(text: str) -> frozenset[str]:
 
 @lru_cache(maxsize=4096)
 def expression(text: str) -> Expression:
-    """Read an expression; a `RuleError` says what is not part of the language."""
+    """Read an expression. Raises a `RuleError` that says what is not part of the language."""
     return Expression(ast.unparse(_parse(text)))
 
 

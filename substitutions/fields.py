@@ -18,9 +18,9 @@ from shardwright.pcg.errors import RuleError
 
 T = TypeVar("T")
 MAX_TEXT = 8_000
-"""Characters of one field."""
+"""The most characters of one field."""
 MAX_ITEMS = 100
-"""Entries of one list or object: roots, variables, steps, conditions."""
+"""The most entries of one list or object: roots, variables, steps, conditions."""
 
 
 @contextmanager
@@ -34,7 +34,7 @@ def located(place: str) -> Generator[None]:
 
 
 def shown(value: object) -> str:
-    """A value as errors show it."""
+    """Return a value as errors show it."""
     try:
         text = repr(value)
     except (RecursionError, ValueError):  # nested too deeply; an integer of too many digits
@@ -43,13 +43,13 @@ def shown(value: object) -> str:
 
 
 def short(value: object, most: int = 80) -> str:
-    """Something as text of at most so many characters."""
+    """Return a value as text of at most `most` characters."""
     text = str(value)
     return text if len(text) <= most else text[: most - 3] + "..."
 
 
 def record(data: object, required: Collection[str], optional: Collection[str] = ()) -> dict[str, Any]:
-    """`data` as an object with every required field and none but those and the optional ones."""
+    """Return `data` as an object, which has every required field and no unknown one."""
     if not isinstance(data, Mapping):
         raise RuleError(f"expected an object with the fields {_names(required)}, got {shown(data)}")
     missing = [key for key in required if key not in data]
@@ -62,38 +62,38 @@ def record(data: object, required: Collection[str], optional: Collection[str] = 
 
 
 def text(data: Mapping[str, Any], key: str) -> str:
-    """A field that is text."""
+    """Return a field that is text."""
     return _text(data[key], key)
 
 
 def one(data: Mapping[str, Any], key: str, read: Callable[[str], T]) -> T:
-    """A field that is text, read; an error names the field."""
+    """Return a field that is text, read; an error names the field."""
     return _read(data[key], key, read)
 
 
 def texts(data: Mapping[str, Any], key: str) -> tuple[str, ...]:
-    """A field that is a list of text; nothing where it is left out."""
+    """Return a field that is a list of text; () where it is left out."""
     return each(data, key, str)
 
 
 def each(data: Mapping[str, Any], key: str, read: Callable[[str], T]) -> tuple[T, ...]:
-    """A field that is a list of text, every item read; an error names the item."""
+    """Return a field that is a list of text, every item read; an error names the item."""
     return _each(data.get(key, []), key, read)
 
 
 def text_map(data: Mapping[str, Any], key: str, read: Callable[[str], T]) -> dict[str, T]:
-    """A field that is an object of text, which may be empty, every value read."""
+    """Return a field that is an object of text, which may be empty, every value read."""
     items = _object(data[key], key).items()
     return {name: _read(item, f"{key}.{name}", read, empty=True) for name, item in items}
 
 
 def texts_map(data: Mapping[str, Any], key: str, read: Callable[[str], T]) -> dict[str, tuple[T, ...]]:
-    """A field that is an object of lists of text, every item read; nothing where it is left out."""
+    """Return a field that is an object of lists of text, every item read; {} where it is left out."""
     return {name: _each(items, f"{key}.{name}", read) for name, items in _object(data.get(key, {}), key).items()}
 
 
 def digest(data: Mapping[str, Any]) -> str:
-    """Names a rule: SHA-256 over its JSON form, as we write it, without its name.
+    """Return the name of a rule: SHA-256 over its JSON form, as we write it, without its own name.
 
     Proofs are kept under it, so it is not shortened: two rules of one short hash can be made, one of them true.
     """
@@ -102,7 +102,7 @@ def digest(data: Mapping[str, Any]) -> str:
 
 
 def flag(data: Mapping[str, Any], key: str, default: bool = False) -> bool:
-    """A field that is true or false."""
+    """Return a field that is true or false."""
     value = data.get(key, default)
     if not isinstance(value, bool):
         raise RuleError(f"field {key!r}: expected true or false, got {shown(value)}")
@@ -110,7 +110,7 @@ def flag(data: Mapping[str, Any], key: str, default: bool = False) -> bool:
 
 
 def name_of(data: object, key: str = "name") -> str:
-    """What errors call a rule that may not be one."""
+    """Return the name of a rule for errors; "?" if the data has none."""
     value = data.get(key) if isinstance(data, Mapping) else None
     return value if isinstance(value, str) and value.isprintable() and 0 < len(value) <= MAX_TEXT else "?"
 

@@ -1,4 +1,4 @@
-"""Finds where an algebraic rule applies in a serial graph.
+"""The search for places where an algebraic rule applies in a serial graph.
 
 A match maps the pattern's operators to nodes and its variables to the nodes whose results they stand for. It is only
 returned if the rule can really be applied there: no result that disappears is read from outside the match, sizes and
@@ -27,12 +27,12 @@ _ONE = Expression("1")
 
 @dataclass(frozen=True)
 class Match:
-    """One place where a rule applies.
+    """A place where a rule applies.
 
     roots      the nodes that the left roots match, in the rule's order
     nodes      all matched operator nodes
     variables  variable -> node
-    sizes      what every name of the rule stands for
+    sizes      the value of every name of the rule
     """
 
     roots: tuple[str, ...]
@@ -45,8 +45,8 @@ class Match:
 class PartialMatch:
     """A match in the making: operators match by structure, equal terms are one node.
 
-    `axes` says which mesh axis each of a placement rule's stands for. Where it is empty, the graph is serial, and
-    neither layouts nor degrees are looked at.
+    `axes` gives the mesh axis of each axis of a placement rule. Where it is empty, the graph is serial, and neither
+    layouts nor degrees are looked at.
     """
 
     graph: Graph
@@ -58,13 +58,13 @@ class PartialMatch:
     attrs: list[tuple[Expression, Any]] = field(default_factory=list)
 
     def copy(self) -> PartialMatch:
-        """The same, to be extended independently."""
+        """Return a copy, to be extended independently."""
         return replace(
             self, variables={**self.variables}, placed={**self.placed}, sizes={**self.sizes}, attrs=[*self.attrs]
         )
 
     def take(self, term: Term, name: str) -> bool:
-        """Match `term` against the node `name`; False, with the match spoiled, where it does not fit."""
+        """Match `term` against the node `name`; return False, with the match spoiled, where it does not fit."""
         if isinstance(term, Variable):
             return self._take_variable(term.name, name)
         if term in self.placed:
@@ -93,7 +93,7 @@ class PartialMatch:
         if variable in self.variables:
             return self.variables[variable] == name
         kind = self.graph.types[name]
-        if kind.dtype == "bool" and not self.rule.any_kind:  # other rules speak of numbers
+        if kind.dtype == "bool" and not self.rule.any_kind:  # other rules are about numbers
             return False
         found = self.rule.dims[variable].bind(kind.shape)
         if found is None or any(self.sizes.get(key, value) != value for key, value in found.items()):
@@ -103,7 +103,7 @@ class PartialMatch:
         return not self.axes or self._take_layouts(variable, name)
 
     def _take_layouts(self, variable: str, name: str) -> bool:
-        """Match the layouts of a variable; what they say of blocks is looked at in the end, as attributes are."""
+        """Match the layouts of a variable; their numbers of blocks are checked at the end, as attributes are."""
         layouts = dict(zip(self.graph.mesh.names, self.graph.types[name].layouts, strict=True))
         for axis, place in zip(self.rule.axes, dict(self.rule.layouts)[variable], strict=True):
             have = layouts[self.axes[axis]]
@@ -113,11 +113,11 @@ class PartialMatch:
         return True
 
     def _bound(self) -> bool:
-        """Bind what attributes name (alone or in a tuple), then the factors of products that follow; False: no fit."""
+        """Bind names in attributes (alone or in a tuple), then factors of products that follow; False: no fit."""
         for want, have in self.attrs:
             self.sizes = {**want.read(have), **self.sizes}
         shapes = [(self.rule.dims[v], self.graph.types[name].shape) for v, name in self.variables.items()]
-        for _ in shapes:  # a factor found in one product may be what another one lacks
+        for _ in shapes:  # a factor found in one product may be missing in another
             for dims, shape in shapes:
                 if (found := dims.factored(shape, self.sizes)) is None:
                     return False
@@ -125,7 +125,7 @@ class PartialMatch:
         return all(self.sizes.get(name, 1) >= 1 for name in self.rule.sizes)
 
     def solved(self) -> bool:
-        """Whether sizes, attributes and guards hold, after binding what attributes name."""
+        """Return whether sizes, attributes and guards hold, after binding the names in attributes."""
         degrees = {axis: self.graph.mesh.sizes[self.graph.mesh.index(name)] for axis, name in self.axes.items()}
         guard = [g for g in self.rule.guard if self.axes or g.names.isdisjoint(self.rule.axes)]
         try:
@@ -150,7 +150,7 @@ def _each_match(rule: Equation, graph: Graph, parameters: Mapping[str, int]) -> 
 
 
 def each_place(rule: Equation, graph: Graph, degrees: Sequence[int] = ()) -> Iterator[Match]:
-    """Every place in a serial graph where the rule applies, in graph order; each parameter takes each of `degrees`.
+    """Yield every place in a serial graph where the rule applies, in graph order; parameters take each of `degrees`.
 
     Raises `RuleError` for a parallel graph: algebraic rules are used before layouts are chosen.
     """
@@ -159,12 +159,12 @@ def each_place(rule: Equation, graph: Graph, degrees: Sequence[int] = ()) -> Ite
 
 
 def places(rule: Equation, graph: Graph, degrees: Sequence[int] = ()) -> list[Match]:
-    """As `each_place`, all at once."""
+    """Return the places that `each_place` yields, as a list."""
     return list(each_place(rule, graph, degrees))
 
 
 def extended(state: PartialMatch, roots: Sequence[Term]) -> Iterator[PartialMatch]:
-    """The match extended by each way to match further roots."""
+    """Yield the match extended by each way to match further roots."""
     if not roots:
         yield state
         return
@@ -176,7 +176,7 @@ def extended(state: PartialMatch, roots: Sequence[Term]) -> Iterator[PartialMatc
 
 
 def _candidates(state: PartialMatch, root: Term) -> Sequence[str]:
-    """Nodes that may match a root: users of an operand that is matched already, where there is one."""
+    """Return the nodes that may match a root: users of an operand that is matched already, where there is one."""
     assert isinstance(root, Apply)
     graph = state.graph
     for operand in root.operands:
@@ -204,9 +204,9 @@ def _finish(state: PartialMatch) -> Match | None:
 
 
 def _in_order(graph: Graph, rule: Equation, roots: tuple[str, ...]) -> bool:
-    """Roots without attributes are taken in graph order, so that one place is one match where they are interchangeable.
+    """Return whether roots without attributes are in graph order: one place is one match if they are interchangeable.
 
-    A rule whose roots are not matches where they stand in its order only.
+    A rule whose roots are not interchangeable then matches only where they stand in its order.
     """
     if len(roots) == 1 or any(isinstance(root, Apply) and root.attrs for root in rule.left):
         return True
@@ -215,7 +215,7 @@ def _in_order(graph: Graph, rule: Equation, roots: tuple[str, ...]) -> bool:
 
 
 def _reaches(graph: Graph, roots: tuple[str, ...], variables: set[str]) -> bool:
-    """Whether a variable depends on a root, so that replacing the roots together would close a cycle."""
+    """Return whether a variable depends on a root, so that replacing the roots together would close a cycle."""
     if len(roots) == 1:
         return False
     pending, seen = list(roots), set(roots)
@@ -230,10 +230,10 @@ def _reaches(graph: Graph, roots: tuple[str, ...], variables: set[str]) -> bool:
 
 
 def replacement(graph: Graph, rule: Equation, match: Match) -> tuple[list[Node], dict[str, str]]:
-    """The nodes that replace a match, and for every root the node that gives its result now.
+    """Return the nodes that replace a match, and for every root the node that now gives its result.
 
-    A root keeps its name where it is still computed. New nodes carry the source of the root they serve. Real numbers
-    that a rule makes are in float64 where a result is.
+    A root keeps its name where it is still computed. A new node carries the source of the root that it serves. Real
+    numbers that a rule makes are in float64 where a result is.
     """
     made: dict[Term, str] = {}
     dtypes = {graph.types[name].dtype for name in match.roots}
@@ -263,7 +263,7 @@ def replacement(graph: Graph, rule: Equation, match: Match) -> tuple[list[Node],
 
 @lru_cache
 def _real_numbers(rule: Equation) -> frozenset[Term]:
-    """Constants on a rule's right side that are real, or integers of which a real function alone is taken."""
+    """Return the right side's constants that are real, or integers that only functions with real results read."""
     right = [term for side in rule.right for term in subterms(side) if isinstance(term, Apply)]
     constants = [term for term in right if term.op == "full"]
     found = set[Term]()
@@ -276,7 +276,7 @@ def _real_numbers(rule: Equation) -> frozenset[Term]:
 
 
 def _makes_real(term: Apply) -> bool:
-    """Whether a function of one number gives a real one for an integer."""
+    """Return whether a function of one number gives a real one for an integer."""
     row = ROWS.get(term.op)
     return row is not None and len(term.operands) == 1 and is_float(row.result_dtype(["int64"], {}))
 
@@ -289,7 +289,7 @@ def _fresh(hint: str, taken: set[str] | frozenset[str]) -> str:
 
 
 def _keeps_types(graph: Graph, rule: Equation, match: Match) -> bool:
-    """Whether every replaced result has the shape, dtype and gradient that it had."""
+    """Return whether every replaced result has the shape, dtype and gradient that it had."""
     try:
         nodes, results = replacement(graph, rule, match)
         types: dict[str, TensorType] = {}

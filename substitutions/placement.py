@@ -33,7 +33,7 @@ class Placement:
         return Placement(Layout(self.kind).dual.kind, self.dim, self.blocks)
 
     def at(self, sizes: Mapping[str, int]) -> Layout:
-        """The layout when the factors have these sizes."""
+        """Return the layout when the factors have these sizes."""
         return Layout(self.kind, self.dim, prod(sizes[name] for name in self.blocks))
 
     def __str__(self) -> str:
@@ -43,7 +43,7 @@ class Placement:
 
     @classmethod
     def parse(cls, text: str) -> Placement:
-        """The placement that `str` printed as `text`; a `RuleError` for anything else."""
+        """Return the placement that `str` printed as `text`. Raises `RuleError` for anything else."""
         match = _PLACEMENT.fullmatch(text)
         if not match:
             raise RuleError(f"placement {text!r} is not one of R, C, P, S(dim) or S(dim, a*b)")

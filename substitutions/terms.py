@@ -30,7 +30,7 @@ from shardwright.substitutions.expressions import Expression, expression
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """A pattern variable: stands for any tensor of its dims."""
+    """A pattern variable, which stands for any tensor of its dims."""
 
     name: str
 
@@ -56,11 +56,11 @@ class Apply:
 
     @cached_property
     def inside(self) -> tuple[Term, ...]:
-        """Everything inside it and itself, operands first."""
+        """The term's subterms and itself, operands first."""
         return (*chain.from_iterable(map(subterms, self.operands)), self)
 
     def shape(self, operands: Sequence[Shape], sizes: Mapping[str, Any]) -> Shape:
-        """The shape of a row's result at these sizes; a `GraphError` where the operands do not fit."""
+        """Return the shape of a row's result at these sizes. Raises `GraphError` where the operands do not fit."""
         attrs = {key: value.evaluate(sizes) for key, value in self.attrs}
         return ROWS[self.op].signature(operands, attrs).result_shape
 
@@ -73,14 +73,14 @@ Term = Variable | Apply
 
 
 def free_attributes(applied: Iterable[Apply]) -> Iterator[tuple[str, Any]]:
-    """The names that stand for attributes on which no shape depends, each with a value."""
+    """Yield the names that stand for attributes on which no shape depends, each with a value."""
     for term in applied:
         free = ROWS[term.op].free if term.op in ROWS else {}
         yield from ((name, free[key]) for key, value in term.attrs if key in free for name in sorted(value.names))
 
 
 def erase(term: Term) -> Term:
-    """The serial term that is left when the parallel operators, which denote the identity, are dropped."""
+    """Return the serial term that is left when the parallel operators, which denote the identity, are dropped."""
     if isinstance(term, Variable):
         return term
     if term.op in PARALLEL_OPS:
@@ -89,22 +89,22 @@ def erase(term: Term) -> Term:
 
 
 def subterms(term: Term) -> tuple[Term, ...]:
-    """The term and everything inside it, operands first."""
+    """Return the term and everything inside it, operands first."""
     return term.inside if isinstance(term, Apply) else (term,)
 
 
 def applied(roots: Iterable[Term]) -> Iterator[Apply]:
-    """Every operator in these terms, operands first, as often as it is used."""
+    """Return every operator in these terms, operands first, as often as it is used."""
     return (term for root in roots for term in subterms(root) if isinstance(term, Apply))
 
 
 def variables_in(roots: Iterable[Term]) -> set[str]:
-    """The variables that occur in these terms."""
+    """Return the variables that occur in these terms."""
     return {term.name for root in roots for term in subterms(root) if isinstance(term, Variable)}
 
 
 def parse_term(text: str) -> Term:
-    """Read a term; a `RuleError` says what is wrong with it."""
+    """Read a term. Raises a `RuleError` that says what is wrong with it."""
     try:
         tree = ast.parse(text, mode="eval").body
         return _term(tree, text)
@@ -151,7 +151,7 @@ class Dims:
 
     @classmethod
     def parse(cls, text: str) -> Dims:
-        """Read dims; a `RuleError` for anything but names, products and 1 with at most one splice."""
+        """Read dims. Raises `RuleError` for anything but names, products and 1 with at most one splice."""
         entries = tuple(_entry(token, text) for token in _DIM.findall(text))
         names = [name.removeprefix("*") for entry in entries for name in entry]
         if sum(name.startswith("*") for entry in entries for name in entry) > 1 or len(set(names)) < len(names):
@@ -165,12 +165,12 @@ class Dims:
 
     @property
     def splice(self) -> int | None:
-        """Which entry is a splice."""
+        """The index of the entry that is a splice, or None."""
         return next((i for i, entry in enumerate(self.entries) if is_splice(entry)), None)
 
     @lru_cache(maxsize=1 << 16)  # noqa: B019  values, which live as long as the rules
     def split(self, shape: tuple[int, ...]) -> tuple[tuple[tuple[str, ...], tuple[int, ...]], ...] | None:
-        """Each entry with the extents that it stands for; None where the rank does not fit or an extent is 0."""
+        """Return each entry with the extents that it stands for; None where the rank does not fit or an extent is 0."""
         at = len(self.entries) if self.splice is None else self.splice
         tail = max(len(self.entries) - at - 1, 0)
         spare = len(shape) - (len(self.entries) - (self.splice is not None))
@@ -181,7 +181,7 @@ class Dims:
         return tuple(zip(self.entries, parts, strict=True))
 
     def bind(self, shape: tuple[int, ...]) -> BoundSizes | None:
-        """The sizes that `shape` gives the names that stand alone; None where it does not fit or is empty.
+        """Return the sizes that `shape` gives to names that stand alone; None where it does not fit or is empty.
 
         A product leaves its factors open: other variables or attributes bind them (`factored` then checks).
         """
@@ -191,9 +191,9 @@ class Dims:
         return sizes | {e[0][1:]: extents for e, extents in parts if is_splice(e)}
 
     def factored(self, shape: tuple[int, ...], sizes: Mapping[str, Any]) -> BoundSizes | None:
-        """What products of `shape` add to `sizes`: the one factor of a product that is not known yet.
+        """Return the sizes that products of `shape` add to `sizes`: the one factor of a product that is not known yet.
 
-        None where a product is not the one of its factors; a product with two unknown factors adds nothing.
+        None where a dimension is not the product of its factors; a product with two unknown factors adds nothing.
         """
         found: dict[str, Any] = {}
         for entry, extents in self.split(shape) or ():
@@ -210,7 +210,7 @@ class Dims:
         return found
 
     def shape(self, sizes: Mapping[str, Any]) -> tuple[int, ...]:
-        """The shape at these sizes; a `RuleError` for a name that has none."""
+        """Return the shape at these sizes. Raises `RuleError` for a name that has none."""
         missing = [name for name in self.names if name.removeprefix("*") not in sizes]
         if missing:
             raise RuleError(f"dims {str(self)!r}: no size for {missing[0]!r}")
@@ -222,12 +222,12 @@ class Dims:
 
 
 def is_splice(entry: tuple[str, ...]) -> bool:
-    """Whether an entry of dims stands for any number of dimensions."""
+    """Return whether an entry of dims stands for any number of dimensions."""
     return len(entry) == 1 and entry[0].startswith("*")
 
 
 def _entry(token: str, text: str) -> tuple[str, ...]:
-    """The names of one dimension."""
+    """Return the names of one dimension."""
     if token == "1":
         return ()
     names = tuple(token[1:-1].split()) if token.startswith("(") and token != "(" else (token,)

@@ -8,7 +8,7 @@
     attributes      types of attributes, and values that stand for those that a rule leaves open
     primes          numbers that stand for symbolic sizes
     catalogue       equations by hand, by topic
-    decompositions  equations by hand, by which operators are split that need more than a sum
+    decompositions  equations by hand that split operators which need more than a sum
 
 Nothing that searches, prices or runs a plan imports this.
 """

@@ -1,4 +1,4 @@
-"""The attributes of rows as rules write them: what type each has, and values that stand for a free one.
+"""The attributes of rows as rules write them: the type of each, and values that stand for a free one.
 
 Types are read from the annotations of the row's semantics; rows without annotations share a few attributes.
 """
@@ -41,7 +41,7 @@ _WORDS: Mapping[str, str] = {
 
 @lru_cache(maxsize=256)
 def semantics(op: str) -> inspect.Signature | None:
-    """The operands and attributes of the row's semantics; None where it has operands alone."""
+    """Return the operands and attributes of the row's semantics; None where it has operands alone."""
     function = ROWS[op].numpy
     if not inspect.isfunction(function) and isinstance(ROWS[op].factors, str):
         return None  # a universal function of NumPy, whose own options are not attributes
@@ -50,7 +50,7 @@ def semantics(op: str) -> inspect.Signature | None:
 
 @lru_cache(maxsize=1024)
 def types(op: str, key: str) -> tuple[str, ...]:
-    """The types that an attribute of a row may have; none where nothing is said about it, as of parallel operators."""
+    """Return the types that an attribute of a row may have; () where nothing states them, as for parallel operators."""
     found = semantics(op) if op in ROWS else None
     given = found.parameters.get(key) if found is not None else None
     said = str(given.annotation).strip("'\"") if given is not None and given.annotation is not given.empty else ""
@@ -60,7 +60,7 @@ def types(op: str, key: str) -> tuple[str, ...]:
 
 
 def values(op: str, key: str) -> tuple[Any, ...]:
-    """Values for an attribute that a rule leaves free; of an optional one, small ones, such as indices of any table."""
+    """Return values for an attribute that a rule leaves free; small ones if it is optional, to index any table."""
     found = types(op, key)
     few = 2 if "None" in found else None
     return tuple(value for kind in found for value in _VALUES[kind][:few]) or _VALUES["int"]
@@ -74,7 +74,7 @@ def check_type(op: str, key: str, value: Expression) -> None:
 
 
 def _type(tree: ast.expr) -> str:
-    """The type of an expression; "" where names decide it."""
+    """Return the type of an expression; "" where names decide it."""
     match tree:
         case ast.Constant(value=value):
             return "None" if value is None else type(value).__name__

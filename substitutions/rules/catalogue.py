@@ -186,10 +186,12 @@ NO_GAIN = (
     *(f"permute_of_{op}" for op in ("neg", "relu", "silu", "sum")),
     *(f"reshape_of_{op}" for op in ("neg", "relu", "silu", "sum")),
 )  # fmt: skip
-"""Their right sides do all that the left ones do, on as much data, and hold no less of it whole: by one of them alone
-no plan is cheaper. What they lead up to, such as two permutations that meet and cancel, is not found. A test finds
-them."""
+"""The rules whose right sides do all that the left ones do, on as much data, and hold no less of it whole: by one of
+them alone no plan is cheaper. A search misses what they lead up to, such as two permutations that meet and cancel. A
+test finds these rules.
+"""
 
 SEARCHED = tuple(name for name in CATALOGUE if name not in (*_FOR_PROOFS, *NO_GAIN))
 """The rules that a search profits from. The others are steps of proofs: alone they never make a plan cheaper. Masked
-attention is left alone: masks hold infinities, which are no numbers, and a query without keys would give NaN for 0."""
+attention is left out: masks hold infinities, which are no numbers, and a query without keys would give NaN for 0.
+"""

@@ -1,13 +1,13 @@
-"""How operators that need more than a sum are split: serial equations whose right sides are made of rows that can be.
+"""Splits of operators that need more than a sum: serial equations whose right sides are made of rows that can be split.
 
 A softmax over a sharded dimension needs its maximum and its sum. On the right side they are operators of their own, so
 the layout search shards them like any other: the sum becomes partial, and the maximum has two stages, one within each
-of k blocks and one over the k results. Whoever applies such a rule chooses the *parameter* k; at the number of devices
-along the dimension, what is gathered is k numbers instead of the dimension.
+of k blocks and one over the k results. The caller that applies such a rule chooses the *parameter* k. If it is the
+number of devices along the dimension, k numbers are gathered instead of the dimension.
 
 The maximum only keeps exponentials small: these equations hold for any numbers in its place that are the same along the
 dimension. They are proven so. A `detach` in an equation stands for an arbitrary tensor, which makes the equation true
-for the gradients as well: what is detached has none, and none is due (docs/proofs.md).
+for the gradients as well: a detached tensor has none, and none is due (docs/proofs.md).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _X = {"x": "*b n"}
 
 
 def _maximum(x: str, lead: str, size: str, dim: str) -> str:
-    """The maximum of x along its last dimension `dim`, of `size`, kept as a dimension of size 1; in k blocks."""
+    """Return the maximum of x along its last dimension `dim`, of `size`, kept as a dimension of size 1; in k blocks."""
     blocks = f"reshape({x}, shape=({lead}, k, {size} // k))"
     return f"amax(amax({blocks}, dims=({dim} + 1,), keepdim=False), dims=({dim},), keepdim=True)"
 
@@ -45,7 +45,7 @@ SOFTMAX = [
 
 
 def _cross_entropy() -> Equation:
-    """The loss of a target t is log Σ_v exp(x_v - m) - (x_t - m); targets that are ignored lose nothing."""
+    """Return the rule: the loss of a target t is log Σ_v exp(x_v - m) - (x_t - m); ignored targets lose nothing."""
     maximum = _maximum("detach(x)", "m", "v", "1")
     total = f"sum(exp(sub(x, {maximum})), dims=(1,), keepdim=False)"
     losses = f"sub(log({total}), sub(pick(x, t), reshape({maximum}, shape=(m,))))"
@@ -63,7 +63,7 @@ _CENTRED = f"sub(x, div({_total('x')}, {_COUNT}))"
 
 
 def _scaled(x: str) -> str:
-    """x over the root of its mean square."""
+    """Return x over the root of its mean square."""
     return f"mul({x}, rsqrt(add(div({_total(f'mul({x}, {x})')}, {_COUNT}), full(shape=(), value=e, dtype='float32'))))"
 
 
@@ -95,7 +95,7 @@ _LOWEST = "full(shape=(), value=-1e30, dtype='float32')"
 
 
 def _attention(kind: str, suffix: str) -> Equation:
-    """Keys may be sharded: the products with the values and the weights' sums are partial.
+    """Return the rule of attention with sharded keys: products with values and sums of weights are partial.
 
     A causal query sees the keys up to its own position; the others weigh nothing, whatever their score. Grouped query
     heads `(h r)` share key heads `h`.

@@ -1,4 +1,4 @@
-"""Shape-free factor patterns: what is left of a resolved factor string when sizes and names are forgotten.
+"""Shape-free factor patterns: resolved factor strings without their sizes and names.
 
     linear on [4, 8, 12], [16, 12]     resolves to "_0 _1 i, o i -> _0 _1 o"      pattern "a b c, d c -> a b d"
     slice, the second of three blocks  resolves to "d0 (q! o) -> d0 o"            pattern "a (b! c) -> a c"
@@ -23,13 +23,13 @@ _DIM = re.compile(r"\([^()]*\)|[a-z]\d*!?|1")
 
 
 def letter(index: int) -> str:
-    """a … z, a1 … z1, …"""
+    """Return the name of a factor: a … z, a1 … z1, …"""
     return chr(ord("a") + index % 26) + (str(index // 26) if index >= 26 else "")
 
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """Which factors make up each dimension of the operands and of the result, major first."""
+    """A pattern: the factors that make up each dimension of the operands and of the result, major first."""
 
     operands: tuple[FactorDims, ...]
     result: FactorDims
@@ -56,7 +56,7 @@ class Pattern:
         return tuple(name for name in self.splittable if name not in kept)
 
     def signature(self, sizes: Mapping[str, int]) -> Signature:
-        """The factor string that this pattern stands for, at these sizes."""
+        """Return the factor string that this pattern stands for, at these sizes."""
         names = self.factors
         index = {name: i for i, name in enumerate(names)}
         summed = set(self.summed)
@@ -67,7 +67,7 @@ class Pattern:
         return Signature(factors, tuple(tensors[:-1]), tensors[-1])
 
     def shapes(self, sizes: Mapping[str, int]) -> tuple[tuple[int, ...], ...]:
-        """The shapes of the operands and, last, of the result."""
+        """Return the shapes of the operands and, last, of the result."""
         return tuple(tuple(prod(sizes[n] for n in dim) for dim in dims) for dims in self.tensors)
 
     def __str__(self) -> str:
@@ -80,7 +80,7 @@ class Pattern:
 
     @classmethod
     def parse(cls, text: str, num_operands: int) -> Pattern:
-        """The pattern that `str` printed as `text`; a `RuleError` for anything else."""
+        """Return the pattern that `str` printed as `text`. Raises `RuleError` for anything else."""
         left, arrow, right = text.partition("->")
         sides = [*(left.split(",") if num_operands else []), right]
         if not arrow or len(sides) != num_operands + 1:
@@ -99,7 +99,7 @@ class Pattern:
 
 @lru_cache(maxsize=65536)
 def pattern_of(signature: Signature) -> tuple[Pattern, tuple[str, ...]]:
-    """The pattern of a resolved factor string, and its name for each of `signature.factors`."""
+    """Return the pattern of a resolved factor string, and its name for each of `signature.factors`."""
     order = list(dict.fromkeys(f for dims in (*signature.operands, signature.result) for dim in dims for f in dim))
     names = {f: letter(i) for i, f in enumerate(order)}
 

@@ -7,5 +7,5 @@ from itertools import count
 
 
 def primes(start: int = 2) -> Iterator[int]:
-    """The primes from a number on."""
+    """Return the primes from a number on."""
     return (n for n in count(start) if all(n % d for d in range(2, int(n**0.5) + 1)))

@@ -33,7 +33,7 @@ from shardwright.substitutions.rules.primes import primes
 
 @dataclass(frozen=True, slots=True)
 class RowRule:
-    """One way to run an operator along one mesh axis.
+    """A way to run an operator along one mesh axis.
 
     row        the op-table row
     pattern    its factor pattern
@@ -60,7 +60,7 @@ class RowRule:
 
     @property
     def factor(self) -> str | None:
-        """The factor that the rule splits, if it splits one; of a dispatch what rows name."""
+        """The factor that the rule splits, if it splits one; for a dispatch, the factor that rows name."""
         return next(iter(self.choice.factors), None)
 
     @property
@@ -71,11 +71,11 @@ class RowRule:
         return f"{self.row}({operands}) : {self.result}{where}"
 
     def shapes(self) -> Pattern:
-        """The parsed pattern."""
+        """Return the parsed pattern."""
         return Pattern.parse(self.pattern, len(self.operands))
 
     def to_json(self) -> dict[str, Any]:
-        """The documented JSON form (docs/rules.md)."""
+        """Return the documented JSON form (docs/rules.md)."""
         return {
             "form": "row", "row": self.row, "pattern": self.pattern, "choice": self.choice,
             "operands": [str(p) for p in self.operands], "result": str(self.result),
@@ -84,7 +84,7 @@ class RowRule:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> RowRule:
-        """Read the JSON form; a `RuleError` names the rule, the field and what is wrong."""
+        """Read the JSON form. Raises a `RuleError` that names the rule, the field and the mistake."""
         with fields.located(f"row rule {fields.name_of(data, 'row')!r}"):
             found = fields.record(data, _REQUIRED, _OPTIONAL)
             rule = cls(
@@ -97,7 +97,7 @@ class RowRule:
 
     @property
     def hash(self) -> str:
-        """Names the rule."""
+        """The digest that names the rule."""
         return fields.digest(self.to_json())
 
 
@@ -109,7 +109,7 @@ _LOCAL = ("attrs", "offset", "shard")
 
 
 def _check(rule: RowRule) -> None:
-    """What a row rule that comes from outside must satisfy before anyone tries to prove it."""
+    """Raise a `RuleError` unless a row rule that comes from outside is well formed, before anyone tries to prove it."""
     if rule.row not in ROWS:
         raise RuleError(f"field 'row': operator {rule.row!r} has no row in the op table")
     with fields.located("field 'pattern'"):
@@ -141,7 +141,7 @@ def _check(rule: RowRule) -> None:
 
 
 def check_pattern(rule: RowRule) -> None:
-    """Raise a `RuleError` where the operands' shapes decide the row's factors, and the pattern is none that it has."""
+    """Raise a `RuleError` where the operands' shapes decide the row's factors, and the row never has the pattern."""
     row, pattern, text = ROWS[rule.row], rule.shapes(), rule.pattern
     if not isinstance(row.factors, str):
         return
@@ -155,7 +155,7 @@ def check_pattern(rule: RowRule) -> None:
 
 
 def _refines(pattern: Pattern, own: Pattern) -> bool:
-    """Whether `pattern` is `own` with some factors written as products, and all that is fixed still fixed."""
+    """Return whether `pattern` is `own` with some factors written as products, and all fixed factors still fixed."""
     parts: dict[str, tuple[str, ...]] = {}
     for mine, dims in zip(pattern.tensors, own.tensors, strict=True):
         if len(mine) != len(dims):
@@ -172,12 +172,12 @@ def _refines(pattern: Pattern, own: Pattern) -> bool:
 
 
 _PRIMES = tuple(islice(primes(), 512))
-"""Sizes of factors that are told apart by them: a concat of n operands has n factors and those of its other dims."""
+"""The sizes that tell factors apart: a concat of n operands has n factors, and those of its other dims."""
 
 
 @lru_cache(maxsize=65536)
 def derive(row_name: str, pattern: Pattern, choice: Choice) -> RowRule:
-    """The row's rule for one choice, in the pattern's names of factors.
+    """Return the row's rule for one choice, in the pattern's names of factors.
 
     Raises `LayoutError` where the row does not offer the choice, `RuleError` for a pattern of more factors than primes.
     """
@@ -197,7 +197,7 @@ def derive(row_name: str, pattern: Pattern, choice: Choice) -> RowRule:
 
 
 def signature_of(pattern: Pattern) -> Signature:
-    """The factor string of a pattern at sizes that are distinct primes."""
+    """Return the factor string of a pattern at sizes that are distinct primes."""
     return pattern.signature(dict(zip(pattern.factors, _PRIMES, strict=False)))
 
 
@@ -210,12 +210,12 @@ def _guard(rule: RowRule, pattern: Pattern) -> Iterator[str]:
 
 
 def additive(partial: tuple[int, ...]) -> str:
-    """The guard that partial operands need."""
+    """Return the guard that partial operands need."""
     return "additive " + ",".join(map(str, partial))
 
 
 def _local(row: Row, rule: RowRule, pattern: Pattern) -> Iterator[str]:
-    """What the local operator must be told. Only splits change the local problem."""
+    """Yield what the local operator must be told. Only splits change the local problem."""
     if rule.factor is None:
         return
     if row.localize is not keep_attrs:
@@ -227,7 +227,7 @@ def _local(row: Row, rule: RowRule, pattern: Pattern) -> Iterator[str]:
 
 
 def offset_factor(row: Row, pattern: Pattern) -> str | None:
-    """The pattern's name of the factor that the row's positions count along: the sides are read from its own string."""
+    """Return the pattern's name of the factor along which the row counts positions, read from the row's own string."""
     if row.offset_at is not None:
         operand, dim = row.offset_at
         return next(iter(pattern.operands[operand][dim]), None)
@@ -243,10 +243,10 @@ def offset_factor(row: Row, pattern: Pattern) -> str | None:
 
 
 def choices(row: Row, pattern: Pattern) -> Choices:
-    """Every choice that the row offers for operators of this pattern, in which each device works by itself."""
+    """Return every choice that the row offers for this pattern in which each device works by itself."""
     return alone(row, pattern.splittable)
 
 
 def sending_choices(row: Row, pattern: Pattern) -> Choices:
-    """Every choice of the row in which devices send each other rows of operators of this pattern."""
+    """Return every choice of the row in which devices send each other rows of operators of this pattern."""
     return sending(row, signature_of(pattern)) if row.sends else ()

@@ -1,4 +1,4 @@
-"""All kinds of rules, and their one JSON form: `{"form": "row" | "steps" | "equation", …}`."""
+"""The kinds of rules, and their one JSON form: `{"form": "row" | "steps" | "equation", …}`."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ KINDS = ("row", "steps", "serial", "placement")
 
 
 def kind_of(rule: Rule) -> str:
-    """What people call the rule: its form, but for equations, which are serial or have mesh axes."""
+    """Return the kind of a rule: its form, except that an equation is serial or, with mesh axes, a placement rule."""
     if isinstance(rule, Equation):
         return "placement" if rule.axes else "serial"
     return "row" if isinstance(rule, RowRule) else "steps"
 
 
 def json_kind(data: Mapping[str, Any]) -> str:
-    """What `kind_of` says of the rule, from its JSON form."""
+    """Return the kind of a rule, as `kind_of` does, from its JSON form."""
     form = str(data["form"])
     return form if form != "equation" else "placement" if data.get("axes") else "serial"
 
 
 def json_name(data: Mapping[str, Any]) -> str:
-    """The name of a rule from its JSON form; row rules have no such field."""
+    """Return the name of a rule from its JSON form; row rules have no such field."""
     return str(data.get("name") or f"{data['row']} [{data['pattern']}] by {data['choice']}")
 
 
@@ -43,7 +43,7 @@ _READERS: Mapping[str, Callable[[Mapping[str, Any]], Rule]] = {
 
 
 def rule_from_json(data: object) -> Rule:
-    """Read any rule; a `RuleError` names the rule and the field that is wrong."""
+    """Read any rule. Raises a `RuleError` that names the rule and the field that is wrong."""
     with fields.located(f"rule {fields.name_of(data)!r}"):
         if not isinstance(data, dict):
             raise RuleError(f"expected an object with the field 'form', got {fields.shown(data)}")

@@ -51,7 +51,7 @@ class SymbolicLayout:
 
 @dataclass(frozen=True, slots=True)
 class SymbolicStep:
-    """One operator of a chain along one axis; `dim` and `blocks` where it makes a shard."""
+    """An operator of a chain along one axis; `dim` and `blocks` where it makes a shard."""
 
     op: str
     axis: str
@@ -63,7 +63,7 @@ class SymbolicStep:
 
     @classmethod
     def parse(cls, text: str) -> SymbolicStep:
-        """Read a step; a `RuleError` for an operator that is none or that lacks or has a dimension."""
+        """Read a step. Raises `RuleError` for an unknown operator, and for a dimension that is missing or too many."""
         match = _STEP.fullmatch(text)
         if not match or match[1] not in _ENDS:
             raise RuleError(f"step {text!r}: expected one of {sorted(_ENDS)} as in 'partition(d, n, a)' or 'reduce(a)'")
@@ -72,7 +72,7 @@ class SymbolicStep:
         return cls(match[1], match[4], match[2] or "", match[3] or "")
 
     def after(self, before: SymbolicLayout) -> SymbolicLayout:
-        """Where the step leads from `before`; a `RuleError` where it is not defined there."""
+        """Return the layout to which the step leads from `before`. Raises `RuleError` where it is not defined there."""
         start, end = _ENDS[self.op]
         if before.kind != start:
             raise RuleError(f"{self} steps from {start}, got {before}")
@@ -97,17 +97,17 @@ class StepRule:
 
     @property
     def guard(self) -> tuple[str, ...]:
-        """What the sizes must satisfy: every shard's blocks are whole."""
+        """The conditions on the sizes: every shard's blocks are whole."""
         return tuple(f"{n}*{'k' if axis == 'a' else 'l'} | {d}" for axis, d, n in sorted(set(self.shards)))
 
     @property
     def shards(self) -> list[tuple[str, str, str]]:
-        """Axis, dimension and number of blocks of every shard that the tensor is in anywhere."""
+        """The axis, dimension and number of blocks of every shard that the tensor is ever in."""
         places = [(axis, p.dim, p.blocks) for axis, p in self.start if p.kind == "S"]
         return places + [(m.axis, m.dim, m.blocks) for m in (*self.left, *self.right) if m.dim]
 
     def end(self, moves: tuple[SymbolicStep, ...]) -> dict[str, SymbolicLayout]:
-        """The layouts after a chain; a `RuleError` where it is ill-typed."""
+        """Return the layouts after a chain. Raises `RuleError` where it is ill-typed."""
         places = dict(self.start)
         for move in moves:
             if move.axis not in places:
@@ -121,7 +121,7 @@ class StepRule:
         return places
 
     def to_json(self) -> dict[str, Any]:
-        """The documented JSON form (docs/rules.md)."""
+        """Return the documented JSON form (docs/rules.md)."""
         return {
             "form": "steps",
             "name": self.name,
@@ -132,7 +132,7 @@ class StepRule:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> StepRule:
-        """Read the JSON form; a `RuleError` names the rule, the field and what is wrong."""
+        """Read the JSON form. Raises a `RuleError` that names the rule, the field and the mistake."""
         with fields.located(f"rule {fields.name_of(data)!r}"):
             found = fields.record(data, ("name", "start", "left", "right"), ("form",))
             start = fields.text_map(found, "start", SymbolicLayout.parse)
@@ -148,12 +148,12 @@ class StepRule:
 
     @property
     def hash(self) -> str:
-        """Names the rule."""
+        """The digest that names the rule."""
         return fields.digest(self.to_json())
 
 
 def steps(name: str, start: Mapping[str, str], left: str, right: str) -> StepRule:
-    """A rule from its text; steps are separated by `;`, in order of execution."""
+    """Return a rule from its text; steps are separated by `;`, in order of execution."""
     with fields.located(f"rule {name!r}"):
         places = tuple((axis, SymbolicLayout.parse(text)) for axis, text in start.items())
         sides = [tuple(SymbolicStep.parse(s.strip()) for s in side.split(";") if s.strip()) for side in (left, right)]
@@ -178,7 +178,7 @@ COLLECTIVES = (
 
 
 def _plain(axis: str, dim: str, blocks: str) -> dict[str, tuple[str, str]]:
-    """Each parallel operator along an axis: the layout that it starts from, and its step."""
+    """Return, by parallel operator along an axis, the layout from which it starts, and its step."""
     return {
         PARTITION: ("R", f"partition({dim}, {blocks}, {axis})"),
         COMBINE: (f"S({dim}, {blocks})", f"combine({axis})"),

@@ -1,4 +1,4 @@
-"""Reads equations that come from outside: what they must satisfy before anyone tries to prove them, field by field."""
+"""The checks of equations that come from outside, field by field, before anyone tries to prove them."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from shardwright.substitutions.rules.attributes import check_type, semantics
 from shardwright.substitutions.terms import Apply, applied
 
 MAX_OPERATORS = 200
-"""Operators on one side of a rule."""
+"""The most operators on one side of a rule."""
 MAX_RANK = 64
-"""Dimensions of one variable."""
+"""The most dimensions of one variable."""
 MAX_INT = 2**31 - 1
 
 
 def equation_from_json(data: Mapping[str, Any]) -> Equation:
-    """Read an equation's JSON form; a `RuleError` names the rule, the field and what is wrong."""
+    """Read an equation's JSON form. Raises a `RuleError` that names the rule, the field and the mistake."""
     rule = Equation.from_json(data)
     with located(f"rule {rule.name!r}"):
         check_equation(rule)
@@ -85,7 +85,7 @@ def _check_apply(term: Apply, where: str) -> None:
 
 @lru_cache(maxsize=256)
 def _num_operands(op: str) -> int | None:
-    """How many operands the row has, where its factor string says so."""
+    """Return how many operands the row has, where its factor string says so, or None."""
     factors = ROWS[op].factors
     return len(factors.partition("->")[0].split(",")) if isinstance(factors, str) else None
 
