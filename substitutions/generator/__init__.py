@@ -1,8 +1,8 @@
-"""Finds candidate rules.
+"""The generator of candidate rules.
 
 context ─▶ terms, grouped by fingerprint ─▶ pairs ─▶ pruned ─▶ rules in one form ─▶ certified ─▶ reduced
 
-    contexts/, context     what terms are made of: a few typed variables and operators
+    contexts/, context     a few typed variables and operators, of which terms are made
     sources                every context as a unit of work
     vocabulary             the operators that are enumerated
     symbolicdims           dimensions as text that is equal where they are
@@ -14,7 +14,7 @@ context ─▶ terms, grouped by fingerprint ─▶ pairs ─▶ pruned ─▶ r
     primesizes, typetable  symbolic sizes as primes; types as small integers
     placedterms            terms with layouts
     placedrules            rules from pairs of these
-    floatlaws              which rules are exact bit for bit
+    floatlaws              a test of which rules are exact bit for bit
     pruning                drops pairs that say less than another pair
     canonical              one form for each rule
     groundterms, reduction drops rules that smaller ones imply

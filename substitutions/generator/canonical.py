@@ -1,4 +1,4 @@
-"""One form for each rule, serial or placement, whichever way round and with whatever names it was found.
+"""The canonical form of a rule, serial or placement, whichever way round and with whatever names it was found.
 
 Operands of commutative operators stand in order of structure, the larger side on the left; variables, sizes and axes
 are named in order of appearance. Rules with several roots keep their direction and the order of their roots.
@@ -24,7 +24,7 @@ from shardwright.substitutions.rules.catalogue import CATALOGUE
 from shardwright.substitutions.terms import Apply, Dims, Term, Variable, applied, subterms
 
 ROOTS = "roots"
-"""What holds several roots together where a side is asked for as one term."""
+"""The operator that holds several roots together where a side has to be one term."""
 _VARIABLES = ("x", "y", "z", "w", "v", "u", "t", "s", "r", "q")
 _SPLICES = ("b", "a", "c", "e")
 _SIZES = ("i", "o", "k", "n", "m", "h", "d", "j", "l", "p", "q", "r", "s", "t", "u", "v", "w", "y", "z")
@@ -33,12 +33,12 @@ TermPair = tuple[Term, Term]
 
 
 def commutes(op: str) -> bool:
-    """Whether operands of the operator, which may be a parallel one or several rows together, can be exchanged."""
+    """Return whether an operator's operands can be exchanged; parallel operators and `roots` never commute."""
     return op in ROWS and ROWS[op].commutative
 
 
 def canonical(rule: Equation) -> Equation:
-    """The rule in canonical form, nameless. Raises `RuleError` if no side binds the other."""
+    """Return the rule in canonical form, nameless. Raises `RuleError` if no side binds the other."""
     best: tuple[tuple[int, int], str, Equation] | None = None
     for sides in _forms((joined(rule.left), joined(rule.right))):
         for left, right in (sides, sides[::-1]) if len(rule.left) == 1 else (sides,):
@@ -57,7 +57,7 @@ def canonical(rule: Equation) -> Equation:
 
 
 def named(rule: Equation) -> Equation:
-    """A canonical rule under its name: that of the hand-named rule it is, or one made of its operators and a hash."""
+    """Return a canonical rule under its name: of the same hand-named rule, or made of its operators and a hash."""
     known = _hand_named().get(rule.claim)
     if known is not None and set(known.guard) == set(rule.guard):
         return known
@@ -68,7 +68,7 @@ def named(rule: Equation) -> Equation:
 
 @lru_cache(maxsize=1)
 def _hand_named() -> Mapping[str, Equation]:
-    """The hand-named rules by their canonical text; the first name where one is the converse of another."""
+    """Return the hand-named rules by their canonical text; of a rule and its converse, the first counts."""
     found: dict[str, Equation] = {}
     for rule in CATALOGUE.values():
         if not rule.parameters:
@@ -77,7 +77,7 @@ def _hand_named() -> Mapping[str, Equation]:
 
 
 def joined(roots: tuple[Term, ...]) -> Term:
-    """Several roots as one term: one that ends in an operator which the op table does not have."""
+    """Return several roots as one term, whose operator the op table does not have."""
     return roots[0] if len(roots) == 1 else Apply(ROOTS, roots, ())
 
 
@@ -97,7 +97,7 @@ def _preorder(term: Term) -> Iterator[Term]:
 
 @lru_cache(maxsize=200_000)
 def _structure(term: Term) -> tuple[object, ...]:
-    """Number of distinct operators, then the shape of the term, whatever its variables are called."""
+    """Return a sort key: the number of distinct operators, then the shape of the term without names of variables."""
     if isinstance(term, Variable):
         return (0, "", ())
     return (_num_ops(term), term.op, tuple(_structure(operand) for operand in term.operands))
@@ -108,9 +108,9 @@ def _num_ops(term: Term) -> int:
 
 
 def _forms(sides: TermPair) -> Iterator[TermPair]:
-    """Both sides with commutative operands sorted; every order where the structure does not decide.
+    """Yield both sides with commutative operands sorted, in every order where the structure does not decide.
 
-    Terms that are one stay one. The rule that says that an operator commutes is left as it is.
+    Equal terms stay equal. The rule that says that an operator commutes is left as it is.
     """
     left, right = ([order for order in _orders(side) if _num_ops(order) <= _num_ops(side)] for side in sides)
     forms = [(a, b) for a, b in product(left, right) if a != b]
@@ -155,20 +155,20 @@ def _named(rule: Equation, left: Term, right: Term) -> Equation:
 
 
 def _axes(rule: Equation, sides: TermPair) -> dict[str, str]:
-    """New names of axes, in the order in which parallel operators move along them."""
+    """Return new names of axes, in the order in which parallel operators move along them."""
     moved = [str(value) for t in applied(sides) for key, value in t.attrs if key == "axis"]
     return dict(zip(dict.fromkeys([*moved, *rule.axes]), _AXES, strict=False))
 
 
 def _layouts(rule: Equation, variable: str, axes: Mapping[str, str], sizes: Mapping[str, str]) -> tuple[Placement, ...]:
-    """The layouts of a variable, in the new order of the axes."""
+    """Return the layouts of a variable, in the new order of the axes."""
     own = dict(zip(rule.axes, dict(rule.layouts)[variable], strict=True))
     blocks = {axis: tuple(sorted(sizes.get(name, name) for name in own[axis].blocks)) for axis in axes}
     return tuple(Placement(own[axis].kind, own[axis].dim, blocks[axis]) for axis in axes)
 
 
 def _sizes(rule: Equation, variables: list[str], sides: TermPair) -> dict[str, str]:
-    """New names of sizes, in order of appearance in the dims of the variables, then in attributes."""
+    """Return new names of sizes, in order of appearance in the dims of the variables, then in attributes."""
     names = [name for v in variables for name in rule.dims[v].names]
     for term in applied(sides):
         names += [name for key, value in term.attrs if key != "axis" for name in sorted(value.names)]
@@ -196,7 +196,7 @@ def _renamed(term: Term, variables: tuple[tuple[str, str], ...], sizes: tuple[tu
 
 @lru_cache(maxsize=100_000)
 def renamed(value: Expression, sizes: tuple[tuple[str, str], ...]) -> Expression:
-    """An expression with sizes renamed, its sums of products in canonical order."""
+    """Return an expression with sizes renamed, its sums of products in canonical order."""
     return Expression(ast.unparse(_ordered(_Renaming(dict(sizes)).visit(ast.parse(value.text, mode="eval").body))))
 
 
@@ -209,7 +209,7 @@ class _Renaming(ast.NodeTransformer):
 
 
 def _ordered(tree: ast.expr) -> ast.expr:
-    """The expression with each of its sums of products in canonical order."""
+    """Return the expression with each of its sums of products in canonical order."""
     plain = (ast.Name, ast.Constant, ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.expr_context)
     match tree:
         case ast.Tuple(elts=items):

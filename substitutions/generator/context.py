@@ -1,4 +1,4 @@
-"""Contexts: what terms are made of. A context is a few typed variables and the operators enumerated over them.
+"""Contexts of terms: a context is a few typed variables and the operators enumerated over them.
 
     serial("slices", "x: *b n, y: *b n, c", "slice add mul", cuts=cut("n", "s:t"), extents="t - s", about="slice")
     placed("lookup", "w: v h, t: n -> v", "embedding(padding_idx=pad) relu softmax(dim=1)")
@@ -28,11 +28,11 @@ _OPERATOR = re.compile(r"\w+(?:\((?:[^()]|\([^()]*\))*\))?")
 
 @dataclass(frozen=True)
 class Context:
-    """What every context has.
+    """A context: variables and operators.
 
     name       what progress calls it
-    variables  name -> dims, and what index tensors stay below
-    operators  what is applied: names in the vocabulary, or operators with their attributes
+    variables  name -> dims, and the size that values of index tensors stay below
+    operators  names in the vocabulary, or operators with their attributes
     """
 
     name: str
@@ -59,7 +59,7 @@ class SerialContext(Context):
     parts      how many parts a number has: one, and one more for every exponential inside another
     part       the part that fingerprints read: 0, or 1 where logarithms matter
     samples    how many assignments of sizes fingerprints read
-    about      operators of which a rule has to have one; empty: any (other contexts hold the rules without)
+    about      a rule must have one of these operators; empty: any (other contexts hold the rules without them)
     """
 
     cuts: SliceBounds = field(default_factory=dict)
@@ -83,7 +83,7 @@ class SerialContext(Context):
 
     @cached_property
     def reach(self) -> Reach:
-        """What structural operators may do here: products among the dims of variables may be split."""
+        """The structural operators that are possible here: products among the dims of variables may be split."""
         used = {d for t in self.types.values() for d in t.dims}
         pairs = [entry for dims in self.dims.values() for entry in dims.entries if len(entry) == 2]
         splits = {_extent(entry): ((entry[0], entry[1]),) for entry in pairs}
@@ -109,7 +109,7 @@ class SerialContext(Context):
 
 
 def _extent(entry: Sequence[str]) -> str:
-    """The dimension that an entry of dims is."""
+    """Return the dimension that an entry of dims is."""
     return extent("*".join(entry) or "1")
 
 
@@ -137,7 +137,7 @@ class PlacementContext(Context):
 
 
 def cut(dim: str, *pairs: str) -> dict[str, tuple[tuple[str, str], ...]]:
-    """`cut("n", "s:t")`: slices of dimension n from s to t."""
+    """Return slices of a dimension: `cut("n", "s:t")` cuts n from s to t."""
     bounds = (pair.partition(":") for pair in pairs)
     return {dim: tuple((start, stop) for start, _, stop in bounds)}
 
@@ -145,7 +145,7 @@ def cut(dim: str, *pairs: str) -> dict[str, tuple[tuple[str, str], ...]]:
 def serial(
     name: str, variables: str, operators: str, *, extents: str = "", about: str = "", **options: Any
 ) -> SerialContext:
-    """A serial context from text; `options` are the other fields."""
+    """Return a serial context from text; `options` are the other fields."""
     dims = tuple(extents.split(", ")) if extents else ()
     return SerialContext(
         name, _variables(variables), tuple(operators.split()), extents=dims, about=tuple(about.split()), **options
@@ -153,7 +153,7 @@ def serial(
 
 
 def placed(name: str, variables: str, operators: str, **options: Any) -> PlacementContext:
-    """A placement context from text; `options` are the other fields."""
+    """Return a placement context from text; `options` are the other fields."""
     return PlacementContext(name, _variables(variables), tuple(_OPERATOR.findall(operators)), **options)
 
 

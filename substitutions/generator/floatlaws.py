@@ -1,10 +1,10 @@
-"""Tells rules that are exact bit for bit from rules that reassociate: floating point as a structure with few laws.
+"""A test of rules that are exact bit for bit, against those that reassociate: floating point with few laws.
 
 Elements are signed integers whose magnitudes are hashes. Sums and products commute and carry signs exactly, as IEEE
 arithmetic does, and have no other law; functions of one element have none; movement moves. Operators that add up many
 elements are not known here: whether their sums run in one order depends on the library.
 
-The generator claims by this that a rule moves data only (`Equation.moves`), for serial and placement rules alike;
+By this test the generator claims that a rule only moves data (`Equation.moves`), for serial and placement rules alike;
 `verifier/judge.py` checks the claim on numbers that round, and refutes the rule where it is false.
 """
 
@@ -25,7 +25,7 @@ _BATCH = 16
 
 
 def _hashed(salt: int, *arrays: Array) -> Array:
-    """Positive 61-bit words."""
+    """Return positive 61-bit words."""
     bits = np.zeros((), np.uint64) + np.uint64(salt)
     for x in arrays:
         bits = (bits ^ x.astype(np.uint64)) * np.uint64(0x9E3779B97F4A7C15)
@@ -66,16 +66,16 @@ BITS: Mapping[str, Callable[..., Array]] = {
     "relu": lambda x: np.maximum(x, 0),
     **{name: _function(name) for name in _FUNCTIONS},
 }
-"""What is exact in floating point: f(*arrays, **attrs)."""
+"""The operators that are exact in floating point: f(*arrays, **attrs)."""
 
 
 def evaluate(op: str, operands: Sequence[Array], attrs: Mapping[str, Any]) -> Array | None:
-    """The operator on a batch of arrays; None where the order of its sums is not known."""
+    """Return the operator's result on a batch of arrays; None where the order of its sums is not known."""
     if op in _MOVEMENT:
         return OPERATORS[op](_FIELD, *((x,) for x in operands), **attrs)[0]
     return BITS[op](*operands, **attrs) if op in BITS else None
 
 
 def random(rng: np.random.Generator, shape: Sequence[int]) -> Array:
-    """A batch of tensors with elements of both signs: a scalar has both as well."""
+    """Return a batch of tensors with elements of both signs; a scalar has both as well."""
     return rng.integers(1, 2**60, (_BATCH, *shape)) * rng.choice((-1, 1), (_BATCH, *shape))

@@ -1,7 +1,7 @@
-"""Terms at fixed sizes: what reduction rewrites.
+"""Terms at fixed sizes, which reduction rewrites.
 
-Every size stands for a prime of its own, so that a shape says which sizes it is made of and an equation between
-shapes holds for all sizes. Terms are interned; each has a shape and, under a placement rule's axes, a layout per axis,
+Every size stands for a prime of its own, so that a shape says which sizes it is made of and an equation between shapes
+holds for all sizes. Terms are interned; each has a shape and, under a placement rule's axes, a layout per axis,
 inferred from the operators' factor strings. A rule rewrites a term where its pattern fits and the type stays the same:
 a placement rule is true exactly when both sides have one type and one erasure.
 """
@@ -49,7 +49,7 @@ class Ground(NamedTuple):
 
 @dataclass
 class GroundSizes:
-    """The number that every name stands for: primes for sizes, small numbers for where slices start.
+    """The number that every name stands for: primes for sizes, small numbers for starts of slices.
 
     `splices` are the numbers that splices are made of.
     """
@@ -60,7 +60,7 @@ class GroundSizes:
     _small: int = 3
 
     def env(self, rule: Equation) -> dict[str, Any]:
-        """The names of a rule. Names of one kind mean the same in all rules, so that rules share terms."""
+        """Return the values of a rule's names. A name of one kind means the same in all rules, which so share terms."""
         env: dict[str, Any] = {}
         for _, dims in rule.variables:
             for name in dims.names:
@@ -93,24 +93,24 @@ class GroundSizes:
 
 
 class Terms:
-    """All ground terms."""
+    """The ground terms, interned."""
 
     def __init__(self) -> None:
         self.nodes: list[Ground] = []
         self.types: list[GroundType] = []
         self.kinds: list[int] = []
-        """The number of a term's type: equal ones have one number."""
+        """The number of a term's type; equal types have one number."""
         self.sizes: list[int] = []
         self._kinds: dict[GroundType, int] = {}
         self._numbers: dict[tuple[object, ...], int] = {}
         self._results: dict[tuple[object, ...], GroundType | None] = {}
 
     def variable(self, name: str, kind: GroundType) -> int:
-        """A variable of that name and type."""
+        """Return the variable of this name and type."""
         return self._intern(("", name, kind), Ground("", (("name", name),), ()), kind)
 
     def apply(self, op: str, attrs: tuple[tuple[str, Any], ...], operands: tuple[int, ...]) -> int | None:
-        """The term, or None where the operator does not fit."""
+        """Return the term, or None where the operator does not fit."""
         key = (op, attrs, operands)
         if key in self._numbers:
             return self._numbers[key]
@@ -130,7 +130,7 @@ class Terms:
         return self._numbers[key]
 
     def build(self, term: Term, variables: Mapping[str, int], env: Mapping[str, Any]) -> int | None:
-        """A term of a rule, or None where it does not fit. Axes are names in `env`."""
+        """Return a term of a rule, or None where it does not fit. Axes are names in `env`."""
         if isinstance(term, Variable):
             return variables[term.name]
         operands: list[int] = []
@@ -160,7 +160,7 @@ def _result(op: str, attrs_: tuple[tuple[str, Any], ...], kinds: tuple[GroundTyp
 
 
 def _together(kinds: Sequence[GroundType]) -> GroundType:
-    """The types of several roots, one after the other."""
+    """Return the type of several roots, one after the other."""
     shape = tuple(size for kind in kinds for size in (len(kind.shape), *kind.shape))
     return GroundType(shape, tuple(layout for kind in kinds for layout in kind.layouts))
 
@@ -172,7 +172,7 @@ def _stepped(op: str, attrs: Mapping[str, Any], kind: GroundType) -> GroundType:
 
 
 def _split(row: Row, signature: Signature, operands: Sequence[Layout]) -> Layout | None:
-    """The layout of the result along an axis on which the operands have these; None where no choice asks for them."""
+    """Return the result's layout along an axis where the operands have these; None where no choice asks for them."""
     blocks = {layout.blocks for layout in operands if layout.is_shard}
     for choice, needed, result in offered(row, signature, lambda size: blocks):
         if needed == tuple(operands) or (choice.factors and all(map(_same, needed, operands))):
@@ -197,12 +197,12 @@ class DirectedRule:
 
     @cached_property
     def leaves(self) -> tuple[str, ...]:
-        """The variables of the left side as they occur, those that occur twice twice."""
+        """The variables of the left side in order of occurrence, each as often as it occurs."""
         return tuple(t.name for t in subterms(self.left) if isinstance(t, Variable))
 
     @cached_property
     def variables(self) -> dict[str, int]:
-        """Where each variable occurs first among the leaves."""
+        """The place of each variable's first occurrence among the leaves."""
         found: dict[str, int] = {}
         for at, name in enumerate(self.leaves):
             found.setdefault(name, at)
@@ -210,7 +210,7 @@ class DirectedRule:
 
     @cached_property
     def repeated(self) -> tuple[tuple[int, int], ...]:
-        """The leaves that are one variable: its first occurrence and another one."""
+        """The pairs of leaves that are one variable: its first occurrence and another one."""
         firsts = [(self.variables[name], at) for at, name in enumerate(self.leaves)]
         return tuple((first, at) for first, at in firsts if first != at)
 
@@ -221,12 +221,12 @@ class DirectedRule:
 
     @cached_property
     def asked(self) -> Asked:
-        """What it asks of the types of its variables."""
+        """The dims and layouts that the rule asks of its variables."""
         layouts = dict(self.rule.layouts)
         return Asked(tuple((self.rule.dims[v], layouts.get(v, ())) for v in self.variables), self.rule.axes)
 
     def solved(self, types: Sequence[GroundType], attrs: Sequence[tuple[str, Any]], env: dict[str, Any]) -> bool:
-        """Whether sizes and attributes fit; adds to `env`, which begins with the axes and the sizes that types bind.
+        """Return whether sizes and attributes fit; add to `env`, which begins with axes and the sizes bound by types.
 
         `types` are those of the variables, and `attrs` the attributes that a term has where the left side has its own.
         """
@@ -248,7 +248,7 @@ class DirectedRule:
         return fits and self._blocks(dict(zip(self.variables, types, strict=True)), env)
 
     def _blocks(self, types: Mapping[str, GroundType], env: Mapping[str, Any]) -> bool:
-        """Whether the variables lie in as many blocks as a placement rule says."""
+        """Return whether the variables lie in as many blocks as a placement rule says."""
         for name, placements in self.rule.layouts:
             layouts = types[name].layouts
             for axis, placement in zip(self.rule.axes, placements, strict=True):
@@ -261,13 +261,13 @@ class DirectedRule:
 
 
 class Asked(NamedTuple):
-    """Dims and layouts of the variables of a pattern, in the order in which they occur: many rules ask for the same."""
+    """The dims and layouts of a pattern's variables, in order of occurrence: many rules ask for the same."""
 
     of: tuple[tuple[Dims, tuple[Placement, ...]], ...]
     axes: tuple[str, ...]
 
     def bound(self, kinds: Sequence[GroundType], axes: Mapping[str, str]) -> dict[str, Any] | None:
-        """The sizes that variables of these types give to names that stand alone; None where the types do not fit."""
+        """Return the sizes that variables of these types give to names that stand alone; None where types misfit."""
         env: dict[str, Any] = {}
         for (dims, placements), kind in zip(self.of, kinds, strict=True):
             if not all(
@@ -282,13 +282,13 @@ class Asked(NamedTuple):
 
 
 def _lies(layouts: Layouts, at: int, placement: Placement) -> bool:
-    """Whether a layout is the one that a rule asks for, numbers of blocks aside."""
+    """Return whether a layout is the one that a rule asks for, numbers of blocks aside."""
     return at < len(layouts) and (layouts[at].kind, layouts[at].dim) == (placement.kind, placement.dim)
 
 
 @lru_cache(maxsize=4096)
 def _divided(guard: Expression) -> tuple[Expression, str]:
-    """What a guard `size % axis == 0` says: the size and the axis; "" for other guards."""
+    """Return the size and the axis of a guard `size % axis == 0`; for other guards, the guard and ""."""
     match guard.tree:
         case ast.Compare(left=ast.BinOp(left=size, op=ast.Mod(), right=ast.Name(id=axis))):
             return Expression(ast.unparse(size)), axis
@@ -297,9 +297,10 @@ def _divided(guard: Expression) -> tuple[Expression, str]:
 
 
 def needs(rule: Equation, env: Mapping[str, Any], splices: AbstractSet[int]) -> tuple[tuple[str, int], ...] | None:
-    """What a guard asks: (axis, size that its degree divides), ("len", 0) of a rank, ("", 0) of an order.
+    """Return what a guard needs: (axis, size that its degree divides), ("len", 0) for a rank, ("", 0) for an order.
 
-    None where it does not hold at these sizes. `splices` are the numbers of which nobody knows how many there are.
+    None where it does not hold at these sizes. `splices` are the numbers that stand for an unknown number of
+    dimensions.
     """
     found: list[tuple[str, int]] = []
     for guard in rule.guard:

@@ -18,12 +18,12 @@ from shardwright.substitutions.generator.vocabulary import SymbolicType
 
 TRIES = 100
 REALS = ("eps", "scale", "smoothing")
-"""Free real attributes."""
+"""The names of free real attributes."""
 
 
 @dataclass(frozen=True)
 class Instance:
-    """A context at certain sizes: what every name is, and a batch of one tensor for every variable."""
+    """A context at certain sizes: the value of every name, and a batch of one tensor for every variable."""
 
     sizes: Mapping[str, Any]
     tensors: Mapping[str, Parts]
@@ -32,7 +32,7 @@ class Instance:
 def instances(
     context: SerialContext, field: Field, seed: int, ranks: Sequence[int] = (1, 1), spare: int = 1
 ) -> Iterator[Instance]:
-    """One instance for each rank of the splices, at pairwise distinct sizes of at least 2, different each time."""
+    """Yield an instance for each rank of the splices, at pairwise distinct sizes of at least 2, different each time."""
     before: list[Mapping[str, Any]] = []
     for number, rank in enumerate(ranks):
         rng = random.Random(f"{seed} {number} {context.name}")
@@ -43,7 +43,7 @@ def instances(
 def chosen(
     context: SerialContext, rng: random.Random, rank: int, spare: int = 1, before: Sequence[Mapping[str, Any]] = ()
 ) -> dict[str, Any]:
-    """Sizes for every name: small, and pairwise distinct where possible, also among sums, products and differences.
+    """Return small sizes for every name, pairwise distinct where possible, also among sums, products and differences.
 
     Sizes differ from those chosen `before`, and stand in another order.
     """
@@ -74,21 +74,21 @@ def chosen(
 
 
 def _alike(names: Sequence[str], sizes: Mapping[str, int], before: Sequence[Mapping[str, Any]]) -> int:
-    """How many sizes are what they were in an earlier choice, and how many pairs stand in the order of all of them."""
+    """Return a measure of likeness: sizes that an earlier choice has, and pairs in the order of all earlier choices."""
     same = sum(any(old[name] == sizes[name] for old in before) for name in names)
     pairs = [(a, b) for a in names for b in names if a < b] if before else []
     return 2 * same + sum(all((old[a] < old[b]) == (sizes[a] < sizes[b]) for old in before) for a, b in pairs)
 
 
 def _bounded(context: SerialContext, sizes: Mapping[str, int]) -> bool:
-    """Whether slices are not empty and kernels fit."""
+    """Return whether slices are not empty and kernels fit."""
     cuts = [(size(a, sizes), size(b, sizes), size(d, sizes)) for d, pairs in context.cuts.items() for a, b in pairs]
     kernels = [(sizes[k], sizes[n]) for k, n in (("p", "h"), ("q", "w")) if "conv2d" in context.operators]
     return all(0 <= a < b <= n for a, b, n in cuts) and all(k < n for k, n in kernels)
 
 
 def instance(context: SerialContext, field: Field, sizes: Mapping[str, Any], seed: int) -> Instance:
-    """Random tensors, and random real attributes, at these sizes."""
+    """Return random tensors and random real attributes at these sizes."""
     rng = np.random.default_rng(seed)
     env = {**sizes, **{name: field.constant(rng) for name in REALS}, "ignore": -100}
     if "embedding" in context.operators:
@@ -104,7 +104,7 @@ def instance(context: SerialContext, field: Field, sizes: Mapping[str, Any], see
 
 
 def shape_of(kind: SymbolicType, sizes: Mapping[str, Any]) -> tuple[int, ...]:
-    """The concrete shape of a tensor of this type."""
+    """Return the concrete shape of a tensor of this type."""
     shape: list[int] = []
     for dim in kind.dims:
         shape += sizes[dim[1:]] if dim.startswith("*") else [size(dim, sizes)]

@@ -27,11 +27,11 @@ class Ring:
         self.p, self.q = p, (p - 1) // 2
 
     def reduce(self, x: Array) -> Array:
-        """The residues in [0, p)."""
+        """Return the residues in [0, p)."""
         return x - x // self.p * self.p
 
     def number(self, numerator: int, denominator: int = 1) -> int:
-        """A rational number."""
+        """Return a rational number as a residue."""
         return numerator * pow(denominator, -1, self.p) % self.p
 
     # ---- tables of the multiplicative group ----
@@ -42,7 +42,7 @@ class Ring:
 
     @cached_property
     def _powers(self) -> Array:
-        """g^k for every k < 2q."""
+        """The powers g^k for every k < 2q."""
         powers, step = np.ones(1, np.int64), self._generator
         while len(powers) < 2 * self.q:
             powers = np.concatenate([powers, self.reduce(powers * step)])
@@ -50,7 +50,7 @@ class Ring:
         return powers[: 2 * self.q]
 
     def _table(self, values: Array) -> Array:
-        """A function of nonzero x, given in the order of the powers; 0 for x = 0."""
+        """Return the table of a function of nonzero x, given in the order of the powers; 0 for x = 0."""
         table = np.zeros(self.p, np.int32)
         table[self._powers] = values
         return table
@@ -65,7 +65,7 @@ class Ring:
 
     @cached_property
     def _roots(self) -> Array:
-        """The square whose square is x or -x."""
+        """The table of the square whose square is x or -x."""
         k = np.arange(2 * self.q)
         square = np.where(k % 2, (k + self.q) % (2 * self.q), k)  # the exponent of abs(x), even
         half = square // 2
@@ -83,11 +83,11 @@ class Ring:
     # ---- pointwise ----
 
     def inverse(self, x: Array) -> Array:
-        """1 / x, and 0 for 0."""
+        """Return 1 / x, and 0 for 0."""
         return self._inverses[x].astype(np.int64)
 
     def sign(self, x: Array) -> Array:
-        """1 for squares, -1 for the others, 0 for 0."""
+        """Return 1 for squares, -1 for the others, 0 for 0."""
         return self._signs[x].astype(np.int64)
 
     def relu(self, x: Array) -> Array:
@@ -97,31 +97,31 @@ class Ring:
         return np.where(self._signs[x] < 0, self.p - x, x)
 
     def root(self, x: Array) -> Array:
-        """The square whose square is abs(x)."""
+        """Return the square whose square is abs(x)."""
         return self._roots[x].astype(np.int64)
 
     def exponential(self, x: Array) -> Array:
-        """ω^x for x modulo q: a square; takes sums to products."""
+        """Return ω^x for x modulo q: a square; it takes sums to products."""
         return self._exponentials[x].astype(np.int64)
 
     def logarithm(self, x: Array) -> Array:
-        """The inverse of the exponential on squares, modulo q; takes products to sums."""
+        """Return the inverse of the exponential on squares, modulo q; it takes products to sums."""
         return self._logarithms[x].astype(np.int64)
 
     def hashed(self, x: Array, salt: int) -> Array:
-        """A fixed function without laws."""
+        """Return a fixed function of x without laws."""
         bits = (x.astype(np.uint64) + np.uint64(salt)) * np.uint64(_MIX[0])
         bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(_MIX[1])
         bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(_MIX[2])
         return ((bits ^ (bits >> np.uint64(31))) % np.uint64(self.p)).astype(np.int64)
 
     def positive(self, x: Array, salt: int) -> Array:
-        """A fixed function without laws whose values are squares."""
+        """Return a fixed function of x without laws whose values are squares."""
         h = self.hashed(x, salt)
         return self.reduce(h * h)
 
     def odd(self, x: Array, salt: int) -> Array:
-        """A fixed function f with f(-x) = -f(x) and no other law."""
+        """Return f(x) of a fixed function f with f(-x) = -f(x) and no other law."""
         return self.reduce(self.sign(x) * self.hashed(self.absolute(x), salt))
 
     def matmul(self, x: Array, y: Array) -> Array:
@@ -130,5 +130,5 @@ class Ring:
 
 @lru_cache(maxsize=8)
 def ring(p: int) -> Ring:
-    """The one ring of that size: its tables are made once."""
+    """Return the one ring of that size: its tables are made once."""
     return Ring(p)

@@ -1,7 +1,7 @@
-"""Terms as enumerations keep them: operators on classes of equal terms, each class known by the first term of it.
+"""Terms as enumerations keep them: operators on classes of equal terms, each class known by its first term.
 
-A class is the number of the term that represents it. A `Valuation` says what terms are on some data, or in some other
-reading; every class is computed once.
+A class is the number of the term that represents it. A `Valuation` gives terms their values on some data, or in some
+other reading; every class is computed once.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class TermNode(NamedTuple, Generic[U]):
 
 @dataclass
 class Valuation(Generic[U, V]):
-    """What terms are in one reading; None for what has no value there. `known` are the values of classes."""
+    """The values of terms in one reading; None for a term that has no value there. `known`: values of classes."""
 
     nodes: Sequence[TermNode[U]]
     leaf: Callable[[TermNode[U]], V | None]
@@ -46,7 +46,7 @@ class Valuation(Generic[U, V]):
     known: dict[int, V | None] = field(default_factory=dict)
 
     def of(self, root: TermNode[U]) -> V | None:
-        """The value of a term."""
+        """Return the value of a term."""
         if root.number not in self.known:
             value = self._computed(root)
             if root.number < 0:
@@ -81,22 +81,22 @@ class Classes(Generic[U]):
         )
 
     def inside(self, number: int) -> tuple[int, ...]:
-        """The classes of the operators in a class's term, in order; its own is the last."""
+        """Return the classes of the operators in a class's term, in order; its own is the last."""
         if number not in self._inside:
             node = self.nodes[number]
             self._inside[number] = (*sorted(self.within(node)), number) if node.use else ()
         return self._inside[number]
 
     def within(self, root: TermNode[U]) -> set[int]:
-        """The classes of the operators in a term, but for its own."""
+        """Return the classes of the operators in a term, except its own."""
         return set().union(*map(self.inside, root.operands))
 
     def leaves(self, root: TermNode[U]) -> tuple[int, ...]:
-        """The variables of a term in order, shared subterms as often as they are used."""
+        """Return the variables of a term in order, shared subterms as often as they are used."""
         return self._leaves.of(root) or ()
 
     def term(self, root: TermNode[U]) -> Term:
-        """The term as rules have it."""
+        """Return the term as rules have it."""
         found = self._terms.of(root)
         assert found is not None
         return found

@@ -1,9 +1,9 @@
-"""From pairs of equal typed terms to rules: pruning, guards, canonical form.
+"""The way from pairs of equal typed terms to rules: pruning, guards, canonical form.
 
-Dropped, and counted: pairs without parallel operators along every axis (serial rules, or rules of fewer axes), terms
-that are zero whatever their variables are, and pairs with a common subterm that may as well be a variable: the rule
-with the variable says more. Whether it may is decided by the erasures with a hole in them, by fingerprint unless they
-are one term.
+Some pairs are dropped, and counted: pairs without parallel operators along every axis (serial rules, or rules of fewer
+axes), terms that are zero whatever their variables are, and pairs with a common subterm that may as well be a variable,
+as the rule with the variable says more. The erasures with a hole in them decide whether it may be one, by fingerprint
+unless they are one term.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class PlacedRules:
         self._general: dict[tuple[int | None, int | None], bool] = {}
 
     def rules(self, max_ops: int, tick: Callable[[], None]) -> Iterator[Equation]:
-        """The rules of terms up to a number of operators; `tick` is called now and then."""
+        """Yield the rules of terms up to a number of operators; `tick` is called now and then."""
 
         def told() -> None:
             self.counts["graphs"], self.counts["fingerprints"] = self.terms.num_graphs, len(self._nodes)
@@ -64,7 +64,7 @@ class PlacedRules:
                 yield canonical(self._equation((term, self._nodes[same]), self.terms.kind[same]))
 
     def _dropped(self, term: TypedTerm, same: int) -> str:
-        """Why a pair makes no rule, if it makes none."""
+        """Return why a pair makes no rule, or ""."""
         moved = [self._moved.of(side) or frozenset() for side in (term, self._nodes[same])]
         if len(moved[0] | moved[1]) < len(self.context.axes):
             return "serial" if len(self.context.axes) == 1 else "fewer axes"
@@ -75,7 +75,7 @@ class PlacedRules:
     # ---- special cases of other rules ----
 
     def _special(self, term: TypedTerm, same: int) -> bool:
-        """Whether a common subterm may as well be a variable."""
+        """Return whether a common subterm may as well be a variable."""
         common = self.terms.within(term).intersection(self.terms.inside(same))
         maximal = (c for c in common if not any(c != d and c in self.terms.inside(d) for d in common))
         return any(self._generalizes(term, self._nodes[same], hole) for hole in maximal)
@@ -98,7 +98,7 @@ class PlacedRules:
         return self._general[left, right]
 
     def _erased(self, term: TypedTerm, hole: int = _HOLE) -> int | None:
-        """The number of the serial term that is left of a term, in which one class is a hole."""
+        """Return the number of the serial term that is left of a term, in which one class is a hole."""
         if hole not in self._erasures:
             known: dict[int, int | None] = {} if hole == _HOLE else {hole: _HOLE}
             self._erasures[hole] = Valuation(
@@ -115,7 +115,7 @@ class PlacedRules:
     # ---- the rule ----
 
     def _equation(self, sides: tuple[TypedTerm, TypedTerm], result: int) -> Equation:
-        """The pair as a rule in the names of its context."""
+        """Return the pair as a rule in the names of its context."""
         leaves = sorted({c for side in sides for c in self.terms.leaves(side)})
         inner = {c for side in sides for c in self.terms.within(side)}
         types = [self._typing.types[kind] for kind in {result, *(self.terms.kind[c] for c in (*leaves, *inner))}]
@@ -139,7 +139,7 @@ class PlacedRules:
         )
 
     def _divisible(self, types: Iterable[PlacedType]) -> Iterator[Expression]:
-        """Every dimension that some value has sharded divides by the degree of the axis."""
+        """Yield guards: every dimension that some value has sharded divides by the degree of the axis."""
         needed = {
             (axis, kind.shape.extents[x.dim] // x.blocks)
             for kind in types
@@ -151,7 +151,7 @@ class PlacedRules:
                 yield expression(f"({self._typing.sizes.text(value)}) % {axis} == 0")
 
     def _bounds(self, term: TypedTerm) -> Iterator[Expression]:
-        """A slice stays inside its dimension; the first of equal blocks does by itself."""
+        """Yield the guard that a slice stays inside its dimension; the first of equal blocks does by itself."""
         if term.use is None or term.use.op != "slice":
             return
         attrs, operand = dict(term.use.attrs), self._typing.types[self.terms.kind[term.operands[0]]]
@@ -162,7 +162,7 @@ class PlacedRules:
     # ---- equal bit for bit ----
 
     def _moves(self, sides: tuple[TypedTerm, TypedTerm], types: Iterable[PlacedType], one_erasure: bool) -> bool:
-        """Whether both sides are equal bit for bit: nothing is summed over devices, and the erasures are exact."""
+        """Return whether both sides are equal bit for bit: nothing is summed over devices, and erasures are exact."""
         if any(x.kind == "P" for kind in types for x in kind.layouts):
             return False
         if one_erasure:

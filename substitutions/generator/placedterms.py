@@ -1,4 +1,4 @@
-"""Enumerates the typed terms of a placement context, grouped by what they denote.
+"""The enumeration of the typed terms of a placement context, grouped by what they denote.
 
 All parallel operators denote the identity, so two well-typed terms are equal exactly when their variables have the
 same types, their results do, and their erasures are equal serially. A term is therefore three numbers: the types of
@@ -23,13 +23,13 @@ from shardwright.substitutions.generator.typetable import Template, TensorShape,
 
 _BATCH = 16
 ClassesByType = dict[int, dict[int, list[int]]]
-"""type -> variables that are used -> classes"""
+"""Type -> variables that are used -> classes."""
 Head = tuple[int, tuple[int, ...], bool]
 """The first operands: the variables that they use, their classes, whether they are serial."""
 
 
 class Values:
-    """Serial terms by fingerprint: equal ones have one number."""
+    """The values of serial terms, by fingerprint: equal ones have one number."""
 
     def __init__(self, typing: TypeTable, seed: int) -> None:
         self._typing, self._field, self._rng = typing, Field(), np.random.default_rng(seed)
@@ -43,19 +43,19 @@ class Values:
         return self._number(self._draw(context.dims[name].shape(sizes), limit))
 
     def another(self, number: int, index: bool) -> Parts:
-        """A random tensor of the shape of this one."""
+        """Return a random tensor of the shape of this one."""
         limits = [self._typing.sizes.small[size] for size in self._typing.context.limits.values()]
         return self._draw(self.data[number][0].shape[1:], min(limits) if index else None)
 
     def _draw(self, shape: tuple[int, ...], limit: int | None) -> Parts:
-        """A batch of random tensors."""
+        """Return a batch of random tensors."""
         if limit is not None:
             return (self._rng.integers(0, limit, (_BATCH, *shape)),)
         draws = [self._field.random(self._rng, shape, self._typing.context.parts) for _ in range(_BATCH)]
         return tuple(np.concatenate(parts) for parts in zip(*draws, strict=True))
 
     def apply(self, step: TypedOperator, operands: tuple[int, ...]) -> int:
-        """The number of what the operator makes of these values."""
+        """Return the number of the value that the operator makes of these values."""
         key = (step.number, *operands)
         if key not in self._known:
             self._known[key] = self._number(self.evaluate(step, [self.data[v] for v in operands]))
@@ -73,7 +73,7 @@ class Values:
 
     @staticmethod
     def digest(data: Parts) -> bytes:
-        """Only the first part is known of every value."""
+        """Return a digest of the first part, which alone is known of every value."""
         first = np.ascontiguousarray(data[0])
         return repr(first.shape).encode() + first.tobytes()
 
@@ -134,7 +134,7 @@ class PlacedTerms(Classes[TypedOperator]):
         return self._use_numbers[use]
 
     def _merge(self, left: int, right: int) -> int:
-        """The variables of both; -1 where one has two types."""
+        """Return the variables of both; -1 where one has two types."""
         key = (left, right)
         if key not in self._merged:
             pairs = list(zip(self._uses[left], self._uses[right], strict=True))
@@ -143,7 +143,7 @@ class PlacedTerms(Classes[TypedOperator]):
         return self._merged[key]
 
     def _found(self, term: TermNode[TypedOperator], use: int, kind: int, value: int, level: ClassesByType) -> None:
-        """A term: the representative of a new class, or equal to the one of its class."""
+        """Add a term: as the representative of a new class, or as equal to the representative of its class."""
         self.num_graphs += 1
         number = len(self.nodes)
         same = self._classes.setdefault((use, kind, value), number)
@@ -204,7 +204,7 @@ class PlacedTerms(Classes[TypedOperator]):
         level: ClassesByType,
         top: bool,
     ) -> None:
-        """The inner loop: the last operand. Among the largest graphs, serial ones are left out."""
+        """Add terms by their last operand, the inner loop; among the largest terms, serial ones are left out."""
         found, value, known, commutes, serial = self._found, self.value, self.values.apply, step.commutes, self._serial
         for use, classes in list(uses.items()):
             for head, operands, plain in heads:
@@ -220,7 +220,7 @@ class PlacedTerms(Classes[TypedOperator]):
 
 
 def _compositions(total: int, parts: int) -> Iterator[tuple[int, ...]]:
-    """The ways to write `total` as an ordered sum of `parts` numbers from 0."""
+    """Yield the ways to write `total` as an ordered sum of `parts` numbers from 0."""
     if parts == 1:
         yield (total,)
         return

@@ -35,7 +35,7 @@ class PrimeSizes:
         self._prefixes: dict[int, set[int]] = {}
 
     def learn(self, factors: Sequence[int]) -> None:
-        """A dimension is the product of these factors, major first."""
+        """Remember that a dimension is the product of these factors, major first."""
         value = prod(factors)
         at = (prod(factors[:i]) for i in range(1, len(factors)))
         self._prefixes.setdefault(value, set()).update(n for n in at if 1 < n < value)
@@ -48,11 +48,11 @@ class PrimeSizes:
         return self._texts.setdefault(value, plain) == plain and self._factors(value) is None
 
     def prefixes(self, value: int) -> tuple[int, ...]:
-        """The numbers of blocks that a dimension of this size is naturally seen as."""
+        """Return the numbers of blocks that a dimension of this size is naturally seen as."""
         return (1, *sorted(self._prefixes.get(value, ())))
 
     def text(self, value: int) -> str:
-        """The size as an expression."""
+        """Return the size as an expression."""
         if value not in self._texts:
             factors = self._factors(value)
             if factors is None:
@@ -61,7 +61,7 @@ class PrimeSizes:
         return self._texts[value]
 
     def known(self, value: int) -> bool:
-        """Whether the size has an expression."""
+        """Return whether the size has an expression."""
         return value in self._texts or self._factors(value) is not None
 
     def _factors(self, value: int) -> list[int] | None:

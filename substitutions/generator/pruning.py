@@ -1,10 +1,10 @@
-"""Drops pairs that say less than another pair.
+"""The pruning of pairs that say less than another pair.
 
     the same up to names
     a subterm that may be any tensor       relu(add(f(x), y)) = relu(add(y, f(x)))
     a variable that may be two             add(x, add(x, y)) = add(add(x, x), y)
 
-Whether it may is decided by fingerprints, on data of its own.
+Fingerprints decide whether it may, on data of its own.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _Key = tuple[tuple[object, ...], ...]
 
 
 class Pruner:
-    """Remembers what it has seen of one pool."""
+    """A memory of the pairs of one pool that were seen."""
 
     def __init__(self, pool: TermPool, seed: int) -> None:
         self.pool = pool
@@ -38,7 +38,7 @@ class Pruner:
         self._kinds: dict[SymbolicType, int] = {}
 
     def keeps(self, pair: Pair) -> bool:
-        """Whether the pair is new and no instance of a pair with a variable in the place of a common subterm."""
+        """Return whether the pair is new, and no instance of a pair with a variable in place of a common subterm."""
         key = self._key(pair)
         if key in self._seen:
             return False
@@ -52,11 +52,11 @@ class Pruner:
         )
 
     def _inside(self, node: TermNode[RowUse]) -> set[int]:
-        """The classes of the operators in a term; of itself only where it is a class."""
+        """Return the classes of the operators in a term, and its own where it is a class."""
         return self.pool.within(node).union([node.number] if node.number >= 0 and node.use else [])
 
     def _key(self, pair: Pair, hole: int = -1) -> _Key:
-        """The pair, variables and the hole known by their types and order of occurrence only."""
+        """Return a key of the pair, with variables and the hole known by their types and order of occurrence only."""
         nodes, numbers, entries = self.pool.nodes, dict[int, int](), list[tuple[object, ...]]()
 
         def leaf(kind: SymbolicType) -> tuple[object, ...]:
@@ -85,7 +85,7 @@ class Pruner:
         return self._general[key]
 
     def _equal(self, pair: Pair, hole: int, at: int) -> bool:
-        """Whether both sides are equal at one instance when the class `hole` is any tensor of its type."""
+        """Return whether both sides are equal at one instance when the class `hole` is any tensor of its type."""
         left, right = (self._read(self._value(root, hole, at)) for root in pair)
         return bool((left == right).all())
 
@@ -95,16 +95,16 @@ class Pruner:
     # ---- a variable that may be two ----
 
     def _repeats(self, pair: Pair) -> bool:
-        """Whether a variable occurs so often that the pair is about multiples and powers of it."""
+        """Return whether a variable occurs so often that the pair is about multiples and powers of it."""
         return any(max(Counter(self.pool.leaves(root)).values()) > MAX_OCCURRENCES for root in pair)
 
     def _variables(self, pair: Pair) -> list[int]:
-        """The variables that occur more than twice, or twice on one side."""
+        """Return the variables that occur more than twice, or twice on one side."""
         left, right = (Counter(self.pool.leaves(root)) for root in pair)
         return [v for v, count in (left + right).items() if count > 2 or 2 in (left[v], right[v])]
 
     def _splits(self, pair: Pair, variable: int) -> bool:
-        """Whether some of the variable's occurrences may be another tensor, decided for all choices at once."""
+        """Return whether some of the variable's occurrences may be another tensor, decided for all choices at once."""
         count = sum(self.pool.leaves(root).count(variable) for root in pair)
         choices = np.arange(1, 1 << (count - 1))
         chosen = np.repeat((choices[:, None] >> np.arange(count)) & 1, SPLIT_SAMPLES, 0).astype(bool)
@@ -120,7 +120,7 @@ class Pruner:
         return True
 
     def _spread(self, root: TermNode[RowUse], variable: int, tensors: Iterator[Parts], at: int) -> Parts:
-        """The tensor of a term when each occurrence of the variable is the next tensor, a batch of choices."""
+        """Return a term's tensor when each occurrence of the variable is the next tensor, a batch of choices."""
         if root.number == variable:
             return next(tensors)
         if root.number >= 0 and variable not in self.pool.leaves(root):
@@ -132,7 +132,7 @@ class Pruner:
     # ---- data ----
 
     def _value(self, root: TermNode[RowUse], hole: int, at: int) -> Parts:
-        """The tensor of a term when the class `hole` is any tensor of its type."""
+        """Return the tensor of a term when the class `hole` is any tensor of its type."""
         pool = self.pool
         known: dict[int, Parts | None] = {hole: self._any(hole, at)}
         known |= {c: pool.stored(c, at) for c in self._inside(root) if hole not in pool.inside(c)}
@@ -143,7 +143,7 @@ class Pruner:
         return value
 
     def _any(self, hole: int, at: int) -> Parts:
-        """A batch of random tensors of the type of a class."""
+        """Return a batch of random tensors of the type of a class."""
         if (hole, at) not in self._fresh:
             self._fresh[hole, at] = self._random(hole, self.pool.stored(hole, at))
         return self._fresh[hole, at]
@@ -157,7 +157,7 @@ class Pruner:
 
 
 def _chosen(column: Array, here: Parts, there: Parts) -> Parts:
-    """For each choice and sample, one of two tensors."""
+    """Return one of two tensors for each choice and sample."""
     pick = column.reshape(-1, *(1,) * (here[0].ndim - 1))
     samples = np.arange(len(column)) % SPLIT_SAMPLES
     return tuple(np.where(pick, q[samples], p) for p, q in zip(here, there, strict=True))

@@ -1,9 +1,9 @@
-"""What smaller rules imply: a rule is implied if rewriting with kept, smaller rules joins its two sides.
+"""The rules that smaller rules imply: a rule is implied if rewriting with kept, smaller rules joins its two sides.
 
 Rules are taken in order of size. Both sides are rewritten, a bounded number of times, by the rules kept so far,
-anywhere in the term; where a term is reached from both sides, the rules on the way imply the rule. What is not found
-implied within the bound is kept: the catalogue may be larger than the smallest one, and is never too small. So is what
-replaces several roots and follows from rules of one root alone.
+anywhere in the term; where a term is reached from both sides, the rules on the way imply the rule. A rule that is not
+found implied within the bound is kept: the catalogue may be larger than the smallest one, and is never too small. A
+rule that replaces several roots and follows from rules of one root alone is kept too.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ Needs = tuple[tuple[str, int], ...]
 Edge = tuple[str, Needs]
 """The rule that rewrites, and what its guard asks of the sizes."""
 PatternShape = tuple[Any, ...] | None
-"""A pattern's operator with the shapes of its operands, None for a variable: rules are looked up by it."""
+"""A pattern's operator with the shapes of its operands, or None for a variable: rules are looked up by it."""
 
 
 def implications(rules: Sequence[Equation], expansions: int = EXPANSIONS) -> dict[str, tuple[str, ...]]:
-    """For every rule, by name, the smaller rules that imply it; none for the rules of the minimal catalogue."""
+    """Return, for every rule by name, the smaller rules that imply it; none for the rules of the minimal catalogue."""
     run = Reduction(expansions)
     return {rule.name: run.implied_by(rule) for rule in sorted(rules, key=_rank)}
 
 
 def _rank(rule: Equation) -> tuple[object, ...]:
-    """Serial rules first, then small ones, then those that fit more tensors."""
+    """Return a sort key: serial rules first, then small ones, then those that fit more tensors."""
     entries = [entry for _, dims in rule.variables for entry in dims.entries]
     plain = sum(1 + 2 * (len(entry) > 1) for entry in entries if not is_splice(entry))
     fixed = sum(not any(map(is_splice, dims.entries)) for _, dims in rule.variables)
@@ -52,7 +52,7 @@ def _rank(rule: Equation) -> tuple[object, ...]:
 
 
 def _size(rule: Equation) -> int:
-    """The distinct operators of either side, together."""
+    """Return the number of distinct operators of either side, together."""
     return sum(len(set(applied(side))) for side in (rule.left, rule.right))
 
 
@@ -71,10 +71,10 @@ class Reduction:
         self._bound: dict[tuple[object, ...], Mapping[str, Any] | None] = {}
 
     def implied_by(self, rule: Equation) -> tuple[str, ...]:
-        """The kept rules that imply this one; if there are none, it is kept.
+        """Return the kept rules that imply this one; if there are none, keep it.
 
-        A rule of several roots is kept where rules of one root alone imply it: used from left to right, they do not
-        put in what holds its roots together, a concatenation of all.
+        A rule of several roots is kept where rules of one root alone imply it: used from left to right, they do not put
+        in the concatenation that holds its roots together.
         """
         sides = self._sides(rule)
         names = None if sides is None else self._joined(*sides, self._given(rule))
@@ -85,7 +85,7 @@ class Reduction:
         return tuple(sorted(names or ()))
 
     def _sides(self, rule: Equation) -> tuple[int, int] | None:
-        """Both sides at fixed sizes; None where they are not rewritten: with parameters, many axes, or ill-typed."""
+        """Return both sides at fixed sizes; None where they are not rewritten: parameters, many axes, or ill-typed."""
         if rule.parameters or len(rule.axes) > len(AXES):
             return None
         env = self._env(rule)
@@ -97,7 +97,7 @@ class Reduction:
         return None if left is None or right is None else (left, right)
 
     def _given(self, rule: Equation) -> frozenset[tuple[str, int]]:
-        """What the guard of a rule grants to the rules that rewrite it."""
+        """Return what the guard of a rule grants to the rules that rewrite it."""
         return frozenset(needs(rule, self._env(rule), self.sizes.splices) or ())
 
     def _env(self, rule: Equation) -> dict[str, Any]:
@@ -122,7 +122,7 @@ class Reduction:
     # ---- rewriting ----
 
     def _joined(self, left: int, right: int, given: frozenset[tuple[str, int]]) -> set[str] | None:
-        """The rules on a way from one side to the other; smallest terms are rewritten first."""
+        """Return the rules on a way from one side to the other, or None; smallest terms are rewritten first."""
         limit = max(self.terms.sizes[left], self.terms.sizes[right]) + GROWTH
         ways: list[dict[int, tuple[int, str]]] = [{left: (-1, "")}, {right: (-1, "")}]
         queues = [[(self.terms.sizes[side], side)] for side in (left, right)]
@@ -141,7 +141,7 @@ class Reduction:
         return None
 
     def _rewritten(self, number: int) -> Mapping[int, Edge]:
-        """What kept rules make of a term; remembered, and extended by rules kept since."""
+        """Return what kept rules make of a term; it is remembered, and extended by rules kept since."""
         found = self._next.setdefault(number, {})
         node, kind = self.terms.nodes[number], self.terms.types[number]
         if not node.op:
@@ -169,7 +169,7 @@ class Reduction:
         return found
 
     def _shapes(self, number: int) -> tuple[PatternShape, ...]:
-        """The shapes of patterns that may match a term, that of a variable left out."""
+        """Return the shapes of patterns that may match a term, except that of a variable."""
         if number not in self._shaped:
             node = self.terms.nodes[number]
             below = [(None, *self._shapes(operand)) for operand in node.operands]
@@ -177,7 +177,7 @@ class Reduction:
         return self._shaped[number]
 
     def _parts(self, shape: PatternShape, number: int) -> tuple[list[int], list[tuple[str, Any]]]:
-        """What a term has at the variables of a pattern of this shape, and the attributes of its operators."""
+        """Return a term's subterms at the variables of a pattern of this shape, and the attributes of its operators."""
         if shape is None:
             return [number], []
         leaves, attrs, node = list[int](), list[tuple[str, Any]](), self.terms.nodes[number]
@@ -219,14 +219,14 @@ def _shape(term: Term) -> PatternShape:
 
 @lru_cache(maxsize=64)
 def _axes(axes: tuple[str, ...]) -> tuple[Mapping[str, str], ...]:
-    """What the axes of a rule may be."""
+    """Return every assignment of ground axes to the axes of a rule."""
     if len(axes) > len(AXES):
         return ()
     return tuple(dict(zip(axes, order, strict=True)) for order in permutations(AXES, len(axes)))
 
 
 def _names(ways: Mapping[int, tuple[int, str]], number: int) -> set[str]:
-    """The rules on the way to a term."""
+    """Return the rules on the way to a term."""
     names: set[str] = set()
     while number >= 0:
         number, name = ways[number]
@@ -235,5 +235,5 @@ def _names(ways: Mapping[int, tuple[int, str]], number: int) -> set[str]:
 
 
 def _granted(asks: Needs, given: frozenset[tuple[str, int]]) -> bool:
-    """Whether a guard grants what is needed: a degree divides the multiples of what it divides."""
+    """Return whether a guard grants the needs of a rewrite: a degree divides the multiples of what it divides."""
     return all(any(a == axis and (not of or size % of == 0) for a, of in given) for axis, size in asks)

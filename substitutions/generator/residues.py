@@ -2,7 +2,7 @@
 
 A chain of primes p > q > r, each twice the next and one, holds one real number x as (x mod p, x mod q, x mod r). Sums
 and products act on each part. The exponential takes part i + 1 into part i, so that exp(x + y) = exp(x) · exp(y) holds
-exactly, but for the last part of its result, for which there is nothing to take an exponential of. That one is a
+exactly, except for the last part of its result, which has no next part to take an exponential of. That part is a
 function without laws of the part before, so that equal arguments still give equal results. The logarithm takes part i
 into part i + 1; its first part is without laws likewise. (Wu et al., Mirage, 2024, verify exponentials with a pair of
 fields.)
@@ -25,12 +25,12 @@ from shardwright.substitutions.generator.modular import Array, Ring, ring
 
 Parts = tuple[Array, ...]
 CHAINS = ((2029439, 1014719, 507359), (2297759, 1148879, 574439))
-"""Cunningham chains, every prime but the last 7 modulo 8."""
+"""Cunningham chains; every prime but the last is 7 modulo 8."""
 
 
 @dataclass(frozen=True)
 class Constant:
-    """A real attribute (an ε, a scale): its residues."""
+    """A real attribute (an ε, a scale), as its residues."""
 
     parts: tuple[int, ...]
 
@@ -46,29 +46,29 @@ class Field:
         self.rings: tuple[Ring, ...] = tuple(ring(p) for p in chain)
 
     def random(self, rng: np.random.Generator, shape: Sequence[int], parts: int = 1) -> Parts:
-        """A batch of one random tensor without zeros."""
+        """Return a batch of one random tensor without zeros."""
         return tuple(rng.integers(1, r.p, (1, *shape), np.int64) for r in self.rings[:parts])
 
     def constant(self, rng: np.random.Generator) -> Constant:
-        """A random real attribute."""
+        """Return a random real attribute."""
         return Constant(tuple(int(rng.integers(1, r.p)) for r in self.rings))
 
     def number(self, value: RealAttribute, part: int) -> int:
-        """A real attribute in one ring."""
+        """Return a real attribute in one ring."""
         if isinstance(value, Constant):
             return value.parts[part]
         fraction = Fraction(value).limit_denominator(10**6)
         return self.rings[part].number(fraction.numerator, fraction.denominator)
 
     def numbers(self, attrs: Mapping[str, Any], part: int) -> dict[str, Any]:
-        """The attributes, real ones in one ring."""
+        """Return the attributes, with real ones in one ring."""
         return {
             key: self.number(value, part) if key in _REALS and value is not None else value
             for key, value in attrs.items()
         }
 
     def evaluate(self, op: str, operands: Sequence[Parts], attrs: Mapping[str, Any]) -> Parts:
-        """The operator on a batch. Raises `KeyError` for an operator without stand-in."""
+        """Return the operator's result on a batch. Raises `KeyError` for an operator without stand-in."""
         return OPERATORS[op](self, *operands, **attrs)
 
 
@@ -76,7 +76,7 @@ ResidueOperator = Callable[..., Parts]
 
 
 def _each(function: Callable[..., Array]) -> ResidueOperator:
-    """An operator that acts on each part: function(ring, *arrays, **attrs), real attributes in that ring."""
+    """Return an operator that acts on each part: function(ring, *arrays, **attrs), real attributes in that ring."""
 
     def operator(field: Field, *operands: Parts, **attrs: Any) -> Parts:
         known = min(map(len, operands))
@@ -89,12 +89,12 @@ def _each(function: Callable[..., Array]) -> ResidueOperator:
 
 
 def _moved(function: Callable[..., Array]) -> ResidueOperator:
-    """An operator that only moves elements: of index tensors too."""
+    """Return an operator that only moves elements, of index tensors too."""
     return _each(lambda ring, *arrays, **attrs: function(*arrays, **attrs))
 
 
 def aligned(*arrays: Array) -> list[Array]:
-    """Broadcasting aligns dimensions at the end; the batch axis stays first."""
+    """Return the arrays with dimensions aligned at the end, as broadcasting does; the batch axis stays first."""
     rank = max(x.ndim for x in arrays)
     return [x.reshape(x.shape[:1] + (1,) * (rank - x.ndim) + x.shape[1:]) for x in arrays]
 
@@ -129,12 +129,12 @@ def _log(field: Field, x: Parts) -> Parts:
 
 
 def _sigmoid(field: Field, x: Parts) -> Parts:
-    """1 / (1 + exp(-x))"""
+    """Return 1 / (1 + exp(-x))."""
     return _each(lambda ring, e: ring.inverse(ring.reduce(e + 1)))(field, _exp(field, _each(_neg)(field, x)))
 
 
 def _tanh(field: Field, x: Parts) -> Parts:
-    """2 / (1 + exp(-2x)) - 1"""
+    """Return 2 / (1 + exp(-2x)) - 1."""
     s = _sigmoid(field, _each(_add)(field, x, x))
     return _each(lambda ring, part: ring.reduce(2 * part - 1))(field, s)
 
@@ -144,7 +144,7 @@ def _silu(field: Field, x: Parts) -> Parts:
 
 
 def _gelu(ring: Ring, x: Array, approximate: str = "none") -> Array:
-    """x (1 + f(x)) / 2 with a fixed odd f."""
+    """Return x (1 + f(x)) / 2 with a fixed odd f."""
     return ring.reduce(ring.reduce(x * (1 + ring.odd(x, 3 if approximate == "none" else 4))) * ring.number(1, 2))
 
 
@@ -178,7 +178,7 @@ def _trailing(x: Array, normalized_dims: int) -> range:
 
 
 def _rms_norm(ring: Ring, x: Array, *affine: Array, normalized_dims: int, eps: int) -> Array:
-    """x / sqrt(mean(x²) + ε), then times and plus the affine operands."""
+    """Return x / sqrt(mean(x²) + ε), then times and plus the affine operands."""
     square = _mean(ring, ring.reduce(x * x), _trailing(x, normalized_dims))
     y = _div(ring, x, ring.root(ring.reduce(square + eps)))
     for op, operand in zip((_mul, _add), affine, strict=False):
@@ -224,13 +224,13 @@ def _conv2d(
 
 
 def _scores(ring: Ring, q: Array, k: Array, scale: int | None) -> Array:
-    """q kᵀ · scale, by default over the root of the size of a head."""
+    """Return q kᵀ · scale, by default over the root of the size of a head."""
     factor = int(ring.inverse(ring.root(np.array(q.shape[-1])))) if scale is None else scale
     return ring.reduce(ring.matmul(q, k.swapaxes(-1, -2)) * factor)
 
 
 def _sdpa(field: Field, q: Parts, k: Parts, v: Parts, *mask: Parts, causal: bool, scale: RealAttribute | None) -> Parts:
-    """softmax(q kᵀ · scale + mask) v; query heads share key heads in equal groups."""
+    """Return softmax(q kᵀ · scale + mask) v; query heads share key heads in equal groups."""
     if min(q[0].ndim, k[0].ndim, v[0].ndim) < 4:
         raise GraphError("sdpa needs a dimension of heads")
     repeat = q[0].shape[-3] // k[0].shape[-3]
@@ -249,14 +249,14 @@ def _sdpa(field: Field, q: Parts, k: Parts, v: Parts, *mask: Parts, causal: bool
 
 
 def _batched(w: Array, index: Array) -> tuple[Array, Array, Array]:
-    """Table and index of one batch size, and the batch's own positions."""
+    """Return table and index of one batch size, and the batch's own positions."""
     n = max(len(w), len(index))
     w, index = (x if len(x) == n else np.broadcast_to(x, (n, *x.shape[1:])) for x in (w, index))
     return w, index, np.arange(n).reshape(-1, *(1,) * (index.ndim - 1))
 
 
 def _embedding(field: Field, w: Parts, index: Parts, padding_idx: object = None, offset: int = 0) -> Parts:
-    """Rows of w; indices outside this table's rows give zeros."""
+    """Return rows of w; indices outside this table's rows give zeros."""
 
     def part(ring: Ring, w: Array) -> Array:
         w, at, batch = _batched(w, index[0] - offset)
@@ -278,7 +278,7 @@ def _gather(field: Field, x: Parts, index: Parts, dim: int) -> Parts:
 def _cross_entropy_sum(
     field: Field, logits: Parts, target: Parts, ignore_index: object, label_smoothing: RealAttribute
 ) -> Parts:
-    """Σ log Σ exp(x) - (1 - s) x[target] - s mean(x); no target is the ignored one."""
+    """Return Σ log Σ exp(x) - (1 - s) x[target] - s mean(x); no target is the ignored one."""
     dim = 1 if target[0].ndim > 1 else 0
     logp = _log_softmax(field, logits, dim)
     picked = _gather(field, logp, (np.expand_dims(target[0], dim + 1),), dim)

@@ -1,4 +1,4 @@
-"""From pairs of equal serial terms to rules: exact re-check on other data, guards on ranks, fusions, canonical form."""
+"""The way from pairs of equal serial terms to rules: re-check on new data, guards on ranks, fusions, canonical form."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ RANKS = (1, 2, 0)
 
 @dataclass
 class _Trial:
-    """Terms on fresh data, at one assignment of sizes: as residues, and as floating point has them."""
+    """A trial of terms on fresh data, at one assignment of sizes: as residues, and as floating point has them."""
 
     rank: int
     data: Instance
@@ -45,7 +45,7 @@ class _Trial:
 
 
 class SerialRules:
-    """The rules of a context: of its pairs, those that hold on data that nothing was grouped by."""
+    """The rules of a context: the pairs that hold on data by which nothing was grouped."""
 
     def __init__(self, context: SerialContext, seed: int) -> None:
         self.context, self.terms = context, SerialTerms(context, seed)
@@ -60,7 +60,7 @@ class SerialRules:
         return self.terms.counts
 
     def rules(self, max_ops: int, tick: Callable[[], None]) -> Iterator[Equation]:
-        """The rules of terms up to a number of operators, smaller ones first; `tick` is called now and then."""
+        """Yield the rules of terms up to a number of operators, smaller ones first; `tick` is called now and then."""
         for pair in self.terms.pairs(max_ops):
             tick()
             if self._pruner.keeps(pair):
@@ -84,9 +84,9 @@ class SerialRules:
         return _Trial(rank, Instance(env, tensors), residues, floats)
 
     def _rules(self, pair: Pair) -> Iterator[Equation]:
-        """The pair as canonical rules: none where it is false, or where neither side binds the other's sizes.
+        """Yield the pair as canonical rules: none where it is false, or where neither side binds the other's sizes.
 
-        Where one side is a concatenation, its pieces are slices of the other side: a rule that replaces them together.
+        Where one side is a concatenation, its pieces are slices of the other side: a rule replaces them together.
         """
         guard = self._guard(pair)
         if guard is None:
@@ -104,10 +104,10 @@ class SerialRules:
                     break
 
     def _pieces(self, side: TermNode[RowUse], other: TermNode[RowUse]) -> RootSides | None:
-        """What a concatenation is made of, and the slices of the other side that these are.
+        """Return the pieces of a concatenation, and the slices of the other side that equal them.
 
-        None for other terms, and where a variable or a concatenation is on one of the sides: nothing is computed at
-        once then.
+        None for other terms, and where a variable or a concatenation is on one of the sides: then nothing is computed
+        together.
         """
         pieces = [self.pool.nodes[c] for c in side.operands]
         if side.use is None or side.use.op != "concat" or any(_gathers(node) for node in (other, *pieces)):
@@ -122,7 +122,7 @@ class SerialRules:
         return tuple(map(self.pool.term, pieces)), tuple(slices)
 
     def _guard(self, pair: Pair) -> tuple[Expression, ...] | None:
-        """What the rule needs of ranks; None where it does not hold."""
+        """Return the ranks that the rule needs, as a guard; None where it does not hold."""
         splices = [s for s in self.context.splices if any(s in self._spliced(root) for root in pair)]
         failed = [trial.rank for trial in self._trials if not self._holds(trial, pair)]
         if not failed:
@@ -145,7 +145,7 @@ class SerialRules:
         return np.array_equal(left[at], right[at])
 
     def _moves(self, pair: Pair) -> bool:
-        """Whether both sides are equal bit for bit."""
+        """Return whether both sides are equal bit for bit."""
         for trial in self._trials[:2]:
             left, right = map(trial.floats.of, pair)
             if left is None or right is None or not np.array_equal(left, right):
@@ -154,14 +154,14 @@ class SerialRules:
 
 
 def _gathers(node: TermNode[RowUse]) -> bool:
-    """Whether a term is a variable or a concatenation."""
+    """Return whether a term is a variable or a concatenation."""
     return node.use is None or node.use.op == "concat"
 
 
 def _applied(
     function: Callable[[str, list[T], Mapping[str, Any]], T | None], sizes: Mapping[str, Any]
 ) -> Callable[[RowUse, list[T]], T | None]:
-    """What an operator gives at these sizes; None where it is not defined at these ranks."""
+    """Return a function that applies an operator at these sizes; it gives None where it is undefined at these ranks."""
 
     def apply(use: RowUse, operands: list[T]) -> T | None:
         try:

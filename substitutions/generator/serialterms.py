@@ -1,9 +1,9 @@
-"""Enumerates the serial terms of a context and yields the pairs that have one fingerprint.
+"""The enumeration of the serial terms of a context, which yields the pairs that have one fingerprint.
 
 Terms grow by one operator at a time; operands are representatives, one for each class of terms with equal fingerprints,
-so that a pair is never implied by an equal pair of operands. Operands of commutative operators stand in one order, but
-for the terms that say that they commute. All terms of one operator and one type of operands are
-computed together.
+so that a pair is never implied by an equal pair of operands. Operands of commutative operators stand in one order,
+except in the terms that say that they commute. All terms of one operator and one type of operands are computed
+together.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Pair(NamedTuple):
 
 
 class _Block(NamedTuple):
-    """Terms that are one use of an operator, a row of classes each."""
+    """The terms of one use of an operator, a row of classes each."""
 
     use: RowUse
     operands: Array
@@ -41,7 +41,7 @@ class _Block(NamedTuple):
 
 
 class SerialTerms:
-    """All terms of a context up to a number of operators.
+    """The terms of a context up to a number of operators.
 
     `counts` tells progress: "graphs" (terms looked at), "fingerprints" (classes of terms), "noise" (pairs with unbound
     variables).
@@ -56,16 +56,16 @@ class SerialTerms:
         self._numbers = count()
 
     def pairs(self, max_ops: int) -> Iterator[Pair]:
-        """The pairs, smaller terms first."""
+        """Yield the pairs, smaller terms first."""
         for ops in range(1, max_ops + 1):
             blocks = self._level(ops, last=ops == max_ops)
             for kind, found in blocks.items():
                 yield from self._classified(kind, found, grow=ops < max_ops)
 
     def _level(self, ops: int, last: bool) -> dict[SymbolicType, list[_Block]]:
-        """All terms with this many operators, by the type of their results.
+        """Return all terms with this many operators, by the type of their results.
 
-        The `last` terms are those with an operator that rules have to be about.
+        Of the `last` terms, only those with an operator that rules have to be about.
         """
         blocks: dict[SymbolicType, list[_Block]] = {}
         kinds = list(self.pool.shelves)
@@ -87,13 +87,13 @@ class SerialTerms:
         return blocks
 
     def _about(self, use: RowUse, rows: Array) -> Array:
-        """The rows of operands that make a term that a rule may have as its larger side."""
+        """Return the rows of operands that make a term that a rule may have as its larger side."""
         if not self.context.about or use.op in self.context.about:
             return rows
         return rows[(np.asarray(self.pool.masks)[rows] >= ABOUT).any(1)]
 
     def _masks(self, block: _Block) -> Array:
-        """The variables of each term, and whether it has an operator that rules are about."""
+        """Return the variables of each term, and whether it has an operator that rules are about."""
         return np.bitwise_or.reduce(np.asarray(self.pool.masks)[block.operands], 1) | self.pool.mark(block.use)
 
     def _uses_of(self, number: int, way: Way, operands: tuple[SymbolicType, ...]) -> tuple[RowUse, ...]:
@@ -103,7 +103,7 @@ class SerialTerms:
         return self._uses[number, operands]
 
     def _classified(self, kind: SymbolicType, blocks: list[_Block], grow: bool) -> Iterator[Pair]:
-        """Pairs of each term with its class's representative; terms of new classes join the pool if it may `grow`."""
+        """Yield each term with its class's representative; terms of new classes join the pool if it may `grow`."""
         prints = np.concatenate([block.prints for block in blocks])
         unique, first, inverse = np.unique(prints, return_index=True, return_inverse=True)
         known = self.pool.known.get(kind, {})

@@ -1,4 +1,4 @@
-"""Every context of the generator as a unit of work, whole or restricted to some operators, and its candidate rules."""
+"""The contexts of the generator as units of work, whole or restricted to some operators, and their candidate rules."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ContextSource:
 
 
 def sources(operators: Sequence[str] = ()) -> list[ContextSource]:
-    """Every context of the generator, restricted to some operators where any are named.
+    """Return every context of the generator, restricted to some operators where any are named.
 
     Raises `RuleError` for an operator that no context has.
     """
@@ -42,7 +42,7 @@ def sources(operators: Sequence[str] = ()) -> list[ContextSource]:
 
 
 def restricted(found: Sequence[ContextSource], operators: Sequence[str]) -> list[ContextSource]:
-    """The sources that are left when only these operators, by the names of the op table, are applied."""
+    """Return the sources that are left when only these operators, by the names of the op table, are applied."""
     known = {_operator(op) for source in found for op in source.context.operators}
     strange = [op for op in operators if op not in known]
     if strange:
@@ -54,7 +54,7 @@ def restricted(found: Sequence[ContextSource], operators: Sequence[str]) -> list
 
 
 def _operator(text: str) -> str:
-    """The row of an operator of a context: placement contexts say `permute(dims=(1, 0))`, serial ones `transpose`."""
+    """Return the row of a context's operator: placement contexts say `permute(dims=(1, 0))`, serial `transpose`."""
     name = text.partition("(")[0]
     return VOCABULARY[name].name if name in VOCABULARY else name
 
@@ -65,7 +65,7 @@ def candidates(
     seed: int = 0,
     report: Callable[[Mapping[str, int]], None] = lambda counts: None,
 ) -> list[Equation]:
-    """The rules of a context whose sides have up to `max_ops` operators; the same for the same seed.
+    """Return the rules of a context whose sides have up to `max_ops` operators; the same for the same seed.
 
     `report` is given counts now and then, and at the end: "graphs" (terms looked at), "fingerprints" (classes of equal
     ones), "candidates", and how many pairs were dropped for what reason.

@@ -16,7 +16,7 @@ Monomials = tuple[tuple[tuple[str, ...], int], ...]
 
 @lru_cache(maxsize=65536)
 def monomials(text: str) -> Monomials:
-    """The sum that a text of names, integers, +, - and * stands for."""
+    """Return the sum that a text of names, integers, +, - and * stands for."""
     return _monomials(ast.parse(text, mode="eval").body)
 
 
@@ -65,28 +65,28 @@ def _text(terms: Monomials) -> str:
 
 @lru_cache(maxsize=65536)
 def extent(text: str) -> str:
-    """The canonical text."""
+    """Return the canonical text."""
     return text if text.startswith("*") else _text(monomials(text))
 
 
 @lru_cache(maxsize=65536)
 def plus(a: str, b: str) -> str:
-    """a + b"""
+    """Return a + b."""
     return _text(_added(monomials(a), monomials(b)))
 
 
 @lru_cache(maxsize=65536)
 def minus(a: str, b: str) -> str:
-    """a - b"""
+    """Return a - b."""
     return _text(_added(monomials(a), tuple((names, -count) for names, count in monomials(b))))
 
 
 @lru_cache(maxsize=65536)
 def times(a: str, b: str) -> str:
-    """a · b"""
+    """Return a · b."""
     return _text(_product(monomials(a), monomials(b)))
 
 
 def size(dim: str, sizes: Mapping[str, int]) -> int:
-    """The dimension's size; not for splices."""
+    """Return the dimension's size; not for splices."""
     return sum(count * prod(sizes[name] for name in names) for names, count in monomials(dim))

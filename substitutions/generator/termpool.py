@@ -31,12 +31,12 @@ class Shelf:
     values: list[Parts] = field(default_factory=list)
 
     def of(self, ops: int) -> list[int]:
-        """The classes whose terms have this many operators."""
+        """Return the classes whose terms have this many operators."""
         return self.ids[ops] if ops < len(self.ids) else []
 
 
 class TermPool(Classes[RowUse]):
-    """All classes of a serial context."""
+    """The classes of a serial context."""
 
     def __init__(self, field: Field, instances: Sequence[Instance], part: int, about: Sequence[str] = ()) -> None:
         super().__init__()
@@ -49,14 +49,14 @@ class TermPool(Classes[RowUse]):
         self._attrs: dict[tuple[int, int], dict[str, Any]] = {}
 
     def variables(self, types: Mapping[str, SymbolicType]) -> None:
-        """Classes for the variables."""
+        """Add classes for the variables."""
         for number, (name, kind) in enumerate(types.items()):
             values = [instance.tensors[name] for instance in self.instances]
             self._add(TermNode(None, (), name), kind, 1 << number, int(self.fingerprints(values)[0]))
             self._store(kind, values)
 
     def grow(self, kind: SymbolicType, use: RowUse, operands: Array, prints: Array) -> None:
-        """New classes of terms `use(operands)`, one a row of class ids, with their fingerprints."""
+        """Add new classes of terms `use(operands)`, one a row of class ids, with their fingerprints."""
         for row, print_ in zip(operands.tolist(), prints.tolist(), strict=True):
             mask = self.mark(use)
             for c in row:
@@ -66,7 +66,7 @@ class TermPool(Classes[RowUse]):
             self._store(kind, self.evaluate(use, operands[start : start + CHUNK]))
 
     def mark(self, use: RowUse) -> int:
-        """The bit of the masks that tells whether there is an operator in a term that rules are about."""
+        """Return the bit of the masks that says whether a term has an operator that rules are about."""
         return ABOUT if use.op in self.about else 0
 
     def _add(self, node: TermNode[RowUse], kind: SymbolicType, mask: int, print_: int) -> None:
@@ -90,7 +90,7 @@ class TermPool(Classes[RowUse]):
     # ---- evaluation ----
 
     def evaluate(self, use: RowUse, operands: Array) -> list[Parts]:
-        """The tensors of `use` on each row of classes, at every instance."""
+        """Return the tensors of `use` on each row of classes, at every instance."""
         rows = np.asarray(self.rows)[operands]
         shelves = [self.shelves[self.kinds[c]] for c in operands[0].tolist()]
         results: list[Parts] = []
@@ -100,24 +100,24 @@ class TermPool(Classes[RowUse]):
         return results
 
     def computed(self, use: RowUse, operands: Sequence[Parts], at: int) -> Parts:
-        """The tensor of `use` on the operands' tensors, at one instance."""
+        """Return the tensor of `use` on the operands' tensors, at one instance."""
         key = (use.number, at)
         if key not in self._attrs:
             self._attrs[key] = {name: value.evaluate(self.instances[at].sizes) for name, value in use.attrs}
         return self.field.evaluate(use.op, operands, self._attrs[key])
 
     def stored(self, number: int, at: int) -> Parts:
-        """The tensor of one class, at one instance."""
+        """Return the tensor of one class, at one instance."""
         row = self.rows[number]
         return tuple(part[row : row + 1] for part in self.shelves[self.kinds[number]].values[at])
 
     def prints(self, use: RowUse, operands: Array) -> Array:
-        """The fingerprints of `use` on each row of classes."""
+        """Return the fingerprints of `use` on each row of classes."""
         chunks = [operands[i : i + CHUNK] for i in range(0, len(operands), CHUNK)]
         return np.concatenate([self.fingerprints(self.evaluate(use, chunk)) for chunk in chunks])
 
     def fingerprints(self, values: Sequence[Parts]) -> Array:
-        """64 bits for each of a batch of tensors."""
+        """Return 64 bits for each of a batch of tensors."""
         total = np.zeros(len(values[0][0]), np.uint64)
         for number, parts in enumerate(values):
             flat = parts[min(self.part, len(parts) - 1)].reshape(len(total), -1).astype(np.uint64)
@@ -127,7 +127,7 @@ class TermPool(Classes[RowUse]):
     # ---- tuples of operands ----
 
     def tuples(self, kinds: Sequence[SymbolicType], total: int) -> Array:
-        """All tuples of classes of these types that hold `total` distinct operators together, one a row."""
+        """Return all tuples of classes of these types that hold `total` distinct operators together, one a row."""
         groups = {0: (np.zeros((1, 0), np.int64), np.zeros((1, 0), np.int64))}
         for number, kind in enumerate(kinds):
             targets = [total] if number == len(kinds) - 1 else range(total + 1)
@@ -136,7 +136,7 @@ class TermPool(Classes[RowUse]):
         return groups[total][0] if total in groups else np.zeros((0, len(kinds)), np.int64)
 
     def _extended(self, ids: Array, sets: Array, kind: SymbolicType, total: int) -> tuple[Array, Array]:
-        """Rows of classes with the nodes in them, longer by a class of `kind`, so that there are `total` nodes."""
+        """Return rows of classes with the nodes in them, longer by a class of `kind`, that have `total` nodes."""
         found = [(np.zeros((0, ids.shape[1] + 1), np.int64), np.zeros((0, total), np.int64))]
         for ops in range(total + 1):
             others = np.asarray(self.shelves[kind].of(ops), np.int64)
@@ -152,18 +152,18 @@ class TermPool(Classes[RowUse]):
 
 @lru_cache(maxsize=1024)
 def weights(number: int, count: int) -> Array:
-    """Random odd words."""
+    """Return random odd words."""
     return np.random.default_rng([number, count]).integers(1, 2**63, count, np.uint64) * np.uint64(2) + np.uint64(1)
 
 
 def mixed(bits: Array) -> Array:
-    """A bijection of 64-bit words that spreads every bit."""
+    """Return a bijection of 64-bit words that spreads every bit."""
     bits = (bits ^ (bits >> np.uint64(32))) * np.uint64(0xD6E8FEB86659FD93)
     return bits ^ (bits >> np.uint64(29))
 
 
 def _pairs(left: Array, right: Array, shared: int) -> Iterator[tuple[Array, Array]]:
-    """Rows of both sides that have exactly `shared` nodes in common."""
+    """Yield rows of both sides that have exactly `shared` nodes in common."""
     if shared:
         a, b = _joined(left, right, shared)
     else:
@@ -180,9 +180,9 @@ def _pairs(left: Array, right: Array, shared: int) -> Iterator[tuple[Array, Arra
 
 
 def _joined(left: Array, right: Array, shared: int) -> tuple[Array, Array]:
-    """Pairs of rows, each once, among which are all that have `shared` nodes in common.
+    """Return pairs of rows, each once, among which are all that have `shared` nodes in common.
 
-    Where one side has to hold all nodes of the other, the other's last node, its root, is enough to look for.
+    Where one side has to hold all nodes of the other, only the other's last node, its root, is looked for.
     """
     left, right = (side[:, -1:] if shared == side.shape[1] else side for side in (left, right))
     by_node: dict[int, list[int]] = {}

@@ -1,8 +1,8 @@
 """Typing of the terms that `placedterms.py` enumerates: operators as tables over small integers.
 
-A *type* is a shape with one layout per mesh axis. Whether an operator may be applied to operands of given types, and
-what it then gives, is what its row offers along each axis (`offered`); the four parallel
-operators step as `pcg/parallel.py` says. Both are looked up once per shape and kept as tables of type numbers.
+A *type* is a shape with one layout per mesh axis. What an operator's row offers along each axis (`offered`) decides
+whether the operator may be applied to operands of given types, and which type results; the four parallel operators step
+as `pcg/parallel.py` says. Both are looked up once per shape and kept as tables of type numbers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from shardwright.substitutions.terms import Apply, parse_term
 _ARITIES: Mapping[str, tuple[int, ...]] = {
     "concat": (2,), "layer_norm": (1, 3), "rms_norm": (1, 2), "sdpa": (3,), "cross_entropy_sum": (2,), "conv2d": (2,),
 }  # fmt: skip
-"""How many operands are enumerated, where the factor string does not say."""
+"""The numbers of operands that are enumerated, where the factor string does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class TypeTable:
         return self._numbers[kind]
 
     def variable(self, name: str) -> list[int]:
-        """Every type that a variable may have."""
+        """Return every type that a variable may have."""
         dims, index = self.context.dims[name], name in self._limits
         for entry in dims.entries:
             self.sizes.learn([self.sizes.of[n] for n in entry])
@@ -126,7 +126,7 @@ class TypeTable:
     # ---- parallel operators ----
 
     def moves(self, number: int) -> tuple[tuple[TypedOperator, int], ...]:
-        """The parallel operators that step from a type: (operator, type after)."""
+        """Return the parallel operators that step from a type: (operator, type after)."""
         if number not in self._moves:
             self._moves[number] = tuple(self._steps_from(number))
         return self._moves[number]
@@ -156,7 +156,7 @@ class TypeTable:
     # ---- operators with a row ----
 
     def apply(self, template: Template, shapes: Sequence[TensorShape]) -> tuple[TypedOperator, TensorShape] | None:
-        """The operator on operands of these shapes with the shape of its result; None where it does not fit."""
+        """Return the operator on operands of these shapes with the shape of its result; None where it does not fit."""
         row, extents = ROWS[template.op], [shape.extents for shape in shapes]
         if not self._indices_fit(template.op, shapes):
             return None
@@ -179,7 +179,7 @@ class TypeTable:
         return TypedOperator(next(self._operator_numbers), template.op, template.attrs, values, (), rows), shape
 
     def _indices_fit(self, op: str, shapes: Sequence[TensorShape]) -> bool:
-        """Index variables stand at index operands, and count up to the dimension that they index into."""
+        """Return whether index variables stand at index operands, and count up to the dimension that they index."""
         places = ROWS[op].indexes
         if [shape.index for shape in shapes] != [i in places for i in range(len(shapes))]:
             return False
@@ -190,7 +190,7 @@ class TypeTable:
         )
 
     def _symbolic(self, template: Template, shapes: Sequence[tuple[int, ...]], signature: Signature) -> bool:
-        """Give every dimension of the result an expression; False for what has none, or cuts across blocks."""
+        """Give every dimension of the result an expression; return False where one has none, or cuts across blocks."""
         fixed = any(signature.factors[f].role == "fixed" for dim in signature.result for f in dim)
         if template.op in ("reshape", "slice") and fixed:
             return False
@@ -203,7 +203,7 @@ class TypeTable:
 
     def _sums(self, template: Template, shapes: Sequence[tuple[int, ...]], result: tuple[int, ...]
               ) -> Iterator[tuple[int, str]]:  # fmt: skip
-        """The extents of the result that are no products, with their expressions."""
+        """Yield the extents of the result that are no products, with their expressions."""
         attrs, text = dict(template.attrs), self.sizes.text
         if template.op == "concat":
             dim = int(attrs["dim"].text)
@@ -215,7 +215,7 @@ class TypeTable:
 
     def _rows(self, op: str, signature: Signature, shapes: Sequence[TensorShape], result: TensorShape
               ) -> Iterator[tuple[tuple[int, ...], int]]:  # fmt: skip
-        """Every way to run the operator: one of the row's choices per axis."""
+        """Yield every way to run the operator: one of the row's choices per axis."""
         ways = [(needed, after) for _, needed, after in offered(ROWS[op], signature, self.sizes.prefixes)]
         for along in product(ways, repeat=len(self.context.axes)):
             needs = [tuple(way[0][i] for way in along) for i in range(len(shapes))]
@@ -226,6 +226,6 @@ class TypeTable:
 
 
 def _apart(layouts: Layouts) -> bool:
-    """Whether no two axes shard one dimension: in which order they do would matter."""
+    """Return whether no two axes shard one dimension: the order in which they do would matter."""
     dims = [x.dim for x in layouts if x.is_shard]
     return len(set(dims)) == len(dims)

@@ -1,8 +1,9 @@
-"""The operators that are enumerated: which attributes they take on operands of given types, and what type results.
+"""The operators that are enumerated: their attributes on operands of given types, and the types of their results.
 
-A type is a tensor's symbolic dimensions, and what it indexes into where it is an index tensor. Attributes are printed
-in the rule language (`dim=len(b)`). Real attributes (`eps`, `scale`, …) and the strides of a convolution are names that
-stand alone, so that a rule holds for all of them. A mean is a sum times a scalar variable, as the importer writes it.
+A type is a tensor's symbolic dimensions and, for an index tensor, the extent into which it indexes. Attributes are
+printed in the rule language (`dim=len(b)`). Real attributes (`eps`, `scale`, …) and the strides of a convolution are
+names that stand alone, so that a rule holds for all of them. A mean is a sum times a scalar variable, as the importer
+writes it.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class RowUse(NamedTuple):
 
 @dataclass(frozen=True)
 class Reach:
-    """What a context lets structural operators do.
+    """The limits that a context sets to structural operators.
 
     cuts     dimension -> the (start, stop) that slices take of it
     splits   dimension -> the pairs of factors that a reshape splits it into, major first
@@ -51,12 +52,12 @@ class Reach:
 
 
 Use = tuple[Attributes, SymbolicType]
-"""What one use of a row is: its attributes, and the type of its result."""
+"""A use of a row: its attributes, and the type of its result."""
 
 
 @dataclass(frozen=True)
 class Way:
-    """One way of applying a row: how many operands, and its uses on operands of given types.
+    """A way of applying a row: the number of operands, and its uses on operands of given types.
 
     With `indices`, operands may be index tensors.
     """
@@ -72,19 +73,19 @@ class Way:
 
 
 def attributes(**attrs: str) -> Attributes:
-    """Attributes from texts, in the order of terms."""
+    """Return attributes from texts, in the order of terms."""
     return tuple((key, expression(attrs[key])) for key in sorted(attrs))
 
 
 def position(dims: SymbolicDims, index: int) -> str:
-    """How the rule language names dimension `index`: `len(b)` after a splice `*b`."""
+    """Return the rule language's name of dimension `index`: `len(b)` after a splice `*b`."""
     splices = [f"len({d[1:]})" for d in dims[:index] if d.startswith("*")]
     plain = index - len(splices)
     return " + ".join([*splices, *([str(plain)] if plain or not splices else [])])
 
 
 def plain(dims: SymbolicDims) -> list[int]:
-    """The dimensions that are no splices."""
+    """Return the dimensions that are no splices."""
     return [i for i, d in enumerate(dims) if not d.startswith("*")]
 
 
@@ -92,12 +93,12 @@ def plain(dims: SymbolicDims) -> list[int]:
 
 
 def pointwise(name: str, **attrs: str) -> Way:
-    """A function of each element."""
+    """Return a function of each element."""
     return Way(name, 1, lambda types, reach: [(attributes(**attrs), types[0])])
 
 
 def broadcast(long: SymbolicDims, short: SymbolicDims) -> SymbolicDims | None:
-    """The dims of the result where `short` is aligned at the end of `long`, as NumPy broadcasts."""
+    """Return the result's dims, `short` being aligned at the end of `long` as NumPy broadcasts; None if they clash."""
     if len(short) > len(long):
         return None
     lead, tail = long[: len(long) - len(short)], long[len(long) - len(short) :]
@@ -107,7 +108,7 @@ def broadcast(long: SymbolicDims, short: SymbolicDims) -> SymbolicDims | None:
 
 
 def _binary(types: Sequence[SymbolicType], reach: Reach) -> Iterator[Use]:
-    """A function of two elements, with broadcasting."""
+    """Yield the use of a function of two elements, with broadcasting."""
     (x, _), (y, _) = types
     dims = broadcast(x, y) if len(x) >= len(y) else broadcast(y, x)
     if dims is not None:
@@ -124,7 +125,7 @@ def _linear(types: Sequence[SymbolicType], reach: Reach) -> Iterator[Use]:
 
 
 def _matmul(types: Sequence[SymbolicType], reach: Reach) -> Iterator[Use]:
-    """Of a splice and a dimension with a matrix too: the re-check finds that the splice may not be empty."""
+    """Yield a product's use, also with a splice before one dimension: the re-check finds that it may not be empty."""
     (x, _), (y, _) = types
     fits = len(x) >= 2 and len(plain(y[-2:])) == 2 and x[-1] == y[-2]
     if fits and (len(y) == 2 or (x[:-2] == y[:-2] and len(plain(x[-2:])) == 2)):
@@ -132,7 +133,7 @@ def _matmul(types: Sequence[SymbolicType], reach: Reach) -> Iterator[Use]:
 
 
 def _conv2d(types: Sequence[SymbolicType], reach: Reach) -> Iterator[Use]:
-    """Strides, padding and dilation are free; the spatial sizes of the result are `y` and `x`, known to nobody else."""
+    """Yield the use with free strides, padding and dilation; `y` and `x` are the result's spatial sizes, only here."""
     (x, _), (w, _) = types
     if len(x) == len(w) == 4 and x[1] == w[1] and x[2:] == ("h", "w") and w[2:] == ("p", "q"):
         attrs = attributes(stride="stride", padding="padding", dilation="dilation", groups="1")
@@ -165,18 +166,18 @@ def _sum_keep(types: Sequence[SymbolicType], reach: Reach) -> Iterator[Use]:
 
 
 def _ends_plain(dims: SymbolicDims) -> bool:
-    """Whether the last dimension is neither a splice nor of size 1."""
+    """Return whether the last dimension is neither a splice nor of size 1."""
     return bool(plain(dims[-1:])) and dims[-1] != "1"
 
 
 def _along(types: Sequence[SymbolicType], reach: Reach) -> Iterator[Use]:
-    """An operator along one plain dimension."""
+    """Yield the uses of an operator along each plain dimension."""
     x = types[0].dims
     yield from ((attributes(dim=position(x, i)), types[0]) for i in plain(x) if x[i] != "1")
 
 
 def _norm(types: Sequence[SymbolicType], reach: Reach) -> Iterator[Use]:
-    """A norm over the last dimension, with up to two affine operands."""
+    """Yield the use of a norm over the last dimension, with up to two affine operands."""
     x = types[0].dims
     if _ends_plain(x) and all(t.dims == x[-1:] for t in types[1:]):
         yield attributes(eps="eps", normalized_dims="1"), types[0]
@@ -201,7 +202,7 @@ def _embedding(types: Sequence[SymbolicType], reach: Reach) -> Iterator[Use]:
 
 
 def _transpose(types: Sequence[SymbolicType], reach: Reach) -> Iterator[Use]:
-    """Neighbouring plain dimensions swapped."""
+    """Yield the swaps of two neighbouring plain dimensions."""
     x = types[0].dims
     for i in range(len(x) - 1):
         if len(plain(x[i : i + 2])) == 2:
@@ -219,7 +220,7 @@ def _reshaped(x: SymbolicType, dims: SymbolicDims) -> Use:
 
 
 def _merge(types: Sequence[SymbolicType], reach: Reach) -> Iterator[Use]:
-    """Neighbouring plain dimensions made one."""
+    """Yield the merges of two neighbouring plain dimensions."""
     x = types[0].dims
     for i in range(len(x) - 1):
         if len(plain(x[i : i + 2])) == 2:
@@ -229,7 +230,7 @@ def _merge(types: Sequence[SymbolicType], reach: Reach) -> Iterator[Use]:
 
 
 def _split(types: Sequence[SymbolicType], reach: Reach) -> Iterator[Use]:
-    """A dimension made two."""
+    """Yield the splits of a dimension into two."""
     x = types[0].dims
     for i in plain(x) if len(x) < _MAX_RANK else ():
         for major, minor in reach.splits.get(x[i], ()):
