@@ -1,4 +1,4 @@
-"""What a parallel graph is predicted to cost: seconds, bytes sent and memory, per node and in all.
+"""Predictions of a parallel graph's costs: seconds, bytes sent and memory, per node and in all.
 
 The prediction walks the finished graph, so it judges any plan, however it was found. The sum over its nodes agrees with
 the search's objective (tested); step time and memory come from the timeline.
@@ -36,13 +36,13 @@ class Prediction:
 
     Attributes:
         step_s: by the timeline, in which communication and compute overlap.
-        compute_s, communication_s, optimizer_s: of all nodes, as if each ran alone; `serial_s` is their sum. Of several
-            stages, compute and update are those of the stage that has most to do; of `communication_s` and
-            `communication_bytes` it is an equal share, without what stages send to each other.
-        exposed_s: while compute waits for communication; of the stage that has most to do, as `bubble_s` is.
+        compute_s, communication_s, optimizer_s: of all nodes, as if each ran alone; `serial_s` is their sum. With
+            several stages, compute and update are those of the busiest stage; `communication_s` and
+            `communication_bytes` are an equal share, without messages between stages.
+        exposed_s: while compute waits for communication; of the busiest stage, as `bubble_s` is.
         bubble_s: while a device has nothing to do.
-        memory: at its peak, of the stage where it is the largest part of its devices' memory; `peak_at` says what runs
-            then.
+        memory: at its peak, of the stage where it is the largest part of its devices' memory; `peak_at` describes the
+            task that runs then.
         device_bytes: the memory of that stage's devices.
     """
 
@@ -59,7 +59,7 @@ class Prediction:
 
     @property
     def serial_s(self) -> float:
-        """What the search minimizes first: nothing overlaps, every parameter moves on its own."""
+        """The search's first objective: nothing overlaps, every parameter moves on its own."""
         return self.compute_s + self.communication_s + self.optimizer_s
 
     def to_json(self) -> dict[str, object]:
@@ -73,14 +73,14 @@ class Prediction:
 
 
 def collective_bytes(collective: str, num_bytes: float, size: int) -> float:
-    """Bytes that one of `size` devices sends for a tensor of `num_bytes`; 0 for what is no collective."""
+    """Return the bytes that one of `size` devices sends for a tensor of `num_bytes`; 0 if not a collective."""
     if collective not in COLLECTIVES:
         return 0.0
     return num_bytes * float(on_a_switch(collective, size).share)
 
 
 def node_costs(steps: Steps) -> dict[str, NodeCosts]:
-    """Every node's predicted part of a step. Parameters carry their optimizer's update as compute."""
+    """Return every node's predicted part of a step. Parameters carry their optimizer's update as compute."""
     graph, once, twice = steps.graph, steps.once, made_again_in(steps).twice
     table, updates = dict.fromkeys(once, NodeCosts()), dict[TensorType, NodeCosts]()
     parts = dict[tuple[Operator, bool], NodeCosts]()
@@ -108,7 +108,7 @@ def node_costs(steps: Steps) -> dict[str, NodeCosts]:
 
 
 def _update(leaf: Node, steps: Steps, known: dict[TensorType, NodeCosts]) -> NodeCosts:
-    """The optimizer's update of a parameter; `known`: of types seen before."""
+    """Return the cost of a parameter's update; `known`: of types seen before."""
     graph, device = steps.graph, steps.compute.device
     kind = graph.types[leaf.name]
     if leaf.op != "parameter" or not kind.grad:
@@ -122,7 +122,7 @@ def _update(leaf: Node, steps: Steps, known: dict[TensorType, NodeCosts]) -> Nod
 def _move_part(
     node: Node, start: str, move: Move, steps: Steps, *, free: bool, again: Collection[str], twice: bool
 ) -> NodeCosts:
-    """Of a move from `start` to `node`, which is `free` where nothing depends on parameters."""
+    """Return the cost of a move from `start` to `node`; it is `free` if no parameter reaches it."""
     graph, costs = steps.graph, steps.move_costs
     kind, leaf = graph.types[start], source_of(graph, start)
     stored = leaf.op == "parameter"
@@ -154,7 +154,7 @@ def _move_part(
 
 
 def _is_late(graph: Graph, name: str) -> bool:
-    """Whether a value is a sum over the microbatches, as the loss is."""
+    """Return whether a value is a sum over the microbatches, as the loss is."""
     node = graph.by_name[name]
     while node.op == REDUCE and node.attr("axis") != TIME:
         node = graph.by_name[node.inputs[0]]
@@ -162,7 +162,7 @@ def _is_late(graph: Graph, name: str) -> bool:
 
 
 def _zero(graph: Graph, start: str, last: Node) -> Zero:
-    """For how long a gathered parameter stays, by the move that gathers it: from `start`, with `last` as its end."""
+    """Return the lifetime of a gathered parameter, by the move from `start` to `last` that gathers it."""
     combine = last if last.op == COMBINE else graph.by_name[last.inputs[0]]
     keep = dict(combine.attrs).get(KEEP)
     if graph.mesh.num_microbatches > 1 and is_timeless(graph, start):
@@ -179,7 +179,7 @@ def _operator_part(known: Operator, twice: bool, steps: Steps, *, grad: bool) ->
 
 
 def _with_exchanges(own: NodeCosts, sent: Sequence[Exchange], costs: MoveCosts, counts: tuple[int, int]) -> NodeCosts:
-    """An operator's part with what devices send each other while it runs, `counts` times in forward and in backward."""
+    """Return an operator's part with its exchanges, which run `counts` times in forward and in backward."""
     seconds = num_bytes = 0.0
     for exchange in sent:
         for backward, times in enumerate(counts):
@@ -194,7 +194,7 @@ def _with_exchanges(own: NodeCosts, sent: Sequence[Exchange], costs: MoveCosts, 
 def predict(
     graph: Graph, cluster: Cluster, execution: Execution = DEFAULT, repeats: Mapping[str, int] | None = None
 ) -> Prediction:
-    """The predicted step of a validated parallel graph on a cluster.
+    """Return the predicted step of a validated parallel graph on a cluster.
 
     `repeats`: module path of a block -> how often the block really occurs.
     """
@@ -202,12 +202,12 @@ def predict(
 
 
 def predicted(programs: Programs, execution: Execution = DEFAULT) -> Prediction:
-    """The same of programs that are there, which may have been run in other ways before."""
+    """Return the predicted step of programs, which may have been run in other ways before."""
     return details(programs, execution).prediction
 
 
 class Details(NamedTuple):
-    """A prediction, and what it is made of: `costs` by node."""
+    """A prediction and its parts; `costs` is by node."""
 
     prediction: Prediction
     program: StepProgram
@@ -216,7 +216,7 @@ class Details(NamedTuple):
 
 
 def details(programs: Programs, execution: Execution = DEFAULT) -> Details:
-    """What `predicted` is made of."""
+    """Return the prediction and its parts."""
     graph, repeats = programs.graph, programs.repeats
     made, table = programs.program(execution), node_costs(programs.steps(execution))
     timeline = simulate(made)
@@ -244,7 +244,7 @@ def details(programs: Programs, execution: Execution = DEFAULT) -> Details:
 
 
 def _block(node: Node) -> str:
-    """The repeated module that a node lies in, or ""."""
+    """Return the repeated module that a node lies in, or ""."""
     return module_block(str(node.attr("target")) if node.op == "parameter" else f"{node.source.module}.")
 
 

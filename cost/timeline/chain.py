@@ -1,8 +1,8 @@
-"""Units in a row, spread over stages: where each stage begins, and how it is run, by an exact program.
+"""Units in a row, spread over stages by an exact program: where each stage begins, and how it is run.
 
-A step of m microbatches takes about what one of them takes in all stages, and m - 1 times what one takes in the slowest
+A step of m microbatches takes about the time of one microbatch in all stages, plus m - 1 times its time in the slowest
 stage. For every bound on the slowest stage, the least sum over all stages that begin where others end is a shortest
-path; bounds are tried from the least with which there is one, until no larger one can win.
+path. Bounds are tried from the least one that admits a path, until no larger one can win.
 
 Source: Zheng et al., "Alpa: Automating Inter- and Intra-Operator Parallelism for Distributed Deep Learning" (2022),
 section 5.2, where a stage's devices are chosen too, and memory rules stages out by the microbatches in flight as here.
@@ -23,18 +23,18 @@ from shardwright.pcg.errors import PlanError
 _STEP = 2e-3
 """Bounds on the slowest stage are tried in steps of this share."""
 _EVEN = 1e-4
-"""Of the slowest stage's time: what a full memory counts, or a stage as slow as that, where plans take the same."""
+"""The penalty for a full memory or a slowest stage, as a share of the slowest stage's time: it breaks ties."""
 _ROUNDING = 1e-9
 MOST_UNITS = 512
-"""Of more, neighbours are taken together until there are about so many that take equally long."""
+"""The most units: more are merged with neighbours into about this number of equally long ones."""
 
 _Floats = NDArray[np.float64]
 _Path = list[tuple[int, int]]
-"""The first unit of each stage and that behind its last."""
+"""The first unit of each stage, and the unit after its last."""
 
 
 class Unit(NamedTuple):
-    """What cannot be cut, as it is run in one way on one kind of device.
+    """A section that cannot be cut, run in one way on one kind of device.
 
     seconds       of a microbatch
     stored_bytes  of its parameters
@@ -49,7 +49,7 @@ class Unit(NamedTuple):
 
 
 class Place(NamedTuple):
-    """A stage: every unit in each way in which the stage may be run, all units in the same one.
+    """A stage: every unit in each way in which the stage may be run, all units in the same way.
 
     in_flight    microbatches at once
     free_bytes   for its units
@@ -60,24 +60,24 @@ class Place(NamedTuple):
     free_bytes: float = inf
 
     def num_bytes(self, way: int, start: int, end: int) -> float:
-        """What units from `start` until `end` need in a way."""
+        """Return the bytes that units from `start` until `end` need in a way."""
         own = self.ways[way][start:end]
         kept = sum(unit.stored_bytes + self.in_flight * unit.kept_bytes for unit in own)
         return kept + max((unit.peak_bytes for unit in own), default=0.0)
 
 
 class Spread(NamedTuple):
-    """How many units each stage has, and in which of its ways it is run."""
+    """The number of units of each stage, and the way in which it is run."""
 
     sizes: tuple[int, ...]
     ways: tuple[int, ...]
 
 
 class _Tables(NamedTuple):
-    """Of stages, by the unit behind the last and by their number, the least last: seconds, fullness, the way.
+    """Tables of stages by the unit after the last and by size, the smallest last: seconds, fullness, the best way.
 
-    Seconds are without end where nothing fits, or there are too few units. `fullness`: the share of memory that is
-    used. `kinds`: the entry of each stage, as equal ones share it. `whole_s`: what all units take at least on one.
+    Seconds are infinite where the units do not fit, or are too few. `fullness`: the share of memory that is used.
+    `kinds`: the table of each stage, as equal stages share one. `whole_s`: the least seconds of all units on one stage.
     """
 
     whole_s: float
@@ -88,20 +88,20 @@ class _Tables(NamedTuple):
 
     @property
     def most(self) -> int:
-        """So many units a stage has at most."""
+        """The most units of a stage."""
         return self.seconds.shape[-1]
 
     def at(self, entries: NDArray[np.generic], path: _Path) -> list[float]:
-        """The entries of stages on a path."""
+        """Return the entries of the stages on a path."""
         where = zip(self.kinds, path, strict=True)
         return [entries[kind, end, self.most - (end - start)].item() for kind, (start, end) in where]
 
 
 def chained(places: Sequence[Place], num_microbatches: int) -> Spread | None:
-    """Units over stages such that a step is as fast as can be; None where they do not fit.
+    """Return the spread of units over stages that makes a step fastest; None where they do not fit.
 
-    Of spreads that are equally fast, one with its memory or its time spread evenly. Those are looked at of which each
-    stage has a few units; then those with more, until none of these can be as fast.
+    Of equally fast spreads, memory or time is spread evenly. First, each stage may have a few units only; the limit
+    grows until no stage above it can be as fast.
 
     Raises:
         PlanError: fewer units than stages.
@@ -150,14 +150,14 @@ def _fastest(tables: _Tables, num_microbatches: int) -> _Path | None:
 
 
 def _ends(places: Sequence[Place]) -> list[int]:
-    """Where stages may begin and end, by number of unit."""
+    """Return the units at which stages may begin and end, by number."""
     units = places[0].ways[0]
     if len(units) <= MOST_UNITS:
         return list(range(len(units) + 1))
     until = np.cumsum([unit.seconds for unit in units])
     steps = np.linspace(0.0, until[-1], MOST_UNITS + 1)[1:-1]
     own = {0, len(units), *(int(i) + 1 for i in np.searchsorted(until, steps))}
-    further = np.linspace(0, len(units), len(places) + 1)  # where few units take nearly all of the time
+    further = np.linspace(0, len(units), len(places) + 1)  # in case few units take nearly all of the time
     return sorted(own.union(map(int, further)))
 
 
@@ -170,24 +170,24 @@ class _Row(NamedTuple):
     peak_bytes: _Floats
 
     def sums(self, most: int) -> tuple[_Floats, _Floats, _Floats, _Floats]:
-        """Of neighbours, and the largest of their peaks."""
+        """Return the sums over neighbours, and the largest of their peaks."""
         stored, kept = (_sums(values, most, too_few=0.0) for values in (self.stored_bytes, self.kept_bytes))
         return _sums(self.seconds, most), stored, kept, _most(self.peak_bytes, most)
 
     def least_s(self, size: int) -> float:
-        """What so many neighbours take at least."""
+        """Return the least seconds of `size` neighbours."""
         return float(_sums(self.seconds, size)[..., size:, 0].min())
 
 
 def _row(place: Place, ends: Sequence[int]) -> _Row:
-    """With the units between each of these ends and the next as one."""
+    """Return the units of a place, with those between two of the `ends` merged."""
     columns, starts = np.array(place.ways), list(ends[:-1])
     seconds, stored, kept = (np.add.reduceat(columns[..., kind], starts, axis=1) for kind in range(3))
     return _Row(seconds, stored, kept, np.maximum.reduceat(columns[..., 3], starts, axis=1))
 
 
 def _tables(places: Sequence[Place], rows: Mapping[int, _Row], most: int) -> _Tables:
-    """Of up to so many units a stage. Where all memory is free, what is in flight does not matter."""
+    """Return the tables of up to `most` units a stage. Where all memory is free, `in_flight` does not matter."""
     keys = [(id(p.ways), p.free_bytes, p.in_flight if p.free_bytes < inf else 1) for p in places]
     numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
     sums = {own: row.sums(most) for own, row in rows.items()}
@@ -200,7 +200,7 @@ def _tables(places: Sequence[Place], rows: Mapping[int, _Row], most: int) -> _Ta
 def _table(
     seconds: _Floats, stored: _Floats, kept: _Floats, peak: _Floats, free_bytes: float, in_flight: int
 ) -> tuple[_Floats, _Floats, NDArray[np.intp]]:
-    """Seconds, fullness and way of one stage."""
+    """Return the seconds, fullness and best way of a stage."""
     needed = stored + in_flight * kept + peak
     seconds = np.where(needed <= free_bytes, seconds, inf)
     way = seconds.argmin(0)
@@ -210,7 +210,7 @@ def _table(
 
 
 def _sums(values: _Floats, most: int, too_few: float = inf) -> _Floats:
-    """Sums of neighbours, as in `_Tables`."""
+    """Return the sums of neighbours, as in `_Tables`."""
     ways, num_units = values.shape
     until = np.full((ways, most + num_units + 1), -too_few)
     until[:, most] = 0.0
@@ -219,7 +219,7 @@ def _sums(values: _Floats, most: int, too_few: float = inf) -> _Floats:
 
 
 def _most(values: _Floats, most: int) -> _Floats:
-    """The largest of neighbours."""
+    """Return the maxima of neighbours."""
     ways, num_units = values.shape
     found = np.zeros((ways, num_units + 1, most))
     for size in range(1, most + 1):
@@ -228,11 +228,11 @@ def _most(values: _Floats, most: int) -> _Floats:
 
 
 def _path(tables: _Tables, bound_s: float) -> _Path | None:
-    """The least sum with no stage above the bound."""
+    """Return the path with the least sum and no stage above the bound, or None."""
     num_units, weighted = tables.seconds.shape[1] - 1, _weighted(tables, bound_s)
     best, froms = np.full(tables.most + num_units + 1, inf), list[NDArray[np.intp]]()
     best[tables.most] = 0.0
-    starts = np.lib.stride_tricks.sliding_window_view(best, tables.most)[: num_units + 1]  # of `best`, as it is by then
+    starts = np.lib.stride_tricks.sliding_window_view(best, tables.most)[: num_units + 1]  # a view of `best`
     for kind in tables.kinds:
         through = starts + weighted[kind]
         froms.append(through.argmin(1))
@@ -243,7 +243,7 @@ def _path(tables: _Tables, bound_s: float) -> _Path | None:
 
 
 def _weighted(tables: _Tables, bound_s: float) -> _Floats:
-    """Seconds, and a little more for what is full or slow."""
+    """Return the seconds, and a little more for stages that are full or slow."""
     allowed = tables.seconds <= min(bound_s * (1 + _ROUNDING), float_info.max)
     seconds = np.where(allowed, tables.seconds, 0.0)
     slowest_s = bound_s if bound_s < inf else tables.whole_s or 1.0

@@ -1,4 +1,4 @@
-"""When the tasks of a segment start and end: an event simulation of its streams.
+"""An event simulation of a segment's streams: the times at which its tasks start and end.
 
 Between two events, at which a task ends, all speeds are constant.
 """
@@ -14,12 +14,12 @@ from shardwright.pcg.errors import ClusterError
 
 INFINITY = float("inf")
 EARLY = 1e-12
-"""Work of less than this share of a task is done: rounding of sums of times."""
+"""A task with less than this share left is done: the rest is rounding of sums of times."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """The speeds of compute and of communication while both run, as shares of what each reaches alone."""
+    """The speeds of compute and of communication while both run, as shares of their speeds alone."""
 
     compute: float
     communication: float
@@ -38,18 +38,18 @@ class Sharing:
 
     @property
     def least(self) -> float:
-        """What a second of communication adds to a step at least, however much compute runs beside it."""
+        """The least that a second of communication adds to a step, however much compute runs beside it."""
         return (1 - self.compute) / self.communication
 
     @property
     def most(self) -> float:
-        """As what a second of communication may count at most for `pace` to be the rate of both at once, or 1000."""
+        """The largest `beside` for which `pace` is the rate of both at once, or 1000."""
         return min(self.compute / (1 - self.communication), 1e3) if self.communication < 1 else 1e3
 
     def pace(self, beside: float) -> float:
-        """Seconds of work that are done in a second at most: by compute alone, communication alone, or both at once.
+        """Return the most seconds of work done in a second: by compute alone, communication alone, or both.
 
-        One of communication counts as `beside`, if compute can run beside it.
+        A second of communication counts as `beside`, if compute can run beside it.
         """
         return max(1.0, beside, self.compute + beside * self.communication)
 
@@ -62,17 +62,17 @@ that compute; assumed to share them evenly."""
 
 
 def times(tasks: Sequence[Task], sharing: Sharing) -> tuple[list[float], list[float]]:
-    """Start and end of every task.
+    """Return the start and end of every task.
 
     Raises:
         ClusterError: a task waits for one that is launched after it on its own stream.
     """
     starts, ends = [0.0] * len(tasks), [INFINITY] * len(tasks)
     queues = dict[str, list[int]]()
-    for number in reversed(range(len(tasks))):  # the next one is the last of its queue
+    for number in reversed(range(len(tasks))):  # the next task is the last of its queue
         queues.setdefault(tasks[number].stream, []).append(number)
     running, left, now = dict[str, int](), dict[str, float](), 0.0  # by stream: the task, and seconds of it
-    idle, waiting = list(queues), dict[int, list[str]]()  # streams, and by task those whose next one waits for it
+    idle, waiting = list(queues), dict[int, list[str]]()  # streams; by task, the streams that wait for it
     known = dict[tuple[str, ...], dict[str, float]]()  # speeds by what runs
     while True:
         _start(tasks, queues, idle, waiting, running, left, starts, ends, now)
@@ -103,7 +103,7 @@ def _start(
     tasks: Sequence[Task], queues: Mapping[str, list[int]], idle: list[str], waiting: dict[int, list[str]],
     running: dict[str, int], left: dict[str, float], starts: list[float], ends: list[float], now: float,
 ) -> None:  # fmt: skip
-    """Let idle streams start what they can now, or wait. What takes no time is over at once, and may release more."""
+    """Let idle streams start their next tasks, or wait. A task of no time ends at once, and may release others."""
     while idle:
         queue = queues[stream := idle.pop()]
         while queue and stream not in running:

@@ -1,4 +1,4 @@
-"""The end of a step: what parameters keep until then, the optimizer's update, and what stands around it."""
+"""The end of a step: the memory of parameters until then, the optimizer's update, and the tasks around it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from shardwright.pcg.step.verbs import VERBS, Action
 
 
 class Held(NamedTuple):
-    """What the parameters of a stage keep, and what their update takes.
+    """The memory that a stage's parameters keep, and the cost of their update.
 
     held       bytes that are there all the time, by category and leaf
     freed      gradients that the update frees, by leaf
     updated    under ZeRO-1, bytes of weights that are gathered again, by the number of the axis
-    update_s   what the update takes
+    update_s   seconds of the update
     """
 
     held: Mapping[tuple[str, str], float]
@@ -31,7 +31,7 @@ class Held(NamedTuple):
 
 
 def what_is_stored(steps: Steps, leaves: Mapping[str, int]) -> Held:
-    """Of these parameters, each so many times."""
+    """Return the memory and update of parameters; `leaves` says how many of each."""
     execution, device, mesh = steps.execution, steps.cluster.device, steps.graph.mesh
     held, moved_bytes, freed = dict[tuple[str, str], float](), 0.0, list[tuple[str, float]]()
     updated = defaultdict[int, float](float)
@@ -63,7 +63,7 @@ def what_is_stored(steps: Steps, leaves: Mapping[str, int]) -> Held:
 
 
 def price_end(steps: Steps, stored: Held, sum_s: float) -> Segment:
-    """The segment after a stage's last backward. `sum_s`: to sum gradients that other stages have too."""
+    """Return the segment after a stage's last backward. `sum_s`: to sum gradients that other stages share."""
     end = _End(steps, stored, sum_s)
     for action in end_of_step(tuple(stored.updated), shared=sum_s > 0):
         end.recorder.verb = action.verb

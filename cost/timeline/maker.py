@@ -1,4 +1,4 @@
-"""The stages of one graph on equal devices, made from what its operators cost."""
+"""Makes the stages of one graph on equal devices, from the costs of its operators."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from shardwright.pcg.step.schedules import Phase, phases
 from shardwright.pcg.step.sections import Places, Share, places, sections, shared, stretches, units
 
 KnownPieces = dict[tuple[str, tuple[tuple[Stretch, int], ...], bool, bool], ChunkSegments]
-"""By all that they are made of: what a piece is called, its operations, and how it is run."""
+"""Pieces of chunks by everything that they depend on: the name, the operations, and the way they are run."""
 _NAMES = 1 + Parameter._fields.index("module")
-"""So many fields of a parameter are names, the first ones."""
+"""The number of a parameter's fields that are names: the first ones."""
 
 
 class Maker:
@@ -36,7 +36,7 @@ class Maker:
     def __init__(
         self, steps: Steps, repeats: Mapping[str, int], known: KnownPieces, simulated: SimulatedSegments
     ) -> None:
-        """`known`: pieces of the same operations, of which other values are made again."""
+        """Make stages of `steps`. `known`: pieces of the same operations under other recomputation."""
         self.steps, self._known, self._simulated = steps, known, simulated
         self.cut = sections(steps, repeats, by_block=steps.execution.schedule.num_stages > 1)
         self._pieces: dict[tuple[Share, bool, bool], ChunkSegments] = {}
@@ -46,20 +46,20 @@ class Maker:
 
     @cached_property
     def places(self) -> Places:
-        """Of all operations."""
+        """The places of all operations."""
         return places(self.cut)
 
     @cached_property
     def shared(self) -> frozenset[str]:
-        """Parameters that several sections read."""
+        """The parameters that several sections read."""
         return shared(self.cut, self.steps.in_one)
 
     def pieces(self, shares: Iterable[tuple[Share, bool]], execution: Execution) -> tuple[ChunkSegments, ...]:
-        """One for each chunk of a stage; with the shares, whether their backward has two parts."""
+        """Return a piece for each chunk of a stage, from its share and whether its backward has two parts."""
         return tuple(self._piece(share, hold=_holds(execution), two=two) for share, two in shares)
 
     def leaves(self, pieces: Sequence[ChunkSegments]) -> Mapping[str, int]:
-        """The parameters of a stage, with how many of each: one of those that several sections read."""
+        """Return the parameters of a stage with their counts; a parameter that several sections read counts once."""
         found = Counter[str]()
         for leaf, times in chain.from_iterable(piece.leaves.items() for piece in pieces):
             found[leaf] = max(found[leaf], times) if leaf in self.shared else found[leaf] + times
@@ -68,7 +68,11 @@ class Maker:
     def stage(
         self, pieces: tuple[ChunkSegments, ...], execution: Execution, between_bytes: float, sum_s: float, posted: float
     ) -> Stage:
-        """What its connections with other stages keep, what it takes to sum gradients with those, bytes of messages."""
+        """Return a stage of these pieces.
+
+        `between_bytes`: memory of its connections with other stages; `sum_s`: to sum gradients with them; `posted`:
+        bytes of messages.
+        """
         key = (pieces, execution.assumed.num_microbatches, between_bytes, sum_s, posted)
         if key not in self._stages:
             stored = what_is_stored(self.steps, self.leaves(pieces))
@@ -91,12 +95,12 @@ class Maker:
         return self._stages[key]
 
     def units(self, execution: Execution) -> tuple[Unit, ...]:
-        """What every occurrence of a section adds to a stage, in order."""
+        """Return the cost that every occurrence of a section adds to a stage, in order."""
         own = [self._unit(number, execution) for number in range(len(self.cut))]
         return tuple(own[number] for number in units(self.cut))
 
     def _unit(self, number: int, execution: Execution) -> Unit:
-        """Of a section, which is measured once for all that differ in names alone."""
+        """Return the unit of a section; sections that differ in names only are measured once."""
         share, two = ((number, self.cut[number].times),), "weights" in phases(execution.schedule.name)
         key = _but_for_names(self.steps, self._stretches(share)), _holds(execution), two
         if key not in self._units:
@@ -104,7 +108,7 @@ class Maker:
         return self._units[key]
 
     def _one_more(self, share: Share, execution: Execution) -> Unit:
-        """Of a section that occurs many times, what one more adds to those before it."""
+        """Return the unit of a section; if it occurs many times, the difference that one more occurrence makes."""
         ((number, times),) = share
         one = self._measured(((number, 1),), execution)
         if times == 1:
@@ -115,7 +119,7 @@ class Maker:
         )
 
     def _measured(self, share: Share, execution: Execution) -> Unit:
-        """A share as the only one of a stage, in neither the first nor the last microbatch."""
+        """Return a share measured as the only one of a stage, in a microbatch that is neither first nor last."""
         (piece,) = self.pieces([(share, "weights" in phases(execution.schedule.name))], execution)
         ways: tuple[Phase, ...] = ("forward", "backward", "weights")
         kinds = [Kind(way, first, False) for first in (False, True) for way in ways]
@@ -139,18 +143,18 @@ class Maker:
         return self._pieces[key]
 
     def _stretches(self, share: Share) -> Sequence[tuple[Stretch, int]]:
-        """What a share runs."""
+        """Return the stretches that a share runs, with the number of times."""
         if self.steps.execution.schedule.num_stages == 1:
             return [(self.cut[number].stretch, times) for number, times in share]
         return stretches(self.cut, share, self.steps.in_one, self.places)
 
     def _buffers(self, num_microbatches: int) -> float:
-        """Of the model, the batch, and what is computed once, which equal blocks share."""
+        """Return the bytes of the model's buffers, the batch, and values computed once, which equal blocks share."""
         return sum(num_bytes * (num_microbatches if of_batch else 1) for num_bytes, of_batch in self._buffer_bytes)
 
     @cached_property
     def _buffer_bytes(self) -> list[tuple[int, bool]]:
-        """Of each of these, and whether each microbatch has its own."""
+        """The bytes of each buffer, and whether each microbatch has its own."""
         graph, constants = self.steps.graph, kept_constants(self.steps.graph, self.steps.once)
         return [
             (graph.types[n.name].local_bytes(graph.mesh), n.op == "input")
@@ -159,14 +163,14 @@ class Maker:
 
 
 def _holds(execution: Execution) -> bool:
-    """Whether backward begins with what forward has gathered last."""
+    """Return whether backward begins with the blocks that forward gathered last."""
     return execution.schedule.num_stages == 1 and (
         execution.assumed.num_microbatches == 1 or execution.schedule.name != "gpipe"
     )
 
 
 def _but_for_names(steps: Steps, own: Sequence[tuple[Stretch, int]]) -> Hashable:
-    """All that a piece is made of, with a number for each name, in the order in which they come."""
+    """Return everything that a piece depends on, with names replaced by numbers in order of appearance."""
     numbers, found = dict[str, int](), list[Hashable]()
 
     def of(names: Iterable[str]) -> Hashable:

@@ -1,4 +1,4 @@
-"""Memory of one device by category, and what training keeps per parameter.
+"""Memory of one device by category, and the bytes that training keeps per parameter.
 
 Sources: Rajbhandari et al., "ZeRO: Memory optimizations toward training trillion parameter models" (2020), section 3.
 """
@@ -16,19 +16,19 @@ from shardwright.pcg.types import ITEM_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes on one device, by what they are for.
+    """Bytes on one device, by purpose.
 
     Attributes:
         parameters_bytes: this device's part of the weights.
         gradients_bytes: of their gradients.
         optimizer_bytes: of the optimizer's states.
         activations_bytes: kept for the backward pass.
-        gathered_bytes: weights gathered from their shards: all buffers that these ever need, which stay.
+        gathered_bytes: weights gathered from their shards: all buffers that they ever need, which stay.
         buffers_bytes: the model's buffers and constants, and the batch.
         communication_bytes: buffers of the library's connections, and staging buffers of collectives.
         temporary_bytes: values and gradients of values that only live for a moment.
         context_bytes: the driver, loaded kernels and libraries' workspaces.
-        slack_bytes: what the allocator holds beyond that.
+        slack_bytes: memory that the allocator holds beyond its values.
     """
 
     parameters_bytes: int = 0
@@ -48,16 +48,16 @@ class Memory:
 
     @property
     def stored_bytes(self) -> int:
-        """Of parameters, gradients and moments, which are all there when a step ends."""
+        """The bytes of parameters, gradients and moments, all of which exist when a step ends."""
         return self.parameters_bytes + self.gradients_bytes + self.optimizer_bytes
 
     def by_category(self) -> dict[str, int]:
-        """Bytes by category ("parameters", "gradients", …), in the order of the fields."""
+        """Return the bytes by category ("parameters", "gradients", …), in the order of the fields."""
         return {field.name.removesuffix("_bytes"): getattr(self, field.name) for field in fields(self)}
 
     @classmethod
     def of(cls, categories: Mapping[str, float]) -> Memory:
-        """Bytes by category, as `by_category` gives them."""
+        """Return the memory from its bytes by category, as in `by_category`."""
         return cls(**{f"{name}_bytes": round(num_bytes) for name, num_bytes in categories.items()})
 
 
@@ -67,12 +67,12 @@ MemoryVerdict = Literal["fits", "may not fit", "does not fit"]
 
 
 def safe_bytes(memory_bytes: float) -> int:
-    """What a plan may use of a device's memory and still be said to fit."""
+    """Return the most bytes of a device's memory that a plan may use and still be said to fit."""
     return int(memory_bytes * SAFE_SHARE)
 
 
 def verdict(used_bytes: float, memory_bytes: float) -> MemoryVerdict:
-    """Whether what is predicted fits a device; within the last tenth of its memory it may not."""
+    """Return whether the predicted bytes fit a device; within the last tenth of its memory they may not."""
     if used_bytes > memory_bytes:
         return "does not fit"
     return "fits" if used_bytes <= safe_bytes(memory_bytes) else "may not fit"
@@ -87,7 +87,7 @@ MOMENTS: Mapping[Optimizer, int] = {"adam": 2, "sgd": 0}
 class Stored(NamedTuple):
     """A parameter as one device stores it. `gathered`: from slices, before every use (ZeRO-3).
 
-    `used`: the dtype in which it lies there for its readers. Where the graph casts it, the copy is an activation.
+    `used`: the dtype in which readers find it there. Where the graph casts it, the copy is an activation.
     """
 
     num_elements: float
@@ -98,12 +98,14 @@ class Stored(NamedTuple):
 
 
 def gradient_bytes(stored: Stored, execution: Execution) -> float:
-    """Of the accumulated gradient on one device."""
+    """Return the bytes of the accumulated gradient on one device."""
     return stored.num_elements * ITEM_BYTES[execution.state_dtype(stored.dtype)]
 
 
 def state_bytes(stored: Stored, execution: Execution, shards: int = 1) -> dict[str, float]:
-    """What a parameter and its optimizer keep all the time, by category. `shards`: of the optimizer's part (ZeRO-1).
+    """Return the bytes that a parameter and its optimizer always keep, by category.
+
+    `shards`: the number of parts that the optimizer's state is cut into (ZeRO-1).
 
     Adam keeps two moments. In mixed precision there is a 16-bit weight to compute with and a master copy in fp32, which
     counts as the optimizer's; of a gathered parameter the master copy is all that is stored. With its fp32 gradient
@@ -122,15 +124,15 @@ def state_bytes(stored: Stored, execution: Execution, shards: int = 1) -> dict[s
 
 
 def kept_bytes(stored: Stored, execution: Execution) -> float:
-    """Of a parameter, its optimizer and, while that waits for the update, its gradient."""
+    """Return the bytes of a parameter, its optimizer and its gradient, which waits for the update."""
     gradient = gradient_bytes(stored, execution) if stored.grad else 0.0
     return sum(state_bytes(stored, execution).values()) + gradient
 
 
 def update_bytes(stored: Stored, execution: Execution, shards: int = 1) -> float:
-    """Bytes that the optimizer's update of a parameter reads and writes: gradient once, weight and moments twice.
+    """Return the bytes that a parameter's update reads and writes: gradient once, weight and moments twice.
 
-    A loss scaler reads and writes the gradient once more before: divided by the scale, and checked for overflow.
+    A loss scaler first reads and writes the gradient once more: it is divided by the scale, and checked for overflow.
     """
     if not stored.grad:
         return 0.0
@@ -141,5 +143,5 @@ def update_bytes(stored: Stored, execution: Execution, shards: int = 1) -> float
 
 
 def _item_bytes(stored: Stored, execution: Execution) -> tuple[int, int]:
-    """Of one element: as the optimizer keeps it, and as it is computed with."""
+    """Return the bytes of an element as the optimizer keeps it, and as it is computed with."""
     return ITEM_BYTES[execution.state_dtype(stored.dtype)], ITEM_BYTES[stored.used]

@@ -1,8 +1,8 @@
-"""The memory that gathered parameters lie in: a pool of buffer sets, one for each block that is there at a time.
+"""The memory of gathered parameters: a pool of buffer sets, one for each block that is gathered at a time.
 
-A set fits blocks of the same parameters' shapes only, and the pool keeps every set that it has once made: from the
-second step on all of them are there all the time. A block takes one when its gather is launched, gives it back after
-its last reader, and takes one again for the reduce-scatter of its gradients, until that of the next block is launched.
+A set fits only blocks with the same shapes of parameters, and the pool keeps every set once it is made: from the second
+step on all sets are always there. A block takes one when its gather is launched and gives it back after its last
+reader. It takes one again for the reduce-scatter of its gradients, until that of the next block is launched.
 
 Sources: lowering/runtime/buffers.py, lowering/runtime/blocks.py.
 """
@@ -21,17 +21,17 @@ from shardwright.pcg.types import TensorType
 
 _OfParameter = tuple[tuple[int, ...], str, float, Slices | None]
 BufferKind = tuple[_OfParameter, ...]
-"""What decides whether two blocks can use the same set: of each parameter, its slices' shape, dtype and bytes, and how
-they are cut."""
+"""The key by which blocks share a set: of each parameter, its slices' shape, dtype and bytes, and how they are
+cut."""
 
 _Known = dict[tuple[TensorType, Slices | None, str, float], tuple[_OfParameter, float]]
-"""A parameter's part of the kind and of the bytes of a set, by all that decides about it."""
+"""A parameter's part of the kind and of the bytes of a set, by everything that they depend on."""
 
 
 def pool_bytes(steps: Steps, chunk: Chunk, actions: Actions) -> dict[BufferKind, float]:
-    """Bytes of all the sets that a step's forward and backward through a chunk need, by kind.
+    """Return the bytes of all the sets that a step's forward and backward through a chunk need, by kind.
 
-    Of several microbatches the first and the last show all: what stays is there from then on.
+    The first and the last of several microbatches show all sets, since sets stay once they are made.
     """
     if not chunk.blocks:
         return {}
@@ -59,13 +59,13 @@ def pool_bytes(steps: Steps, chunk: Chunk, actions: Actions) -> dict[BufferKind,
 
 
 def _times(block: Block, verb: str) -> int:
-    """How many blocks need a set of their own: of those that one stands for all, if what is gathered stays."""
+    """Return how many blocks need their own set: all that a folded block stands for, if gathered weights stay."""
     stays = verb == "gather" and block.slices.lifetime != "pass"
     return 1 + stays * block.uses[0].more
 
 
 def _buffer_set(steps: Steps, block: Block, known: _Known, *, gradients: bool) -> tuple[BufferKind, float]:
-    """Its kind and bytes, for the parameters of a block or for their gradients."""
+    """Return the kind and bytes of the set for a block's parameters, or for their gradients."""
     types, kind, size = steps.graph.types, list[_OfParameter](), 0.0
     sent = steps.execution.reduce_dtype if gradients else None
     for p in block.parameters:
@@ -82,17 +82,17 @@ def _buffer_set(steps: Steps, block: Block, known: _Known, *, gradients: bool) -
 
 
 def joined(pools: Mapping[BufferKind, float], others: Mapping[BufferKind, float]) -> dict[BufferKind, float]:
-    """What two chunks of one device need that run one after the other."""
+    """Return the sets that two chunks of a device need, which run one after the other."""
     return {kind: max(pools.get(kind, 0.0), others.get(kind, 0.0)) for kind in {**pools, **others}}
 
 
 def _buffers(steps: Steps, parameter: Parameter, num_bytes: float) -> int:
-    """How often a parameter is in a set: in its place only, or in the buffers that are sent and received too."""
+    """Return how many copies of a parameter a set has: in its place only, or in send and receive buffers too."""
     return 1 if is_direct(steps, parameter, num_bytes) else 3
 
 
 def is_direct(steps: Steps, parameter: Parameter, num_bytes: float) -> bool:
-    """Whether its slices are sent straight from and into place, in a message of their own."""
+    """Return whether a parameter's slices are sent straight from and into place, in a message of their own."""
     slices, mesh = parameter.slices, steps.graph.mesh
     assert slices is not None
     in_place = (slices.dim, slices.blocks) == (0, 1)

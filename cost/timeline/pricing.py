@@ -1,11 +1,11 @@
-"""A chunk's actions as tasks and memory: what each takes on which stream, and who gives back what it took.
+"""A chunk's actions as tasks and memory: the seconds of each on its stream, and the tasks that free memory.
 
 * Forward: kept values stay; others are freed after their last reader.
-* A gradient lives from its first contribution until the backward of what made its value. Further contributions are
-  added.
+* A gradient lives from its first contribution until the backward of the operation that made its value. Further
+  contributions are added.
 * Parameters' gradients are accumulated; small ones in flat buckets that are always there. Whole gradients of a gathered
   block are freed when those of the next block are there.
-* In two parts (zero-bubble): the gradients of weights are left to a second segment, with what they need.
+* In two parts (zero-bubble): the gradients of weights are left to a second segment, with the values that they need.
 
 Sources: lowering/runtime/reducer.py, lowering/runtime/blocks.py; Qi et al., "Zero Bubble Pipeline Parallelism" (2023).
 """
@@ -28,43 +28,42 @@ from shardwright.pcg.step.parameters import Parameter
 from shardwright.pcg.step.verbs import VERBS, Action, Microbatch
 
 HOST_BYTES_PER_S = 25e9
-"""Between a GPU and its host's pinned memory, one way: assumed, four fifths of what PCIe 4.0 × 16 transfers (31.5
-GB/s)."""
+"""The rate between a GPU and its host's pinned memory, one way: assumed, four fifths of PCIe 4.0 × 16 (31.5 GB/s)."""
 
 _PRICES = {verb: row.price for verb, row in VERBS.items()}
 
 
 def price_forward(steps: Steps, chunk: Chunk, actions: Actions) -> Segment:
-    """Forward of one microbatch."""
+    """Return the segment of one microbatch's forward."""
     made = _Forward(steps, chunk)
     made.run(actions)
     return made.recorder.segment()
 
 
 def price_backward(steps: Steps, chunk: Chunk, actions: Actions, *, two: bool) -> tuple[Segment, Segment]:
-    """Backward, and, if it is in `two` parts, the part that makes the gradients of weights."""
+    """Return backward and, if it has `two` parts, the part for gradients of weights (else an empty one)."""
     made = _Backward(steps, chunk, actions, two)
     made.run()
     return made.recorder.segment(), made.later.segment() if two else Segment()
 
 
 def is_bucketed(parameter: Parameter) -> bool:
-    """Whether its gradient is summed in a bucket with others."""
+    """Return whether a parameter's gradient is summed in a bucket with others."""
     return bool(parameter.sums) and parameter.gradient_bytes < LARGE_BYTES
 
 
 def copied(recorder: Recorder, name: str, memory: Allocation, after: tuple[int, ...] = ()) -> int:
-    """The task of a copy to the host, or from there."""
+    """Record a copy to or from the host, and return its task."""
     return recorder.launch(name, COPY, memory.num_bytes / HOST_BYTES_PER_S, blocks=False, after=after)
 
 
 def _gradient(name: str) -> str:
-    """What memory of the gradient of a value or of a parameter is called."""
+    """Return the name of the memory of a value's or parameter's gradient."""
     return f"gradient of {name}"
 
 
 class _Readers:
-    """The last task of each stream that reads something: when all of these have ended, nobody needs it any more."""
+    """The last task of each stream that reads something, by what it reads; it is free when all of these have ended."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -84,7 +83,7 @@ class _Readers:
 
 
 class _Pass:
-    """What forward and backward have in common: operators that run, and blocks that are gathered."""
+    """The common part of forward and backward: operators that run, and blocks that are gathered."""
 
     def __init__(self, steps: Steps, chunk: Chunk) -> None:
         self.steps, self.chunk = steps, chunk
@@ -101,11 +100,11 @@ class _Pass:
             getattr(self, price)(action)
 
     def occurrence(self, action: Action) -> Occurrence:
-        """The operation that it is about."""
+        """Return the operation that the action is about."""
         return self.chunk.occurrences[action.number]
 
     def emit(self, occurrence: Occurrence, suffix: str = "", *, blocks: bool = True) -> int:
-        """The task of one operation, forward."""
+        """Record the forward of an operation, and return its task."""
         name, cost = occurrence.operation.name + suffix, self.steps.costs[occurrence.operation.name]
         if cost.stream == COMPUTE:
             task = self.among(name, cost.ways, cost.forward_s)
@@ -119,7 +118,7 @@ class _Pass:
         return task
 
     def among(self, name: str, ways: Ways, seconds: float) -> int:
-        """The task of a kernel, whose rows are sent there before, and back after it."""
+        """Record a kernel between the exchanges that bring its rows and return them; return the kernel's task."""
         if not ways.there and not ways.back:
             return self.recorder.compute(name, seconds)
         for way in ways.there:
@@ -132,7 +131,7 @@ class _Pass:
     def wait_for_sum(self, action: Action) -> None:
         self.recorder.await_([self.started.pop(action.number)])
 
-    # ---- what is gathered; the memory of a block is pooled, and always there ----
+    # ---- gathered blocks, whose memory is pooled and always there ----
 
     def await_gather(self, action: Action) -> None:
         if action.number in self.gathers:
@@ -147,12 +146,12 @@ class _Pass:
         sent = self._messages(collective, block.parameters)
         name = f"gather {block.parameters[0].home}"
         task = self.recorder.launch(name, axis, seconds, blocks=False, messages=sent, microbatch=microbatch)
-        if self.steps.cluster.backend == "gloo":  # torch's all-gather has it write to memory of its own first
+        if self.steps.cluster.backend == "gloo":  # torch's all-gather writes to separate memory first
             self.recorder.take("communication", num_bytes, task, (task,), microbatch, name=name)
         self.gathers[number] = task
 
     def _messages(self, collective: str, parameters: Sequence[Parameter]) -> tuple[Message, ...]:
-        """What a block sends: one message for each parameter that goes straight to its place, one for all others."""
+        """Return the messages of a block: one per parameter that goes straight to its place, one for all others."""
         gathers = collective == VERBS["gather"].collective
         direct, packed, is_sent = list[float](), 0.0, False
         for p in parameters:
@@ -199,7 +198,7 @@ class _Forward(_Pass):
         for memory in touched:
             if memory not in taken:
                 taken[memory] = task
-        kept = Fate.KEPT  # which stays, whoever reads it
+        kept = Fate.KEPT  # kept values stay, whoever reads them
         self.readers.note([m for m in touched if m.fate is not kept], task)
 
     def _memory(self) -> None:
@@ -211,7 +210,7 @@ class _Forward(_Pass):
 
 
 class _Sum(NamedTuple):
-    """A sum of gradients over devices, made so many `times` here, and `every` time that a fold stands for.
+    """A sum of gradients over devices, made `times` here, and `every` time that a fold stands for.
 
     `cast_bytes`: of the gradients, where they are cast to be sent, and back.
     """
@@ -225,7 +224,7 @@ class _Sum(NamedTuple):
 
 
 class _Backward(_Pass):
-    """`recorder` makes the first part, `later` the second, or the same one."""
+    """Backward: `recorder` records the first part, `later` the second, or the same one."""
 
     def __init__(self, steps: Steps, chunk: Chunk, actions: Actions, two: bool) -> None:
         super().__init__(steps, chunk)
@@ -235,18 +234,18 @@ class _Backward(_Pass):
             self.later = Recorder(steps.execution.assumed.overlap)
         self.later_readers = _Readers(self.later) if two else self.readers
         self.gradients: dict[Allocation, int] = {}  # the task that made each
-        self.again: dict[Allocation, int] = {}  # and what was made again
+        self.again: dict[Allocation, int] = {}  # the task that recomputed each
         self.made: dict[int, int] = {}  # use of a parameter -> the first task that gave it a gradient
         self.scattered: list[Buffer] = []  # whole gradients, freed by what scatters them
-        self.arriving: list[tuple[str, float, Microbatch]] = []  # slices that are there when that is waited for
-        self.task = -1  # in `later`, the last that gave gradients to parameters
+        self.arriving: list[tuple[str, float, Microbatch]] = []  # slices that arrive when a scatter is awaited
+        self.task = -1  # in `later`, the last task that gave gradients to parameters
         self.cast: list[tuple[_Sum, int, int]] = []  # sums in another dtype, with their first and last task
-        self.sums: list[_Sum] = []  # that nothing is to run beside: the stage before has its gradients first
+        self.sums: list[_Sum] = []  # without overlap: the previous stage gets its gradients first
 
     def run(self) -> None:
         starts: dict[int, tuple[int, int]] = {}
         if self.later is not self.recorder and not self.apart:
-            self.later.compute("no weights", 0.0)  # what is made early is taken over by something
+            self.later.compute("no weights", 0.0)  # a task that takes over gradients that are made early
         numbers = [*reversed(range(len(self.chunk.occurrences))), -1]
         for number, own in zip(numbers, self.actions.backward, strict=True):
             starts[number] = len(self.recorder.tasks), len(self.later.tasks)
@@ -276,7 +275,7 @@ class _Backward(_Pass):
         self.readers.note(touched, task)
 
     def run_backward(self, action: Action) -> None:
-        """What gives gradients to activations, or all of an operation's backward."""
+        """Price the part of an operation's backward that gives gradients to activations, or all of it."""
         occurrence = self.occurrence(action)
         name, cost = f"{occurrence.operation.name} backward", self.steps.costs[occurrence.operation.name]
         if cost.back_stream == COMPUTE:
@@ -290,11 +289,11 @@ class _Backward(_Pass):
         for memory in occurrence.gradients:
             if memory is occurrence.result:
                 continue
-            if memory in self.gradients:  # takes memory of its own until it is added
+            if memory in self.gradients:  # it takes separate memory until it is added
                 self.recorder.take("temporary", memory.num_bytes, task, (task,), name=_gradient(memory.name))
             else:
                 self.gradients[memory] = task
-        if occurrence.number not in self.apart:  # made early, as a norm's: taken over at the start of the second part
+        if occurrence.number not in self.apart:  # made early, as for a norm: the second part takes it over at its start
             self._contribute(occurrence, task if self.later is self.recorder else 0)
 
     def run_weights(self, action: Action) -> None:
@@ -312,14 +311,14 @@ class _Backward(_Pass):
         self.recorder.await_([self.copies[self.chunk.allocations[action.number]]])
 
     def _note(self, occurrence: Occurrence, task: int, readers: _Readers) -> None:
-        """A part of backward reads what was kept for it, and the gradient of the result."""
+        """Note that a part of backward reads the values kept for it, and the gradient of the result."""
         readers.note((*occurrence.keeps, ("gradient", occurrence.result)), task)
 
     def _contribute(self, occurrence: Occurrence, task: int) -> None:
         self.task = task
         for use in self.chunk.trained(occurrence):
             self.made.setdefault(use, task)
-        for use in occurrence.views:  # whose memory is that of both
+        for use in occurrence.views:  # a view shares the memory of its parameter
             if self.chunk.uses[use].parameter.grad:
                 self.made.setdefault(use, task)
 
@@ -328,7 +327,7 @@ class _Backward(_Pass):
     def accumulate(self, action: Action) -> None:
         use = self.chunk.uses[action.number]
         parameter, made = use.parameter, self.made[use.number]
-        if use.block is not None:  # whole gradients of what is gathered
+        if use.block is not None:  # whole gradients of gathered parameters
             self.later.take("gradients", parameter.whole_bytes, made, (), "opening", name=parameter.leaf)
             return
         if is_bucketed(parameter):  # the bucket's memory is always there
@@ -342,7 +341,7 @@ class _Backward(_Pass):
         )  # fmt: skip
 
     def launch_reduce(self, action: Action) -> None:
-        """Sum a unit. What is in a bucket was kept until now; a fold's is seen at this moment only."""
+        """Sum a unit. Gradients in a bucket were kept until now; a fold's appear at this moment only."""
         uses = [self.chunk.uses[use] for use in self.actions.units[action.number]]
         first, end = uses[0].parameter, self.later.last
         name, total, sent = f"gradient {first.leaf}", first.gradient_bytes, first.reduced_bytes
@@ -366,7 +365,7 @@ class _Backward(_Pass):
 
     def _sum(self, what: _Sum) -> None:
         collective = VERBS["scatter" if self.steps.execution.assumed.shard_optimizer else "reduce"].collective
-        sent = self.steps.messages(collective, what.axes, what.num_bytes)  # one, timed as if one along each axis
+        sent = self.steps.messages(collective, what.axes, what.num_bytes)  # one, timed as one along each axis
         tasks: list[int] = []
         if what.cast_bytes:
             seconds = what.times * self.steps.cast_s(what.cast_bytes, what.num_bytes)
@@ -382,12 +381,12 @@ class _Backward(_Pass):
             self.cast.append((what, tasks[0], tasks[-1]))
 
     def _cast_back(self) -> None:
-        """At the end of backward sums are waited for, and cast to what gradients are accumulated in."""
+        """Wait for sums at the end of backward, and cast them to the dtype of accumulated gradients."""
         if not self.cast:
             return
         seconds = sum(what.every * self.steps.cast_s(what.cast_bytes, what.num_bytes) for what, _, _ in self.cast)
         end = self.later.compute("sums of gradients", seconds, {task for _, _, task in self.cast}, "last")
-        for what, begin, _ in self.cast:  # a fold's is seen at this moment only
+        for what, begin, _ in self.cast:  # a fold's gradients appear at this moment only
             num_bytes, taken = what.every * what.num_bytes, end if what.every > 1 else begin
             self.later.take("temporary", num_bytes, taken, (end,), "last", name=what.name)
 
@@ -414,7 +413,7 @@ class _Backward(_Pass):
                 leaf, gradient = use.parameter.leaf, _gradient(use.parameter.leaf)
                 made, used = self.made.get(use.number, task), use.parameter.used_bytes
                 end, whole, sent_bytes = max(made, task), use.parameter.whole_bytes, use.parameter.summed_bytes
-                if summed:  # what was accumulated, and the last microbatch's, which is added to it before
+                if summed:  # the accumulated sum, and the last microbatch's gradient, which is added to it first
                     self.later.take("temporary", used, made, (max(made, launch),), "later", name=gradient)
                     self.scattered.append(Buffer("gradients", whole, None, (end,), "closing", leaf))
                 elif copied:
@@ -426,7 +425,7 @@ class _Backward(_Pass):
                 self.made[use.number] = task
                 if not is_bucketed(use.parameter):
                     when: Microbatch = "last" if summed else "first"
-                    if copied and self.steps.cluster.backend == "gloo":  # which sums what it has received
+                    if copied and self.steps.cluster.backend == "gloo":  # gloo sums the slices that it has received
                         self.arriving.append((leaf, use.parameter.gradient_bytes, when))
                     else:
                         self.later.take("gradients", use.parameter.gradient_bytes, task, (), when, name=leaf)
@@ -434,7 +433,7 @@ class _Backward(_Pass):
                     self.later.take("gradients", use.parameter.gradient_bytes, task, (), "opening", name=leaf)
 
     def deliver(self, action: Action) -> None:
-        """Whole gradients are let go of when the next block's are there, or backward ends, and slices are there."""
+        """Free whole gradients once the next block's exist, or backward ends; their slices exist by then."""
         for category, num_bytes, made, (scattered,), when, name in self.scattered:
             self.later.take(category, num_bytes, made, (max(scattered, self.later.last),), when, name=name)
         for leaf, num_bytes, when in self.arriving:
@@ -445,7 +444,7 @@ class _Backward(_Pass):
     # ---- memory ----
 
     def _memory(self) -> None:
-        """Who frees what: kept and rebuilt activations, and gradients of activations."""
+        """Take and free memory of kept and rebuilt activations, and of activations' gradients."""
         if not self.recorder.tasks and not self.later.tasks:
             return
         for memory in self.chunk.allocations:
@@ -457,7 +456,7 @@ class _Backward(_Pass):
             self._take("temporary", memory, ("gradient", memory), task)
 
     def _take(self, category: str, memory: Allocation, what: object, taken: int | None) -> None:
-        """Freed after its readers, in the second part if it has readers there."""
+        """Take memory until its readers have ended, in the second part if it has readers there."""
         here, later = self.readers.of(what), self.later_readers.of(what) if self.later is not self.recorder else ()
         name = memory.name if what is memory else _gradient(memory.name)
         if later:

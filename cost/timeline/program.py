@@ -1,8 +1,8 @@
-"""A typed parallel graph as a program: what each pipeline stage does, and what passes between stages.
+"""A typed parallel graph as a program: the work of each pipeline stage, and the messages between stages.
 
 A program is a list of distinct chunks (segments of one microbatch forward and backward), and stages that refer to them.
-Stages that are equal share their chunks, so neither building nor simulating a program grows with depth or with the
-number of stages.
+Equal stages share their chunks, so neither building nor simulating a program grows with depth or with the number of
+stages.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from shardwright.pcg.step.sections import (
 from shardwright.pcg.types import TensorType
 
 _Way = tuple[Execution, Cluster, Mesh]
-"""How the operations of a stage are run, on what."""
+"""An execution of a stage's operations, with its cluster and mesh."""
 
 
 def program(
@@ -51,14 +51,14 @@ def program(
     execution: Execution = DEFAULT,
     repeats: Mapping[str, int] | None = None,
 ) -> StepProgram:
-    """The program of a validated parallel graph. Its mesh is that of one stage, the largest.
+    """Return the program of a validated parallel graph, whose mesh is that of one stage, the largest.
 
-    Its batch is one microbatch of the execution's, which may be cut further along the mesh's axis of time.
+    The graph's batch is one microbatch of the execution's, which may be cut further along the mesh's axis of time.
 
     Args:
         graph: typed; validated.
         cluster: with devices for all stages; the first stage has the first of them.
-        execution: how it is run; without a `split`, as `Programs.spread` has it.
+        execution: the way to run it; without a `split`, `Programs.spread` chooses one.
         repeats: module path of a block ("model.layers.0") -> how often the block really occurs.
 
     Raises:
@@ -69,7 +69,7 @@ def program(
 
 
 class Programs:
-    """Programs of one graph, run in many ways: what they have in common is built and simulated once."""
+    """Programs of one graph, run in many ways; their common parts are built and simulated once."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Programs:
         repeats: Mapping[str, int] | None = None,
         costs: KnownCosts | None = None,
     ) -> None:
-        """`costs`: what is known of other graphs."""
+        """Prepare a graph's programs. `costs`: known from other graphs."""
         self.graph, self.cluster, self.repeats = graph, cluster, repeats or {}
         self._costs: KnownCosts = {} if costs is None else costs
         self._graphs: dict[Mesh, Graph] = {graph.mesh: graph}
@@ -89,7 +89,7 @@ class Programs:
         self._simulated: SimulatedSegments = {}
 
     def program(self, execution: Execution = DEFAULT) -> StepProgram:
-        """As the function of this name."""
+        """Return the program of the graph, as the function of this name does."""
         graph, cluster = self.graph, self.cluster
         many = execution.assumed.num_microbatches * graph.mesh.num_microbatches
         execution = execution.assuming(num_microbatches=many)
@@ -123,11 +123,11 @@ class Programs:
         return StepProgram(execution, found, hops_s, sent, self._simulated)
 
     def steps(self, execution: Execution) -> Steps:
-        """The graph's operations, with what they cost on the whole cluster's devices."""
+        """Return the graph's operations, with their costs on the whole cluster's devices."""
         return self._steps_of((self._alike(execution), self.cluster, self.graph.mesh))
 
     def _steps_of(self, way: _Way) -> Steps:
-        """Those of other values that are made again cost the same."""
+        """Return the operations of a way; ways that differ in recomputation only share their costs."""
         if way not in self._steps:
             alike, part, mesh = way
             if (first := self._first.get(_but_for_again(way))) is not None:
@@ -140,18 +140,17 @@ class Programs:
     def spread(
         self, execution: Execution, free_bytes: Sequence[float] = (), modes: Sequence[Recompute] = ()
     ) -> Execution:
-        """With the split, and of `modes` what each stage makes again, with which a step is the fastest.
+        """Return the execution with the fastest split, and with the fastest of `modes` for each stage.
 
-        That is so by what its sections take alone (`chain`); the timeline judges it.
+        Fastest is meant by the sections' times alone (`chain`); the timeline then judges the result.
 
         Args:
             execution: with several stages.
-            free_bytes: of each stage, for its sections; (): as many as they need. Stages of several chunks are spread
-                by time alone.
-            modes: that stages may be run in; (): what the execution says.
+            free_bytes: of each stage, for its sections; (): no limit. Stages of several chunks are spread by time only.
+            modes: of recomputation that stages may be run in; (): the execution's.
 
         Raises:
-            PlanError: fewer sections than virtual stages, or more than fits.
+            PlanError: fewer sections than virtual stages, or no split fits.
         """
         many = execution.assumed.num_microbatches * self.graph.mesh.num_microbatches
         places = self._places(execution.assuming(num_microbatches=many), free_bytes, modes)
@@ -167,7 +166,7 @@ class Programs:
         return own.scheduled(recompute_by_stage=by_stage)
 
     def sections_bytes(self, execution: Execution) -> list[float]:
-        """What `spread` takes the sections of each stage to need, of one chunk a stage."""
+        """Return the bytes that `spread` assumes for the sections of each stage, with one chunk a stage."""
         many = execution.assumed.num_microbatches * self.graph.mesh.num_microbatches
         places = self._places(execution.assuming(num_microbatches=many), (), ())
         split = execution.schedule.split
@@ -175,7 +174,7 @@ class Programs:
         return [place.num_bytes(0, end - size, end) for place, end, size in found]
 
     def _places(self, execution: Execution, free_bytes: Sequence[float], modes: Sequence[Recompute]) -> list[Place]:
-        """The virtual stages, each with its sections in all modes."""
+        """Return the virtual stages, each with its sections in all modes."""
         schedule = execution.schedule
         chunks, stages = schedule.chunks_per_stage, schedule.num_stages
         ways = [replace(execution.scheduled(recompute_by_stage=()), recompute=mode) for mode in modes] or [execution]
@@ -190,13 +189,13 @@ class Programs:
         ]
 
     def _makers_of(self, execution: Execution) -> list[Maker]:
-        """Those of all stages. Stages that are run alike on equally many equal devices share theirs."""
+        """Return the makers of all stages. Stages that are run alike on equally many equal devices share one."""
         stages, meshes = execution.schedule.num_stages, stage_meshes(self.graph.mesh, execution)
         modes = execution.schedule.recompute_by_stage or (execution.recompute,) * stages
         parts = [self.cluster] * stages
         if (
             self.cluster.parts or execution.schedule.stage_sizes
-        ) and stages > 1:  # which may lie anywhere across machines
+        ) and stages > 1:  # stages may lie anywhere across machines
             own = (self.cluster.part(range(*ends)) for ends in pairwise(first_ranks(meshes)))
             parts = [replace(part, name=self.cluster.name) for part in own]
         alike = {mode: self._alike(replace(execution, recompute=mode)) for mode in dict.fromkeys(modes)}
@@ -210,19 +209,22 @@ class Programs:
         return self._makers[way]
 
     def _alike(self, execution: Execution) -> Execution:
-        """The execution without what operations and pieces of stages do not depend on."""
+        """Return the execution without the fields that operations and pieces of stages do not depend on."""
         schedule = Schedule(num_stages=min(execution.schedule.num_stages, 2))
         return replace(execution.assuming(num_microbatches=1), schedule=schedule)
 
 
 def _but_for_again(way: _Way) -> _Way:
-    """What operations cost depends on: not on what is made again, but in fp8, where the first reader casts a value."""
+    """Return the way without its recomputation, which does not change the cost of operations.
+
+    In fp8 it does: the first reader of a value casts it.
+    """
     alike, part, mesh = way
     return way if alike.rates.get("matmul") == "fp8" else (replace(alike, recompute="none"), part, mesh)
 
 
 def _crossing(cut: Sequence[Section], share: Share, after: Share) -> tuple[str, ...]:
-    """The values that go on from a virtual stage to the next one."""
+    """Return the values that a virtual stage sends to the next one."""
     last = share[-1][0]
     return tuple(sorted(crossing(cut, last, inside=after[0][0] == last)))
 
@@ -230,9 +232,9 @@ def _crossing(cut: Sequence[Section], share: Share, after: Share) -> tuple[str, 
 def _hops(
     crossed: Sequence[tuple[str, ...]], steps: Sequence[Steps], cluster: Cluster
 ) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]:
-    """Seconds between neighbours in the row of virtual stages, bytes on each device of the one and of the other.
+    """Return the seconds between neighbouring virtual stages, and the bytes per device of sender and receiver.
 
-    `crossed`: the values that go on from each; `steps`: of each stage. Equal hops are costed once.
+    `crossed`: the values that each stage sends on; `steps`: of each stage. Equal hops are costed once.
     """
     known, hops, sent, received = dict[tuple[object, ...], float](), list[float](), list[float](), list[float]()
     firsts = first_ranks([own.graph.mesh for own in steps])
@@ -251,7 +253,7 @@ def _hops(
 
 
 def _posted(sent: Sequence[float], received: Sequence[float], num_stages: int) -> list[float]:
-    """Bytes of messages that each stage holds beside its values: the next one that comes, and a gradient that goes."""
+    """Return the message bytes that each stage holds beside its values: the next to arrive, and a gradient to send."""
     found = [[0.0] * num_stages for _ in range(3)]
     for number, (own, its) in enumerate(zip(sent, received, strict=True)):
         here, there = ends(number, num_stages)
@@ -261,7 +263,7 @@ def _posted(sent: Sequence[float], received: Sequence[float], num_stages: int) -
 
 
 def _hop_s(names: Iterable[str], pair: tuple[int, int], steps: Sequence[Steps], cluster: Cluster) -> float:
-    """Values go on in their own layouts, one after the other, their gradients come back in theirs: the slower way."""
+    """Return the slower of two ways: values sent on in their layouts, one by one, or their gradients sent back."""
 
     def way_s(*ends: int, back: bool) -> float:
         total, own = 0.0, steps[ends[0]]
@@ -283,9 +285,9 @@ def _between_s(
     num_bytes: float,
     ends: tuple[int, ...],
 ) -> float:
-    """From one stage to another, in the same layouts on both: that of one microbatch.
+    """Return the seconds of sending one microbatch's value between stages, in the same layouts on both.
 
-    `num_bytes`: on each device of the first one.
+    `num_bytes`: on each device of the first stage.
     """
     meshes = [own.graph.mesh for own in steps]
     firsts = first_ranks(meshes)
@@ -294,7 +296,7 @@ def _between_s(
 
 
 def _sums_s(shared: Sequence[Collection[str]], steps: Sequence[Steps], cluster: Cluster) -> list[float]:
-    """By stage, to sum the gradients of parameters that others hold too: in a ring, over the links of the outermost."""
+    """Return each stage's seconds to sum shared parameters' gradients: in a ring, over the outermost stages' links."""
     found = [0.0] * len(shared)
     for leaf, count in Counter(chain.from_iterable(shared)).items():
         own = [stage for stage, held in enumerate(shared) if leaf in held]

@@ -1,8 +1,8 @@
 """Memory that an operation needs while it runs, beside its operands and its result.
 
-Along a dimension that is not the first, slices are not neighbours in memory: what is gathered is put together in a
-second tensor, what is scattered is first cut up into one. A cross-entropy's backward writes the gradient of the
-log-probabilities before that of the logits.
+Along a dimension that is not the first, slices are not neighbours in memory: gathered slices are put together in a
+second tensor, and a tensor is cut up into one before it is scattered. A cross-entropy's backward writes the gradient of
+the log-probabilities before the gradient of the logits.
 
 Sources: lowering/ranks/movement.py; torch's F.cross_entropy, which is log_softmax and nll_loss.
 """
@@ -17,14 +17,14 @@ from shardwright.pcg.moves import Move
 
 
 class Scratch(NamedTuple):
-    """Bytes in forward and in backward."""
+    """Bytes of memory in forward and in backward."""
 
     forward: float = 0.0
     backward: float = 0.0
 
 
 def move_scratch(graph: Graph, start: str, move: Move, end: str, whole_bytes: float) -> Scratch:
-    """Of a move from the value `start` to `end`; `whole_bytes` are those of a group's whole tensor."""
+    """Return the scratch of a move from the value `start` to `end`; `whole_bytes`: of a group's whole tensor."""
     sizes, part = graph.mesh.sizes, 1 / graph.mesh.sizes[move.axis]
 
     def copies(layouts: Layouts) -> bool:
@@ -42,5 +42,5 @@ _MOVED = ("all_gather", "reduce_scatter")
 
 
 def operator_scratch(op: str, operand_bytes: float) -> Scratch:
-    """Of an operator whose first operand has so many bytes."""
+    """Return the scratch of an operator whose first operand has `operand_bytes`."""
     return Scratch(0.0, operand_bytes) if op == "cross_entropy_sum" else Scratch()

@@ -1,4 +1,4 @@
-"""What pipeline stages do in a step: segments of one microbatch through their chunks, and what passes between them."""
+"""The work of pipeline stages in a step: segments of one microbatch through their chunks, and the hops between them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from shardwright.pcg.step.messages import Message
 class ChunkSegments:
     """A chunk's segments for one microbatch.
 
-    name      what is in it
+    name      the sections in it
     weights   the second part of backward, where it has two
     leaves    the parameters that it reads, with how many of each
     pool      bytes of the buffer sets that it needs
@@ -33,7 +33,7 @@ class ChunkSegments:
     pool: Mapping[BufferKind, float] = field(default_factory=dict)
 
     def without(self, categories: Collection[str]) -> ChunkSegments:
-        """The same without the memory of some categories."""
+        """Return the same without the memory of some categories."""
         segments = (segment.without(categories) for segment in (self.forward, self.backward, self.weights))
         forward, backward, weights = segments
         return replace(self, forward=forward, backward=backward, weights=weights)
@@ -41,11 +41,11 @@ class ChunkSegments:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stage:
-    """One pipeline stage.
+    """A pipeline stage.
 
     pieces   of its chunks, in order
     state    bytes by category that are there all the time
-    held     what of that is there for parameters, by category and leaf
+    held     the part of `state` that is for parameters, by category and leaf
     end      after the last backward: the optimizer's update
     """
 
@@ -56,7 +56,7 @@ class Stage:
     held: Mapping[tuple[str, str], float] = field(default_factory=dict)
 
     def without(self, categories: Collection[str]) -> Stage:
-        """The same without the memory of some categories."""
+        """Return the same without the memory of some categories."""
         state = {name: num_bytes for name, num_bytes in self.state.items() if name not in categories}
         held = {key: num_bytes for key, num_bytes in self.held.items() if key[0] not in categories}
         pieces = tuple(piece.without(categories) for piece in self.pieces)
@@ -64,16 +64,16 @@ class Stage:
 
 
 SimulatedSegments = dict[tuple[object, ...], SegmentTimeline]
-"""Timelines of segments, by how they are run."""
+"""Timelines of segments, by the segment and the way it is run."""
 
 
 @dataclass(frozen=True)
 class StepProgram:
-    """What runs, on each device of every stage.
+    """The program of a step: the work of each device of every stage.
 
     execution   with all microbatches, and the split of several stages
     hops_s      seconds to send a microbatch from each virtual stage to the next one, one way; the slower of the two
-    hops_bytes  what a device sends of it on that way
+    hops_bytes  the bytes that a device sends on that way
     simulated   timelines of segments that are known already, shared by programs of the same pieces
     """
 
@@ -84,7 +84,7 @@ class StepProgram:
     simulated: SimulatedSegments = field(default_factory=dict, compare=False, repr=False)
 
     def messages(self, stage: int = 0) -> Counter[Message]:
-        """What a device of a stage sends to those of the same stage in a step, each with how often."""
+        """Count the messages that a device of a stage sends to others of the stage in a step."""
         many, found = self.execution.assumed.num_microbatches, Counter[Message]()
         for piece in self.stages[stage].pieces:
             for segment in (piece.forward, piece.backward, piece.weights):
@@ -93,23 +93,23 @@ class StepProgram:
         return found
 
     def without(self, categories: Collection[str]) -> StepProgram:
-        """The same without the memory of some categories."""
+        """Return the same without the memory of some categories."""
         return replace(self, stages=tuple(stage.without(categories) for stage in self.stages), simulated={})
 
     @cached_property
     def serial_s(self) -> float:
-        """What the busiest stage takes if nothing overlaps and it never waits for another stage."""
+        """The seconds of the busiest stage if nothing overlaps and it never waits for another stage."""
         parts = ((self._passes(stage), _seconds(self.stages[stage].end)) for stage in range(len(self.stages)))
         return max(sum([seconds for own in (end, passes) for _, seconds in own]) for passes, end in parts)
 
     def compute_s(self, stage: int) -> tuple[float, float]:
-        """Of all kernels of a stage that nothing slows down: those of its microbatches, and those at the end."""
+        """Return the seconds of a stage's undisturbed kernels: of its microbatches, and of the end."""
         parts = self._passes(stage), _seconds(self.stages[stage].end)
         passes_s, end_s = (sum([seconds for stream, seconds in part if stream == COMPUTE]) for part in parts)
         return passes_s, end_s
 
     def _passes(self, stage: int) -> Iterator[tuple[str, float]]:
-        """The stream of every task of a stage's microbatches, with the seconds of all its times."""
+        """Yield the stream of every task of a stage's microbatches, with the total seconds of its runs."""
         many = self.execution.assumed.num_microbatches
         for piece in self.stages[stage].pieces:
             for segment in (piece.forward, piece.backward, piece.weights):
@@ -120,5 +120,5 @@ class StepProgram:
 
 
 def _seconds(segment: Segment) -> Iterator[tuple[str, float]]:
-    """The stream of every task of a segment, with the seconds of all its times."""
+    """Yield the stream of every task of a segment, with the total seconds of its runs."""
     return ((task.stream, times * task.seconds) for times, task in zip(segment.copies(), segment.tasks, strict=True))

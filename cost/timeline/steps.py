@@ -1,6 +1,6 @@
-"""What the operations of a graph cost, forward and backward, each alone.
+"""The costs of a graph's operations, forward and backward, each alone.
 
-Operations say nothing of time or order; `pcg.step.actions` says what happens when, and `pricing` makes tasks of that.
+Operations have no time or order; `pcg.step.actions` orders them, and `pricing` makes tasks of that.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from shardwright.pcg.types import TensorType, is_float
 
 
 class Way(NamedTuple):
-    """One exchange along a mesh axis, before an operator or after it."""
+    """An exchange along a mesh axis, before an operator or after it."""
 
     axis: str
     seconds: float
@@ -39,7 +39,7 @@ class Way(NamedTuple):
 
 
 class Ways(NamedTuple):
-    """What devices send each other around an operator: before it, in this order, and after it."""
+    """The exchanges between devices around an operator: before it, in this order, and after it."""
 
     there: tuple[Way, ...] = ()
     back: tuple[Way, ...] = ()
@@ -50,7 +50,7 @@ class Ways(NamedTuple):
 
 
 class OperationCost(NamedTuple):
-    """What one operation takes, alone.
+    """The cost of one operation, alone.
 
     stream     of forward, `back_stream` of backward: compute, or the mesh axis of a collective
     weight_s   the part of backward that only gradients of weights need; `backward_s` is the rest
@@ -72,7 +72,7 @@ class OperationCost(NamedTuple):
 
     @property
     def again_s(self) -> float:
-        """Of forward, with all that it sends."""
+        """The seconds of forward, with its exchanges."""
         return self.forward_s + self.ways.seconds
 
     @property
@@ -82,10 +82,10 @@ class OperationCost(NamedTuple):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Operator:
-    """What one operator costs; one object for all operators for which that is the same.
+    """The cost of an operator; operators with equal costs share one object.
 
     cost       as an operation, in the execution's precision
-    serial_s   of forward and backward, and `sent`: what devices send each other; both in the graph's own dtypes
+    serial_s   of forward and backward, and `sent`: exchanges between devices; both in the graph's own dtypes
     """
 
     cost: OperationCost
@@ -94,9 +94,9 @@ class Operator:
 
 
 class NodeCosts(NamedTuple):
-    """One node's part of a step: seconds of compute and of communication, and bytes that its collectives carry.
+    """A node's part of a step: seconds of compute and of communication, and bytes that its collectives carry.
 
-    `collectives`: of the value and of its gradient, and `counts`: how often each of them is done.
+    `collectives`: of the value and of its gradient, and `counts`: how often each runs.
     """
 
     compute_s: float = 0.0
@@ -108,11 +108,11 @@ class NodeCosts(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Known:
-    """What operators and moves cost, by all that decides about it, on one mesh in one precision.
+    """Known costs of operators and moves on one mesh in one precision, by everything that they depend on.
 
     `moves`: as operations; `serial_moves`: as parts of a step in which nothing overlaps.
 
-    Equal blocks of a graph have the same, and so do the many graphs of one search, which differ in a few layouts.
+    Equal blocks of a graph have the same costs, and so do the many graphs of one search, which differ in a few layouts.
     """
 
     operators: dict[Hashable, Operator] = field(default_factory=dict)
@@ -121,11 +121,11 @@ class Known:
 
 
 KnownCosts = dict[Hashable, Known]
-"""By cluster, mesh and precision; who makes several programs keeps it, for as long as it makes them."""
+"""Known costs by cluster, mesh and precision; a caller that makes several programs keeps it for them."""
 
 
 class Steps(Operations):
-    """The operations of one graph, with what they cost."""
+    """The operations of one graph, with their costs."""
 
     def __init__(self, graph: Graph, cluster: Cluster, execution: Execution, costs: KnownCosts | None = None) -> None:
         super().__init__(graph, execution)
@@ -139,14 +139,14 @@ class Steps(Operations):
         self._fusions = fusions(graph) if execution.assumed.compiled else {}
         loss_sums = summand_of_loss(graph)[1] if LOSS in dict(graph.outputs) else []
         self.loss_sums = {node.name: axis for node in loss_sums if (axis := str(node.attr("axis"))) != TIME}
-        self._cast: set[str] = set()  # activations that are there in fp8 too
+        self._cast: set[str] = set()  # activations that exist in fp8 too
         self.costs = {operation.name: self._cost(operation) for operation in self.listed}
 
     @cached_property
     def first_uses_s(self) -> float:
-        """What the first of each operator takes longer in a step, at most: a pipeline stage may have fewer of them.
+        """The extra seconds of the first dispatch of each operator in a step: an upper bound for a stage with fewer.
 
-        None is what is computed once, has no call of its own forward, or is compiled.
+        Operators that are computed once, have no call of their own forward, or are compiled do not count.
         """
         graph, known = self.graph, self.cluster.device.first_uses
         if self.execution.assumed.compiled:
@@ -157,11 +157,11 @@ class Steps(Operations):
         return sum(known[op][0] for op in forward) + sum(known[op][1] for op in backward)
 
     def collective_s(self, collective: str, axis: str, num_bytes: float) -> float:
-        """Seconds of a collective along a mesh axis over tensors of `num_bytes` per group, or of a slice of them."""
+        """Return the seconds of a collective along a mesh axis over `num_bytes` per group, or of slicing them."""
         return self.move_costs.collective_s(collective, self.graph.mesh.index(axis), num_bytes)
 
     def cast_s(self, before_bytes: float, after_bytes: float) -> float:
-        """Seconds of a kernel that reads values in one dtype and writes them in another."""
+        """Return the seconds of a kernel that reads values in one dtype and writes them in another."""
         return self.compute.work_s(Work("copy", (round(before_bytes),), 0.0, before_bytes + after_bytes, "float32"))
 
     def _cost(self, operation: Operation) -> OperationCost:
@@ -174,7 +174,7 @@ class Steps(Operations):
         return cost
 
     def _move_cost(self, node: Node) -> OperationCost:
-        """A collective takes the full tensor of one group along the move's axis."""
+        """Return the cost of a move; its collective takes the full tensor of one group along the axis."""
         start, move = self.moves[node.name]
         axis, types = self.graph.mesh.names[move.axis], self.graph.types
         key = move, types[start], types[node.name], self._axes_of(node.name, axis)
@@ -198,13 +198,13 @@ class Steps(Operations):
         )
 
     def _axes_of(self, name: str, axis: str) -> tuple[str, ...]:
-        """Along what a move sends: the sums that make the loss are one, that of the first."""
+        """Return the axes of a move's message; the loss's sums are one message, which counts for the first of them."""
         if name not in self.loss_sums:
             return (axis,)
         return tuple(self.loss_sums.values()) if name == next(iter(self.loss_sums)) else ()
 
     def messages(self, collective: str, axes: Collection[str], *sizes: float) -> tuple[Message, ...]:
-        """Collectives of these bytes along some axes at once; none where these have no other ranks."""
+        """Return collectives of these bytes along some axes at once; none where the axes have no other ranks."""
         mesh = self.graph.mesh
         real = [n for n, size in zip(mesh.names, mesh.device_sizes, strict=True) if size > 1 and n in axes]
         if collective not in COLLECTIVES or not real:
@@ -212,20 +212,20 @@ class Steps(Operations):
         return tuple(Message(collective, "_".join(real), round(num_bytes)) for num_bytes in sizes if num_bytes)
 
     def _with_casts(self, cost: OperationCost, operation: Operation) -> OperationCost:
-        """In fp8, each activation is cast for its first product, and the gradient of the result."""
+        """Return the cost with fp8 casts: of each activation for its first product, and of the result's gradient."""
         forward_s = cost.forward_s + sum(self._cast_s(name) for name in operation.reads if name not in self._cast)
         self._cast.update(operation.reads)
         back_s = self._cast_s(operation.name) if operation.grad else 0.0
         return cost._replace(forward_s=forward_s, backward_s=cost.backward_s + back_s)
 
     def operator(self, node: Node) -> Operator:
-        """What an operator costs, also one that is none of the operations."""
+        """Return the cost of an operator, even if it is not one of the operations."""
         if (found := self.operators.get(node.name)) is not None:
             return found
         types, how, row = self.graph.types, self.written(node), node.row
         operands, kind, of_weights = tuple([types[name] for name in node.inputs]), types[node.name], ()
         if row is not None and row.contraction:
-            of_weights = tuple([self.is_weight(name) for name in node.inputs])  # not what is cast in the program
+            of_weights = tuple([self.is_weight(name) for name in node.inputs])  # not weights that the program casts
         fusion = self._fusions.get(node.name, UNFUSED)
         key = (node.op, node.attrs, node.split, operands, kind, how, of_weights, fusion)
         if (found := self.known.operators.get(key)) is None:
@@ -244,7 +244,7 @@ class Steps(Operations):
         return found
 
     def _with_ways(self, cost: OperationCost, node: Node) -> OperationCost:
-        """With what devices send each other while it runs, and the memory that this takes."""
+        """Return the cost with the exchanges while the operator runs, and their memory."""
         sent = self.exchanges(node)
         if not sent:
             return cost
@@ -295,11 +295,11 @@ class Steps(Operations):
         return replace(work, dtype=rate) if rate and is_float(work.dtype) else work
 
     def _cast_s(self, name: str) -> float:
-        """A matrix product in fp8 reads its activations, and the gradients of its result, in fp8.
+        """Return the seconds of casting a value to fp8, in which a matrix product reads activations and gradients.
 
-        Two passes: one finds the largest value, for the scale; one reads again and writes the value and, for the other
-        product of backward, its transpose. Source: NVIDIA Transformer Engine, per-tensor current scaling. Weights are
-        cast once a step, which is left out.
+        There are two passes: one finds the largest value, for the scale; the other reads again and writes the value
+        and, for the other product of backward, its transpose. Source: NVIDIA Transformer Engine, per-tensor current
+        scaling. Weights are cast once a step, which is left out.
         """
         num_bytes = self.bytes_of(name)
         elements = round(num_bytes / 2)

@@ -1,4 +1,4 @@
-"""When the tasks of a segment run: streams side by side, slowed by each other, and the memory that is taken meanwhile.
+"""The run of a segment's tasks on parallel streams that slow each other, and its memory over time.
 
 Every stream works off its tasks in order. Where several streams are busy they share the device and its links:
 
@@ -7,8 +7,8 @@ Every stream works off its tasks in order. Where several streams are busy they s
 * **Collectives of several axes at once** share the links that their groups cross: each runs at 1/n of its speed.
 * Copies to and from the host disturb nobody.
 
-Folds (`tasks.Fold`) are stretched: what the second of three equal blocks adds counts for every further one, once what
-was launched before it is done. So the cost of a simulation does not grow with depth.
+Folds (`tasks.Fold`) are stretched: the time that the second of three equal blocks adds counts for every further block,
+once tasks that were launched before it are done. So the cost of a simulation does not grow with depth.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from shardwright.cost.timeline.tasks import COMPUTE, COPY, Fold, Segment, Task
 
 
 class Course(NamedTuple):
-    """Something over time: its values from each time on."""
+    """A quantity over time: its values from each time on."""
 
     times_s: tuple[float, ...] = ()
     values: tuple[float, ...] = ()
@@ -39,7 +39,7 @@ class SegmentTimeline:
     """A simulated segment, with times from its start.
 
     Attributes:
-        segment: what was simulated.
+        segment: the segment that was simulated.
         seconds: until the last task has ended, folds included.
         ready_s: until the next segment can begin: sums of gradients over devices go on beside it.
         starts, ends: of every task, as if folds stood for nothing; `offsets`: how much later they are because of them.
@@ -70,17 +70,17 @@ class SegmentTimeline:
 
     @cached_property
     def memory(self) -> Course:
-        """Bytes in all, relative to the segment's start, at every change."""
+        """The bytes in all, relative to the segment's start, at every change."""
         found = self.course()
         return Course(found.times_s, tuple(found.values.sum(axis=1).tolist()))
 
     def course(self) -> MemoryCourse:
-        """The memory at every change, by category."""
+        """Return the memory at every change, by category."""
         return course(self.segment, self.starts, self.ends, self.offsets)
 
 
 def run(segment: Segment, sharing: Sharing, alike: SegmentTimeline | None = None) -> SegmentTimeline:
-    """Simulate a segment. `alike`: one of the same tasks, where only the memory differs."""
+    """Simulate a segment. `alike`: a simulated segment of the same tasks, from which only the memory differs."""
     starts, ends, offsets, seconds, busy = (
         (alike.starts, alike.ends, alike.offsets, alike.seconds, alike.busy_s) if alike else _timed(segment, sharing)
     )
@@ -94,7 +94,7 @@ def run(segment: Segment, sharing: Sharing, alike: SegmentTimeline | None = None
 
 
 def _goes_on(task: Task) -> bool:
-    """Whether only the end of the step waits for it: sums over devices of gradients that are complete."""
+    """Return whether only the end of the step waits for a task: a sum over devices of complete gradients."""
     return task.microbatch == "last" and task.stream != COMPUTE and not task.blocks
 
 
@@ -103,13 +103,13 @@ def _goes_on(task: Task) -> bool:
 
 _Window = tuple[float, float]
 _MOST_COPIES = 8
-"""Of a fold's block that are simulated, until what was left from before it is done."""
+"""The most copies of a fold's block that are simulated until tasks from before it are done."""
 _DRAINS = 1e-2
-"""Of a window: where less than that of what was left from before is done in it, one block is like the next."""
+"""The share of a window: if less of the tasks from before runs in it, one block is taken to be like the next."""
 
 
 class _Timed(NamedTuple):
-    """As `SegmentTimeline` has them."""
+    """The times of `SegmentTimeline`, before its memory is known."""
 
     starts: Sequence[float]
     ends: Sequence[float]
@@ -119,10 +119,10 @@ class _Timed(NamedTuple):
 
 
 def _timed(segment: Segment, sharing: Sharing) -> _Timed:
-    """When every task runs; a block that stands for more is simulated as often as it takes until all are alike.
+    """Return the times of every task; a folded block is simulated until its copies are all alike.
 
-    One more block adds what compute takes for it. Communication that compute does not wait for and that takes longer
-    piles up: what is left of it then comes on top for its stream. Of what was left before, so much less is.
+    A further block adds its time in compute. Communication that compute does not wait for and that takes longer piles
+    up: the rest of it then adds to its stream's time. Rest from before the fold is reduced by the same account.
     """
     copies = [0] * len(segment.folds)
     copied = _Copied(segment, copies)
@@ -137,12 +137,12 @@ def _timed(segment: Segment, sharing: Sharing) -> _Timed:
 
 
 class _Copied:
-    """The tasks of a segment with so many further copies of each fold's block behind it.
+    """The tasks of a segment with further copies of each fold's block behind it.
 
     Attributes:
-        tasks: all.
-        at: by the number of a task of the segment, that among these; of a block that is copied, that of the first.
-        copies: as they were given.
+        tasks: all of them.
+        at: by the number of a segment's task, its number among `tasks`; for a copied block, in the first copy.
+        copies: the number of further copies of each fold, as given.
     """
 
     def __init__(self, segment: Segment, copies: Sequence[int]) -> None:
@@ -172,7 +172,7 @@ class _Copied:
 def _stretched(
     segment: Segment, copied: _Copied, starts: Sequence[float], ends: Sequence[float], sharing: Sharing
 ) -> _Timed:
-    """Every task of the segment as the copies have it, with what these and all that are not copied put it off."""
+    """Return the segment's tasks as in the copies, put off by the copies and by all blocks that are not copied."""
     at, count, done = copied.at, len(segment.tasks), _Done(copied.tasks, starts, ends, sharing)
     own_starts, own_ends, offsets = [starts[i] for i in at], [ends[i] for i in at], [0.0] * count
     lasting = [end - start for start, end in zip(own_starts, own_ends, strict=True)]
@@ -209,7 +209,7 @@ def _stretched(
 
 
 def _until_alike(fold: Fold, done: _Done) -> int:
-    """How many further copies of a block it takes until what was left from before it is done, and one like the next."""
+    """Return how many further copies of a block run until tasks from before are done, and one is like the next."""
     begin, end = window = _window(fold, done.tasks, done.ends)
     blocks = 0
     for stream, own in _left(fold, done, window).items():
@@ -220,14 +220,14 @@ def _until_alike(fold: Fold, done: _Done) -> int:
 
 
 class _Done:
-    """How much of a task is done from one moment to another."""
+    """Answers how many seconds of a task are done between two moments."""
 
     def __init__(self, tasks: Sequence[Task], starts: Sequence[float], ends: Sequence[float], sharing: Sharing) -> None:
         self.tasks, self.starts, self.ends, self.slower = tasks, starts, ends, 1 - sharing.communication
 
     @cached_property
     def computed(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Moments, and how long compute has run until then."""
+        """The moments at which kernels start and end, and the seconds that compute has run until then."""
         own = [i for i, task in enumerate(self.tasks) if task.stream == COMPUTE and self.ends[i] > self.starts[i]]
         moments = np.array([(self.starts[i], self.ends[i]) for i in own]).reshape(-1)
         lengths = np.diff(moments, prepend=moments[:1])
@@ -252,12 +252,12 @@ class _Done:
 
 
 def _rest_s(stream: str, until: int, done: _Done, moment: float) -> float:
-    """What a stream still has to do, at a moment, of what was launched before a task."""
+    """Return a stream's remaining seconds, at a moment, of the tasks launched before task `until`."""
     return sum(done.seconds(i, moment, inf) for i, task in enumerate(done.tasks[:until]) if task.stream == stream)
 
 
 def _left(fold: Fold, done: _Done, window: _Window) -> dict[str, float]:
-    """By stream, how much more a block launches than is done while compute runs one; below 0, how much less."""
+    """Return, by stream, the seconds that a block launches less those done while compute runs one block."""
     begin, end = window
     left = defaultdict[str, float](float)
     for number, task in enumerate(done.tasks):
@@ -270,7 +270,7 @@ def _left(fold: Fold, done: _Done, window: _Window) -> dict[str, float]:
 
 
 def _window(fold: Fold, tasks: Sequence[Task], ends: Sequence[float]) -> _Window:
-    """When compute ends the first and the second of the three blocks: the tasks of one stream end in their order."""
+    """Return when compute ends the first and the second of the three blocks: a stream's tasks end in their order."""
 
     def computed(until: int) -> float:
         return next((ends[i] for i in reversed(range(until)) if tasks[i].stream == COMPUTE), 0.0)
@@ -297,19 +297,19 @@ class MemoryCourse(NamedTuple):
 
     @property
     def peak(self) -> int:
-        """The change at which most is there; -1 where that is never more than at the start."""
+        """The change at which memory is largest; -1 if it never exceeds the start."""
         return _peak(self.values)
 
 
 def _peak(values: NDArray[np.float64]) -> int:
-    """The row of which the sum is the largest; -1 where none is above 0."""
+    """Return the row with the largest sum; -1 where none is above 0."""
     totals = values.sum(axis=1)
     row = int(totals.argmax()) if len(totals) else -1
     return row if row >= 0 and totals[row] > 0 else -1
 
 
 def course(segment: Segment, starts: Sequence[float], ends: Sequence[float], offsets: Sequence[float]) -> MemoryCourse:
-    """Every change of a segment's memory, in order."""
+    """Return every change of a segment's memory, in order."""
     events, categories, values = _changes(segment, starts, ends)
     times_s = tuple([moment + offsets[task] for moment, task, *_ in events])
     tasks, buffers = tuple([event[1] for event in events]), tuple([(event[5], event[2]) for event in events])
@@ -342,7 +342,7 @@ def _changes(segment: Segment, starts: Sequence[float], ends: Sequence[float]) -
         changes[np.arange(len(events)), [event[3] for event in events]] = [event[4] for event in events]
     values = changes.cumsum(axis=0)
     order = np.array([event[1] for event in events] if segment.folds else (), np.intp)
-    for fold in segment.folds:  # further blocks change what is there as the second one does
+    for fold in segment.folds:  # further blocks change the memory as the second one does
         change = changes[(order >= fold.start) & (order < fold.end)].sum(axis=0)
         values += np.where(order[:, None] >= fold.end, fold.more * change, 0.0)
     return events, categories, values
@@ -351,7 +351,7 @@ def _changes(segment: Segment, starts: Sequence[float], ends: Sequence[float]) -
 def _memory(
     segment: Segment, found: _Changes, offsets: Sequence[float]
 ) -> tuple[dict[str, float], float, str, dict[str, float]]:
-    """Peak by category, its moment and task, and the net change."""
+    """Return the peak by category, its moment and task, and the net change."""
     events, categories, values = found
     if not events:
         return {}, 0.0, "", {}

@@ -1,4 +1,4 @@
-"""What one device does between two barriers: tasks on streams, and the memory that they take and give back."""
+"""The work of one device between two barriers: tasks on streams, and the memory that they take and give back."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from shardwright.pcg.step.verbs import Microbatch, Verb, happening
 
 _EVERY = frozenset[Microbatch]({"every"})
 COMPUTE, COPY = "compute", "copy"
-"""Two of the streams; the others are the mesh axes, one for the collectives of each."""
+"""Two of the streams; the others are named after mesh axes, one for the collectives of each."""
 
 
 class Task(NamedTuple):
-    """One kernel, collective or copy.
+    """A kernel, collective or copy.
 
     stream       tasks of one stream run one after the other, in the order of the segment
     after        tasks of other streams, by number, that must have ended before
     microbatch   where gradients are accumulated, they are summed over devices in the last microbatch only
-    messages     what is sent; a task may stand for several collectives, timed as one
+    messages     sent by the task, which may stand for several collectives, timed as one
     blocks       whether the next kernel waits for it
-    verb         of the action that it is of
+    verb         of the action that it belongs to
     """
 
     name: str
@@ -54,7 +54,7 @@ class Buffer(NamedTuple):
 
 
 class Fold(NamedTuple):
-    """Three equal blocks stand for more: tasks[start:end] are the second, which happens `more` further times."""
+    """A block that stands for more: tasks[start:end], the second of three equal ones, happen `more` further times."""
 
     start: int
     end: int
@@ -63,14 +63,14 @@ class Fold(NamedTuple):
 
 @dataclass(frozen=True)
 class Segment:
-    """Tasks in the order in which they are launched; all have ended before the next segment begins."""
+    """A list of tasks in the order of their launches; all have ended before the next segment begins."""
 
     tasks: tuple[Task, ...] = ()
     buffers: tuple[Buffer, ...] = ()
     folds: tuple[Fold, ...] = ()
 
     def in_microbatch(self, *, first: bool, last: bool) -> Segment:
-        """The segment as it is in one microbatch. Tasks that it does not have take no time and send nothing."""
+        """Return the segment in one microbatch. Tasks of other microbatches take no time and send nothing."""
         here = happening(first=first, last=last)
         tasks, buffers = self.tasks, self.buffers
         if not here.issuperset(self._tasks_in):
@@ -81,7 +81,7 @@ class Segment:
 
     @cached_property
     def _tasks_in(self) -> frozenset[Microbatch]:
-        """The microbatches that tasks are for."""
+        """The microbatches of the tasks."""
         return frozenset([task.microbatch for task in self.tasks])
 
     @cached_property
@@ -90,23 +90,23 @@ class Segment:
 
     @property
     def has_last(self) -> bool:
-        """Whether anything runs in the last microbatch alone."""
+        """True if a task runs in the last microbatch alone."""
         return "last" in self._tasks_in
 
     @property
     def is_alike(self) -> bool:
-        """Whether it is the same in all microbatches."""
+        """True if the segment is the same in all microbatches."""
         return _EVERY.issuperset(self._tasks_in) and _EVERY.issuperset(self._buffers_in)
 
     def copies(self) -> Iterator[int]:
-        """For each task, how many times it happens."""
+        """Yield, for each task, the number of times it happens."""
         more = [0] * len(self.tasks)
         for fold in self.folds:
             more[fold.start : fold.end] = [fold.more] * (fold.end - fold.start)
         return (1 + m for m in more)
 
     def messages(self) -> Counter[Message]:
-        """All that is sent, each with how often."""
+        """Count the messages that the tasks send."""
         found = Counter[Message]()
         for times, task in zip(self.copies(), self.tasks, strict=True):
             for message in task.messages:
@@ -114,11 +114,11 @@ class Segment:
         return found
 
     def without(self, categories: Collection[str]) -> Segment:
-        """The same without the memory of some categories."""
+        """Return the same without the memory of some categories."""
         return replace(self, buffers=tuple(b for b in self.buffers if b.category not in categories))
 
     def tasks_in_all(self) -> Iterator[Task]:
-        """Every task with the seconds of all its times."""
+        """Yield every task with the total seconds of its runs."""
         return (t._replace(seconds=n * t.seconds) for n, t in zip(self.copies(), self.tasks, strict=True))
 
 
@@ -138,7 +138,7 @@ class Recorder:
         self._awaited: list[int] = []
 
     def compute(self, name: str, seconds: float, after: Iterable[int] = (), microbatch: Microbatch = "every") -> int:
-        """A kernel; it also waits for every blocking collective that was launched before."""
+        """Record a kernel; it also waits for every blocking collective that was launched before."""
         if self._awaited:
             after = (*self._awaited, *after)
             self._awaited.clear()
@@ -150,7 +150,7 @@ class Recorder:
         self, name: str, stream: str, seconds: float, *, blocks: bool, after: Iterable[int] = (),
         microbatch: Microbatch = "every", messages: tuple[Message, ...] = (),
     ) -> int:  # fmt: skip
-        """A collective or copy, launched by the last kernel before it; `blocks`: the next kernel waits."""
+        """Record a collective or copy, launched by the last kernel before it; `blocks`: the next kernel waits."""
         launched_by = (self.last,) if self.last >= 0 else ()
         self.tasks.append(Task(name, stream, seconds, (*launched_by, *after), microbatch, messages, blocks, self.verb))
         if blocks or not self.overlap:
@@ -158,7 +158,7 @@ class Recorder:
         return len(self.tasks) - 1
 
     def await_(self, tasks: Iterable[int]) -> None:
-        """Let the next kernel wait for these."""
+        """Make the next kernel wait for these tasks."""
         self._awaited.extend(tasks)
 
     def take(

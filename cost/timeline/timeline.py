@@ -1,12 +1,13 @@
 """The timeline of a step: every stage's microbatches in the order of the schedule, and the memory of every stage.
 
-Two levels. A segment (forward, backward or its second part, of one microbatch through one chunk) is simulated once,
-task by task (`streams.py`). The schedule then moves whole segments: one begins when its stage is free and what it needs
-from the neighbouring stages has arrived. So the cost of a timeline is that of the distinct segments, plus a few
-operations per microbatch and stage.
+There are two levels. A segment (forward, backward or its second part, of one microbatch through one chunk) is simulated
+once, task by task (`streams.py`). The schedule then moves whole segments: a segment begins when its stage is free and
+its inputs from the neighbouring stages have arrived. So the cost of a timeline is that of the distinct segments, plus a
+few operations per microbatch and stage.
 
-Memory over time is what is there always, plus what every segment has left behind, plus the course within the one that
-runs. Its peak is a moment of one stage, with the task that runs then; no categories' maxima are added up.
+Memory over time is the memory that is always there, plus the memory that earlier segments have left, plus the course
+within the running segment. Its peak is a moment of one stage, with the task that runs then; no categories' maxima are
+added up.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ from shardwright.pcg.step.pipelining import Schedule
 from shardwright.pcg.step.schedules import Item, Phase, orders, phases, progress, target
 
 SLACK: dict[DeviceKind, float] = {"cuda": 0.05, "cpu": 0.0}
-"""What the allocator holds beyond what is in use, as a share of it. cuda: assumed; blocks are rounded up, and freed
-ones do not always fit what is asked for next. cpu: freed memory of this size goes back to the system."""
+"""Memory that the allocator holds beyond the memory in use, as a share of it. cuda: assumed; blocks are rounded up, and
+freed blocks do not always fit the next request. cpu: freed memory of this size goes back to the system."""
 _MOST_COURSES = 8
-"""That are kept: of many stages and microbatches one has a hundred thousand steps."""
+"""The most courses in the cache: one of many stages and microbatches has a hundred thousand steps."""
 NOT_ALLOCATED = ("context", "communication")
-"""What a stage keeps beside the allocator."""
+"""Categories of memory outside the allocator."""
 _Seconds = NDArray[np.float64]
 _Indices = NDArray[np.intp]
 
@@ -50,21 +51,21 @@ class PlacedSegment(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StageTimeline:
-    """What each device of one stage does in a step.
+    """The step of each device of one stage.
 
     Attributes:
-        items: in order; the end of the step comes behind them.
-        starts_s: of these, and of the end.
-        timelines: those of their kinds and of the end; `which`: the number of that of each.
+        items: in order; the end of the step comes after them.
+        starts_s: of the items, and of the end.
+        timelines: of the kinds of items, and of the end; `which`: the number of each item's timeline, and of the end's.
         compute_s: while the compute stream runs, slowed by communication or not.
         exposed_s: while it waits for communication or copies.
         bubble_s: while the stage has nothing to do until the step ends everywhere; the three add up to the step.
         busy_s: by stream.
         memory: at the peak, by category, the allocator's slack included.
-        peak_place: the number of the segment in which the peak is.
+        peak_place: the number of the segment with the peak.
         peak_s: the moment of the peak.
-        peak_at: what runs then.
-        state_bytes: what is there when the step begins.
+        peak_at: a description of the task that runs then.
+        state_bytes: memory at the start of the step.
         device_bytes: the memory of its devices.
     """
 
@@ -85,7 +86,7 @@ class StageTimeline:
 
     @property
     def placed(self) -> tuple[PlacedSegment, ...]:
-        """Its segments, in order."""
+        """The stage's segments, in order."""
         own = (self.timelines[number] for number in self.which.tolist())
         return tuple(map(PlacedSegment, (*self.items, None), self.starts_s.tolist(), own))
 
@@ -103,17 +104,17 @@ class Timeline:
 
     @property
     def busiest(self) -> StageTimeline:
-        """The stage with the least bubble: the one that decides how long the step takes."""
+        """The stage with the least bubble, which decides the duration of the step."""
         return max(self.stages, key=lambda stage: stage.at_work_s)
 
     @property
     def fullest(self) -> StageTimeline:
-        """The stage whose peak is the largest part of its devices' memory, of which plans may use a part."""
+        """The stage whose peak is the largest share of its devices' memory."""
         return max(self.stages, key=lambda stage: stage.memory.total_bytes / stage.device_bytes)
 
 
 def simulate(program: StepProgram, sharing: Mapping[DeviceKind, Sharing] = SHARING) -> Timeline:
-    """The timeline of a program. `sharing`: how compute and communication slow each other, by kind of device."""
+    """Return the timeline of a program. `sharing`: how compute and communication slow each other, by device kind."""
     own = program.execution
     course = _course(own.schedule, own.assumed.num_microbatches)
     known = dict[tuple[ChunkSegments, Sharing], list[SegmentTimeline]]()
@@ -136,7 +137,7 @@ def simulate(program: StepProgram, sharing: Mapping[DeviceKind, Sharing] = SHARI
 def piece_timelines(
     piece: ChunkSegments, kinds: Sequence[Kind], sharing: Sharing, known: SimulatedSegments
 ) -> Iterator[SegmentTimeline]:
-    """Those of every kind of item of a chunk; equal ones are simulated once."""
+    """Yield the timeline of every kind of item of a chunk; equal ones are simulated once."""
     alike = {direction: getattr(piece, direction).is_alike for direction in {kind.direction for kind in kinds}}
     for direction, first, last in kinds:
         when = (False, False) if alike[direction] else (first, last)
@@ -154,7 +155,7 @@ def piece_timelines(
 
 
 class Kind(NamedTuple):
-    """Items of a chunk of the same segment: all in a direction, but for the first and the last microbatch."""
+    """A kind of items of a chunk with the same segment: one direction, apart from the first and the last microbatch."""
 
     direction: Phase
     first: bool
@@ -162,13 +163,13 @@ class Kind(NamedTuple):
 
 
 class _Course(NamedTuple):
-    """The items of every stage in order, and all of them as steps, each after what it needs: the same for any model.
+    """The items of every stage in order, and all of them as steps, each after its inputs: the same for any model.
 
     kinds     of the items of a chunk
-    which     of each stage: for every item the number of its kind, those of each chunk behind those of the one before;
-              and for the end of the step that behind them
+    which     of each stage: for every item the number of its kind, offset by its chunk; last, the number of the end of
+              the step
     numbers   of each stage: the place of every item among the steps
-    steps     stage, the place among steps of the one that reads what this one gives (-1: none), and the hop to it
+    steps     stage, the place among steps of the one that reads this one's result (-1: none), and the hop to it
     """
 
     orders: Sequence[Sequence[Item]]
@@ -205,15 +206,15 @@ def _course(schedule: Schedule, many: int) -> _Course:
 def _place(
     program: StepProgram, course: _Course, timelines: Sequence[Sequence[SegmentTimeline]]
 ) -> tuple[list[_Seconds], list[float]]:
-    """When every segment of every stage starts, the last one of each being the end of the step.
+    """Return the starts of every stage's segments, the end of the step last.
 
-    And for how long that end waits for sums that are still going on.
+    The second result is how long that end waits for sums that are still going on.
     """
     overlap, hops_s = program.execution.assumed.overlap, program.hops_s
     ready_s = [np.array([one.ready_s for one in own])[w[:-1]] for own, w in zip(timelines, course.which, strict=True)]
     steps_s = np.empty(len(course.steps))
     steps_s[np.concatenate(course.numbers)] = np.concatenate(ready_s)
-    arrived = [0.0] * len(course.steps)  # what a step reads of another; what it reads of its own stage is there before
+    arrived = [0.0] * len(course.steps)  # when inputs from other stages arrive; a stage's own are there before
     clocks, starts = [0.0] * len(timelines), list[float]()
     for (stage, reader, hop), come, seconds in zip(course.steps, arrived, steps_s.tolist(), strict=True):
         clock = clocks[stage]
@@ -240,7 +241,7 @@ def _place(
 
 
 class _Placed(NamedTuple):
-    """The items of a stage: when they and the end start, the timelines of their kinds and of that, and which it is."""
+    """A stage's items: the starts of these and of the end, the timelines of their kinds, and each one's timeline."""
 
     items: Sequence[Item]
     starts_s: _Seconds
@@ -252,7 +253,7 @@ class _Placed(NamedTuple):
         return float(self.starts_s[-1]) + self.timelines[-1].seconds
 
     def counts(self, until: int | None = None) -> Mapping[SegmentTimeline, int]:
-        """How often each timeline is there, in the order in which they come, before an item or in all."""
+        """Count the occurrences of each timeline, by first occurrence, before item number `until` or in all."""
         found = dict[SegmentTimeline, int]()
         kinds, firsts, times = np.unique(self.which[:until], return_index=True, return_counts=True)
         for at in np.argsort(firsts).tolist():
@@ -262,7 +263,7 @@ class _Placed(NamedTuple):
 
 
 def _stage(stage: Stage, placed: _Placed, wait_s: float, step_s: float) -> StageTimeline:
-    """`wait_s`: at the end, for sums."""
+    """Return a stage's timeline. `wait_s`: at the end, for sums."""
     busy = defaultdict[str, float](float)
     waiting = wait_s
     for timeline, times in placed.counts().items():
@@ -288,7 +289,7 @@ def _stage(stage: Stage, placed: _Placed, wait_s: float, step_s: float) -> Stage
 
 
 def _peak(stage: Stage, placed: _Placed) -> tuple[Memory, int]:
-    """Memory at the peak, and the number of the segment in which it is."""
+    """Return the memory at the peak, and the number of its segment."""
     nets = np.array([sum(timeline.net.values()) for timeline in placed.timelines])[placed.which]
     peaks = np.array([timeline.peak_bytes for timeline in placed.timelines])[placed.which]
     before = np.cumsum(np.concatenate(([sum(stage.state.values())], nets[:-1])))
@@ -305,7 +306,7 @@ def _peak(stage: Stage, placed: _Placed) -> tuple[Memory, int]:
 
 
 def _moment(number: int, task: str, items: Sequence[Item]) -> str:
-    """What runs, in words: "backward of microbatch 3 of 4: h.0.attn backward"; the first one is number 1."""
+    """Return a description of a task: "backward of microbatch 3 of 4: h.0.attn backward", counted from 1."""
     if number == len(items):
         return f"end of the step: {task}" if task else "end of the step"
     item, count = items[number], 1 + max(item.microbatch for item in items)

@@ -14,14 +14,14 @@ from shardwright.cost.timeline.tasks import COMPUTE, COPY, Task
 from shardwright.cost.timeline.timeline import PlacedSegment, StageTimeline, Timeline
 
 MAX_TASKS = 200_000
-"""Of longer traces, only the first segment of each kind and stage is shown task by task: viewers hold about a million
-events."""
+"""The most tasks of a full trace: in longer ones, only the first segment of each kind and stage is shown task by task,
+since viewers hold about a million events."""
 
 TraceEvent = dict[str, Any]
 
 
 Described = Callable[[Task], tuple[str, dict[str, Any]]]
-"""What a task is called for people, and what else is known of it, such as its shape."""
+"""A function from a task to its name for people and further facts about it, such as its shape."""
 
 
 def _as_it_is(task: Task) -> tuple[str, dict[str, Any]]:
@@ -29,7 +29,7 @@ def _as_it_is(task: Task) -> tuple[str, dict[str, Any]]:
 
 
 def trace(timeline: Timeline, described: Described = _as_it_is) -> dict[str, Any]:
-    """The trace, to be written with `json.dump`."""
+    """Return the trace, to be written with `json.dump`."""
     num_tasks = sum(len(place.timeline.segment.tasks) for stage in timeline.stages for place in stage.placed)
     events: list[TraceEvent] = []
     for number, stage in enumerate(timeline.stages):
@@ -38,7 +38,7 @@ def trace(timeline: Timeline, described: Described = _as_it_is) -> dict[str, Any
 
 
 def _apart(events: Iterable[TraceEvent]) -> Iterator[TraceEvent]:
-    """Events of one track one after the other: sums that go on while the next segment runs are shown from there on."""
+    """Yield events so that those of one track do not overlap: each begins when the last one has ended, or later."""
     ended: dict[int, float] = {}
     for event in sorted(events, key=lambda e: e.get("ts", -1.0)):
         if event["ph"] == "X":
@@ -93,7 +93,7 @@ def _tasks(place: PlacedSegment, number: int, tracks: dict[str, int], described:
 
 
 def _folds(timeline: SegmentTimeline, start_s: float, number: int, tracks: dict[str, int]) -> Iterator[TraceEvent]:
-    """What a fold stands for, as one event on the compute stream."""
+    """Yield each fold's further blocks as one event on the compute stream."""
     computed = [i for i, task in enumerate(timeline.segment.tasks) if task.stream == COMPUTE]
     for fold in timeline.segment.folds:
         own, later = [i for i in computed if i < fold.end], [i for i in computed if i >= fold.end]
