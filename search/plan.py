@@ -194,7 +194,7 @@ class Plan:
             "pipeline": None,
             "prediction": self.prediction.to_json(),
             "alternatives": [other.to_json() for other in self.alternatives],
-            "report": json.loads(json.dumps(asdict(self.report))),  # arrays, as a file has them
+            "report": json.loads(json.dumps(asdict(self.report))),  # tuples become lists, as in a file
             "graph": print_graph(self.graph).splitlines(),
         }
 

@@ -112,7 +112,7 @@ def _priced(
     fixed, often, known = [inf] * len(kinds), list[tuple[int, int, int]](), dict[MovePart, int]()
     for number, (state, axis, after, move) in enumerate(kinds):
         ends = state[axis].kind, after.kind
-        if not tensor.grad and "C" in ends:  # the same as R
+        if not tensor.grad and "C" in ends:  # without gradient, C is R
             fixed[number] = 0.0 if "R" in ends else inf
         elif move is not None:
             fixed[number], parts = loop.parts(tensor, state, move)

@@ -135,7 +135,7 @@ class _Build:
         self.kinds = {name: self.interner.of(kind) for name, kind in self.types.items()}
         self.constants, self.again = folded.constants, folded.read_again
         self.problem = Problem(graph, builder.mesh)
-        self.carried = {before for before, _ in carried}  # which several runs of blocks may begin with
+        self.carried = {before for before, _ in carried}  # several runs of blocks may begin with these
         self.first_read = {after: before for before, after in carried}
         self.results = dict.fromkeys(name for _, name in graph.outputs)
         self.closures: dict[str, Interned[Closure]] = {}

@@ -81,7 +81,7 @@ class Eliminator:
         """Return the same where only these choices of some variables are allowed; the solution is not remembered."""
         interner = self.interner if len(problem.time_s) < MANY_VARIABLES else Interner()
         model = Model.of(problem, prices, interner)
-        known = () if allowed else problem.solved.values()  # at other prices
+        known = () if allowed else problem.solved.values()  # solutions at other prices
         ceiling = min((model.cost(solution.choices) for solution in known), default=inf)
         order = problem.order = problem.order or model.min_fill()
         for variable, choices in allowed.items():
@@ -237,9 +237,9 @@ def minimize_last(
         wide = [1] * (num_others + 1)
         for place, extent in zip(at, table.shape, strict=True):
             wide[place] = extent
-        total = total + np.ascontiguousarray(table.transpose(order)).reshape(wide)  # else all that follows is slow
+        total = total + np.ascontiguousarray(table.transpose(order)).reshape(wide)  # or the rest would be slow
     best, extent = total.argmin(axis=-1), total.shape[-1]
-    least = total.take(best + np.arange(0, total.size, extent).reshape(best.shape))  # far quicker than to search again
+    least = total.take(best + np.arange(0, total.size, extent).reshape(best.shape))  # far quicker than another search
     return Interned(least), best.astype(np.min_scalar_type(extent))
 
 

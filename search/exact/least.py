@@ -35,7 +35,7 @@ def least_s(problem: Problem, eliminator: Eliminator, sharing: Sharing) -> float
     for _ in range(_STEPS):
         if hides[0] <= waits[0] or waits[1] <= hides[1]:
             break
-        beside = (hides[0] - waits[0]) / (waits[1] - hides[1])  # at which both count the same
+        beside = (hides[0] - waits[0]) / (waits[1] - hides[1])  # both solutions cost the same at this price
         new_s, found = bound_s(beside)
         own = seconds(problem, found)
         best_s = max(best_s, new_s)

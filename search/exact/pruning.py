@@ -45,12 +45,12 @@ def undominated(unary: np.ndarray, tables: Sequence[np.ndarray]) -> np.ndarray:
     keep = np.flatnonzero(np.isfinite(unary))
     left = keep[np.argsort(rows[keep].sum(1, where=np.isfinite(rows[keep])), kind="stable")]
     rows, winners = rows[left], list[int]()
-    if len(set(rows.argmin(0).tolist())) == len(left):  # the first of those that cost least somewhere is never beaten
+    if len(set(rows.argmin(0).tolist())) == len(left):  # the first choice of least cost somewhere is never beaten
         return np.sort(left)
     while len(left):
         first = max(1, _COMPARED // rows.size)
         beats = np.logical_and.reduce(rows[:first, None] <= rows, axis=2)
-        beaten: np.ndarray = np.triu(beats, 1).any(0)  # by an earlier one: that is left, or one that is left beats it
+        beaten: np.ndarray = np.triu(beats, 1).any(0)  # by an earlier one that is left, or that one left beats
         winners += left[:first][~beaten[:first]].tolist()
         beaten[:first] = True
         left, rows = left[~beaten], rows[~beaten]
@@ -106,7 +106,7 @@ def relax(unary: Sequence[np.ndarray], edges: Edges, ceiling: float = inf) -> Re
             stalled = 0 if rises else stalled + 1
             if best[1] <= bound + slack or stalled == _STALLED:
                 break
-            if isfinite(best[1]) and not _is_apt(clip, best[1]) and number < _CLIPS:  # more sweeps are for one that is
+            if isfinite(best[1]) and not _is_apt(clip, best[1]) and number < _CLIPS:  # sweep more only with an apt clip
                 break
         if _is_apt(clip, best[1]):
             break

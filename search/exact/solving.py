@@ -353,7 +353,7 @@ class Solver:
                 problem, eliminator, limit, cutoff_s, beside, hull=bool(folded.repeated), near=near
             )  # equal blocks are laid out alike, and mixed later
             if best is not None:
-                bound_s = best.bound_s  # that of the true limit
+                bound_s = best.bound_s  # the bound for the true limit
             if feasible and prices.byte:
                 near, self._usual[execution.recompute] = prices.byte, prices.byte / fastest.objective
             draft = _Draft(name, bound_s, (problem, solution, prices), tuple(roles), execution, priced, limits)

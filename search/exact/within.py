@@ -126,7 +126,7 @@ def _walk(problem: Problem, solve: Solve, limit: float, cutoff_s: float, beside:
             return _Walk(best, bound_s, fits=False)
         over = best
     for _ in range(_HULL_STEPS):
-        if best.seconds <= max(over.seconds, bound_s * (1 + _CLOSE)):  # or of solutions that are no optima
+        if best.seconds <= max(over.seconds, bound_s * (1 + _CLOSE)):  # also where solutions are no optima
             break
         price = (best.seconds - over.seconds) / (over.num_bytes - best.num_bytes)
         found = point(price)
@@ -159,7 +159,7 @@ class _Branches:
         entries = problem.order.entries if problem.order is not None else 0
         self.most = _MOST_WORK // (entries + _VARIABLE * len(problem.time_s))
         self.num_solved = 0
-        self.eliminator = Eliminator(Interner())  # what it has in common with others is soon forgotten
+        self.eliminator = Eliminator(Interner())  # its tables, which others do not share, are soon forgotten
 
     def run(self, walk: _Walk) -> Within:
         """Return the best solution of all branches, with the least of their bounds."""
@@ -197,7 +197,7 @@ class _Branches:
         kept = [table.value for table in self.problem.kept_bytes]
         pairs = enumerate(zip(kept, over.solution.choices, best.solution.choices, strict=True))
         apart, variable = max((abs(float(table[o] - table[b])), v) for v, (table, o, b) in pairs)
-        if not apart:  # other variables tell them apart, of which each keeps as much
+        if not apart:  # they differ only in variables that keep the same bytes
             return []
         table, own = kept[variable], branch.allowed.get(variable, np.arange(len(kept[variable])))
         middle = (table[over.solution.choices[variable]] + table[best.solution.choices[variable]]) / 2

@@ -104,7 +104,7 @@ class Pins:
         memory_bytes = bounds[MEMORY].high if MEMORY in bounds else None
         given = mesh is not None or spaces is not None
         stages = _stages(asked, graph, cluster, bounds.get(STAGES), given=given)
-        if memory_bytes is not None and cluster.parts:  # a stage's limit is that of its own devices
+        if memory_bytes is not None and cluster.parts:  # each stage's limit is its own devices'
             if 1 not in stages:
                 raise PlanError(f"pin {bounds[MEMORY].text!r}: not with stages on devices that differ; leave one out")
             stages = [1]
@@ -194,7 +194,7 @@ def _staged(
 def _check_mesh(mesh: Mesh, roles: Sequence[str] | None, cluster: Cluster, asked: Stages | None) -> None:
     stages = asked if isinstance(asked, int) else 1
     if isinstance(asked, tuple):
-        stages = len(asked) if len(set(asked)) == 1 else 0  # 0: their meshes differ from this one
+        stages = len(asked) if len(set(asked)) == 1 else 0  # 0: the stages' meshes differ
     if stages > 1 and mesh.num_devices * stages != cluster.num_devices:
         raise PlanError(
             f"{stages} stages of mesh {mesh} have {mesh.num_devices * stages} devices, cluster {cluster.name} has "

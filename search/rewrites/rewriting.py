@@ -83,7 +83,7 @@ class Rewriter:
         best, search = candidate, self._search(candidate)
         for _ in range(_ROUNDS):
             problem, solution, prices = best.solved
-            if not candidate.fits:  # what is kept is decided later
+            if not candidate.fits:  # the fitter decides later what is kept
                 prices = prices._replace(byte=0.0)
             found = search.improve(problem, solution, prices)
             rewrites = tuple(self._told(found))

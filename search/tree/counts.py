@@ -131,7 +131,7 @@ class Counts:
         nothing else fits.
         """
         last, memory = len(self.counts) - 1, self.found[number].prediction.memory
-        slack = memory.total_bytes / (memory.total_bytes - memory.slack_bytes)  # the same share of everything
+        slack = memory.total_bytes / (memory.total_bytes - memory.slack_bytes)  # slack is the same share of every kind
         shrinks = slack * (memory.activations_bytes + memory.temporary_bytes)
         room = self.limit_bytes - memory.total_bytes + shrinks
         if room <= 0:

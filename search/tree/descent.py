@@ -63,7 +63,7 @@ class Descent:
         self.tried: list[Candidate] = []
         self._known: dict[_Way, Fitted | None] = {}
         self._modes = list(tuner.modes)
-        del self._modes[1:-1]  # what lies between is found value by value
+        del self._modes[1:-1]  # modes in between are found value by value
 
     def plans(self, spaces: Sequence[Space]) -> Iterator[Fitted]:
         """Yield the best plan of each way that comes near the best by then."""

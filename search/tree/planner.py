@@ -138,31 +138,31 @@ class Planner:
         compared: bool = True,
         time_limit_s: float | None = None,
     ) -> Plan:
-        """The best plan over all meshes, microbatches and recomputation, or over what is left by what is given.
+        """Return the best plan over all meshes, microbatches and recomputation, or over what the arguments leave.
 
-        Where the batch does not divide among all devices, that may be one for fewer (`Plan.idle`).
+        Where the batch does not divide among all devices, that may be a plan for fewer (`Plan.idle`).
 
         Args:
-            graph: serial.
+            graph: a serial graph.
             model: its name.
-            mesh: this one only; it may have the axis of time. Where it has fewer devices, the others stay idle.
+            mesh: the only one; it may have the axis of time. Where it has fewer devices, the others stay idle.
             roles: of the axes of devices of `mesh`.
-            microbatches: so many in a step.
+            microbatches: their number in a step.
             recompute: what backward makes again: a mode, or modes and lists of places by block of the model.
-            pins: what layouts, degrees and memory keep to (`search.request.asked`).
-            stages: so many pipeline stages, `mesh` being that of one; or how many devices each has, `mesh` being that
-                of the largest; "auto": as many as are best. By default none,
-                unless nothing fits without, devices are unlike, or GPUs are far from what their work takes.
-            schedule: the order of microbatches in these; by default the best.
+            pins: limits of layouts, degrees and memory (`search.request.asked`).
+            stages: the number of pipeline stages, `mesh` being that of one stage; or the number of devices of each
+                stage, `mesh` being that of the largest; "auto": as many as are best. By default there are none, unless
+                nothing fits without them, devices are unlike, or GPUs take far longer than their work does.
+            schedule: the order of the stages' microbatches; by default the best.
             spaces: to search in place of all meshes.
-            by_hand: on these `spaces`, as the plans by hand are that a plan is compared with: the best of their
-                degrees, microbatches and kinds of recomputation, with no value by itself and no rewrites.
-            compared: whether plans that people choose by hand are tuned too, to be compared with.
-            time_limit_s: after so many seconds the best plan so far is finished, as after Ctrl-C, with a bound of all
-                meshes.
+            by_hand: whether these `spaces` are planned as plans by hand are: with the best of their degrees,
+                microbatches and kinds of recomputation, but no value recomputed by itself and no rewrites.
+            compared: whether plans that people choose by hand are tuned too, to compare with.
+            time_limit_s: the seconds after which the best plan so far is finished, as after Ctrl-C, with a bound of
+                all meshes.
 
         Raises:
-            PlanError: what is given does not fit the cluster or the model, or does not go together.
+            PlanError: the arguments do not fit the cluster or the model, or contradict each other.
             GraphError: the graph gives no loss.
         """
         start, stop = time.perf_counter(), Stop(time_limit_s)
@@ -349,7 +349,7 @@ class Planner:
             best = min([*known, *found.values()], key=rank, default=None)
             if best and (_about(best) <= rank(candidate) or (best.fits and len(found) >= _MOST_WHOLE)):
                 break
-            if _way(candidate) in found:  # the same, which keeps less
+            if _way(candidate) in found:  # the same way, keeping less
                 continue
             new = rewriter.again_whole(candidate) if candidate.folded else candidate
             self.progress(f"{named(new)}, all blocks: {new.prediction.step_s * 1e3:.1f} ms")
@@ -462,7 +462,7 @@ def _kept(
     if tuner.folded.is_large or not fits:
         return list(_fits(fitter, tried, stop)), []
     descent, pins = Descent(tuner, fitter), tuner.pins
-    others = () if pins.guided else (space for space, *_ in tuner.known)  # by hand
+    others = () if pins.guided else (space for space, *_ in tuner.known)  # plans by hand too
     found = stop.within(descent.plans(tuple(dict.fromkeys((*pins.spaces, *others)))))
     return list(found), descent.tried
 

@@ -74,7 +74,7 @@ class Stager:
         self.tuner, self.fastest_s, self.tried = tuner, fastest_s, list[Candidate]()
         tuner.fastest_s = fastest_s
         self.modes = list(tuner.modes)
-        del self.modes[1:-1]  # what lies between is found value by value
+        del self.modes[1:-1]  # modes in between are found value by value
         folded = tuner.folded
         self._num_blocks = len(blocks_of(folded.graph)) + sum(times - 1 for times in folded.repeats.values())
         self._bests: dict[tuple[int, tuple[int, ...]], Candidate] = {}  # by number of stages, and devices of each
@@ -239,7 +239,7 @@ class Stager:
     def _ways_by_hand(self, space: Space, count: int) -> Iterator[Candidate]:
         """Yield plans in every order, with the least recomputation with which the first of them fits."""
         solver, pipeline, modes = self.tuner.solver, space.pipeline, list(self.tuner.modes)
-        del modes[: self._is_crowded(space, count)]  # by what the first one keeps
+        del modes[: self._is_crowded(space, count)]  # the first mode keeps too much then
         while modes:
             found = solver.solve(
                 self.tuner.folded, over_time(space.mesh, count), space.roles, space.name,
@@ -250,7 +250,7 @@ class Stager:
                 del modes[:-1]
             interleaved = (pipeline._replace(schedule="interleaved", chunks=chunks) for chunks in _CHUNKS)
             free = self.tuner.pins.asked.schedule is None and count % pipeline.stages == 0
-            for order in interleaved if free and found.fits else ():  # they keep no less
+            for order in interleaved if free and found.fits else ():  # other orders keep no less
                 name = space.name.replace(str(pipeline), str(order))
                 if (own := self._ordered(found, order, name)) is not None:
                     yield own
@@ -372,7 +372,7 @@ class Stager:
         counts, size = self._counts(space), self.tuner.pins.size
         deep = roomy = self._deep(space, _DEEP)
         while self._is_crowded(space, counts[roomy]) and roomy + 1 < len(counts):
-            needed = self.tuner.crowding(space, self.modes[0], counts[roomy]) * counts[roomy]  # of more, no fewer are
+            needed = self.tuner.crowding(space, self.modes[0], counts[roomy]) * counts[roomy]  # at least so many
             roomy = max(roomy + 1, self._deep(space, needed / space.pipeline.stages))
         first = max(0, (deep if self._is_crowded(space, counts[roomy]) else roomy) - self._fewer)
         even = [i for i in range(first + 1) if size // counts[i] % space.mesh.sizes[0] == 0]

@@ -121,7 +121,7 @@ class Tuner:
             return [1]
         counts = microbatch_counts(self.pins.size) if self.pins.microbatches is None else [self.pins.microbatches]
         count = counts[min(1, len(counts) - 1)]
-        in_turn = Mesh((TIME,), (count,))  # how devices share each of them is another question, and takes longer
+        in_turn = Mesh((TIME,), (count,))  # how devices share a microbatch is checked elsewhere, and takes longer
         try:
             check_time(self.solver.fastest_layouts(self.folded, in_turn, (), self.execution), self.execution)
         except PlanError as error:
@@ -183,14 +183,14 @@ class Tuner:
         Raises `NoLayoutsError` where no mesh has layouts that can be run.
         """
         best = None if self.pins.guided else min(known, key=rank, default=None)
-        if self.pins.guided:  # what was not asked for does not count
+        if self.pins.guided:  # plans outside the request do not count
             self.fastest_s = inf
         found = list[_Found]()
         for own in self._over_meshes(best):
             found.append(own)
             yield self.told(own[0])
         if not found:
-            if best is not None and best.fits:  # which nothing can win against
+            if best is not None and best.fits:  # nothing can beat the known plan
                 return
             raise self.refused
         own, space, tried = min(found, key=lambda entry: self._promise(entry[0]))
@@ -500,15 +500,15 @@ class Tuner:
         besides = self.solver.besides
         zeros = _priced(space.zeros, mesh)
         is_large = self.folded.is_large
-        if space.pipeline.stages > 1:  # which seldom have room for what stays longest
+        if space.pipeline.stages > 1:  # stages seldom have room for the longest lifetime
             zeros = zeros[-1:]
-        elif is_large:  # first those of the floor
+        elif is_large:  # the floor's lifetime first
             zeros = list(dict.fromkeys((*different(space.zeros, mesh)[:1], *zeros)))
         besides = besides[-1:] if is_large else besides
         for priced, beside in product(zeros, besides):
             asked = self.folded, mesh, space.roles, execution, priced, space.limits
             if best is not None:
-                if best.fits == is_large:  # what could win is of no use; of a large model, only what fits is of any
+                if best.fits == is_large:  # small: only a fitting plan is improved; large: one is enough
                     break
                 if priced != zeros[0] and beside != best.solved[2].beside:  # it was worse for the other lifetime
                     continue
