@@ -56,7 +56,7 @@ def _splittable(node: Node, constants: frozenset[str]) -> bool:
 
 
 def _signature(graph: Graph, node: Node) -> Signature:
-    """Return the signature; the factor along which the operator counts positions is fixed, as its parts must touch."""
+    """Return the signature; the factor that the operator counts positions along is fixed: its parts are consecutive."""
     signature, row = graph.signature(node), node.row
     counted = row.offset if row is not None else None
     factors = tuple(replace(f, role="fixed") if f.name == counted else f for f in signature.factors)

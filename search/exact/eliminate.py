@@ -30,7 +30,7 @@ LARGE_TABLE = 2**20
 LARGE_RESULT = 2**14
 """The same limit for what is left of a table: shared results stay in memory as long as the solver."""
 MOST_ENTRIES = 2**25
-"""The most entries of all tables of an elimination that shares none; so many take as long as doing without."""
+"""The most entries of an elimination's unshared tables; so many take about as long as the search without them."""
 _PART_ENTRIES = 2**23
 """The same limit for a part of a model that is solved alone: there are many parts."""
 LARGEST = 10**7
@@ -78,7 +78,7 @@ class Eliminator:
         return self.solve_with(problem, prices, {})
 
     def solve_with(self, problem: Problem, prices: Prices, allowed: Mapping[int, np.ndarray]) -> Solution:
-        """Return the same where only these choices of some variables are allowed; the solution is not remembered."""
+        """Return the solution where some variables have only these choices; it is not remembered."""
         interner = self.interner if len(problem.time_s) < MANY_VARIABLES else Interner()
         model = Model.of(problem, prices, interner)
         known = () if allowed else problem.solved.values()  # solutions at other prices

@@ -234,7 +234,7 @@ class Solver:
         priced: Zero,
         limits: Limits = NO_LIMITS,
     ) -> float:
-        """Return about the least time of any layouts, with any memory, where as much overlaps as can.
+        """Return an estimate of the least step of any layouts, with any memory, where as much overlaps as can.
 
         It is not a bound: a resharding that readers share counts for each, and messages that are sent together count
         one by one.

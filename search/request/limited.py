@@ -47,19 +47,19 @@ class Limited:
         self.whole = self._read_whole()
 
     def operator(self, node: Node) -> Splits | None:
-        """Return what is left of an operator's choices; None: all."""
+        """Return the limits of an operator's choices, or None where there are none."""
         bounds = () if node.name in self.origin or node.name in self.free else tuple(self._split_bounds(node))
         whole = tuple(self.whole.get(node.name, ()))
         return Splits(self.sizes, bounds, whole) if bounds or whole else None
 
     def storage(self, leaf: Node) -> Stored | None:
-        """Return what is left of the ways to store a parameter; None: all."""
+        """Return the limits of the ways to store a parameter, or None where there are none."""
         least = self.bounds[ZERO].low if ZERO in self.bounds else 1
         pins = self._on_axes(leaf.name)
         return Stored(self.sizes, pins, least) if pins or least > 1 else None
 
     def moves(self, name: str) -> Moves | None:
-        """Return what is left of the moves of a value; None: all."""
+        """Return the limits of a value's moves, or None where there are none."""
         origin = self.origin.get(name)
         if origin is None:
             return None

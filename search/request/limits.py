@@ -68,7 +68,7 @@ class Limits:
                    for use in uses)  # fmt: skip
 
     def tell_apart(self, graph: Graph, alike: Mapping[str, str]) -> bool:
-        """Return whether parameters that stand for each other are not named by the same pins."""
+        """Return whether some pin names only one of two parameters that stand for each other."""
         target = {leaf.name: str(leaf.attr("target")) for leaf in graph.leaves("parameter")}
         return any(pin.names(target[a]) != pin.names(target[b]) for pin in self.layouts for a, b in alike.items())
 

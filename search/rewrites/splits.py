@@ -110,7 +110,7 @@ def leaves(graph: Graph, home: Mapping[str, str] | None = None) -> list[Part]:
 
 
 def _part(graph: Graph, operators: Sequence[str]) -> Part:
-    """Return the part that holds the fed ones of these convex operators, and what is made for them alone."""
+    """Return the part of these convex operators: the fed ones (`_fed`), and operators that serve them alone."""
     inside, fed = set(operators), _fed(graph)
     read = dict.fromkeys(i for name in operators for i in graph.by_name[name].inputs if i not in inside)
     starts = [name for name in read if graph.by_name[name].op != "parameter"]
@@ -149,7 +149,7 @@ def _needed(graph: Graph, starts: Iterable[str], ends: Iterable[str]) -> set[str
 
 
 def _inside(graph: Graph, needed: set[str]) -> list[Node]:
-    """Return a part's operators: fed ones, and what is made for it alone, such as a transposed weight or a number."""
+    """Return a part's operators: fed ones (`_fed`), and those that serve it alone, such as a weight's transpose."""
     fed, at, names = _fed(graph), _places(graph), set[str]()
     for name in sorted(needed, key=at.__getitem__, reverse=True):
         users = graph.users[name]

@@ -83,7 +83,7 @@ class Counts:
 
     @property
     def _may_fit(self) -> bool:
-        """Return whether the least that layouts keep fits in the most microbatches: each keeps as much less."""
+        """Return whether the least that layouts keep may fit in the most microbatches, which each keep less."""
         return self._crowding(self.counts[0]) * self.counts[0] <= NEARLY * self.counts[-1]
 
     def _up(self) -> Proposals:
@@ -119,7 +119,7 @@ class Counts:
         return is_better
 
     def _at(self, number: int) -> Generator[float, bool, bool]:
-        """Propose a count unless it has been tried; return whether it has been tried now."""
+        """Propose a count unless it has been tried; return whether it has been tried by now."""
         if number not in self.found and (yield self._floor_s(self.counts[number])):
             self.found[number] = self._tried(self.counts[number])
         return number in self.found

@@ -29,7 +29,7 @@ _NEAR = 1.05
 _MOST = 8
 """The most meshes beside that of the best plan that are tried with the best plan's way to run."""
 _CROWDED = 3.0
-"""The factor on the room for values by which all of them may exceed it, for layouts to be tried that keep all."""
+"""The most times the room for values that kept ones may take, for layouts of their recomputation to be tried."""
 _CLOSE = 1.02
 """The factor on the best step up to which a plan is tried with another kind of recomputation too."""
 
@@ -85,7 +85,7 @@ class Descent:
                 yield from self._beside_the_best(space)
 
     def _beside_the_best(self, space: Space) -> Iterator[Fitted]:
-        """Run another mesh as the best plan by now is run, and go on from there if it is promising."""
+        """Yield plans on another mesh, run as the best plan by now is, and on from there if that is promising."""
         if self.best is None:
             return
         like = self.best._replace(space=space)
@@ -99,7 +99,7 @@ class Descent:
         return divided(space, self.tuner.counts, self.tuner.pins.size)
 
     def _down(self, way: _Way) -> Iterator[Fitted]:
-        """Go from a way to better ones beside it."""
+        """Yield the plans met on going from a way to better ones beside it."""
         while True:
             before = way
             for beside, least_s in self._beside(way):

@@ -52,7 +52,7 @@ class Fitted:
     larger_bytes: int = 0
 
     def mixed_s(self, limit_bytes: int) -> float:
-        """Return about the step where as many blocks as fit keep more; each block adds and saves the same."""
+        """Return an estimate of the step if as many blocks as fit keep more; each block adds and saves the same."""
         own_s, own_bytes = self.candidate.prediction.step_s, _bytes(self.candidate)
         if self.larger is None or not own_bytes < limit_bytes < self.larger_bytes:
             return own_s
@@ -149,7 +149,7 @@ def may_keep_more(candidate: Candidate) -> bool:
 
 
 def kept_s(candidate: Candidate) -> float:
-    """Return about its step, or less, with everything kept: compute waits for no weights that are gathered again."""
+    """Return an estimate of the step, or less, with everything kept: compute then waits for no gathers."""
     mode, own = candidate.execution.recompute, candidate.prediction
     kept = own.step_s * (_WITHOUT[mode] if isinstance(mode, str) else 1.0)
     return kept - own.exposed_s if candidate.lifetimes in ("zero-2", "zero-3") else kept

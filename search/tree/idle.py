@@ -132,7 +132,7 @@ def _promising(
 
 
 def _odd(cluster: Cluster) -> Iterator[Mesh]:
-    """Yield a mesh of one device, and one of up to two odd primes of the number of devices, an axis each.
+    """Yield a mesh of one device, and one whose axes are the odd primes of the number of devices, if one or two.
 
     Work that has no shares on such a mesh has none on all devices, except by the other devices.
     """

@@ -290,7 +290,7 @@ class Planner:
         """Return the best plan of each number of stages that may win, all that was tried of these, and one by hand.
 
         Where no stages are asked for, they are tried if no known plan fits, if devices are unlike, or if the best plan
-        takes so much longer than its work that stages may save some of the rest. The last does not hold on CPUs: a
+        takes so much longer than its work that stages may save some of the rest. The last reason is none on CPUs: a
         stage that waits leaves memory bandwidth to others, which the timeline does not know of.
         """
         limit_bytes = tuner.solver.limit_bytes
@@ -311,7 +311,7 @@ class Planner:
     ) -> list[Candidate]:
         """Return faster plans with rewrites, those of the fewest axes first.
 
-        Of layouts whose microbatches are run in several orders, only the order in which a fitting plan is kept counts.
+        Layouts that are run in several orders count only in the order of their fastest plan that fits.
         """
         fastest_last = sorted((f.candidate for f in fits), key=lambda c: c.prediction.step_s, reverse=True)
         keeping = {id(c.solved): c for c in fastest_last}
@@ -324,7 +324,7 @@ class Planner:
     def _finished(
         self, rewriter: Rewriter, fitter: Fitter, fitted: Mapping[_Way, Fitted], ranked: Sequence[Candidate], stop: Stop
     ) -> tuple[Candidate, dict[_Way, Candidate]]:
-        """Return the best plan of the whole graph, and the judged plans of it whose blocks all keep the same."""
+        """Return the best plan of the whole graph, and all plans judged for it whose blocks keep the same."""
         apart = list(stop.within(self._apart(rewriter, fitter, fitted, {}, ranked[0])))
         whole = {_way(c): c for c in stop.within(self._whole(rewriter, ranked, apart), needed=not apart)}
         best = min([*apart, *whole.values()], key=rank)
@@ -388,7 +388,7 @@ class Planner:
         self, rewriter: Rewriter, best: Candidate, whole: Mapping[_Way, Candidate], ranked: Sequence[Candidate],
         zeros: Sequence[Zero], stop: Stop,
     ) -> tuple[_Way, Candidate]:  # fmt: skip
-        """Return the best plan once each stage has its own blocks and lifetimes, after how it was run before.
+        """Return how the best plan was run, and the plan once each stage has its own blocks and lifetimes.
 
         Plans in other orders that come near are looked at too: stages leave each other different room in each order.
         """
@@ -468,7 +468,7 @@ def _kept(
 
 
 def _fastest_s(fits: Sequence[Fitted], pool: Sequence[Candidate], limit_bytes: int) -> float:
-    """Return the step of the best plan before the whole graph is solved; inf if none fits."""
+    """Return the step of the best plan that is known before the whole graph is solved; inf if none fits."""
     known_s = [c.prediction.step_s for c in pool if c.fits]
     return min(known_s + [f.mixed_s(limit_bytes) for f in fits if f.candidate.fits], default=inf)
 

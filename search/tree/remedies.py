@@ -37,7 +37,7 @@ from shardwright.search.tree.tuning import Tuner, named
 
 _LARGER = (2, 4, 8, 16)
 _MOST_REMEDIED = 3
-"""The most plans compared with, of those that do not fit, for which a remedy is sought: the smallest."""
+"""The most alternatives that do not fit for which a remedy is sought, the smallest ones."""
 _MOST_SOLVED = 2
 """The most larger clusters on which a plan's layouts are solved anew: a tenth of a second each for 80 layers."""
 _MOST_TIMES = 4

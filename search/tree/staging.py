@@ -180,7 +180,7 @@ class Stager:
                 ahead += [w for w in more if w.number > number or w.floor_s < floor_s or not found.is_tight]
 
     def _less_idle(self, ways: Sequence[_Way]) -> list[_Way]:
-        """Return these ways, and the one of the least floor in more microbatches while it falls: stages idle less."""
+        """Return these ways and, while the floor falls, the best one in more microbatches, as stages idle less."""
         found = list(ways)
         best = min(found, key=_floor_s)
         while best.number + 1 < len(self._counts(best.space)):
@@ -339,7 +339,7 @@ class Stager:
         return self._likeliest(spaces) if self._unlikely is None else self._first(_near(spaces, self._inner))
 
     def _likely(self, spaces: Sequence[Space]) -> list[Space]:
-        """Return the spaces but for those that lie where meshes of another number of stages are unlikely."""
+        """Return the spaces without those that lie where meshes of another number of stages are unlikely."""
         return [space for space in spaces if not _is_beyond(_inner(space), self._inner, self._unlikely or ())]
 
     def _least(self, spaces: Sequence[Space]) -> list[_Way]:
@@ -396,7 +396,7 @@ class Stager:
         return next((i for i, c in enumerate(counts) if c >= deep * space.pipeline.stages), len(counts) - 1)
 
     def _counts(self, space: Space) -> list[int]:
-        """Return the numbers of microbatches that are at least the stages, where the batch has so many."""
+        """Return the numbers of microbatches to try: at least one for each stage, if the batch can be cut so far."""
         stages, chunks = space.pipeline.stages, space.pipeline.chunks
         found = divided(space, self.tuner.counts, self.tuner.pins.size)
         return [c for c in found if c >= stages and (chunks == 1 or c % stages == 0)] or found[-1:]

@@ -144,7 +144,7 @@ class Tuner:
                 yield self.told(found[0])
 
     def by_hand(self) -> Iterator[Candidate]:
-        """Yield the same for the given spaces. Raises `NoLayoutsError` where they have no layouts that can be run."""
+        """Yield the best plan by hand on the given spaces. Raises `NoLayoutsError` where none has layouts to run."""
         if (found := self._best(self.spaces)) is None:
             raise self.refused
         yield self.told(found[0])
@@ -439,7 +439,7 @@ class Tuner:
         )
 
     def _eased_s(self, space: Space, mode: RecomputeMode, found: Candidate) -> float:
-        """Return about a plan's step with ample memory: less by the share that memory adds to the sum of the layouts.
+        """Return an estimate of a plan's step with ample memory: less by the share that memory adds to the sum.
 
         0 where the longest lifetime has no layouts.
         """
@@ -549,7 +549,7 @@ class Tuner:
         return self.folded.is_large or self._expected_s(best, asked, beside) < rival_s * (1 - LITTLE)
 
     def _expected_s(self, found: Candidate, asked: _Asked, beside: float) -> float:
-        """Return about a plan's step with layouts of another lifetime, or for another share of communication.
+        """Return an estimate of a plan's step with layouts of another lifetime, or share of communication.
 
         It is less by the share of the plan's sum that these save at most, if they keep no more than the plan does.
         """
