@@ -31,7 +31,7 @@ from shardwright.search.choices.interning import Interned
 from shardwright.search.choices.reshard import Closure
 
 Restrict = Callable[[Node, int, Choice | Layout], bool]
-"""Whether an operator may take a choice on an axis, or a parameter be stored in a layout: of baselines and tests."""
+"""A test of whether an operator may take a choice on an axis, or a parameter a layout: of baselines and tests."""
 Costs = Interned[np.ndarray]
 """Seconds or bytes: per choice of a variable, or per pair of choices of two."""
 
