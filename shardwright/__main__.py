@@ -1,4 +1,4 @@
-"""`python -m shardwright`, and the command `shardwright`."""
+"""Entry point of `python -m shardwright` and of the command `shardwright`."""
 
 from __future__ import annotations
 

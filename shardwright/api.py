@@ -1,6 +1,6 @@
 """The public functions: `plan` searches, `compile` turns a plan into this rank's trainable module.
 
-How they work: model and batch ──capture──▶ serial graph ──Planner──▶ Plan ──check_plan──▶ lower ──▶ ParallelModule.
+model and batch ──capture──▶ serial graph ──Planner──▶ Plan ──check_plan──▶ lower ──▶ ParallelModule
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ PerMicrobatch = bool | str | Sequence[str]
 
 
 class Guide(NamedTuple):
-    """What the search is told to keep to; see `plan`."""
+    """The constraints that a caller puts on the search; see `plan`."""
 
     mesh: MeshLike | None = None
     roles: Roles | None = None
@@ -65,14 +65,15 @@ class Guide(NamedTuple):
 
     @property
     def reduced(self) -> ReduceDtype | None:
-        """The dtype that gradients are sent in, by name; a `FieldError` for one that they cannot be."""
+        """The dtype that gradients are sent in, by name. Raises `FieldError` for a dtype that they cannot have."""
         return Execution(reduce_dtype=self.reduce_dtype).reduce_dtype  # pyright: ignore[reportArgumentType]
 
     @property
     def statistics(self) -> Statistics:
-        """Into how many microbatches the batch is cut, and the modules that have statistics of each by itself.
+        """The number of microbatches, and the modules with statistics of each microbatch by itself.
 
-        Raises `PlanError` where the search is to choose the number, as other statistics make another step.
+        Raises `PlanError` if there are such modules but no number: other statistics make another step, so the search
+        may not choose it.
         """
         named = self.per_microbatch
         names = ("*",) if named is True else (named,) if isinstance(named, str) else tuple(named or ())
@@ -86,7 +87,7 @@ class Guide(NamedTuple):
 
 
 class Statistics(NamedTuple):
-    """How many microbatches there are, and the modules that have statistics of each by itself."""
+    """The number of microbatches, and the modules with statistics of each microbatch by itself."""
 
     num_microbatches: int = 1
     modules: tuple[str, ...] = ()
@@ -94,12 +95,12 @@ class Statistics(NamedTuple):
 
 @lru_cache(maxsize=1)
 def certified_choices() -> Certified:
-    """The split choices of a node that carry a certificate; nothing else enters the search."""
+    """Return the split choices of nodes that carry a certificate; no others enter the search."""
     return Certified()
 
 
 def certified_by(rules: str | os.PathLike[str] | None, progress: Progress | None) -> Certified:
-    """What a rule file allows, or the shipped catalogue."""
+    """Return the choices that a rule file allows, or those of the shipped catalogue."""
     if rules is None:
         return certified_choices()
     tell = progress or (lambda message: None)
@@ -128,7 +129,7 @@ def plan(
     progress: Progress | None = None,
     check_capture: CheckCapture = "never",
 ) -> Plan:
-    """Search the best way to train `model` on `cluster`. Nothing is distributed, or run without `check_capture`.
+    """Search for the best way to train `model` on `cluster`. Nothing is distributed, or run without `check_capture`.
 
     Where the batch does not divide among all devices, fewer may be faster: the plan is then for a part of the cluster
     (`plan.cluster`), and `plan.idle` says how many stay idle, and why.
@@ -142,59 +143,59 @@ def plan(
         mesh: search on this mesh only, as `Mesh.of(dp=2, tp=4)` or `{"dp": 2, "tp": 4}`. A first axis `mb` is that of
             time: `{"mb": 4, "dp": 2}` runs four microbatches in a step. Where it has fewer devices than the cluster,
             the others stay idle.
-        roles: what each axis of devices may do: "data", "zero", "expert", "context", "ulysses", "tensor" or "free"
-            (anything, the default).
+        roles: the use of each axis of devices: "data", "zero", "expert", "context", "ulysses", "tensor" or "free"
+            (any, the default).
         microbatches: how many microbatches a step has, gradients accumulated; 1: none. By default the search chooses.
-        recompute: what backward computes again in place of keeping it: "none", "selective" (attention), "full" (every
-            repeated block, from its input), or a mapping from blocks of the model, modules in them or patterns to one
-            of these or to a list of places (docs/recompute.md), such as `{"model.layers.0-7": ["mlp", ":add"]}`. By
-            default the search chooses, value by value.
-        pins: what the search keeps to beside these, as texts or by name: the layout of parameters, by name or pattern
+        recompute: the values that backward computes again instead of keeping them: "none", "selective" (attention),
+            "full" (every repeated block, from its input), or a mapping from blocks of the model, modules in them or
+            patterns to one of these or to a list of places (docs/recompute.md), such as
+            `{"model.layers.0-7": ["mlp", ":add"]}`. By default the search chooses, value by value.
+        pins: further constraints on the search, as texts or by name: the layout of parameters, by name or pattern
             of parameters or modules (`{"lm_head.weight": {"tp": "S(0)"}, "*.mlp": "sharded"}`: "whole", "sharded",
             "gathered" for use, or "S(dim)"); degrees of roles ("no context", "tensor<=8", "zero>=4") or sizes of axes
             ("y<=8"), on any mesh; and memory on each device ("memory<=40GB"). See docs/planning.md.
-        per_microbatch: modules, by name or pattern of `fnmatch` (with all that is inside), whose statistics over the
+        per_microbatch: modules, by name or pattern of `fnmatch` (with all modules inside), whose statistics over the
             batch (batch norm's, those of balancing losses) are taken of each microbatch by itself; True: all. Such a
-            step is not that of the whole batch: it is that of one process which runs the microbatches in turn, the
-            loss being the mean of theirs, running statistics brought up to date by each. `microbatches` must be given.
-        precision: "amp_bf16" and "amp_fp16": what `torch.autocast` runs in 16 bits, with weights, their gradients and
-            optimizer states in float32. "bf16_params" and "fp16_params": parameters, inputs and all that follows in 16
-            bits, over weights and optimizer states in float32, as FSDP2's `MixedPrecisionPolicy(param_dtype=…)` has it.
+            step is not a step of the whole batch: it equals one process that runs the microbatches in turn, with the
+            mean of their losses, and updates running statistics after each. `microbatches` must be given.
+        precision: "amp_bf16" and "amp_fp16": 16 bits where `torch.autocast` uses them, with weights, their gradients
+            and optimizer states in float32. "bf16_params" and "fp16_params": parameters, inputs and all results in 16
+            bits, over weights and optimizer states in float32, as with FSDP2's `MixedPrecisionPolicy(param_dtype=…)`.
             "tf32": matrix products in tf32. "fp8" can be costed, not run. "fp32", "bf16" and "fp16" check that the
             model is in that dtype. By default the model's own dtypes; a `torch.autocast` in the model is kept in any
-            case. A mapping says it by module: from names or patterns of modules (with all that is inside) to "fp32",
-            "amp_bf16" or "bf16_params", the first that fits deciding, and from "*", the last, to what all others
-            compute in, as `{"lm_head": "fp32", "*": "amp_bf16"}`; see docs/precision.md. Usual other names ("bfloat16",
-            "bf16-mixed") are understood. Of several precisions, in a list, the search chooses the fastest one that
-            fits.
-        reduce_dtype: "float32", "bfloat16" or "float16", or that dtype of torch: what gradients of parameters are sent
-            in, to be summed over devices. By default the dtype of the parameters, in which they are accumulated and
-            handed over in any case. It is `reduce_dtype` of FSDP's `MixedPrecisionPolicy`, and goes with any precision.
+            case. A mapping sets it by module: from names or patterns of modules (with all modules inside) to "fp32",
+            "amp_bf16" or "bf16_params", of which the first match counts, and from "*", the last key, to the precision
+            of all others, as `{"lm_head": "fp32", "*": "amp_bf16"}`; see docs/precision.md. Usual other names
+            ("bfloat16", "bf16-mixed") are understood. From a list of several precisions, the search chooses the fastest
+            that fits.
+        reduce_dtype: "float32", "bfloat16" or "float16", or that dtype of torch, in which gradients of parameters are
+            sent to be summed over devices. By default the dtype of the parameters, in which they are accumulated and
+            returned in any case. It is `reduce_dtype` of FSDP's `MixedPrecisionPolicy`, and goes with any precision.
         strict: an operator without a row in the op table is an error; otherwise it runs replicated.
         rules: a rule file (docs/rules.md) in place of the shipped catalogue: the only source of the forms of rules
-            that it holds. Rules that this machine has not proven yet are proven now, or left out, which `progress` is
-            told; proofs are kept in the cache folder.
+            that it holds. Rules that this machine has not proven yet are proven now, or left out and reported to
+            `progress`; proofs are kept in the cache folder.
         time_limit_s: seconds of search, in each precision, after which the best plan so far is finished, which takes a
             little longer; so does Ctrl-C. The plan says so, and its bound is that of all meshes.
-        stages: so many pipeline stages, `mesh` being that of one of them; 1: none; "auto": as many as are best. Of
-            unlike sizes, the devices of each, as `[4, 2]`: `mesh` is then that of the largest, and the first axis of
-            the others is shorter. By default they are tried where they may pay: nothing fits without, devices are
-            unlike, or the best plan for GPUs takes more than 1.03 times an equal share of all work.
-        schedule: the order of microbatches in these, "gpipe", "1f1b", "eager-1f1b", "interleaved" or "zero-bubble"; by
-            default the best.
+        stages: the number of pipeline stages, where `mesh` is that of one stage; 1: none; "auto": the best number.
+            For stages of unlike sizes, the devices of each, as `[4, 2]`: `mesh` is then that of the largest, and the
+            first axis of the others is shorter. By default stages are tried where they may pay: nothing fits without,
+            devices are unlike, or the best plan for GPUs takes more than 1.03 times an equal share of all work.
+        schedule: the order of microbatches in stages, "gpipe", "1f1b", "eager-1f1b", "interleaved" or "zero-bubble";
+            by default the best.
         progress: called with a line of text now and then.
         check_capture: "first" runs one eager step of the model and compares it with the captured graph, as `compile`
-            does it by default; the plan then says so (`Plan.capture_check`), and `compile(plan=...)` need not.
+            does by default; the plan then records it (`Plan.capture_check`), so that `compile(plan=...)` need not.
 
     Raises:
         CaptureError: the model cannot be captured with this batch, or its captured graph computes something else.
-        PlanError: what is given does not fit or does not go together, or the model is not in the dtype that `precision`
+        PlanError: arguments do not fit or contradict each other, or the model is not in the dtype that `precision`
             is for. A plan that does not fit the devices' memory is no error: it is the smallest that was found,
             `fits(plan)` of `shardwright.reports.facts` is False, and `shardwright plan` ends with status 3.
         RuleError: the rule file cannot be read, or no rule of it can be used.
     """
     for own in _several(precision):
-        if own != "fp8":  # which can be costed
+        if own != "fp8":  # fp8 can be costed
             check_device(base_of(own), cluster.device.kind)
     check_when(check_capture)
     certified = certified_by(rules, progress)
@@ -229,22 +230,22 @@ def compile(
     check_inputs: CheckInputs = "first",
     check_capture: CheckCapture = "first",
 ) -> ParallelModule:
-    """This rank's program for training `model`, as a module whose parameters are DTensors under the model's own names.
+    """Return this rank's program for training `model`, a module with DTensor parameters under the model's own names.
 
     Call it on every rank of a run that `torchrun` (or `shardwright run`) started, with the same model and arguments.
     Rank 0 captures and plans, and every rank gets its plan: ranks may trace the model in different orders, as where it
     loops over a `set`. Without example inputs the module captures and plans at its first call.
 
-    The module returns the loss alone. Where the model returns a tuple or dictionary with more, a warning says so.
+    The module returns only the loss. Where the model returns a tuple or dictionary with more, a warning says so.
 
     A step takes one global batch, of the captured shapes and the same on every rank, and each rank uses its part of it.
-    Where `input_layouts` shards a tensor, a rank may pass its own shard alone. A batch of its own per rank in the
-    global shape, as DDP takes it, is an error: compile with all of them as one batch.
+    Where `input_layouts` shards a tensor, a rank may pass only its own shard. A different batch per rank in the global
+    shape, as for DDP, is an error: compile with all of them as one batch.
 
     Args:
         model: with real weights. Where they differ between ranks, rank 0's count (and are copied into `model`), as with
             DDP; so does its random state where ranks are seeded differently (docs/randomness.md).
-        cluster: by default the one that this process runs on, `Cluster.detect()`.
+        cluster: by default the cluster that this process runs on, `Cluster.detect()`.
         args: example inputs of one global batch, positional.
         kwargs: the same, by name.
         plan: use this plan, or plan file, instead of searching.
@@ -261,14 +262,13 @@ def compile(
         strict: as in `plan`.
         rules: as in `plan`; rank 0 reads the file. A plan that rewrites the model by rules of a file needs it too.
         progress: as in `plan`; called on rank 0 only.
-        timeout_s: after this long a collective that waits for another rank is an error.
-        check_inputs: when to compare across ranks what they pass, by a digest: in the "first" three steps (with
-            gradients, and without), "always" or "never". Where it does not fit together, every rank raises a
-            `BatchError`.
+        timeout_s: the time after which a collective that waits for another rank is an error.
+        check_inputs: when to compare the inputs of all ranks, by a digest: in the "first" three steps (with gradients,
+            and without), "always" or "never". Where they do not fit together, every rank raises a `BatchError`.
         check_capture: "first" compares one eager step of the model with the captured graph: loss, gradients, buffers
             and random state, on the model's own values, on a part of the batch where a step is large. Rank 0 does it,
-            unless `plan` says that it was done, and puts back all that it touches; docs/limits.md says what it cannot
-            see. "never" leaves it out. The result is the module's `capture_check`.
+            unless `plan` records that it was done, and restores everything that it changes; docs/limits.md lists the
+            differences that it cannot see. "never" leaves it out. The result is the module's `capture_check`.
 
     Raises:
         CaptureError: the model cannot be captured with this batch, its captured graph computes something else, or it
@@ -276,8 +276,8 @@ def compile(
         PlanError: the plan is for another model, batch, precision or cluster, or cannot run on this device.
         InfeasibleError: no plan is predicted to fit the devices; its `plan` is the smallest, in case you know better.
         RuleError: the rule file cannot be read, or no rule of it can be used.
-        DistributedError: another number of ranks is running than the plan is for (the best one may leave some idle);
-            another rank failed; or this one has another model or a batch of other shapes than rank 0.
+        DistributedError: the number of running ranks is not the plan's (the best plan may leave some idle); another
+            rank failed; or this rank has another model, or a batch of other shapes, than rank 0.
     """
     refuse_unreal(model)
     check_when(check_capture)
@@ -345,7 +345,7 @@ def compile(
 
 
 def _say_what_is_left_out(model: nn.Module, captured: Captured) -> None:
-    """Warn of what the model returns beside its loss."""
+    """Warn of values that the model returns beside its loss."""
     if captured.beside:
         warnings.warn(
             f"{type(model).__name__} returns {', '.join(captured.beside)} beside its loss, which the compiled model "
@@ -373,7 +373,7 @@ def _capture(
 
 
 def statistics_of(plan: Plan) -> Statistics:
-    """Those that a plan's model is captured for."""
+    """Return the statistics that a plan's model is captured for."""
     return Statistics(plan.mesh.num_microbatches, plan.execution.per_microbatch)
 
 
@@ -420,7 +420,7 @@ def _searched(
     progress: Progress | None,
     check_capture: CheckCapture,
 ) -> tuple[Plan, Captured]:
-    """The best plan of all precisions, the others among its alternatives, and the capture that it is for."""
+    """Return the best plan over all precisions, with the others as alternatives, and its capture."""
     guide, found = guide._replace(reduce_dtype=guide.reduced), list[tuple[Plan, Captured]]()
     for own in _several(precision):
         captured = _capture(model, args, kwargs, strict, progress, own, guide.statistics)
@@ -446,7 +446,7 @@ def _searched(
 def _several(
     precision: PrecisionMode | Sequence[PrecisionMode] | None,
 ) -> list[Precision | PrecisionByModule | None]:
-    """Each once, by module as pairs."""
+    """Return the distinct precisions; a precision by module is in pairs."""
     if precision is not None and not precision:
         raise PlanError(f"precision={precision!r} names none; leave it out for the model's own")
     several = precision if isinstance(precision, Sequence) and not isinstance(precision, str) else [precision]
@@ -454,13 +454,13 @@ def _several(
 
 
 def _check_feasible(found: Plan) -> None:
-    """Raise an `InfeasibleError` where the plan is larger than the devices."""
+    """Raise `InfeasibleError` where the plan needs more memory than the devices have."""
     if memory_verdict(found) == "does not fit":
         raise InfeasibleError(infeasible(found), found)
 
 
 def _role_list(mesh: Mesh | None, roles: Roles | None) -> Sequence[str] | None:
-    """One role per axis, in mesh order."""
+    """Return a role per axis, in mesh order."""
     if roles is None:
         return None
     if isinstance(roles, str):
@@ -480,7 +480,7 @@ def _load(plan: Plan | str | os.PathLike[str] | None) -> Plan | None:
 
 
 def _target(cluster: Cluster | None, given: Plan | None) -> Cluster:
-    """The cluster to run on; a given plan must be for as many devices."""
+    """Return the cluster to run on; raise `PlanError` unless a given plan is for as many devices."""
     if given is None:
         return cluster or Cluster.detect()
     own, unused = given.cluster.num_devices, given.idle.num_devices if given.idle else 0
@@ -493,7 +493,7 @@ def _target(cluster: Cluster | None, given: Plan | None) -> Cluster:
 
 
 def refuse_unreal(model: nn.Module) -> None:
-    """Raise a `PlanError` for a model of which a parameter or buffer has no values to train with."""
+    """Raise `PlanError` for a model with a parameter or buffer that has no values to train."""
     for name, value in [*model.named_parameters(), *model.named_buffers()]:
         if isinstance(value, FakeTensor) or value.device.type == "meta":
             kind = "a fake tensor" if isinstance(value, FakeTensor) else "on device meta"

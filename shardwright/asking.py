@@ -1,7 +1,8 @@
 """Questions about a plan that need another search: why not that strategy, what if the cluster or the batch changed.
 
-How they work: plan ──its graph without parallel operators──▶ serial graph ──Planner──▶ another Plan ──▶ report of both.
-The model is needed only where a plan does not say enough: for another batch.
+plan ──its graph without parallel operators──▶ serial graph ──Planner──▶ another Plan ──▶ report of both
+
+The model is needed only for another batch, whose graph is not in the plan.
 """
 
 from __future__ import annotations
@@ -41,15 +42,15 @@ def why_not(
     *,
     progress: Progress | None = None,
 ) -> WhyNotReport:
-    """How a plan compares with the best that a strategy does: by its own degrees, microbatches and recomputation.
+    """Compare a plan with the best plan of a strategy, with its own degrees, microbatches and recomputation.
 
-    That is the strategy as people set it: every block makes the same again, and nothing is rewritten. So it is with the
-    plans by hand that the plan was compared with.
+    The strategy is applied as people set it: every block has the same recomputation, and no rule rewrites the model.
+    The plans by hand that the plan was compared with are made in the same way.
 
     Args:
         plan: or a plan file.
         name: "ddp", "zero-1", "zero-2", "fsdp", "hsdp", "tp", "cp", "ulysses" or another of `STRATEGIES`.
-        model: the plan's, to begin from its own operators where the plan has rewritten them; as `args`, not needed.
+        model: the plan's, to start from its own operators where the plan has rewritten them; optional, as `args` are.
         args: example inputs of one global batch, positional, with a `model`.
         kwargs: the same, by name.
         progress: called with a line of text now and then.
@@ -94,27 +95,27 @@ def what_if(
     seq: ChangeLike | None = None,
     progress: Progress | None = None,
 ) -> WhatIfReport:
-    """The best plan if the cluster or the batch were another, beside the plan as it is.
+    """Search for the best plan on a changed cluster or batch, and report it beside the given plan.
 
-    Each change is a factor, as "2x" or "0.5x", or a value, as 16 or "80GB". The search keeps to what the plan's search
-    was told to keep to, but for a mesh of another number of devices.
+    Each change is a factor, as "2x" or "0.5x", or a value, as 16 or "80GB". The search has the constraints of the
+    plan's search, except for a mesh of another number of devices.
 
     Args:
         plan: or a plan file.
         model: the plan's; needed for another `batch` or `seq`, whose graph no plan has.
-        args: example inputs of one global batch, positional, of any size: they are made as large as it takes.
+        args: example inputs of one global batch, positional, of any size: they are enlarged or cut as needed.
         kwargs: the same, by name.
         nodes: machines.
         bandwidth: of the links between machines, or of all links of one machine; a factor.
         memory: of each device.
-        flops: arithmetic of each device; a factor. Its memory is as fast as it was.
+        flops: arithmetic of each device; a factor. The speed of its memory stays.
         batch: examples of a step: dimension 0 of the inputs.
         seq: their length: dimension 1 of all inputs that are as long there as the token ids.
         progress: called with a line of text now and then.
 
     Raises:
-        ClusterError: a change is not understood, or nothing says how the cluster would be then.
-        PlanError: nothing is changed, the model is not the plan's or is missing, or what the plan keeps to cannot be.
+        ClusterError: a change is not understood, or does not determine a cluster.
+        PlanError: nothing is changed, the model is missing or not the plan's, or the plan's constraints cannot be met.
     """
     plan = _loaded(plan)
     given = {"nodes": nodes, "bandwidth": bandwidth, "memory": memory, "flops": flops, BATCH: batch, SEQ: seq}
@@ -142,7 +143,7 @@ def what_if(
 
 
 def new_sizes(plan: Plan, changes: Mapping[str, Change]) -> tuple[int, int | None]:
-    """The batch, and the length of sequences (None: there are none, or all of one), after the changes."""
+    """Return the batch and the length of sequences (None: there are none, or of several lengths) after the changes."""
     old = batch_size(plan.graph), sequence_length(plan.graph)
     batch = changes[BATCH].count(BATCH, old[0]) if BATCH in changes else old[0]
     if SEQ not in changes:
@@ -153,10 +154,10 @@ def new_sizes(plan: Plan, changes: Mapping[str, Change]) -> tuple[int, int | Non
 
 
 def resized(plan: Plan, args: Sequence[Any], kwargs: Mapping[str, Any], sizes: tuple[int, int | None]) -> Arguments:
-    """The arguments of a model with every tensor as large as it takes: repeated, and cut off.
+    """Return a model's arguments with every tensor repeated and cut to the new sizes.
 
-    Where tensors have several sizes along dimension 0, all get as many times as much as the plan's batch does. The
-    sequence is dimension 1 of what is as long there as token ids are.
+    Where tensors have several sizes along dimension 0, all grow by the factor of the plan's batch. The sequence is
+    dimension 1 of tensors that are as long there as token ids are.
     """
     tensors = [x for x in tree_leaves((tuple(args), dict(kwargs))) if isinstance(x, Tensor)]
     lengths = {shape[1] for shape in token_shapes(plan.graph)}
@@ -195,7 +196,7 @@ def _captured(plan: Plan, model: nn.Module, args: Sequence[Any], kwargs: Mapping
 
 
 def _check_model(graph: Graph, plan: Plan, model: nn.Module) -> None:
-    """Raise a `PlanError` where a graph has other parameters than the plan."""
+    """Raise `PlanError` where a graph has other parameters than the plan."""
     own, its = (
         {str(leaf.attr("target")): g.types[leaf.name].shape for leaf in g.leaves("parameter")}
         for g in (graph, plan.graph)

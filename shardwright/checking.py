@@ -1,11 +1,11 @@
-"""The net under capture: one eager step of the model against the graph that was captured of it.
+"""The check of a capture: an eager step of the model against the captured graph.
 
     model, batch ──eager_step──▶ losses, gradients, buffers, generators ─┐
     captured graph ──SerialProgram──▶ the same                           ├─compared─▶ CaptureCheck, or a CaptureError
-    the model ±ε ──eager_step──▶ what rounding may do, where needed ─────┘
+    the model ±ε ──eager_step──▶ the effect of rounding, where needed ───┘
 
-Both run on the model's own values, one after the other, and what they touch is put back. A step that is large is run on
-some rows of the batch, of which another graph is captured: the same one, but for sizes.
+Both run on the model's own values, one after the other, and all changes are undone. A large step is run on some rows of
+the batch, for which another graph is captured: the same graph, but for sizes.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ from shardwright.search.checked import CaptureCheck
 from shardwright.search.request.spaces import batch_size
 
 CheckCapture = Literal["first", "never"]
-"""When an eager step is compared with the captured graph: where no plan says that it was, or not at all."""
+"""When an eager step is compared with the captured graph: unless the plan records that it was, or not at all."""
 MOST_FLOPS = {"cpu": 1e10, "cuda": 2e12}
-"""Of a forward that is run eight times over: twice with a backward, and twice for what it left."""
+"""The most FLOPs of a forward, by kind of device; it is run about eight times, counting backwards and repeats."""
 MEMORY_SHARE = 0.5
-"""Of the memory that is free, what the comparison may take."""
+"""The share of free memory that the comparison may take."""
 FEWEST_ROWS = 2
-"""Batch norm knows no variance of one row."""
+"""The fewest rows to compare: batch norm has no variance of one row."""
 _SHOWN = 8
 _SEEDS = (1, 2)
 
 
 class _NotCheckedError(Exception):
-    """Why a step cannot be compared here; no error of the user's."""
+    """A step cannot be compared here, for the reason in the message; it is not an error of the user's."""
 
 
 def check_when(when: str) -> None:
-    """Raise a `ShardwrightError` for a `check_capture` that there is not."""
+    """Raise `ShardwrightError` for an unknown value of `check_capture`."""
     if when not in get_args(CheckCapture):
         expected = " or ".join(map(repr, get_args(CheckCapture)))
         raise ShardwrightError(f"check_capture={when!r}: expected {expected}")
@@ -65,7 +65,7 @@ def check_capture_of(
     when: CheckCapture,
     tell: Callable[[str], None] | None = None,
 ) -> CaptureCheck | None:
-    """As `check_capture`; None where it is never to be done. `tell` is called with lines of text."""
+    """Run `check_capture` and report to `tell`, or return None if `when` is "never"."""
     if when == "never":
         return None
     found = check_capture(model, captured, args, kwargs)
@@ -79,9 +79,8 @@ def check_capture(
 ) -> CaptureCheck:
     """Compare one eager step of the model with the graph that was captured of it, for this batch.
 
-    Everything that the steps touch is put back (`lowering.trial.putback`). Raises a `CaptureError` that names what
-    differs beyond rounding. What cannot be compared, as there are no values or not enough memory, is said in the
-    result.
+    Every change that the steps make is undone (`lowering.trial.putback`). Raises `CaptureError` that names differences
+    beyond rounding. If the step cannot be compared, for lack of values or memory, the result says why.
     """
     kwargs = kwargs or {}
     try:
@@ -97,11 +96,11 @@ def check_capture(
     return CaptureCheck(equal=True, num_rows=part.num_rows, errors=errors, noise=found.noise)
 
 
-# ---- which part of the batch ----
+# ---- the part of the batch ----
 
 
 class _Part(NamedTuple):
-    """What is compared: a graph, and the batch that it is of. `num_rows`: None where it is all of it."""
+    """A graph to compare, and its batch. `num_rows`: of the batch, None for all."""
 
     captured: Captured
     args: Sequence[Any]
@@ -110,7 +109,7 @@ class _Part(NamedTuple):
 
 
 def _part(model: nn.Module, captured: Captured, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Part:
-    """The batch, or as many of its rows as take little time and memory."""
+    """Return the batch, or as many of its rows as take little time and memory."""
     tensors = dict(model.named_parameters()) | dict(model.named_buffers())
     if any(isinstance(t, FakeTensor) or t.device.type == "meta" for t in tensors.values()):
         raise _NotCheckedError("the model has no values")
@@ -118,7 +117,7 @@ def _part(model: nn.Module, captured: Captured, args: Sequence[Any], kwargs: Map
         raise _NotCheckedError(f"the model is on several devices, {', '.join(sorted(devices))}")
     rows, device = batch_size(captured.graph), device_of(model)
     share, why = _affordable(captured.graph, sum(t.numel() * t.element_size() for t in tensors.values()), device)
-    if captured.per_microbatch:  # whose graph is that of no step of the whole batch
+    if captured.per_microbatch:  # the graph with such statistics is not of the whole batch
         share, why = min(share, 0.5), "statistics are those of each microbatch"
     if share >= 1:
         return _Part(captured, args, kwargs)
@@ -137,14 +136,14 @@ def _part(model: nn.Module, captured: Captured, args: Sequence[Any], kwargs: Map
 
 
 def _rows(tensor: Tensor, rows: int, wanted: int) -> Tensor:
-    """The first of a tensor's rows, of which it may have several for each of the batch."""
+    """Return the first rows of a tensor, which may have several for each row of the batch."""
     if not tensor.dim() or tensor.shape[0] % rows:
         return tensor
     return tensor[: tensor.shape[0] // rows * wanted]
 
 
 def _affordable(graph: Graph, model_bytes: int, device: torch.device) -> tuple[float, str]:
-    """Which share of the batch is compared, and why not all of it."""
+    """Return the share of the batch to compare, and the reason if it is not all."""
     flops = sum(node.row.flops(graph.signature(node)) for node in graph.nodes if node.row is not None and node.inputs)
     made = sum(
         graph.types[n.name].num_bytes for n in graph.nodes if not n.is_leaf and is_float(graph.types[n.name].dtype)
@@ -161,7 +160,7 @@ def _affordable(graph: Graph, model_bytes: int, device: torch.device) -> tuple[f
 
 
 def _free_bytes(device: torch.device) -> float:
-    """Memory that is free on a device; of a host, what the kernel and its control group leave."""
+    """Return the free memory of a device; of a host, the rest that kernel and control group leave."""
     if device.type == "cuda":
         return float(torch.cuda.mem_get_info(device)[0])
     found = [float("inf")]
@@ -177,7 +176,7 @@ def _free_bytes(device: torch.device) -> float:
 
 
 def same_but_for_sizes(one: Graph, other: Graph) -> bool:
-    """Whether two graphs have the same operators on the same operands, with attributes that differ in numbers alone."""
+    """Return whether two graphs have the same operators and operands; numbers in attributes may differ."""
     if len(one.nodes) != len(other.nodes):
         return False
     place = {node.name: number for number, node in enumerate(other.nodes)}
@@ -191,7 +190,7 @@ def same_but_for_sizes(one: Graph, other: Graph) -> bool:
 
 
 def _form(value: object, op: str) -> object:
-    """An attribute without its numbers; constants are named by their elements."""
+    """Return an attribute without its numbers; constants are named by their elements."""
     if op == "constant":
         return op
     if isinstance(value, tuple):
@@ -223,14 +222,17 @@ def _compare(model: nn.Module, part: _Part) -> Comparison:
 
 @contextmanager
 def _as_in_training() -> Generator[None]:
-    """Gradients, whatever the caller has switched off, and no compilation of parts."""
+    """Enable gradients, whatever the caller has disabled, and disable compilation of parts."""
     with torch.inference_mode(False), torch.enable_grad(), torch.compiler.set_stance("force_eager"):
         yield
 
 
 @contextmanager
 def _drawing_alike(graph: Graph, device: torch.device) -> Generator[None]:
-    """Graphs have attention that drops written out, as its mask is cut; kernels of GPUs would draw another one."""
+    """Make attention with dropout draw the same mask in both steps.
+
+    The graph has such attention written out, since its mask is cut; a GPU's fused kernels would draw another mask.
+    """
     by_name = {node.name: node for node in graph.nodes}
     drops = any(node.op == "dropout" and by_name[node.inputs[0]].op == "softmax" for node in graph.nodes)
     with sdpa_kernel(SDPBackend.MATH) if drops and device.type == "cuda" else nullcontext():
@@ -251,7 +253,7 @@ def _eager(model: nn.Module, part: _Part, before: Before) -> Step:
 
 
 def _moved(model: nn.Module, part: _Part, before: Before, epsilon: float, seed: int) -> Step:
-    """The eager step with parameters and inputs that are off by ±ε of themselves."""
+    """Run the eager step with parameters and inputs that are off by ±ε of themselves."""
     generator = torch.Generator(device_of(model)).manual_seed(seed)
 
     def off(value: Tensor) -> Tensor:
@@ -285,7 +287,7 @@ def _first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-# ---- what differs, in words ----
+# ---- the differences, in words ----
 
 _REMEDY = (
     "capture keeps what operators compute, and loses what else forward does (docs/limits.md): compute it by operators "

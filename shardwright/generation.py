@@ -1,6 +1,6 @@
-"""Drives the generator and the prover on all cores: what `shardwright rules generate` does.
+"""The run of `shardwright rules generate`: the generator and the prover on all cores.
 
-    contexts ──▶ candidates (substitutions/generator) ──▶ verdicts (verifier/judge) ──▶ what implies what ──▶ catalogue
+    contexts ──▶ candidates (substitutions/generator) ──▶ verdicts (verifier/judge) ──▶ implications ──▶ catalogue
 
 Every context is a task, and so is every few candidates. A finished context is kept in a folder beside the file, and
 found there again after Ctrl-C or a crash if the arguments and the code are the same. The result does not depend on the
@@ -56,10 +56,10 @@ _MOST_REASONS = 8
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a catalogue is generated from; with the code, it decides the result.
+    """The settings of a generated catalogue; with the code, they decide the result.
 
-    With `whole`, the rules that the search needs and that are not generated are written along, so that it can do with
-    the file alone: the hand-named equations that it tries (those of several roots, as some fusions are, and those with
+    With `whole`, the file alone is enough for a search: rules that the search needs and that are not generated are
+    added. They are the hand-named equations that it tries (with several roots, as some fusions have, or with
     parameters), and the shipped rules that split operators and move tensors.
     """
 
@@ -72,7 +72,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Generated(Report):
-    """A catalogue, how it came about, and the candidates that are not in it."""
+    """A generated catalogue, its counts, and the candidates that are not in it."""
 
     path: Path
     catalogue: Catalogue
@@ -81,7 +81,7 @@ class Generated(Report):
     time_s: float
 
     def paragraphs(self) -> list[Paragraph]:
-        """The counts, and what was not certified and why, most frequent first."""
+        """Return the counts, and the reasons of candidates that were not certified, most frequent first."""
         rows = [(key, f"{number:,}", _MEANING[key]) for key, number in self.counts.items()]
         told = sorted(self.reasons().items(), key=lambda item: (item[0][0], -item[1]))  # refuted ones first
         lines = [f"{outcome} ({number}): {reason}" for (outcome, reason), number in told[:_MOST_REASONS]]
@@ -91,7 +91,7 @@ class Generated(Report):
         return [Paragraph(title, lines, ("", ">number", ""), rows)]
 
     def reasons(self) -> Counter[tuple[str, str]]:
-        """How often candidates had an outcome for a reason. Every counterexample is another: by operators, then."""
+        """Count outcomes with their reasons. Counterexamples all differ, so they are counted by operators."""
 
         def reason(rule: Equation, verdict: RuleVerdict) -> str:
             if verdict.outcome == "refuted":
@@ -124,14 +124,14 @@ def generate(
 
 
 def _arguments(settings: Settings, todo: Sequence[ContextSource]) -> dict[str, Any]:
-    """What a run is of, as plain data."""
+    """Return the arguments of a run as plain data."""
     contexts = hashlib.sha256(repr(todo).encode()).hexdigest()[:16]
     return {**asdict(settings), "operators": list(settings.operators), "contexts": contexts}
 
 
 @dataclass
 class GenerationRun:
-    """One run over all contexts. Generating tasks queue up; judging tasks go before them, so that contexts finish."""
+    """A run over all contexts. Judging tasks go before generating tasks, so that contexts finish."""
 
     pool: Workers
     settings: Settings
@@ -146,7 +146,7 @@ class GenerationRun:
     _tries: Counter[str] = field(default_factory=Counter)
 
     def all(self, todo: Sequence[ContextSource]) -> dict[str, Found]:
-        """What every context gives, by name, in the order of the contexts."""
+        """Return the findings of every context, by name, in the order of the contexts."""
         for source in todo:
             if (found := self.kept.load(source.name)) is not None:
                 self._finish(source.name, found)
@@ -199,7 +199,7 @@ class GenerationRun:
         self._close()
 
     def _close(self) -> None:
-        """Keep the contexts whose candidates have all been judged."""
+        """Save the contexts whose candidates have all been judged."""
         for name, rules in list(self._open.items()):
             if all(rule.hash in self._verdicts for rule in rules):
                 found = Found([(rule, self._verdicts[rule.hash]) for rule in rules], self._counts.get(name, {}))
@@ -224,14 +224,14 @@ class GenerationRun:
 
 
 def line(counts: Mapping[str, int]) -> str:
-    """`198108 graphs, 52542 fingerprints, …`"""
+    """Return the counts in a line: `198108 graphs, 52542 fingerprints, …`."""
     return ", ".join(f"{counts[key]} {key}" for key in (*COUNTS, "minimal") if key in counts)
 
 
 def generate_one(
     function: str, context: object, max_ops: int, seed: int, report: Callable[[Mapping[str, int]], None]
 ) -> list[Equation]:
-    """In a worker: the candidates of one context. Its counts are reported now and then, and at the end."""
+    """Return the candidates of a context, in a worker. Counts are reported now and then, and at the end."""
     from importlib import import_module
 
     last: Mapping[str, int] = {}
@@ -285,7 +285,7 @@ def _catalogue(
 
 
 def _add_shipped(catalogue: Catalogue) -> dict[str, int]:
-    """Write along what the search needs of the shipped catalogue; how many rules that were not there."""
+    """Add the shipped rules that the search needs; return how many were missing, by kind."""
     known, shipped = {catalogue.rule(key).name for key in catalogue}, Certified()
     missing = [rule for rule in shipped.equations() if rule.name not in known]
     for rule in missing:
@@ -296,7 +296,7 @@ def _add_shipped(catalogue: Catalogue) -> dict[str, int]:
 
 
 def _named(rules: Sequence[Equation]) -> dict[str, Equation]:
-    """The rules by hash, under names of their own."""
+    """Return the rules by hash, with distinct names."""
     taken = Counter(rule.name for rule in rules)
     return {
         rule.hash: rule if taken[rule.name] == 1 else replace(rule, name=f"{rule.name}_{rule.hash[:8]}")

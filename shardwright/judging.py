@@ -1,6 +1,6 @@
-"""Judging rules on all cores: what `shardwright rules verify`, the end of `rules generate` and new rule files ask for.
+"""Judging rules on all cores, for `shardwright rules verify`, the end of `rules generate` and new rule files.
 
-What comes out is kept on this machine (`verifier.store`).
+The verdicts are kept on this machine (`verifier.store`).
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 OUTCOMES = ("certified", "refuted", "unknown", "malformed")
 _CHUNK = 16
 _FEW = 64
-"""So many rules are judged sooner than workers start."""
+"""The number of rules below which judging them takes less time than starting workers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A rule of a file and what became of it; no verdict for a malformed one."""
+    """A rule of a file with its verdict; a malformed rule has none."""
 
     entry: Entry
     verdict: RuleVerdict | None = None
@@ -43,7 +43,7 @@ class Judged:
         return self.verdict.outcome if self.verdict else "malformed"
 
     def told(self) -> list[str]:
-        """Where the rule stands, and what became of it."""
+        """Return the rule's position and its outcome in words."""
         if self.verdict is None:
             return [f"rules[{self.entry.position}]: {self.entry.problem}"]
         equation = self.entry.rule.equation if self.entry.rule else ""
@@ -51,7 +51,7 @@ class Judged:
         return [*lines, f"it is true where {self.verdict.hint}"] if self.verdict.hint else lines
 
     def data(self) -> dict[str, Any]:
-        """For programs."""
+        """Return the data for programs."""
         data: dict[str, Any] = {"position": self.entry.position, "name": self.entry.name, "outcome": self.outcome}
         if self.verdict is None:
             return {**data, "reason": self.entry.problem}
@@ -80,17 +80,17 @@ class Judgement(Report):
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many rules of the file had each outcome."""
+        """The number of the file's rules by outcome."""
         return count(self.rules)
 
     @property
     def passed(self) -> bool:
-        """Whether nothing is refuted or malformed, and all lemmas are proven."""
+        """True if nothing is refuted or malformed, and all lemmas are proven."""
         bad = {"refuted", "malformed"} & {judged.outcome for judged in (*self.rules, *self.base)}
         return not bad and not any(self.lemmas.values())
 
     def proofs(self) -> list[str]:
-        """How many rules of each kind are certified, and by which proofs, in words."""
+        """Return the number of certified rules of each kind, with the kinds of proofs, in words."""
         certified = [j for j in self.rules if j.verdict is not None and j.verdict.certificate is not None]
         counts = Counter(kind_of(judged.entry.rule) for judged in certified if judged.entry.rule is not None)
         return [
@@ -131,7 +131,7 @@ class Judgement(Report):
 
 
 def count(rules: Iterable[Judged]) -> dict[str, int]:
-    """How many had each outcome."""
+    """Return the number of rules by outcome."""
     counts = Counter(judged.outcome for judged in rules)
     return {outcome: counts[outcome] for outcome in OUTCOMES}
 
@@ -163,7 +163,7 @@ def verify(
 def _judged(
     pool: Workers, rules: Sequence[Rule], progress: Progress, limit_s: float
 ) -> tuple[list[RuleVerdict], Mapping[str, str]]:
-    """The verdicts, in the order of the rules, and the lemmas that are not proven."""
+    """Return the verdicts, in the order of the rules, and the problem of each lemma ("" if proven)."""
     found: dict[int, RuleVerdict] = {}
     lemmas: Mapping[str, str] = {}
 
@@ -181,7 +181,7 @@ def _judged(
 
 
 def jury(progress: Progress) -> Jury:
-    """Judges on all cores, but for ranks other than the first of a machine, which have one each."""
+    """Return a judge of rules that uses all cores; on each rank of a machine but the first, it uses one."""
 
     def judged(rules: Sequence[Rule]) -> Iterator[tuple[Rule, RuleVerdict]]:
         num_jobs, told = num_cpus() if os.environ.get("LOCAL_RANK", "0") == "0" else 1, time.monotonic()
@@ -203,7 +203,7 @@ def _by_workers(rules: Sequence[Rule], num_jobs: int) -> Iterator[tuple[Rule, Ru
 
 
 def outcomes(counts: Mapping[str, int]) -> str:
-    """`12 certified, 1 refuted, 0 unknown`; malformed ones where there are any."""
+    """Return the counts in a line: `12 certified, 1 refuted, 0 unknown`, and malformed rules if there are any."""
     told = [name for name in OUTCOMES if name != "malformed" or counts.get(name)]
     return ", ".join(f"{counts.get(name, 0)} {name}" for name in told)
 
@@ -211,7 +211,7 @@ def outcomes(counts: Mapping[str, int]) -> str:
 def judging_calls(
     labels: Iterable[Any], rules: Sequence[Rule], limit_s: float, num_jobs: int, *, explain: bool = True
 ) -> Iterator[Call]:
-    """Tasks that judge rules, some rules each; neighbours share what the prover remembers."""
+    """Yield tasks that judge some rules each; neighbouring rules share the prover's cache."""
     keys = list(labels)
     size = max(1, min(_CHUNK, len(rules) // (8 * num_jobs)))
     for at in range(0, len(rules), size):
@@ -223,7 +223,7 @@ def _judge_call(labels: Sequence[Any], rules: Sequence[Rule], limit_s: float, ex
 
 
 def verdicts_of(event: CallEvent, pool: Workers) -> Iterator[tuple[Any, RuleVerdict]]:
-    """What an event says of a judging task: verdicts, by label. A rule that kills its worker is unknown."""
+    """Yield the verdicts of an event of a judging task, by label. A rule that kills its worker is unknown."""
     _, labels = event.task.label
     rules, limit_s, explain = event.task.arguments
     if event.kind == "done":
@@ -238,12 +238,12 @@ def verdicts_of(event: CallEvent, pool: Workers) -> Iterator[tuple[Any, RuleVerd
 def judge_rules(
     rules: Sequence[Rule], limit_s: float, explain: bool, report: Callable[[object], None]
 ) -> list[RuleVerdict]:
-    """In a worker: judge some rules."""
+    """Judge some rules, in a worker."""
     return [judge(rule, limit_s, explain=explain) for rule in rules]
 
 
 def prove_lemmas(report: Callable[[object], None]) -> dict[str, str]:
-    """In a worker: prove the lemmas; what is wrong with each, or ""."""
+    """Prove the lemmas, in a worker; return the problem of each, or ""."""
     from shardwright.pcg.errors import RuleError
     from shardwright.verifier.lemmas import LEMMAS, require
 

@@ -1,4 +1,4 @@
-"""What calibration times of the lowering: a step that does next to nothing, and collectives as programs call them.
+"""Calls of the lowering that calibration times: a step that does next to nothing, and collectives as in programs.
 
 `cost.calibration.calibrate` names this module and its ranks import it, since costs know nothing of the lowering.
 """
@@ -23,7 +23,7 @@ from shardwright.pcg.capture.capture import capture
 from shardwright.search.tree.planner import Planner
 
 runtime = kernels
-"""What lowered programs call `rt`."""
+"""The module that lowered programs call `rt`."""
 
 
 class _Chain(nn.Module):
@@ -40,7 +40,7 @@ class _Chain(nn.Module):
 
 
 def chain_step(num_parameters: int, num_ranks: int) -> Callable[[], None]:
-    """A training step of the chain, the same on every rank: a multiplication and an update for each parameter."""
+    """Return a training step of the chain, the same on every rank: a product and an update for each parameter."""
     model, batch = _Chain(num_parameters), {"x": torch.ones(3)}
     captured = capture(model, batch)
     plan = Planner(default_cluster(num_ranks), certified_choices()).plan(captured.graph, "chain")
@@ -56,7 +56,7 @@ def chain_step(num_parameters: int, num_ranks: int) -> Callable[[], None]:
 
 
 def products(number: int, *, in_two: bool) -> Callable[[], None]:
-    """Forward and backward of so many small products with weights, one after the other.
+    """Return forward and backward of `number` small products with weights, one after the other.
 
     `in_two`: with gradients of weights in a second part, as in a pipeline stage that others wait for.
     """
@@ -73,10 +73,10 @@ def products(number: int, *, in_two: bool) -> Callable[[], None]:
 
 
 def collective(name: str, group: dist.ProcessGroup, num_bytes: int, device: str) -> Callable[[], object]:
-    """A call of a parallel operator whose forward is the collective `name`, on a whole tensor of at least `num_bytes`.
+    """Return a call of a parallel operator whose forward is the collective `name`, on a tensor of `num_bytes` or more.
 
-    In fp32, with a gradient to come and whatever is copied besides; shards are of dimension 0, so that whole tensors
-    are not. A broadcast, which no parallel operator is, is bare.
+    It runs in fp32 with a gradient to come, and with all copies of the operator. Shards are of dimension 0, where no
+    whole tensor needs to be copied. A broadcast, which is no parallel operator, is bare.
     """
     size, rank = dist.get_world_size(group), dist.get_rank(group)
     axis, first = Axis("group", size, rank, group), dist.get_process_group_ranks(group)[0]

@@ -1,4 +1,4 @@
-"""What ranks of one run agree on: how many they are, what rank 0 makes for all, and that an error on one ends all."""
+"""Agreement of a run's ranks: on their number, on objects made by rank 0, and on errors, which end all ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 def world_size() -> int:
-    """How many ranks this run has: the process group's, the launcher's, or one."""
+    """Return the number of ranks of this run: the process group's, the launcher's, or one."""
     if dist.is_initialized():
         return dist.get_world_size()
     launch = find_launch()
@@ -27,9 +27,9 @@ def world_size() -> int:
 
 
 def check_world(num_devices: int, why: str = "", instead: str = "") -> None:
-    """Raise a `DistributedError` where the run has another number of ranks than the plan or cluster has devices.
+    """Raise `DistributedError` unless the run has as many ranks as the plan or cluster has devices.
 
-    `why` the plan is for so many, and what to do `instead` of starting as many, where there is more to say.
+    `why` completes "the plan is for so many ranks"; `instead` is an alternative to starting as many.
     """
     world = world_size()
     if world != num_devices:
@@ -41,7 +41,7 @@ def check_world(num_devices: int, why: str = "", instead: str = "") -> None:
 
 
 def from_rank_0(make: Callable[[], T], what: str) -> T:
-    """What rank 0 makes, on every rank (pickled); where rank 0 fails to make `what`, every rank raises."""
+    """Return rank 0's object on every rank (pickled); if rank 0 fails to make `what`, every rank raises."""
     if world_size() == 1:
         return make()
     message: list[Any] = [None, None]
@@ -65,7 +65,7 @@ def from_rank_0(make: Callable[[], T], what: str) -> T:
 
 
 def model_facts(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, str]:
-    """What must be the same on all ranks of a model and its batch, in words, by what it is of.
+    """Return the facts of a model and its batch that must be the same on all ranks, in words, by their subject.
 
     Raises `CaptureError` where the model does not take the batch.
     """
@@ -87,13 +87,13 @@ def _type(value: object) -> str:
     if isinstance(value, Tensor):
         return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
     plain = all(x is None or isinstance(x, (bool, int, float, str)) for x in tree_leaves(value))
-    return repr(value) if plain else type(value).__name__  # where an object lies in memory differs
+    return repr(value) if plain else type(value).__name__  # an object's address in memory differs between ranks
 
 
 def same_on_all_ranks(tell: Callable[[], Mapping[str, str]]) -> None:
-    """Raise a `DistributedError` on every rank where facts, by what they are of, are not those of rank 0.
+    """Raise `DistributedError` on every rank if some rank's facts differ from rank 0's.
 
-    `tell` runs on every rank; where it fails on one, every rank raises.
+    `tell` runs on every rank and returns the facts by subject; if it fails on one rank, every rank raises.
     """
     facts = on_all_ranks(tell)
     first = from_rank_0(lambda: facts, "the facts")
@@ -111,7 +111,7 @@ def _compare(facts: Mapping[str, str], first: Mapping[str, str]) -> None:
 
 
 def on_all_ranks(check: Callable[[], T]) -> T:
-    """Run a check on every rank, and return its value; where it fails on one, every rank raises."""
+    """Run a check on every rank, and return its value; if it fails on one rank, every rank raises."""
     failure: ShardwrightError | None = None
     value: T | None = None
     try:

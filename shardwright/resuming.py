@@ -1,9 +1,9 @@
-"""What is kept of an unfinished run of the generator, so that the same command goes on where it stopped.
+"""The saved state of an unfinished run of the generator, from which the same command goes on.
 
-Beside the file that is being written stands a folder, `FILE.partial`: `run.json` says of which arguments and code it
-is, `lock` is locked while a run writes there, and every finished context is a file of candidates and verdicts. These
-decide what the file proposes; a search believes the proofs of this machine (`verifier.store`). A folder of other
-arguments or code is emptied.
+The state is a folder `FILE.partial` beside the file that is being written. `run.json` has the run's arguments and a
+digest of the code, `lock` is locked while a run writes there, and every finished context is a file of candidates and
+verdicts. These decide which rules the file proposes; a search believes only the proofs of this machine
+(`verifier.store`). A folder of other arguments or code is emptied.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from shardwright.verifier.certificates import RuleVerdict
 
 @dataclass
 class Found:
-    """What one context gave: candidates with their verdicts, and the generator's counts."""
+    """The findings in one context: candidates with their verdicts, and the generator's counts."""
 
     rules: list[tuple[Equation, RuleVerdict]]
     counts: dict[str, int]
@@ -36,12 +36,12 @@ class Found:
 
 @dataclass(frozen=True)
 class Unfinished:
-    """The folder of a run, ours alone while we write in it."""
+    """The folder of a run, locked while we write in it."""
 
     folder: Path
 
     def load(self, name: str) -> Found | None:
-        """A context that was finished before; None where there is none, or the file was damaged."""
+        """Return a finished context; None where there is none, or the file was damaged."""
         data = _read(self._file(name))
         try:
             return Found([(equation_from_json(e["rule"]), _verdict(e)) for e in data["rules"]], dict(data["counts"]))
@@ -49,7 +49,7 @@ class Unfinished:
             return None
 
     def save(self, name: str, found: Found) -> None:
-        """Keep a finished context."""
+        """Save a finished context."""
         rules = [{**asdict(replace(v, certificate=None)), "rule": rule.to_json()} for rule, v in found.rules]
         _write(self._file(name), {"counts": found.counts, "rules": rules})
 
@@ -59,9 +59,9 @@ class Unfinished:
 
 @contextmanager
 def unfinished(path: Path, arguments: Mapping[str, Any], progress: Callable[[str], None]) -> Generator[Unfinished]:
-    """What is kept of a run that writes `path`; dropped when the block ends without an error.
+    """Yield the saved state of a run that writes `path`; delete it when the block ends without an error.
 
-    `arguments` are plain data: with the code, they decide whether what is there is used. Raises `RuleError` where the
+    `arguments` are plain data: with the code, they decide whether the saved state is used. Raises `RuleError` where the
     folder cannot be written, is not ours, or is being used by another run.
     """
     folder = path.with_name(path.name + ".partial")
@@ -88,7 +88,7 @@ def unfinished(path: Path, arguments: Mapping[str, Any], progress: Callable[[str
 
 
 def code_digest() -> str:
-    """Names the code that decides what is generated: operators, rules and prover."""
+    """Return a digest of the code that decides what is generated: operators, rules and prover."""
     root, digest = Path(shardwright.__file__).parent, hashlib.sha256()
     for folder in ("pcg", "substitutions", "verifier"):
         for file in sorted((root / folder).rglob("*.py")):

@@ -1,8 +1,8 @@
-"""Worker processes for long lists of tasks: a worker that dies takes one task with it, and Ctrl-C leaves nobody behind.
+"""Worker processes for long lists of tasks: a dead worker loses only its task, and Ctrl-C leaves no process behind.
 
-Workers are fresh interpreters that import what a task names, so nothing depends on how the caller was started (a script
-without a main guard, a notebook). They talk over a socket pair, stay out of the terminal's process group, and end when
-their parent does. One that has grown too large is replaced between two tasks.
+Workers are fresh interpreters that import the modules that a task names, so nothing depends on how the caller was
+started (a script without a main guard, a notebook). They talk over a socket pair, stay out of the terminal's process
+group, and end when their parent does. A worker that has grown too large is replaced between two tasks.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from shardwright.pcg.errors import ShardwrightError
 
 TELL_EVERY_S = 2.0
 MAX_BYTES = 1_200 << 20
-"""A worker that has needed more memory than this is replaced after its task."""
+"""The peak memory of a worker above which it is replaced after its task."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class CallEvent:
-    """What a worker has to say of its task: a report on the way, its result, or how it died."""
+    """A worker's message about its task: a report on the way, its result, or the way it died."""
 
     kind: Literal["report", "done", "died"]
     task: Call
@@ -74,7 +74,7 @@ class Workers:
             self._queue.extend(tasks)
 
     def events(self, tell: Callable[[], None] = lambda: None) -> Generator[CallEvent]:
-        """What happens until no task is left; `tell` is called now and then. A task that raises ends everything."""
+        """Yield events until no task is left; `tell` is called now and then. A task that raises ends everything."""
         told = time.perf_counter()
         while True:
             if time.perf_counter() - told > TELL_EVERY_S:
@@ -88,7 +88,7 @@ class Workers:
                 yield self._heard(busy[connection])  # pyright: ignore[reportArgumentType]
 
     def close(self) -> None:
-        """End all workers at once, whatever they are doing."""
+        """Kill all workers at once."""
         for worker in self._workers:
             worker.process.kill()
         for worker in self._workers:
@@ -103,7 +103,7 @@ class Workers:
             worker.task = self._queue.popleft()
             try:
                 worker.connection.send((worker.task.function, worker.task.arguments))
-            except OSError:  # it died between two tasks: `wait` will say so
+            except OSError:  # it died between two tasks: `wait` will report it
                 continue
 
     def _start(self) -> _Worker:
@@ -135,7 +135,7 @@ class Workers:
         return CallEvent(kind, task, value)
 
     def _buried(self, worker: _Worker) -> str:
-        """Forget a worker that has ended; says how."""
+        """Forget a worker that has ended; return its signal or exit status in words."""
         worker.connection.close()
         status = worker.process.wait()
         self._workers.remove(worker)
@@ -144,7 +144,7 @@ class Workers:
 
 @contextmanager
 def workers(num_jobs: int, max_bytes: int = MAX_BYTES) -> Generator[Workers]:
-    """Workers that are gone when the block is left, however it is left."""
+    """Yield workers that are ended when the block is left, however it is left."""
     pool = Workers(num_jobs, max_bytes)
     try:
         yield pool
@@ -153,12 +153,12 @@ def workers(num_jobs: int, max_bytes: int = MAX_BYTES) -> Generator[Workers]:
 
 
 def num_cpus() -> int:
-    """The cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def serve(file: int, max_bytes: int) -> None:
-    """What a worker does: calls what it is told until its parent is gone."""
+    """Serve as a worker: run the calls that arrive until the parent is gone."""
     connection = Connection(file)
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     while True:
