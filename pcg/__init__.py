@@ -1,29 +1,29 @@
 """The intermediate representation: the parallel computation graph.
 
-What a value is:
+Values:
 
-    mesh, layout, types       named axes of devices; how a tensor lies along each; its shape, dtype and layouts
+    mesh, layout, types       named axes of devices; a tensor's layout along each; its shape, dtype and layouts
     node, graph               frozen nodes; graphs are tuples of them
-    inference                 gives every node its type, the only place that does
+    inference                 the only place that gives nodes their types
     text                      a graph printed and parsed, line by line; `cursor` reads one line
     builder, order            make a graph node by node; walk a deep one without recursion
-    interpret                 what a graph means, in NumPy, on every device of its mesh
-    analysis                  what a graph says without a cluster: what is constant, stored or kept for backward
+    interpret                 a graph's meaning, in NumPy, on every device of its mesh
+    analysis                  facts of a graph without a cluster: constant, stored or kept for backward
 
-What an operator is:
+Operators:
 
     row, rows/, optable       one row per operator, by topic; the table of all rows
     attrs, factors            its attributes; einsum-like strings that say how it splits
-    precision, dtypes         what it computes in under autocast; names of dtypes
+    precision, dtypes         the dtypes it computes in under autocast; names of dtypes
 
-How it is carried out on devices:
+Ways to carry operators out on devices:
 
-    choice, dispatch, offers  ways to carry out an operator along one axis; sent to experts; which ways there are
+    choice, dispatch, offers  ways to carry out an operator along one axis; rows sent to experts; the set of all ways
     parallel, moves           the four parallel operators; the changes of layout that run as one collective
-    pieces, stages            what ranks of unlike stages send each other; a graph cut into pipeline stages
+    pieces, stages            transfers between ranks of unlike stages; a graph cut into pipeline stages
     step/                     one training step as a list of actions
 
-Where it comes from:
+Sources of graphs:
 
     capture/, aten/           a PyTorch model becomes a graph; one handler per ATen operator
 

@@ -1,4 +1,4 @@
-"""What a graph says without a cluster: what is constant, stored or kept for backward, and what repeats."""
+"""Facts of a graph without a cluster: which nodes are constant, stored or kept for backward, and which repeat."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ from shardwright.pcg.parallel import REPLICATE
 from shardwright.pcg.row import Row
 
 CONSTANT_BYTES = 64 << 20
-"""Larger constants are computed anew in each step."""
+"""The largest size of a constant that is kept; larger ones are computed anew in each step."""
 Written = Literal["", "copy", "fused", "part"]
-"""What a node is besides its row, in the code that is run for it; see `written`."""
+"""The part of a node in the code that runs for it, beyond its row; see `written`."""
 
 
 def following(node: Node, signature: Signature, where: Mapping[str, Layout], row: Row) -> tuple[Choice, Layout] | None:
-    """How an operator is split along a dimension that its operands carry as `where` says, and where its result has it.
+    """Return the split of an operator along a dimension that operands carry as in `where`, and the result's layout.
 
-    None where it cannot be, or none of them carries it. A result that is `P` has it summed away.
+    Returns None if there is no such split, or no operand carries the dimension. A result that is `P` has it summed
+    away.
     """
     blocks = sorted({where[i].blocks for i in node.inputs if i in where})
     for choice, operands, result in offered(row, signature, lambda size: blocks) if blocks else ():
@@ -37,7 +38,7 @@ def following(node: Node, signature: Signature, where: Mapping[str, Layout], row
 
 
 def constant_nodes(graph: Graph) -> frozenset[str]:
-    """Nodes that no parameter reaches, nor the tensor at the cut where a part of a graph begins."""
+    """Return the nodes that no parameter reaches, nor the tensor at the cut where a part of a graph begins."""
     reached: set[str] = set()
     for node in graph.nodes:
         if not reached.isdisjoint(node.inputs) or node.op == "parameter" or (node.is_leaf and node.attr("grad")):
@@ -46,10 +47,10 @@ def constant_nodes(graph: Graph) -> frozenset[str]:
 
 
 def computed_once(graph: Graph) -> frozenset[str]:
-    """Nodes that no leaf, no opaque operator and no chance reaches, such as masks and positions; the same at any time.
+    """Return timeless nodes that no leaf, opaque operator or draw reaches, such as masks and positions.
 
-    They are computed before the first step, and what steps read of them stays; larger ones than `CONSTANT_BYTES`, and
-    what is made of these, are computed anew.
+    They are computed before the first step, and the ones that steps read stay. Nodes larger than `CONSTANT_BYTES`, and
+    nodes made of these, are computed anew.
     """
     found: set[str] = set()
     for node in graph.nodes:
@@ -61,9 +62,10 @@ def computed_once(graph: Graph) -> frozenset[str]:
 
 
 def computed_in_one(graph: Graph) -> frozenset[str]:
-    """Nodes that depend on the batch and on parameters: one stage computes them, and sends them to later ones.
+    """Return the nodes that depend on the batch and on parameters: one stage computes them for later ones.
 
-    All else (masks, counts, views of weights, a table of biases by position) is computed by each stage that reads it.
+    All others (masks, counts, views of weights, a table of biases by position) are computed by each stage that reads
+    them.
     """
     batch, weights = set[str](), set[str]()
     for node in graph.nodes:
@@ -75,9 +77,10 @@ def computed_in_one(graph: Graph) -> frozenset[str]:
 
 
 def buffers_in_backward(graph: Graph) -> frozenset[str]:
-    """The targets of buffers that the graph updates, and whose value before that backward may read.
+    """Return the targets of buffers that the graph updates although backward may read their old value.
 
-    So it is for each that reaches an operator with a gradient by others without one, which may give views of it.
+    These are buffers that reach an operator with a gradient through operators without one, which may give views of
+    them.
     """
     updated = {key for key, _ in graph.outputs}
     before: dict[str, frozenset[str]] = {}
@@ -91,13 +94,13 @@ def buffers_in_backward(graph: Graph) -> frozenset[str]:
 
 
 def is_timeless(graph: Graph, name: str) -> bool:
-    """Whether a value is the same for all microbatches."""
+    """Return whether a value is the same for all microbatches."""
     mesh = graph.mesh
     return mesh.num_microbatches == 1 or graph.types[name].layouts[mesh.index(TIME)] == R
 
 
 def kept_constants(graph: Graph, once: frozenset[str]) -> frozenset[str]:
-    """Of nodes that are `computed_once`, those whose memory stays: what is read later, or what that is a view of.
+    """Return the nodes of `once` whose memory stays: nodes read later, or the node that a read view is a view of.
 
     A view of less than the whole is kept by itself.
     """
@@ -119,10 +122,10 @@ def _is_view(node: Node) -> bool:
 
 
 def copies_data(graph: Graph, node: Node) -> bool:
-    """Whether a view has to copy: a reshape of something that is not contiguous, moved or not in between.
+    """Return whether a view has to copy: a reshape of something that is not contiguous, moved or not in between.
 
-    So does a permutation that a product of batches reads and whose batch dimensions are not one in memory: torch
-    multiplies batches of a single dimension, as eager attention's heads, and reshapes to that.
+    A permutation has to copy if a product of batches reads it and its batch dimensions are not one in memory: torch
+    multiplies batches of a single dimension, such as the heads of eager attention, and reshapes to that.
     """
     if node.op == "permute":
         return _moves_batch(graph, node) and any(_reads_as_batch(graph, r) for r in _readers(graph, node))
@@ -135,7 +138,7 @@ def copies_data(graph: Graph, node: Node) -> bool:
 
 
 def _joins_repeated(graph: Graph, expand: Node, reshape: Node) -> bool:
-    """Whether a reshape joins dimensions along which the same memory is repeated with others, on one device."""
+    """Return whether a reshape joins dimensions of which some repeat the same memory, on one device."""
     wide, after = (graph.types[node.name].local_shape(graph.mesh) for node in (expand, reshape))
     before = graph.types[expand.inputs[0]].local_shape(graph.mesh)
     strides, stride = [0] * len(wide), 1
@@ -151,7 +154,7 @@ def _joins_repeated(graph: Graph, expand: Node, reshape: Node) -> bool:
 
 
 def _joined(before: Sequence[int], after: Sequence[int]) -> Iterator[list[int]]:
-    """The dimensions of `before` that a reshape takes together, in runs as short as can be."""
+    """Yield the dimensions of `before` that a reshape takes together, in runs as short as possible."""
     rest, dims, old, new = list(after), list[int](), 1, 1
     for dim, extent in enumerate(before):
         dims.append(dim)
@@ -164,7 +167,7 @@ def _joined(before: Sequence[int], after: Sequence[int]) -> Iterator[list[int]]:
 
 
 def _moves_batch(graph: Graph, node: Node) -> bool:
-    """Whether the dimensions before the last two were not neighbours before this permutation, and those it follows.
+    """Return whether dimensions before the last two were not neighbours before this permutation and those it follows.
 
     Strides join any dimension of one element, on one device, with its neighbours.
     """
@@ -182,10 +185,10 @@ def _moves_batch(graph: Graph, node: Node) -> bool:
 
 
 def _readers(graph: Graph, node: Node) -> Iterator[Node]:
-    """Of values whose dimensions lie in memory as those of `node`.
+    """Yield the readers of values whose dimensions lie in memory as those of `node`.
 
-    Parallel operators but replication make new memory; an operator on each element gives its result the order of its
-    operand. A product that is moved in front of another, as a scale, saves no copy.
+    Parallel operators other than replication make new memory; a pointwise operator gives its result the order of its
+    operand. Moving a product, such as a scale, in front of another one saves no copy.
     """
     pending = [*graph.users[node.name]]
     while pending:
@@ -206,7 +209,7 @@ def _reads_as_batch(graph: Graph, reader: Node) -> bool:
 
 
 def _splits_dims(graph: Graph, before: Node, after: Node) -> bool:
-    """Whether a reshape only cuts dimensions up: strides can say that, whatever they were."""
+    """Return whether a reshape only cuts dimensions up, which strides can express, whatever they were."""
     old, new = (graph.types[n.name].shape for n in (before, after))
     rest = list(new)
     for extent in old:
@@ -221,11 +224,11 @@ def _splits_dims(graph: Graph, before: Node, after: Node) -> bool:
 
 
 def written(graph: Graph, node: Node) -> Written:
-    """How a node is written in code, where that is not a kernel of its own or none.
+    """Return how a node is written in code; "" if it is a kernel of its own, or none.
 
     copy    a view that has to copy
-    fused   the addition of a bias, which the product before it does while it writes its result
-    part    a slice that with others cuts up a dimension: their gradients are concatenated, once
+    fused   the addition of a bias by the product before it, while it writes its result
+    part    a slice that cuts up a dimension together with others: their gradients are concatenated, once
     """
     match node.op:
         case "permute" | "reshape":
@@ -240,7 +243,7 @@ def written(graph: Graph, node: Node) -> Written:
 
 
 def _biases(graph: Graph, product: str, bias: str, node: Node) -> bool:
-    """Whether `product` is a matrix product that nothing else reads, and `bias` a vector along its columns."""
+    """Return whether `product` is a matrix product that nothing else reads, and `bias` a vector along its columns."""
     shape = graph.types[node.name].shape
     if graph.types[bias].shape != shape[-1:] or graph.types[product].shape != shape:
         return False
@@ -252,7 +255,7 @@ def _biases(graph: Graph, product: str, bias: str, node: Node) -> bool:
 
 
 def cut_with(graph: Graph, node: Node) -> Sequence[Node]:
-    """The slices that together cut a dimension up into consecutive pieces, in order, if `node` is one of them."""
+    """Return the slices that together cut a dimension into consecutive pieces, in order, if `node` is one of them."""
     if node.op != "slice":
         return ()
     dim, whole = node.attr("dim"), node.inputs[0]
@@ -268,10 +271,10 @@ def cut_with(graph: Graph, node: Node) -> Sequence[Node]:
 
 
 def saved_by(node: Node, grads: Sequence[bool]) -> tuple[int | str, ...]:
-    """What a differentiated operator keeps for backward, as `Row.saves`; one that is not known, everything it sees.
+    """Return what a differentiated operator keeps for backward, as in `Row.saves`; an unknown one keeps everything.
 
-    `grads`: which operands get a gradient. One that the result is linear in is kept for the others' gradients only: of
-    the product of an activation and a constant, the constant.
+    `grads`: which operands get a gradient. An operand that the result is linear in is kept for the others' gradients
+    only: of the product of an activation and a constant, the constant.
     """
     return _saved_by(node.op, tuple(grads))
 
@@ -291,13 +294,13 @@ def _saved_by(op: str, grads: tuple[bool, ...]) -> tuple[int | str, ...]:
 
 
 def summed_in_place(graph: Graph, name: str) -> bool:
-    """Whether a sum over ranks may overwrite its operand: it is new memory, which nothing else reads."""
+    """Return whether a sum over ranks may overwrite its operand, which is new memory that nothing else reads."""
     row = graph.by_name[name].row
     return len(graph.users[name]) == 1 and row is not None and row.fresh
 
 
 def read_again(graph: Graph) -> set[str]:
-    """Parameters whose memory an operator's backward reads, also through views and parallel operators."""
+    """Return the parameters whose memory an operator's backward reads, also through views and parallel operators."""
     found, roots = set[str](), {leaf.name: leaf.name for leaf in graph.leaves("parameter")}
     for node in graph.nodes:
         if roots.keys().isdisjoint(node.inputs):

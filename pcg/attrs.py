@@ -12,14 +12,14 @@ Attrs = Mapping[str, Attr]
 
 
 def get(attrs: Attrs, key: str) -> Attr:
-    """The attribute; a `GraphError` where there is none of that name."""
+    """Return the attribute; raise a `GraphError` if there is none of that name."""
     if key not in attrs:
         raise GraphError(f"attribute {key!r} is missing; there are {sorted(attrs)}")
     return attrs[key]
 
 
 def integer(attrs: Attrs, key: str) -> int:
-    """An attribute that must be an integer."""
+    """Return an attribute that must be an integer."""
     value = get(attrs, key)
     if not isinstance(value, int):
         raise GraphError(f"attribute {key!r} should be an integer, got {value!r}")
@@ -27,7 +27,7 @@ def integer(attrs: Attrs, key: str) -> int:
 
 
 def integers(attrs: Attrs, key: str, length: int | None = None) -> tuple[int, ...]:
-    """An attribute that must be a tuple of integers, of this length if one is given."""
+    """Return an attribute that must be a tuple of integers, of this length if one is given."""
     value = get(attrs, key)
     if not isinstance(value, tuple) or not all(isinstance(item, int) for item in value):
         raise GraphError(f"attribute {key!r} should be a tuple of integers, got {value!r}")
@@ -37,7 +37,7 @@ def integers(attrs: Attrs, key: str, length: int | None = None) -> tuple[int, ..
 
 
 def dimension(attrs: Attrs, key: str, rank: int) -> int:
-    """An attribute that must name a dimension of a tensor of this rank, counted from the front."""
+    """Return an attribute that must name a dimension of a tensor of this rank, counted from the front."""
     dim = integer(attrs, key)
     if not 0 <= dim < rank:
         raise GraphError(
@@ -47,7 +47,7 @@ def dimension(attrs: Attrs, key: str, rank: int) -> int:
 
 
 def dimensions(attrs: Attrs, key: str, rank: int) -> tuple[int, ...]:
-    """An attribute that must name different dimensions of a tensor of this rank, counted from the front."""
+    """Return an attribute that must name different dimensions of a tensor of this rank, counted from the front."""
     dims = integers(attrs, key)
     if len(set(dims)) != len(dims) or not all(0 <= dim < rank for dim in dims):
         raise GraphError(f"attribute {key!r} is {dims}, not different dimensions of a tensor of rank {rank}")

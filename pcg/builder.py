@@ -1,4 +1,4 @@
-"""Builds serial graphs node by node: scalars, no-op removal and common subexpressions are decided here."""
+"""A builder of serial graphs, node by node: it decides about scalars, no-op removal and common subexpressions."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _WHOLE_VIEWS = ("reshape", "permute", "expand")
 
 
 class GraphBuilder:
-    """Appends nodes to a serial graph. Operands are node names or Python scalars.
+    """A serial graph under construction, to which nodes are appended. Operands are node names or Python scalars.
 
-    `default_float` is the dtype of real numbers that no tensor gives one. `low` is the 16-bit format in which the next
-    operators run where their rows say so (`pcg.precision`), "" for none, where products take the widest of their
-    operands; None: operands have the dtypes that the operator is captured with. `is_cut`: whether the statistics of a
-    module are those of each of `num_microbatches`.
+    `default_float` is the dtype of real numbers without a tensor beside them. `low` is the 16-bit format in which the
+    next operators run if their rows say so (`pcg.precision`), "" for none, where products take the widest of their
+    operands; None: operands have the dtypes that the operator was captured with. `is_cut`: whether the statistics of a
+    module are taken of each of `num_microbatches`.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class GraphBuilder:
         is_cut: Callable[[str], bool] = lambda module: False,
     ) -> None:
         self.num_microbatches, self.is_cut = num_microbatches, is_cut
-        self._batch: dict[str, Layout] = {}  # where values have the batch
+        self._batch: dict[str, Layout] = {}  # the layout of the batch in values
         self.default_float = default_float
         self.low: str | None = None
         self.nodes: dict[str, Node] = {}
@@ -46,7 +46,7 @@ class GraphBuilder:
         self._num_draws = Counter[str]()
 
     def at(self, name: str, source: Source) -> None:
-        """The next nodes come from here; `name` is what the last of them would like to be called."""
+        """Give the next nodes this source; `name` is the name that the last of them should have."""
         self._hint, self.source = name, source
 
     def leaf(self, name: str, op: str, shape: Shape, dtype: str, target: str, grad: bool = False) -> str:
@@ -56,7 +56,7 @@ class GraphBuilder:
         return self.types[name].shape
 
     def scalar(self, value: float, dtype: str) -> str:
-        """A zero-dimensional constant."""
+        """Append a zero-dimensional constant."""
         kind = float if is_float(dtype) else bool if dtype == "bool" else int
         return self.op("full", shape=(), value=kind(value), dtype=dtype)
 
@@ -66,7 +66,7 @@ class GraphBuilder:
         if (same := self._no_op(op, inputs, attrs)) is not None:
             return same
         if op == "dropout" and attrs["p"] == 1:
-            return self.op("mul", inputs[0], 0.0)  # as torch has it, which draws nothing then
+            return self.op("mul", inputs[0], 0.0)  # like torch, which draws nothing then
         if op == "reshape" and self.nodes[inputs[0]].op == "reshape":
             return self.op(op, self.nodes[inputs[0]].inputs[0], **attrs)
         if op == "cast" and self.low and self._is_number(inputs[0]):
@@ -84,18 +84,18 @@ class GraphBuilder:
         return self._append(node)
 
     def number_of_draw(self, op: str) -> int:
-        """The number of the next draw of these operators."""
+        """Return the number of the next draw of these operators."""
         self._num_draws[op] += 1
         return self._num_draws[op] - 1
 
     def again(self, node: Node, inputs: Sequence[str]) -> str:
-        """Append a node of another graph, which reads `inputs` here; what it draws is what it drew there."""
+        """Append a node of another graph, which reads `inputs` here; its draws are the same as there."""
         if not (node.is_leaf or node.is_random or node.op == OPAQUE):
             return self.op(node.op, *inputs, **dict(node.attrs))
         return self._append(replace(node, name=self._fresh(node.name), inputs=tuple(inputs)))
 
     def operands(self, *operands: Operand) -> tuple[str, ...]:
-        """Names for all: scalars take the dtype of the tensors beside them, floats among integers `default_float`."""
+        """Return names for all: scalars take the dtype of tensors beside them, or `default_float` among integers."""
         dtypes = [self.types[o].dtype for o in operands if isinstance(o, str)]
         beside = next((d for d in dtypes if is_float(d)), None) or next((d for d in dtypes if d != "bool"), "int64")
 
@@ -110,19 +110,22 @@ class GraphBuilder:
         return tuple(map(name, operands))
 
     def num_samples(self, x: str, dims: Collection[int]) -> int:
-        """Over how many samples, of so many elements of x each, statistics along `dims` are taken.
+        """Return the number of samples into which statistics along `dims` divide the elements of x.
 
-        One, but where those of the batch are taken of each microbatch by itself.
+        It is 1, except where statistics of the batch are taken of each microbatch by itself.
         """
         carried = self._batch.get(x)
         return self.num_microbatches if carried and carried.dim in dims and self.is_cut(self.source.module) else 1
 
     def wide(self, x: str) -> str:
-        """x as operators read it that run in at least fp32, where others run in 16 bits."""
+        """Return x as read by operators that run in at least fp32, where others run in 16 bits."""
         return self.op("cast", x, dtype="float32") if self.low and self.types[x].dtype in HALVES else x
 
     def _at_precision(self, op: str, operands: Sequence[Operand]) -> Sequence[Operand]:
-        """The operands in what the operator computes in. One without a row runs as it was captured."""
+        """Return the operands in the dtypes that the operator computes in.
+
+        An opaque operator runs as it was captured.
+        """
         if self.low is None or op == "cast":
             return operands
         tensors = [o for o in operands if isinstance(o, str)]
@@ -136,14 +139,14 @@ class GraphBuilder:
         return self.nodes[name].op == "full" and self.types[name].shape == ()
 
     def _is_view_of_parameter(self, name: str) -> bool:
-        """Whether a value is a parameter in another shape or order; a part of one is no such view."""
+        """Return whether a value is a parameter in another shape or order; a part of a parameter is no such view."""
         node = view = self.nodes[name]
         while node.op in _WHOLE_VIEWS:
             node = self.nodes[node.inputs[0]]
         return node.op == "parameter" and node is not view
 
     def _no_op(self, op: str, inputs: tuple[str, ...], attrs: dict[str, Attr]) -> str | None:
-        """The operand itself where the operator would change nothing."""
+        """Return the operand itself if the operator would change nothing, else None."""
         if not inputs:
             return None
         first = self.types[inputs[0]]
@@ -183,5 +186,5 @@ class GraphBuilder:
             self._batch[node.name] = way[1]
 
     def graph(self, outputs: Sequence[tuple[str, str]]) -> Graph:
-        """The finished graph, without what no output needs."""
+        """Return the finished graph, without nodes that no output needs."""
         return Graph(tuple(self.nodes.values()), tuple(outputs)).without_dead_nodes().validate()

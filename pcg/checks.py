@@ -18,7 +18,7 @@ LEAST, MOST = 1e-30, 1e30
 
 
 class FieldError(ClusterError):
-    """One field is wrong: `owner` is the class or the place in a file, `field` its name, `problem` the rest."""
+    """A field is wrong: `owner` is the class or the place in a file, `field` its name, `problem` the rest."""
 
     def __init__(self, owner: str, field: str, problem: str) -> None:
         self.field = field
@@ -37,7 +37,7 @@ def located(place: str) -> Generator[None]:
 
 
 def positive(value: object, owner: str, field: str, unit: str) -> float:
-    """`value` as a float; a `FieldError` unless it is a number above zero, from `LEAST` to `MOST`."""
+    """Return `value` as a float; raise a `FieldError` unless it is a number from `LEAST` to `MOST`."""
     number = _finite(value)
     if number is None or number < LEAST:
         raise FieldError(owner, field, f"expected a positive number, got {_show(value)}; give it in {unit}")
@@ -45,7 +45,7 @@ def positive(value: object, owner: str, field: str, unit: str) -> float:
 
 
 def non_negative(value: object, owner: str, field: str, unit: str) -> float:
-    """`value` as a float; a `FieldError` unless it is a number of at least zero and at most `MOST`."""
+    """Return `value` as a float; raise a `FieldError` unless it is a number from 0 to `MOST`."""
     number = _finite(value)
     if number is None or number < 0:
         raise FieldError(owner, field, f"expected a number of at least 0, got {_show(value)}; give it in {unit}")
@@ -53,7 +53,7 @@ def non_negative(value: object, owner: str, field: str, unit: str) -> float:
 
 
 def fraction(value: object, owner: str, field: str, meaning: str) -> float:
-    """`value` as a float; a `FieldError` unless 0 < value <= 1."""
+    """Return `value` as a float; raise a `FieldError` unless 0 < value <= 1."""
     number = _finite(value)
     if number is None or not 0 < number <= 1:
         raise FieldError(owner, field, f"expected a number above 0 and at most 1, got {_show(value)}; it is {meaning}")
@@ -61,7 +61,7 @@ def fraction(value: object, owner: str, field: str, meaning: str) -> float:
 
 
 def positive_int(value: object, owner: str, field: str, meaning: str) -> int:
-    """`value` as an int; a `FieldError` unless it is a whole number of at least 1."""
+    """Return `value` as an int; raise a `FieldError` unless it is a whole number of at least 1."""
     number = _finite(value)
     if number is None or number < 1 or number != math.floor(number):
         raise FieldError(owner, field, f"expected a positive integer, got {_show(value)}; it is {meaning}")
@@ -69,14 +69,14 @@ def positive_int(value: object, owner: str, field: str, meaning: str) -> int:
 
 
 def text(value: object, owner: str, field: str, meaning: str) -> str:
-    """`value`; a `FieldError` unless it is a string with something in it."""
+    """Return `value`; raise a `FieldError` unless it is a non-empty string."""
     if not isinstance(value, str) or not value.strip():
         raise FieldError(owner, field, f"expected a non-empty string, got {_show(value)}; it is {meaning}")
     return value
 
 
 def choice(value: object, owner: str, field: str, allowed: Collection[str]) -> str:
-    """`value`; a `FieldError` unless it is one of `allowed`."""
+    """Return `value`; raise a `FieldError` unless it is one of `allowed`."""
     if not isinstance(value, str) or value not in allowed:
         raise FieldError(owner, field, f"expected one of {_names(allowed)}, got {_show(value)}; choose one of them")
     return value
@@ -88,7 +88,7 @@ Check = Callable[[object, str, str, str], object]
 def canonical(owner: object, table: Mapping[str, tuple[Check, str]]) -> None:
     """Check fields of a frozen dataclass, and set them to the types that the checks return.
 
-    `table`: by field, the check and its last argument, what the value is.
+    `table`: by field, the check and its last argument, which describes the value.
     """
     for name, (check, meaning) in table.items():
         object.__setattr__(owner, name, check(getattr(owner, name), type(owner).__name__, name, meaning))
@@ -97,7 +97,7 @@ def canonical(owner: object, table: Mapping[str, tuple[Check, str]]) -> None:
 def json_object(
     value: object, place: str, required: Collection[str], optional: Collection[str] = ()
 ) -> dict[str, object]:
-    """`value` as a dict with every field of `required` and no field but those and `optional`.
+    """Return `value` as a dict with every field of `required`, and no others but those of `optional`.
 
     Raises:
         ClusterError: naming `place` and the missing or unknown fields.
@@ -116,14 +116,14 @@ def json_object(
 
 
 def json_list(value: object, place: str, of_what: str) -> list[object]:
-    """`value`; a `ClusterError` naming `place` unless it is a list."""
+    """Return `value`; raise a `ClusterError` naming `place` unless it is a list."""
     if not isinstance(value, list):
         raise ClusterError(f"{place}: expected a list of {of_what}, got {_show(value)}")
     return list(value)
 
 
 def _finite(value: object) -> float | None:
-    """`value` as a float; None for what is no number, or whose size is above `MOST`."""
+    """Return `value` as a float; None if it is no number, or its size is above `MOST`."""
     number = _number(value)
     return number if number is not None and abs(number) <= MOST else None
 

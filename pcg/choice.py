@@ -8,9 +8,9 @@
     o/3      Split("o", 3)         has its part of each of 3 equal blocks of o   by factor     by factor
     e>t      Sent("e", "t")        has parts of t, and sends rows (`dispatch`)   by factor     by factor
 
-A kind of choice owns all that others ask of it: its layouts, the factors that it divides, what is sent, and, where its
+A kind of choice owns all that others ask of it: its layouts, the factors that it divides, what it sends, and, where its
 certificate follows from others, the choice and the moves that it is composed of. `offers.KINDS` is the closed set. A
-new kind is a class with a row there, a proof of what it claims beyond its composition (`verifier/rows`), and the
+new kind is a class with a row there, a proof of its claims beyond its composition (`verifier/rows`), and the
 function of the runtime that it calls.
 """
 
@@ -29,12 +29,12 @@ from shardwright.pcg.row import LocalShapes, Row
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """What the `size` devices of one axis send each other around an operator, before it and after it.
+    """The transfers between the `size` devices of one axis around an operator, before it and after it.
 
     Attributes:
-        collective: that does it.
-        what: the name of it in reports, `words` what happens, and `ends` what is sent to what.
-        imbalance: what the device that has most has, over the mean.
+        collective: the collective that does it.
+        what: its name in reports; `words`: its description; `ends`: the things that are sent, and their targets.
+        imbalance: the load of the busiest device, over the mean.
     """
 
     collective: ClassVar[Literal["all_to_all"]]
@@ -47,22 +47,22 @@ class Exchange:
     size: int
 
     def sent(self, *, backward: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The collectives before and after the operator, by the bytes that the devices of the axis have together."""
+        """Return the collectives before and after the operator, by the bytes that the axis's devices have together."""
         raise NotImplementedError
 
     def held_bytes(self, *, backward: bool) -> int:
-        """Of what a device has put together to send, and of what it is sent, beside operands and result."""
+        """Return the size of what a device packs to send and of what it receives, beside operands and result."""
         raise NotImplementedError
 
     def call(self, axis: str, group: str) -> str:
-        """What the operator's kernel is given more: the names of the axis, and of the number of its group, if any."""
+        """Return the kernel's additional argument, from the names of the axis and of its group's number, if any."""
         raise NotImplementedError
 
 
 class Running(NamedTuple):
-    """An operator on a mesh: its `split`, the sizes of axes, and the shapes of a device's parts.
+    """An operator that runs on a mesh: its `split`, the sizes of axes, and the shapes of a device's parts.
 
-    `dtypes` are those of the operands and, last, of the result; `grads` says which operands get a gradient.
+    `dtypes` are the dtypes of the operands and, last, of the result; `grads` says which operands get a gradient.
     """
 
     row: Row
@@ -75,14 +75,14 @@ class Running(NamedTuple):
 
 
 class Choice(str):
-    """A choice is its text, as a member of a `StrEnum` is: it prints, compares, sorts and hashes as that.
+    """A choice, which is its text, like a member of a `StrEnum`: it prints, compares, sorts and hashes as that.
 
     Attributes:
-        factors: that devices divide among them; none where each does all the work.
-        blocks: of which each device has its slice; 1 but for a blocked split.
+        factors: the factors that devices divide among them; none if each does all the work.
+        blocks: the number of blocks, of each of which a device has its slice; 1 except for a blocked split.
         partial: the operands of which each device has a summand.
-        inner: what a device computes once it has what it needs; the choice itself, unless rows are sent.
-        exchange: what devices send each other while the operator runs; None: nothing.
+        inner: the choice by which a device computes once it has its rows; the choice itself, unless rows are sent.
+        exchange: the transfers between devices while the operator runs; None: none.
         moves: the step rules before and after `inner` that a certificate is composed of, where it is composed.
     """
 
@@ -110,21 +110,21 @@ class Choice(str):
 
     @property
     def sends(self) -> bool:
-        """Whether devices send each other something while the operator runs."""
+        """Return whether devices send each other something while the operator runs."""
         return self.exchange is not None
 
     @classmethod
     def read(cls, text: str) -> Choice | None:
-        """The choice of this kind that may print as `text`."""
+        """Return the choice of this kind that may print as `text`."""
         raise NotImplementedError
 
     @classmethod
     def offered(cls, row: Row, signature: Signature) -> Iterable[Choice]:
-        """Every choice of this kind that a row offers an operator, where devices send each other something."""
+        """Return every choice of this kind that a row offers an operator, if devices send each other something."""
         return ()
 
     def layouts(self, signature: Signature, row: Row) -> tuple[Layouts, Layout]:
-        """The operand layouts that it asks for along one axis, and the result's; `LayoutError` where it cannot be."""
+        """Return the layouts of operands and result along one axis; raise a `LayoutError` if there are none."""
         raise NotImplementedError
 
     @property
@@ -133,30 +133,30 @@ class Choice(str):
 
     @property
     def outward(self) -> Choice:
-        """The split that operands and result show from outside: of a dispatch, that of the rows."""
+        """The split that operands and result show from outside; for a dispatch, the split of the rows."""
         return self
 
     @property
     def unblocked(self) -> Choice:
-        """The same without blocks: what it is of an operator whose factor falls into them (`Signature.refined`)."""
+        """The choice without blocks, as for an operator whose factor is refined into them (`Signature.refined`)."""
         return self
 
     def renamed(self, names: Mapping[str, str]) -> Choice:
-        """The same where factors are called otherwise."""
+        """Return the choice with other names of factors."""
         return self
 
     def senders(self, size: int) -> int:
-        """How many of `size` devices, itself included, send a device rows."""
+        """Return how many of `size` devices, itself included, send a device rows."""
         return 1
 
     @classmethod
     def exchanges(cls, running: Running) -> Iterable[Exchange]:
-        """What is sent along the axes whose choice is of this kind, in the order of forward."""
+        """Return the exchanges along the axes whose choice is of this kind, in the order of forward."""
         return ()
 
 
 class Whole(Choice):
-    """Each device does all the work; operands and result have one `layout`, R or C."""
+    """A choice by which each device does all the work; operands and result have one `layout`, R or C."""
 
     __slots__ = ("layout",)
     layout: Layout
@@ -179,11 +179,14 @@ class Whole(Choice):
 
 WHOLE, COPIED = Whole(R), Whole(C)
 Choices = tuple[Choice, ...]
-"""How an operator is carried out: a choice for each axis."""
+"""The choices of an operator, one for each axis."""
 
 
 class Partial(Choice):
-    """Each device does all the work with its summands of operands in which the operator is jointly linear."""
+    """A choice by which each device does all the work with its summands of operands.
+
+    The operator is jointly linear in these operands.
+    """
 
     __slots__ = ()
 
@@ -206,7 +209,7 @@ class Partial(Choice):
 
 
 class Split(Choice):
-    """Each device has its part of a factor, or of each of several equal blocks of it."""
+    """A choice by which each device has its part of a factor, or of each of several equal blocks of it."""
 
     __slots__ = ()
 
@@ -244,7 +247,7 @@ class Split(Choice):
 
 
 def indivisible(signature: Signature, split: Iterable[Choice], sizes: Sequence[int]) -> Factor | None:
-    """The first factor that the axes splitting it do not divide together; a choice and a size for each axis.
+    """Return the first factor that the axes splitting it do not divide together. Each axis has a choice and a size.
 
     Layouts alone cannot tell: g = 3 of a dimension `(g c)` of size 12 may not be split in two.
     """
@@ -261,12 +264,12 @@ def indivisible(signature: Signature, split: Iterable[Choice], sizes: Sequence[i
 
 
 def axes_along(split: Sequence[Choice], factor: str) -> Iterator[int]:
-    """The axes that divide a factor."""
+    """Yield the axes that divide a factor."""
     return (axis for axis, choice in enumerate(split) if factor in choice.factors)
 
 
 def degrees(split: Sequence[Choice], sizes: Sequence[int]) -> dict[str, int]:
-    """Into how many parts each factor is divided that is."""
+    """Return the number of parts that each divided factor is divided into."""
     found: dict[str, int] = {}
     for choice, size in zip(split, sizes, strict=True):
         for name in choice.factors:
@@ -275,16 +278,16 @@ def degrees(split: Sequence[Choice], sizes: Sequence[int]) -> dict[str, int]:
 
 
 def sends(split: Iterable[Choice]) -> bool:
-    """Whether devices send each other something while an operator runs that is split in this way."""
+    """Return whether devices send each other something while an operator with this split runs."""
     return any(choice.sends for choice in split)
 
 
 def exchanges(running: Running) -> tuple[Exchange, ...]:
-    """What an operator that is split in this way sends, by axis in the order of forward."""
+    """Return the exchanges of an operator with this split, by axis in the order of forward."""
     kinds = dict.fromkeys(type(choice) for choice in running.split if choice.sends)
     return tuple(exchange for kind in kinds for exchange in kind.exchanges(running))
 
 
 def num_senders(split: Iterable[Choice], sizes: Iterable[int]) -> int:
-    """The devices of which each is sent rows by the others."""
+    """Return the number of devices, itself included, that send a device rows."""
     return prod(choice.senders(size) for choice, size in zip(split, sizes, strict=True))

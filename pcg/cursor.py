@@ -1,4 +1,4 @@
-"""A place in one line of text: what the parser of graphs reads with, and where its errors point."""
+"""A place in one line of text: the parser of graphs reads with it, and errors point at it."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _BLANK = re.compile(r"[ \t]*")
 
 
 class Cursor:
-    """Reads one line from left to right; blanks after each token are skipped.
+    """A reader of one line from left to right, which skips blanks after each token.
 
-    What does not stand where it should raises a `GraphError` with the line, a caret and what was expected.
+    It raises a `GraphError` with the line, a caret and the expected text if something else stands there.
     """
 
     def __init__(self, line: str, number: int) -> None:
@@ -27,12 +27,12 @@ class Cursor:
         self._skip()
 
     def problem(self, message: str, at: int | None = None) -> GraphError:
-        """The error to raise, pointing at `at` or here."""
+        """Return the error to raise, pointing at `at` or here."""
         caret = " " * (self.at if at is None else at) + "^"
         return GraphError(f"line {self.number}: {message}\n  {self.line}\n  {caret}")
 
     def expected(self, what: str, at: int | None = None) -> GraphError:
-        """The error that says what should stand here."""
+        """Return the error that says what should stand here."""
         return self.problem(f"expected {what}", at)
 
     def _skip(self) -> None:
@@ -40,11 +40,11 @@ class Cursor:
         self.at = blank.end() if blank else self.at
 
     def at_end(self) -> bool:
-        """Whether nothing but a comment follows."""
+        """Return whether nothing but a comment follows."""
         return self.at == len(self.line) or self.line[self.at] == "#"
 
     def sees(self, *literals: str) -> bool:
-        """Whether one of `literals` stands here."""
+        """Return whether one of `literals` stands here."""
         return self.line.startswith(literals, self.at)
 
     def take(self, literal: str) -> bool:
@@ -61,12 +61,12 @@ class Cursor:
             raise self.expected(what or repr(literal))
 
     def expect_end(self, what: str) -> None:
-        """Nothing but a comment may follow."""
+        """Require that nothing but a comment follows."""
         if not self.at_end():
             raise self.expected(what)
 
     def pattern(self, pattern: re.Pattern[str], what: str) -> str:
-        """Read what `pattern` matches here."""
+        """Read the text that `pattern` matches here."""
         match = pattern.match(self.line, self.at)
         if not match:
             raise self.expected(what)

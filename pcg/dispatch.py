@@ -1,14 +1,14 @@
-"""Dispatch: rows of tokens are sent to the devices that have what they name, are computed there, and are sent back.
+"""Dispatch: rows of tokens are sent to the devices of the experts that they name, computed there, and sent back.
 
-The choice "e>t" splits tokens t and experts e along one axis. What it means follows from what is certified: the tokens
+The choice "e>t" splits tokens t and experts e along one axis. Its meaning follows from certified parts: the tokens
 combined, the operator split along e, and the partial sums reduced to each device's tokens. As a device adds nothing to
-rows that name none of its experts, only the others go there, each once, whatever number of its experts it names. (Of an
+rows that name none of its experts, only the others go there, each once, however many of its experts it names. (For an
 `expert_linear`, a row is a token with one of its experts.)
 
-How many these are is known when a step runs. What is static here, and priced, is the mean over choices of k of E
-experts that are all as likely: a device with m of them is named by 1 - C(E - m, k) / C(E, k) of the rows.
+Their number is known only when a step runs. The static number, which is priced, is the mean over choices of k of E
+equally likely experts: a device with m of them is named by 1 - C(E - m, k) / C(E, k) of the rows.
 
-Axes that dispatch do so one after the other, the outermost first, and send back in reverse.
+Several axes dispatch one after the other, the outermost first, and send back in reverse.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from shardwright.pcg.rows.experts import IMBALANCE
 from shardwright.pcg.types import ITEM_BYTES, is_float
 
 INDEX_BYTES, COUNT_BYTES = 4, 8
-"""Of a number that a row names, and of a number of rows, as they are sent."""
+"""The bytes, as sent, of a number that a row names, and of a number of rows."""
 ALIGNMENT = 8
-"""Every operand's part of a row that is sent takes a multiple of so many bytes."""
+"""The alignment in bytes of each operand's part of a sent row."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dispatch(Exchange):
-    """Rows on their way to what they name, and back. Forward begins with how many go where.
+    """Rows on their way to the experts that they name, and back. Forward begins by sending how many go where.
 
-    width            how many of what rows name, such as experts, lie behind each device of the axis
-    rows             that a device sends to each device of the axis, itself included: the mean
-    there, back      bytes of a row, and of what comes back of it; of its gradient, which goes the same ways, there are
+    width            the number of experts, or other named entries, behind each device of the axis
+    rows             the mean number of rows that a device sends to each device of the axis, itself included
+    there, back      the bytes of a row, and of its result that comes back; its gradient, which goes the same ways, has
                      `back` and `gradient_back`
     """
 
@@ -71,7 +71,7 @@ class Dispatch(Exchange):
 
 
 class Sent(Choice):
-    """Rows that one factor counts are sent to the device that has the part of another which they name, and back."""
+    """A choice that sends rows, which one factor counts, to the device with the part of another that they name."""
 
     __slots__ = ("named", "rows")
     named: str
@@ -125,25 +125,25 @@ class Sent(Choice):
 
 
 def named_factors(signature: Signature, row: Row) -> list[str]:
-    """What the rows of operands that can be sent name: factors that are a dimension of what is not sent."""
+    """Return the factors that rows of sendable operands name: dimensions of an operand that is not sent."""
     dims = {signature.operands[operand][dim] for operand, dim in row.indexes.values()} if row.sends else set()
     return [f.name for i, f in enumerate(signature.factors) if (i,) in dims and f.role == "sum"]
 
 
 def row_factors(signature: Signature, row: Row) -> list[str]:
-    """The factors that count rows of all operands that can be sent and of the result, each a dimension of its own."""
+    """Return the factors that count rows of all sendable operands and of the result, each a dimension of its own."""
     sent = [signature.operands[i] for i in row.sends]
     mine = [i for i, f in enumerate(signature.factors) if f.role == "map" and (i,) in signature.result]
     return [signature.factors[i].name for i in mine if sent and all((i,) in dims for dims in sent)]
 
 
 def aligned(num_bytes: int) -> int:
-    """The bytes that an operand's part of a row takes."""
+    """Return the bytes that an operand's part of a row takes."""
     return -(-num_bytes // ALIGNMENT) * ALIGNMENT
 
 
 def _row_bytes(running: Running) -> tuple[int, int, int]:
-    """Of a row, of what comes back of it, and of what comes back of its gradient."""
+    """Return the bytes of a row, of what comes back of it, and of what comes back of its gradient."""
     row, dtypes, shapes = running.row, running.dtypes, running.shapes
     rank = len(shapes.result) - 1
 
@@ -161,7 +161,7 @@ def _row_bytes(running: Running) -> tuple[int, int, int]:
 
 
 def _hops(running: Running) -> Iterator[tuple[int, int, int, int]]:
-    """Axis, size, width and rows of each. Rows that came by one axis name something that lies behind the device."""
+    """Yield axis, size, width and rows of each hop. Rows that came by one axis name something behind the device."""
     row, signature, split, sizes, shapes, *_ = running
     ((position, (held, dim)),) = row.indexes.items()
     name, rank = signature.factors[signature.operands[held][dim][0]].name, len(shapes.result) - 1
@@ -179,6 +179,6 @@ def _hops(running: Running) -> Iterator[tuple[int, int, int, int]]:
 
 
 def named_share(width: int, count: int, num_slots: int) -> float:
-    """The share of rows that name one of these `width` among `count`, choosing `num_slots` different ones."""
+    """Return the share of rows that name any of `width` among `count` entries, choosing `num_slots` different ones."""
     none = prod(max(0, count - width - i) / (count - i) for i in range(min(num_slots, count)))
     return 1.0 - none

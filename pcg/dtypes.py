@@ -13,11 +13,11 @@ _ALIASES: Mapping[str, str] = {
 
 
 def plain(name: object) -> str:
-    """A name without what people put around it: `torch.BF16` is `bf16`, `bf16-mixed` is `bf16_mixed`."""
+    """Return a name without usual decorations: `torch.BF16` is `bf16`, `bf16-mixed` is `bf16_mixed`."""
     return str(name).strip().lower().removeprefix("torch.").replace("-", "_")
 
 
 def dtype_named(name: object, owner: str, field: str, allowed: Collection[str]) -> str:
-    """The dtype, one of `allowed`, by the name that the graph has for it; a `FieldError` for another one."""
+    """Return the dtype, one of `allowed`, by the graph's name for it; raise a `FieldError` for another one."""
     found = _ALIASES.get(plain(name), plain(name))
     return checks.choice(found if found in allowed else name, owner, field, allowed)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 
 def printable(text: str, kept: str = "\n") -> str:
-    """Text for people: what does not print (a control character, a mark that turns text around) is escaped."""
+    """Escape what does not print in a text for people: control characters, marks that turn text around."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in kept else ascii(c)[1:-1] for c in text)

@@ -1,4 +1,4 @@
-"""Factor strings: one einsum-like line per operator says how it may be split.
+"""Factor strings: an einsum-like line per operator that says how it may be split.
 
     linear       "... i, o i -> ... o"       i is absent from the result: it is summed
     layer_norm   "... h!, h!, h! -> ... h!"  h! is needed whole and may not be split
@@ -28,7 +28,7 @@ _TOKEN = re.compile(r"\.\.\.|\([^()]*\)|[a-zA-Z_]\w*!?|1")
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """One factor of an operator's iteration space; `fixed` ones may not be split."""
+    """A factor of an operator's iteration space; `fixed` ones may not be split."""
 
     name: str
     size: int
@@ -51,17 +51,17 @@ class Signature:
         return self.shape_of(self.result)
 
     def shape_of(self, dims: tuple[tuple[int, ...], ...]) -> Shape:
-        """The shape of a tensor of these dimensions."""
+        """Return the shape of a tensor of these dimensions."""
         return tuple(prod(self.factors[f].size for f in dim) for dim in dims)
 
     def index(self, name: str) -> int | None:
-        """The factor of that name, or None."""
+        """Return the index of the factor of that name, or None."""
         return next((i for i, f in enumerate(self.factors) if f.name == name), None)
 
     def refined(self, factor: int, blocks: int) -> Signature:
-        """The same operator with a factor seen as `blocks` equal blocks: f becomes the product `(f_blocks f)`.
+        """Return the operator with a factor seen as `blocks` equal blocks: f becomes the product `(f_blocks f)`.
 
-        Splitting f then gives blocked shards, as a fused QKV weight needs them. Raises `GraphError` where the factor
+        Splitting f then gives blocked shards, as a fused QKV weight needs them. Raises `GraphError` if the factor
         does not fall into that many blocks.
         """
         whole = self.factors[factor]
@@ -89,7 +89,7 @@ class Signature:
         return absent
 
     def split_layouts(self, factor: int) -> tuple[tuple[Layout, ...], Layout]:
-        """The layouts of the operands and of the result when `factor` is split over one axis."""
+        """Return the layouts of the operands and of the result when `factor` is split over one axis."""
         operands = tuple(self._layout(dims, factor, C) for dims in self.operands)
         return operands, self._layout(self.result, factor, P)
 
@@ -102,7 +102,7 @@ def _tokens(side: str, text: str) -> list[str]:
 
 
 def _members(token: str) -> list[tuple[str, bool]]:
-    """The factors of one dimension's token, each with whether it is marked fixed."""
+    """Return the factors of one dimension's token, each with whether it is marked fixed."""
     if token == "1":
         return []
     return [(name.rstrip("!"), name.endswith("!")) for name in token.strip("()").split()]
@@ -139,7 +139,7 @@ def _resolve(text: str, shapes: tuple[Shape, ...], given: tuple[tuple[str, int],
 
 
 def _read(text: str, shapes: tuple[Shape, ...]) -> tuple[list[list[str]], list[str]]:
-    """The tokens of every operand's dimensions and of the result's, with `...` replaced by what it stands for."""
+    """Return the tokens of every operand's dimensions and of the result's, with `...` replaced by its dimensions."""
     left, arrow, right = text.partition("->")
     if not arrow:
         raise GraphError(f"factor string {text!r}: no '->'")
@@ -163,14 +163,14 @@ def _read(text: str, shapes: tuple[Shape, ...]) -> tuple[list[list[str]], list[s
 
 
 def _broadcast(shapes: Sequence[Shape]) -> Shape:
-    """The extents that shapes, aligned at their ends, have together; a mismatch is found when sizes are solved."""
+    """Return the extents of shapes that are aligned at their ends; mismatches are found when sizes are solved."""
     rank = max(map(len, shapes), default=0)
     extents = ([shape[len(shape) - i] for shape in shapes if len(shape) >= i] for i in range(rank, 0, -1))
     return tuple(next((n for n in column if n != 1), 1) for column in extents)
 
 
 def _spread(tokens: list[str], extents: Shape, rank: int) -> list[str]:
-    """The tokens with `...` replaced by `1` or a factor for each of these extents, the last of `rank` in all."""
+    """Return the tokens with `...` replaced by `1` or a factor for each of these extents, the last of `rank` in all."""
     if "..." not in tokens:
         return tokens
     at, skipped = tokens.index("..."), rank - len(extents)
@@ -204,7 +204,7 @@ def _solve_sizes(text: str, pending: list[tuple[list[str], int, str]], sizes: di
 def resolve(text: str, shapes: Sequence[Shape], sizes: Mapping[str, int] | None = None) -> Signature:
     """Resolve a factor string for operand shapes; `sizes` gives factors that no operand determines.
 
-    Raises `GraphError` naming the string and the dimension where shapes do not fit.
+    Raises `GraphError` naming the string and the dimension if shapes do not fit.
     """
     return _resolve(text, tuple(shapes), tuple(sorted((sizes or {}).items())))
 
@@ -213,10 +213,10 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def reshape_factors(before: Shape, after: Shape) -> tuple[str, dict[str, int]]:
-    """The factor string of a reshape: the coarsest common factorization of both shapes.
+    """Return the factor string of a reshape: the coarsest common factorization of both shapes.
 
-    `(96, 64) -> (8, 12, 64)` is `"(a b) c -> a b c"`. Where the shapes have no common refinement inside a group of
-    dimensions (as 6 -> 4 x 3 out of 2 x 6), that group is fixed. Raises `GraphError` where the sizes differ.
+    `(96, 64) -> (8, 12, 64)` is `"(a b) c -> a b c"`. If the shapes have no common refinement inside a group of
+    dimensions (as 6 -> 4 x 3 out of 2 x 6), that group is fixed. Raises `GraphError` if the sizes differ.
     """
     if prod(before) != prod(after):
         raise GraphError(
@@ -254,7 +254,7 @@ def _product_string(left: Sequence[Sequence[str]], right: Sequence[Sequence[str]
 
 
 def _whole_reshape(before: Shape, after: Shape) -> tuple[str, dict[str, int]]:
-    """A reshape that mixes digits: only a common leading part can be split, the rest is fixed."""
+    """Return the factors of a reshape that mixes digits: a common leading part can be split, the rest is fixed."""
     common = 0
     while common < min(len(before), len(after)) and before[common] == after[common]:
         common += 1

@@ -1,4 +1,4 @@
-"""Files that we write: whole or not at all, and the folder of those that belong to the machine."""
+"""Files that we write, whole or not at all, and the folder of those that belong to the machine."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from shardwright.pcg.errors import ShardwrightError
 
 
 def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """Where this machine keeps what it measured and proved; it may be deleted at any time.
+    """Return the folder where this machine keeps measurements and proofs; it may be deleted at any time.
 
-    Of a user without a home, a place where no file can be.
+    For a user without a home, it is a place where no file can be.
     """
     base = environ.get("XDG_CACHE_HOME", "")
     try:
@@ -25,7 +25,7 @@ def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def read_whole(path: Path, what: str, error: type[ShardwrightError]) -> bytes:
-    """What a file holds. Raises `error`, which says that `what` cannot be read there, and why."""
+    """Return the content of a file. Raises `error`, which says that `what` cannot be read there, and why."""
     try:
         return path.read_bytes()
     except OSError as problem:
@@ -33,7 +33,7 @@ def read_whole(path: Path, what: str, error: type[ShardwrightError]) -> bytes:
 
 
 def require_writable(path: Path, what: str, error: type[ShardwrightError], *, make_folder: bool = False) -> None:
-    """Raise what `write_whole` would raise there; nothing is left behind but a folder that is made."""
+    """Raise what `write_whole` would raise there; leave nothing behind but a folder that is made."""
     partial = _partial(path)
     try:
         if make_folder:
@@ -55,7 +55,7 @@ def _unwritable(path: Path, what: str, error: type[ShardwrightError], problem: O
 
 
 def write_whole(path: Path, text: str, what: str, error: type[ShardwrightError], *, make_folder: bool = False) -> None:
-    """Write a file; one that exists is replaced only once the new one is complete.
+    """Write a file; an existing one is replaced only once the new one is complete.
 
     Raises `error`, which says that `what` cannot be written there, and why.
     """

@@ -45,7 +45,7 @@ class Graph:
 
     @cached_property
     def _hash(self) -> int:
-        """Of the nodes' names and splits alone, which hardly any two graphs share."""
+        """The hash of the nodes' names and splits alone, which hardly any two graphs share."""
         names, splits = [node.name for node in self.nodes], [node.split for node in self.nodes]
         return hash((tuple(names), tuple(splits), self.outputs, self.mesh))
 
@@ -65,7 +65,7 @@ class Graph:
         return types
 
     def _typed(self, node: Node, types: Mapping[str, TensorType]) -> TensorType:
-        """The type of a node's result, from those of what is before it."""
+        """Return the type of a node's result, from the types of earlier nodes."""
         if node.name in types:
             raise GraphError(f"{node}: a node of this name exists already; names are unique")
         try:
@@ -86,17 +86,17 @@ class Graph:
 
     @property
     def loss(self) -> str:
-        """The node that gives the loss. Raises a `GraphError` where there is none."""
+        """The node that gives the loss. Raises a `GraphError` if there is none."""
         self.check_loss()
         return dict(self.outputs)["loss"]
 
     @property
     def is_part(self) -> bool:
-        """Whether it is one of several pipeline stages: it receives values, or gives no loss."""
+        """Return whether this is one of several pipeline stages: it receives values, or gives no loss."""
         return "loss" not in dict(self.outputs) or any(node.op == RECEIVED for node in self.nodes)
 
     def check_loss(self) -> None:
-        """Raise a `GraphError` where no output is called "loss", or it is no operator's result."""
+        """Raise a `GraphError` if no output is called "loss", or it is no operator's result."""
         outputs = dict(self.outputs)
         if "loss" not in outputs:
             raise GraphError(f"the graph has no output 'loss', only {sorted(outputs)}; a graph to plan gives a loss")
@@ -111,15 +111,15 @@ class Graph:
         return (node for node in self.nodes if node.op == op)
 
     def signature(self, node: Node) -> Signature:
-        """The node's resolved factor string, over the logical shapes."""
+        """Return the node's resolved factor string, over the logical shapes."""
         return _signature(node.op, node.attrs, tuple(self.types[name].shape for name in node.inputs))
 
     def local_attrs(self, node: Node) -> Attrs:
-        """The attributes with which a device computes its part of a node that has a row."""
+        """Return the attributes with which a device computes its part of a node that has a row."""
         return ROWS[node.op].localize(dict(node.attrs), self.local_shapes(node))
 
     def local_shapes(self, node: Node) -> LocalShapes:
-        """The shapes of a node's operands and result, and of a device's parts of them."""
+        """Return the shapes of a node's operands and result, and of a device's parts of them."""
         operands, result = [self.types[name] for name in node.inputs], self.types[node.name]
         return LocalShapes(
             tuple(t.shape for t in operands),
@@ -130,9 +130,9 @@ class Graph:
         )
 
     def exchanges(self, node: Node, dtype_of: Callable[[str], str] = str) -> tuple[Exchange, ...]:
-        """What devices send each other while an operator runs, by axis in the order of forward.
+        """Return what devices send each other while an operator runs, by axis in the order of forward.
 
-        `dtype_of`: what a value of some dtype is computed in.
+        `dtype_of`: the dtype that a value of some dtype is computed in.
         """
         if node.row is None or not sends(node.split):
             return ()
@@ -142,7 +142,7 @@ class Graph:
         return exchanges(Running(node.row, self.signature(node), node.split, sizes, shapes, dtypes, grads))
 
     def validate(self) -> Graph:
-        """Check every invariant; returns the graph itself, so that passes can end with it."""
+        """Check every invariant, and return the graph itself, so that passes can end with it."""
         types = self.types
         for key, name in self.outputs:
             if name not in types:
@@ -156,11 +156,11 @@ class Graph:
         return self
 
     def validated_beside(self, known: Graph) -> Graph:
-        """As `validate`, for a graph that is much the same as one that is typed: only what differs is inferred."""
+        """Validate a graph that resembles a typed one, inferring only the types of nodes that differ."""
         return self.typed_beside(known).validate()
 
     def typed_beside(self, known: Graph) -> Graph:
-        """The graph itself, with its `types` inferred where it differs from one that is typed."""
+        """Return the graph itself, with `types` inferred only where it differs from a typed one."""
         types: dict[str, TensorType] = {}
         before, known_types = known.by_name, known.types
         is_alike = self.mesh == known.mesh
@@ -180,11 +180,11 @@ class Graph:
 
     @property
     def draws(self) -> list[tuple[str, int]]:
-        """What draws random numbers, in the order of the program: the operator, and which of its draws."""
+        """The draws of random numbers, in the order of the program: the operator, and the number of its draw."""
         return [(node.op, draw) for node in self.nodes if (draw := node.draw) is not None]
 
     def without_dead_nodes(self) -> Graph:
-        """Nodes that no output needs are dropped, leaves included; inputs stay, they are the batch's contract."""
+        """Return the graph without nodes that no output needs, also leaves; inputs stay, as the batch's contract."""
         live = {name for _, name in self.outputs}
         for node in reversed(self.nodes):
             if node.name in live:
@@ -192,7 +192,7 @@ class Graph:
         return replace(self, nodes=tuple(n for n in self.nodes if n.name in live or n.op == "input"))
 
     def erased(self) -> Graph:
-        """The serial graph that this graph denotes: parallel operators and layouts dropped."""
+        """Return the serial graph that this graph denotes, without parallel operators and layouts."""
         alias: dict[str, str] = {}
         nodes: list[Node] = []
         for node in self.nodes:
@@ -213,7 +213,10 @@ def _signature(op: str, attrs: tuple[tuple[str, Attr], ...], shapes: tuple[Shape
 
 
 def topological(nodes: Iterable[Node]) -> tuple[Node, ...]:
-    """The nodes in an order that defines before use, the given one where it does. Raises `GraphError` on a cycle."""
+    """Return the nodes in an order that defines before use, the given one if it does.
+
+    Raises `GraphError` on a cycle.
+    """
     pending: dict[str, Node] = {}
     for node in nodes:
         if node.name in pending:

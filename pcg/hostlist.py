@@ -12,10 +12,10 @@ _MOST_HOSTS = 1_000_000
 
 
 def hosts_of(text: str) -> tuple[str, ...]:
-    """The names in a host list, in its order. Each bracket counts with the width it is written in: `[08-11]`.
+    """Return the names in a host list, in its order. Numbers in brackets keep their written width: `[08-11]`.
 
     Raises:
-        ClusterError: brackets that do not close or hold no numbers, a range that falls, or over a million hosts.
+        ClusterError: brackets do not close or hold no numbers, a range falls, or there are over a million hosts.
     """
     found: list[str] = []
     for entry in _entries(text):
@@ -32,10 +32,10 @@ def hosts_of(text: str) -> tuple[str, ...]:
 
 
 def tasks_per_node(text: str) -> tuple[int, ...]:
-    """The number of tasks on each node, by Slurm's short form.
+    """Return the number of tasks on each node, from Slurm's short form.
 
     Raises:
-        ClusterError: an entry that is neither `4` nor `4(x2)`.
+        ClusterError: an entry is neither `4` nor `4(x2)`.
     """
     counts: list[int] = []
     for entry in text.split(","):

@@ -17,7 +17,7 @@ from shardwright.pcg.types import ITEM_BYTES, TensorType, is_float
 
 
 def infer(node: Node, operands: Sequence[TensorType], mesh: Mesh) -> TensorType:
-    """The type of a node's result from its operands' types: the only place where types are decided."""
+    """Return the type of a node's result from its operands' types; only this function decides types."""
     try:
         if node.is_leaf or node.is_parallel or node.op in (OPAQUE, SEND):
             return _special_type(node, operands, mesh)
@@ -37,7 +37,7 @@ def _row_type(
     operands: tuple[TensorType, ...],
     mesh: Mesh,
 ) -> TensorType:
-    """The type of an operator's result. Equal operators of repeated blocks are inferred once."""
+    """Return the type of an operator's result. Equal operators of repeated blocks are inferred once."""
     row, attrs = ROWS[op], dict(attrs_)
     try:
         signature = row.signature([t.shape for t in operands], attrs)
@@ -78,7 +78,7 @@ def _row_type(
 def _check_partial(
     axis: str, choice: Choice, row: Row, dtypes: list[str], dtype: str, attrs: Mapping[str, Attr]
 ) -> None:
-    """Partial sums are of numbers, and are not rounded to integers."""
+    """Raise a `LayoutError` for partial sums of bools, or partial sums that are rounded to integers."""
     if dtype == "bool":
         raise LayoutError(f"split {choice!r} on axis {axis!r} would give partial sums of bools; choose another")
     if choice.partial and choice.partial not in row.partial_sets(dtypes, attrs):
@@ -89,13 +89,13 @@ def _check_partial(
 
 
 def fits(operand: TensorType, axis: int, need: Layout) -> bool:
-    """Whether an operand may be read as `need`. Without a gradient, R and C are the same thing."""
+    """Return whether an operand may be read as `need`. Without a gradient, R and C are the same."""
     have = operand.layouts[axis]
     return have == need or (not operand.grad and {have.kind, need.kind} == {"R", "C"})
 
 
 def _special_type(node: Node, operands: Sequence[TensorType], mesh: Mesh) -> TensorType:
-    """Of what has no row: leaves, opaque operators, parallel operators."""
+    """Return the type of a node without a row: a leaf, an opaque operator, a parallel operator."""
     attrs = dict(node.attrs)
     if node.split:
         raise GraphError(f"only operators with a row have a split, got {node.split}; leave it empty")
@@ -140,7 +140,7 @@ def _parallel_type(op: str, attrs: Attrs, operand: TensorType, mesh: Mesh) -> Te
 
 
 def _opaque_type(attrs: Attrs, operands: Sequence[TensorType], mesh: Mesh) -> TensorType:
-    """An operator without a row runs on whole tensors; its result type was recorded at capture."""
+    """Return the type of an opaque operator, recorded at capture; it runs on whole tensors."""
     for position, operand in enumerate(operands):
         if any(x.kind != "R" for x in operand.layouts):
             target = get(attrs, "target")

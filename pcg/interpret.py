@@ -1,12 +1,12 @@
-"""The reference interpreter: what a graph means, on one device and on every device of its mesh.
+"""The reference interpreter: the meaning of a graph, on one device and on every device of its mesh.
 
 `run_serial` computes the logical value of every node with the rows' NumPy semantics; the parallel operators are the
-identity. `run_devices` computes what each device holds, exchanging data only where a parallel operator says so.
+identity. `run_devices` computes each device's arrays, exchanging data only where a parallel operator says so.
 `denote` and `scatter` lead from one to the other, and a well-typed graph satisfies, for every node n,
 
     denote(run_devices(graph, leaves)[n], graph.types[n], graph.mesh) = run_serial(graph, leaves)[n]
 
-Clear code, not fast code: it is the judge of tests, of the falsifier and of counterexamples.
+The code is clear, not fast: tests, the falsifier and counterexamples are judged by it.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ Coordinate = tuple[int, ...]
 
 
 def run_serial(graph: Graph, leaves: Mapping[str, Array]) -> dict[str, Array]:
-    """The logical value of every node, by name; `leaves` maps the names of leaf nodes to arrays.
+    """Return the logical value of every node, by name; `leaves` maps the names of leaf nodes to arrays.
 
-    Any graph will do: layouts and splits play no part. Raises `GraphError` for a leaf that is missing or of another
+    Layouts and splits play no part. Raises `GraphError` for a leaf that is missing or of another
     shape or kind than its type, and for an opaque operator.
     """
     values: dict[str, Array] = {}
@@ -48,7 +48,7 @@ def run_serial(graph: Graph, leaves: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def run_devices(graph: Graph, leaves: Mapping[str, Array]) -> dict[str, list[Array]]:
-    """What every device holds of every node: name -> one array per rank, in rank order.
+    """Return the arrays that devices hold, by node: one array per rank, in rank order.
 
     `leaves` are logical arrays; each device gets its part under the leaf's layouts. Raises as `run_serial` does.
     """
@@ -66,9 +66,9 @@ def run_devices(graph: Graph, leaves: Mapping[str, Array]) -> dict[str, list[Arr
 
 
 def _on_devices(graph: Graph, node: Node, operands: Sequence[Sequence[Array]]) -> list[Array]:
-    """An operator on every device, of what each holds of its operands.
+    """Run an operator on every device, on the parts that each holds of its operands.
 
-    A choice that sends rows is what it is composed of: rows are gathered, and partial sums reduced to slices.
+    A choice that sends rows runs as its composition: rows are gathered, and partial sums reduced to slices.
     """
     mesh, result, types = graph.mesh, graph.types[node.name], [graph.types[name] for name in node.inputs]
     found = [list(parts) for parts in operands]
@@ -95,9 +95,9 @@ def _on_devices(graph: Graph, node: Node, operands: Sequence[Sequence[Array]]) -
 
 
 def scatter(array: Array, layouts: Layouts, mesh: Mesh, seed: int = 0) -> list[Array]:
-    """One array per rank that together denote `array`; along a `P` axis the summands are drawn from `seed`.
+    """Return one array per rank that together denote `array`; along a `P` axis the summands are drawn from `seed`.
 
-    Raises `LayoutError` where an array of this shape cannot have these layouts, or is of bools and `P`.
+    Raises `LayoutError` if an array of this shape cannot have these layouts, or is of bools and `P`.
     """
     array = np.asarray(array)
     order = check_layouts(array.shape, layouts, mesh)
@@ -120,10 +120,10 @@ def scatter(array: Array, layouts: Layouts, mesh: Mesh, seed: int = 0) -> list[A
 
 
 def denote(arrays: Sequence[Array], value: TensorType, mesh: Mesh) -> Array:
-    """The logical array that `arrays`, one per rank, hold in the layouts of `value`.
+    """Return the logical array that `arrays`, one per rank, hold in the layouts of `value`.
 
     `R`, `C`: any device's copy, which must agree; `S`: the concatenation, blocks and outer shards respected; `P`: the
-    sum. Raises `LayoutError` where a shape is not the local one or copies differ by more than rounding.
+    sum. Raises `LayoutError` if a shape is not the local one or copies differ by more than rounding.
     """
     expected = value.local_shape(mesh)
     if len(arrays) != mesh.num_members:
@@ -160,7 +160,7 @@ def _leaf_value(node: Node, value: TensorType, leaves: Mapping[str, Array]) -> A
 
 
 def _apply(node: Node, operands: Sequence[Array], attrs: Mapping[str, Any], shape: Shape, where: str) -> Array:
-    """One operator in NumPy; the result must have the inferred shape."""
+    """Run an operator in NumPy; the result must have the inferred shape."""
     if node.op == OPAQUE:
         target = node.attr("target")
         raise GraphError(
@@ -174,7 +174,7 @@ def _apply(node: Node, operands: Sequence[Array], attrs: Mapping[str, Any], shap
 
 
 def attrs_by_rank(graph: Graph, node: Node) -> list[Mapping[str, Any]]:
-    """The node's attributes on every device: localized, with the device's offset or its shard of what is drawn."""
+    """Return the node's attributes on every device: localized, with the device's offset or its shard of a draw."""
     if node.op == OPAQUE:
         return [dict(node.attrs)] * graph.mesh.num_members
     row, mesh, result = ROWS[node.op], graph.mesh, graph.types[node.name]
@@ -191,7 +191,7 @@ def attrs_by_rank(graph: Graph, node: Node) -> list[Mapping[str, Any]]:
 
 
 def _offset(graph: Graph, node: Node, factor: str, coordinate: Coordinate) -> int:
-    """Where the device's part begins along a factor that is a dimension of some operand."""
+    """Return where the device's part begins along a factor that is a dimension of some operand."""
     signature = graph.signature(node)
     index = signature.index(factor)
     for name, dims in zip(node.inputs, signature.operands, strict=True):
@@ -201,7 +201,7 @@ def _offset(graph: Graph, node: Node, factor: str, coordinate: Coordinate) -> in
 
 
 def shard_slices(value: TensorType, mesh: Mesh, coordinate: Coordinate) -> tuple[slice, ...]:
-    """The device's part of the logical tensor as one slice per dimension; `LayoutError` where shards are blocked."""
+    """Return the device's part of the logical tensor, one slice per dimension; `LayoutError` if shards are blocked."""
     return tuple(_part(value, dim, mesh, coordinate) for dim in range(len(value.shape)))
 
 
@@ -223,7 +223,7 @@ def _part(value: TensorType, dim: int, mesh: Mesh, coordinate: Coordinate) -> sl
 def exchange(
     op: str, axis: int, arrays: Sequence[Array], before: TensorType, after: TensorType, mesh: Mesh
 ) -> list[Array]:
-    """A parallel operator: the devices of each group along its axis cut, gather or sum what they hold."""
+    """Run a parallel operator: the devices of each group along its axis cut, gather or sum their arrays."""
     grid = dict(zip(mesh.coordinates(), arrays, strict=True))
     if op == PARTITION:
         dim, blocks = _cut(after, axis, mesh)
@@ -239,14 +239,14 @@ def exchange(
 
 
 def _cut(value: TensorType, axis: int, mesh: Mesh) -> tuple[int, int]:
-    """Dimension and number of local blocks of the slice that `axis` takes of `value`."""
+    """Return dimension and number of local blocks of the slice that `axis` takes of `value`."""
     return next((dim, blocks) for at, dim, blocks in check_layouts(value.shape, value.layouts, mesh) if at == axis)
 
 
 def _along(
     grid: Mapping[Coordinate, Array], axis: int, merge: Callable[[Sequence[Array]], Array]
 ) -> dict[Coordinate, Array]:
-    """Every group along `axis` merged into one array, kept at coordinate 0 of that axis."""
+    """Merge every group along `axis` into one array, kept at coordinate 0 of that axis."""
     groups: dict[Coordinate, list[Array]] = {}
     for at, part in grid.items():
         groups.setdefault((*at[:axis], 0, *at[axis + 1 :]), []).append(part)
@@ -257,14 +257,14 @@ def _along(
 
 
 def _take(array: Array, dim: int, blocks: int, size: int, digit: int) -> Array:
-    """Slice `digit` of `size` of each of the blocks of dimension `dim`."""
+    """Return slice `digit` of `size` of each of the blocks of dimension `dim`."""
     lead, tail = array.shape[:dim], array.shape[dim + 1 :]
     split = array.reshape(*lead, blocks, size, array.shape[dim] // (blocks * size), *tail)
     return split[(slice(None),) * (dim + 1) + (digit,)].reshape(*lead, array.shape[dim] // size, *tail)
 
 
 def _joined(dim: int, blocks: int) -> Callable[[Sequence[Array]], Array]:
-    """The inverse of `_take`: what the devices of a group hold, in the order of their digits."""
+    """Return the inverse of `_take`, which joins the parts of a group in the order of their digits."""
 
     def join(parts: Sequence[Array]) -> Array:
         shape = parts[0].shape
@@ -283,7 +283,7 @@ def _sum(parts: Sequence[Array]) -> Array:
 
 
 def _agreed(where: str) -> Callable[[Sequence[Array]], Array]:
-    """The copy that all devices of a group hold; they may differ by rounding."""
+    """Return a function that returns the copy that all devices of a group hold; copies may differ by rounding."""
 
     def agree(parts: Sequence[Array]) -> Array:
         first = parts[0]
@@ -297,7 +297,7 @@ def _agreed(where: str) -> Callable[[Sequence[Array]], Array]:
 
 
 def _summands(array: Array, size: int, rng: np.random.Generator) -> list[Array]:
-    """`size` arrays that add up to `array`."""
+    """Return `size` arrays that add up to `array`."""
     if array.dtype == bool:
         raise LayoutError("an array of bools cannot be a partial sum; cast it to a number first")
     if array.dtype.kind == "f":

@@ -1,4 +1,4 @@
-"""How this process was started: alone, or as one of many by torchrun, `srun`, `mpirun` or the like.
+"""The launcher of this process: none, or torchrun, `srun`, `mpirun` or the like, which start many processes.
 
 Launchers tell each process its number in environment variables. One row of `_LAUNCHERS` is one launcher's names for
 them; the first row whose rank is set counts. torchrun comes first, as its processes inherit the variables of what
@@ -21,15 +21,15 @@ _START = "start the run by torchrun, or set RANK, WORLD_SIZE, LOCAL_RANK, MASTER
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One process of a run.
+    """A process of a run.
 
     Attributes:
-        launcher: what started it, for people.
+        launcher: the launcher's name, for people.
         rank: its number in the run, from 0.
-        world: how many processes the run has.
+        world: the number of processes of the run.
         local_rank: its number on its machine; None where the launcher does not say.
-        local_world: how many of the run's processes are on its machine; None where the launcher does not say.
-        on_nodes: how many are on each machine; empty where the launcher does not say.
+        local_world: the number of the run's processes on its machine; None where the launcher does not say.
+        on_nodes: the number of processes on each machine; empty where the launcher does not say.
     """
 
     launcher: str
@@ -42,7 +42,10 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class _Variables:
-    """The names of a launcher's variables; of several the first that is set counts. `sign` shows that it was there."""
+    """The names of a launcher's variables; of several, the first that is set counts.
+
+    `sign` shows the launcher was there.
+    """
 
     launcher: str
     sign: str
@@ -53,7 +56,7 @@ class _Variables:
 
 
 def _mpi(launcher: str, prefix: str, between: str = "_") -> _Variables:
-    """Those that differ in what they begin with alone."""
+    """Return the variables of a launcher whose names differ only in their prefix."""
     names = [f"{prefix}{between}{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")]
     return _Variables(launcher, names[0], names[0], (names[1],), names[2], names[3])
 
@@ -77,10 +80,10 @@ _JOBS = ("SLURM_JOB_ID", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PALS_APID
 
 
 def find_launch(environ: Mapping[str, str] = os.environ) -> Launch | None:
-    """How a process with this environment was started; None where it was started alone.
+    """Return how a process with this environment was started; None if it was started alone.
 
     Raises:
-        DistributedError: a launcher's variables that contradict each other, or of which some are missing.
+        DistributedError: a launcher's variables contradict each other, or some are missing.
     """
     row = next((row for row in _LAUNCHERS if row.sign in environ), None)
     if row is None:
@@ -111,9 +114,9 @@ def find_launch(environ: Mapping[str, str] = os.environ) -> Launch | None:
 
 
 def meeting_point(launch: Launch, environ: Mapping[str, str] = os.environ) -> tuple[str, int]:
-    """The host and port at which the processes of a run find each other: rank 0's.
+    """Return the host and port at which the processes of a run find each other: rank 0's.
 
-    `MASTER_ADDR` and `MASTER_PORT` where they are set; else Slurm's first host, or this machine where it holds the
+    They are `MASTER_ADDR` and `MASTER_PORT` if these are set; else Slurm's first host, or this machine if it holds the
     whole run, and a port that follows from the job's number.
 
     Raises:
@@ -141,7 +144,7 @@ def meeting_point(launch: Launch, environ: Mapping[str, str] = os.environ) -> tu
 
 
 def as_torchrun(launch: Launch, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The variables that torchrun would have set, which torch and other libraries read."""
+    """Return the variables that torchrun would have set, which torch and other libraries read."""
     host, port = meeting_point(launch, environ)
     found = {"RANK": launch.rank, "WORLD_SIZE": launch.world, "MASTER_ADDR": host, "MASTER_PORT": port}
     local = {"LOCAL_RANK": launch.local_rank, "LOCAL_WORLD_SIZE": launch.local_world}
@@ -149,11 +152,11 @@ def as_torchrun(launch: Launch, environ: Mapping[str, str] = os.environ) -> dict
 
 
 def device_index(launch: Launch, num_gpus: int, environ: Mapping[str, str] = os.environ) -> int | None:
-    """Which of this process's `num_gpus` visible GPUs it computes on; None: on the CPU.
+    """Return the number of the visible GPU that this process computes on; None: on the CPU.
 
-    Where `local_world` is known, it is the same kind on every process of a machine.
+    If `local_world` is known, all processes of a machine compute on the same kind of device.
 
-    Where a launcher gives each process a GPU of its own, that is the only one it sees.
+    If a launcher gives each process a GPU of its own, that is the only one it sees.
 
     Raises:
         DistributedError: there are GPUs, and the launcher does not say which of them is this process's.
@@ -191,7 +194,7 @@ def _check_nothing_is_left_over(environ: Mapping[str, str]) -> None:
 
 
 def _on_slurms_nodes(launch: Launch, environ: Mapping[str, str]) -> Launch:
-    """With how many tasks of the step are on each node, and on this one."""
+    """Return the launch with the number of the step's tasks on each node, and on this one."""
     counts, node = environ.get("SLURM_STEP_TASKS_PER_NODE", ""), environ.get("SLURM_NODEID", "0")
     on_nodes = tasks_per_node(counts) if counts else ()
     is_told = node.isdecimal() and int(node) < len(on_nodes)

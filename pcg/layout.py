@@ -1,4 +1,4 @@
-"""Layouts: how one logical tensor lies on the devices of each mesh axis.
+"""Layouts: the ways in which a logical tensor lies on the devices of each mesh axis.
 
 Per mesh axis a tensor has one of four layouts; its gradient has the dual one:
 
@@ -8,10 +8,10 @@ Per mesh axis a tensor has one of four layouts; its gradient has the dual one:
     P          device p holds a summand; the value is the sum over the axis           dual C
 
 `S(d, n)` is the general form of sharding: dimension d is seen as n equal *blocks*, and device p holds slice p of
-each of them. `S(d)` is `S(d, 1)`. Blocks are what a reshape, a concatenation or a fused QKV weight makes of a
+each of them. `S(d)` is `S(d, 1)`. A reshape, a concatenation or a fused QKV weight makes blocks of a
 plain shard: splitting o of `(q o)` is `S(d, q)`.
 
-Where several axes shard one dimension, the dimension is a mixed-radix number. An axis with n blocks takes the digit
+If several axes shard one dimension, the dimension is a mixed-radix number. An axis with n blocks takes the digit
 that stands after a prefix of size n; axes with equal n stand in mesh order. Three invariants, checked in
 `shard_order`:
 
@@ -38,7 +38,7 @@ _SHARD = re.compile(r"S\((\d+)(?:,\s*(\d+))?\)")
 
 
 class Layout(NamedTuple):
-    """The layout of a tensor on one mesh axis. A tuple, as searches compare and look up millions of them."""
+    """The layout of a tensor on one mesh axis. It is a tuple, as searches compare and look up millions of layouts."""
 
     kind: LayoutKind
     dim: int = -1
@@ -60,7 +60,7 @@ class Layout(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Layout:
-        """The layout that `str` printed as `text`; a `LayoutError` for anything else."""
+        """Return the layout that `str` printed as `text`; raise a `LayoutError` for anything else."""
         if text in ("R", "C", "P"):
             return cls(text)
         match = _SHARD.fullmatch(text)
@@ -75,7 +75,7 @@ P = Layout("P")
 
 
 def S(dim: int, blocks: int = 1) -> Layout:
-    """Sharded along `dim`, seen as `blocks` equal blocks of which each device holds its slice."""
+    """Return the layout sharded along `dim`, where a device holds its slice of each of `blocks` equal blocks."""
     return Layout("S", dim, blocks)
 
 
@@ -83,7 +83,7 @@ Layouts = tuple[Layout, ...]
 
 
 def format_layouts(layouts: Layouts, mesh: Mesh) -> str:
-    """For people: `dp: S(0), tp: R`."""
+    """Return the layouts as text for people: `dp: S(0), tp: R`."""
     return ", ".join(f"{name}: {layout}" for name, layout in zip(mesh.names, layouts, strict=True))
 
 
@@ -91,10 +91,10 @@ def format_layouts(layouts: Layouts, mesh: Mesh) -> str:
 def shard_order(
     shape: tuple[int, ...], layouts: Layouts, sizes: tuple[int, ...]
 ) -> tuple[tuple[int, int, int], ...] | str:
-    """The slices that lead from the logical tensor to a device's local one, outermost first.
+    """Return the slices that lead from the logical tensor to a device's local one, outermost first.
 
     Each entry is `(axis index, dim, blocks)` where `blocks` counts the blocks of the tensor that is *left* when
-    the slice is taken. Where the layouts cannot hold for this shape, the reason is returned as text.
+    the slice is taken. If the layouts cannot hold for this shape, the reason is returned as text.
     """
     steps: list[tuple[int, int, int]] = []
     for layout in layouts:
@@ -124,14 +124,14 @@ def shard_order(
 
 
 def local_blocks(layouts: Sequence[Layout], axis: int, sizes: tuple[int, ...]) -> int:
-    """The blocks that the shard on `axis` sees in what the axes outside it leave."""
+    """Return the blocks that the shard on `axis` sees in the part that the axes outside it leave."""
     mine = layouts[axis]
     outer = (a for a, x in enumerate(layouts) if x.is_shard and x.dim == mine.dim and x.blocks < mine.blocks)
     return mine.blocks // prod(sizes[a] for a in outer)
 
 
 def local_shape(shape: tuple[int, ...], layouts: Layouts, sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of one device's part of a tensor of logical `shape`."""
+    """Return the shape of one device's part of a tensor of logical `shape`."""
     local = list(shape)
     for axis, layout in enumerate(layouts):
         if layout.kind == "S":
@@ -142,7 +142,7 @@ def local_shape(shape: tuple[int, ...], layouts: Layouts, sizes: tuple[int, ...]
 def check_layouts(
     shape: tuple[int, ...], layouts: Layouts, mesh: Mesh, where: str = ""
 ) -> tuple[tuple[int, int, int], ...]:
-    """The order of shards; a `LayoutError`, which begins with `where`, if `shape` cannot have these layouts."""
+    """Return the order of shards; raise a `LayoutError`, beginning with `where`, if `shape` cannot have the layouts."""
     where = where and f"{where}: "
     if len(layouts) != len(mesh):
         raise LayoutError(f"{where}{len(layouts)} layouts for the {len(mesh)} axes of {mesh}")
@@ -156,7 +156,7 @@ def check_layouts(
 
 
 def innermost(layouts: Sequence[Layout], axis: int) -> bool:
-    """Whether no later axis shards the same dimension, so that this axis can be gathered or sliced alone."""
+    """Return whether no later axis shards the same dimension, so that this axis can be gathered or sliced alone."""
     mine = layouts[axis]
     return all(
         other == axis or not x.is_shard or x.dim != mine.dim or (x.blocks, other) < (mine.blocks, axis)

@@ -40,7 +40,7 @@ class Mesh:
 
     @classmethod
     def of(cls, **axes: int) -> Mesh:
-        """The mesh with these axes, outermost first."""
+        """Return the mesh with these axes, outermost first."""
         return cls(tuple(axes), tuple(axes.values()))
 
     @property
@@ -57,30 +57,30 @@ class Mesh:
 
     @property
     def devices(self) -> Mesh:
-        """The axes of ranks alone."""
+        """The mesh of the axes of ranks alone."""
         return Mesh(self.names[1:], self.sizes[1:]) if TIME in self.names else self
 
     @property
     def device_sizes(self) -> tuple[int, ...]:
-        """How many devices there are along each axis: one along that of time."""
+        """The number of devices along each axis; 1 along the axis of time."""
         return tuple(1 if name == TIME else size for name, size in zip(self.names, self.sizes, strict=True))
 
     def __len__(self) -> int:
         return len(self.names)
 
     def index(self, name: str) -> int:
-        """The position of axis `name`; a `GraphError` where the mesh has none of that name."""
+        """Return the position of axis `name`; raise a `GraphError` if the mesh has none of that name."""
         if name not in self.names:
             raise GraphError(f"axis {name!r} is not in the mesh {self}; choose one of {list(self.names)}")
         return self.names.index(name)
 
     def coordinates(self) -> Iterator[tuple[int, ...]]:
-        """Every member's coordinates: those of the first microbatch in rank order, then those of the next."""
+        """Yield every member's coordinates: those of the first microbatch in rank order, then those of the next."""
         for member in range(self.num_members):
             yield self.coordinate(member)
 
     def coordinate(self, member: int) -> tuple[int, ...]:
-        """The coordinates of one member; those of the first microbatch are numbered as the ranks."""
+        """Return the coordinates of one member; those of the first microbatch are numbered like the ranks."""
         position: list[int] = []
         for size in reversed(self.sizes):
             member, digit = divmod(member, size)

@@ -1,4 +1,4 @@
-"""Moves: which changes of layout along one mesh axis run as one, and which collective carries out each.
+"""Moves: the changes of layout along one mesh axis that run as one, and the collective that carries out each.
 
     before   after     operators                 forward          backward         function
     R        S(d)      partition                 slice            all-gather       partition
@@ -11,15 +11,15 @@
     S(d)     S(e)      combine, partition        all-to-all       all-to-all       all_to_all
 
 `MOVES` is this table: the cost model prices it, the search chooses among it, the lowering calls its functions, the
-rules of the parallel operators and the reports read its names. Whatever else changes a layout is several moves.
+rules of the parallel operators and the reports read its names. Any other change of a layout is several moves.
 
-From a shard to a shard there are two kinds. Of another dimension: each device sends each other one its slice along the
-new dimension. Of the same one in other blocks, `S(d, m) → S(d, n)` on an axis of size k: each device's slices are cut
+From a shard to a shard there are two kinds. To another dimension: each device sends each other one its slice along the
+new dimension. To the same one in other blocks, `S(d, m) → S(d, n)` on an axis of size k: each device's slices are cut
 once more, or put together, and all messages are of one size exactly where n is a multiple of m·k, or m one of n·k.
-Else it is a `combine` and a `partition`, which run one after the other.
+Otherwise it is a `combine` and a `partition`, which run one after the other.
 
-Along time nothing moves: a microbatch takes its slice, gradients of weights are accumulated, and what microbatches
-have summands of is summed up.
+Along time nothing moves: a microbatch takes its slice, gradients of weights are accumulated, and summands of
+microbatches are summed up.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.parallel import COMBINE, PARTITION, REDUCE, REPLICATE
 
 SLICE = "slice"
-"""What a device does alone: no collective, but a copy."""
+"""A device's work alone: no collective, but a copy."""
 ALONE = "alone"
 """The attribute of a parallel operator that is not to be fused with the one before."""
 
 
 @dataclass(frozen=True, slots=True)
 class MoveKind:
-    """How a value goes from one kind of layout to another.
+    """A way for a value to go from one kind of layout to another.
 
     Attributes:
         operators: the parallel operators that it stands for.
         forward, backward: the collective of the value, and that of its gradient; `SLICE`, or "" where nothing happens.
-        function: what a lowered program calls, in `lowering/runtime/collectives.py`.
-        words: what happens, for people.
+        function: the function that a lowered program calls, in `lowering/runtime/collectives.py`.
+        words: a description for people.
     """
 
     operators: tuple[str, ...]
@@ -78,12 +78,12 @@ MOVES: Mapping[tuple[str, str], MoveKind] = {
     ),
     ("S", "S"): MoveKind((COMBINE, PARTITION), "all_to_all", "all_to_all", "all_to_all", "all-to-all, both ways"),
 }  # fmt: skip
-"""By the kinds of layout before and after."""
+"""The moves by the kinds of layout before and after."""
 
 FUSED: Mapping[tuple[str, ...], str] = {
     kind.operators: kind.function for kind in MOVES.values() if len(kind.operators) > 1
 }
-"""The functions of moves of two operators, by these."""
+"""The functions of moves of two operators, by the operators."""
 
 
 Operator = tuple[str, tuple[tuple[str, Attr], ...]]
@@ -103,12 +103,12 @@ class Move:
         return MOVES[self.before.kind, self.after.kind]
 
     def collectives(self) -> tuple[str, str]:
-        """The collectives of the forward and of the backward pass ("" or "slice" where there is none)."""
+        """Return the collectives of the forward and of the backward pass ("" or "slice" if there is none)."""
         return self.kind.forward, self.kind.backward
 
 
 def move_between(before: Layouts, after: Layouts, axis: int, sizes: tuple[int, ...]) -> Move | None:
-    """The move between two states that differ in the layout on `axis`, on a mesh of `sizes`; None where it takes more.
+    """Return the move between two states that differ on `axis`, on a mesh of `sizes`; None if it takes more than one.
 
     Only the innermost shard of a dimension moves without the others.
     """
@@ -125,9 +125,9 @@ def move_between(before: Layouts, after: Layouts, axis: int, sizes: tuple[int, .
 
 
 def steps_of(path: Sequence[Move], mesh: Mesh) -> Iterator[list[Operator]]:
-    """The parallel operators of each move of a path, with their attributes.
+    """Yield the parallel operators of each move of a path, with their attributes.
 
-    Where a path goes along one axis by way of R, that takes less time than the one move would, so the lowering is told
+    If a path goes along one axis by way of R, that takes less time than the single move would, so the lowering is told
     not to fuse the two.
     """
     ended = -1  # the axis on which the move before led to R
@@ -142,10 +142,10 @@ def steps_of(path: Sequence[Move], mesh: Mesh) -> Iterator[list[Operator]]:
 
 
 def absorbed(graph: Graph, node: Node) -> tuple[Node, Move] | None:
-    """The parallel operator before a parallel `node` that is one move with it, and that move; None where it is alone.
+    """Return the parallel operator before a parallel `node` that is one move with it, and the move; else None.
 
-    Nobody else reads the value between them. Of parameters the runtime decides: one that is gathered and replicated is
-    so with others of its block, and none goes from shard to shard at once.
+    Nobody else reads the value between them. For parameters the runtime decides: a parameter is gathered and replicated
+    together with others of its block, and none goes from shard to shard at once.
     """
     before = graph.by_name[node.inputs[0]]
     if (before.op, node.op) not in FUSED or before.attr("axis") != node.attr("axis"):
@@ -162,7 +162,7 @@ def absorbed(graph: Graph, node: Node) -> tuple[Node, Move] | None:
 
 
 def source_of(graph: Graph, name: str) -> Node:
-    """Where a value comes from, its parallel operators left out; a parameter also where it was cast on the way."""
+    """Return the node of a value without its parallel operators; for a parameter, also without casts on the way."""
     node = uncast = graph.by_name[name]
     while uncast.is_parallel or uncast.op == "cast":
         uncast = graph.by_name[uncast.inputs[0]]
@@ -174,9 +174,9 @@ def source_of(graph: Graph, name: str) -> Node:
 
 
 def fused_moves(graph: Graph) -> Iterator[tuple[Node, str, Move]]:
-    """The moves of a parallel graph as the lowering runs them: (last node, tensor before, move), the last one first.
+    """Yield the moves of a parallel graph as the lowering runs them: (last node, tensor before, move), last first.
 
-    Those along time are none.
+    Slices and sums along time are no moves.
     """
     kinds, done = graph.types, set[str]()
     for node in reversed(graph.nodes):

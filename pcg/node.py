@@ -13,14 +13,14 @@ from shardwright.pcg.optable import ROWS, Row
 from shardwright.pcg.parallel import PARALLEL_OPS
 
 RECEIVED = "received"
-"""What a pipeline stage gets from the one before it."""
+"""The operator of a value that a pipeline stage gets from the one before it."""
 LEAVES = ("input", "parameter", "buffer", "constant", RECEIVED)
 OPAQUE = "opaque"
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a node came from: the user's module path and source line."""
+    """The origin of a node: the user's module path and source line."""
 
     module: str = ""
     line: str = ""
@@ -31,7 +31,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One operator application. `split` has one choice per mesh axis; leaves and parallel operators have none."""
+    """An application of an operator. `split` has one choice per mesh axis; leaves and parallel operators have none."""
 
     name: str
     op: str
@@ -61,12 +61,12 @@ class Node:
 
     @property
     def is_random(self) -> bool:
-        """Whether it draws from the generator."""
+        """Return whether it draws from the generator."""
         return self.row is not None and self.row.random
 
     @property
     def may_draw(self) -> bool:
-        """Whether it draws from the generator, as far as anyone knows: an opaque operator may, or torch says no."""
+        """Return whether it may draw from the generator: an opaque operator may, unless torch says that it does not."""
         return self.is_random or (self.op == OPAQUE and may_draw(str(self.attr("target"))))
 
     @property
@@ -81,7 +81,7 @@ class Node:
 
 
 def may_draw(target: str) -> bool:
-    """Whether an operator without a row may draw: torch marks its own. Marks of other libraries cannot be relied on."""
+    """Return whether an operator without a row may draw. Torch marks its own; other libraries' marks are unreliable."""
     import torch
 
     namespace, *path = target.split(".")
@@ -92,13 +92,16 @@ def may_draw(target: str) -> bool:
 
 
 def make_attrs(**attrs: Attr) -> tuple[tuple[str, Attr], ...]:
-    """Attributes in the order in which equal nodes have them."""
+    """Return attributes in the order in which equal nodes have them."""
     return tuple(sorted(attrs.items()))
 
 
 def leaf(name: str, op: str, shape: Shape, dtype: str, target: str, *, grad: bool = False, layouts: Layouts = (),
          source: Source = Source()) -> Node:  # fmt: skip
-    """A leaf node. `target` is the batch key of an input, the qualified name of a parameter, buffer or constant."""
+    """Return a leaf node.
+
+    `target` is the batch key of an input, the qualified name of a parameter, buffer or constant.
+    """
     text = tuple(str(x) for x in layouts)
     return Node(
         name, op, (), make_attrs(shape=tuple(shape), dtype=dtype, target=target, grad=grad, layouts=text), (), source

@@ -1,4 +1,4 @@
-"""Which choices there are: the closed set of their kinds, what an operator's row offers, and choices from text."""
+"""The choices there are: the closed set of their kinds, the offers of an operator's row, and choices from text."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ from shardwright.pcg.layout import Layout, Layouts
 from shardwright.pcg.row import Row
 
 KINDS: tuple[type[Choice], ...] = (Whole, Partial, Sent, Split)
-"""Every kind of choice; nothing else carries an operator out."""
+"""The kinds of choice; nothing else carries an operator out."""
 EXCHANGES = {kind.exchange.what: kind.exchange for kind in KINDS if kind.exchange is not None}
-"""What devices may send each other while an operator runs, by what reports call it."""
+"""The exchanges between devices while an operator runs, by their name in reports."""
 
 
 def parse_choice(text: str) -> Choice:
-    """The choice that prints as `text`. Any text is one: what no kind prints is a factor of that name."""
+    """Return the choice that prints as `text`. Any text is one: text that no kind prints is a factor of that name."""
     found = (kind.read(text) for kind in KINDS)
     return next((choice for choice in found if choice is not None and choice == text), Split(text))
 
 
 def parse_choices(texts: Iterable[str]) -> Choices:
-    """The choices that print as these texts."""
+    """Return the choices that print as these texts."""
     return tuple(map(parse_choice, texts))
 
 
 def alone(row: Row, factors: Iterable[str]) -> Choices:
-    """The choices of a row under which each device works by itself, of an operator that has these factors to split."""
+    """Return the choices of a row, for an operator with these factors, under which each device works by itself."""
     return (WHOLE, COPIED, *map(Partial, row.linear_in), *map(Split, factors))
 
 
 def sending(row: Row, signature: Signature) -> Choices:
-    """The choices of a row under which devices send each other something."""
+    """Return the choices of a row under which devices send each other something."""
     return tuple(choice for kind in KINDS for choice in kind.offered(row, signature))
 
 
 def offered(
     row: Row, signature: Signature, blocks: Callable[[int], Iterable[int]]
 ) -> Iterator[tuple[Choice, Layouts, Layout]]:
-    """Every way to run an operator along one axis by itself: the choice, the operands' layouts, the result's layout.
+    """Yield every way to run an operator along one axis by itself: choice, operands' layouts, result's layout.
 
     Factors come whole, then split within each number of equal blocks that `blocks` has for their size.
     """

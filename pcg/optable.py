@@ -33,7 +33,7 @@ TOPICS = (pointwise, structural, reductions, contractions, experts, indexing, ne
 
 
 def shipped() -> OpTable:
-    """Our own rows; `ROWS` may have some of a user's beside them."""
+    """Return our own rows; `ROWS` may have some of a user's beside them."""
     return OpTable(row for topic in TOPICS for row in topic.ROWS)
 
 

@@ -1,4 +1,4 @@
-"""Walks as deep as a graph is long, without Python's stack."""
+"""Walks along deep graphs, without Python's stack."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ K = TypeVar("K", bound=Hashable)
 
 
 def postorder(starts: Iterable[K], follow: Callable[[K], Iterable[K]]) -> Iterator[K]:
-    """The starts and all that they lead to, each once and after what it leads to itself. There must be no cycles."""
+    """Yield the starts and all that they lead to, each once and after what it leads to. There must be no cycles."""
     seen: set[K] = set()
     stack: list[tuple[K | None, Iterator[K]]] = [(None, iter(starts))]
     while stack:

@@ -19,14 +19,14 @@ from shardwright.pcg.layout import C, Layout, Layouts, R, S, innermost, shard_or
 
 PARTITION, COMBINE, REPLICATE, REDUCE = "partition", "combine", "replicate", "reduce"
 SEND = "send"
-"""The fifth, between the devices of two pipeline stages (`pcg.stages`): the identity, in the same layouts on each."""
+"""The fifth, between the devices of two pipeline stages (`pcg.stages`): the identity, in equal layouts on each."""
 PARALLEL_OPS = (PARTITION, COMBINE, REPLICATE, REDUCE)
 ADJOINT = {PARTITION: COMBINE, COMBINE: PARTITION, REPLICATE: REDUCE, REDUCE: REPLICATE}
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One parallel operator on mesh axis number `axis`; `before` and `after` are that axis's layouts."""
+    """A parallel operator on mesh axis number `axis`; `before` and `after` are that axis's layouts."""
 
     op: str
     axis: int
@@ -40,7 +40,7 @@ class Step:
 
 
 def step(op: str, axis: int, before: Layout, dim: int = -1, blocks: int = 1) -> Step:
-    """The step that `op` takes from `before`; a `LayoutError` where it is not defined there."""
+    """Return the step that `op` takes from `before`; raise a `LayoutError` if it is not defined there."""
     after = {
         (PARTITION, "R"): S(dim, blocks),
         (COMBINE, "S"): R,
@@ -54,7 +54,7 @@ def step(op: str, axis: int, before: Layout, dim: int = -1, blocks: int = 1) -> 
 
 
 def applicable(shape: tuple[int, ...], layouts: Layouts, sizes: tuple[int, ...], move: Step) -> bool:
-    """Whether a tensor of `shape` in `layouts` can take the step: sizes divide, and only innermost shards move."""
+    """Return whether a tensor of `shape` in `layouts` can take the step: sizes divide, only innermost shards move."""
     after = (*layouts[: move.axis], move.after, *layouts[move.axis + 1 :])
     if isinstance(shard_order(shape, after, sizes), str):
         return False

@@ -1,16 +1,16 @@
-"""What the ranks of one pipeline stage send those of another, of a tensor with equal layouts on meshes of unlike sizes.
+"""Transfers between the ranks of two pipeline stages, for a tensor in equal layouts on meshes of unlike sizes.
 
 Layouts are by axis, so both stages have the same ones; along an axis of k devices here and m there:
 
-    S       who receives gets what it has in common with each that sends, along all axes together
-    R, C    each that receives gets the copy of one that sends: device j there that of device ⌊j·k/m⌋ here
-    P       device i here gives its summand to device ⌊i·m/k⌋ there, which adds up what it gets; others there have 0
+    S       a receiver gets the elements that it has in common with each sender, along all axes together
+    R, C    a receiver gets the copy of one sender: device j there that of device ⌊j·k/m⌋ here
+    P       device i here gives its summand to device ⌊i·m/k⌋ there, which adds up its summands; others there have 0
 
-This is the identity on the logical tensor, in every layout. What is cut is looked at by dimension, in runs of indices
-that no rank divides, so that nothing grows with the number of elements, and what the busiest ranks send follows without
-looking at any rank (`busiest`). Gradients come back by the same rule in the dual layouts:
-what is R both ways is copied both ways; what is C is copied, and of its gradient, P, all summands come back once.
-Where both meshes are equal, each rank sends its whole part to the one at its place.
+This is the identity on the logical tensor, in every layout. Cuts are found by dimension, in runs of indices
+that no rank divides, so that nothing grows with the number of elements, and the load of the busiest ranks follows
+without looking at any rank (`busiest`). Gradients come back by the same rule in the dual layouts:
+a value in R is copied both ways; a value in C is copied, and all summands of its gradient, P, come back once.
+If both meshes are equal, each rank sends its whole part to the rank at its place.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from shardwright.pcg.layout import Layout, Layouts, local_shape, shard_order
 from shardwright.pcg.mesh import Mesh
 
 Some = range | tuple[int, ...] | None
-"""Indices of a dimension of a rank's own part; None: all of them."""
+"""The indices of a dimension of a rank's own part; None: all of them."""
 Where = tuple[Some, ...]
 
 
 class Piece(NamedTuple):
-    """What goes to the rank at a place of another stage's mesh, or comes from there.
+    """The part of a tensor that goes to the rank at a place of another stage's mesh, or comes from there.
 
-    where   of this rank's part of the tensor
-    shape   of what is sent
+    where   its indices in this rank's part of the tensor
+    shape   its shape
     """
 
     place: int
@@ -44,15 +44,15 @@ class Piece(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is all of this rank's part."""
+        """Return whether it is all of this rank's part."""
         return not any(self.where)
 
 
 class Busiest(NamedTuple):
-    """What the ranks send and receive that have the most to do.
+    """The load of the ranks that send and receive most.
 
-    sent, received  times a rank's own part of the tensor
-    messages        that one rank sends or receives
+    sent, received  amounts, in multiples of a rank's own part of the tensor
+    messages        the number that one rank sends or receives
     """
 
     sent: int
@@ -61,19 +61,19 @@ class Busiest(NamedTuple):
 
 
 class Tensor(NamedTuple):
-    """A logical shape, and how it lies on the ranks that send it and on those that receive it."""
+    """A logical shape, with its layouts on the ranks that send it and on those that receive it."""
 
     shape: tuple[int, ...]
     layouts: Layouts
 
     @property
     def dual(self) -> Tensor:
-        """Its gradient."""
+        """The tensor's gradient."""
         return self._replace(layouts=tuple(layout.dual for layout in self.layouts))
 
 
 def busiest(tensor: Tensor, here: Mesh, there: Mesh) -> Busiest:
-    """What goes to and from the busiest ranks in a microbatch; for meshes of any size."""
+    """Return the load of the busiest ranks in a microbatch; for meshes of any size."""
     into = out = copies = summands = 1
     many = here.num_microbatches if tensor.layouts and tensor.layouts[0].is_shard else 1
     for dim in range(len(tensor.shape)):
@@ -90,12 +90,12 @@ def busiest(tensor: Tensor, here: Mesh, there: Mesh) -> Busiest:
 
 
 def sent(tensor: Tensor, here: Mesh, there: Mesh, place: int) -> tuple[Piece, ...]:
-    """What the rank at a place of the mesh `here` sends, in the order of those that it goes to."""
+    """Return the pieces that the rank at a place of the mesh `here` sends, in the order of their receivers."""
     return _pieces(tensor, here, there, place, True)
 
 
 def received(tensor: Tensor, here: Mesh, there: Mesh, place: int) -> tuple[Piece, ...]:
-    """What the rank at a place of the mesh `there` receives, in the order of those that it comes from."""
+    """Return the pieces that the rank at a place of the mesh `there` receives, in the order of their senders."""
     return _pieces(tensor, here, there, place, False)
 
 
@@ -120,7 +120,7 @@ def _pieces(tensor: Tensor, here: Mesh, there: Mesh, place: int, is_sender: bool
 
 
 def _meet(layout: Layout, x: int, y: int, k: int, m: int) -> bool:
-    """Whether device x of the k that send gives something to device y of the m that receive, along an axis."""
+    """Return whether device x of k senders gives something to device y of m receivers, along an axis."""
     if layout.is_shard:
         return True
     if layout.kind == "P":
@@ -131,7 +131,7 @@ def _meet(layout: Layout, x: int, y: int, k: int, m: int) -> bool:
 def _common(
     tensor: Tensor, own: Mesh, mine: tuple[int, ...], other: Mesh, its: tuple[int, ...]
 ) -> tuple[Where, tuple[int, ...]] | None:
-    """Where this rank has what the other one has as well, and how much; None: nothing."""
+    """Return the indices and the shape of the elements that this rank shares with another; None: no elements."""
     where, shape = list[Some](), list[int]()
     for dim in range(len(tensor.shape)):
         cut = _cut(tensor, dim, own.sizes, other.sizes)
@@ -151,10 +151,10 @@ def _shortly(held: NDArray[np.bool_]) -> Some:
 
 
 class _Cut(NamedTuple):
-    """A dimension on two meshes, in runs of so many neighbouring indices, which no rank divides.
+    """A dimension on two meshes, in runs of `run` neighbouring indices, which no rank divides.
 
     here, there  the part that each run belongs to; a rank has the runs of its part in their order
-    table        how many runs part i here and part j there have in common, [i, j]
+    table        the number of runs that part i here and part j there have in common, [i, j]
     """
 
     run: int
@@ -173,14 +173,14 @@ def _cut(tensor: Tensor, dim: int, sizes: tuple[int, ...], others: tuple[int, ..
 
 
 def _steps(tensor: Tensor, dim: int, sizes: tuple[int, ...]) -> list[tuple[int, int]]:
-    """The axes that cut a dimension, the outermost cut first, each with the number of blocks that it cuts."""
+    """Return the axes that cut a dimension, the outermost cut first, each with the number of blocks that it cuts."""
     order = shard_order(tensor.shape, tensor.layouts, sizes)
     assert not isinstance(order, str), order
     return [(axis, blocks) for axis, at, blocks in order if at == dim]
 
 
 def _smallest_run(tensor: Tensor, dim: int, sizes: tuple[int, ...]) -> int:
-    """Divides every run of neighbouring indices that one rank holds."""
+    """Return a length that divides every run of neighbouring indices that one rank holds."""
     left = run = tensor.shape[dim]
     for axis, blocks in _steps(tensor, dim, sizes):
         run = gcd(run, left // (blocks * sizes[axis]))
@@ -189,7 +189,7 @@ def _smallest_run(tensor: Tensor, dim: int, sizes: tuple[int, ...]) -> int:
 
 
 def _parts(tensor: Tensor, dim: int, sizes: tuple[int, ...], run: int) -> tuple[NDArray[np.int64], int]:
-    """The part that each run belongs to, and how many parts there are."""
+    """Return the part that each run belongs to, and the number of parts."""
     extent = tensor.shape[dim] // run
     left, position, digits = extent, np.arange(extent), dict[int, NDArray[np.int64]]()
     for axis, blocks in _steps(tensor, dim, sizes):
@@ -204,7 +204,7 @@ def _parts(tensor: Tensor, dim: int, sizes: tuple[int, ...], run: int) -> tuple[
 
 
 def _number(tensor: Tensor, dim: int, sizes: tuple[int, ...], coordinate: tuple[int, ...]) -> int:
-    """Of the part of a dimension that a rank has."""
+    """Return the number of the part of a dimension that a rank has."""
     number = 0
     for axis in sorted(axis for axis, _ in _steps(tensor, dim, sizes)):
         number = number * sizes[axis] + coordinate[axis]
@@ -212,7 +212,7 @@ def _number(tensor: Tensor, dim: int, sizes: tuple[int, ...], coordinate: tuple[
 
 
 def _place(mesh: Mesh, coordinate: tuple[int, ...]) -> int:
-    """The number of a rank, by its coordinates; in the first microbatch."""
+    """Return the number of a rank, by its coordinates; in the first microbatch."""
     place = 0
     for size, digit in zip(mesh.device_sizes, coordinate, strict=True):
         place = place * size + digit

@@ -1,11 +1,11 @@
-"""Mixed precision: what an operator computes in, by the column `autocast` of its row.
+"""Mixed precision: the dtype that an operator computes in, by the column `autocast` of its row.
 
 A model is captured *under* a precision: it is traced in a region of `torch.autocast`, as the user's own regions are
-(`pcg.capture.regions`), and while its ATen operators become rows, `GraphBuilder` casts what each row reads as
+(`pcg.capture.regions`), and while its ATen operators become rows, `GraphBuilder` casts the operands of each row as
 `operand_dtypes` says. So every type in the graph is the true one, and search, cost, memory, collectives and program
-follow from types alone. A cast denotes the identity. It is done here and not on the finished graph, because what ATen
-operators mean depends on dtypes: batch normalization gives its result in the dtype of its operand, a bias has that of
-its product, and a Python number that of the tensor beside it.
+follow from types alone. A cast denotes the identity. It is done here and not on the finished graph, because the meaning
+of ATen operators depends on dtypes: batch normalization gives its result in the dtype of its operand, a bias has that
+of its product, and a Python number that of the tensor beside it.
 
 The column follows `torch.autocast` for CUDA (ATen/autocast_mode.h): contractions run in 16 bits; exponentials,
 logarithms, powers, sums, norms, softmax and losses in fp32; others follow their operands. Parameters stay as they are
@@ -26,15 +26,15 @@ HALVES = ("float16", "bfloat16")
 
 
 def low_dtype(precision: Precision | None, *casts: Casts) -> str:
-    """The 16-bit format of a mixed precision, of these kinds alone if any are named; "" for others."""
+    """Return the 16-bit format of a mixed precision, of these kinds alone if any are named; "" for others."""
     wanted = casts or ("autocast", "parameters")
     return DTYPES[precision].compute if precision is not None and DTYPES[precision].casts in wanted else ""
 
 
 def operand_dtypes(row: Row, operands: Sequence[TensorType], low: str) -> tuple[str, ...]:
-    """What a row's operands are cast to where its operators run in `low`. Integers and float64 stay what they are.
+    """Return the dtypes that a row's operands are cast to in `low`. Integers and float64 keep theirs.
 
-    Without a `low`, operands that torch takes in one dtype only are made to be of one.
+    Without a `low`, operands that torch takes only in equal dtypes get one dtype.
     """
     floats = [t.dtype for t in operands if is_float(t.dtype)]
     match row.autocast:
@@ -50,7 +50,7 @@ def operand_dtypes(row: Row, operands: Sequence[TensorType], low: str) -> tuple[
 
 
 def _beside_tensors(operands: Sequence[TensorType]) -> tuple[str, ...]:
-    """A single number beside tensors of several does not widen the result."""
+    """Return the dtypes, with single numbers narrowed so that they do not widen the result of larger tensors."""
     several = [t.dtype for t in operands if t.shape and is_float(t.dtype)]
     if not several:
         return tuple(t.dtype for t in operands)
@@ -64,13 +64,13 @@ def _beside_tensors(operands: Sequence[TensorType]) -> tuple[str, ...]:
 def check_precision(
     precision: PrecisionMode | None, parameters: Collection[str], frozen: Collection[str] = ()
 ) -> Precision | PrecisionByModule | None:
-    """A precision, or those by module as pairs, that a model with parameters of these dtypes can be captured under.
+    """Return a precision, or pairs by module, that a model with parameters of these dtypes can be captured under.
 
-    `frozen`: those of parameters that are not trained, which may be stored in 16 bits where parameters are cast.
+    `frozen`: the dtypes of parameters that are not trained, which may be stored in 16 bits if parameters are cast.
 
     Raises:
         FieldError: there is no such precision.
-        PlanError: the parameters are not in the dtype that it is for.
+        PlanError: the parameters are not in the dtype that the precision is for.
     """
     checked = canonical(precision, "")
     for own in sorted(every(checked)):

@@ -1,4 +1,4 @@
-"""What a row of the op table is, and what rows have in common: dtypes of results, attributes on a device.
+"""The rows of the op table, and rules that rows share: dtypes of results, attributes on a device.
 
 A row holds all that importer, inference, rules, prover, search, cost and lowering know of an operator: its factor
 string, its reference semantics in NumPy, the torch expression of a lowered program, and its facts.
@@ -25,7 +25,7 @@ FactorRule = str | Callable[[Sequence[Shape], Attrs], tuple[str, Mapping[str, in
 class LocalShapes:
     """Global and local shapes around one operator, from which a device's attributes follow.
 
-    `senders`: the devices, itself among them, whose rows a device is sent those of that it has what they name.
+    `senders`: how many devices, this one included, send it rows for its experts.
     """
 
     operands: tuple[Shape, ...]
@@ -36,18 +36,18 @@ class LocalShapes:
 
     @classmethod
     def whole(cls, signature: Signature) -> LocalShapes:
-        """Of an operator that one device runs by itself."""
+        """Return the shapes of an operator that one device runs by itself."""
         operands = tuple(map(signature.shape_of, signature.operands))
         return cls(operands, signature.result_shape, operands, signature.result_shape)
 
 
 def keep_attrs(attrs: Attrs, shapes: LocalShapes) -> Attrs:
-    """Most operators do the same on every device."""
+    """Return the attributes unchanged: most operators do the same on every device."""
     return attrs
 
 
 def local_result_shape(attrs: Attrs, shapes: LocalShapes) -> Attrs:
-    """For operators whose attribute `shape` is the shape of their result."""
+    """Return the attributes with the device's result shape, for operators that have it as `shape`."""
     return {**attrs, "shape": shapes.local_result}
 
 
@@ -63,14 +63,14 @@ class Product(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One operator.
+    """The facts of one operator.
 
     factors       factor string, or a function of (operand shapes, attrs) that gives one and the sizes it leaves open
     numpy         reference semantics: f(*arrays, **attrs) -> array
     torch         the expression of a lowered program: `{0}`, `{1}` are operands, `{name}` attributes, `{*}` all
     dtype         the result's dtype from the operands' dtypes and attrs; None: promote the operands
     numbers       operands of which one may be a Python number in the torch expression
-    with_number   the torch expression where one is, if it is another one: the number is then `{1}`
+    with_number   the torch expression with a Python number `{1}`, if it differs
     free          a value for each attribute on which no shape depends
     indexes       per operand of indices: the operand and its dimension that they point into; dimension -1 is the one
                   that the attribute `dim` names, or the last where there is no such attribute
@@ -78,25 +78,25 @@ class Row:
     localize      the attributes on one device
     offset        a factor whose split makes the local operator need the device's `offset` along it
     offset_at     the operand and its dimension that this factor is, where `factors` is a function
-    sends         operands whose rows may be sent to the device that has the part of `offset` which they name; `torch`
-                  is then a call that takes where they are sent as more arguments
+    sends         operands whose rows may be sent to the device with the part of `offset` that they name; `torch`
+                  is then a call with more arguments, which say where they are sent
     random        draws from the generator; the local operator draws the global mask and takes its `shard`
     view          moves no data
-    passes_on     gives its operand itself where there is nothing to do
+    passes_on     gives its operand itself if there is nothing to do
     fresh         its result is memory of its own that no backward reads: partial sums may be summed up in place
     moves         its result is elements of its operands, from places that no value decides; so are its gradients
     commutative   its operands can be exchanged
     differentiable  gradients go through it to its operands of floats
     rounds        does not give integers for integers
-    saves         what backward keeps: operand indices, "result", "mask" (one byte an element) or "inside"
-    inside        how many elements, in the dtype of its first operand, it keeps beside operands and result
+    saves         kept for backward: operand indices, "result", "mask" (one byte an element) or "inside"
+    inside        the number of elements, in the dtype of its first operand, that it keeps beside operands and result
     joint         backward is one kernel that takes all of `saves`, whichever operand gets a gradient
     contraction   multiply-adds over the iteration space: 2 FLOPs a point and pass (else `flops_per_element` each)
     outside       factors that a contraction does not iterate over
     products      the products that a contraction is made of, where it is not one over all its factors
     lookup        picks entries of its first operand by indices: its work is what it returns, not the table
-    autocast      what mixed precision makes of its operands of floats: "low": 16 bits; "wide": at least fp32; "widest":
-                  the widest of them; "": nothing, the result is as wide as the widest (`pcg.precision`)
+    autocast      the dtype of its float operands in mixed precision: "low": 16 bits; "wide": at least fp32; "widest":
+                  the widest of them; "": unchanged, the result is as wide as the widest (`pcg.precision`)
     scratch       forward writes a tensor of its first operand's shape in fp32, which backward reads
     """
 
@@ -137,28 +137,28 @@ class Row:
 
     @property
     def pointwise(self) -> bool:
-        """Whether it acts on each element of its operands alone, with broadcasting, whatever their shapes and attrs."""
+        """Return whether it acts on each element of its operands alone, with broadcasting, in all shapes."""
         return isinstance(self.factors, str) and not set(self.factors) - set(". ,->")
 
     @property
     def aliases(self) -> bool:
-        """Whether its result may be its operand's own memory."""
+        """Return whether its result may be its operand's own memory."""
         return self.view or self.passes_on
 
     @property
     def fresh_gradients(self) -> bool:
-        """Whether the gradient of each operand is memory of its own: what is computed from what was kept."""
+        """Return whether each operand's gradient is memory of its own, computed from values kept for backward."""
         return self.differentiable and bool(self.saves)
 
     def signature(self, shapes: Sequence[Shape], attrs: Attrs) -> Signature:
-        """The factor string resolved for operands of these shapes; `GraphError` where they do not fit."""
+        """Return the factor string resolved for operands of these shapes; raise a `GraphError` if they do not fit."""
         if isinstance(self.factors, str):
             return resolve(self.factors, shapes)
         text, sizes = self.factors(shapes, attrs)
         return resolve(text, shapes, sizes)
 
     def partial_sets(self, dtypes: Sequence[str], attrs: Attrs) -> tuple[tuple[int, ...], ...]:
-        """The sets of `linear_in` that hold for operands of these dtypes.
+        """Return the sets of `linear_in` that hold for operands of these dtypes.
 
         Partial sums are of numbers, and rounding to integers is not linear: a cast from float to integer has no set.
         """
@@ -169,11 +169,11 @@ class Row:
         return self.dtype(dtypes, attrs) if self.dtype else promote(*dtypes)
 
     def inside_bytes(self, shapes: LocalShapes, dtype: str) -> float:
-        """Bytes of what it keeps `inside`, computing in that dtype."""
+        """Return the bytes that it keeps `inside`, computing in that dtype."""
         return ITEM_BYTES[dtype] * self.inside(shapes) if self.inside is not None else 0.0
 
     def flops(self, signature: Signature) -> float:
-        """Floating-point operations of the forward pass over the logical tensors."""
+        """Return the floating-point operations of the forward pass over the logical tensors."""
         if self.products is not None:
             shapes = LocalShapes.whole(signature)
             return sum(2.0 * x.batch * x.m * x.n * x.k for x in self.products(shapes))
@@ -192,32 +192,32 @@ def _linear_into(operand: str, result: str) -> bool:
 
 
 def numpy_dtype(name: str) -> str:
-    """The dtype in which NumPy stands in for `name`: it has no bfloat16."""
+    """Return the dtype in which NumPy stands in for `name`: it has no bfloat16."""
     return "float32" if name == "bfloat16" else name
 
 
 def no_grad_dtype(name: str) -> Callable[[Sequence[str], Attrs], str]:
-    """A dtype rule for operators that always give `name`."""
+    """Return a dtype rule for operators that always give `name`."""
     return lambda dtypes, attrs: name
 
 
 def attr_dtype(dtypes: Sequence[str], attrs: Attrs) -> str:
-    """A dtype rule for operators that carry it as the attribute `dtype`."""
+    """Return the result's dtype for operators that carry it as the attribute `dtype`."""
     return str(attrs["dtype"])
 
 
 def first_dtype(dtypes: Sequence[str], attrs: Attrs) -> str:
-    """A dtype rule for operators that keep that of their first operand."""
+    """Return the result's dtype for operators that keep the dtype of their first operand."""
     return dtypes[0]
 
 
 def float_dtype(dtypes: Sequence[str], attrs: Attrs) -> str:
-    """Integers become float32, as true division and the transcendental functions do."""
+    """Return the result's dtype; integers become float32, as in true division and transcendental functions."""
     dtype = promote(*dtypes)
     return dtype if is_float(dtype) else "float32"
 
 
 def count_dtype(dtypes: Sequence[str], attrs: Attrs) -> str:
-    """Sums of booleans and small integers count in int64."""
+    """Return the result's dtype; sums of booleans and small integers count in int64."""
     dtype = promote(*dtypes)
     return dtype if is_float(dtype) else "int64"

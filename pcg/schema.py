@@ -1,4 +1,4 @@
-"""Checks JSON against a JSON Schema: the part of draft 2020-12 that Shardwright's own schemas are written in.
+"""A check of JSON against a JSON Schema: the part of draft 2020-12 that Shardwright's own schemas use.
 
 A schema is published for editors and other programs; the reader of the file checks by the same text, so that the two
 cannot disagree. Numbers are finite, and an integer is one that JSON writes without a point.
@@ -29,12 +29,12 @@ _TYPES: Mapping[str, Callable[[Any], bool]] = {
 
 @lru_cache(maxsize=8)
 def load_schema(package: str, name: str) -> Schema:
-    """The schema in a file of a package."""
+    """Return the schema in a file of a package."""
     return json.loads(files(package).joinpath(name).read_text(encoding="utf-8"))
 
 
 def problem(value: object, schema: Schema) -> str:
-    """What is wrong with a value first, and where: `prediction.step_s: expected …, got …`; "" where nothing is."""
+    """Return a value's first problem, with its place: `prediction.step_s: expected …, got …`; "" if there is none."""
     return next(_problems(value, schema, schema, ""), "")
 
 
@@ -95,12 +95,12 @@ def _in_object(value: Mapping[str, Any], schema: Schema, root: Schema, where: st
 
 @lru_cache(maxsize=64)
 def _pattern(text: str) -> re.Pattern[str]:
-    """A pattern as JSON Schema means it: its `$` is the end, for Python also what stands before a last line break."""
+    """Return a pattern as JSON Schema means it: `$` is the end, while in Python it also precedes a last line break."""
     return re.compile(f"{text[:-1]}\\Z" if text.endswith("$") else text)
 
 
 def _same(value: object, other: object) -> bool:
-    """Equality of JSON: True is not 1."""
+    """Return whether two JSON values are equal: True is not 1."""
     return value == other and isinstance(value, bool) == isinstance(other, bool)
 
 

@@ -1,16 +1,16 @@
-"""Pipeline stages of a parallel graph: where its operators lie, what is sent between them, each stage as a graph.
+"""Pipeline stages of a parallel graph: the places of operators, the values sent between, each stage as a graph.
 
-    stage of            what depends on the batch and on parameters lies in the virtual stage of its section, and never
-                        before what it reads
-    everywhere          all else is computed in every stage that reads it: masks, positions, counts, views of
-                        parameters; so is what it writes into a buffer, in every stage that reads the buffer
-    moves               those that make a value smaller on a device run before it is sent, the others after it
+    stage of            a node that depends on the batch and on parameters lies in the virtual stage of its section,
+                        and never before its operands
+    everywhere          other nodes are computed in every stage that reads them: masks, positions, counts, views of
+                        parameters; so are values that they write into a buffer, in every stage that reads the buffer
+    moves               moves that make a value smaller on a device run before it is sent, other moves after it
 
 A value that a later stage reads goes from stage to stage. To a stage it is a leaf, `received`, in the layouts that it
 has where it was made: `send` is the identity on the logical tensor, from the devices of one stage to those of the next,
-and adjoint to itself, so that the gradient comes back in the dual layouts. Hence a graph with `send` in it denotes what
-it denotes without, and a stage is a graph like any other. Its mesh is its own: stages may be of unlike sizes, and a
-rank is then sent what it has of a value by those that have it (`pcg.pieces`).
+and adjoint to itself, so that the gradient comes back in the dual layouts. Hence a graph means the same with and
+without `send`, and a stage is a graph like any other. Its mesh is its own: stages may differ in size, and a
+rank then gets its part of a value from the ranks that have it (`pcg.pieces`).
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from shardwright.pcg.types import ITEM_BYTES, TensorType
 
 _LATE, _EARLY = (COMBINE, REPLICATE), (REDUCE, PARTITION)
 FORWARD, BACKWARD = "forward", "backward"
-"""The ways that what is sent goes: values, and their gradients."""
+"""The directions of transfers: of values, and of their gradients."""
 STAGES = "stages"
-"""What the ranks at one place of several stages' meshes are called, as an axis that is summed over."""
+"""The name, as an axis to sum over, of the ranks at one place of several stages' meshes."""
 _GIVEN = "to the next stage: "
 
 
@@ -50,8 +50,8 @@ class Stages:
     """A graph cut into virtual stages.
 
     where   the virtual stage of every operator that lies in one
-    sent    what each virtual stage gives the next one, in order
-    meshes  of the stages; that of the graph is the largest of them
+    sent    the values that each virtual stage gives the next one, in order
+    meshes  the meshes of the stages; the graph's mesh is the largest of them
     """
 
     graph: Graph
@@ -67,12 +67,12 @@ class Stages:
         return len(self.meshes)
 
     def mesh(self, stage: int) -> Mesh:
-        """That of a virtual stage."""
+        """Return the mesh of a virtual stage."""
         return self.meshes[stage % self.num_stages]
 
     @cached_property
     def graphs(self) -> tuple[Graph, ...]:
-        """Each virtual stage: what it receives are leaves, what it sends are outputs (`given`)."""
+        """The graphs of virtual stages: received values are leaves, sent values are outputs (`given`)."""
         return tuple(self._graph(stage) for stage in range(len(self))) if self.sent else (self.graph,)
 
     def received(self, stage: int) -> tuple[str, ...]:
@@ -82,7 +82,7 @@ class Stages:
         return self.sent[stage] if 0 <= stage < len(self.sent) else ()
 
     def pieces(self, way: str, number: int, name: str, place: int, *, sends: bool) -> tuple[Piece, ...]:
-        """What a rank sends, or receives, of a value from a virtual stage to the next one, or of its gradient back.
+        """Return the pieces of a value that a rank sends or receives between a virtual stage and the next.
 
         `place`: the rank's, in its stage. `number`: the virtual stage that has the value first.
         """
@@ -93,7 +93,7 @@ class Stages:
         return (sent if sends else received)(tensor, *ends, place)
 
     def messages(self, rank: int) -> Counter[Message]:
-        """What a rank sends to other stages and receives from them in a step, and sums with them."""
+        """Return the messages of a rank to and from other stages in a step, and its sums with them."""
         stage, many, found = stage_of(self.meshes, rank), self.num_stages, Counter[Message]()
         types, mesh, place = self.graph.types, self.meshes[stage], rank - first_ranks(self.meshes)[stage]
         for number, names in enumerate(self.sent):
@@ -116,7 +116,7 @@ class Stages:
         return found
 
     def _summed(self, kind: TensorType, holders: tuple[int, ...], stage: int, place: int) -> Iterator[Message]:
-        """What a rank sends and receives to sum a gradient over the stages that hold a parameter."""
+        """Yield the messages of a rank that sum a gradient over the stages that hold a parameter."""
         mesh = self.meshes[stage]
         if len({self.meshes[other] for other in holders}) == 1:
             yield Message("all_reduce", STAGES, kind.local_bytes(mesh))
@@ -130,7 +130,7 @@ class Stages:
 
     @cached_property
     def holders(self) -> Mapping[str, tuple[int, ...]]:
-        """The stages that hold each parameter, as they read it, by leaf."""
+        """The stages that hold each parameter, because they read it, by leaf."""
         found = defaultdict[str, set[int]](set)
         for number, graph in enumerate(self.graphs):
             for node in graph.leaves("parameter"):
@@ -151,7 +151,7 @@ class Stages:
             own |= further
 
     def _nodes(self, stage: int, needed: set[str]) -> tuple[Node, ...]:
-        """What a virtual stage runs to give its results, and the leaves that it reads."""
+        """Return the nodes that a virtual stage runs to give its results, and the leaves that it reads."""
         whole, own, nodes = self.graph, set(self.received(stage)), list[Node]()
         for node in reversed(whole.nodes):
             if node.name in own:
@@ -169,7 +169,7 @@ class Stages:
         )  # fmt: skip
 
     def with_sends(self) -> Graph:
-        """The graph with a `send` for each value and each boundary that it crosses, typed and ready to be printed."""
+        """Return the graph with a `send` for each value and each boundary that it crosses, typed and printable."""
         here: dict[tuple[str, int], str] = {}
         made: dict[str, Node] = {}
 
@@ -193,17 +193,17 @@ class Stages:
 
 
 def channel(way: str, source: int, target: int) -> str:
-    """The name of what goes from a stage to another one, in the forward or the backward pass."""
+    """Return the name of the transfers from a stage to another one, in the forward or the backward pass."""
     return f"{way} {source} > {target}"
 
 
 def given(name: str) -> str:
-    """The key of an output that is sent on."""
+    """Return the key of an output that is sent on."""
     return _GIVEN + name
 
 
 def not_run(graph: Graph, precision: Precision | None) -> str | None:
-    """Why a graph that was captured in this precision does not run in pipeline stages, if it does not."""
+    """Return why a graph captured in this precision does not run in pipeline stages; None if it does."""
     dtypes = {graph.types[leaf.name].dtype for leaf in graph.leaves("parameter") if graph.types[leaf.name].grad}
     if precision is not None and DTYPES[precision].is_scaled and len(dtypes) > 1:
         return (
@@ -219,7 +219,7 @@ def not_run(graph: Graph, precision: Precision | None) -> str | None:
 
 
 def cut(graph: Graph, execution: Execution) -> Stages:
-    """A validated graph over the virtual stages of an execution, which says by `split` how its sections are spread.
+    """Spread a validated graph over the virtual stages of an execution, whose `split` spreads the sections.
 
     One stage has all of it, and needs no split.
 
@@ -250,7 +250,7 @@ def cut(graph: Graph, execution: Execution) -> Stages:
 
 
 def _check_buffers(stages: Stages, execution: Execution) -> None:
-    """Raise a `PlanError` where the devices of a stage would write a buffer twice, or not as those of another one."""
+    """Raise a `PlanError` if a stage's devices would write a buffer twice, or unlike those of another stage."""
     for key, _ in stages.graph.outputs:
         if key == LOSS:
             continue
@@ -270,7 +270,7 @@ def _check_buffers(stages: Stages, execution: Execution) -> None:
 
 
 def _check_sizes(stages: Stages) -> None:
-    """Raise a `PlanError` for what stages of unlike sizes cannot do."""
+    """Raise a `PlanError` for layouts that stages of unlike sizes cannot have."""
     whole = stages.graph
     for number, mesh in enumerate(stages.meshes):
         if mesh == whole.mesh:
@@ -299,7 +299,7 @@ def _where(operations: Operations) -> dict[str, int]:
 
 
 def _listed(operations: Operations) -> Iterator[tuple[str, int]]:
-    """The virtual stage of the section of every operation."""
+    """Yield every operation with the virtual stage of its section."""
     parts = sections(operations, {}, by_block=True)
     number_of = iter(units(parts))
     for stage, share in enumerate(spread(parts, operations.execution.schedule.split)):

@@ -5,7 +5,7 @@
     %y = linear(%x, %w) split(dp=_0, tp=o) @layers.0 (model.py:12)  # float32[8, 32]{S(0),S(1)}
     outputs loss=%l
 
-A line gives the node's name, operator, operands, split along each mesh axis, attributes and source. What follows `#`
+A line gives the node's name, operator, operands, split along each mesh axis, attributes and source. Text after `#`
 is a comment: the inferred type, for people. Names that are more than letters, digits, `_` and `.` are quoted.
 Values of attributes are Python's literals for int, float, bool, None, str and tuple, and inf and nan.
 
@@ -44,7 +44,7 @@ _WORDS: Mapping[str, Attr] = {"True": True, "False": False, "None": None}
 
 
 def print_graph(graph: Graph, types: bool = True) -> str:
-    """The graph as text. With `types`, comments give the inferred types, and the first ill-typed node its error."""
+    """Return the graph as text. With `types`, comments give inferred types, and the first ill-typed node its error."""
     comments = list(_comments(graph)) if types else [""] * len(graph.nodes)
     lines = [f"mesh {graph.mesh}"]
     for node, comment in zip(graph.nodes, comments, strict=True):
@@ -54,7 +54,7 @@ def print_graph(graph: Graph, types: bool = True) -> str:
 
 
 def print_node(node: Node, mesh: Mesh) -> str:
-    """One node's line, without its type."""
+    """Return the line of a node, without its type."""
     text = f"%{_name(node.name)} = {_name(node.op)}({', '.join('%' + _name(i) for i in node.inputs)})"
     if node.split:
         if len(node.split) != len(mesh):
@@ -110,7 +110,7 @@ def _print_value(value: Attr, node: Node, key: str) -> str:
 
 
 def parse_graph(text: str) -> Graph:
-    """The graph that `print_graph` printed as `text`.
+    """Return the graph that `print_graph` printed as `text`.
 
     Raises `GraphError` with the line, a caret and what was expected there. Types are not checked: call `validate`.
     """

@@ -16,12 +16,12 @@ _RANK = {name: rank for rank, name in enumerate(ITEM_BYTES)}
 
 
 def is_float(dtype: str) -> bool:
-    """Whether the dtype holds real numbers, rounded: not integers, not bools."""
+    """Return whether the dtype holds rounded real numbers: no integers, no bools."""
     return dtype.startswith(("float", "bfloat"))
 
 
 def promote(*dtypes: str) -> str:
-    """The dtype that an operation over operands of these dtypes computes in."""
+    """Return the dtype that an operation over operands of these dtypes computes in."""
     widest = max(dtypes, key=_RANK.__getitem__)
     if {"float16", "bfloat16"} <= set(dtypes) and widest in ("float16", "bfloat16"):
         return "float32"
@@ -31,7 +31,7 @@ def promote(*dtypes: str) -> str:
 class TensorType(NamedTuple):
     """A logical tensor on a mesh. `layouts` has one entry per mesh axis and is empty in a serial graph.
 
-    A tuple, as costs are looked up by the types of operands and results.
+    It is a tuple, as costs are looked up by the types of operands and results.
     """
 
     shape: tuple[int, ...]
@@ -45,22 +45,22 @@ class TensorType(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the logical tensor."""
+        """The bytes of the logical tensor."""
         return self.num_elements * ITEM_BYTES[self.dtype]
 
     def local_shape(self, mesh: Mesh) -> tuple[int, ...]:
         return local_shape(self.shape, self.layouts, mesh.sizes)
 
     def local_bytes(self, mesh: Mesh) -> int:
-        """Bytes of one device's part."""
+        """Return the bytes of one device's part."""
         return prod(self.local_shape(mesh)) * ITEM_BYTES[self.dtype]
 
     def along(self, axis: int, layout: Layout) -> TensorType:
-        """The same in another layout along one axis."""
+        """Return the type with another layout along one axis."""
         return self._replace(layouts=(*self.layouts[:axis], layout, *self.layouts[axis + 1 :]))
 
     def erased(self) -> TensorType:
-        """The serial type: what is left when the mesh is forgotten."""
+        """Return the serial type, which has no mesh."""
         return TensorType(self.shape, self.dtype, (), self.grad)
 
     def __str__(self) -> str:

@@ -12,7 +12,7 @@ _LEAST_S = 5e-9  # less is the rounding of sums of times
 
 
 def seconds(value: float) -> str:
-    """`30 h 43 min`, `4.60 s`, `95.3 ms`, `12.0 µs`."""
+    """Return a time as text: `30 h 43 min`, `4.60 s`, `95.3 ms`, `12.0 µs`."""
     if value >= _HOUR_S:
         hours, minutes = divmod(round(value / 60), 60)
         return f"{hours} h {minutes} min"
@@ -20,13 +20,13 @@ def seconds(value: float) -> str:
 
 
 def size(num_bytes: float) -> str:
-    """`65.7 GB`, `512 B`."""
+    """Return a size as text: `65.7 GB`, `512 B`."""
     large = _scaled(num_bytes, ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")))
     return large or ("0" if num_bytes <= 0 else f"{num_bytes:.0f} B")
 
 
 def _scaled(value: float, units: Sequence[tuple[float, str]]) -> str:
-    """In the largest unit of which there is one, to three digits; "" where there is none."""
+    """Return the value in the largest unit that it reaches, to three digits; "" if it reaches none."""
     return next((f"{_digits(value / scale)} {unit}" for scale, unit in units if value >= 0.9995 * scale), "")
 
 

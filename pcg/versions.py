@@ -1,4 +1,4 @@
-"""The versions of torch that Shardwright is tested with, and what to say of a newer one."""
+"""The versions of torch that Shardwright is tested with, and the message for a newer one."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ TESTED = ("2.13", "2.14")
 
 
 def release(installed: str) -> tuple[int, ...]:
-    """(2, 14) of "2.14.1+cpu"."""
+    """Return a version's release: (2, 14) for "2.14.1+cpu"."""
     return tuple(int(part) for part in installed.split("+")[0].split(".")[:2])
 
 
 def newer_than_tested() -> str:
-    """What to say in an error where torch is newer than tested; "" where it is not."""
+    """Return the words for an error if torch is newer than tested; "" if it is not."""
     from importlib.metadata import PackageNotFoundError, version  # slower to load than the command line
 
     try:
