@@ -175,7 +175,7 @@ class Graph:
                     continue
             kind, own = self._typed(node, types), known_types.get(name)
             types[name] = own if own is not None and own == kind else kind
-        self.__dict__["types"] = types  # as the cached property keeps it
+        self.__dict__["types"] = types  # where the cached property stores it
         return self
 
     @property

@@ -14,7 +14,7 @@ from shardwright.pcg.node import OPAQUE
 from shardwright.pcg.precision import HALVES
 from shardwright.pcg.types import is_float
 
-_EPSILON, _EPSILON_DOUBLE = 2.0**-23, 2.0**-52  # of float32, in which halves are normalized too, and of float64
+_EPSILON, _EPSILON_DOUBLE = 2.0**-23, 2.0**-52  # for float32, in which halves are normalized too, and for float64
 
 HANDLERS.update({
     "native_dropout": lambda b, x, p, train=True: (b.op("dropout", x, p=0 if train is False else p), None),

@@ -45,7 +45,7 @@ def alike(model: nn.Module, tensors: Mapping[str, Any], found: Sequence[Run], fo
     def fake(tensor: Tensor) -> Tensor:
         if not isinstance(tensor, FakeTensor):
             return mode.from_tensor(tensor)
-        own = isinstance(tensor, nn.Parameter)  # else changes in place would show in the model's
+        own = isinstance(tensor, nn.Parameter)  # otherwise changes in place would reach the model's tensor
         return tensor if own else tensor.detach().requires_grad_(tensor.requires_grad)
 
     def noted() -> _Notes:
@@ -77,7 +77,7 @@ class _Notes(TorchDispatchMode):
         super().__init__()
         self.found = {run.path: run for run in found}
         self.calls: dict[_Place, list[object]] = {}
-        self._made: dict[int, tuple[_Place, int, int]] = {}  # by storage, which result of which call of a place it is
+        self._made: dict[int, tuple[_Place, int, int]] = {}  # by storage: place, call, result
         self._in: _Place | None = None
         given = ((f"batch {number}", t) for number, t in enumerate(tree_iter(batch)) if isinstance(t, Tensor))
         leaves = [*_tensors(model), *given]

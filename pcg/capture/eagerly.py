@@ -75,7 +75,7 @@ def _answered(*, answer: Callable[[], bool]) -> bool:
 def _answer(name: str, module: ModuleType, flag: str, asked: list[str]) -> bool:
     """Return the answer of eager mode, or to torch the true one, which `flag` of the module has."""
     truth: bool = getattr(module, flag)
-    frame = sys._getframe(2)  # who calls torch's function
+    frame = sys._getframe(2)  # the caller of torch's function
     while frame.f_code.co_name == name and frame.f_back is not None:  # another name of it
         frame = frame.f_back
     who = str(frame.f_globals.get("__name__", ""))

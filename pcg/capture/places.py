@@ -191,7 +191,7 @@ class Snapshot:
 
 @contextmanager
 def put_back(model: nn.Module) -> Generator[None]:
-    """Whatever changes a model inside, and whether it fails: afterwards the model and all generators are as before."""
+    """Restore the model and all generators after the context, whatever changed inside and whether it failed."""
     before, generators = Snapshot(model), _generators(model)
     states = [get() for get, _ in generators]
     own = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}

@@ -44,7 +44,7 @@ def settled(kept: Kept, capture: Capture) -> Found:
     except CaptureError as error:
         if _MUTATED not in str(error):
             raise
-        kept = Kept(kept.model, kept.plain_tensors())  # those written in place are to be inputs
+        kept = Kept(kept.model, kept.plain_tensors())  # tensors written in place become inputs
         found = capture(kept)
     if not kept.changed:
         return _finished(found, kept, {})

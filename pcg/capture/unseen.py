@@ -80,7 +80,7 @@ class _Unseeded(torch.Generator):
         raise _SEEDED
 
     def set_state(self, new_state: torch.Tensor) -> torch.Generator:
-        setter = sys._getframe(2)  # who calls torch.set_rng_state
+        setter = sys._getframe(2)  # the caller of torch.set_rng_state
         if not setter.f_globals["__name__"].startswith("torch._dynamo"):  # it compiles what torch.cond is given
             raise _SEEDED
         return self
