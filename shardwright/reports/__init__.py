@@ -1,4 +1,4 @@
-"""What people read, and what the page draws.
+"""Reports for people, and the data that the page draws.
 
 Facts, each worked out once:
 

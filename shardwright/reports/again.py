@@ -1,4 +1,4 @@
-"""What backward makes again of a plan: which blocks, what that costs, and what the plan would be if all were kept."""
+"""The recomputation of a plan: its blocks, its costs and savings, and the same plan with everything kept."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from shardwright.search.plan import Plan
 
 @dataclass(frozen=True, slots=True)
 class Remade:
-    """Blocks of which backward makes the same again. `blocks`: their names; "" for what lies in none.
+    """Blocks with the same recomputation. `blocks`: their names; "" for operators in no block.
 
-    `mode`: a kind, or the places in the block of what is made again. `compute_s`, `communication_s`: what that adds to
-    a step, all microbatches together.
+    `mode`: a kind, or the places in the block that are recomputed. `compute_s`, `communication_s`: the seconds that
+    recomputation adds to a step, all microbatches together.
     """
 
     blocks: str
@@ -34,17 +34,17 @@ class Remade:
 
 
 class Recomputation:
-    """What a plan makes again. `nodes`: the names of what runs twice."""
+    """A plan's recomputation. `nodes`: the names of nodes that run twice."""
 
     def __init__(self, plan: Plan, costs: Mapping[str, NodeCosts], programs: Programs) -> None:
-        """`costs`: of the plan's nodes. `programs`: of its graph."""
+        """Find the recomputed nodes. `costs`: of the plan's nodes. `programs`: of its graph."""
         self.plan, self.costs, self.programs = plan, costs, programs
         self.nodes = made_again(plan.graph, plan.execution).twice
         self.everything_kept = replace(plan.execution, recompute="none")
 
     @cached_property
     def remade(self) -> tuple[Remade, ...]:
-        """By mode, in the order of the model; empty where everything is kept."""
+        """The recomputed blocks by mode, in the order of the model; empty where everything is kept."""
         plan, groups, blocks = self.plan, dict[BlockRecompute, dict[str, list[Node]]](), dict[str, list[Node]]()
         for node in plan.graph.nodes:
             if node.name in self.nodes:
@@ -70,12 +70,12 @@ class Recomputation:
 
     @cached_property
     def num_blocks(self) -> int:
-        """All blocks of the model."""
+        """The number of blocks in the model."""
         return len({block_of(node) for node in self.plan.graph.nodes} - {""})
 
     @cached_property
     def kept(self) -> Prediction | None:
-        """The same plan with everything kept; None where it is so."""
+        """The prediction for the same plan with everything kept; None where nothing is recomputed."""
         return self._kept.prediction if self.remade else None
 
     @cached_property
@@ -84,12 +84,12 @@ class Recomputation:
 
 
 def block_of(node: Node) -> str:
-    """The repeated block of the model that an operator or a parameter lies in, or ""."""
+    """Return the repeated block of the model that an operator or a parameter lies in, or ""."""
     return module_block(str(node.attr("target")) if node.op == "parameter" else f"{node.source.module}.")
 
 
 def names_of(blocks: Iterable[str]) -> str:
-    """`layers.0–15, 20`: numbers that follow each other together."""
+    """Return names of blocks with ranges for consecutive numbers: `layers.0–15, 20`."""
     numbers, others = dict[str, list[int]](), list[str]()
     for block in dict.fromkeys(blocks):
         stem, _, last = block.rpartition(".")

@@ -1,4 +1,4 @@
-"""An answer to `explain --why-not` or `--what-if`, kept in a file, for the page to show."""
+"""Answers to `explain --why-not` or `--what-if` in files, for the page to show."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FORMAT, VERSION = "shardwright-answer", 1
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What was answered, and of which plan: its model's `fingerprint`, its `mesh` and its predicted step."""
+    """An answer about a plan, which it names by its model's `fingerprint`, its `mesh` and its predicted step."""
 
     model: str
     fingerprint: str
@@ -28,18 +28,18 @@ class Answer:
 
     @classmethod
     def of(cls, report: Report, plan: Plan) -> Answer:
-        """What a report says of a plan."""
+        """Return a report about a plan as an answer."""
         step_s = plan.prediction.step_s
         return cls(plan.model, plan.fingerprint, str(plan.mesh), step_s, tuple(report.paragraphs()))
 
     def save(self, path: Path) -> None:
-        """Write it; an existing file is replaced only once the new one is complete."""
+        """Write the answer; an existing file is replaced only once the new one is complete."""
         data = {"format": FORMAT, "version": VERSION, **asdict(self)}
         write_whole(path, json.dumps(data, indent=1, ensure_ascii=False) + "\n", "the answer", PlanError)
 
     @classmethod
     def load(cls, path: Path) -> Answer:
-        """Read an answer. Raises `PlanError` for what is none."""
+        """Read an answer. Raises `PlanError` for any other file."""
         try:
             given = json.loads(read_whole(path, "the answer", PlanError).decode("utf-8"))
             if [given.pop(key) for key in ("format", "version")] != [FORMAT, VERSION]:
@@ -55,7 +55,7 @@ class Answer:
         return cls(**told)
 
     def check(self, shown: Mapping[str, Any]) -> None:
-        """Raise a `PlanError` where it is of another plan than `PlanReport.data` is."""
+        """Raise `PlanError` if the answer is about another plan than the data of `PlanReport`."""
         own = self.fingerprint, self.mesh, self.step_s
         if own != (shown["fingerprint"], shown["mesh"], shown["prediction"]["step_s"]):
             raise PlanError(
@@ -66,7 +66,7 @@ class Answer:
 
 
 def _paragraph(told: Mapping[str, Any]) -> Paragraph:
-    """One of a file: texts, and rows of as many texts as there are columns."""
+    """Return a paragraph of a file; raise an error unless it has texts, and rows as long as its columns."""
     found = Paragraph(**told)
     texts = (found.title, *found.lines, *found.columns, *found.notes, *(cell for row in found.rows for cell in row))
     if not all(isinstance(text, str) for text in texts):

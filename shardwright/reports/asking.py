@@ -1,4 +1,4 @@
-"""A plan beside another that a question led to: why not that strategy, and what if the cluster or the batch changed."""
+"""A plan beside the plan of a question: why not that strategy, or what if the cluster or the batch changed."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _Row = tuple[str, ...]
 _Number = Callable[[float], str]
 _WAITS = "exposed communication"
 _SMALL = 1e-3
-"""The part of a step of which nothing is said."""
+"""The share of a step below which a part is not mentioned."""
 
 
 class WhyNotReport(Report):
-    """What a strategy would take, and where the time goes; or why it cannot be run.
+    """The time of a strategy and its parts, or the reason why it cannot be run.
 
     Attributes:
         plan: that the question is about.
         title: of the strategy.
-        other: the best that it does; None where it cannot be run.
+        other: the strategy's best plan; None where it cannot be run.
         reason: why not.
         rewritten: whether `other` begins from operators that the plan has rewritten, not from the model's own.
     """
@@ -41,7 +41,7 @@ class WhyNotReport(Report):
 
     @property
     def verdict(self) -> str:
-        """In a line: `2.4 % slower: a step of 1.60 s`."""
+        """The result in a line: `2.4 % slower: a step of 1.60 s`."""
         plan, other = self.plan, self.other
         if other is None:
             return f"cannot be run: {self.reason}"
@@ -73,7 +73,7 @@ class WhyNotReport(Report):
 
 
 class WhatIfReport(Report):
-    """The plan as it is and as it would be, side by side, and the `changes` that were asked about."""
+    """The plan as it is and as it would be, side by side, and the `changes` of the question."""
 
     def __init__(self, plan: Plan, other: Plan, changes: Mapping[str, str]) -> None:
         self.plan, self.other, self.changes = plan, other, changes
@@ -113,12 +113,12 @@ def _too_large(plan: Plan) -> str:
 
 
 def _not(new: str, old: str) -> str:
-    """`1.60 s, not 1.47 s`"""
+    """Return both values, `1.60 s, not 1.47 s`, or one if they are equal."""
     return new if new == old else f"{new}, not {old}"
 
 
 def _more(plan: Plan, other: Plan) -> str:
-    """`2.4 % fewer examples`; tokens, where examples are of another length."""
+    """Return the change of rate in words: `2.4 % fewer examples`, or tokens if examples differ in length."""
     lengths = [sequence_length(p.graph) or 1 for p in (plan, other)]
     ratio = _per_device(other) * lengths[1] / (_per_device(plan) * lengths[0])
     things = "examples" if lengths[0] == lengths[1] else "tokens"
@@ -137,11 +137,11 @@ def _data(plan: Plan) -> dict[str, Any]:
     }  # fmt: skip
 
 
-# ---- rows: a name, this plan, the other, by how much that is more ----
+# ---- rows: a name, this plan, the other, the difference ----
 
 
 def _setting(plan: Plan, other: Plan) -> Iterator[_Row]:
-    """What the question changed."""
+    """Yield rows for the values that the question changed."""
     pairs = {
         "devices": [str(p.cluster.num_devices) for p in (plan, other)],
         "batch": [str(batch_size(p.graph)) for p in (plan, other)],
@@ -154,7 +154,7 @@ def _setting(plan: Plan, other: Plan) -> Iterator[_Row]:
 
 
 def _times(plan: Plan, other: Plan) -> Iterator[_Row]:
-    """The step, and the parts that add up to it, with what it waits for; what is small in both is left out."""
+    """Yield the step, its parts, and the parts of its waits; small parts are left out."""
     least_s = _SMALL * min(p.prediction.step_s for p in (plan, other))
     yield _difference("step", plan.prediction.step_s, other.prediction.step_s, seconds, least_s)
     parts, others = step_parts(plan.prediction), step_parts(other.prediction)
@@ -180,7 +180,7 @@ def _throughput(plan: Plan, other: Plan) -> Iterator[_Row]:
 
 
 def _memory(plan: Plan, other: Plan) -> Iterator[_Row]:
-    """Bytes at the peak, and the categories of which there are other amounts."""
+    """Yield the bytes at the peak, and the categories whose amounts differ."""
     own, its = plan.prediction.memory, other.prediction.memory
     yield _difference("memory", own.total_bytes, its.total_bytes, size)
     categories, others = own.by_category(), its.by_category()
@@ -192,7 +192,7 @@ def _memory(plan: Plan, other: Plan) -> Iterator[_Row]:
 
 
 def _ways(plan: Plan, other: Plan) -> Iterator[_Row]:
-    """How both are run; what is alike in both is said too, as it is what a plan is."""
+    """Yield the way in which both plans are run, including the common parts."""
     own, its = PlanFacts(plan), PlanFacts(other)
     told = [run_as(p) for p in (plan, other)]
     yield "mesh", *(p["mesh"] for p in told), ""
@@ -206,12 +206,12 @@ def _ways(plan: Plan, other: Plan) -> Iterator[_Row]:
 
 
 def _axes(facts: PlanFacts) -> list[str]:
-    """What each axis of devices is called, without what is gathered along it, which has its own row."""
+    """Return the name of each axis of devices without its gathered weights, which have their own row."""
     return [f"{a.name}: {axis_name(a, facts.mesh).partition(' with')[0]}" for a in facts.axes if not a.is_time]
 
 
 def _kept(facts: PlanFacts) -> str:
-    """`193 whole, 98 sharded`"""
+    """Return the number of parameters by storage: `193 whole, 98 sharded`."""
     ways = Counter(next((k for k in ("gathered", "sharded") if k in own), "whole") for own in facts.storage.values())
     return ", ".join(f"{count} {how}" for how, count in ways.most_common())
 
@@ -230,6 +230,6 @@ def _plain(value: float) -> str:
 
 
 def _per_device(plan: Plan) -> float:
-    """Examples a second on each device, idle ones too."""
+    """Return the examples per second on each device, idle devices included."""
     devices = plan.cluster.num_devices + (plan.idle.num_devices if plan.idle else 0)
     return max(batch_size(plan.graph), 1) / plan.prediction.step_s / devices

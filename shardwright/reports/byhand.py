@@ -1,6 +1,6 @@
-"""What to set in FSDP2 and in torchtitan for the best plan by hand that fits: `explain --by-hand`.
+"""The settings in FSDP2 and in torchtitan of the best plan by hand that fits: `explain --by-hand`.
 
-Plans by hand are those of `search.request.spaces.baselines`: their axes have names that say what they do.
+Plans by hand come from `search.request.spaces.baselines`; the names of their axes say what the axes do.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SCHEDULES = {
 
 @dataclass(frozen=True)
 class Settings:
-    """How a plan by hand divides a step, in the terms of those who set it.
+    """A plan by hand in the terms of the libraries that run it.
 
     `replicas`, `shards`: groups of data parallelism that hold all of a parameter, and the parts of it in each.
     `reshards`: whether gathered parameters are freed after forward (ZeRO-3). `tensor`, `sequence`: degrees.
@@ -61,12 +61,12 @@ class Settings:
 
     @property
     def local_batch(self) -> int:
-        """What a group of data parallelism computes at once."""
+        """The examples that a group of data parallelism computes at once."""
         return max(1, batch_size(self.plan.graph) // (self.replicas * self.shards * self.other.mesh.num_microbatches))
 
     @property
     def checkpointing(self) -> str:
-        """What is made again: none, selective, full, or "by block" or "by value" where that is chosen so."""
+        """The recomputation: none, selective or full, or "by block" or "by value" if chosen so."""
         again = self.other.execution.recompute
         if isinstance(again, str):
             return again
@@ -74,11 +74,11 @@ class Settings:
 
 
 _NEAREST = {"by block": "selective", "by value": "memory_budget"}
-"""Torchtitan's modes."""
+"""Torchtitan's nearest mode for each kind of recomputation."""
 
 
 class ByHandReport(Report):
-    """The best plan by hand that fits, as settings. Raises `PlanError` where the plan was compared with none."""
+    """The best plan by hand that fits, as settings. Raises `PlanError` if no such plan was compared."""
 
     def __init__(self, plan: Plan) -> None:
         fitting = [a for a in ranked_alternatives(plan) if memory_verdict(plan, a) == "fits" and SEARCHED not in a.name]
@@ -121,7 +121,7 @@ def _notes(own: Settings) -> list[str]:
 
 
 def _fsdp2(own: Settings) -> list[str]:
-    """Lines of Python."""
+    """Return the settings as lines of Python."""
     named = {"replicate": own.replicas, "shard": own.shards, "tp": own.tensor, "cp": own.sequence}
     axes = {name: size for name, size in named.items() if size > 1} or {"shard": 1}
     data = [name for name in ("replicate", "shard") if name in axes]
@@ -152,7 +152,7 @@ def _fsdp2(own: Settings) -> list[str]:
 
 
 def _policy(own: Settings) -> str:
-    """Of mixed precision; a precision of everything is that of the model itself (`model.to(...)`)."""
+    """Return the argument for mixed precision; a precision of everything is set in the model (`model.to(...)`)."""
     precision, reduced = own.other.execution.base or "", own.other.execution.reduce_dtype
     found = (f"torch.{dtype}" for short, dtype in (("bf16", "bfloat16"), ("fp16", "float16")) if short in precision)
     if precision in ("bf16", "fp16") or not (dtype := next(found, "")):
@@ -161,7 +161,7 @@ def _policy(own: Settings) -> str:
 
 
 def _torchtitan(own: Settings) -> list[str]:
-    """Lines of a job's TOML."""
+    """Return the settings as lines of a job's TOML."""
     schedule = own.other.execution.schedule
     lines = [
         "[training]",

@@ -1,4 +1,4 @@
-"""What calibration measured of a machine."""
+"""The measurements of a machine's calibration."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shardwright.reports.report import Paragraph, Report
 
 @dataclass(frozen=True)
 class CalibrationReport(Report):
-    """Rates and times of a calibrated cluster, and how well kernels and collectives are fitted."""
+    """Rates and times of a calibrated cluster, and the errors of the fits of kernels and collectives."""
 
     cluster: Cluster
 

@@ -24,7 +24,7 @@ _COLUMNS = ("plan", "mesh", ">mb.", "weights", "again", ">step", "", ">MFU", ">c
 
 
 class ComparisonReport(Report):
-    """One plan beside the baselines and the best plans of other meshes; or several, the first one as the measure."""
+    """A plan beside the baselines and the best plans of other meshes; or several plans beside the first."""
 
     def __init__(self, plans: Mapping[str, Plan]) -> None:
         self.plans = plans
@@ -40,7 +40,7 @@ class ComparisonReport(Report):
         }
 
     def _side_by_side(self) -> list[Paragraph]:
-        """In the order in which they are given; of those after the first, what does not fit is apart."""
+        """Return the plans in the given order; later ones that do not fit come in a second table."""
         first = next(iter(self.plans.values()))
         plans = self.plans.values()
         beside = [Beside.own(p) if p is first else Beside.of(first, p.prediction, memory_remark(p)) for p in plans]
@@ -58,9 +58,9 @@ class ComparisonReport(Report):
 
 
 def alternatives(plan: Plan) -> list[Paragraph]:
-    """The plan beside the baselines and the best plans of other meshes; what does not fit is apart, the smallest first.
+    """Return the plan beside the baselines and the best plans of other meshes.
 
-    As the page has it: how fast it would be is no measure of what cannot be run.
+    Plans that do not fit are in a second table, the smallest first, as on the page: their speed is no measure.
     """
 
     def row(name: str, own: Plan | Alternative, beside: Beside) -> tuple[str, ...]:
@@ -89,7 +89,7 @@ LEGEND = (
 
 
 def run_as(plan: Plan | Alternative) -> dict[str, Any]:
-    """How a plan is run, in the words that all reports have for it."""
+    """Return the way in which a plan is run, in the words of all reports."""
     zeros = plan.lifetimes if isinstance(plan, Alternative) else set(lifetimes(plan.graph).values())
     return {
         "mesh": stages_mesh(plan),
@@ -100,7 +100,7 @@ def run_as(plan: Plan | Alternative) -> dict[str, Any]:
 
 
 def stages_mesh(plan: Plan | Alternative) -> str:
-    """The mesh of devices, or how many stages have such a mesh: `4 × [dp=8]`; or all: `[dp=8] + [dp=4]`."""
+    """Return the mesh of devices, `4 × [dp=8]` for several stages, or all meshes: `[dp=8] + [dp=4]`."""
     count, own = plan.execution.schedule.num_stages, device_mesh(plan.mesh)
     if plan.execution.schedule.stage_sizes:
         return " + ".join(map(device_mesh, stage_meshes(plan.mesh, plan.execution)))
@@ -112,9 +112,9 @@ def _columns(plan: Plan | Alternative) -> tuple[str, ...]:
 
 
 def slower(plans: Mapping[str, Plan], margin: float) -> str:
-    """That the first plan is slower by more than a share of the other's step than another that fits, or "".
+    """Return a message if the first plan is slower than another that fits by more than `margin` of its step, or "".
 
-    Of one plan, the others are those that it was compared with. Raises `PlanError` where they are of another model.
+    For a single plan, the others are its alternatives. Raises `PlanError` where a plan is of another model.
     """
     (name, own), *rest = plans.items()
     if alien := next((other for other, plan in rest if plan.fingerprint != own.fingerprint), None):
@@ -130,13 +130,13 @@ def slower(plans: Mapping[str, Plan], margin: float) -> str:
 
 
 ABSURD = 10
-"""How many times slower than the plan is not worth a comparison."""
+"""The number of times slower than the plan from which a comparison is pointless."""
 
 
 class Beside(NamedTuple):
-    """What is said of a plan beside another: how much faster it is, and what else; each is "" where there is nothing.
+    """The remarks about a plan beside another: how much faster it is, and others; each may be "".
 
-    What does not fit is not said to be faster or slower: it cannot be run.
+    A plan that does not fit is not called faster or slower: it cannot be run.
     """
 
     faster: str
@@ -144,12 +144,12 @@ class Beside(NamedTuple):
 
     @classmethod
     def own(cls, plan: Plan) -> Beside:
-        """The plan beside itself."""
+        """Return the remarks about the plan itself."""
         return cls("", memory_remark(plan))
 
     @classmethod
     def of(cls, plan: Plan, other: Prediction, unfit: str) -> Beside:
-        """Another prediction beside a plan. `unfit`: what is said of its memory if that does not fit."""
+        """Return the remarks about another prediction beside a plan. `unfit`: the remark if its memory does not fit."""
         step_s = plan.prediction.step_s
         if unfit:
             return cls("", unfit)
@@ -157,7 +157,7 @@ class Beside(NamedTuple):
 
     @classmethod
     def alternative(cls, plan: Plan, other: Alternative) -> Beside:
-        """A plan that the plan was compared with."""
+        """Return the remarks about one of the plan's alternatives."""
         unfit = memory_remark(plan, other)
         found, remedy = cls.of(plan, other.prediction, unfit), f" (would fit {other.remedy})" if other.remedy else ""
         remarks = found.remark + remedy, undivided(plan, other), ESTIMATED * other.estimated
@@ -165,7 +165,7 @@ class Beside(NamedTuple):
 
 
 def undivided(plan: Plan, other: Alternative) -> str:
-    """Of a plan by hand, that its devices cannot share the batch, so that all or some compute the same; or ""."""
+    """Return a remark if a plan by hand has devices that cannot share the batch and compute the same, or ""."""
     if SEARCHED in other.name:
         return ""
     size, mesh = batch_size(plan.graph), other.mesh

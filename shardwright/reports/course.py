@@ -1,20 +1,21 @@
-"""What each stage does when, and what is in its memory meanwhile: as data that the page draws from.
+"""The actions of each stage and its memory over time, as data that the page draws.
 
-The same action list is simulated, run and drawn. What happens often is said once:
+The same action list is simulated, run and drawn. Repeated items are listed once:
 
-    labels      what tasks are called in their blocks
-    results     what each label's operator gives on a device, in words, and its bytes; null where it is of none
+    labels      names of tasks in their blocks
+    results     the result of each label's operator on a device, in words, and its bytes; null for no operator
     runs        tasks of one block after the other: [label, stream, block, gap, duration, …], where `block` is how many
                 blocks on from the run's own, and `gap` since the task before it on the same stream, in ticks
     tasks       of a segment: [run, block, start, …], where `block` is how many blocks on from the segment's; a run
                 without one counts from there too
     courses     of memory in a segment: moments in ticks, and by category bytes in units, relative to its start
-    nets        by category, what a segment leaves behind and takes away, in bytes
+    nets        by category, the bytes that a segment leaves behind, negative for those it frees
     segments    forward, backward or weights of a chunk, or the end of the step
-    stages      [[times, [segment, gap, …]], …]: what comes `times` times, with the ticks since the one before was ready
+    stages      [[times, [segment, gap, …]], …]: a sequence that comes `times` times, with the ticks since the segment
+                before was ready
 
-What is in no block has null as its block. Microbatches of a chunk and direction come in order, so they have no numbers.
-Of a course with many changes the one with the most memory in each of equal stretches of time is kept, and the last.
+Items in no block have null as their block. Microbatches of a chunk and direction come in order, so they have no
+numbers. A course with many changes keeps the one with the most memory in each of equal stretches of time, and the last.
 """
 
 from __future__ import annotations
@@ -33,18 +34,18 @@ from shardwright.reports.units import shape
 
 TICK_S = 1e-9
 MOST_MOMENTS = 400
-"""Of memory in one segment."""
+"""The most moments of memory in one segment."""
 ALL_MOMENTS = 12_000
-"""Of memory in all segments: where there are more, each segment has fewer."""
+"""The most moments of memory in all segments: where there are more, each segment has fewer."""
 LEAST_MOMENTS = 25
 LONGEST_PERIOD = 256
-"""Of items of a schedule that come again and again."""
+"""The longest sequence of schedule items that is recognised as repeated."""
 
 _Numbers = tuple[int | None, ...]
 
 
 def course_data(facts: PlanFacts) -> dict[str, Any]:
-    """The data of the timeline and of memory over time."""
+    """Return the data of the timeline and of memory over time."""
     return _Drawn(facts).data()
 
 
@@ -125,9 +126,9 @@ class _Drawn:
     # ---- tasks ----
 
     def _tasks(self, timeline: SegmentTimeline) -> tuple[int, _Numbers]:
-        """The segment's first block, and runs of tasks, each with its block and its start.
+        """Return the segment's first block, and runs of tasks, each with its block and its start.
 
-        What takes no time is left out. A plan's graph has all its blocks, so no fold stands for any.
+        Tasks of no time are left out. A plan's graph has all its blocks, so it has no folds.
         """
         found, own = list[tuple[_Numbers, int, float]](), list[int | None]()
         home, begin_s, ended_s = -1, 0.0, dict[str, float]()
@@ -160,7 +161,7 @@ class _Drawn:
     # ---- memory ----
 
     def _drawn(self, categories: Sequence[str]) -> tuple[int, dict[SegmentTimeline, tuple[_Numbers, ...]]]:
-        """How many moments a segment has at most, and the course of each."""
+        """Return the most moments of a segment, and each segment's course."""
         most = 2 * MOST_MOMENTS
         while True:
             most //= 2
@@ -169,7 +170,7 @@ class _Drawn:
                 return most, found
 
     def _course(self, course: MemoryCourse, categories: Sequence[str], most: int) -> tuple[_Numbers, ...]:
-        """Moments, and the bytes of each category from then on."""
+        """Return the moments, and the bytes of each category from then on."""
         rows = _moments(np.array(course.times_s), course.values.sum(axis=1), most)
         numbers = np.rint(course.values[rows] / self.unit_bytes).astype(np.int64)
         moments = tuple(round(course.times_s[row] / TICK_S) for row in rows)
@@ -178,7 +179,7 @@ class _Drawn:
 
 
 def _moments(times_s: np.ndarray, totals: np.ndarray, most: int) -> list[int]:
-    """Of equal stretches of time the change with the highest total; and the last of all."""
+    """Return the change with the highest total in each of equal stretches of time, and the last change."""
     if len(times_s) <= most:
         return list(range(len(times_s)))
     stretch = (most - 1) * (times_s - times_s[0]) / max(times_s[-1] - times_s[0], TICK_S)
@@ -190,7 +191,7 @@ def _moments(times_s: np.ndarray, totals: np.ndarray, most: int) -> list[int]:
 
 
 def repeated(items: Sequence[tuple[int, int]]) -> list[tuple[int, list[int]]]:
-    """Items as [[times, [item, item, …]], …]: what follows itself is said once, the longest stretch first."""
+    """Return items as [[times, [item, item, …]], …]: a repeated sequence is listed once, the longest first."""
     found: list[tuple[int, list[int]]] = []
     at, alone = 0, list[int]()
     while at < len(items):
@@ -206,7 +207,7 @@ def repeated(items: Sequence[tuple[int, int]]) -> list[tuple[int, list[int]]]:
 
 
 def _period(items: Sequence[tuple[int, int]], at: int) -> tuple[int, int]:
-    """How many items come how often from here on: as many in all as possible, and the fewest that do."""
+    """Return the length and count of the repeated sequence at `at`: the longest stretch, and the shortest sequence."""
     best = 1, 1
     for period in range(1, min(LONGEST_PERIOD, (len(items) - at) // 2) + 1):
         if items[at] != items[at + period]:

@@ -1,4 +1,4 @@
-"""Which rules of a catalogue the search used: loaded → matched → fired.
+"""The rules of a catalogue that the search used: loaded → matched → fired.
 
     form       matched                                            fired
     row        offered as a certified choice to an operator       chosen for an operator of the plan, per mesh axis
@@ -6,8 +6,8 @@
     serial     backtracking found a place for it in a leaf        among the plan's rewrites
     placement  a side without its parallel operators occurs       the side occurs in the plan, in the rule's layouts
 
-Everything is derived from the captured graph and the finished plan, and from the places that backtracking counts as it
-goes (`Planner.places`); the search does nothing for the report.
+The report is derived from the captured graph and the finished plan, and from the places that backtracking counts as it
+goes (`Planner.places`); the search does nothing for it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from shardwright.verifier.choices import Certified, rule_of
 
 @dataclass
 class Tally:
-    """One rule: whether the catalogue holds it (or it was proven on demand), how often it matched and fired."""
+    """A rule: whether the catalogue holds it (or it was proven on demand), how often it matched and fired."""
 
     form: str
     name: str
@@ -48,7 +48,7 @@ class Tally:
 
 @dataclass
 class Coverage:
-    """What became of every rule, over all plans that were added; `tallies` is by rule hash."""
+    """The use of every rule over all plans that were added; `tallies` is by rule hash."""
 
     tallies: dict[str, Tally] = field(default_factory=dict)
     plans: list[str] = field(default_factory=list)
@@ -57,12 +57,12 @@ class Coverage:
 
     @classmethod
     def of(cls, certified: Certified) -> Coverage:
-        """What the search may use, of which nothing was used yet."""
+        """Return the coverage of the rules that the search may use, with nothing used yet."""
         return cls.of_rules([*certified.store.rules.values(), *certified.equations(), *certified.steps()])
 
     @classmethod
     def of_rules(cls, rules: Iterable[Rule]) -> Coverage:
-        """Some rules, of which nothing was used yet."""
+        """Return the coverage of some rules, with nothing used yet."""
         coverage = cls()
         for rule in rules:
             coverage._load(rule, loaded=True)
@@ -84,14 +84,14 @@ class Coverage:
     def plan(
         self, model: str, graph: Graph, cluster: Cluster, certified: Certified, rules: Mapping[str, Equation]
     ) -> Plan:
-        """Search a plan and count what it used."""
+        """Search a plan and count the rules that it used."""
         planner = Planner(cluster, certified, None, rules)
         found = planner.plan(graph, model)
         self.add(model, graph, found, certified, planner.places)
         return found
 
     def add(self, model: str, graph: Graph, plan: Plan, certified: Certified, places: Mapping[str, int]) -> None:
-        """Count what the search of one plan used; `places` is the planner's count of matches of serial rules."""
+        """Count the rules that the search of a plan used; `places` is the planner's count of serial matches."""
         self.plans.append(f"{model} on {plan.cluster.name} ({plan.cluster.num_devices} devices): {plan.mesh}")
         self._count_rows(graph, plan.graph, certified)
         self._count_steps(graph, plan.graph, certified)
@@ -124,10 +124,10 @@ class Coverage:
         two_axes = len(planned.mesh) > 1
         self._count("steps", Counter(_offered_steps(graph, rules, two_axes)), Counter(_taken_steps(planned)))
 
-    # ---- what comes out ----
+    # ---- results ----
 
     def by_form(self) -> dict[str, dict[str, int]]:
-        """Per form, the numbers of rules: loaded, those of them that matched and that fired; and proven on demand."""
+        """Return, by form, the numbers of loaded rules, of these that matched and fired, and of rules on demand."""
         found = {form: {"loaded": 0, "matched": 0, "fired": 0, "on_demand": 0} for form in KINDS}
         for tally in self.tallies.values():
             counts = found[tally.form]
@@ -140,13 +140,13 @@ class Coverage:
         return found
 
     def ranked(self) -> list[Tally]:
-        """Rules by form, those that fired most first."""
+        """Return rules by form, the most often fired first."""
         return sorted(self.tallies.values(), key=lambda t: (KINDS.index(t.form), -t.fired, -t.matched, t.name))
 
 
 @dataclass(frozen=True)
 class CoverageReport(Report):
-    """The totals by form, and per form the `most` rules that fired most and those that never did."""
+    """The totals by form, and per form the `most` rules that fired most and the rules that never did."""
 
     coverage: Coverage
     most: int = 12
@@ -178,7 +178,7 @@ class CoverageReport(Report):
 
 
 def _rewritten(graph: Graph, planned: Graph) -> tuple[Graph, list[Node]]:
-    """The serial graph of a plan, and its operators that rewrites brought in."""
+    """Return the serial graph of a plan, and the operators that rewrites added to it."""
     erased = planned.erased()
     kept = {(node.op, node.name.partition(".")[0]) for node in graph.nodes}
     return erased, [node for node in erased.nodes if (node.op, node.name.partition(".")[0]) not in kept]
@@ -196,7 +196,7 @@ class _RowRules:
         self._rules: dict[Hashable, RowRule] = {}
 
     def offered(self, graph: Graph, node: Node, blocked: Iterable[Choice]) -> list[RowRule]:
-        """The rules of a node's certified choices; none for leaves, parallel and opaque operators."""
+        """Return the rules of a node's certified choices; none for leaves, parallel and opaque operators."""
         if node.is_leaf or node.is_parallel or node.op == OPAQUE:
             return []
         operands = [graph.types[name] for name in node.inputs]
@@ -214,7 +214,7 @@ class _RowRules:
 
 
 def _offered_steps(graph: Graph, rules: _RowRules, two_axes: bool) -> Iterator[str]:
-    """The step rules that some layouts of each tensor's producer and of one of its readers ask for."""
+    """Yield the step rules between some layouts of each tensor's producer and of one of its readers."""
     constants = constant_nodes(graph)
     made: dict[str, set[Placement]] = {}
     wanted: dict[str, set[Placement]] = {name: {Placement("R")} for name in dict(graph.outputs).values()}
@@ -235,7 +235,7 @@ def _offered_steps(graph: Graph, rules: _RowRules, two_axes: bool) -> Iterator[s
 
 
 def _taken_steps(planned: Graph) -> Iterator[str]:
-    """The step rules of a plan: two parallel operators, the second the only reader of the first."""
+    """Yield the step rules of a plan: two parallel operators, the second the only reader of the first."""
     for node in planned.nodes:
         before = planned.by_name[node.inputs[0]] if node.is_parallel else None
         if before is None or not before.is_parallel or planned.users[before.name] != (node.name,):
@@ -247,7 +247,7 @@ def _taken_steps(planned: Graph) -> Iterator[str]:
 
 
 def _stays(planned: Graph, combined: Node, node: Node) -> bool:
-    """Whether a combine is followed by a partition of the same dimension, in other blocks: no all-to-all."""
+    """Return whether a partition in other blocks, of the same dimension, follows a combine: no all-to-all."""
     if (combined.op, node.op) != (COMBINE, PARTITION):
         return False
     axis = planned.mesh.index(str(node.attr("axis")))

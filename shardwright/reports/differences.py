@@ -1,4 +1,4 @@
-"""In what two folds of the tree differ, so that nobody has to look for it."""
+"""The differences between two folds of the tree, in words."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Pair = tuple[str, ModuleRow, ModuleRow]
 
 
 def differences(module: Module, first: Module) -> str:
-    """`made again in backward; other layouts (mlp.up weight: y=S(0), not y=R, and 4 more)`"""
+    """Return the differences: `made again in backward; other layouts (mlp.up weight: y=S(0), not y=R, and 4 more)`."""
     pairs = list(_pairs(module, first, ""))
     if any(own is None or other is None for _, own, other in pairs):
         return "other operators"
@@ -22,7 +22,7 @@ def differences(module: Module, first: Module) -> str:
 
 
 def _pairs(one: Module, other: Module, at: str) -> Iterator[tuple[str, ModuleRow | None, ModuleRow | None]]:
-    """Rows that stand at the same place; None where there is none, or one of another name."""
+    """Yield rows at the same place; None where there is none, or one of another name."""
     for own, its in zip_longest(one.rows, other.rows):
         alike = own and its and (own.kind, own.name) == (its.kind, its.name)
         yield (f"{at}{own.name}", own, its) if alike else (at, own, None)
@@ -44,7 +44,7 @@ def _again(rows: Sequence[Pair]) -> str:
 
 
 def _aspect(title: str, of: Callable[[ModuleRow], str]) -> Callable[[Sequence[Pair]], str]:
-    """What to say where something of a row is not alike: the first row that it is so of."""
+    """Return a function that describes the first pair of rows that differ in an aspect, or returns ""."""
 
     def said(rows: Sequence[Pair]) -> str:
         found = [(name, of(own), of(its)) for name, own, its in rows if of(own) != of(its)]

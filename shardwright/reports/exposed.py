@@ -1,4 +1,4 @@
-"""Where the time of a step goes: what compute waits for, and what is sent beside it."""
+"""The parts of a step's time: waits of compute, and messages sent beside it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from shardwright.reports.units import percent, seconds
 from shardwright.search.plan import Plan
 
 _Key = tuple[str, str]
-"""What is sent, and on which stream."""
+"""The kind of a message, and its stream."""
 KINDS = tuple(filter(None, get_args(SentKind)))
 
 
 class Sent(NamedTuple):
-    """What is sent, of one kind and over one axis (or copied to and from the host), by the stage that decides.
+    """Messages of one kind over one axis (or copies to and from the host), in the busiest stage.
 
-    exposed_s   while compute stands still; several that are sent at once share the time
+    exposed_s   while compute stands still; messages that are sent at once share the time
     hidden_s    while compute runs
     """
 
@@ -34,9 +34,9 @@ class Sent(NamedTuple):
 
 
 def sent(facts: PlanFacts) -> list[Sent]:
-    """All that is sent, what is waited for most first. What is exposed adds up to the timeline's `exposed_s`.
+    """Return all messages, the longest waits first; exposed seconds add up to the timeline's `exposed_s`.
 
-    Sums that go on beside the next segments are hidden, but for what the end of the step waits for them.
+    Sums that go on beside the next segments are hidden, except for the time that the end of the step waits for them.
     """
     stage, found = facts.timeline.busiest, defaultdict[_Key, list[float]](lambda: [0.0, 0.0, 0.0])
     for timeline, count in Counter(place.timeline for place in stage.placed).items():
@@ -53,7 +53,7 @@ def sent(facts: PlanFacts) -> list[Sent]:
 
 
 def exposed_by_kind(plan: Plan) -> dict[str, float]:
-    """Seconds by what is sent: weights, gradients or activations; they add up to `Prediction.exposed_s`."""
+    """Return seconds by kind (weights, gradients or activations); their sum is `Prediction.exposed_s`."""
     found = defaultdict[str, float](float)
     for each in sent(PlanFacts(plan)):
         if each.exposed_s > 0:
@@ -62,7 +62,7 @@ def exposed_by_kind(plan: Plan) -> dict[str, float]:
 
 
 def _sent(timeline: SegmentTimeline) -> dict[_Key, list[float]]:
-    """How long tasks run while compute does not, while it does, and after the segment; folds included."""
+    """Return how long tasks run while compute does not, while it does, and after the segment; folds included."""
     found = defaultdict[_Key, list[float]](lambda: [0.0, 0.0, 0.0])
     tasks = list(zip(timeline.segment.tasks, timeline.segment.copies(), timeline.starts, timeline.ends, strict=True))
     busy = [(start, end) for task, _, start, end in tasks if task.stream == COMPUTE and end > start]
@@ -76,7 +76,7 @@ def _sent(timeline: SegmentTimeline) -> dict[_Key, list[float]]:
 
 
 def _overlap(busy: list[tuple[float, float]], start: float, end: float) -> float:
-    """For how long compute, whose tasks come one after the other, is busy between two times."""
+    """Return how long compute is busy between two times; its tasks come one after the other."""
     first = max(bisect_left(busy, (start, start)) - 1, 0)
     total = 0.0
     for own_start, own_end in busy[first:]:
@@ -90,7 +90,7 @@ def _overlap(busy: list[tuple[float, float]], start: float, end: float) -> float
 
 
 def where_the_time_goes(facts: PlanFacts) -> Paragraph:
-    """The parts of a step, which add up to it: what is waited for by what is sent, and how much of that is hidden."""
+    """Return the parts of a step, which add up to it: waits by kind of message, and hidden seconds."""
     p = facts.plan.prediction
     rows = [(name, seconds(own_s), percent(own_s / p.step_s if p.step_s else 0), hidden)
             for name, own_s, hidden in _rows(facts) if own_s > 1e-9 * p.step_s or hidden]  # fmt: skip
@@ -99,7 +99,7 @@ def where_the_time_goes(facts: PlanFacts) -> Paragraph:
 
 
 def _rows(facts: PlanFacts) -> list[tuple[str, float, str]]:
-    """Name, seconds of the step, and what is hidden."""
+    """Return name, seconds of the step, and hidden seconds."""
     found: list[tuple[str, float, str]] = []
     for name, own_s in step_parts(facts.plan.prediction).items():
         if name != "exposed communication":
@@ -110,11 +110,11 @@ def _rows(facts: PlanFacts) -> list[tuple[str, float, str]]:
 
 
 def sent_text(each: Sent) -> str:
-    """`waits for weights over y`"""
+    """Return a message's wait in words: `waits for weights over y`."""
     where = {COPY: "", STAGES: " of several stages"}.get(each.axis, f" over {each.axis}")
     return f"waits for {each.kind}{where}"
 
 
 def time_data(facts: PlanFacts) -> list[dict[str, Any]]:
-    """What is sent, for programs."""
+    """Return the messages for programs."""
     return [{**each._asdict(), "text": sent_text(each)} for each in sent(facts)]

@@ -1,4 +1,4 @@
-"""The facts of a plan, each worked out once: what each axis does, how weights are stored, what moves, what it costs.
+"""The facts of a plan, each computed once: the use of each axis, the storage of weights, moves, costs.
 
 Everything is derived from the parallel graph and the cost model, so it describes any plan, however it was found.
 """
@@ -32,21 +32,20 @@ from shardwright.search.plan import Alternative, Plan
 from shardwright.search.request.restrict import FREE, TENSOR, batch_factors
 
 SplitAlong = str
-"""Along what an operator is split by one mesh axis: one of `SPLITS`."""
+"""The kind of dimension that one mesh axis splits in an operator: one of `SPLITS`."""
 SPLITS = ("batch", "sequence", "experts", "features", "whole")
 StoredAs = str
-"""How a parameter is kept along one mesh axis: whole, sharded as it is used, or gathered for each use (ZeRO)."""
+"""The storage of a parameter along one mesh axis: whole, sharded as it is used, or gathered for each use (ZeRO)."""
 STORED = ("whole", "sharded", "gathered")
-"""What is said to move where an operator's rows are sent to what they name, and back."""
+"""The ways to store a parameter along one mesh axis, see `StoredAs`."""
 
 
 @dataclass(frozen=True, slots=True)
 class AxisFacts:
-    """What one mesh axis does: how many operators it splits along what, and their share of the compute time.
+    """The use of one mesh axis: how many operators it splits along which dimension, and their share of compute time.
 
-    `num_weights`, `share_of_weights`: how many are stored in which way, and their share of all elements.
-    `num_gathered`: of those that are gathered, how many have which lifetime. `is_time`: along it there are
-    microbatches, no devices.
+    `num_weights`, `share_of_weights`: by storage, the number of weights and their share of all elements.
+    `num_gathered`: the number of gathered weights by lifetime. `is_time`: the axis has microbatches, no devices.
     """
 
     name: str
@@ -61,10 +60,10 @@ class AxisFacts:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Moves of one kind along one axis, all that there are in a step.
+    """All moves of one kind along one axis in a step.
 
     `what`: "weight", "activation", "constant" or that of an `Exchange`.
-    `num_forward`, `num_backward`: how often each of the `count` values moves in a step, and its gradient.
+    `num_forward`, `num_backward`: how often each of the `count` values, and its gradient, moves in a step.
     """
 
     what: str
@@ -80,7 +79,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Unsplit:
-    """Operators that run whole along an axis, all for the same reason; `example` says where one of them is."""
+    """Operators that run whole along an axis, all for the same reason; `example` is the place of one of them."""
 
     axis: str
     op: str
@@ -91,9 +90,9 @@ class Unsplit:
 
 
 def memory_verdict(plan: Plan, other: Alternative | None = None) -> MemoryVerdict:
-    """Whether the plan, or another that it is compared with, fits the plan's devices.
+    """Return whether the plan, or an alternative, fits the plan's devices.
 
-    "fits": within the memory limit of the search, and out of the last tenth of the memory.
+    "fits": within the memory limit of the search, and outside the last tenth of the memory.
     """
     prediction = plan.prediction if other is None else other.prediction
     found = verdict(prediction.memory.total_bytes, prediction.device_bytes)
@@ -102,31 +101,31 @@ def memory_verdict(plan: Plan, other: Alternative | None = None) -> MemoryVerdic
 
 
 def fits(plan: Plan) -> bool:
-    """Whether the plan is said to fit."""
+    """Return whether the plan is said to fit."""
     return memory_verdict(plan) == "fits"
 
 
 def usable_bytes(plan: Plan, other: Alternative | None = None) -> int:
-    """What the plan, or another that it is compared with, may use of a device's memory and still be said to fit."""
+    """Return the bytes of a device that the plan, or an alternative, may use and still be said to fit."""
     return min(plan.report.limit_bytes, safe_bytes((other or plan).prediction.device_bytes))
 
 
 def memory_remark(plan: Plan, other: Alternative | None = None) -> str:
-    """`does not fit, 43.6 GB too much`: of the plan, or of another that it is compared with; "" where it fits."""
+    """Return a remark on the plan's or an alternative's memory, `does not fit, 43.6 GB too much`, or ""."""
     found, used = memory_verdict(plan, other), (other or plan).prediction.memory.total_bytes
     return "" if found == "fits" else f"{found}, {size(used - usable_bytes(plan, other))} too much"
 
 
 def ranked_alternatives(plan: Plan) -> list[Alternative]:
-    """The plans that it was compared with, the fastest first."""
+    """Return the plan's alternatives, the fastest first."""
     return sorted(plan.alternatives, key=lambda a: a.prediction.step_s)
 
 
 def step_parts(p: Prediction) -> dict[str, float]:
-    """What the device that decides does in a step, in seconds that add up to it.
+    """Return the parts of the busiest device's step, in seconds that add up to it.
 
-    "slowdown and overheads": what communication beside it slows compute down, changes of layout on the compute stream,
-    and what the start and the end of a step take.
+    "slowdown and overheads": the slowdown of compute by communication beside it, changes of layout on the compute
+    stream, and the start and the end of a step.
     """
     parts = {"compute": p.compute_s, "optimizer": p.optimizer_s, "exposed communication": p.exposed_s}
     rest_s = p.step_s - sum(parts.values()) - p.bubble_s
@@ -134,7 +133,7 @@ def step_parts(p: Prediction) -> dict[str, float]:
 
 
 def serial_parts(p: Prediction) -> dict[str, float]:
-    """What each part takes on its own, were nothing to overlap, in seconds that add up to `serial_s`."""
+    """Return the seconds of each part if nothing overlapped; they add up to `serial_s`."""
     return {"compute": p.compute_s, "communication": p.communication_s, "optimizer": p.optimizer_s}
 
 
@@ -146,7 +145,7 @@ class PlanFacts:
 
     @cached_property
     def programs(self) -> Programs:
-        """What a step does, in this plan's way and in others."""
+        """The programs of the graph, run in this plan's way and in others."""
         return Programs(self.graph, self.plan.cluster)
 
     @cached_property
@@ -155,27 +154,27 @@ class PlanFacts:
 
     @property
     def prediction(self) -> Prediction:
-        """What is predicted of the plan now."""
+        """The prediction made of the plan now."""
         return self._details.prediction
 
     @property
     def costs(self) -> Mapping[str, NodeCosts]:
-        """What each node takes."""
+        """The costs of each node."""
         return self._details.costs
 
     @property
     def program(self) -> StepProgram:
-        """What each stage does in a step."""
+        """The program of each stage's step."""
         return self._details.program
 
     @property
     def timeline(self) -> Timeline:
-        """When each stage does it."""
+        """The simulated program."""
         return self._details.timeline
 
     @cached_property
     def names(self) -> Names:
-        """What its tasks and values are called."""
+        """The names of tasks and values."""
         return Names(self.graph)
 
     @cached_property
@@ -184,14 +183,14 @@ class PlanFacts:
         return constant_nodes(self.graph)
 
     def kind_of(self, node: Node) -> str:
-        """What a value is: "weight", "activation", or "constant" where no parameter reaches it."""
+        """Return the kind of a value: "weight", "activation", or "constant" where no parameter reaches it."""
         if node.op == "parameter":
             return "weight"
         return "constant" if node.name in self.constants else "activation"
 
     @cached_property
     def operators(self) -> tuple[Node, ...]:
-        """What the plan is about: operators that a parameter reaches, without single numbers."""
+        """The operators that a parameter reaches, without those on single numbers."""
         return tuple(
             n for n in self.graph.nodes
             if not (n.is_leaf or n.is_parallel or n.name in self.constants) and self._is_large(n)
@@ -202,22 +201,22 @@ class PlanFacts:
 
     @cached_property
     def dtypes(self) -> Mapping[str, int]:
-        """How many operators give real numbers in each dtype, the most frequent first."""
+        """The number of operators with real results by dtype, the most frequent first."""
         found = Counter(self.graph.types[n.name].dtype for n in self.operators if n.op != "cast")
         return {dtype: count for dtype, count in found.most_common() if is_float(dtype)}
 
     @cached_property
     def recomputation(self) -> Recomputation:
-        """What backward makes again."""
+        """The plan's recomputation."""
         return Recomputation(self.plan, self.costs, self.programs)
 
     @cached_property
     def estimated(self) -> tuple[str, ...]:
-        """Where sums over the batch are taken of each microbatch by itself."""
+        """The operators with sums over the batch in each microbatch by itself, with their places."""
         nodes = estimated(self.graph, self.plan.execution)
         return tuple(dict.fromkeys(f"{node.op} at {node.source}" for node in nodes))
 
-    # ---- what each axis does ----
+    # ---- axes ----
 
     @cached_property
     def axes(self) -> tuple[AxisFacts, ...]:
@@ -244,22 +243,22 @@ class PlanFacts:
 
     @cached_property
     def parameters(self) -> Mapping[str, Parameter]:
-        """By leaf: how each reaches its readers."""
+        """The parameters by leaf, with the way in which each reaches its readers."""
         return find_parameters(self.graph, self.plan.execution).by_leaf
 
     @cached_property
     def lifetimes(self) -> Mapping[str, Zero]:
-        """By leaf: those of the parameters that are gathered."""
+        """The lifetimes of gathered parameters, by leaf."""
         return {leaf: lifetime_of(p.slices) for leaf, p in self.parameters.items() if p.slices is not None}
 
     @cached_property
     def gathered(self) -> tuple[Gathered, ...]:
-        """What is gathered, by lifetime and axes, in the order of the model."""
+        """The gathered weights by lifetime and axes, in the order of the model."""
         return gathered_weights(self.graph, self.parameters)
 
     @cached_property
     def uses(self) -> Mapping[str, tuple[SplitAlong, ...]]:
-        """Along what each operator is split, by mesh axis."""
+        """The kind of dimension that each mesh axis splits in each operator."""
         serial = self.graph.erased()
         batch, sequence = batch_factors(serial), batch_factors(serial, 1, integers_only=True)
 
@@ -277,7 +276,7 @@ class PlanFacts:
 
     @cached_property
     def storage(self) -> Mapping[str, tuple[StoredAs, ...]]:
-        """How each parameter is kept along each axis."""
+        """The storage of each parameter along each axis."""
         gathered = {(origin.name, move.axis) for origin, move, _ in self.moves if move.before.is_shard}
 
         def kept(parameter: Node) -> tuple[StoredAs, ...]:
@@ -288,17 +287,17 @@ class PlanFacts:
 
         return {n.name: kept(n) for n in self.graph.leaves("parameter")}
 
-    # ---- what moves ----
+    # ---- moves ----
 
     @cached_property
     def moves(self) -> tuple[tuple[Node, Move, NodeCosts], ...]:
-        """(the node that the value comes from, the move, what it costs)."""
+        """The moves, each as (the node that the value comes from, the move, its cost)."""
         return tuple((source_of(self.graph, start), move, self.costs[last.name])
                      for last, start, move in fused_moves(self.graph))  # fmt: skip
 
     @cached_property
     def exchanges(self) -> tuple[tuple[Node, str, Exchange], ...]:
-        """Operators during which devices send each other something, along which axes, and what along the first."""
+        """The operators with exchanges, as (operator, its axes, the exchange along the first axis)."""
         found = ((node, self.graph.exchanges(node)) for node in self.graph.nodes)
         return tuple((n, " and ".join(self.mesh.names[x.axis] for x in sent), sent[0]) for n, sent in found if sent)
 
@@ -318,11 +317,11 @@ class PlanFacts:
         ]
         return tuple(sorted(found, key=lambda t: (-t.seconds, -t.sent_bytes)))
 
-    # ---- what is not split ----
+    # ---- operators that are not split ----
 
     @cached_property
     def unsplit(self) -> tuple[Unsplit, ...]:
-        """Operators that do not share their work along an axis, by reason, the most expensive first."""
+        """The operators that do not share their work along an axis, by reason, the most expensive first."""
         groups: dict[tuple[str, str, str], list[Node]] = defaultdict(list)
         for node in self.operators:
             for axis, use in enumerate(self.uses[node.name]):

@@ -27,7 +27,7 @@ class Found(NamedTuple):
 
 
 class FoundReport(Report):
-    """What a plan does with a parameter, an operator, or all that is in a module: of one block, not of all its like.
+    """A plan's facts about a parameter, an operator, or everything in a module; of one block, not its equals.
 
     Raises:
         PlanError: there is nothing of this name.
@@ -88,12 +88,12 @@ class FoundReport(Report):
 
 
 def find(tree: Module, name: str) -> list[Found]:
-    """What has this dotted name, from the model's root or from any module on; of a module, all that is in it.
+    """Return the rows with a dotted name from the model's root, or from any module; of a module, all rows in it.
 
     Raises:
         PlanError: there is nothing of this name.
     """
-    dotted = name.partition("/")[0].replace(":", ".")  # as the timeline has it: `mlp.up:linear/combine`
+    dotted = name.partition("/")[0].replace(":", ".")  # names in timelines: `mlp.up:linear/combine`
     for module, at, shown_in in _walk(tree):
         if found := list(_named(module, dotted, at, shown_in)):
             exact = [f for f in found if ":" in name and f.row.name == dotted.rpartition(".")[2]]
@@ -123,7 +123,7 @@ def _inside(module: Module, at: str, shown_in: str) -> Iterator[Found]:
 
 
 def _named(module: Module, rest: str, at: str, shown_in: str) -> Iterator[Found]:
-    """What is called `rest` from this module on; without a number, all of that name."""
+    """Yield the rows called `rest` below this module; without a number, all rows of that name."""
     yield from (
         Found(_join(at, row.name), row, shown_in)
         for row in module.rows

@@ -1,10 +1,10 @@
 """Closed forms of a plan's cost: seconds and bytes in nodes, batch and hidden size, from the cost model's own terms.
 
 Arithmetic and bytes of a kernel are polynomials in the sizes of its operands. They are found exactly, from the cost
-model's own functions at as many sizes as they have coefficients (degree 1 in the batch and in what each of n nodes has
-of it, 2 in the hidden size). A kernel takes what it takes in the plan, times how its arithmetic grows, or its bytes
-where these decide; a collective lies on the line of its curve that it lies on in the plan. So a form holds while the
-layout is the same, the same side decides, and kernels reach the same rate.
+model's own functions at as many sizes as they have coefficients (degree 1 in the batch and in each node's part of it,
+2 in the hidden size). A kernel takes its time in the plan, times the growth of its arithmetic, or of its bytes where
+these decide; a collective stays on the line of its curve that it lies on in the plan. So a form holds while the layout
+is the same, the same side decides, and kernels reach the same rate.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
     from sympy import Expr
 
 Powers = tuple[int, int, int]
-"""Of the batch, of the hidden size, and of one over the nodes."""
+"""Exponents of the batch, of the hidden size, and of one over the nodes."""
 ONE: Powers = (0, 0, 0)
 Form = Mapping[Powers, float]
-"""A polynomial in what batch, hidden size and nodes are as many times as in the plan; its values add up at the plan."""
+"""A polynomial in the ratios of batch, hidden size and nodes to the plan's; at the plan, its terms simply add up."""
 _POINTS = tuple(product((1, 2), (1, 2, 3), (1, 2)))
 _Dims = tuple[tuple[int, int], ...]
 
 
 def interpolated(values: Mapping[Powers, float]) -> Form:
-    """The polynomial with these values at `_POINTS`."""
+    """Return the polynomial with these values at `_POINTS`."""
     found = dict(values)
     for b, n in product((1, 2), (1, 2)):
         one, two, three = (found[b, h, n] for h in (1, 2, 3))
@@ -79,11 +79,11 @@ class Formulas:
     def _shape(self, node: Node) -> tuple[int, ...]:
         return self.graph.types[node.name].shape
 
-    # ---- which sizes grow with what ----
+    # ---- growth of sizes ----
 
     @cached_property
     def growing(self) -> list[int]:
-        """Sizes of parameters that grow with the hidden size: all but the rows of tables, and single numbers."""
+        """The sizes of parameters that grow with the hidden size: all but the rows of tables, and single numbers."""
         sizes = {d for leaf in self.graph.leaves("parameter") for d in self._shape(leaf)}
         return sorted(sizes - self.rows - {1})
 
@@ -93,7 +93,7 @@ class Formulas:
 
     @cached_property
     def dims(self) -> dict[str, _Dims]:
-        """By node, of each dimension, the powers of the batch and of the hidden size in it."""
+        """By node, the exponents of the batch and of the hidden size in each dimension."""
         found = dict[str, _Dims]()
         for node in self.graph.nodes:
             if node.op in ("parameter", "buffer"):
@@ -122,7 +122,7 @@ class Formulas:
         )
 
     def _factors(self, node: Node, found: Mapping[str, _Dims]) -> list[tuple[int, int]]:
-        """The same of the factors of an operator: what a dimension of several grows by, the first of them does."""
+        """Return the same exponents for an operator's factors; in a dimension of several, the first one grows."""
         signature = self.graph.signature(node)
         powers = [(0, 0)] * len(signature.factors)
         for name, dims in zip(node.inputs, signature.operands, strict=False):
@@ -135,7 +135,7 @@ class Formulas:
     # ---- kernels ----
 
     def _grown(self, name: str, at: Powers) -> tuple[int, ...]:
-        """A device's part of a value, were everything so many times as large; `at[2]` nodes' parts together."""
+        """Return a device's part of a value in a graph grown by `at`; `at[2]` nodes' parts together."""
         kind, mesh = self.graph.types[name], self.graph.mesh
         local = kind.local_shape(mesh)
         split = None if self.axis is None else kind.layouts[self.axis]
@@ -172,7 +172,7 @@ class Formulas:
         return passes(Local(row, own, signature, extents, local, mine, drawn, written(self.graph, node)))
 
     def _node(self, node: Node) -> Form:
-        """Seconds of an operator's passes in a step."""
+        """Return the seconds of an operator's passes in a step."""
         here = self._passes(node, (1, 1, 1))
         there = {at: self._passes(node, at) for at in _POINTS}
         compute, times = self.steps.compute, self.graph.mesh.num_microbatches
@@ -193,11 +193,11 @@ class Formulas:
                     for powers, value in form.items():
                         found[powers] += paces[side] * value
         own_s = sum(found.values())
-        often = total_s / own_s if own_s > 0 else times  # microbatches, and what is made again
+        often = total_s / own_s if own_s > 0 else times  # microbatches, and recomputation
         return {powers: often * value for powers, value in found.items()}
 
     def _work(self, work: Work, there: Mapping[Powers, Work]) -> Form:
-        """Seconds of a kernel: what it takes beside its launch grows as what decides."""
+        """Return the seconds of a kernel; beside its launch, they grow as its arithmetic or its bytes."""
         if work.kind == "view":
             return {}
         compute, fixed_s = self.steps.compute, self.steps.compute.device.kernel_s
@@ -241,14 +241,14 @@ class Formulas:
         return found
 
     def _powers(self, name: str, *, whole: bool = False) -> Powers:
-        """Of a device's part of a value; `whole`: as if the axis of nodes did not split it."""
+        """Return the exponents of a device's part of a value; `whole`: as if the axis of nodes did not split it."""
         i, j = _times(self.dims[name])
         split = self.axis is not None and self.graph.types[name].layouts[self.axis].is_shard
         return i, j, int(split and not whole)
 
     @cached_property
     def moved(self) -> list[tuple[str, Powers, Form, float]]:
-        """Of each collective or pair of them: the axis, how its bytes grow, its seconds, and its bytes."""
+        """The collectives, or pairs of them: the axis, the exponents of its bytes, its seconds, and its bytes."""
         found = list[tuple[str, Powers, Form, float]]()
         mesh, costs = self.graph.mesh, self.steps.move_costs
         for name, (start, move) in self.steps.fused.items():
@@ -283,7 +283,7 @@ class Formulas:
 
     @cached_property
     def stored_bytes(self) -> Form:
-        """Parameters and optimizer states of a device, which are there all the time, shared out by bytes."""
+        """The bytes of a device's parameters and optimizer states, divided in proportion to parameters."""
         shares, memory = defaultdict[Powers, float](float), self.facts.prediction.memory
         for leaf in self.graph.leaves("parameter"):
             shares[self._powers(leaf.name)] += self.graph.types[leaf.name].local_bytes(self.graph.mesh)
@@ -293,20 +293,20 @@ class Formulas:
 
     @property
     def all(self) -> dict[str, Form]:
-        """By name; seconds end in `_s`, bytes of a device in `_bytes`."""
+        """All forms by name; seconds end in `_s`, bytes of a device in `_bytes`."""
         names = ("compute_s", "optimizer_s", "communication_s", "sent_bytes", "stored_bytes")
         return {name: getattr(self, name) for name in names}
 
     def at(
         self, form: Form, nodes: float | None = None, batch: float | None = None, hidden: float | None = None
     ) -> float:
-        """The value of a form; by default at the plan's own sizes."""
+        """Return the value of a form; by default at the plan's own sizes."""
         b, h = (batch or self.batch) / self.batch, (hidden or self.hidden) / self.hidden
         u = self.num_nodes / (nodes or self.num_nodes)
         return sum(value * b**i * h**j * u**k for (i, j, k), value in form.items())
 
     def expression(self, form: Form) -> Expr:
-        """As sympy has it, in n, b and h, to four digits."""
+        """Return a form as a sympy expression in n, b and h, with four digits."""
         from sympy import Float, Integer, Symbol
 
         n, b, h = (Symbol(name, positive=True) for name in "nbh")

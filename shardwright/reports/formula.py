@@ -20,7 +20,7 @@ _WORDS = {
 
 
 class FormulaReport(Report):
-    """The forms, with where they hold."""
+    """The forms, and the limits within which they hold."""
 
     def __init__(self, facts: PlanFacts) -> None:
         self.facts, self.formulas = facts, Formulas(facts)
@@ -52,7 +52,7 @@ class FormulaReport(Report):
 
     @property
     def limits(self) -> tuple[str, ...]:
-        """What has to be the same as in the plan."""
+        """The conditions that must be the same as in the plan."""
         moved = {axis for axis, *_ in self.formulas.moved}
         crossing = self.formulas.axis is not None and self.facts.mesh.names[self.formulas.axis] in moved
         here = "; along the axis of nodes for this number of nodes only, in time and in bytes" if crossing else ""

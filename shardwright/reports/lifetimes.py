@@ -1,4 +1,4 @@
-"""Weights that are gathered, what people call their lifetimes, and how often a collective is done in a step."""
+"""Gathered weights, the names of their lifetimes, and the number of times that a collective runs in a step."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _OF_ONE: dict[Zero, str] = {
 class Gathered:
     """Weights that are stored in slices along an axis and gathered for use, all with the same lifetime.
 
-    copies   axes along which every slice is there more than once (hybrid sharding)
+    copies   axes along which every slice exists more than once (hybrid sharding)
     where    the blocks of the model that they lie in
-    stored_bytes, gathered_bytes   of the slices on a device, and of the wholes were all there at once
+    stored_bytes, gathered_bytes   of the slices on a device, and of all whole weights at once
     """
 
     zero: Zero
@@ -45,7 +45,7 @@ class Gathered:
 
 
 def gathered_weights(graph: Graph, parameters: Mapping[str, Parameter]) -> tuple[Gathered, ...]:
-    """What is gathered, by lifetime and axes, in the order of the model. `parameters`: by leaf."""
+    """Return the gathered weights by lifetime and axes, in the order of the model. `parameters`: by leaf."""
     groups: dict[tuple[Zero, str, tuple[str, ...]], list[Parameter]] = defaultdict(list)
     for own in parameters.values():
         if own.slices is not None:
@@ -68,23 +68,23 @@ def _copies(graph: Graph, leaf: str) -> tuple[str, ...]:
 
 
 def lifetime_name(zero: Zero, mesh: Mesh) -> str:
-    """`ZeRO-3`; what is kept for the backward of the only microbatch is ZeRO-2."""
+    """Return the name of a lifetime: `ZeRO-3`; a weight kept for the only microbatch's backward is ZeRO-2."""
     return _NAMES["zero-2" if zero == "kept" and mesh.num_microbatches == 1 else zero]
 
 
 def lifetime_words(zero: Zero, mesh: Mesh) -> str:
-    """When such a weight is gathered, and when its gradient is scattered."""
+    """Return when such a weight is gathered, and when its gradient is scattered, in words."""
     return _WORDS[zero] if mesh.num_microbatches > 1 else _OF_ONE.get(zero, _OF_ONE["kept"])
 
 
 def lifetime_names(zeros: Iterable[Zero], mesh: Mesh) -> str:
-    """`ZeRO-1, ZeRO-3`: each once, the shortest way of storing last; "" for none."""
+    """Return the distinct names, `ZeRO-1, ZeRO-3`, the shortest lifetime last; "" for none."""
     found = set(zeros)
     return ", ".join(dict.fromkeys(lifetime_name(zero, mesh) for zero in ZEROS if zero in found))
 
 
 def how_often(count: int, mesh: Mesh) -> str:
-    """`in each microbatch, and again in backward`: of a collective that is done so often in a step."""
+    """Return how often a collective runs in a step, in words: `in each microbatch, and again in backward`."""
     many = mesh.num_microbatches
     if many == 1:
         return ", again in backward" if count > 1 else ""

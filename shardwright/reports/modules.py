@@ -17,7 +17,7 @@ from shardwright.reports.lifetimes import lifetime_name
 from shardwright.reports.tree import Module, ModuleRow, Totals, Transfer
 
 CONSTANTS = "(constants)"
-"""Stands for a module that holds what no parameter reaches: the batch, positions, masks."""
+"""The name of a pseudo-module for values that no parameter reaches: the batch, positions, masks."""
 
 
 @dataclass
@@ -33,7 +33,7 @@ class _Draft:
 
 
 def module_tree(facts: PlanFacts) -> Module:
-    """The folded tree; its root stands for the whole model."""
+    """Return the folded tree; its root stands for the whole model."""
     steps = _steps(facts)
     root = _Draft()
     shown = [n for n in facts.graph.nodes if _is_shown(n, bool(steps[n.name]))]
@@ -54,7 +54,7 @@ def _is_shown(node: Node, moves: bool) -> bool:
 
 
 def _steps(facts: PlanFacts) -> dict[str, list[Transfer]]:
-    """The moves of each value, by the node that makes it."""
+    """Return the moves of each value, by the node that makes it."""
     found: dict[str, list[Transfer]] = defaultdict(list)
     for origin, move, cost in facts.moves:
         where = (facts.mesh.names[move.axis], str(move.before), str(move.after))
@@ -74,7 +74,7 @@ def _row(facts: PlanFacts, node: Node, steps: Sequence[Transfer]) -> ModuleRow:
     if node.op == OPAQUE:
         name = str(node.attr("target"))
     elif not node.is_leaf and node.name not in facts.constants:
-        name = facts.names.of(node.name)[1].rpartition(":")[2]  # of several the second is `add#2`, as in the timeline
+        name = facts.names.of(node.name)[1].rpartition(":")[2]  # the second of several is `add#2`, as in the timeline
     whole = ("whole",) * len(facts.mesh)
     return ModuleRow(
         facts.kind_of(node) if weight or node.name in facts.constants else "operator",
@@ -108,7 +108,7 @@ def _fold(name: str, draft: _Draft) -> Module:
 
 
 def _hoisted(module: Module) -> list[Module]:
-    """A list of numbered modules gives its name to them: `layers.0` in place of `layers` and `0`."""
+    """Return numbered modules under their list's name: `layers.0` in place of `layers` and `0`."""
     if module.rows or not module.children or any(_number(child) is None for child in module.children):
         return [module]
     prefix = module.members[0]
@@ -116,7 +116,7 @@ def _hoisted(module: Module) -> list[Module]:
 
 
 def _compared(modules: Iterable[Module]) -> tuple[Module, ...]:
-    """Modules, those that are numbered alike with what they differ in from the first of them."""
+    """Return the modules; each of a numbered group has its differences from the first of them."""
     firsts: dict[str, Module] = {}
     found: list[Module] = []
     for module in modules:

@@ -1,4 +1,4 @@
-"""What people call a task or a value of the timeline: the block that it belongs to, and where it stands there."""
+"""Names of the timeline's tasks and values for people: the block, and the place in it."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class Result(NamedTuple):
 
 
 class Names:
-    """Names of one graph. In equal blocks the same things have the same label. `blocks`: all, and "" for none."""
+    """Names of one graph; equal blocks have the same labels. `blocks`: all of them, and "" for none."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
         self._blocks: dict[str, str] = {}
         self._labels = {name: place.removeprefix(":") for name, place in places(graph, {}).items()}
-        for node in reversed(graph.nodes):  # a change of layout belongs to what reads it
+        for node in reversed(graph.nodes):  # a change of layout belongs to its reader
             where = str(node.attr("target")) if node.is_leaf else f"{node.source.module}."
             readers = graph.users[node.name] if node.is_parallel else ()
             self._blocks[node.name] = self._blocks[readers[0]] if readers else module_block(where)
@@ -36,18 +36,21 @@ class Names:
         self._known = frozenset(self.blocks[1:])
 
     def moment(self, text: str) -> str:
-        """`backward of microbatch 1 of 4: linear_560 weights` → `…: mlp.down_proj:linear weights of layers.79`."""
+        """Return a moment with names for people.
+
+        `backward of microbatch 1 of 4: linear_560 weights` → `…: mlp.down_proj:linear weights of layers.79`.
+        """
         when, colon, what = text.partition(": ")
         block, label = self.of(what)
         return when + colon + label + (f" of {block}" if block else "")
 
     def whole(self, text: str) -> str:
-        """`linear_560 backward` → `model.layers.79.mlp.down_proj:linear backward`."""
+        """Return the full name: `linear_560 backward` → `model.layers.79.mlp.down_proj:linear backward`."""
         block, label = self.of(text)
         return f"{block}.{label}" if block and not label.startswith(":") else block + label
 
     def result(self, text: str) -> Result | None:
-        """What the operators that a task is called after give on a device; of several, the last one's."""
+        """Return a device's part of the result of the operator that a task is named after; of several, the last."""
         names = [word for word in text.split(" ") if word in self._labels]
         if not names:
             return None
@@ -56,7 +59,7 @@ class Names:
         return Result(local, kind.dtype, prod(local) * ITEM_BYTES[kind.dtype])
 
     def of(self, text: str) -> tuple[str, str]:
-        """`linear_560 backward` → `model.layers.79`, `mlp.down_proj:linear backward`."""
+        """Return block and label: `linear_560 backward` → `model.layers.79`, `mlp.down_proj:linear backward`."""
         block, words = "", list[str]()
         for word in text.split(" "):
             if word in self._labels:

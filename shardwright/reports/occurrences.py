@@ -1,10 +1,10 @@
-"""Where the terms of a placement rule occur in a graph, parallel operators and layouts included.
+"""Occurrences in a graph of a placement rule's terms, parallel operators and layouts included.
 
 Rewriting uses serial rules and `substitutions.match`; placement rules are not applied one by one, because certified
-row rules, steps and serial rules imply them all. Their occurrences say which of them a plan makes use of.
+row rules, steps and serial rules imply them all. Their occurrences show which of them a plan makes use of.
 
-What counts is a side with a parallel operator next to another operator: `replicate(x)` alone is in every plan, and says
-nothing about a rule that replaces something by it.
+A side counts if it has a parallel operator next to another operator: `replicate(x)` alone is in every plan, and does
+not show that a rule which replaces something by it was used.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ class Occurrences:
         self._ops = frozenset(node.op for node in graph.nodes)
 
     def of(self, rule: Equation) -> int:
-        """Places in a parallel graph that hold a side of the rule, in the rule's layouts."""
+        """Count the places in a parallel graph that hold a side of the rule, in the rule's layouts."""
         axes = [
             dict(zip(rule.axes, chosen, strict=True)) for chosen in permutations(self.graph.mesh.names, len(rule.axes))
         ]
         return sum(self._count(rule, side, mapping) for side in _sides(rule) for mapping in axes)
 
     def erased(self, rule: Equation) -> int:
-        """Places in a serial graph that hold a side of the rule without its parallel operators."""
+        """Count the places in a serial graph that hold a side of the rule without its parallel operators."""
         erased = dict.fromkeys(tuple(map(erase, side)) for side in _sides(rule))
         return sum(self._count(rule, side, {}) for side in erased)
 
     def _count(self, rule: Equation, side: Side, axes: Mapping[str, str]) -> int:
-        """How many nodes the first root can stand for."""
+        """Count the nodes that the first root can stand for."""
         if any(isinstance(root, Variable) for root in side) or not self._ops.issuperset(_ops(side)):
             return 0
         found = extended(PartialMatch(self.graph, rule, axes), side)
@@ -49,7 +49,7 @@ class Occurrences:
 
 
 def _sides(rule: Equation) -> list[Side]:
-    """The sides that hold a parallel operator next to another operator."""
+    """Return the sides that hold a parallel operator next to another operator."""
     return [s for s in (rule.left, rule.right) if len(_ops(s)) > 1 and not set(PARALLEL_OPS).isdisjoint(_ops(s))]
 
 

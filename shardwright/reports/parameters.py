@@ -1,4 +1,4 @@
-"""Every parameter of a plan: where it is stored, in which layout, and how much of it each device has."""
+"""Every parameter of a plan: its place, its layout, and each device's share."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from shardwright.reports.units import ranges
 
 @dataclass(frozen=True, slots=True)
 class StoredFacts:
-    """How a parameter is stored.
+    """The storage of a parameter.
 
-    local_shape   of what one device has
+    local_shape   of a device's part
     layouts       by mesh axis; `stored` in words
-    lifetime      what is said of one that is gathered, as "ZeRO-3"
+    lifetime      of a gathered parameter, as "ZeRO-3"
     num_bytes     of all of it; `local_bytes` on a device
-    ranks         who has a part of it, and `copies` how many have the same part
+    ranks         that have a part of it, and `copies` how many have the same part
     """
 
     shape: tuple[int, ...]
@@ -41,7 +41,7 @@ class StoredFacts:
 
 
 def stored_parameters(facts: PlanFacts) -> dict[str, StoredFacts]:
-    """By the parameter's name in the model, in the order of the graph."""
+    """Return the storage by the parameter's name in the model, in the order of the graph."""
     return {str(leaf.attr("target")): _stored(facts, leaf) for leaf in facts.graph.leaves("parameter")}
 
 
@@ -67,15 +67,15 @@ def _stored(facts: PlanFacts, leaf: Node) -> StoredFacts:
 
 
 def _copies(mesh: Mesh, kind: TensorType) -> int:
-    """How many devices of a stage have the same part."""
+    """Return the number of a stage's devices that have the same part."""
     parts = (n for n, layout in zip(mesh.device_sizes, kind.layouts, strict=True) if layout.is_shard)
     return mesh.num_devices // prod(parts)
 
 
 def parameters_data(facts: PlanFacts) -> list[dict[str, Any]]:
-    """The same for programs: what is stored alike in numbered blocks together.
+    """Return the same for programs: parameters stored alike in numbered blocks together.
 
-    `name`: in the block. `blocks`: the list that the blocks are in, and their numbers; "" and none for what is in none.
+    `name`: in the block. `blocks`: the list that the blocks are in, and their numbers; "" and none outside blocks.
     """
     groups = defaultdict[tuple[StoredFacts, str, str], list[int]](list)
     for name, stored in stored_parameters(facts).items():

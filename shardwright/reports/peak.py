@@ -1,4 +1,4 @@
-"""What is in memory at the peak of a stage, value by value; equal values of equal blocks together."""
+"""The memory at the peak of a stage, value by value; equal values of equal blocks together."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _UNNAMED = {
     "temporary": "messages between stages",
     "slack": "what the allocator holds beyond what is in use",
 }
-"""What a category is that no single value accounts for."""
+"""Descriptions of memory by category that belongs to no single value."""
 MOST_VALUES = 12
 
 
 class PeakValue(NamedTuple):
-    """Values with one label in equal blocks, that are there at the peak.
+    """Values with one label in equal blocks that exist at the peak.
 
-    blocks       that they lie in; "" for what lies in none
+    blocks       that they lie in; "" for values in no block
     num_values   those of microbatches in flight counted one by one
     num_bytes    of all of them, on each device
     """
@@ -40,11 +40,11 @@ class PeakValue(NamedTuple):
 
 
 _Held = dict[tuple[str, str], tuple[float, int]]
-"""By category and name: bytes, and how many."""
+"""The bytes and the number of values, by category and name."""
 
 
 def peak_values(facts: PlanFacts, stage: int) -> list[PeakValue]:
-    """All that is in a stage's memory at its peak, the largest first; it adds up to `Memory`, category by category."""
+    """Return all memory of a stage at its peak, the largest first; it adds up to `Memory` in each category."""
     groups = defaultdict[tuple[str, str], list[tuple[str, float, int]]](list)
     for (category, name), (num_bytes, count) in _live(facts, stage).items():
         block, label = facts.names.of(name)
@@ -61,7 +61,7 @@ def peak_values(facts: PlanFacts, stage: int) -> list[PeakValue]:
 
 
 def _unnamed(facts: PlanFacts, stage: int, category: str) -> float:
-    """Bytes of what is there all the time and belongs to no parameter."""
+    """Return the bytes of a category that are always there and belong to no parameter."""
     if category == "slack":
         return facts.timeline.stages[stage].memory.slack_bytes
     own = facts.program.stages[stage]
@@ -69,7 +69,7 @@ def _unnamed(facts: PlanFacts, stage: int, category: str) -> float:
 
 
 def _live(facts: PlanFacts, stage: int) -> _Held:
-    """What has a name: of parameters, of microbatches in flight, and of the segment in which the peak is."""
+    """Return named memory: of parameters, of microbatches in flight, and of the segment with the peak."""
     timeline = facts.timeline.stages[stage]
     held = facts.program.stages[stage].held
     found: _Held = {key: (num_bytes, 1) for key, num_bytes in held.items()}
@@ -89,7 +89,7 @@ def _add(found: _Held, others: Mapping[tuple[str, str], tuple[float, int]], time
 
 
 def _left(timeline: SegmentTimeline) -> _Held:
-    """What a segment leaves behind, and takes away."""
+    """Return the memory that a segment leaves behind, negative where it frees."""
     found: _Held = {}
     for buffer in timeline.segment.buffers:
         change = (buffer.taken is not None) - bool(buffer.freed)
@@ -99,7 +99,7 @@ def _left(timeline: SegmentTimeline) -> _Held:
 
 
 def _inside(timeline: SegmentTimeline) -> _Held:
-    """What a segment has taken until its peak, and taken away."""
+    """Return the memory that a segment has taken until its peak, less the memory that it has freed."""
     found: _Held = {}
     course = timeline.course()
     for number, given_back in course.buffers[: course.peak + 1]:
@@ -109,12 +109,12 @@ def _inside(timeline: SegmentTimeline) -> _Held:
 
 
 def fullest(facts: PlanFacts) -> int:
-    """The stage with the highest peak."""
+    """Return the stage with the highest peak."""
     return facts.timeline.stages.index(facts.timeline.fullest)
 
 
 def largest(facts: PlanFacts) -> Paragraph:
-    """The largest values at the peak of the fullest stage."""
+    """Return the largest values at the peak of the fullest stage."""
     timeline, stage = facts.timeline, fullest(facts)
     values = peak_values(facts, stage)
     shown, rest = values[:MOST_VALUES], values[MOST_VALUES:]

@@ -1,4 +1,4 @@
-"""Everything that a person asks about a plan first: `shardwright explain`, and the data of the page."""
+"""The first report on a plan: `shardwright explain`, and the data of the page."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ _MAX_UNSPLIT = 12
 
 
 class PlanReport(Report):
-    """What a plan does and costs. `depth` limits the table of modules, which else fits a page."""
+    """The work and the costs of a plan. `depth` limits the table of modules; by default the table fits a page."""
 
     def __init__(self, plan: Plan, depth: int | None = None, facts: PlanFacts | None = None) -> None:
         self.plan, self.depth, self.facts = plan, depth, facts or PlanFacts(plan)
@@ -89,11 +89,11 @@ class PlanReport(Report):
         ]
 
     def modules(self, depth: int | None) -> Paragraph:
-        """The tree of modules, so many levels of it."""
+        """Return the tree of modules down to `depth`."""
         return _modules(self.facts, self.tree, depth)
 
     def data(self) -> dict[str, Any]:
-        """Rows of the tree are listed once and referred to by number, so that blocks which differ stay small."""
+        """Return the data; rows of the tree are listed once and referred to by number, to keep blocks small."""
         plan, cluster = self.plan, self.plan.cluster
         rows: dict[ModuleRow, int] = {}
         tree = _module_data(self.tree, rows)
@@ -177,7 +177,7 @@ def _module_data(module: Module, rows: dict[ModuleRow, int], times: int = 1) -> 
 
 
 def _rounded(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Of single operators four digits of seconds and whole bytes are enough, and make the page small."""
+    """Return a row's data with four digits of seconds and whole bytes, to keep the page small."""
 
     def short(key: str, value: Any) -> Any:  # noqa: ANN401 - JSON
         if key == "seconds" or key.endswith("_s"):
@@ -190,7 +190,7 @@ def _rounded(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def described(p: Prediction) -> dict[str, Any]:
-    """The parts that add up to a step, and those that add up to it without overlap."""
+    """Return the parts that add up to a step, and those that add up to it without overlap."""
     return {"parts": step_parts(p), "serial": serial_parts(p)}
 
 
@@ -279,7 +279,7 @@ def _modules(facts: PlanFacts, root: Module, depth: int | None) -> Paragraph:
 
 
 def _module_rows(module: Module, at: int, times: int, depth: int, axes: Sequence[int]) -> Iterator[tuple[str, ...]]:
-    """A module, the modules inside it down to some depth, and what it does itself: the parts add up to it."""
+    """Yield a module, the modules inside it down to some depth, and its own part: the parts add up to it."""
     times *= len(module.members)
     uses = (_uses(module.compute_by_use(axis)) for axis in axes)
     yield _module_row("  " * at + _label(module), uses, module.each.times(times))
@@ -302,7 +302,7 @@ def _label(module: Module) -> str:
 
 
 def _uses(seconds_of: Mapping[str, float]) -> str:
-    """Along what an axis splits most of this compute."""
+    """Return the kinds of dimension that an axis splits in most of this compute."""
     total = sum(seconds_of.values())
     main = [use for use, s in sorted(seconds_of.items(), key=lambda item: -item[1]) if s >= 0.05 * total]
     return "+".join(main) or "–"
@@ -326,7 +326,7 @@ def _communication(facts: PlanFacts) -> Paragraph:
 
 
 def _each_device(plan: Plan) -> str:
-    """Whose memory a prediction has."""
+    """Return whose memory a prediction has, in words."""
     return "each device" + (" of the fullest stage" if plan.execution.schedule.num_stages > 1 else "")
 
 

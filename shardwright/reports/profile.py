@@ -21,7 +21,7 @@ from shardwright.reports.wording import provenance
 from shardwright.search.plan import Plan
 
 OPTIMIZER, PARAMETERS, ELSEWHERE = "optimizer", "parameters and gradients", "between operators"
-"""What is measured of no operator: the update, what is sent for weights and gradients, and the rest."""
+"""The names of measured parts outside operators: the update, messages for weights and gradients, and the rest."""
 SENT = "communication: "
 FORMAT, VERSION = "shardwright-profile", 1
 _MOST_SHOWN = 20
@@ -29,11 +29,11 @@ _MOST_SHOWN = 20
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What was measured of a plan. Saved as JSON.
+    """The measurements of a plan. Saved as JSON.
 
-    fingerprint      of the plan's model, and its `mesh`: so that it is laid over no other plan
+    fingerprint      of the plan's model, and its `mesh`: so that it is compared with no other plan
     step_s           the median of steps that were not profiled
-    profiled_step_s  the mean of those that were: a profiler slows small operators down
+    profiled_step_s  the mean of profiled steps: a profiler slows small operators down
     parts            (block, place, direction, seconds of a step), the mean of all ranks. A place may be several that
                      run as one, with spaces between
     """
@@ -50,13 +50,13 @@ class Profile:
     parts: tuple[tuple[str, str, str, float], ...]
 
     def save(self, path: Path) -> None:
-        """Write it; an existing file is replaced only once the new one is complete."""
+        """Write the profile; an existing file is replaced only once the new one is complete."""
         data = {"format": FORMAT, "version": VERSION, **asdict(self)}
         write_whole(path, json.dumps(data, indent=1) + "\n", "the profile", PlanError)
 
     @classmethod
     def load(cls, path: Path) -> Profile:
-        """Read a profile. Raises `PlanError` for what is none."""
+        """Read a profile. Raises `PlanError` for any other file."""
         content = read_whole(path, "the profile", PlanError)
         try:
             data = json.loads(content.decode("utf-8"))
@@ -66,7 +66,7 @@ class Profile:
 
     @classmethod
     def from_json(cls, data: object, source: str) -> Profile:
-        """Read what a file holds."""
+        """Return the profile that a file's data hold; raise `PlanError` if they hold none."""
         if not isinstance(data, dict) or [data.get(key) for key in ("format", "version")] != [FORMAT, VERSION]:
             raise PlanError(f"{source}: this is not a profile; expected what `shardwright profile` writes")
         given: dict[str, Any] = data
@@ -77,7 +77,7 @@ class Profile:
         return cls(**told)
 
     def check(self, plan: Plan) -> None:
-        """Raise a `PlanError` where it is of another plan."""
+        """Raise `PlanError` if the profile is of another plan."""
         if (self.fingerprint, self.mesh) != (plan.fingerprint, str(plan.mesh)):
             raise PlanError(
                 f"the profile is of {self.model} on mesh {self.mesh} (graph {self.fingerprint}), the plan of "
@@ -86,7 +86,7 @@ class Profile:
 
 
 def _is_a(kind: str, value: object) -> bool:
-    """Whether a value of a file is of a field's type. Numbers are finite, and not negative."""
+    """Return whether a value of a file is of a field's type. Numbers must be finite, and not negative."""
     match value:
         case bool():
             return False
@@ -121,12 +121,12 @@ class Both(NamedTuple):
 
     @property
     def ratio(self) -> str:
-        """Measured over predicted."""
+        """Measured over predicted seconds."""
         return f"{self.measured_s / self.predicted_s:.2f}" if self.predicted_s > 0 else "–"
 
 
 class ProfileReport(Report):
-    """Both sides, what is the most off first. Of stages, seconds are the mean of all."""
+    """Measured and predicted seconds, the largest difference first. With stages, seconds are their mean."""
 
     def __init__(self, facts: PlanFacts, profile: Profile) -> None:
         profile.check(facts.plan)
@@ -134,7 +134,7 @@ class ProfileReport(Report):
 
     @cached_property
     def _predicted(self) -> dict[tuple[str, str], float]:
-        """Seconds by block and place; what is sent for parameters, and the update, are places too."""
+        """Predicted seconds by block and place; messages for parameters, and the update, are places too."""
         found, stages = defaultdict[tuple[str, str], float](float), self.facts.timeline.stages
         for stage in stages:
             for placed in stage.placed:
@@ -149,7 +149,7 @@ class ProfileReport(Report):
 
     @cached_property
     def _one_by_one(self) -> list[tuple[str, Both]]:
-        """By block and what runs as one; `Both.name` is its first place that is predicted to take the most."""
+        """By block and fused group, both seconds; `Both.name` is the place predicted to take most."""
         predicted, measured = dict(self._predicted), defaultdict[tuple[str, str], float](float)
         for block, place, _, taken_s in self.profile.parts:
             measured[block, place] += taken_s
@@ -163,22 +163,22 @@ class ProfileReport(Report):
 
     @cached_property
     def kinds(self) -> list[Both]:
-        """By kind of operator and of communication."""
+        """Both seconds by kind of operator and of communication."""
         return _summed((kind_of(both.name), both) for _, both in self._one_by_one)
 
     @cached_property
     def blocks(self) -> list[Both]:
-        """By block of the model. What is sent for parameters is measured of all blocks together, and in none."""
+        """Both seconds by block. Messages for parameters are measured for all blocks together, and left out."""
         return _summed((block or "in no block", both) for block, both in self._one_by_one if both.name != PARAMETERS)
 
     @cached_property
     def places(self) -> list[Both]:
-        """By place in a block, equal blocks together."""
+        """Both seconds by place in a block, equal blocks together."""
         return _summed((both.name, both) for _, both in self._one_by_one)
 
     @property
     def step(self) -> Both:
-        """The whole step, which was not profiled."""
+        """Both seconds of the whole step without a profiler."""
         return Both("step", self.profile.step_s, self.facts.prediction.step_s)
 
     def paragraphs(self) -> list[Paragraph]:
@@ -228,7 +228,7 @@ class ProfileReport(Report):
 
 
 def kind_of(place: str) -> str:
-    """`attn.c_attn:matmul#2` → `matmul`, `mlp.up:linear/reduce` → `communication: reduce`."""
+    """Return a place's kind: `attn.c_attn:matmul#2` → `matmul`, `mlp.up:linear/reduce` → `communication: reduce`."""
     if place == PARAMETERS:
         return SENT + place
     first, slash, move = place.rpartition(":")[2].partition("/")

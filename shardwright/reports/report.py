@@ -1,4 +1,4 @@
-"""What every report is: paragraphs of text for people, and the same as plain data for programs."""
+"""The base of every report: paragraphs of text for people, and the same as plain data for programs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shardwright.pcg.errors import printable
 from shardwright.reports.setting import table, wrapped
 
 Style = Literal["title", "text", "columns", "own"]
-"""What a line is, for those who show it in colour; "own": of a row that is about the plan itself."""
+"""The kind of a line, by which it gets its colour; "own": a row about the plan itself."""
 OWN = "this plan"
 _INDENT = "  "
 
@@ -31,7 +31,7 @@ class Paragraph:
     notes: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        """Names in a plan file may hold anything; none of it steers a terminal."""
+        """Make all text printable: names in a plan file may hold anything, and must not steer a terminal."""
         object.__setattr__(self, "title", printable(self.title))
         for name in ("lines", "notes"):
             object.__setattr__(self, name, tuple(map(printable, getattr(self, name))))
@@ -41,7 +41,7 @@ class Paragraph:
         return "\n".join(line for _, line in self.set())
 
     def set(self, width: int | None = None) -> Iterator[tuple[Style, str]]:
-        """Its lines in so many columns, or as wide as they are."""
+        """Yield the lines, wrapped to `width` columns if it is given."""
         inner = None if width is None else max(width - len(_INDENT), 1)
         for line in wrapped(self.title, width):
             yield "title", line
@@ -50,7 +50,7 @@ class Paragraph:
                 yield style, _INDENT + line
 
     def markdown(self) -> str:
-        """The same in Markdown: a heading, a list, a table, and a list; drawings as they are."""
+        """Return the same in Markdown: a heading, a list, a table, and a list; drawings as they are."""
         parts = [f"## {marked_down(self.title)}", *_list(self.lines)]
         if self.columns:
             sides = ["--:" if column.startswith(">") else "---" for column in self.columns]
@@ -75,12 +75,12 @@ _DRAWN = re.compile("[│├└]")
 
 
 def marked_down(text: str) -> str:
-    """Text of which nothing means anything in Markdown or HTML."""
+    """Return the text with every special character of Markdown or HTML escaped."""
     return _SPECIAL.sub(r"\\\1", text.replace("&", "&amp;").replace("\n", " "))
 
 
 def _list(lines: Sequence[str]) -> Iterator[str]:
-    """Lines as a list: what is indented lies below what it is under, and a label is bold. A drawing is a block."""
+    """Yield lines as a list: indented lines are nested, labels are bold, and a drawing is a block."""
     if any(map(_DRAWN.search, lines)):
         fence = "`" * (1 + max([2, *(len(run) for line in lines for run in re.findall("`+", line))]))
         yield "\n".join((fence, *lines, fence))
@@ -105,19 +105,19 @@ def _row(cells: Iterable[str]) -> str:
 
 
 class Report(ABC):
-    """Something that was found out. `str` is plain text; the command line sets the paragraphs in colour."""
+    """A result to show. `str` is plain text; the command line sets the paragraphs in colour."""
 
     @abstractmethod
     def paragraphs(self) -> Sequence[Paragraph]:
-        """For people."""
+        """Return the paragraphs for people."""
 
     @abstractmethod
     def data(self) -> object:
-        """For programs: what becomes JSON."""
+        """Return the data for programs, which becomes JSON."""
 
     def __str__(self) -> str:
         return "\n\n".join(map(str, self.paragraphs())) + "\n"
 
     def markdown(self) -> str:
-        """All of it in Markdown."""
+        """Return the whole report in Markdown."""
         return "\n".join(paragraph.markdown() for paragraph in self.paragraphs())

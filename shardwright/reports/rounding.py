@@ -1,4 +1,4 @@
-"""What of a step is exact, and what is rounded to which dtype: read from the types of the plan's own graph."""
+"""The exact and the rounded values of a step, with dtypes, read from the types of the plan's own graph."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from shardwright.reports.report import Paragraph
 from shardwright.reports.units import plural
 
 ROUNDS_BY = {"bfloat16": "2^-8", "float16": "2^-11", "float32": "2^-24", "float64": "2^-53"}
-"""The most that a dtype rounds a value by, relative to it: half a unit in the last place."""
+"""The largest relative error of rounding to a dtype: half a unit in the last place."""
 
 
 _WORK = {"matmul": "matrix products", "conv": "convolutions"}
@@ -28,7 +28,7 @@ SUMS = ("all_reduce", "reduce_scatter")
 
 @dataclass(frozen=True, slots=True)
 class Rounding:
-    """`count` of `what` are in a dtype; `rounded` says what that rounds, or that it rounds nothing."""
+    """The `count` values of kind `what` in a dtype; `rounded` says which of them it rounds, or "nothing"."""
 
     what: str
     dtype: str
@@ -37,7 +37,10 @@ class Rounding:
 
 
 def roundings(facts: PlanFacts) -> tuple[Rounding, ...]:
-    """All of a step, in its order: casts, operators, sums over devices, weights, gradients, optimizer, loss."""
+    """Return all roundings of a step, in its order.
+
+    They are casts, operators, sums over devices, weights, gradients, optimizer states and loss.
+    """
     graph, parameters = facts.graph, list(facts.parameters.values())
     trained = [p for p in parameters if p.grad]
     return (
@@ -59,7 +62,7 @@ def _counted(what: str, dtypes: Iterable[str], rounded: str) -> Iterator[Roundin
 
 
 def _casts(facts: PlanFacts) -> Iterator[Rounding]:
-    """The casts of the graph, by what is cast."""
+    """Yield the casts of the graph, by kind of value."""
     types, found = facts.graph.types, Counter[tuple[str, str, str]]()
     for node in facts.operators:
         before, after = (types[name].dtype for name in (*node.inputs[:1], node.name))
@@ -72,14 +75,14 @@ def _casts(facts: PlanFacts) -> Iterator[Rounding]:
 
 
 def _summed(graph: Graph) -> Iterator[str]:
-    """Of activations, and of their gradients, what devices have summands of."""
+    """Yield the dtypes of sums over devices, of activations and of their gradients."""
     yield from (kind.dtype for node in graph.nodes if graph.exchanges(node)
                 for kind in (graph.types[node.name],) for _ in range(1 + kind.grad))  # fmt: skip
     for _, start, move in fused_moves(graph):
         kind = graph.types[start]
         if source_of(graph, start).op == "parameter" or not is_float(kind.dtype):
             continue
-        if graph.mesh.names[move.axis] == TIME:  # along which nothing is sent
+        if graph.mesh.names[move.axis] == TIME:  # nothing is sent along time
             continue
         forward, backward = move.collectives()
         yield from [kind.dtype] * (forward in SUMS and kind.num_elements > 1) + [kind.dtype] * (
@@ -88,7 +91,7 @@ def _summed(graph: Graph) -> Iterator[str]:
 
 
 def _gathered(parameters: Iterable[Parameter]) -> Iterator[Rounding]:
-    """Weights as they are gathered from their slices."""
+    """Yield the weights as they are gathered from their slices."""
     for (own, used), count in Counter(
         (p.dtype, p.used_dtype) for p in parameters if p.slices is not None
     ).most_common():
@@ -96,7 +99,7 @@ def _gathered(parameters: Iterable[Parameter]) -> Iterator[Rounding]:
 
 
 def _sent(trained: Iterable[Parameter]) -> Iterator[Rounding]:
-    """What gradients are sent in, to be summed over devices."""
+    """Yield the dtypes in which gradients are sent to be summed over devices."""
     sent = (p for p in trained if p.sums or (p.slices is not None and p.slices.copied))
     for (own, dtype), count in Counter((p.dtype, p.reduced_dtype) for p in sent).most_common():
         narrower = ITEM_BYTES[dtype] < ITEM_BYTES[own]
@@ -105,7 +108,7 @@ def _sent(trained: Iterable[Parameter]) -> Iterator[Rounding]:
 
 
 def precision(facts: PlanFacts) -> str:
-    """In a line: which dtypes operators run in, and what is rounded that one process does not round."""
+    """Return a line with the dtypes of operators, and the roundings that one process does not make."""
     execution, narrow = facts.plan.execution, [dtype for dtype in facts.dtypes if dtype in HALVES]
     operators = ", ".join(f"{plural(n, 'operator')} in {dtype}" for dtype, n in facts.dtypes.items()) or "no operators"
     own = {p.dtype for p in facts.parameters.values()}
@@ -132,7 +135,7 @@ def precision(facts: PlanFacts) -> str:
 
 
 def rounded(facts: PlanFacts) -> Paragraph:
-    """For people: the list."""
+    """Return the list for people."""
     rows = [(r.what, r.dtype, str(r.count), r.rounded) for r in roundings(facts)]
     there = [f"{dtype} by {most}" for dtype, most in ROUNDS_BY.items() if any(dtype == row[1] for row in rows)]
     note = f"a value is rounded relative to itself, to {', '.join(there)} at most"

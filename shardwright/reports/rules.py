@@ -1,4 +1,4 @@
-"""Rules: a list with a line for each, and one with both graphs and its proof."""
+"""Rules: a list with a line for each, and a report on one with both graphs and its proof."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def operators(rule: Rule) -> frozenset[str]:
-    """The operators that a rule speaks about."""
+    """Return the operators in a rule."""
     if isinstance(rule, RowRule):
         return frozenset([rule.row])
     if isinstance(rule, StepRule):
@@ -32,7 +32,7 @@ def operators(rule: Rule) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class RuleListReport(Report):
-    """Some rules of a file, one a line."""
+    """Some rules of a file, each in a line."""
 
     file: RuleFile
     chosen: Sequence[tuple[Entry, Rule]]
@@ -54,7 +54,7 @@ class RuleListReport(Report):
 
 @dataclass(frozen=True)
 class RuleReport(Report):
-    """Everything there is to say of a rule, with what this machine knows of its proof."""
+    """A rule with all its facts, and this machine's verdict on its proof."""
 
     entry: Entry
     rule: Rule
@@ -139,7 +139,7 @@ def _statements(axioms: Sequence[str]) -> Mapping[str, str]:
 
 
 def _axioms(axioms: Sequence[str]) -> Iterator[str]:
-    """What the proof rests on, each with what it says; the row rules that type a placement by name, where shipped."""
+    """Yield the axioms of a proof with their statements; a shipped row rule that types a placement has its name."""
     from shardwright.verifier.lemmas import TRUSTED, statement
 
     shipped: dict[str, str] | None = None
@@ -156,7 +156,7 @@ def _axioms(axioms: Sequence[str]) -> Iterator[str]:
 
 
 def _sides(rule: Rule) -> list[Paragraph]:
-    """Both sides: as graphs, as chains of steps, or the layouts of a row."""
+    """Return both sides: as graphs, as chains of steps, or the layouts of a row."""
     if isinstance(rule, RowRule):
         return [_layouts(rule)]
     if isinstance(rule, StepRule):
@@ -169,7 +169,7 @@ def _sides(rule: Rule) -> list[Paragraph]:
 
 
 def _chain(rule: StepRule, moves: Sequence[SymbolicStep]) -> Iterator[str]:
-    """The layouts at the start and after every step."""
+    """Yield the layouts at the start and after every step."""
     yield "start".ljust(28) + _places(rule.end(()))
     for i, move in enumerate(moves):
         yield str(move).ljust(28) + _places(rule.end(tuple(moves[: i + 1])))
@@ -187,7 +187,7 @@ def _layouts(rule: RowRule) -> Paragraph:
 
 
 def _forest(roots: Sequence[Term], types: TermTypes) -> Iterator[str]:
-    """Graphs as indented trees; what was drawn before is referred to by its number."""
+    """Yield graphs as indented trees; a term that was drawn before is referred to by its number."""
     uses = Counter(term for root in roots for term in _nodes(root))
     shared = [term for term, times in uses.items() if times > 1 and isinstance(term, Apply)]
     numbers: dict[Term, int] = {term: number for number, term in enumerate(shared, start=1)}

@@ -1,4 +1,4 @@
-"""How a step of a plan is run: microbatches, lifetimes of gathered weights, what is made again."""
+"""The way in which a plan's step is run: microbatches, lifetimes of gathered weights, recomputation."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from shardwright.search.request.spaces import batch_size
 
 
 def device_mesh(mesh: Mesh) -> str:
-    """The mesh of devices, without the axis of time: `[dp=8, tp=8]`."""
+    """Return the mesh of devices, without the axis of time: `[dp=8, tp=8]`."""
     axes = [(name, size) for name, size in zip(mesh.names, mesh.sizes, strict=True) if name != TIME]
     return str(Mesh.of(**dict(axes)))
 
 
 def meshes(mesh: Mesh, execution: Execution) -> str:
-    """Of all stages: `mesh [dp=8] for each of 4 stages`, `meshes [dp=8], [dp=4] for 2 stages`."""
+    """Return the stages' meshes: `mesh [dp=8] for each of 4 stages`, `meshes [dp=8], [dp=4] for 2 stages`."""
     own, count = [device_mesh(each) for each in stage_meshes(mesh, execution)], execution.schedule.num_stages
     if len(set(own)) > 1:
         return f"meshes {', '.join(own)} for {count} stages"
@@ -37,7 +37,7 @@ def meshes(mesh: Mesh, execution: Execution) -> str:
 
 
 _MOST_NAMED = 3
-"""So many operators or modules are named in a line where there may be many; in a table, `_MOST_SHOWN`."""
+"""The most operators or modules that are named in a line; in a table, `_MOST_SHOWN`."""
 _MOST_SHOWN = 12
 _MODES: dict[str, str] = {
     "none": "everything that backward needs is kept",
@@ -48,14 +48,14 @@ _AGAIN: dict[str, str] = {"none": "nothing", "selective": "attention", "full": "
 
 
 def way(facts: PlanFacts, times: int = 1) -> str:
-    """How a step is run: microbatches of so many batches, and what is made again."""
+    """Return the microbatches and the recomputation of a step of `times` batches, in words."""
     plan = facts.plan
     obstacle = f"; no microbatches: {plan.report.obstacle}" if plan.report.obstacle else ""
     return f"{microbatches(plan, times)}; {_again(facts)}{obstacle}"
 
 
 def microbatches(plan: Plan, times: int = 1) -> str:
-    """`4 microbatches of 16 of the batch's 64`; `times`: so many batches a step."""
+    """Return the microbatches in words, `4 microbatches of 16 of the batch's 64`; `times`: batches a step."""
     count, size = plan.mesh.num_microbatches, batch_size(plan.graph)
     told = plural(times * count, "microbatch", "microbatches")
     return told + (f", each of {size // count} of the batch's {size}" if count > 1 and size % count == 0 else "")
@@ -71,7 +71,7 @@ def _again(facts: PlanFacts) -> str:
 
 
 def remade_text(remade: Remade, most: int = _MOST_NAMED) -> str:
-    """What backward makes again of such a block: all, attention, or values in some of its modules, `most` named."""
+    """Return the recomputed part of such a block: all, attention, or values in some modules, `most` of them named."""
     if isinstance(remade.mode, str):
         return _AGAIN[remade.mode]
     modules = list(dict.fromkeys(place.partition(":")[0] or "its own code" for place in remade.mode))
@@ -79,12 +79,12 @@ def remade_text(remade: Remade, most: int = _MOST_NAMED) -> str:
 
 
 def recompute_text(plan: Plan) -> str:
-    """All that backward makes again, as JSON that `recompute=` and `--recompute` take."""
+    """Return the plan's recomputation as JSON, for `recompute=` and `--recompute`."""
     return json.dumps(plan.execution.to_json().get("recompute", "none"), indent=2)
 
 
 def again_name(execution: Execution) -> str:
-    """In a word, what is made again; "" for nothing."""
+    """Return the recomputation in a word; "" for none."""
     mode = execution.recompute
     if execution.schedule.recompute_by_stage:
         return "by stage"
@@ -94,7 +94,7 @@ def again_name(execution: Execution) -> str:
 
 
 def saving(facts: PlanFacts) -> str:
-    """What it costs and saves that something is made again; "" where nothing is."""
+    """Return the cost and the saving of recomputation, in words; "" where there is none."""
     own, kept = facts.plan.prediction, facts.recomputation.kept
     if kept is None:
         return ""
@@ -113,7 +113,7 @@ _FITS: dict[MemoryVerdict, str] = {
 
 
 def statistics(facts: PlanFacts) -> str:
-    """Which operators have statistics of each microbatch by itself."""
+    """Return the operators with statistics of each microbatch by itself, in words."""
     shown = ", ".join(facts.estimated[:_MOST_NAMED]) + (", …" if len(facts.estimated) > _MOST_NAMED else "")
     return (
         f"{plural(len(facts.estimated), 'sum')} over the batch of each microbatch by itself ({shown}): the step "
@@ -127,7 +127,7 @@ COPIES = "copies over: along these axes every slice is there more than once; dat
 
 
 def gathered(facts: PlanFacts) -> Iterator[Paragraph]:
-    """For how long which weights stay."""
+    """Yield the gathered weights with their lifetimes."""
     rows = [
         (str(g.count), g.where, lifetime_name(g.zero, facts.mesh), g.axis, ", ".join(g.copies), size(g.stored_bytes),
          size(g.gathered_bytes))
@@ -145,7 +145,7 @@ def gathered(facts: PlanFacts) -> Iterator[Paragraph]:
 
 
 def made_again(facts: PlanFacts) -> Iterator[Paragraph]:
-    """What backward makes again, and what that costs and saves."""
+    """Yield the recomputed blocks, with the cost and the saving."""
     rows = [
         (r.blocks or "in no block", remade_text(r, _MOST_SHOWN), str(r.num_operators), seconds(r.compute_s),
          seconds(r.communication_s))
@@ -161,7 +161,7 @@ def made_again(facts: PlanFacts) -> Iterator[Paragraph]:
 
 
 def running_data(facts: PlanFacts) -> dict[str, Any]:
-    """The same for programs."""
+    """Return the same for programs."""
     mesh = facts.mesh
     return {
         "way": way(facts),

@@ -1,7 +1,7 @@
-"""Sets text and tables in so many columns of a terminal; nothing is ever cut off.
+"""Sets text and tables in a given number of terminal columns; nothing is ever cut off.
 
-A table that is too wide loses its bars, then has the cells of its text columns wrapped. Where that would still not do,
-each row becomes a record: its first cell, and below that the others, each with the title of its column.
+A table that is too wide loses its bars, then has the cells of its text columns wrapped. If that is not enough, each row
+becomes a record: its first cell, and below it the others, each with the title of its column.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _GAP = 2
 _LONGEST_WORD = 24
 """Longer words are broken rather than given a column of their length."""
 _MOST_LINES = 3
-"""In a cell."""
+"""The most lines in a cell."""
 _LEAST_VALUE = 16
 
 
@@ -27,7 +27,7 @@ class Set(NamedTuple):
 
 
 def wrapped(text: str, width: int | None, hanging: str = "  ") -> list[str]:
-    """Lines of at most `width` characters, all but the first indented by `hanging` more. None: as it is."""
+    """Return lines of at most `width` characters, later ones indented by `hanging` more. None: the text as it is."""
     if width is None or len(text) <= width:
         return [text]
     lead = text[: len(text) - len(text.lstrip())]
@@ -35,7 +35,7 @@ def wrapped(text: str, width: int | None, hanging: str = "  ") -> list[str]:
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int | None) -> Iterator[Set]:
-    """A table whose columns called `>title` are flush right. `width`: None for as wide as it is."""
+    """Yield a table whose columns called `>title` are flush right. `width`: None for as wide as it is."""
     natural = _widths(columns, rows)
     if width is None or _total(natural) <= width:
         yield from _aligned(columns, rows, natural)
@@ -63,7 +63,7 @@ def _total(widths: Sequence[int]) -> int:
 
 
 def _narrowed(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[int] | None:
-    """Widths that fit, those of numbers as they are; None where cells would become too high."""
+    """Return widths that fit, with columns of numbers as they are; None where cells would become too high."""
     natural = _widths(columns, rows)
     words = [
         max((len(cell) - len(cell.lstrip()) + len(word) for cell in cells for word in cell.split()), default=0)

@@ -1,7 +1,7 @@
-"""What is shown of a plan file, kept in the cache folder: the facts of a large plan take seconds to work out.
+"""Reports on a plan file in the cache folder: the facts of a large plan take seconds to compute.
 
-A file there is named after what it is made of: the plan file's bytes, and this Shardwright's source. So it is never
-that of another plan or version, and the folder may be deleted at any time.
+The name of a cached file is a digest of the plan file's bytes and of this Shardwright's source. So it never belongs to
+another plan or version, and the folder may be deleted at any time.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
     from shardwright.search.plan import Plan
 
 MOST_KEPT = 64
-"""So many plans; of more, those that were made the longest ago go."""
+"""The most plans in the cache; the oldest are deleted first."""
 
 
 @dataclass(frozen=True)
 class Shown(Report):
-    """All that `explain` and the page say of a plan.
+    """The contents of `explain` and of the page for a plan.
 
     shown     paragraphs of a `PlanReport`
-    modules   the one of modules with one level shown, with two, and so on to all
+    modules   the paragraph of modules with one level shown, with two, and so on to all
     facts     `PlanReport.data()`
     timeline  the page's data of the simulated step
-    outdated  that the file's prediction is not the one that is made of its plan now, or ""
-    unfit     that the plan does not fit, and what would, or ""
+    outdated  a message if the file's prediction differs from the present one of its plan, or ""
+    unfit     a message if the plan does not fit, with remedies, or ""
     """
 
     shown: Sequence[Paragraph]
@@ -49,7 +49,7 @@ class Shown(Report):
 
     @classmethod
     def of(cls, facts: PlanFacts) -> Shown:
-        """Work it out."""
+        """Compute the contents from a plan's facts."""
         from shardwright.reports.course import course_data
         from shardwright.reports.facts import fits
         from shardwright.reports.plan import PlanReport
@@ -68,14 +68,14 @@ class Shown(Report):
 
     @classmethod
     def of_plan(cls, plan: Plan) -> Shown:
-        """Work it out of a plan of which no facts are known."""
+        """Compute the contents from a plan without known facts."""
         from shardwright.reports.facts import PlanFacts
 
         return cls.of(PlanFacts(plan))
 
     @classmethod
     def load(cls, plan_file: Path) -> Shown:
-        """Of a plan file: as it is kept, else worked out and kept. Raises `PlanError` as `Plan.load` does."""
+        """Return a plan file's contents, from the cache or computed. Raises `PlanError` as `Plan.load` does."""
         content = read_whole(plan_file, "the plan", PlanError)  # once: the file may be replaced in the meantime
         with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
             return cls._read(json.loads(_place(content).read_text(encoding="utf-8")))
@@ -91,9 +91,9 @@ class Shown(Report):
         return cls(shown, modules, told["facts"], told["timeline"], told["outdated"], told["unfit"])
 
     def keep(self, content: bytes) -> None:
-        """For who shows a plan file with this content later. A folder that cannot be written is no error.
+        """Store the contents for later readers of the same plan file. A folder that cannot be written is no error.
 
-        Nothing is kept where a user has rows of operators, which who reads the file alone does not have.
+        Nothing is stored if a user has added rows of operators, since another reader of the file does not have them.
         """
         from shardwright.pcg.optable import ROWS, shipped
 
@@ -107,7 +107,7 @@ class Shown(Report):
                 file.unlink(missing_ok=True)
 
     def at(self, depth: int | None) -> Shown:
-        """With so many levels of modules; None: as many as fit a page."""
+        """Return the contents with `depth` levels of modules; None: as many as fit a page."""
         if depth is None or not self.modules:
             return self
         own = self.modules[min(depth, len(self.modules)) - 1]
@@ -116,7 +116,7 @@ class Shown(Report):
 
     @property
     def of_memory(self) -> Shown:
-        """What is said of memory alone."""
+        """The contents about memory alone."""
         shown = [paragraph for paragraph in self.shown if "memory" in paragraph.title.lower()]
         names = ("model", "mesh", "fits", "memory", "unfit", "usable_bytes", "limit_bytes", "peak")
         predicted = {name: self.facts["prediction"][name] for name in ("memory", "peak_at", "device_bytes")}
@@ -131,7 +131,7 @@ class Shown(Report):
 
     @property
     def drawn(self) -> Mapping[str, Any]:
-        """What the page shows."""
+        """The data of the page."""
         return {**self.facts, "timeline": self.timeline}
 
 
@@ -142,7 +142,7 @@ def _place(content: bytes) -> Path:
 
 @lru_cache(maxsize=1)
 def _source() -> bytes:
-    """A digest of what reports are made by."""
+    """Return a digest of the source of reports."""
     digest = hashlib.sha256()
     for folder, folders, names in os.walk(Path(__file__).parents[1], followlinks=True):
         folders.sort()

@@ -1,4 +1,4 @@
-"""The pipeline stages of a plan: what each has, what it sends to the next one, how long it waits, what it keeps."""
+"""The pipeline stages of a plan: blocks, messages to the next stage, waits, memory."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from shardwright.reports.units import percent, plural, ranges, seconds, size
 
 
 class StageFacts(NamedTuple):
-    """One stage, on each of its devices.
+    """A stage, on each of its devices.
 
-    has            its blocks, and what lies around them, in order; of each chunk
+    has            its blocks, and the operators around them, in order; of each chunk
     mesh           of its devices
     sent_bytes     to the next stage, of a microbatch through all of its chunks
     """
@@ -32,7 +32,7 @@ class StageFacts(NamedTuple):
 
 
 def stage_facts(facts: PlanFacts) -> list[StageFacts]:
-    """The stages of a plan; none where it has but one."""
+    """Return the stages of a plan; none where it has but one."""
     run, count, made = facts.plan.execution, facts.plan.execution.schedule.num_stages, facts.program
     if count == 1:
         return []
@@ -55,7 +55,7 @@ def stage_facts(facts: PlanFacts) -> list[StageFacts]:
 
 
 def stages(facts: PlanFacts) -> list[Paragraph]:
-    """A table of the stages, where there are several."""
+    """Return a table of the stages, where there are several."""
     found, run, step_s = stage_facts(facts), facts.plan.execution, facts.plan.prediction.step_s
     if not found:
         return []
@@ -76,7 +76,7 @@ def stages(facts: PlanFacts) -> list[Paragraph]:
 
 
 def _named(names: list[str]) -> str:
-    """Blocks that are numbered one after the other as a range; what lies in no block by a word."""
+    """Return consecutively numbered blocks as a range, and operators in no block as a word."""
     found: list[str] = []
     runs: list[tuple[str, list[int]]] = []
     for name in names:

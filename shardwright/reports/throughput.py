@@ -1,8 +1,8 @@
 """A step in the field's words: tokens per second and device, model FLOPs utilization, days for 10¹² tokens.
 
-Model FLOPs are those of matrix products, convolutions and attention, forward and backward, of the whole model. What
-backward makes again does not count, and attention counts all keys of each query, causal or not: so it is in PaLM's
-definition (Chowdhery et al. 2022, appendix B), which most published figures follow.
+Model FLOPs are those of matrix products, convolutions and attention, forward and backward, of the whole model.
+Recomputation does not count, and attention counts all keys of each query, causal or not. This is PaLM's definition
+(Chowdhery et al. 2022, appendix B), which most published figures follow.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _TRAINED_TOKENS = 1e12
 
 
 class ModelWork(NamedTuple):
-    """What a step of a model has to do, whatever the plan.
+    """The work of a step of a model, whatever the plan.
 
     `flops`: forward and backward. `dtype`: of the operands of most of them. `num_tokens`: of the batch; None where it
     looks up no token ids, and then `num_examples` counts.
@@ -37,7 +37,7 @@ class ModelWork(NamedTuple):
 
 
 class Throughput(NamedTuple):
-    """`utilization`: the share of all devices' peak rate that model FLOPs take; None where the model has none."""
+    """Rates of a device. `utilization`: model FLOPs over all devices' peak; None for a model without FLOPs."""
 
     utilization: float | None
     peak_flops_per_s: float
@@ -48,7 +48,7 @@ class Throughput(NamedTuple):
 
     @property
     def line(self) -> str:
-        """`3,512 tokens/s/device, 41 % MFU (of 989 TFLOP/s in bfloat16), 5.2 days for 10¹² tokens`"""
+        """The rates in a line: `3,512 tokens/s/device, 41 % MFU (of 989 TFLOP/s in bfloat16), 5.2 days for …`."""
         rate = (
             f"{_rate(self.examples_per_s)} examples/s/device"
             if self.tokens_per_s is None
@@ -65,7 +65,7 @@ class Throughput(NamedTuple):
 
 
 def throughput(plan: Plan, prediction: Prediction | None = None) -> Throughput:
-    """That of the plan, or of another prediction for its model and cluster. Rates are of one device, idle ones too."""
+    """Return a plan's, or another prediction's, throughput. Rates are per device, idle devices included."""
     work, cluster = model_work(plan.graph), plan.cluster
     step_s = (prediction or plan.prediction).step_s
     num_devices = cluster.num_devices + (plan.idle.num_devices if plan.idle else 0)
@@ -82,14 +82,14 @@ def throughput(plan: Plan, prediction: Prediction | None = None) -> Throughput:
 
 
 def _peak_flops_per_s(cluster: Cluster, dtype: str) -> float:
-    """The mean of all devices."""
+    """Return the mean peak of all devices."""
     parts = [(part.num_devices, part.device) for part in cluster.parts] or [(1, cluster.device)]
     return sum(n * device.peak_flops_per_s(dtype) for n, device in parts) / sum(n for n, _ in parts)
 
 
 @lru_cache(maxsize=8)
 def model_work(graph: Graph) -> ModelWork:
-    """The work of the serial graph that a plan's graph denotes."""
+    """Return the work of the serial graph that a plan's graph denotes."""
     serial, flops, dtypes = graph.erased(), 0.0, Counter[str]()
     for node in serial.nodes:
         if node.row is None or not node.row.contraction:

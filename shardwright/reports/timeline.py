@@ -1,4 +1,4 @@
-"""The timeline of a plan: how busy each stream is, what is exposed, when memory is at its peak."""
+"""The timeline of a plan: the load of each stream, exposed time, and the moment of peak memory."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from shardwright.reports.wording import memory_rows, memory_warning
 from shardwright.search.plan import Plan
 
 END = "end of the step"
-"""What follows the last backward: the optimizer's update."""
+"""The name of the part after the last backward: the optimizer's update."""
 
 
 def plan_timeline(plan: Plan, execution: Execution) -> Timeline:
-    """The simulated step of a plan that is run in some way."""
+    """Return the simulated step of a plan under an execution."""
     return simulate(program(plan.graph, plan.cluster, execution))
 
 
 def moved(plan: Plan, cluster: Cluster) -> Plan:
-    """The plan as it is costed on another cluster, whose devices may be those of several stages."""
+    """Return the plan for costing on another cluster, whose devices may be those of several stages."""
     limit_bytes = safe_bytes(cluster.device.memory_bytes)
     return replace(plan, cluster=cluster, report=replace(plan.report, limit_bytes=limit_bytes))
 
 
 def step_trace(plan: Plan, timeline: Timeline) -> dict[str, Any]:
-    """The timeline as a trace. Tasks are called by module and operator, and have their shape and bytes."""
+    """Return the timeline as a trace. Tasks are named by module and operator, with shape and bytes."""
     names = Names(plan.graph)
 
     def described(task: Task) -> tuple[str, dict[str, Any]]:
@@ -50,7 +50,7 @@ def step_trace(plan: Plan, timeline: Timeline) -> dict[str, Any]:
 
 
 class StepPass(NamedTuple):
-    """Passes of one stage that take alike: "forward", of the microbatches "2–4", from 1 on; or the end of the step."""
+    """Equal passes of one stage: "forward" of microbatches "2–4", counted from 1; or the end of the step."""
 
     name: str
     microbatches: str
@@ -59,7 +59,7 @@ class StepPass(NamedTuple):
 
 
 def step_passes(timeline: Timeline) -> list[StepPass]:
-    """The passes of the busiest stage, alike ones together; what they take adds up to the step."""
+    """Return the passes of the busiest stage, equal ones together; their seconds add up to the step."""
     placed = timeline.busiest.placed
     ends = [*(place.start_s for place in placed[1:]), timeline.step_s]
     groups: dict[tuple[str, SegmentTimeline], list[tuple[int, float]]] = {}
@@ -73,7 +73,7 @@ def step_passes(timeline: Timeline) -> list[StepPass]:
 
 
 class TimelineReport(Report):
-    """The step, the stages where there are several, streams of the busiest and memory of the fullest one."""
+    """The step, the stages if there are several, streams of the busiest and memory of the fullest stage."""
 
     def __init__(self, plan: Plan, timeline: Timeline) -> None:
         self.plan, self.timeline = plan, timeline
@@ -112,12 +112,12 @@ class TimelineReport(Report):
         return len({place.item.microbatch for place in self.timeline.busiest.placed if place.item is not None})
 
     def _way(self) -> str:
-        """As it is run here, which may not be as the plan has it."""
+        """Return the way in which the step is run here, which may differ from the plan's."""
         plan, times = self.plan, self._num_microbatches // self.plan.mesh.num_microbatches
         return way(PlanFacts(plan), times)
 
     def _parts(self) -> Paragraph:
-        """The passes of the microbatches, alike ones together, and the end of the step; they add up to it."""
+        """Return the passes, equal ones together, and the end of the step; they add up to it."""
         rows = [
             (p.name, p.microbatches, seconds(p.total_s / p.num_alike), seconds(p.total_s),
              percent(self._share(p.total_s)))
@@ -133,7 +133,7 @@ class TimelineReport(Report):
         return part_s / self.timeline.step_s if self.timeline.step_s else 0.0
 
     def _of(self, stage: StageTimeline) -> str:
-        """Which stage is meant, where there are several."""
+        """Return the number of the stage in words if there are several, or ""."""
         return f" of stage {self.timeline.stages.index(stage)}" if self.is_pipeline else ""
 
     def _stages(self) -> Paragraph:

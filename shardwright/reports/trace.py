@@ -1,4 +1,4 @@
-"""The rewrite trace: which certified rules changed the model's operators, where, and what their certificates say."""
+"""The rewrite trace: the certified rules that changed the model's operators, their places, and their certificates."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ NO_REWRITE = "none: the operators are the model's own"
 class Applied:
     """A rule that was applied at the same place of several blocks, `count` times in all.
 
-    blocks    their names, "" for what lies in none
-    between   the values between which the part lies that it changed, as they are called in a block
+    blocks    their names, "" outside blocks
+    between   the names, in a block, of the values around the changed part
     """
 
     rule: str
@@ -31,10 +31,10 @@ class Applied:
 
 @dataclass(frozen=True, slots=True)
 class Proven:
-    """What is known here of a rule of this name: its equation, its SHA-256, and its certificate.
+    """A rule as this Shardwright knows it by name: its equation, its SHA-256, and its certificate.
 
     sha256    "" where this Shardwright has no such rule
-    proofs    that the certificate takes, `axioms` what the first of them rests on; none where there is no certificate
+    proofs    of the certificate, `axioms` of the first of them; none where there is no certificate
     """
 
     rule: str
@@ -47,7 +47,7 @@ class Proven:
 
     @property
     def how(self) -> str:
-        """In words."""
+        """The proofs in words."""
         if not self.sha256:
             return (
                 "not among the rules of this Shardwright; `shardwright rules show NAME FILE` tells of those of a file"
@@ -58,7 +58,7 @@ class Proven:
 
 
 def applied(facts: PlanFacts) -> list[Applied]:
-    """All rules that a plan applies, in its order; the same at equal places together."""
+    """Return all rules that a plan applies, in its order; uses at equal places of blocks are merged."""
     found = defaultdict[tuple[str, str], Counter[str]](Counter)
     for rewrite in facts.plan.report.rewrites:
         starts, ends = (list(_values(facts, side)) for side in (rewrite.start, rewrite.end))
@@ -73,7 +73,7 @@ def applied(facts: PlanFacts) -> list[Applied]:
 
 
 def _values(facts: PlanFacts, side: str) -> Iterator[tuple[str, str]]:
-    """Block and name of the values of one side, without masks and the like that are made from nothing."""
+    """Yield block and name of the values of one side, without constants computed from nothing, such as masks."""
     nodes = facts.graph.by_name
     for name in side.split():
         if name not in facts.constants or nodes[name].is_leaf:
@@ -81,7 +81,7 @@ def _values(facts: PlanFacts, side: str) -> Iterator[tuple[str, str]]:
 
 
 def proven(facts: PlanFacts) -> list[Proven]:
-    """The rules that a plan applies, each with its certificate."""
+    """Return the rules that a plan applies, each with its certificate."""
     names = dict.fromkeys(rule for rewrite in facts.plan.report.rewrites for rule, _ in rewrite.steps)
     if not names:
         return []
@@ -104,7 +104,7 @@ def proven(facts: PlanFacts) -> list[Proven]:
 
 
 def rewrite_trace(facts: PlanFacts) -> list[Paragraph]:
-    """The trace for people: what was applied where, and the certificates."""
+    """Return the trace for people: rules with their places, and the certificates."""
     title, rules = "Rewrites", proven(facts)
     if not rules:
         return [Paragraph(title, [NO_REWRITE])]
@@ -120,6 +120,6 @@ def rewrite_trace(facts: PlanFacts) -> list[Paragraph]:
 
 
 def trace_data(facts: PlanFacts) -> dict[str, Any]:
-    """The same for programs."""
+    """Return the same for programs."""
     rules = [{**asdict(rule), "how": rule.how} for rule in proven(facts)]
     return {"applied": [asdict(row) for row in applied(facts)], "certificates": rules, "none": NO_REWRITE}

@@ -1,4 +1,4 @@
-"""The tree of a model's modules with what its plan says of them, repeated blocks folded: what reports show."""
+"""The tree of a model's modules with the facts of its plan, repeated blocks folded, for reports."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from shardwright.reports.units import plural, ranges
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """A change of layout along one axis that follows a row, and the collectives that it takes.
+    """A change of layout along one axis that follows a row, and its collectives.
 
-    `num_forward`, `num_backward`: how often the value moves in a step, and its gradient.
+    `num_forward`, `num_backward`: how often the value, and its gradient, moves in a step.
     """
 
     axis: str
@@ -30,9 +30,9 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class ModuleRow:
-    """One operator or parameter of a module. `use` and `layouts` have one entry per mesh axis.
+    """An operator or parameter of a module. `use` and `layouts` have one entry per mesh axis.
 
-    `again`: whether backward makes it again. `lifetime`: what is said of a weight that is gathered, as "ZeRO-1".
+    `again`: whether backward recomputes it. `lifetime`: of a gathered weight, as "ZeRO-1".
     """
 
     kind: str
@@ -51,7 +51,7 @@ class ModuleRow:
 
 
 class Totals(NamedTuple):
-    """What a module costs on one device, its inner modules included. Optimizer time is not in `compute_s`."""
+    """The costs of a module on one device, its inner modules included. Optimizer time is not in `compute_s`."""
 
     compute_s: float = 0.0
     communication_s: float = 0.0
@@ -74,9 +74,9 @@ class Totals(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """A module, or several equal ones: `members` are their names. `each` is what one of them costs.
+    """A module, or several equal ones: `members` are their names. `each` is the cost of one of them.
 
-    `differs`: in what it differs from the first of its neighbours that are numbered like it; "" where there is none.
+    `differs`: its differences from the first module of the same numbered list, or "".
     """
 
     members: tuple[str, ...]
@@ -87,7 +87,7 @@ class Module:
 
     @property
     def label(self) -> str:
-        """`h.0–5`, `layers.0, 2, 4–7` or just the name."""
+        """The names in short: `h.0–5`, `layers.0, 2, 4–7` or just the name."""
         if len(self.members) == 1:
             return self.members[0]
         prefix = self.members[0].rpartition(".")[0]
@@ -99,24 +99,24 @@ class Module:
 
     @property
     def own(self) -> Totals:
-        """What one of them costs without its inner modules."""
+        """The costs of one module without its inner modules."""
         return Totals.of_all([Totals(), *map(Totals.of_row, self.rows)])
 
     def own_label(self, times: int) -> str:
-        """`29 operators of its own`, of so many of it together."""
+        """Return a label for the module's own rows, over `times` modules: `29 operators of its own`."""
         weights = sum(row.kind == "weight" for row in self.rows)
         counts = {"operator": len(self.rows) - weights, "weight": weights}
         return " and ".join(plural(times * n, what) for what, n in counts.items() if n) + " of its own"
 
     def walk(self, depth: int = 0, times: int = 1) -> Iterator[tuple[int, int, Module]]:
-        """This module and everything in it: depths, and how often each occurs in the model."""
+        """Yield this module and all modules in it: depth, number of occurrences in the model, module."""
         times *= len(self.members)
         yield depth, times, self
         for child in self.children:
             yield from child.walk(depth + 1, times)
 
     def compute_by_use(self, axis: int) -> Mapping[str, float]:
-        """Seconds of compute by what a mesh axis splits, those of inner modules included."""
+        """Return seconds of compute by the kind of dimension that an axis splits, inner modules included."""
         seconds: dict[str, float] = defaultdict(float)
         for _, times, inner in self.walk():
             for use, own_s in own_by_use(inner.rows, axis).items():
@@ -125,7 +125,7 @@ class Module:
 
 
 def own_by_use(rows: Iterable[ModuleRow], axis: int) -> Mapping[str, float]:
-    """Seconds of compute of operators by what a mesh axis splits."""
+    """Return operators' seconds of compute by the kind of dimension that a mesh axis splits."""
     seconds: dict[str, float] = defaultdict(float)
     for row in rows:
         if row.kind == "operator":

@@ -1,4 +1,4 @@
-"""Numbers as people read them; seconds and bytes as the rest of the package has them."""
+"""Numbers as people read them; seconds and bytes have the same form as in the rest of the package."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["bar", "percent", "plural", "ranges", "seconds", "shape", "size", "ti
 
 
 def percent(share: float) -> str:
-    """`98 %`, `0.3 %`; a small share is never shown as none, nor a large one as all."""
+    """Return a share in percent, `98 %`, `0.3 %`; a small share is never shown as none, nor a large one as all."""
     value = 100 * share
     if value <= 0:
         return "0 %"
@@ -22,27 +22,27 @@ def percent(share: float) -> str:
 
 
 def shape(sizes: Sequence[int]) -> str:
-    """`64 × 4096`; a number where there is no dimension."""
+    """Return a shape, `64 × 4096`, or "a number" where there is no dimension."""
     return " × ".join(map(str, sizes)) or "a number"
 
 
 def times(factor: float) -> str:
-    """`2.1 ×`, `154 ×`"""
+    """Return a factor: `2.1 ×`, `154 ×`."""
     return f"{factor:.1f} ×" if factor < 99.95 else f"{factor:.0f} ×"
 
 
 def bar(share: float) -> str:
-    """Thirty blocks for all of it."""
+    """Return a bar of blocks, thirty for all."""
     return "█" * round(30 * share)
 
 
 def plural(number: int, singular: str, plural_form: str = "") -> str:
-    """`1 mesh`, `6 meshes`."""
+    """Return a number with its noun: `1 mesh`, `6 meshes`."""
     return f"{number} {singular if number == 1 else plural_form or singular + 's'}"
 
 
 def ranges(numbers: Sequence[int]) -> str:
-    """`0–3, 5`"""
+    """Return numbers with ranges: `0–3, 5`."""
     runs: list[list[int]] = []
     for number in sorted(numbers):
         if runs and number == runs[-1][-1] + 1:

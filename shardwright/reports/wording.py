@@ -1,4 +1,4 @@
-"""What people call the facts of a plan: an axis, a move, the quality of the plan, where its figures come from."""
+"""The facts of a plan in words: an axis, a move, the quality of the plan, the source of its figures."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from shardwright.search.plan import Alternative, Plan
 
 SEARCHED = "search on "
 ESTIMATED = "estimated"
-"""What the names of plans begin with that nobody makes by hand."""
+"""A remark on plans costed by one block for all its equals. `SEARCHED` begins the names of the search's own plans."""
 THE_SAME = "the same"
 
 # ---- axes ----
@@ -44,13 +44,13 @@ _NAMES: dict[SplitAlong, str] = {
     "features": "tensor parallel",
 }  # fmt: skip
 _MUCH = 0.25
-"""What share of compute or of weights says what an axis is for."""
+"""The least share of compute or of weights by which an axis gets its name."""
 _ABOUT = 0.05
-"""By how much of itself a prediction may differ from another that counts as the same."""
+"""The largest relative difference between two predictions that count as the same."""
 
 
 def axis_name(axis: AxisFacts, mesh: Mesh) -> str:
-    """What people call it, by where most of the compute is split and how most of the weights are stored."""
+    """Return an axis's name by the split of most of its compute and the storage of most of its weights."""
     if axis.is_time:
         return "microbatches, one after the other on the same devices"
     uses = sorted(_NAMES, key=lambda use: -axis.share_of_compute[use])
@@ -72,7 +72,7 @@ _STORED: dict[StoredAs, str] = {
 
 
 def stored_text(axis: AxisFacts, kind: StoredAs, mesh: Mesh) -> str:
-    """`145 stored sharded and gathered for use (49 ZeRO-1, 96 ZeRO-3)`"""
+    """Return the storage in words: `145 stored sharded and gathered for use (49 ZeRO-1, 96 ZeRO-3)`."""
     counts = Counter[str]()
     for zero, count in axis.num_gathered.items() if kind == "gathered" else ():
         counts[lifetime_name(zero, mesh)] += count
@@ -81,7 +81,7 @@ def stored_text(axis: AxisFacts, kind: StoredAs, mesh: Mesh) -> str:
 
 
 def links(cluster: Cluster, mesh: Mesh, axis: str) -> str:
-    """The levels of the network that one group of the axis crosses."""
+    """Return the levels of the network that one group of the axis crosses."""
     group = group_of(mesh.device_sizes, mesh.index(axis), cluster.levels)
     crossed = [level.name for level, split in zip(cluster.levels, group.splits, strict=True) if split > 1]
     return " and ".join(crossed) or "one device"
@@ -91,7 +91,7 @@ def links(cluster: Cluster, mesh: Mesh, axis: str) -> str:
 
 
 def move_text(traffic: Traffic, mesh: Mesh) -> str:
-    """What happens to a value when its layout changes, forward and backward, and how often in a step."""
+    """Return the collectives of a change of layout, forward and backward, and how often they run, in words."""
     if traffic.what == "constant":
         return "each device takes its slice"
     if (exchange := EXCHANGES.get(traffic.what)) is not None:
@@ -104,11 +104,11 @@ def move_text(traffic: Traffic, mesh: Mesh) -> str:
     return MOVES[traffic.before, traffic.after].words + ("," if often.startswith(" ") else "") + often + again
 
 
-# ---- the plan as a whole ----
+# ---- the whole plan ----
 
 
 def memory_warning(plan: Plan, used_bytes: int) -> str:
-    """What has to be said about so much memory on the plan's devices; nothing where it fits."""
+    """Return a warning about `used_bytes` on the plan's devices, or "" if they fit."""
     if verdict(used_bytes, plan.prediction.device_bytes) == "may not fit":
         return ": WARNING, it MAY NOT FIT: the last tenth of the memory is in use, and predictions are not that exact"
     limit = min(plan.report.limit_bytes, plan.prediction.device_bytes)
@@ -116,7 +116,7 @@ def memory_warning(plan: Plan, used_bytes: int) -> str:
 
 
 def remedies(plan: Plan) -> list[str]:
-    """What would make a plan fit where none does, a line each."""
+    """Return changes with which a plan would fit, a line each; none if it fits."""
     found = plan.report.remedies
     if fits(plan):
         return []
@@ -126,7 +126,7 @@ def remedies(plan: Plan) -> list[str]:
 
 
 def _too_large(plan: Plan) -> list[str]:
-    """The largest weight, where it does not fit even in equal slices."""
+    """Return a line about the largest weight if it does not fit even in equal slices."""
     graph, num_devices = plan.graph, plan.cluster.num_devices
     kept = {str(leaf.attr("target")): kept_bytes(_stored(graph.types[leaf.name]), plan.execution)
             for leaf in graph.leaves("parameter")}  # fmt: skip
@@ -145,7 +145,7 @@ def _stored(kind: TensorType) -> Stored:
 
 
 def infeasible(plan: Plan) -> str:
-    """That a plan does not fit, by how much, and what would."""
+    """Return a message that a plan does not fit, with the excess and remedies."""
     used, limit = plan.prediction.memory.total_bytes, usable_bytes(plan)
     least = (
         f"the smallest plan found needs {size(used)} on each device, {size(used - limit)} more than the {size(limit)}"
@@ -154,7 +154,7 @@ def infeasible(plan: Plan) -> str:
 
 
 def outdated(told: Prediction, now: Prediction) -> str:
-    """That a file's prediction is not the one that is made of its plan now; nothing where they are about the same."""
+    """Return a message if a file's prediction differs from the present one of its plan; "" if they agree."""
     pairs = (told.step_s, now.step_s), (told.memory.total_bytes, now.memory.total_bytes)
     if all(abs(a - b) <= _ABOUT * b for a, b in pairs):
         return ""
@@ -166,7 +166,7 @@ def outdated(told: Prediction, now: Prediction) -> str:
 
 
 def memory_rows(memory: Memory) -> list[tuple[str, str, str, str]]:
-    """What is in use, by category: name, bytes, share and a bar."""
+    """Return the memory in use by category: name, bytes, share and a bar."""
     total = max(memory.total_bytes, 1)
     return [
         (name, size(num_bytes), percent(num_bytes / total), bar(num_bytes / total))
@@ -176,23 +176,23 @@ def memory_rows(memory: Memory) -> list[tuple[str, str, str, str]]:
 
 
 def sum_of(parts: Mapping[str, float]) -> str:
-    """`compute 380 ms, optimizer 1.19 ms`: what takes no time is left out."""
+    """Return the parts in a line, `compute 380 ms, optimizer 1.19 ms`, without parts of no time."""
     total_s = sum(parts.values())
     return ", ".join(f"{name} {seconds(own_s)}" for name, own_s in parts.items() if own_s > 1e-9 * total_s) or "nothing"
 
 
 def step(p: Prediction) -> str:
-    """The predicted step, and the parts that add up to it."""
+    """Return the predicted step, and the parts that add up to it."""
     return f"{seconds(p.step_s)}: {sum_of(step_parts(p))}"
 
 
 def serial(p: Prediction) -> str:
-    """The step were nothing to overlap: what modules and communication are listed by."""
+    """Return the step without overlap, by which modules and communication are listed."""
     return f"{seconds(p.serial_s)}: {sum_of(serial_parts(p))}"
 
 
 def modules_note(plan: Plan) -> str:
-    """What the times of the table of modules are."""
+    """Return a note on the times in the table of modules."""
     p, count, stages = plan.prediction, plan.mesh.num_microbatches, plan.execution.schedule.num_stages
     rest = f"the optimizer's {seconds(p.optimizer_s)} are not among them" if p.optimizer_s else ""
     listed = f"{seconds(p.compute_s + p.communication_s)} with nothing overlapping, of a step of {seconds(p.step_s)}"
@@ -205,7 +205,7 @@ def modules_note(plan: Plan) -> str:
 
 
 class Standing(NamedTuple):
-    """How a plan compares, in a few words, and with what."""
+    """A comparison of a plan with another, in a few words."""
 
     headline: str
     text: str
@@ -217,7 +217,7 @@ class Standing(NamedTuple):
 
 
 def standing(plan: Plan) -> Standing:
-    """Beside the best plan by hand that fits; or beside what else fits and is faster than the plan."""
+    """Compare a plan with the best plan by hand that fits, or with a faster plan that fits."""
     ranked = ranked_alternatives(plan)
     fitting = [a for a in ranked if memory_verdict(plan, a) == "fits"]
     if not ranked:
@@ -245,13 +245,13 @@ def standing(plan: Plan) -> Standing:
 
 
 def called(other: Alternative) -> str:
-    """A plan beside it, with what is made again, which its name may say already."""
+    """Return the name of an alternative, with its recomputation if the name does not include it."""
     again = again_name(other.execution)
     return other.name + (f", {again} recomputation" if again and "recomputation" not in other.name else "")
 
 
 def quality(plan: Plan) -> str:
-    """How far the plan can be from the best one, as proven for what `SearchReport.bound_s` is a bound of."""
+    """Return the proven distance of the plan from the best one, within the space of `SearchReport.bound_s`."""
     report = plan.report
     meshes = plural(report.num_meshes, "mesh", "meshes")
     searched = f"{meshes} searched in {seconds(report.seconds)}"
@@ -276,13 +276,13 @@ def quality(plan: Plan) -> str:
 
 
 def rewrites(plan: Plan) -> str:
-    """The certified rules that changed the model's own operators, and how often."""
+    """Return the certified rules that changed the model's own operators, and how often."""
     steps = Counter(rule for rewrite in plan.report.rewrites for rule, _ in rewrite.steps)
     return ", ".join(f"{n} × {rule}" for rule, n in steps.items())
 
 
 def idle(plan: Plan) -> str:
-    """What is left unused of the cluster that was asked for, and why: `3 of 7 devices idle: …`; or ""."""
+    """Return the unused devices of the cluster and the reason, `3 of 7 devices idle: …`, or ""."""
     own = plan.idle
     return (
         f"{own.num_devices} of {plan.cluster.num_devices + own.num_devices} devices idle: {own.reason}" if own else ""
@@ -290,14 +290,14 @@ def idle(plan: Plan) -> str:
 
 
 def provenance(cluster: Cluster) -> str:
-    """Where the figures that predictions rest on come from, and what to do about guesses."""
+    """Return the source of the figures behind predictions, and advice if they are guesses."""
     if cluster.provenance != "default":
         return cluster.provenance
     return f"built-in defaults, not of this machine; measure it with `shardwright calibrate {cluster.num_devices}`"
 
 
 def faster_or_slower(step_s: float, plan_s: float) -> str:
-    """How another step time compares with the plan's."""
+    """Return a step time relative to the plan's, in words."""
     ratio = step_s / plan_s if min(step_s, plan_s) > 0 else 1.0
     if abs(ratio - 1) < 5e-4:
         return THE_SAME

@@ -24,9 +24,9 @@ _SCRIPTS = ("helpers", "charts", "course", "trace", "timeline", "memory", "modul
 
 
 def page(plan: Plan | Shown, profile: Mapping[str, Any] | None = None, answers: Sequence[Answer] = ()) -> str:
-    """The whole page as text. It loads nothing: no scripts, fonts or images from elsewhere.
+    """Return the whole page as text. It loads nothing: no scripts, fonts or images from elsewhere.
 
-    `profile`: what was measured, as `ProfileReport.data` has it; `answers`: to questions about this plan.
+    `profile`: measurements, as in `ProfileReport.data`; `answers`: to questions about this plan.
     """
     drawn = (plan if isinstance(plan, Shown) else Shown.of_plan(plan)).drawn
     asked = [asdict(paragraph) for answer in answers for paragraph in answer.paragraphs]
