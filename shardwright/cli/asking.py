@@ -16,7 +16,7 @@ from shardwright.search.plan import Plan
 
 
 def why_not(plan: Plan, strategy: str, model: str | None, hf_config: Path | None) -> WhyNotReport:
-    """As `asking.why_not`, showing what goes on."""
+    """Run `asking.why_not` and show its progress."""
     with terminal.progress("why not") as progress:
         given = _given(plan, model, hf_config, {})
         if given is None:
@@ -25,7 +25,7 @@ def why_not(plan: Plan, strategy: str, model: str | None, hf_config: Path | None
 
 
 def what_if(plan: Plan, changes: Mapping[str, Any], model: str | None, hf_config: Path | None) -> WhatIfReport:
-    """As `asking.what_if`, showing what goes on. `changes` by the names of its arguments."""
+    """Run `asking.what_if` and show its progress. `changes` has the names of its arguments."""
     with terminal.progress("what if") as progress:
         given = _given(plan, model, hf_config, changes)
         if given is None:
@@ -34,7 +34,7 @@ def what_if(plan: Plan, changes: Mapping[str, Any], model: str | None, hf_config
 
 
 def _given(plan: Plan, model: str | None, hf_config: Path | None, changes: Mapping[str, Any]) -> Loaded | None:
-    """The model that the user names; one from a config for the batch that is asked about, in the plan's dtype."""
+    """Return the model that the user names; a model from a config gets the question's batch and the plan's dtype."""
     if model is None and hf_config is None:
         return None
     if hf_config is None:

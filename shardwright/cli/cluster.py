@@ -1,4 +1,4 @@
-"""`shardwright cluster import`: a cluster file from what other tools say of the machines."""
+"""`shardwright cluster import`: a cluster file from other tools' descriptions of the machines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`shardwright rules coverage`: which rules of a catalogue the search used on some models."""
+"""`shardwright rules coverage`: the rules of a catalogue that the search used on some models."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def coverage(file: Path | None, specs: tuple[str, ...], clusters: tuple[str, ...
 
 
 def _graphs(specs: tuple[str, ...], progress: Progress) -> Iterator[tuple[str, Graph]]:
-    """The captured graph of every model that was asked for."""
+    """Yield the captured graph of every requested model."""
     from shardwright.cli.models import functions, load_model
     from shardwright.pcg.capture.capture import capture
 

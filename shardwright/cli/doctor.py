@@ -1,4 +1,4 @@
-"""`shardwright doctor`: what this machine can do, and what stands in the way."""
+"""`shardwright doctor`: a check of this machine, with remedies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plan's prediction beside the dry run of its program: what is sent, memory at the peak, types."""
+"""A plan's prediction beside the dry run of its program: messages, memory at the peak, types."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from shardwright.reports.units import percent, plural, seconds, size
 from shardwright.search.plan import Plan
 
 TOLERANCE = 0.05
-"""By how much the predicted peak may be off, relative to that of the dry run."""
+"""The largest error of the predicted peak, relative to that of the dry run."""
 UNSEEN = ("context", "communication", "slack")
 """Categories of memory that are not tensors: the driver's, the library's and what the allocator holds beyond."""
 MOST_SHOWN = 20
 
 
 class DryRunReport(Report):
-    """Both sides, and what differs."""
+    """The prediction, the dry run, and their differences."""
 
     def __init__(self, plan: Plan, run: DryRun) -> None:
         self.plan, self.run = plan, run
@@ -47,12 +47,12 @@ class DryRunReport(Report):
 
     @property
     def predicted_bytes(self) -> int:
-        """At the peak, of tensors."""
+        """The predicted bytes of tensors at the peak."""
         return sum(self.memory.values())
 
     @property
     def memory_error(self) -> float:
-        """Of the predicted peak, relative to that of the dry run."""
+        """The error of the predicted peak, relative to that of the dry run."""
         return self.predicted_bytes / self.run.peak_bytes - 1
 
     def _wrong_messages(self) -> Iterable[str]:
@@ -139,7 +139,7 @@ class DryRunReport(Report):
 
 
 def totals(messages: Mapping[Message, int]) -> dict[tuple[str, str], tuple[int, int]]:
-    """How many collectives of one kind along one axis there are, and of how many bytes together."""
+    """Return the number and the total bytes of the collectives of each kind along each axis."""
     found: dict[tuple[str, str], tuple[int, int]] = {}
     for (collective, axis, num_bytes), times in messages.items():
         count, total = found.get((collective, axis), (0, 0))

@@ -1,4 +1,4 @@
-"""torchrun without a traceback of its own: a rank that fails has said what is wrong, and that stays the last word."""
+"""torchrun without its own traceback: the last words are those of the rank that failed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shardwright.cli.status import ENVIRONMENT, FINDING, INTERRUPTED
 
 
 def main() -> None:
-    """Run torchrun with this process's arguments; a failed rank becomes a status; one that was killed, a line too."""
+    """Run torchrun with this process's arguments; a failed rank gives a status, and a killed one a line too."""
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     try:
         run.run(run.parse_args(sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""What this machine can do: checks, each by itself, so that one that fails hides no other."""
+"""Checks of this machine, each by itself, so that one that fails hides no other."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from shardwright.workers import num_cpus
 
 LEAST_PYTHON = (3, 11)
 MOST_RANKS = 64
-"""Of how many ranks calibrations are looked for."""
+"""The numbers of ranks whose calibrations are looked for."""
 Outcome = Literal["ok", "note", "finding", "failure"]
 
 
 class Check(NamedTuple):
-    """What was found out. "finding": to be mended; "failure": no program runs here; "note": nothing is wrong."""
+    """The result of a check. "finding": should be mended; "failure": no program runs here; "note": nothing is wrong."""
 
     name: str
     outcome: Outcome
@@ -34,7 +34,7 @@ class Check(NamedTuple):
 
 
 def examined(timeout_s: float) -> list[Check]:
-    """All checks. Two ranks are forked, and ended after `timeout_s`."""
+    """Run all checks. Two ranks are forked, and ended after `timeout_s`."""
     checks: dict[str, Callable[[], Check]] = {
         "python": _python, "torch": _torch, "processors": _processors, "GPUs": _gpus, "backends": _backends,
         "solver": _solver, "cache folder": _cache, "calibrations": _calibrations,
@@ -148,18 +148,18 @@ def _ranks(timeout_s: float) -> Check:
 
 
 class DoctorReport(Report):
-    """All checks, and what to do."""
+    """The results of all checks, with remedies."""
 
     def __init__(self, checks: Sequence[Check]) -> None:
         self.checks = checks
 
     def has(self, outcome: Outcome) -> bool:
-        """Whether a check ended so."""
+        """Return whether some check had this result."""
         return any(check.outcome == outcome for check in self.checks)
 
     @property
     def verdict(self) -> str:
-        """In a line."""
+        """The verdict in a line."""
         if self.has("failure"):
             return "no program runs on this machine as it is"
         return "something should be mended" if self.has("finding") else "everything works"

@@ -1,4 +1,4 @@
-"""Models from a transformers config: the architecture that it names, with a batch that this architecture takes."""
+"""Models from a transformers config: the architecture that it names, with a batch that fits it."""
 
 # transformers' auto classes take more than their signatures name
 # pyright: reportArgumentType=false, reportCallIssue=false, reportReturnType=false
@@ -23,7 +23,7 @@ Example = tuple[nn.Module, dict[str, Tensor]]
 
 
 def load_config(path: Path, batch_size: int, seq_len: int, dtype: str, *, fake: bool) -> Example:
-    """The model of a transformers config, in train mode, and a batch of token ids or pixels with labels.
+    """Return the model of a transformers config, in train mode, and a batch of token ids or pixels with labels.
 
     With `fake`, weights and batch are fake tensors: a model of any size takes no memory.
     """

@@ -1,7 +1,7 @@
 """`shardwright explain`, `compare` and `view`: look at plans. None of them needs the model.
 
-They say where a file predicts another step or other memory than is predicted now, and end with status 3 where a plan
-does not fit.
+The commands warn if a file predicts another step or memory than its plan's present prediction. They end with status 3
+where a plan does not fit.
 """
 
 from __future__ import annotations

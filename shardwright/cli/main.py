@@ -1,4 +1,4 @@
-"""The command group, and what becomes of errors."""
+"""The command group, and the handling of errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What operators and collectives take in real steps, by torch.profiler, under the names that a plan has for them."""
+"""Times of operators and collectives in real steps, by torch.profiler, under the names that a plan has for them."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _SENT = ("c10d::", "gloo:", "nccl:")
 
 
 def measure(parallel: ParallelModule, step: Callable[[], object], num_steps: int) -> dict[str, Any]:
-    """Mean seconds of a step by block, place and direction, over all ranks; the same on every rank.
+    """Return the mean seconds of a step by block, place and direction, over all ranks; the same on every rank.
 
-    What is sent for a change of layout includes the wait for others. On GPUs, seconds are those of kernels.
+    The seconds of a change of layout's messages include the wait for others. On GPUs, seconds are those of kernels.
     """
     parallel.mark()
     step()
@@ -55,7 +55,7 @@ def measure(parallel: ParallelModule, step: Callable[[], object], num_steps: int
 
 
 def by_place(events: Iterable[FunctionEvent], *, cuda: bool) -> dict[Key, float]:
-    """Microseconds of events by what they are for. An event of backward is for the operator whose number it has."""
+    """Return microseconds of events by place. An event of backward is for the operator whose number it has."""
     own = [(event, list(_around(event))) for event in events if event.device_type.name == "CPU"]
     forward = dict[int, tuple[str, str]]()
     for event, around in own:
@@ -85,7 +85,7 @@ def _key(around: list[FunctionEvent], forward: dict[int, tuple[str, str]]) -> Ke
 
 
 def _around(event: FunctionEvent) -> Iterator[FunctionEvent]:
-    """The event, and those that it lies in, from the inside."""
+    """Yield the event, and the events around it, from the inside."""
     found: FunctionEvent | None = event
     while found is not None:
         yield found

@@ -1,4 +1,4 @@
-"""Where the command line's models come from: a function in a file, or a transformers config."""
+"""The sources of the command line's models: a function in a file, or a transformers config."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from shardwright.pcg.errors import ShardwrightError
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What the user asked for; see `options.model_options`."""
+    """The user's request for a model; see `options.model_options`."""
 
     model: str | None
     hf_config: Path | None
@@ -40,7 +40,7 @@ class Loaded:
 
 
 def load(request: Request, *, fake: bool = False) -> Loaded:
-    """The model that was asked for, seeded. With `fake`, one from a config is built without memory for its weights."""
+    """Load the requested model, seeded. With `fake`, a model from a config is built without memory for its weights."""
     if (request.model is None) == (request.hf_config is None):
         raise ShardwrightError("give either a model as FILE.py:FUNCTION or --hf-config FILE")
     torch.manual_seed(request.seed)
@@ -54,8 +54,9 @@ def load(request: Request, *, fake: bool = False) -> Loaded:
 
 
 def load_model(spec: str) -> Loaded:
-    """What `file.py:function` returns: `(model, batch)`, the batch as keyword arguments, positional ones, or a tensor.
+    """Return the model and batch of `file.py:function`, which returns `(model, batch)`.
 
+    The batch is a mapping of keyword arguments, a sequence of positional ones, or a tensor.
     Raises `ShardwrightError` naming the file, and the line where the user's code failed.
     """
     path, _, name = spec.rpartition(":")
@@ -74,7 +75,7 @@ def load_model(spec: str) -> Loaded:
 
 
 def functions(path: str) -> list[str]:
-    """The public functions that a file defines; a `ShardwrightError` where there are none."""
+    """Return the public functions that a file defines; raise `ShardwrightError` where there are none."""
     found = _offered(_import_file(Path(path), path), inspect.isfunction)
     if not found:
         raise ShardwrightError(f"model {path!r}: the file has no function that could return (model, batch)")
@@ -91,7 +92,7 @@ def _import_file(path: Path, spec: str) -> ModuleType:
         raise ShardwrightError(f"model {spec!r}: there is no file {path}")
     folder = str(path.resolve().parent)
     if folder not in sys.path:
-        sys.path.insert(0, folder)  # as for a script: what lies beside it can be imported
+        sys.path.insert(0, folder)  # as for a script: files beside it can be imported
     found = importlib.util.spec_from_file_location(f"_shardwright_model_{path.stem}", path)
     if found is None or found.loader is None:
         raise ShardwrightError(f"model {spec!r}: {path} is no Python file; its name should end in .py")
@@ -105,7 +106,7 @@ def _import_file(path: Path, spec: str) -> ModuleType:
 
 
 def _where(error: Exception, path: str) -> str:
-    """What the user's code raised, and the last line of it in the user's file."""
+    """Return the error of the user's code, and the last line of it in the user's file."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).name == Path(path).name]
     line = f"{path}:{frames[-1].lineno}: " if frames else f"{path}: "
     return f"{line}{type(error).__name__}: {error}"

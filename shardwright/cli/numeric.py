@@ -49,7 +49,7 @@ NORMS = (
 
 @dataclass(frozen=True)
 class TrainingStep:
-    """One training step: the loss, the gradients, and the buffers after it, as whole tensors."""
+    """The results of a training step: the loss, the gradients, and the buffers after it, as whole tensors."""
 
     loss: float
     gradients: Mapping[str, Tensor]
@@ -58,7 +58,7 @@ class TrainingStep:
 
 @dataclass(frozen=True)
 class Errors:
-    """How far a step is from the reference: the loss, and each gradient and buffer by name."""
+    """The distances of a step from the reference: of the loss, and of each gradient and buffer by name."""
 
     loss: float
     reference_loss: float
@@ -70,7 +70,7 @@ class Errors:
 
 @dataclass(frozen=True)
 class NumericCheck(Report):
-    """The errors of `what`, beside what they may be; buffers are held to the tolerance of gradients."""
+    """The errors of `what`, with their tolerances; buffers have the tolerance of gradients."""
 
     what: str
     errors: Errors
@@ -79,7 +79,7 @@ class NumericCheck(Report):
 
     @property
     def passed(self) -> bool:
-        """Whether everything is within the tolerances."""
+        """True if everything is within the tolerances."""
         others = [*self.errors.gradients.values(), *self.errors.buffers.values()]
         return (
             self.errors.loss_error <= self.loss_tolerance
@@ -150,16 +150,16 @@ def measure(plan: Plan, loaded: Loaded, certified: Certified, timeout_s: float) 
 
 @contextmanager
 def _seeded(plan: Plan) -> Generator[None]:
-    """Around a step: both ways draw the same. Pipeline stages do so by the number of each draw alone."""
+    """Make both ways draw the same in a step. For pipeline stages, each draw is seeded by its number."""
     torch.manual_seed(STEP_SEED)
     with seed_exactly(STEP_SEED) if plan.execution.schedule.num_stages > 1 else nullcontext():
         yield
 
 
 def _single(model: nn.Module, batch: Mapping[str, Any], plan: Plan) -> tuple[TrainingStep, Tensor]:
-    """The reference: the model itself, under autocast where the plan is, and its modules where theirs are.
+    """Run the reference: the model itself, with its modules, under autocast where the plan has it.
 
-    Where the plan has statistics of each microbatch by itself, it runs one after the other.
+    Where the plan has statistics of each microbatch by itself, the model runs one microbatch after the other.
     """
     low, total = low_dtype(plan.execution.base, "autocast"), torch.zeros(())
     many = plan.mesh.num_microbatches if plan.execution.per_microbatch else 1
@@ -186,7 +186,7 @@ def _parallel(plan: Plan, model: nn.Module, captured: Captured, batch: Mapping[s
 
 
 def _held(values: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """Without what other pipeline stages have."""
+    """Return the values that this pipeline stage has."""
     names = {name for found in (model.named_parameters, model.named_buffers) for name, _ in found()}
     return {name: value for name, value in values.items() if name in names}
 
@@ -201,7 +201,7 @@ def _whole(tensor: Tensor) -> Tensor:
 
 
 def compare(step: TrainingStep, reference: TrainingStep, same_random_state: bool) -> Errors:
-    """The errors of a step. What only one of the two has is infinitely far off; so is a NaN."""
+    """Return the errors of a step. A value that only one side has, or a NaN, is infinitely far off."""
     whole = math.sqrt(sum(float(g.double().norm()) ** 2 for g in reference.gradients.values()))
     return Errors(
         step.loss,
@@ -241,6 +241,6 @@ def _worst_of(ranks: list[Errors], reference: TrainingStep) -> Errors:
 
 
 def _worst(ranks: Sequence[Mapping[str, float]], expected: Iterable[str]) -> dict[str, float]:
-    """By name, of the ranks that have it; what none has is infinitely far off."""
+    """Return the worst error by name, over the ranks that have it; infinity if no rank has it."""
     names = dict.fromkeys(chain(expected, *ranks))
     return {name: max((own[name] for own in ranks if name in own), default=math.inf) for name in names}

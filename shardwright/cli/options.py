@@ -36,7 +36,7 @@ CLUSTER_HELP = f"What to plan for: {CLUSTER_FORMS}"
 
 
 class Number(click.FloatRange):
-    """A finite number in a range: `nan` lies in every range of click's, and makes every comparison false."""
+    """A finite number in a range. Click's own ranges accept `nan`, for which every comparison is false."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ANN401 - as click has it
         number = super().convert(value, param, ctx)
@@ -50,13 +50,13 @@ rules_argument = click.argument("file", required=False, type=PATH, metavar="[FIL
 
 
 def examples(*commands: str) -> str:
-    """What the help of a command ends with."""
+    """Return the end of a command's help: its examples."""
     title = "Examples" if len(commands) > 1 else "Example"
     return "\n".join(["\b", f"{title}:", *(f"  shardwright {command}" for command in commands)])
 
 
 def parse_cluster(text: str) -> Cluster:
-    """The cluster that an option names; a `ShardwrightError` where it names none."""
+    """Return the cluster that an option names; raise `ShardwrightError` where it names none."""
     from shardwright.cost.clusters.cluster import Cluster
 
     kind, _, rest = text.partition(":")
@@ -76,7 +76,7 @@ def parse_cluster(text: str) -> Cluster:
 
 
 def _preset(text: str, rest: str) -> Cluster:
-    """`NAME[:NODES[:GPUS]]`, several of which + or a comma joins."""
+    """Return the cluster of `NAME[:NODES[:GPUS]]`, several of which are joined by + or a comma."""
     from shardwright.cost.clusters.cluster import Cluster
     from shardwright.cost.clusters.presets import machine_named
 
@@ -102,7 +102,7 @@ def _number(text: str, problem: str) -> int:
 
 
 def parse_mesh(text: str) -> Mesh:
-    """`dp=2,tp=4`, outermost axis first."""
+    """Return the mesh of `dp=2,tp=4`, outermost axis first."""
     pairs = [part.partition("=") for part in text.replace(" ", "").split(",")]
     if not all(name and size.isdecimal() for name, _, size in pairs):
         raise ShardwrightError(f"--mesh {text!r} is no mesh: give axes and sizes such as dp=2,tp=4")
@@ -110,19 +110,19 @@ def parse_mesh(text: str) -> Mesh:
 
 
 def parse_roles(text: str) -> Sequence[str]:
-    """`data,tensor`: what each axis may do."""
+    """Return the roles of axes in `data,tensor`."""
     return text.replace(" ", "").split(",")
 
 
 def cluster_option(command: Command) -> Command:
-    """`--cluster`"""
+    """Add `--cluster` to a command."""
     return click.option(
         "--cluster", type=parse_cluster, metavar="CLUSTER", default="local:2", show_default=True, help=CLUSTER_HELP
     )(command)
 
 
 def format_option(command: Command) -> Command:
-    """`--format text|json|markdown`"""
+    """Add `--format text|json|markdown` to a command."""
     choice = click.Choice(["text", "json", "markdown"])
     return click.option("--format", "form", type=choice, default="text", show_default=True, help="Form of the result.")(
         command
@@ -130,19 +130,19 @@ def format_option(command: Command) -> Command:
 
 
 def output_option(text: str) -> Callable[[Command], Command]:
-    """`--output`; `text` says what is written."""
+    """Return a decorator that adds `--output`; `text` says what is written."""
     return click.option("--output", "-o", type=FILE_PATH, callback=writable, help=text)
 
 
 def writable(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
-    """What a file can be written to, which is told before the work and not after it. Raises `MachineError`."""
+    """Return the path; raise `MachineError`, before the work begins, if it cannot be written."""
     if path is not None:
         require_writable(path, "the result", MachineError)
     return path
 
 
 def precision_option(command: Command) -> Command:
-    """`--precision`"""
+    """Add `--precision` to a command."""
     text = (
         f"What is computed in which dtype: {', '.join(PRECISIONS)}; amp_bf16 is as torch.autocast has it, bf16_params "
         "as FSDP2's MixedPrecisionPolicy(param_dtype=torch.bfloat16). Or by module: 'lm_head=fp32,*=amp_bf16', of "
@@ -155,7 +155,7 @@ def precision_option(command: Command) -> Command:
 
 
 def reduce_dtype_option(command: Command) -> Command:
-    """`--reduce-dtype`"""
+    """Add `--reduce-dtype` to a command."""
     text = (
         f"What gradients are sent in, to be summed over devices: {', '.join(REDUCE_DTYPES)}. By default the dtype of "
         "the parameters."
@@ -164,29 +164,29 @@ def reduce_dtype_option(command: Command) -> Command:
 
 
 def parse_reduce_dtype(text: str) -> str:
-    """`bfloat16`, or an alias such as `bf16`."""
+    """Return the dtype of `bfloat16`, or of an alias such as `bf16`."""
     return dtype_named(text, "", "--reduce-dtype", REDUCE_DTYPES)
 
 
 def parse_dtype(text: str) -> str:
-    """What weights of a config may be in."""
+    """Return a dtype for the weights of a config."""
     return dtype_named(text, "", "--dtype", DTYPES)
 
 
 def parse_one_precision(text: str) -> Precision:
-    """`amp_bf16`, or an alias such as `bf16-mixed`."""
+    """Return the precision of `amp_bf16`, or of an alias such as `bf16-mixed`."""
     return precision_named(text, "", "--precision")
 
 
 def parse_precision(text: str) -> PrecisionMode:
-    """`amp_bf16`, or `lm_head=fp32,*=amp_bf16`: what is computed in which dtype."""
+    """Return the precision of `amp_bf16`, or the precisions by module of `lm_head=fp32,*=amp_bf16`."""
     if "=" not in text:
         return parse_one_precision(text)
     return cast("PrecisionMode", _by_name(text, "--precision", "a precision, or pairs such as 'lm_head=fp32'"))
 
 
 def parse_recompute(text: str) -> RecomputeMode:
-    """`full`, or `model.layers.0-7=full,model.layers.*.mlp=full`, or JSON as `explain --recompute` prints it."""
+    """Return the mode of `full`, of pairs such as `model.layers.0-7=full`, or of `explain --recompute`'s JSON."""
     if text.lstrip().startswith(("{", '"')):
         try:
             return cast("RecomputeMode", json.loads(text))
@@ -200,7 +200,7 @@ def parse_recompute(text: str) -> RecomputeMode:
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:
-    """How many devices each stage has along the first axis: "2,1"."""
+    """Return the number of devices that each stage has along the first axis, from a text such as "2,1"."""
     parts = text.split(",")
     if all(part.isdecimal() and int(part) for part in parts):
         return tuple(map(int, parts))
@@ -208,7 +208,7 @@ def parse_sizes(text: str) -> tuple[int, ...]:
 
 
 def parse_stages(text: str) -> Stages:
-    """A number of pipeline stages, the devices of each ("4,2"), or "auto"."""
+    """Return a number of pipeline stages, the devices of each ("4,2"), or "auto"."""
     if text == "auto" or (text.isdecimal() and int(text)):
         return "auto" if text == "auto" else int(text)
     parts = text.split(",")
@@ -220,7 +220,7 @@ def parse_stages(text: str) -> Stages:
 
 
 def parse_changes(text: str) -> dict[str, str]:
-    """`nodes=2x,batch=128`: what becomes of what."""
+    """Return the changes in `nodes=2x,batch=128`, by quantity."""
     changes = _by_name(text, "--what-if", "changes such as nodes=2x,bandwidth=0.5x")
     unknown = [name for name in changes if name not in WHAT_IF]
     if unknown:
@@ -229,7 +229,7 @@ def parse_changes(text: str) -> dict[str, str]:
 
 
 def _by_name(text: str, option: str, wanted: str) -> dict[str, str]:
-    """`NAME=WORD,NAME=WORD`; an error that says what is wanted."""
+    """Return the words of `NAME=WORD,NAME=WORD` by name; raise an error that says what is `wanted`."""
     pairs = [part.rpartition("=") for part in text.replace(" ", "").split(",")]
     names = [name for name, _, _ in pairs]
     if not all(name and word for name, _, word in pairs) or len(set(names)) < len(names):
@@ -238,13 +238,13 @@ def _by_name(text: str, option: str, wanted: str) -> dict[str, str]:
 
 
 def microbatches_option(command: Command) -> Command:
-    """`--microbatches`"""
+    """Add `--microbatches` to a command."""
     text = "Microbatches of a step, whose gradients are accumulated; by default the search chooses."
     return click.option("--microbatches", type=click.IntRange(1), help=text)(command)
 
 
 def per_microbatch_option(command: Command) -> Command:
-    """`--per-microbatch`"""
+    """Add `--per-microbatch` to a command."""
     text = (
         "Modules, by name or pattern ('*': all), whose statistics over the batch (batch norm, balancing losses) are "
         "taken of each microbatch by itself, which makes it another step; needs --microbatches. May be repeated."
@@ -255,7 +255,7 @@ def per_microbatch_option(command: Command) -> Command:
 
 
 def check_capture_option(default: str) -> Callable[[Command], Command]:
-    """`--check-capture`"""
+    """Add `--check-capture` to a command."""
     text = (
         "first: compare one eager step of the model with its captured graph, on the model's own values, and refuse a "
         "graph that computes something else. never: leave it out."
@@ -265,7 +265,7 @@ def check_capture_option(default: str) -> Callable[[Command], Command]:
 
 
 def recompute_option(command: Command) -> Command:
-    """`--recompute`"""
+    """Add `--recompute` to a command."""
     text = (
         "What backward computes again: none, selective (attention) or full (every block); or by block or module in "
         "blocks, such as 'model.layers.0-7=full,model.layers.*.mlp=full'; or JSON, which says it by value, as `explain "
@@ -275,7 +275,7 @@ def recompute_option(command: Command) -> Command:
 
 
 def search_options(command: Command) -> Command:
-    """What guides the search, as one mapping `search`: arguments of `shardwright.plan`."""
+    """Add options that guide the search, as one mapping `search` of arguments of `shardwright.plan`."""
     return _together(
         command,
         "search",
@@ -333,7 +333,7 @@ def search_options(command: Command) -> Command:
 
 
 def model_options(command: Command) -> Command:
-    """MODEL, or a transformers config and the shape of a batch, as one mapping `model`: fields of `models.Request`."""
+    """Add MODEL, or a transformers config and a batch's shape, as one mapping `model`: `models.Request`'s fields."""
     return _together(
         command,
         "model",
@@ -358,7 +358,7 @@ def model_options(command: Command) -> Command:
 
 
 def _together(command: Command, name: str, **options: Callable[[Command], Command]) -> Command:
-    """Options whose values the command gets as one mapping; they are called as their parameters are."""
+    """Pass the values of some options to the command as one mapping, by the names of their parameters."""
 
     @wraps(command)
     def gathering(**values: Any) -> object:

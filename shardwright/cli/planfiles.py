@@ -1,4 +1,4 @@
-"""What commands that take a plan file share: what is believed of it, whose cluster counts, the status at the end."""
+"""The common part of commands that take a plan file: warnings, the choice of the cluster, the exit status."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def facts_to_show(plan_file: Path) -> PlanFacts:
-    """Those of the plan in a file, after a line on stderr where it does not predict what is predicted of it now."""
+    """Return the facts of a file's plan; warn on stderr if the file's prediction is outdated."""
     from shardwright.reports.facts import PlanFacts
     from shardwright.reports.wording import outdated
     from shardwright.search.plan import Plan
@@ -32,7 +32,7 @@ def facts_to_show(plan_file: Path) -> PlanFacts:
 
 
 def shown_of(plan_file: Path) -> Shown:
-    """All that is said of the plan in a file, after the same line."""
+    """Return the contents of reports on a file's plan, after the same warning."""
     from shardwright.reports.shown import Shown
 
     shown = Shown.load(plan_file)
@@ -41,7 +41,7 @@ def shown_of(plan_file: Path) -> Shown:
 
 
 def target_beside(plan_file: Path, output: Path | None, suffix: str, what: str) -> Path:
-    """Where what is made of a plan file goes, by default beside it; an error, before the work, where it cannot."""
+    """Return the output file, by default beside the plan file; raise an error early if it cannot be written."""
     target = output or plan_file.with_suffix(suffix)
     if target.resolve() == plan_file.resolve():
         raise PlanError(f"{target}: this is the plan file, which {what} would replace; choose another path")
@@ -50,13 +50,13 @@ def target_beside(plan_file: Path, output: Path | None, suffix: str, what: str) 
 
 
 def warn(plan_file: Path, told: str) -> None:
-    """Say what is wrong with a plan file; nothing where `told` is ""."""
+    """Warn about a plan file, unless `told` is ""."""
     if told:
         terminal.note(f"warning: {plan_file}: {told}")
 
 
 def load_with_its_cluster(plan_file: Path, cluster: Cluster) -> Plan:
-    """The plan in a file; a `PlanError` where `--cluster` was given and names another cluster than the plan's."""
+    """Load a file's plan; raise `PlanError` if `--cluster` was given and names another cluster."""
     from shardwright.search.plan import Plan
 
     plan = Plan.load(plan_file)
@@ -74,7 +74,7 @@ def _told(cluster: Cluster) -> str:
 
 
 def status_of(*plans: Plan) -> int:
-    """The exit status of a command that shows plans: not 0 where one does not fit, after saying by how much."""
+    """Return the exit status of a command that shows plans: not 0 if one does not fit, after saying by how much."""
     from shardwright.reports.facts import fits
     from shardwright.reports.wording import infeasible
 
@@ -82,7 +82,7 @@ def status_of(*plans: Plan) -> int:
 
 
 def status_said(*unfit: str) -> int:
-    """The same where it is known what is to be said of plans that do not fit; "" of one that does."""
+    """Return the same status from the messages on plans that do not fit; "" for a plan that does."""
     told = list(filter(None, unfit))
     for problem in told:
         terminal.note(f"error: {problem}")

@@ -124,9 +124,9 @@ def run(
 def train_on_ranks(
     model: str, cluster: Cluster, folder: Path, values: Mapping[str, object], *, quiet: bool = False
 ) -> int:
-    """Train a model on local ranks as `train.train` does with these settings; returns the exit status.
+    """Train a model on local ranks as `train.train` does with these settings; return the exit status.
 
-    `folder`: where what ranks are told lies. `quiet`: what they print goes to stderr.
+    `folder`: for the files that ranks read. `quiet`: the ranks' output goes to stderr.
     """
     settings, cluster_file = folder / "settings.json", folder / "cluster.json"
     cluster.save(cluster_file)
@@ -137,9 +137,9 @@ def train_on_ranks(
 
 
 def launch(command: list[str], num_ranks: int, *, quiet: bool = False) -> int:
-    """Run a script (or `-m` module) on this many local ranks by torchrun; returns the exit status (`elastic`).
+    """Run a script (or `-m` module) on this many local ranks by torchrun; return the exit status (`elastic`).
 
-    `quiet`: what it prints goes to stderr.
+    `quiet`: its output goes to stderr.
     """
     torchrun = [sys.executable, "-m", "shardwright.cli.elastic", "--standalone", "--nproc-per-node", str(num_ranks)]
     out = sys.stderr if quiet else None
@@ -148,7 +148,7 @@ def launch(command: list[str], num_ranks: int, *, quiet: bool = False) -> int:
 
 
 def _told(folder: Path) -> int:
-    """Print what ranks ended with, each message once; the exit status, 0 where no rank left a message."""
+    """Print the errors of ranks, each message once; return the exit status, 0 where no rank left a message."""
     failures = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(folder.glob(FAILURES))]
     told = list[str]()
     for failure in failures:
@@ -160,7 +160,7 @@ def _told(folder: Path) -> int:
 
 
 def environment(num_ranks: int) -> dict[str, str]:
-    """The caller's, with a fair share of the threads for each rank, and gloo on the loopback device."""
+    """Return the caller's environment, with a fair share of threads for each rank, and gloo on loopback."""
     root = str(Path(__file__).resolve().parent.parent.parent)
     from shardwright.cost.clusters.cluster import threads_per_rank
 
@@ -172,7 +172,7 @@ def environment(num_ranks: int) -> dict[str, str]:
 
 
 def refuse_missing(cluster: Cluster, command: str) -> None:
-    """The ranks of a cluster of GPUs need as many GPUs: on CPUs, predicted times would mean nothing."""
+    """Raise an error if there are fewer GPUs than ranks: on CPUs, predicted times would mean nothing."""
     if cluster.device.kind == "cpu":
         return
     import torch
@@ -187,7 +187,7 @@ def refuse_missing(cluster: Cluster, command: str) -> None:
 
 
 def refuse_remote(cluster: Cluster, command: str) -> None:
-    """No rank of another machine is started."""
+    """Raise an error if ranks of other machines are needed."""
     if len(cluster.levels) > 1 and cluster.levels[-1].size > 1:
         raise MachineError(
             f"{command} starts ranks on this machine only, and {cluster.name} has {cluster.levels[-1].size} machines; "

@@ -1,4 +1,4 @@
-"""What goes to the terminal: results on stdout, in colour where it is one; progress on stderr."""
+"""Output to the terminal: results on stdout, in colour if it is a terminal; progress on stderr."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _STYLES: dict[Style, dict[str, Any]] = {
 
 
 def show(report: Report, form: str = "text") -> None:
-    """Print a report in the form that `--format` asks for: in colour on a terminal, in as many columns as there are."""
+    """Print a report in the form that `--format` asks for: in colour on a terminal, and as wide as the terminal."""
     if form == "json":
         show_json(report.data())
         return
@@ -39,7 +39,7 @@ def show(report: Report, form: str = "text") -> None:
 
 
 def _width() -> int | None:
-    """Columns of the terminal, or what COLUMNS says; None where there is neither."""
+    """Return the columns of the terminal, or the value of COLUMNS; None where there is neither."""
     said = os.environ.get("COLUMNS", "")
     if sys.stdout.isatty() or (said.isdecimal() and int(said)):
         return shutil.get_terminal_size().columns
@@ -52,13 +52,13 @@ def show_json(value: object) -> None:
 
 
 def note(text: str) -> None:
-    """A line for people, on stderr."""
+    """Print a line for people on stderr."""
     click.echo(text, err=True)
 
 
 @contextmanager
 def progress(title: str) -> Generator[Progress]:
-    """A function that shows what is going on: a spinner on a terminal, plain lines elsewhere."""
+    """Yield a function that shows progress: a spinner on a terminal, plain lines elsewhere."""
     start = time.perf_counter()
     if not sys.stderr.isatty():
         yield lambda message: note(f"{title}: {message}")

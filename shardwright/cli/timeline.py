@@ -1,4 +1,4 @@
-"""`shardwright timeline`: what runs when in a step of a plan. Needs neither torch nor the model."""
+"""`shardwright timeline`: the simulated step of a plan. Needs neither torch nor the model."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def timeline(plan_file: Path, trace_file: Path | None, cluster: Cluster | None, 
 
 
 def _execution(ways: Mapping[str, Any], own: Execution) -> Execution:
-    """The plan's own execution, as the options change it; what does not go together is told by their names."""
+    """Return the plan's own execution with the options' changes; errors on contradictions name the options."""
     from shardwright.pcg.checks import FieldError
 
     given = {name: value for name, value in ways.items() if value is not None}

@@ -1,4 +1,4 @@
-"""What each rank of `shardwright run FILE.py:FUNCTION` does: train a model on one batch and tell how fast."""
+"""The program of each rank of `shardwright run FILE.py:FUNCTION`: train a model on one batch, and time it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from shardwright.reports.units import seconds
 from shardwright.search.plan import Plan
 
 WARM_UP = 3
-"""So many steps do not count, where there are more."""
+"""The number of first steps that are not timed, if there are more steps."""
 
 
 def train(settings: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""`shardwright verify`: does the lowered program compute what the model computes?"""
+"""`shardwright verify`: a comparison of the lowered program's results with the model's."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def verify(
 
 
 def _tolerances(plan: Plan) -> tuple[float, float]:
-    """What errors of the loss and of a gradient may be, by what is in 16 bits."""
+    """Return the tolerances of the loss and of a gradient, by the values that are in 16 bits."""
     from shardwright.pcg.precision import HALVES, low_dtype
     from shardwright.pcg.step.precisions import every
 

@@ -60,7 +60,7 @@ class AxisFacts:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """All moves of one kind along one axis in a step.
+    """The moves of one kind along one axis in a step, all together.
 
     `what`: "weight", "activation", "constant" or that of an `Exchange`.
     `num_forward`, `num_backward`: how often each of the `count` values, and its gradient, moves in a step.
@@ -303,7 +303,7 @@ class PlanFacts:
 
     @cached_property
     def traffic(self) -> tuple[Traffic, ...]:
-        """All moves by kind, the longest first."""
+        """The traffic of a step by kind, the longest first."""
         groups: dict[tuple[str, str, str, str, int, int], list[NodeCosts]] = defaultdict(list)
         for origin, move, cost in self.moves:
             where = (self.kind_of(origin), self.mesh.names[move.axis], move.before.kind, move.after.kind)

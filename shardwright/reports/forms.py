@@ -93,7 +93,7 @@ class Formulas:
 
     @cached_property
     def dims(self) -> dict[str, _Dims]:
-        """By node, the exponents of the batch and of the hidden size in each dimension."""
+        """The exponents of the batch and of the hidden size in each dimension of each node."""
         found = dict[str, _Dims]()
         for node in self.graph.nodes:
             if node.op in ("parameter", "buffer"):
@@ -293,7 +293,7 @@ class Formulas:
 
     @property
     def all(self) -> dict[str, Form]:
-        """All forms by name; seconds end in `_s`, bytes of a device in `_bytes`."""
+        """The forms by name; seconds end in `_s`, bytes of a device in `_bytes`."""
         names = ("compute_s", "optimizer_s", "communication_s", "sent_bytes", "stored_bytes")
         return {name: getattr(self, name) for name in names}
 

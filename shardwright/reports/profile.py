@@ -149,7 +149,7 @@ class ProfileReport(Report):
 
     @cached_property
     def _one_by_one(self) -> list[tuple[str, Both]]:
-        """By block and fused group, both seconds; `Both.name` is the place predicted to take most."""
+        """Both seconds by block and fused group; `Both.name` is the place predicted to take most."""
         predicted, measured = dict(self._predicted), defaultdict[tuple[str, str], float](float)
         for block, place, _, taken_s in self.profile.parts:
             measured[block, place] += taken_s
