@@ -1,18 +1,18 @@
 """Shardwright: compile a PyTorch model into the best parallel training program that can be proven right.
 
-This package is what users import. It holds the public interface and the command line, and sees every folder; the six
-folders of the compiler appear in it as `shardwright.pcg`, `shardwright.substitutions`, `shardwright.verifier`,
+Users import this package. It holds the public interface and the command line, and sees every folder; the six folders
+of the compiler appear in it as `shardwright.pcg`, `shardwright.substitutions`, `shardwright.verifier`,
 `shardwright.search`, `shardwright.cost` and `shardwright.lowering`.
 
     api            the public functions: `plan`, `compile` and more
     checking       one eager step of the model beside the captured graph
-    ranks          what ranks of one run agree on
+    ranks          agreement of the ranks of one run
     asking         why not another strategy, and what if the cluster or the batch changed
     generation     generates and proves rules on all cores; `resuming`: goes on where it stopped
     judging        judges rules on all cores; `workers`: worker processes for long lists of tasks
-    overheads      what calibration times of the lowering
+    overheads      calls of the lowering that calibration times
     cli/, reports/, view/
-                   commands; what people read of a plan; the page
+                   commands; reports on plans; the page
     __main__       `python -m shardwright`
 
 Importing it is cheap: torch is loaded when a name that needs it is first used.

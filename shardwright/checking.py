@@ -35,7 +35,7 @@ from shardwright.search.checked import CaptureCheck
 from shardwright.search.request.spaces import batch_size
 
 CheckCapture = Literal["first", "never"]
-"""When an eager step is compared with the captured graph: unless the plan records that it was, or not at all."""
+"""The values of `check_capture`: "first" compares an eager step unless the plan records that one was compared."""
 MOST_FLOPS = {"cpu": 1e10, "cuda": 2e12}
 """The most FLOPs of a forward, by kind of device; it is run about eight times, counting backwards and repeats."""
 MEMORY_SHARE = 0.5

@@ -126,7 +126,7 @@ def _device_of(workload: Workload) -> tuple[str, int]:
     return properties.name, properties.total_memory
 
 
-# ------------------------------------------------------------------------------------------------------ what is kept
+# ------------------------------------------------------------------------------------------------------- saved visits
 
 
 def _visits_path(target: Path) -> Path:

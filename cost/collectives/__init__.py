@@ -2,7 +2,7 @@
 
     groups         the links that the groups of a mesh axis use
     algorithms     closed forms of each algorithm
-    nccl, gloo     which algorithm each library runs
+    nccl, gloo     the algorithms that each library runs
     curve          time over size, in straight pieces
     communication  seconds of a collective along axes of a mesh
     moves          seconds of a change of layout

@@ -1,10 +1,10 @@
-"""Compute: the kernels of an operator, forward and backward, and how long a device takes for them.
+"""Compute: the kernels of an operator, forward and backward, and the time that a device takes for them.
 
-    work           the kernels of an operator, by what they read, write and multiply
-    kernels        measured kernels, and what they say about others
+    work           the kernels of an operator: their bytes and FLOPs
+    kernels        measured kernels, and predictions for others from them
     compute        seconds of a kernel: measured, or by a roofline
     operators      seconds and kept bytes of an operator, however it is split
-    fusion         what `torch.compile` makes one kernel
+    fusion         the operators that `torch.compile` makes one kernel
 
-`operators` is what the rest of the cost model asks.
+The rest of the cost model calls `operators`.
 """

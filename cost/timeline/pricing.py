@@ -63,7 +63,7 @@ def _gradient(name: str) -> str:
 
 
 class _Readers:
-    """The last task of each stream that reads something, by what it reads; it is free when all of these have ended."""
+    """The last reader of memory on each stream; the memory is free when all of these tasks have ended."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder

@@ -188,7 +188,7 @@ def _stretched(
         later_s = dict.fromkeys(left, more * sum(own for own in left.values() if own > 0))
         shift = window[1] - begun
         put_off = shift + more * (window[1] - window[0])
-        for stream in (stream for stream, own in left.items() if own < 0):  # until what was left before is done
+        for stream in (stream for stream, own in left.items() if own < 0):  # until tasks from before are done
             rest_s = _rest_s(stream, last.end, done, window[1])
             later_s[stream] = max(more * left[stream], -rest_s)
             put_off -= sharing.least * (later_s[stream] - more * left[stream])
@@ -319,7 +319,7 @@ def course(segment: Segment, starts: Sequence[float], ends: Sequence[float], off
 _Event = tuple[float, int, bool, int, float, int]
 """A change: its moment, not put off, and its task; whether something is given back; column and bytes; the buffer."""
 _Changes = tuple[list[_Event], tuple[str, ...], NDArray[np.float64]]
-"""All changes in order, the categories in the columns, and the bytes from each change on."""
+"""The changes in order, the categories in the columns, and the bytes from each change on."""
 
 
 def _changes(segment: Segment, starts: Sequence[float], ends: Sequence[float]) -> _Changes:
