@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import importlib
+import multiprocessing
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from functools import cache, partial
@@ -86,6 +88,27 @@ def run_all(jobs: Sequence[tuple[int, Callable[[], Any]]]) -> list[list[Any]]:
         ranks = run_ranks(lambda bodies: [body() for body in bodies], world, 120, args=(list(own.values()),))
         results |= dict(zip(own, map(list, zip(*ranks, strict=True)), strict=True))
     return [results[number] for number in range(len(jobs))]
+
+
+def beside_each_other(runs: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
+    """What they give, each in a fork, from which it may fork ranks: of what mostly waits."""
+    context = multiprocessing.get_context("fork")
+    queue = context.SimpleQueue()
+
+    def run(name: str) -> None:
+        try:
+            queue.put((name, True, runs[name]()))
+        except BaseException:  # noqa: BLE001 - the parent tells it
+            queue.put((name, False, traceback.format_exc()))
+
+    forks = [context.Process(target=run, args=(name,)) for name in runs]
+    for fork in forks:
+        fork.start()
+    found = [queue.get() for _ in runs]
+    for fork in forks:
+        fork.join()
+    assert [f"{name}: {told}" for name, is_good, told in found if not is_good] == []
+    return {name: given for name, _, given in found}
 
 
 def entry_of(parallel: ParallelModule) -> Entry:

@@ -55,11 +55,15 @@ def _same(one: Tensor | None, other: Tensor | None) -> bool:
     return one is other or (one is not None and other is not None and one.dtype == other.dtype and one.equal(other))
 
 
+def example() -> tuple[Net, Any]:
+    """A model and a batch, the same every time."""
+    torch.manual_seed(1)
+    return Net(), {"ids": torch.randint(16, (8, 4)), "more": {"weight": torch.rand(1)}}
+
+
 @cache
 def case(precision: Precision | PrecisionByModule = "bf16_params") -> Case:
-    torch.manual_seed(1)
-    model = Net()
-    batch: Any = {"ids": torch.randint(16, (8, 4)), "more": {"weight": torch.rand(1)}}
+    model, batch = example()
     return Case(model, batch, capture(model, batch, precision=precision))
 
 
@@ -99,10 +103,10 @@ def ours(parallel: ParallelModule, batch: Any, low: torch.dtype) -> Trained:
 def fsdp(reduce_dtype: torch.dtype, param_dtype: torch.dtype, *, wide_norms: bool) -> Trained:
     """`fully_shard` of every block and of the model; of norms in float32, and what lies beside them."""
     warnings.simplefilter("ignore")  # that what a wrapped module gives is a view, which is not written to here
-    found, mesh, scaler = case(), init_device_mesh("cpu", (2,)), scaler_for(param_dtype)
+    (model, batch), mesh, scaler = example(), init_device_mesh("cpu", (2,)), scaler_for(param_dtype)
     low = MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=reduce_dtype)
     wide = MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=reduce_dtype)
-    model, rank = found.model, dist.get_rank()
+    rank = dist.get_rank()
     for block in model.get_submodule("blocks").children():
         for module in block.modules() if wide_norms else ():
             if isinstance(module, (nn.LayerNorm, nn.Linear)):
@@ -111,7 +115,7 @@ def fsdp(reduce_dtype: torch.dtype, param_dtype: torch.dtype, *, wide_norms: boo
     fully_shard(model, mesh=mesh, mp_policy=low)
 
     def step() -> float:
-        loss = model(found.batch["ids"].chunk(2)[rank], found.batch["more"])
+        loss = model(batch["ids"].chunk(2)[rank], batch["more"])
         scaler.scale(loss).backward()
         mean = loss.detach() / 2
         dist.all_reduce(mean)

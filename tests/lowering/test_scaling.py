@@ -17,7 +17,7 @@ from shardwright.pcg.step.meshes import num_devices
 from shardwright.search.tree.planner import Planner
 from tests.lowering.pipelines import evenly, of_one_stage
 from tests.lowering.rounding import case, solved
-from tests.lowering.runs import run_all
+from tests.lowering.runs import Case, run_all
 from tests.search.graphs import cluster
 
 SCALE = 1024.0
@@ -38,13 +38,13 @@ class Overflow:
         return num_devices(self.graph.mesh, self.run)
 
 
-def overflowing(*cases: Overflow) -> list[list[tuple[bool, float]]]:
+def overflowing(*overflows: Overflow) -> list[list[tuple[bool, float]]]:
     """On each rank: whether parameters have changed, and the scale, after a step in which one rank has an inf."""
-    return run_all([(case.num_ranks, partial(step, case)) for case in cases])
+    example = case("gpt")  # captured once, and not by every rank
+    return run_all([(one.num_ranks, partial(step, example, one)) for one in overflows])
 
 
-def step(one: Overflow) -> tuple[bool, float]:
-    example = case("gpt")
+def step(example: Case, one: Overflow) -> tuple[bool, float]:
     parallel = example.lower(one.graph, one.run)
     owned = list(parallel.parameters())[:: -1 if one.way == "reversed" else 1]
     optimizer = torch.optim.AdamW(owned, lr=1.0, fused=one.way == "fused")

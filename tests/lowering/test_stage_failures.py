@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import re
 import signal
 import time
-import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,7 +23,7 @@ from shardwright.lowering.runtime.inputs import CheckInputs
 from shardwright.lowering.runtime.pipeline import Pipeline
 from shardwright.pcg.errors import DistributedError, ShardwrightError
 from tests.lowering.pipelines import evenly, of_one_stage
-from tests.lowering.runs import Case, entry_of
+from tests.lowering.runs import Case, beside_each_other, entry_of
 from tests.lowering.test_stage_training import case
 
 TIMEOUT_S, WORLD, FAILING = 3.0, 4, 1
@@ -203,31 +201,10 @@ def test_a_rank_is_stuck(stuck: list[Stuck], tmp_path: Path) -> None:
     for one in stuck:
         (folder := tmp_path / one.name).mkdir()
         runs[one.name] = partial(seen, folder, one.fault, one.roles, failing=one.failing)
+    case()  # captured once
     found = beside_each_other(runs)
     for one in stuck:
         assert_told(found[one.name], one.others, one.words, WORLD // 2 ** len(one.roles), of=one.name)
-
-
-def beside_each_other(runs: Mapping[str, Callable[[], Seen]]) -> dict[str, Seen]:
-    """What they give, each in a fork, from which it forks its ranks."""
-    context = multiprocessing.get_context("fork")
-    queue = context.SimpleQueue()
-
-    def run(name: str) -> None:
-        try:
-            queue.put((name, runs[name]()))
-        except BaseException:  # noqa: BLE001 - the parent tells it
-            queue.put((name, traceback.format_exc()))
-
-    case()  # captured once
-    forks = [context.Process(target=run, args=(name,)) for name in runs]
-    for fork in forks:
-        fork.start()
-    found = dict(queue.get() for _ in runs)
-    for fork in forks:
-        fork.join()
-    assert [f"{name}: {told}" for name, told in found.items() if isinstance(told, str)] == []
-    return found
 
 
 @pytest.mark.parametrize("check", ["first", "never"])

@@ -6,6 +6,7 @@ import copy
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from shardwright.lowering.random.drawing import WATCH_EVERY, Drawing, Stream
 from shardwright.lowering.ranks.launch import connect, run_ranks
 from shardwright.lowering.runtime.inputs import NUM_FIRST
 from shardwright.pcg.errors import ShardwrightError
-from tests.lowering.runs import Case, entry_of, whole
+from tests.lowering.runs import Case, entry_of, hang, whole
 from tests.lowering.runtime.test_inputs import Regression
 from tests.lowering.test_microbatches import planned
 from tests.lowering.test_training import DATA, MEGATRON, TWO, Net
@@ -161,16 +162,19 @@ def test_exact_seeds_must_be_equal(net: Case) -> None:
     run_ranks(body, 2, 60)
 
 
-def test_a_rank_that_draws_from_another_waits_for_no_longer_than_its_timeout(net: Case) -> None:
+def test_a_rank_that_draws_from_another_waits_for_no_longer_than_its_timeout(net: Case, tmp_path: Path) -> None:
+    done = tmp_path / "done"
+
     def body() -> float:
         ranks = replace(connect(TWO, 30), timeout_s=1.0)
         drawing = Drawing(ranks, net.captured.graph, Stream())
         began = time.monotonic()
         if dist.get_rank() == 0:
-            time.sleep(4)  # and sends nothing
+            hang(done, 4)  # and sends nothing
         else:
             with pytest.raises(RuntimeError):
                 drawing.agree([[-1, 0, 1], [-1, 0, 2]])
+            done.touch()
         return time.monotonic() - began
 
     assert run_ranks(body, 2, 30)[1] < 3.5

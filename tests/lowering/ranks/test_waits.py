@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from contextlib import ExitStack
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 from unittest import mock
@@ -22,7 +23,7 @@ from shardwright.lowering.ranks.waits import start_up
 from shardwright.lowering.store import sources
 from shardwright.pcg.errors import DistributedError
 from shardwright.search.plan import Plan
-from tests.lowering.runs import hang
+from tests.lowering.runs import beside_each_other, hang
 
 TIMEOUT_S = 1.5
 BATCH = {"x": torch.ones(4, 4)}
@@ -60,17 +61,28 @@ def plan() -> Plan:
     return api.plan(Small(), Cluster.local(2), kwargs=BATCH, mesh={"x": 2})
 
 
-@pytest.mark.parametrize(
-    ("where", "failing"),
-    [((api, "_target"), 0), ((api, "model_facts"), 1), ((sources, "share_values"), 0), ((module, "Entry"), 1)],
-)
-def test_the_others_end_within_the_timeout(where: tuple[Any, str], failing: int, plan: Plan, tmp_path: Path) -> None:
-    found = run_ranks(started, 2, args=(where, failing, plan, tmp_path / "done"), timeout_s=60)
-    assert found[failing] == "KeyError: 'this rank'"
-    other = found[1 - failing]
-    assert other.startswith(f"DistributedError: rank {1 - failing} of 2: a collective failed in "), other
-    assert "another rank has probably failed or is stuck" in other
-    assert "Connection closed" not in other
+FAILING: dict[str, tuple[Any, int]] = {
+    "_target": (api, 0),
+    "model_facts": (api, 1),
+    "share_values": (sources, 0),
+    "Entry": (module, 1),
+}
+"""What fails, of which module, and on which rank."""
+
+
+def test_the_others_end_within_the_timeout(plan: Plan, tmp_path: Path) -> None:
+    def run(name: str) -> list[str]:
+        owner, failing = FAILING[name]
+        return run_ranks(started, 2, args=((owner, name), failing, plan, tmp_path / name), timeout_s=60)
+
+    for name, found in beside_each_other({name: partial(run, name) for name in FAILING}).items():
+        failing = FAILING[name][1]
+        assert found[failing] == "KeyError: 'this rank'", name
+        other = found[1 - failing]
+        start = f"DistributedError: rank {1 - failing} of 2: a collective failed in "
+        assert other.startswith(start), (name, other)
+        assert "another rank has probably failed or is stuck" in other, (name, other)
+        assert "Connection closed" not in other, (name, other)
 
 
 def waits_for_a_plan(plan: Plan, done: Path) -> str:
