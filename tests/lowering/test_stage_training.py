@@ -142,7 +142,7 @@ def test_five_steps_of_adamw() -> None:
     found = case()
 
     def train(model: nn.Module) -> tuple[list[float], dict[str, Tensor]]:
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
         losses = list[float]()
         with seed_exactly(SEED):
             for _ in range(5):

@@ -74,7 +74,7 @@ class Trained:
         self.parallel.load_state_dict(self.other)
 
     def optimizer(self, steps: int = 2) -> torch.optim.Optimizer:
-        optimizer = torch.optim.AdamW(self.parallel.parameters(), 0.01)
+        optimizer = torch.optim.AdamW(self.parallel.parameters(), 0.01, fused=True)
         for _ in range(steps):
             torch.manual_seed(1)
             self.parallel.forward_backward(**self.case.batch)
