@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Callable, Container, Generator, Iterable, Mapping
 from contextlib import contextmanager, nullcontext, redirect_stderr
 from functools import cache
-from itertools import chain, takewhile
+from itertools import chain
 from keyword import iskeyword
 from pathlib import Path
 from types import FrameType
@@ -91,20 +91,22 @@ def _decompositions() -> Mapping[torch._ops.OperatorBase, Callable[..., Any]]:
     }
 
 
-class _Calls:
-    """The calls inside of `export` that make a node, with no line read; it replaces torch's record."""
-
-    def __init__(self, calls: list[tuple[FrameType, int]]) -> None:
-        self._calls = calls
+class _Calls(list[traceback.FrameSummary]):
+    """The calls inside of `export` that make a node, without torch's own; it replaces torch's record."""
 
     @classmethod
     def extract(cls) -> _Calls:
-        calls = traceback.walk_stack(sys._getframe(1))
-        return cls(list(takewhile(lambda call: call[0].f_code is not export.__code__, calls)))
+        calls, frame = cls(), sys._getframe(1)
+        while frame is not None and frame.f_code is not export.__code__:
+            code = frame.f_code
+            if not is_library(code.co_filename):
+                calls.append(traceback.FrameSummary(code.co_filename, frame.f_lineno, code.co_name, lookup_line=False))
+            frame = frame.f_back
+        return calls
 
-    def summary(self) -> traceback.StackSummary:
+    def summary(self) -> list[traceback.FrameSummary]:
         """Return the calls, the outermost first."""
-        return traceback.StackSummary.extract(reversed(self._calls), lookup_lines=False)
+        return self[::-1]
 
 
 @contextmanager
@@ -223,9 +225,12 @@ def _remedy(error: BaseException) -> str:
     ) + (f". {newer}" if newer else "")
 
 
+_TORCH = str(Path(torch.__file__).parent)
+
+
 def is_library(filename: str) -> bool:
     """Return whether a source file is torch's."""
-    return str(Path(torch.__file__).parent) in filename
+    return _TORCH in filename
 
 
 def line_of(function: Callable[..., Any]) -> str:
