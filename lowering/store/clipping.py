@@ -1,4 +1,4 @@
-"""Clipping by the global norm, on the ranks' own parts: a DTensor operation for each gradient would cost far more."""
+"""Clipping by the global norm, on the ranks' own parts; a DTensor operation for each gradient would cost far more."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shardwright.lowering.store.storage import Held
 
 
 def clip_gradients(parameters: Sequence[Held], ranks: Ranks, max_norm: float, norm_type: float) -> Tensor:
-    """Scale all gradients so that their global norm is at most `max_norm`; returns the norm that they had."""
+    """Scale all gradients so that their global norm is at most `max_norm`; return the norm before."""
     held = [h for h in parameters if h.outside.grad is not None]
     gradients = [private.unwrap(h.outside.grad) for h in held if h.outside.grad is not None]
     dtype = reduce(torch.promote_types, (h.outside.dtype for h in parameters), torch.float32)
@@ -27,9 +27,9 @@ def clip_gradients(parameters: Sequence[Held], ranks: Ranks, max_norm: float, no
 
 
 def _global_norm(held: list[Held], gradients: list[Tensor], norm_type: float, ranks: Ranks) -> Tensor:
-    """The norm over all elements of all gradients; each shard counts once, however many ranks hold a copy.
+    """Return the norm over all elements of all gradients; each shard counts once, however many ranks hold a copy.
 
-    In fp64 on all ranks, as a stage may have gradients of another dtype, or none.
+    All ranks compute it in fp64, as a stage may have gradients of another dtype, or none.
     """
     if not gradients and ranks.world == 1:
         return torch.zeros((), device=ranks.device)

@@ -1,4 +1,4 @@
-"""What a compiled model loads of a state dict: on all ranks the same names, in one order, or nothing."""
+"""The loading of a state dict: all ranks load the same names in the same order, or nothing."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def load(
     strict: bool = True,
     stage: int = 0,
 ) -> private.IncompatibleKeys:
-    """Copy what a state has of our own, in the order of the latter; returns the names that either lacks.
+    """Copy a state's tensors that the model has, in the order of `own`; return the names that either side lacks.
 
-    A DTensor is gathered by its ranks together. So before anything is copied, all ranks learn whether each can take its
-    state, and whether those of a stage were given the same. Where not, all raise a `ShardwrightError`. `elsewhere`:
+    The ranks of a DTensor gather it together. So, before anything is copied, all ranks learn whether each can load its
+    state, and whether the ranks of a stage were given the same. If not, all raise a `ShardwrightError`. `elsewhere`:
     names that other stages have.
     """
     missing = [name for name in own if name not in state]
@@ -59,7 +59,7 @@ def _kind(value: Tensor) -> str:
 
 
 def _agree(given: Mapping[str, str], problem: ShardwrightError | None, stage: int) -> None:
-    """Raise where another rank has a problem, or where ranks of one stage were given states that differ."""
+    """Raise if another rank has a problem, or if ranks of one stage were given states that differ."""
     digest = hashlib.blake2b(repr(given).encode(), digest_size=16).hexdigest()
     rows = _from_all((stage, digest, str(problem or "")))
     failed = [(rank, text) for rank, (_, _, text) in enumerate(rows) if text]
@@ -70,7 +70,7 @@ def _agree(given: Mapping[str, str], problem: ShardwrightError | None, stage: in
 
 
 def _difference(every: Sequence[tuple[int, Mapping[str, str]]]) -> str:
-    """The first name that ranks of one stage were given in different ways."""
+    """Return a message on the first name that ranks of one stage were given in different ways."""
     first: dict[int, int] = {}
     for rank, (stage, given) in enumerate(every):
         before = first.setdefault(stage, rank)

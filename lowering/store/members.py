@@ -1,6 +1,6 @@
-"""What a module of a lowered model has by name: a dictionary that stays as it is.
+"""The dictionary of a module's parameters or buffers in a lowered model, which cannot be changed.
 
-torch's tools put other tensors into it past `setattr`: `functional_call`, and what swaps parameters for a while.
+`functional_call` and other tools that swap parameters for a while bypass `setattr` and write to this dictionary.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""The user's own model beside its compiled form: once that is trained, it still has the weights of before.
+"""The user's own model beside its compiled form: after training it still has its old weights.
 
     parallel trains ──▶ its parameters change; the model's do not, and a call of it is an error until they do
 
-From the first step on, forward hooks look at that: of the model, and of its modules that have parameters or buffers of
-the plan. A copy that is made of such a model has the weights of before as well, and hooks of its own. Pickling it is an
-error.
+From the first step on, forward hooks check this: on the model, and on its modules that have parameters or buffers of
+the plan. A copy of such a model has the old weights, too, and hooks of its own. Pickling the model is an error.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from shardwright.pcg.errors import ShardwrightError
 
 
 class _Records:
-    """How often tensors had been written, each with its name. They are not kept alive."""
+    """A record of tensors: their names and how often they had been written. It does not keep them alive."""
 
     def __init__(self) -> None:
         self._by_id = dict[int, tuple[weakref.ref[Tensor], int, str]]()
@@ -30,7 +29,7 @@ class _Records:
         self._by_id[id(tensor)] = weakref.ref(tensor), tensor._version, name
 
     def unwritten(self, tensors: Iterable[Tensor]) -> Iterator[tuple[Tensor, str]]:
-        """Those that are recorded and have not been written since, with their names."""
+        """Yield the tensors that are recorded and have not been written since, with their names."""
         for tensor in tensors:
             found, written, name = self._by_id.get(id(tensor), (None, 0, ""))
             if found is not None and found() is tensor and tensor._version == written:
@@ -38,18 +37,18 @@ class _Records:
 
 
 class _Weights(Protocol):
-    """Those of a model, or of a copy of one."""
+    """The weights of a model, or of a copy of a model."""
 
     model: str
     this: str
 
     def stale(self, tensors: Iterable[Tensor]) -> Iterator[tuple[Tensor, str]]:
-        """Those that the compiled model has other values of, with their names."""
+        """Yield the tensors that have other values in the compiled model, with their names."""
         ...
 
 
 class Original:
-    """The model that was compiled, which it does not keep alive, and how often tensors had been written."""
+    """The user's model that was compiled, not kept alive, with a record of how often its tensors had been written."""
 
     this = "this model"
 
@@ -61,7 +60,7 @@ class Original:
         self._elsewhere: Collection[str] = ()
 
     def guard(self, held: Iterable[Held], elsewhere: Collection[str]) -> None:
-        """Before a step that trains: from the first on, calls of the model and of its modules are looked at.
+        """Register, before the first step that trains, hooks that check calls of the model and of its modules.
 
         `elsewhere`: the names of parameters and buffers that other pipeline stages have.
         """
@@ -80,7 +79,10 @@ class Original:
                 module.register_forward_pre_hook(_Guard(weakref.ref(self), module, path))
 
     def stale(self, tensors: Iterable[Tensor]) -> Iterator[tuple[Tensor, str]]:
-        """Those that the compiled model has other values of. In stages, another one's parameters change as ours do."""
+        """Yield the tensors that have other values in the compiled model, with their names.
+
+        Parameters of other pipeline stages count as changed when this stage's have changed.
+        """
         is_trained = any(map(self._is_written, self._held))
         for tensor, name in self._records.unwritten(tensors):
             if self._is_written(name) or (name in self._elsewhere and tensor.requires_grad and is_trained):
@@ -92,7 +94,7 @@ class Original:
 
 
 class _Copy:
-    """A copy that was made when the model had the weights of before. `is_gone`: whether its compiled form is."""
+    """A copy of the model with its old weights. `is_gone` returns whether the compiled model is gone."""
 
     this = "this copy"
 
@@ -100,7 +102,7 @@ class _Copy:
         self.model, self.is_gone, self.records = model, is_gone, _Records()
 
     def stale(self, tensors: Iterable[Tensor]) -> Iterator[tuple[Tensor, str]]:
-        """Those that are as they were copied."""
+        """Yield the tensors that have not been written since they were copied, with their names."""
         return iter(()) if self.is_gone() else self.records.unwritten(tensors)
 
 
@@ -108,7 +110,7 @@ class _Guard:
     """A forward pre-hook of one module. It does nothing once the compiled model is gone."""
 
     of_shardwright = True
-    """So that capture leaves it out (`pcg.capture.hooks`)."""
+    """A mark by which capture leaves the hook out (`pcg.capture.hooks`)."""
 
     def __init__(
         self, weights: Callable[[], _Weights | None] = lambda: None, module: nn.Module | None = None, path: str = ""
@@ -117,14 +119,14 @@ class _Guard:
         self._module = weakref.ref(module) if module is not None else lambda: None
 
     def __call__(self, module: nn.Module, args: Any) -> None:  # noqa: ANN401
-        """Raise a `ShardwrightError` where the compiled model has other weights by now, and the module has not."""
+        """Raise a `ShardwrightError` if the compiled model's weights have changed since, and the module's have not."""
         weights = self._weights()
         for _, name in weights.stale(_tensors(module)) if weights is not None else ():
             assert weights is not None
             raise ShardwrightError(_message(weights, self._path, name))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Guard:
-        """That of the module's copy, whose own parameters and buffers have been copied before its hooks."""
+        """Return the hook of the module's copy, whose own parameters and buffers have been copied before its hooks."""
         weights, module = self._weights(), self._module()
         if weights is None or module is None:
             return _Guard()
@@ -157,5 +159,5 @@ def _message(weights: _Weights, path: str, name: str) -> str:
 
 
 def _written(held: Held) -> tuple[int, int]:
-    """How often a parameter or buffer has been written in place, as users see it and as the program does."""
+    """Return how often a parameter or buffer has been written in place, by users (`outside`) and by the program."""
     return held.outside._version, held.inside._version

@@ -2,9 +2,10 @@
 
     source ──values──▶ store ◀──reads, gradients── entries
 
-The store owns names (tied ones too), layouts, memory and what other pipeline stages have. A layout is a fact of the
-store: the first entry's graph says it, and an entry whose graph wants another one is refused by name. Before there is
-an entry, the store has stand-ins: replicated parameters on the memory of the source, which stay the same objects.
+The store owns the names (tied ones too), layouts and memory of parameters and buffers, and knows which of them other
+pipeline stages have. The first entry's graph fixes the layouts; the store refuses an entry whose graph wants another
+layout, by the parameter's name. Before the first entry, the store has stand-ins: replicated parameters on the memory of
+the source. They remain the same objects afterwards.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from shardwright.pcg.stages import Stages
 
 @dataclass(frozen=True)
 class Place:
-    """How a graph reads a parameter or buffer: its layout by axis of devices, and in which pipeline stages.
+    """The way in which a graph reads a parameter or buffer: its layout on each axis of devices, and the stages.
 
     `trained`: whether the graph computes a gradient of it.
     """
@@ -47,7 +48,7 @@ class Place:
 
 
 def places(graph: Graph, stages: Stages) -> dict[str, Place]:
-    """What a graph reads of a model, by the model's names. `stages`: the same graph, cut."""
+    """Return the place of each parameter and buffer that a graph reads, by name. `stages`: the same graph, cut."""
     readers = dict[str, set[int]]()
     for number, part in enumerate(stages.graphs):
         for node in part.nodes:
@@ -63,15 +64,15 @@ def places(graph: Graph, stages: Stages) -> dict[str, Place]:
 
 
 class ParameterStore:
-    """Holds a model's parameters and buffers.
+    """A model's parameters and buffers on this rank.
 
-    `held` has each by all of its names, in this rank's stage; `elsewhere` are the names that other stages have;
-    `carried` what forward changes that is no buffer of the model. `ranks`: None until the first entry has said how
-    they lie.
+    `held` maps all names of this rank's stage to them; `elsewhere` are the names that other stages have. `carried`
+    names the tensors that forward changes although they are not buffers of the model. `ranks` is None until the first
+    entry fixes the layouts.
     """
 
     def __init__(self, source: Source, model: nn.Module) -> None:
-        """`model`: the user's own, whose calls are looked at once this store is trained."""
+        """Start from a source. `model`: the user's model, whose calls are checked once this store is trained."""
         self.held: dict[str, Held] = {}
         self.elsewhere = set[str]()
         self.carried: tuple[str, ...] = ()
@@ -85,17 +86,17 @@ class ParameterStore:
 
     @property
     def outside(self) -> dict[str, Tensor]:
-        """What users see, by name."""
+        """The tensors that users see, by name."""
         return {name: held.outside for name, held in self.held.items()}
 
     @property
     def unique(self) -> Sequence[Held]:
-        """Each parameter and buffer once."""
+        """The parameters and buffers, each once."""
         return self._unique
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """What an optimizer updates."""
+        """The parameters that an optimizer updates."""
         return [held.outside for held in self._unique if isinstance(held.outside, nn.Parameter)]
 
     # ---- before the first entry ----
@@ -115,7 +116,7 @@ class ParameterStore:
         self._settle()
 
     def tell_source(self) -> None:
-        """What was done to the stand-ins, before the source's model is captured."""
+        """Copy the stand-ins' `requires_grad` to the source, before the source's model is captured."""
         refuse_replaced(self._parameters)
         for name, value in self._given().parameters.items():
             value.requires_grad_(self.held[name].outside.requires_grad)
@@ -124,13 +125,13 @@ class ParameterStore:
         assert self._source is not None, "the store has its values, and has let go of their source"
         return self._source
 
-    # ---- how it lies ----
+    # ---- layouts ----
 
     def join(self, wanted: Mapping[str, Place], ranks: Ranks, carried: Mapping[str, Tensor]) -> None:
-        """Take an entry's graph: the first one says how all lies, later ones are held to it. All ranks come to this.
+        """Accept an entry's graph: the first fixes all layouts, later ones must agree. All ranks must call this.
 
-        `carried`: what forward changes that is no buffer of the model, with the values that it begins with. Raises
-        `PlanError` where the graph is not of this model, or wants another layout.
+        `carried`: the tensors that forward changes although they are not buffers of the model, with their first values.
+        Raises `PlanError` if the graph is of another model, or wants another layout.
         """
         if self.ranks is None:
             self._lay_out(wanted, ranks, carried)
@@ -203,12 +204,12 @@ class ParameterStore:
     # ---- for entries ----
 
     def leaves(self) -> dict[str, Held]:
-        """All that is held, by name, as leaves of their own for autograd: gradients there are one program's alone."""
+        """Return everything held, by name, as new leaves for autograd, which collect one program's gradients only."""
         own = {id(held): held.own_leaf() for held in self.unique}
         return {name: own[id(held)] for name, held in self.held.items()}
 
     def check(self) -> None:
-        """Before a step: raise where users have done to parameters what its program cannot see."""
+        """Raise, before a step, if users have changed parameters in a way that the program cannot see."""
         refuse_thawed(self._frozen)
         if torch.is_grad_enabled():
             self._original.guard(self.unique, self.elsewhere)
@@ -217,12 +218,12 @@ class ParameterStore:
     # ---- for users ----
 
     def clip(self, max_norm: float, norm_type: float) -> Tensor:
-        """Scale all gradients so that their global norm is at most `max_norm`; returns the norm that they had."""
+        """Scale all gradients so that their global norm is at most `max_norm`; return the norm before."""
         assert self.ranks is not None
         return clip_gradients(self.unique, self.ranks, max_norm, norm_type)
 
     def load(self, given: Mapping[str, Tensor], own: Mapping[str, Tensor], *, strict: bool) -> IncompatibleKeys:
-        """Copy what a state has of our own, as `loading.load` does it."""
+        """Copy a state's tensors into the store's, by `loading.load`."""
         stage = 0 if self.ranks is None else self.ranks.stages.rank
         return load(given, own, self._load, elsewhere=self.elsewhere, strict=strict, stage=stage)
 
@@ -231,7 +232,7 @@ class ParameterStore:
 
 
 def _adopt(made: Mapping[str, Held], standins: Mapping[str, Held]) -> None:
-    """Keep the parameters that users have already, with what they hold now."""
+    """Keep the parameter objects that users have already, and give them the new contents."""
     for held in {id(h): h for h in made.values()}.values():
         if held.name in standins and isinstance(held.outside, nn.Parameter):
             known = standins[held.name].outside
@@ -241,7 +242,7 @@ def _adopt(made: Mapping[str, Held], standins: Mapping[str, Held]) -> None:
 
 
 def _layouts(read: Iterable[Place], mesh: Mesh) -> Layouts:
-    """On all axes, time's too; whole where nothing reads it."""
+    """Return a layout on all axes, including time's; a tensor that nothing reads is replicated."""
     on_devices = next((place.layouts for place in read), (R,) * len(mesh.devices))
     return (R,) * (len(mesh) - len(on_devices)) + on_devices
 

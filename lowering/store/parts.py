@@ -1,7 +1,7 @@
 """The modules of a lowered model: names for parameters and buffers, without code of their own.
 
-The program holds all that the model's modules did. What a user does to them afterwards would do nothing, and so is an
-error that says what does: hooks, other attributes, other parameters, another mode.
+The program contains everything that the model's modules did. So a later change of a module (hooks, attributes,
+parameters, mode) would have no effect. It raises an error that says what to do instead.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Fixed(nn.Module):
     """A module whose parameters, buffers and submodules are the program's, and stay the same objects."""
 
     _baked: frozenset[str] = frozenset()
-    """Attributes that the model had, whose values are in the program."""
+    """The model's attributes, whose values are in the program."""
 
     def __setattr__(self, name: str, value: Any) -> None:  # noqa: ANN401
         if name == "__class__":
@@ -75,7 +75,7 @@ class Fixed(nn.Module):
         self._refuse(f"register_module({name!r})")
 
     def apply(self, fn: Callable[[nn.Module], None]) -> Fixed:
-        """An error: modules are no `nn.Linear` and so on here, which is what such functions ask."""
+        """Raise: such functions look for `nn.Linear` and so on, and modules here have other types."""
         self._refuse("apply(...)", "go through named_parameters()")
 
     def register_load_state_dict_pre_hook(self, hook: Any) -> Any:  # noqa: ANN401
@@ -85,7 +85,7 @@ class Fixed(nn.Module):
         self._refuse("register_load_state_dict_post_hook(...)", "call it after load_state_dict")
 
     def train(self, mode: bool = True) -> Fixed:
-        """Whether the model trains is part of the program; asking for the other mode is an error."""
+        """Return the module if it has this mode; raise for the other mode, as the mode is part of the program."""
         if mode != self.training:
             have, want = ("train", "eval") if self.training else ("eval", "train")
             raise ShardwrightError(
@@ -95,7 +95,7 @@ class Fixed(nn.Module):
         return self
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Fixed:
-        """`to(...)`, `cpu()`, `float()` and so on, where they leave everything as it is; else an error."""
+        """Run `to(...)`, `cpu()`, `float()` and so on if they change nothing; else raise."""
         for name, value in (*self.named_parameters(), *self.named_buffers()):
             own = private.unwrap(value) if isinstance(value, DTensor) else value
             probe = own.new_empty(0)
@@ -109,7 +109,7 @@ class Fixed(nn.Module):
 
     @property
     def _ddp_params_and_buffers_to_ignore(self) -> NoReturn:
-        """An error where `DistributedDataParallel` asks, which `accelerate.prepare` and Trainers wrap models in."""
+        """Raise for `DistributedDataParallel`, in which `accelerate.prepare` and Trainers wrap models."""
         if sys._getframe(1).f_globals.get("__name__") != DistributedDataParallel.__module__:
             raise AttributeError(f"{type(self).__name__} has no attribute '_ddp_params_and_buffers_to_ignore'")
         self._refuse_wrapper(
@@ -119,7 +119,7 @@ class Fixed(nn.Module):
         )
 
     def _replicate_for_data_parallel(self) -> NoReturn:
-        """An error: `DataParallel` copies the module."""
+        """Raise, as `DataParallel` would copy the module."""
         self._refuse_wrapper("DataParallel")
 
     def _refuse_wrapper(self, what: str, instead: str = "use it as it is") -> NoReturn:
@@ -134,7 +134,7 @@ def _kind_of(value: Tensor) -> str:
 
 
 class Part(Fixed):
-    """A module of the model, by its path. It is never called, so its hooks would not be either."""
+    """A module of the model, by its path. It is never called, so its hooks would not be called either."""
 
     def __init__(self, path: str, *, training: bool) -> None:
         nn.Module.__init__(self)
@@ -147,7 +147,7 @@ class Part(Fixed):
         return not name.startswith("_")
 
     def forward(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """An error."""
+        """Raise: only the whole compiled model can be called."""
         raise ShardwrightError(
             f"{self._where()}: only the whole compiled model can be called; call the module of the model itself"
         )
@@ -230,15 +230,16 @@ for _kind in _HOOKS:
 
 
 def names_of(model: nn.Module) -> list[str]:
-    """Of its modules, parameters and buffers, each in the order in which PyTorch goes through them."""
+    """Return the names of modules, then parameters, then buffers, each in the order in which PyTorch lists them."""
     named = (model.named_modules, model.named_parameters, model.named_buffers)
     return [name for each in named for name, _ in each(remove_duplicate=False)]
 
 
 def mirror(target: Fixed, model: nn.Module, values: Mapping[str, Tensor], order: Sequence[str]) -> None:
-    """Give `target` the model's tree of names, with parts that hold these tensors; None where there is none of a name.
+    """Give `target` the model's tree of names, with parts that hold these tensors, or None for a name without one.
 
-    `order`: `names_of` the model on rank 0. What goes through parameters and gathers each must do so in one order.
+    `order`: `names_of` the model on rank 0. Code that gathers each parameter in turn must do so in the same order on
+    all ranks.
     """
     place = {name: number for number, name in enumerate(order)}
     for path, module in sorted(model.named_modules(remove_duplicate=False), key=lambda item: place[item[0]]):
@@ -258,7 +259,10 @@ def mirror(target: Fixed, model: nn.Module, values: Mapping[str, Tensor], order:
 
 
 def show_carried(target: Fixed, values: Mapping[str, Tensor]) -> None:
-    """What forward changes that is no buffer of the model, by its path: buffers here, of which no state_dict knows."""
+    """Register carried tensors by their paths, as non-persistent buffers.
+
+    Forward changes them although they are not buffers of the model.
+    """
     for path, value in values.items():
         names = path.split("[")[0].split(".")
         here: nn.Module = target
@@ -270,13 +274,13 @@ def show_carried(target: Fixed, values: Mapping[str, Tensor]) -> None:
 
 
 def bake(target: Fixed, model: nn.Module) -> None:
-    """From now on, `target` refuses to set its mode, and what the model had as attributes and itself has not."""
+    """Make `target` refuse changes of its mode and of the model's attributes that `target` does not have."""
     given = (name for name in vars(model) if not name.startswith("_") and name not in vars(target))
     target.__dict__["_baked"] = frozenset({*given, "training"})
 
 
 def refuse_own_hooks(module: nn.Module) -> None:
-    """Hooks on the compiled model itself, or on all modules, are called by calling it, and by nothing else."""
+    """Raise if the compiled model, or all modules, have hooks, which only a call of the model runs."""
     own = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
     if any(own) or any(hooks_of_all().values()):
         raise ShardwrightError(

@@ -1,4 +1,4 @@
-"""Where the values of parameters and buffers come from, before a rank has its parts of them."""
+"""Sources: the origin of the values of parameters and buffers, before a rank has its parts of them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from shardwright.pcg.errors import PlanError
 
 
 class Source(Protocol):
-    """Gives a rank its parts of parameters and buffers.
+    """A source of a rank's parts of parameters and buffers.
 
-    `parameters` and `buffers` have the tensors under all of their names; a tied one has several. The store reads their
-    shapes, dtypes and `requires_grad` alone, so they may have no data.
+    `parameters` and `buffers` have the tensors under all of their names; a tied one has several. The store reads only
+    their shapes, dtypes and `requires_grad`, so they may have no data.
     """
 
     @property
@@ -29,19 +29,19 @@ class Source(Protocol):
     def buffers(self) -> Mapping[str, Tensor]: ...
 
     def agree(self, ranks: Ranks, others: Mapping[str, Tensor]) -> None:
-        """Make all values, and the `others` in place, those of rank 0; every rank calls it, before any part is taken.
+        """Replace all values, and the `others` in place, by rank 0's. Every rank calls this before it takes a part.
 
-        Raises `PlanError` where there are no values.
+        Raises `PlanError` if there are no values.
         """
         ...
 
     def part(self, name: str, slices: Slices, device: torch.device) -> Tensor:
-        """This rank's part of a value, on the device, in memory of its own. Every rank asks for names in one order."""
+        """Return this rank's part of a value, on the device, in memory of its own; all ranks ask in the same order."""
         ...
 
 
 class ModelValues:
-    """The values that a model has."""
+    """The values of a model."""
 
     def __init__(self, model: nn.Module) -> None:
         self.parameters: Mapping[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
@@ -63,13 +63,13 @@ class ModelValues:
         share_values({**others, **values}, ranks)
 
     def part(self, name: str, slices: Slices, device: torch.device) -> Tensor:
-        """A copy where it would share memory with the model, which can then be freed."""
+        """Return a part, copied if it shared memory with the model, so that the model can be freed."""
         value = self._all[name]
         return own_part(value, slices, device)
 
 
 def own_part(value: Tensor, slices: Slices, device: torch.device) -> Tensor:
-    """What slices leave of a logical tensor, on the device, in memory of its own."""
+    """Return a rank's part of a logical tensor, on the device, in memory of its own."""
     part = part_of(value.detach(), slices).to(device)
     is_shared = private.storage_key(part) == private.storage_key(value)
     return part.clone(memory_format=torch.contiguous_format) if is_shared else part

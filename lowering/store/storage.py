@@ -1,4 +1,4 @@
-"""Where parameters and buffers live: DTensors outside, and inside a leaf that shares each one's local storage."""
+"""The memory of parameters and buffers: a DTensor outside, and inside a leaf that shares its local storage."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from shardwright.pcg.step.parameters import module_block
 
 
 def placements(layouts: Layouts, mesh: Mesh) -> tuple[Placement, ...]:
-    """DTensor's placements for R and S layouts.
+    """Return DTensor's placements for R and S layouts.
 
-    DTensor slices in mesh order, and the split factor counts blocks of what is left then; hence the division by the
-    earlier axes that take an outer digit of the same dimension.
+    DTensor slices in mesh order, and its split factor counts the blocks of what earlier axes leave. So the number of
+    blocks is divided by the sizes of earlier axes that take an outer digit of the same dimension.
     """
     found: list[Placement] = []
     for axis, layout in enumerate(layouts):
@@ -37,25 +37,25 @@ def placements(layouts: Layouts, mesh: Mesh) -> tuple[Placement, ...]:
 
 
 Slices = Sequence[tuple[MeshAxis, int, int]]
-"""What leads from a logical tensor to this rank's part of it, one after the other: axis, dim and blocks of each."""
+"""The successive slices from a logical tensor to this rank's part of it: axis, dim and blocks of each."""
 
 
 def slices(shape: tuple[int, ...], layouts: Layouts, ranks: Ranks) -> Slices:
-    """The slices that lead from a logical tensor of this shape to this rank's part."""
+    """Return the slices that lead from a logical tensor of this shape to this rank's part."""
     steps = shard_order(shape, layouts, ranks.mesh.sizes)
     assert not isinstance(steps, str), steps
     return [(ranks.axes[axis], dim, blocks) for axis, dim, blocks in steps]
 
 
 def part_of(whole: Tensor, slices: Slices) -> Tensor:
-    """What slices leave of a logical tensor."""
+    """Return a rank's part of a logical tensor."""
     for axis, dim, blocks in slices:
         whole = take(whole, axis, dim, blocks)
     return whole
 
 
 def check_state(name: str, value: object, like: Tensor) -> None:
-    """Raise a `PlanError` where what a state_dict has for a parameter or buffer is none, or of another shape."""
+    """Raise a `PlanError` if a state_dict's value of a parameter or buffer is not a tensor, or has another shape."""
     if not isinstance(value, Tensor) or value.shape != like.shape:
         got = f"shape {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
         raise PlanError(
@@ -64,17 +64,17 @@ def check_state(name: str, value: object, like: Tensor) -> None:
 
 
 def whole_state(value: Tensor) -> Tensor:
-    """What a state_dict has for a parameter or buffer, a logical tensor or a DTensor of any layout, as the former."""
+    """Return a state_dict's value, a logical tensor or a DTensor of any layout, as a logical tensor."""
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 
 @dataclass
 class Held:
-    """One parameter or buffer: `outside` is what users and optimizers see, `inside` what the program reads.
+    """A parameter or buffer: users and optimizers see `outside`, the program reads `inside`.
 
-    A parameter's `outside` is a DTensor and `inside` a leaf on its local storage; a buffer's are one plain tensor, or
-    a DTensor and its local part where it is stored sharded. `slices` lead from its value to this rank's part. `counts`:
-    not where an earlier pipeline stage has it too.
+    A parameter's `outside` is a DTensor, and `inside` is a leaf on its local storage. A replicated buffer's are the
+    same plain tensor; a sharded buffer's are a DTensor and its local part. `slices` lead from the whole value to this
+    rank's part. `counts` is False if an earlier pipeline stage has it too, whose copy counts in norms.
     """
 
     names: tuple[str, ...]
@@ -97,11 +97,11 @@ class Held:
             self.inside.detach().copy_(part_of(whole_state(value), self.slices))
 
     def own_leaf(self) -> Held:
-        """The same parameter as a leaf of its own for autograd, on the same memory."""
+        """Return the same parameter with a new leaf for autograd on the same memory."""
         return replace(self, inside=self.inside.detach().requires_grad_(self.inside.requires_grad))
 
     def wrap(self, part: Tensor) -> Tensor:
-        """A part of this parameter's shape as a DTensor that is laid out as the parameter is."""
+        """Return a part of this parameter's shape as a DTensor with the parameter's layout."""
         if part.shape != self.inside.shape:
             raise AssertionError(f"{self.name}: a part {list(part.shape)}, expected {list(self.inside.shape)}")
         return private.wrap(part, private.spec_of(self.outside))
@@ -109,7 +109,7 @@ class Held:
     def accept_gradient(self, part: Tensor, wrapped: Tensor | None = None) -> None:
         """Add this rank's part of the gradient to `outside.grad`; `wrapped`, if given, is the same as a DTensor.
 
-        Hooks on the parameter are called as autograd does it. One that is frozen by now accepts nothing.
+        Hooks on the parameter are called as autograd calls them. A parameter that has been frozen accepts nothing.
         """
         if not self.outside.requires_grad:
             return
@@ -124,7 +124,7 @@ class Held:
             hook(self.outside)
 
     def _hooked(self, gradient: Tensor, hooks: Sequence[private.Hook]) -> Tensor:
-        """What hooks make of a gradient: each may give another one, laid out as the parameter is."""
+        """Return a gradient after its hooks; each may return another gradient with the parameter's layout."""
         for hook in hooks:
             found = hook(gradient)
             if found is None:
@@ -140,14 +140,14 @@ class Held:
 
 
 def hold_parameter(part: Tensor, like: Tensor, names: tuple[str, ...], layouts: Layouts, ranks: Ranks) -> Held:
-    """A parameter like another tensor, of which this rank has a part."""
+    """Make a parameter like another tensor, of which this rank has a part."""
     outside = private.wrap_parameter(part, _spec(like, layouts, ranks), requires_grad=like.requires_grad)
     inside = private.unwrap(outside).detach().requires_grad_(like.requires_grad)
     return Held(names, layouts, outside, inside, slices(tuple(like.shape), layouts, ranks))
 
 
 def hold_buffer(part: Tensor, like: Tensor, names: tuple[str, ...], layouts: Layouts, ranks: Ranks) -> Held:
-    """A buffer: plain where it is replicated, a DTensor where it is sharded."""
+    """Make a buffer: a plain tensor if it is replicated, a DTensor if it is sharded."""
     is_sharded = any(layout.is_shard for layout in layouts)
     outside = private.wrap(part, _spec(like, layouts, ranks)) if is_sharded else part
     return Held(names, layouts, outside, part, slices(tuple(like.shape), layouts, ranks))
@@ -159,7 +159,7 @@ def _spec(like: Tensor, layouts: Layouts, ranks: Ranks) -> private.DTensorSpec:
 
 
 def refuse_replaced(held: Iterable[Held]) -> None:
-    """Raise where another tensor was put into a parameter, which the program does not see."""
+    """Raise if another tensor was put into a parameter, which the program does not see."""
     for one in held:
         if private.memory_of(one.outside) != one.memory:
             raise ShardwrightError(
@@ -169,7 +169,7 @@ def refuse_replaced(held: Iterable[Held]) -> None:
 
 
 def refuse_thawed(held: Iterable[Held]) -> None:
-    """Raise where a parameter or buffer was captured without a gradient and is to have one now."""
+    """Raise if a parameter or buffer was captured without a gradient and requires one now."""
     for one in held:
         if one.outside.requires_grad and not one.inside.requires_grad:
             raise ShardwrightError(
@@ -185,7 +185,7 @@ def _described(found: object) -> str:
 
 
 def by_block(leaves: Mapping[str, Tensor]) -> dict[str, Any]:
-    """All by name, and those of each repeated block of the model by their names in it."""
+    """Return leaves by name and, under each repeated block of the model, its own leaves by their names in the block."""
     found: dict[str, Any] = dict(leaves)
     for name, value in leaves.items():
         if block := module_block(name):
