@@ -1,10 +1,10 @@
 """A step without a cluster.
 
     dryrun       one rank's program on tensors without data, among ranks that are not there
-    tape         notes what it sends, and which storages are alive
+    tape         records what the rank sends, and which storages are alive
     steps        one step of a model in one process, eagerly and by its captured graph
-    differences  what differs between the two, beyond rounding
-    putback      what a step of the user's model changes, put back
+    differences  the differences between these two, beyond rounding
+    putback      undoes the changes of a step of the user's model
 
 Imports all other folders of lowering.
 """

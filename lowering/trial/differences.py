@@ -1,11 +1,11 @@
-"""What an eager step and the program of its captured graph give otherwise, beyond what rounding may do.
+"""The differences between an eager step and the program of its captured graph, beyond rounding.
 
-An error is allowed up to ε^(2/3) of the value's norm, a third of the digits; ε is that of the coarsest dtype that the
-graph computes in. Where an error is larger, it is held against rounding itself: the eager step runs again, twice, on
+The allowed error is ε^(2/3) of the value's norm, where ε belongs to the coarsest dtype in which the graph computes: a
+third of the digits may be lost. A larger error is compared with rounding itself. The eager step runs twice more, on
 parameters and inputs that are off by ±ε of themselves, as if each product were rounded anew (backward error analysis).
-An error is allowed up to `TIMES` of how far that moves the value. So a model that is chaotic in its dtype, as deep
-batch norms are in 16 bits, raises no alarm, nor does a gradient that is but rounding, as that of the bias of
-attention's keys. A gradient that is exactly zero on one side is allowed that distance once.
+An error may then be `TIMES` the distance by which these steps move the value. So there is no alarm for a model that is
+chaotic in its dtype, such as deep batch norms in 16 bits, nor for a gradient that is only rounding, such as that of the
+bias of attention's keys. If a gradient is exactly zero on one side, the other may have this distance once.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from shardwright.pcg.types import is_float
 
 TIMES = 4.0
 SMALL = 1e-5
-"""A gradient below this share of the whole one is reported relative to that."""
+"""The least share of the whole gradient's norm that a gradient's error is reported relative to."""
 FEW = 8
-"""A tensor of fewer elements may be hardly moved by chance; it is allowed what others are moved by."""
+"""A tensor of fewer elements may by chance hardly move; it is allowed the typical move of other tensors."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """What differs, and in words how."""
+    """A difference: the thing that differs, and in words how."""
 
     what: str
     how: str
@@ -39,9 +39,9 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """How far two steps are apart, relative to the eager one.
+    """The distance between two steps, relative to the eager one.
 
-    `noise`: by how much of themselves rounding moves gradients, where it had to be asked; else 0.
+    `noise`: the relative distance by which rounding moves gradients, if it had to be measured; else 0.
     """
 
     differences: tuple[Difference, ...] = ()
@@ -53,7 +53,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class _Noise:
-    """How far values move by rounding, as norms, by name."""
+    """The distances by which rounding moves values, as norms, by name."""
 
     losses: tuple[float, float] = (0.0, 0.0)
     gradients: Mapping[str, float] = field(default_factory=dict[str, float])
@@ -63,7 +63,7 @@ class _Noise:
 
 
 def epsilon_of(graph: Graph) -> float:
-    """ε of the coarsest dtype that the graph computes in."""
+    """Return ε of the coarsest dtype in which the graph computes."""
     dtypes = {kind.dtype for kind in graph.types.values() if is_float(kind.dtype)}
     return max((torch.finfo(getattr(torch, name)).eps for name in dtypes), default=torch.finfo(torch.float32).eps)
 
@@ -73,8 +73,8 @@ def compared(
 ) -> Comparison:
     """Compare a step of the program with the eager one.
 
-    `moved`: makes eager steps on parameters and inputs that are off by ±ε, where they are needed. `old`: the buffers
-    before, by name.
+    `moved` makes eager steps on parameters and inputs that are off by ±ε; it is called only if needed. `old`: the
+    buffers before the step, by name.
     """
     differences = list(_all(eager, program, epsilon, _Noise(), old))
     noise = _Noise()
@@ -118,7 +118,7 @@ def _gradients(eager: Step, program: Step, share: float, epsilon: float, noise: 
 
 
 def _gradient(mine: Tensor | None, other: Tensor | None, share: float, noise: _Noise, name: str) -> str | None:
-    """How a gradient differs, or None."""
+    """Return in words how a gradient differs, or None."""
     size, found = (0.0 if g is None else _norm(g) for g in (mine, other))
     if not math.isfinite(size) and not math.isfinite(found):
         return None
@@ -178,7 +178,7 @@ def _type(value: Tensor) -> str:
 
 
 def _noise(eager: Step, moved: Sequence[Step]) -> _Noise:
-    """The largest distances of some steps from the eager one."""
+    """Return the largest distances of some steps from the eager one."""
     gradients = _moves(eager.gradients, [step.gradients for step in moved])
     buffers = _moves(eager.buffers, [step.buffers for step in moved])
     first, second = (max((abs(s.losses[i] - eager.losses[i]) for s in moved), default=0.0) for i in (0, 1))
@@ -196,7 +196,7 @@ def _moves(own: Mapping[str, Tensor], others: Sequence[Mapping[str, Tensor]]) ->
 
 
 def _worst(mine: Mapping[str, Tensor], others: Mapping[str, Tensor], least: float, free: Mapping[str, float]) -> float:
-    """The largest error, relative to the eager value where that is more than rounding."""
+    """Return the largest relative error: of the eager value's norm or, if larger, of `least` or of rounding."""
     shared = [name for name in mine if name in others and mine[name].shape == others[name].shape]
     sizes = {name: max(_norm(mine[name]), least, free.get(name, 0.0)) for name in shared}
     errors = [_relative(_distance(mine[name], others[name]), sizes[name]) for name in shared]

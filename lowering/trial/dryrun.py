@@ -1,12 +1,12 @@
 """A dry run: one rank's program on tensors without data, among ranks that are not there.
 
 The program is lowered as on a cluster, over torch's `fake` process group, and takes two whole steps with AdamW on fake
-tensors. Nothing is computed or sent; every operator gives shapes and dtypes. What the second step sends is counted, and
-the memory of all storages that are alive in it. All ranks of a mesh run the same program on equal shapes, so that one
-of them stands for all.
+tensors. Nothing is computed or sent; operators yield only shapes and dtypes. The dry run counts the messages of the
+second step, and the memory of all storages that are alive in it. All ranks of a mesh run the same program on equal
+shapes, so one of them stands for all.
 
-Tensors are on the CPU, as autograd has no fake GPU, but collectives are those that run on NCCL. Not seen: workspaces of
-kernels, staging buffers of collectives, the allocator's rounding, the driver.
+Tensors are on the CPU, as autograd has no fake GPU, but collectives are those of NCCL. A dry run does not see
+workspaces of kernels, staging buffers of collectives, the allocator's rounding or the driver.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ from shardwright.pcg.step.meshes import first_ranks, in_words, stage_meshes
 from shardwright.pcg.step.messages import Message
 
 _LINE = re.compile(r"^( *)(\w+)( = .*|,)  # (?:(.*) \| )?(\w+)(\[[\d, ]*\])$")
-"""What `emit` writes: a name, where it comes from and its layouts, dtype and local shape."""
+"""A line that `emit` writes: a name, the source and layouts of its value, dtype and local shape."""
 _CHECK = "_check_value"
 GROUP_SIZE = 32
-"""Parameters that the optimizer updates together."""
+"""The number of parameters that the optimizer updates together."""
 
 
 @dataclass(frozen=True)
 class DryRun:
-    """What one rank does in a step, once everything is warm.
+    """The messages and memory of one rank in a warm step.
 
-    messages    what it sends, and how often
-    memory      bytes by category when most are alive; `during`: what ran then
-    misshapen   what is not as the graph's types say, or fails, in words
-    seconds     that the dry run took
+    messages    messages that it sends, and how often
+    memory      bytes by category at the peak; `during`: the operator that ran then
+    misshapen   values that differ from the graph's types, and failures, in words
+    seconds     duration of the dry run
     """
 
     rank: int
@@ -72,12 +72,11 @@ class DryRun:
 
 
 def dry_run(graph: Graph, rank: int = 0, execution: Execution = DEFAULT, kind: str = "cpu") -> DryRun:
-    """Run a rank's program of a validated parallel graph; no model is needed. `execution`: as `lower` takes it.
+    """Run a rank's program of a validated parallel graph without data; no model is needed. `execution`: as for `lower`.
 
-    `kind`: of the devices that it is for, which decides how masks are drawn.
-
-    Raises `PlanError` for a rank that the mesh does not have and a model that does not train, `DistributedError` where
-    there is a process group.
+    `kind`: the kind of the devices that the program is for, which decides how masks are drawn.
+    Raises `PlanError` for a rank that the mesh does not have and for a model that does not train, and
+    `DistributedError` if there is a process group.
     """
     check_backward(graph)
     meshes = stage_meshes(graph.mesh, execution)
@@ -104,14 +103,14 @@ def dry_run(graph: Graph, rank: int = 0, execution: Execution = DEFAULT, kind: s
 
 
 def _entry(graph: Graph, execution: Execution) -> Entry:
-    """This rank's program, over parameters of a model that is gone."""
+    """Return this rank's program over parameters without data."""
     model, constants = hollow_model(graph), dict(_leaves(graph, "constant"))
     store = ParameterStore(ModelValues(model), model)
     return Entry(EntrySpec(graph, constants, execution=execution), store, Stream())
 
 
 def _take_steps(entry: Entry, tape: Tape) -> dict[str, None]:
-    """Two of them, the second warm; what is not of the type that the graph says, in words."""
+    """Take two steps, the second warm; return in words which values differ from the graph's types."""
     optimizer, check = _adamw(entry.store.parameters), entry.batch
     batch = {key: _empty(check.own_shapes[key], kind.dtype) for key, kind in check.inputs.items()}
     found: dict[str, None] = {}
@@ -127,7 +126,7 @@ def _take_steps(entry: Entry, tape: Tape) -> dict[str, None]:
 
 
 def _failure(error: RuntimeError) -> str:
-    """What went wrong, and the line of the program."""
+    """Return in words what failed, and at which line of the program."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename.startswith(PROGRAM_NAME)]
     where = f" at `{frames[-1].line}`" if frames else ""
     return f"the program fails{where}: {error}"
@@ -135,7 +134,7 @@ def _failure(error: RuntimeError) -> str:
 
 @contextmanager
 def _pretended(rank: int, size: int) -> Generator[None]:
-    """Among so many ranks that are not there."""
+    """Run as a rank among `size` ranks that do not exist. Raises `DistributedError` if there is a process group."""
     if dist.is_initialized():
         raise DistributedError("a dry run needs a process of its own, without ranks; start it without torchrun")
     dist.init_process_group(private.FAKE, store=private.FakeStore(), rank=rank, world_size=size)
@@ -147,7 +146,7 @@ def _pretended(rank: int, size: int) -> Generator[None]:
 
 
 def _adamw(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """In groups, as how DTensors are laid out is compared all with all."""
+    """Return AdamW over groups of parameters: within a group, torch compares the layouts of all pairs of DTensors."""
     groups = [parameters[i : i + GROUP_SIZE] for i in range(0, len(parameters), GROUP_SIZE)]
     return torch.optim.AdamW([{"params": group} for group in groups], fused=True)
 
@@ -156,7 +155,7 @@ def _adamw(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
 
 
 def hollow_model(graph: Graph) -> nn.Module:
-    """Plain modules that hold the graph's parameters and buffers under their names."""
+    """Return plain modules that hold the graph's parameters and buffers under their names."""
     root = nn.Module()
 
     def owner(target: str) -> tuple[nn.Module, str]:
@@ -187,11 +186,11 @@ def _empty(shape: tuple[int, ...], dtype: str) -> Tensor:
     return torch.empty(shape, dtype=getattr(torch, dtype))
 
 
-# ---- what is noted ----
+# ---- labels and checks ----
 
 
 def _label(tape: Tape, entry: Entry, batch: Mapping[str, Tensor]) -> None:
-    """What the storages are for that outlive the step."""
+    """Label the storages that outlive the step with their categories."""
     held = entry.store.unique
     trained = [h for h in held if isinstance(h.outside, nn.Parameter)]
     tape.label("parameters", (h.inside for h in trained))
@@ -207,7 +206,7 @@ def _locals(values: Iterable[object]) -> Iterator[Tensor]:
 
 
 def _names(entry: Entry) -> dict[str, str]:
-    """The mesh axis of every group, or what is sent in it between stages."""
+    """Return, by the name of each group, its mesh axis or its channel between stages."""
     ranks, pipeline = entry.ranks, entry.pipeline
     found: dict[str, str] = {a.group.group_name: a.name for a in ranks.all_axes if a.group is not None}
     if pipeline is not None:
@@ -217,7 +216,7 @@ def _names(entry: Entry) -> dict[str, str]:
 
 
 def _misshapen(entry: Entry, loss: Tensor) -> Iterator[str]:
-    """The loss, parameters and gradients, where they are not what the graph says."""
+    """Yield in words which of loss, parameters and gradients differ from the graph's types."""
     graph = entry.graph
     if loss.shape or not loss.is_floating_point():
         yield f"loss: expected one float, got {loss.dtype}{list(loss.shape)}"
@@ -232,11 +231,11 @@ def _misshapen(entry: Entry, loss: Tensor) -> Iterator[str]:
                 yield f"{what} of {held.name}: expected {expected}, got {got}"
 
 
-# ---- values of the types that the program says ----
+# ---- checks of values against the program's comments ----
 
 
 def checked(program: Program, found: dict[str, None]) -> Program:
-    """The same program, which adds to `found`, in words, what it makes of another type than it says."""
+    """Return the program with checks, which add to `found`, in words, the values that differ from their comments."""
 
     def check(value: object, name: str, where: str, expected: str) -> None:
         if isinstance(value, Tensor):
@@ -251,7 +250,7 @@ def checked(program: Program, found: dict[str, None]) -> Program:
 
 
 def _with_checks(lines: list[str]) -> Iterator[str]:
-    """A call after each statement that makes values; where it makes several, each has a line of its own."""
+    """Yield the lines, with a check after each statement that makes values; each of several values has its own line."""
     open_: list[str] = []
     for line in lines:
         yield line

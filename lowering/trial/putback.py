@@ -1,11 +1,11 @@
-"""What a step of a user's own model may change, put back afterwards.
+"""The state that a step of a user's own model may change, and that is put back afterwards.
 
-    what modules hold       by `pcg.capture.places`
-    tensors in that         values, memory, `grad`, `requires_grad`; of parameters and buffers first of all
-    globals                 data in the files that define the model's classes, not those of libraries
+    attributes of modules   by `pcg.capture.places`
+    tensors                 values, memory, `grad`, `requires_grad`, of parameters, buffers and attributes
+    globals                 data in the files that define the model's classes, except in libraries
     generators              torch's, Python's, NumPy's, those that modules hold, `seed_exactly`
 
-It is put back into the same objects, so that whoever holds one, as an optimizer may, sees no change.
+The state is put back into the same objects, so an optimizer that holds one sees no change.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from shardwright.pcg.capture.places import CONTAINERS, PLAIN, Snapshot
 
 _LIBRARIES = frozenset({"site-packages", "dist-packages", "builtins"})
 _NOTHING = object()
-"""In place of a name that there is not."""
+"""A stand-in for the value of a missing name."""
 
 
 class Before:
-    """The state of a model and of all generators when this was made.
+    """The state of a model and of all generators when this object was made.
 
     `parameters`, `buffers`: their values then, by name.
     """
@@ -51,14 +51,14 @@ class Before:
         self.buffers = {name: tensors[id(b)].values for name, b in model.named_buffers()}
 
     def put_back(self) -> None:
-        """Make it so. May be called several times."""
+        """Restore the state. This may be called several times."""
         for undo in self._undo:
             undo()
 
 
 @dataclass(frozen=True, eq=False)
 class _Values:
-    """A tensor, the memory that it had, and what was there."""
+    """A tensor, its memory then, and a copy of the values there."""
 
     tensor: Tensor
     memory: Tensor
@@ -94,7 +94,7 @@ class _Values:
 
 
 def _homes(model: nn.Module) -> Iterator[object]:
-    """The Python modules that the model's own classes are in."""
+    """Yield the Python modules that define the model's classes, except libraries."""
     kinds = dict.fromkeys(kind for module in model.modules() for kind in type(module).__mro__)
     for name in dict.fromkeys(kind.__module__ for kind in kinds):
         file = getattr(sys.modules.get(name), "__file__", None) or ("" if name == "__main__" else "builtins")
@@ -111,7 +111,7 @@ def _is_data(name: str, value: object) -> bool:
 
 
 def _insides(values: Iterable[Any]) -> list[tuple[Any, Any]]:
-    """Lists, dictionaries and sets, each with a copy."""
+    """Return the lists, dictionaries and sets among some values, each with a copy."""
     return [(value, value.copy()) for value in values if isinstance(value, (list, dict, set))]
 
 
@@ -149,7 +149,7 @@ def _generators(held: Iterable[object]) -> Iterator[Callable[[], object]]:
 
 
 def random_states() -> dict[str, str]:
-    """A digest of the state of each generator that a forward may draw from, by what it is."""
+    """Return, by the generator's name, a digest of the state of each generator that a forward may draw from."""
     exact = current_random()
     states: dict[str, object] = {
         "torch's generator": torch.get_rng_state().numpy().tobytes(),

@@ -1,7 +1,7 @@
-"""One step of a model in one process, both ways: eagerly, and by the program of its captured graph.
+"""A step of a model in one process, run eagerly and by the program of its captured graph.
 
-A step is a forward and its backward, and a second forward, which shows what the first one left: buffers, and state that
-no graph has. Parameters are not updated.
+A step is a forward and its backward, and a second forward. The second shows what the first has changed: buffers, and
+state that is not in the graph. Parameters are not updated.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from shardwright.pcg.step.precisions import PrecisionMode, base_of
 
 @dataclass(frozen=True)
 class Step:
-    """What a step gives.
+    """The results of a step.
 
     losses      of the first forward and of the second
-    gradients   by the first name of each parameter; those that have one
+    gradients   by the first name of each parameter that has one
     buffers     afterwards, by all of their names
     moved       parameters that forward itself has changed
-    random      digests of the states of generators afterwards, by what they are
+    random      digests of the states of generators afterwards, by the generator's name
     """
 
     losses: tuple[float, float]
@@ -47,7 +47,7 @@ class Step:
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """That of the first parameter or buffer."""
+    """Return the device of the first parameter or buffer; the CPU if there is none."""
     return next((t.device for t in (*model.parameters(), *model.buffers())), torch.device("cpu"))
 
 
@@ -58,7 +58,7 @@ def eager_step(
     precision: PrecisionMode | None,
     before: Mapping[str, Tensor],
 ) -> Step:
-    """One of the model itself, in its precision. Changes what a step changes.
+    """Take a step of the model itself, in its precision; this changes the model's state.
 
     `before`: the values of its parameters.
     """
@@ -88,7 +88,7 @@ def eager_step(
 
 
 class SerialProgram:
-    """The program of a captured graph on one device, whole."""
+    """The program of a whole captured graph on one device."""
 
     def __init__(self, captured: Captured, device: torch.device) -> None:
         self.graph, self.device = captured.graph, device
@@ -97,7 +97,7 @@ class SerialProgram:
         self._num_draws = num_draws(captured.graph)
 
     def step(self, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Step:
-        """One on the model's values, which stay as they are."""
+        """Take a step on the model's values, which do not change."""
         leaves, tied = _leaves(model)
         batch = {k: v.detach() for k, v in flat_batch(split_batch(model, args, kwargs)[0]).items() if _is_tensor(v)}
         first = self._forward(leaves, batch)
@@ -125,7 +125,7 @@ class SerialProgram:
 
 
 def _leaves(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, tuple[str, ...]]]:
-    """Leaves of our own on the model's memory, tied as its are, by all of their names; and those names by each."""
+    """Return new leaves on the model's memory, tied as the model's are, by all names; and, by each name, its ties."""
     own = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
     leaves, tied = dict[str, Tensor](), dict[str, tuple[str, ...]]()
     for names in names_by_first(own).values():
@@ -136,14 +136,14 @@ def _leaves(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, tuple[str, .
 
 
 def _renew(leaves: dict[str, Tensor], tied: Mapping[str, Sequence[str]], buffers: Mapping[str, Tensor]) -> None:
-    """Buffers as a forward has left them."""
+    """Replace buffers by their values after a forward."""
     for name, value in buffers.items():
-        for own in tied.get(name, (name,)):  # no buffer of the model is what else a graph carries
+        for own in tied.get(name, (name,)):  # a tensor that the graph carries is not a buffer of the model
             leaves[own] = value.detach()
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:
-    """Bit by bit, so that what is no number equals itself."""
+    """Return whether two tensors are equal bit by bit, so that NaN equals itself."""
     return one.shape == other.shape and one.dtype == other.dtype and torch.equal(_bits(one), _bits(other))
 
 

@@ -1,4 +1,4 @@
-"""Notes what a rank sends, and every storage that its tensors live in, while it runs on fake tensors."""
+"""A record of what a rank sends, and of every storage of its tensors, while it runs on fake tensors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from shardwright.lowering import private
 
 ACTIVATIONS, TEMPORARY, GATHERED = "activations", "temporary", "gathered"
-"""What is made in forward and freed in backward, what else comes and goes, and what else stays."""
+"""Categories of storages: made in forward and freed in backward; made and freed otherwise; never freed in the step."""
 _SENT = {
     "allreduce_": ("all_reduce", 0, 1),
     "_allgather_base_": ("all_gather", 0, 2),
@@ -23,12 +23,12 @@ _SENT = {
     "recv_": ("receive", 0, 1),
     "broadcast_": ("broadcast", 0, 1),
 }
-"""Operators that send: the collective, the argument that says how much, and the one that says in which group."""
+"""Operators that send: the collective, the position of the argument with its data, and of the group's argument."""
 _WAITS = ("wait_tensor",)
 
 
 class Event(NamedTuple):
-    """A storage is made, or freed (`num_bytes` < 0), while an operator runs, in a backward or not."""
+    """The making of a storage, or its freeing (`num_bytes` < 0): the operator that ran, and whether in a backward."""
 
     storage: int
     num_bytes: int
@@ -37,14 +37,14 @@ class Event(NamedTuple):
 
 
 class Peak(NamedTuple):
-    """The moment at which most is alive: bytes by category, and what runs."""
+    """The peak of memory: bytes by category, and the operator that runs then."""
 
     memory: Mapping[str, int]
     during: str
 
 
 class Tape(private.TorchDispatchMode):
-    """While it is entered, it notes what happens on fake tensors. Storages are numbered in the order of making."""
+    """A mode that records the messages and storages of fake tensors. Storages are numbered in the order of making."""
 
     def __init__(self, mode: private.FakeTensorMode) -> None:
         super().__init__()
@@ -52,24 +52,24 @@ class Tape(private.TorchDispatchMode):
         self.sent = Counter[tuple[str, str, int]]()  # collective, group, bytes as `Message` counts them
         self._events: list[Event] = []
         self._before: dict[int, int] = {}
-        self._alive: dict[int, tuple[int, int, object]] = {}  # storage -> number, bytes, what is told when it is freed
+        self._alive: dict[int, tuple[int, int, object]] = {}  # storage -> number, bytes, weak reference with callback
         self._labels: dict[int, str] = {}
         self._num_made = 0
         self._during = ""
 
     def begin(self) -> None:
-        """Forget what happened; what is alive stays."""
+        """Forget messages and events, but keep the storages that are alive."""
         self.sent.clear()
         self._events.clear()
         self._before = {number: num_bytes for number, num_bytes, _ in self._alive.values()}
 
     def label(self, category: str, tensors: Iterable[Tensor]) -> None:
-        """What these are for, unless that has been said."""
+        """Set the category of the tensors' storages, unless they have one."""
         for tensor in tensors:
             self._labels.setdefault(self._alive[private.storage_key(tensor)][0], category)
 
     def peak(self) -> Peak:
-        """When most was alive since `begin`."""
+        """Return the moment since `begin` at which most bytes were alive."""
         now = most = sum(self._before.values())
         moment = 0
         for count, event in enumerate(self._events, 1):
@@ -84,7 +84,7 @@ class Tape(private.TorchDispatchMode):
         return Peak(dict(+found), self._events[moment - 1].during if moment else "")
 
     def _categories(self) -> dict[int, str]:
-        """Of all storages but those that stay and have no label."""
+        """Return the categories of storages; a storage that stays and has no label is missing."""
         in_forward = {event.storage for event in self._events if event.num_bytes > 0 and not event.in_backward}
         freed = (event for event in self._events if event.num_bytes < 0)
         own = {e.storage: ACTIVATIONS if e.in_backward and e.storage in in_forward else TEMPORARY for e in freed}
@@ -98,7 +98,7 @@ class Tape(private.TorchDispatchMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> object:
         if any(issubclass(kind, private.DTensor) for kind in types):
-            return NotImplemented  # its local part comes by on its own
+            return NotImplemented  # its local part is dispatched separately
         if func.namespace == "prim":
             return func(*args, **(kwargs or {}))  # a question about a tensor
         self._during = str(func)
@@ -121,7 +121,7 @@ class Tape(private.TorchDispatchMode):
         self.sent[collective, group.group_name, num_bytes * (group.size() if collective == "all_to_all" else 1)] += 1
 
     def _note(self, tensor: Tensor) -> None:
-        """Notice a storage that is new, and be told when it is freed."""
+        """Record a new storage, and register the callback that records its freeing."""
         key = private.storage_key(tensor)
         if key in self._alive:
             return
