@@ -1,26 +1,26 @@
-"""Runs a rank's steps.
+"""The runtime: it runs a rank's steps.
 
-What a program calls:
+A program calls:
 
-    kernels, attention, dispatch   what torch expressions need beyond torch, on one rank's part
+    kernels, attention, dispatch   functions beyond torch's that expressions need, on one rank's part
     collectives                    the parallel operators as autograd functions with their adjoints
 
-What goes on around a program:
+Around a program work:
 
     schedule       hooks compiled from the list of actions
     blocks         gathers sharded parameters for one block of the model at a time
-    buffers        the memory that they are gathered into
+    buffers        the memory that parameters are gathered into
     reducer        sums gradients while backward still runs
-    saved          what autograd keeps: values, or how to make them again
+    saved          what autograd keeps: values, or handles that recompute them
     apart          backward in two parts: activations, then weights
-    precision      what a precision asks of the device and of torch's settings
+    precision      requirements of a precision on the device and on torch's settings
 
 A step:
 
     batch, inputs  this rank's part of the batch, and checks that the ranks pass the same
-    spec           what an entry is made of
-    runner         one program with all that runs around it
+    spec           the description of an entry
+    runner         one program with everything that works around it
     pipeline       the actions of a pipeline stage; `shared`: parameters that several stages have
     entry          all programs of this rank for one shape of batch and one mode
-    entries        which entry takes a batch
+    entries        the choice of the entry for a batch
 """

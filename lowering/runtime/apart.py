@@ -1,4 +1,4 @@
-"""A backward in two parts: gradients of activations first, those of weights when they are asked for."""
+"""A backward in two parts: gradients of activations first, gradients of weights on request."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shardwright.lowering.private import AutogradContext
 
 
 class Apart(NamedTuple):
-    """What gives gradients to weights: a result, of which autograd's node is enough, its gradient, and they."""
+    """A deferred computation of weight gradients: autograd's node of a result, its gradient, and the weights."""
 
     result: GradientEdge
     gradient: Tensor
@@ -24,7 +24,7 @@ class Apart(NamedTuple):
 
 
 def give_to_weights(put_off: list[Apart]) -> None:
-    """Make gradients of weights and add them up, one operator after the other."""
+    """Compute the deferred gradients of weights and accumulate them, operator by operator."""
     while put_off:
         result, gradient, weights = put_off.pop(0)
         trained = [weight for weight in weights if weight.requires_grad]
@@ -35,7 +35,7 @@ def give_to_weights(put_off: list[Apart]) -> None:
 
 
 class PutOff(Function):
-    """Runs a function, and in backward gives gradients to its operands alone."""
+    """A function whose backward computes only the gradients of its operands, and defers those of its weights."""
 
     @staticmethod
     def forward(

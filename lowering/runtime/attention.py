@@ -1,4 +1,4 @@
-"""Attention as programs call it, of all queries or of a part of them."""
+"""The attention that programs call, for all queries or for a part of them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from shardwright.lowering.private import FakeTensor
 def sdpa(
     causal: bool, scale: float | None, offset: int | None, q: Tensor, k: Tensor, v: Tensor, *mask: Tensor
 ) -> Tensor:
-    """softmax(q kᵀ · scale + mask) v; query heads share key heads where there are more of them.
+    """Return softmax(q kᵀ · scale + mask) v; if there are more query heads than key heads, they share key heads.
 
-    With an `offset`, `q` holds queries [offset, offset + len) of the sequence. Keys after the last that a causal one of
-    these sees are left out, so that what remains is a causal mask at the lower right, which kernels of GPUs have.
+    With an `offset`, `q` holds queries [offset, offset + len) of the sequence. Under a causal mask, keys after the last
+    visible one are left out. The rest is then a causal mask at the lower right, for which GPUs have kernels.
     """
     bias, shared = mask[0] if mask else None, q.shape[-3] != k.shape[-3]
     if causal and offset is not None:
@@ -28,7 +28,7 @@ def sdpa(
         at_corner = bias is None and start + rows == columns
         if at_corner and isinstance(q, FakeTensor):  # a dry run counts no mask, as on a GPU
             return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=shared)
-        if at_corner and q.is_cuda:  # not where kernels read a mask anyway: torch.compile breaks its graph here
+        if at_corner and q.is_cuda:  # other cases read a mask anyway, and torch.compile breaks its graph here
             bias = causal_lower_right(rows, columns)
         else:
             lower = torch.ones(rows, columns, dtype=torch.bool, device=q.device).tril(start)

@@ -1,4 +1,4 @@
-"""The batch: the check of what the user passes, and this rank's part of it."""
+"""The batch: the check of the user's tensors, and this rank's part of them."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from shardwright.pcg.types import TensorType
 
 
 def without_time(layouts: Layouts, mesh: Mesh) -> Layouts:
-    """How the parts of all microbatches, one after the other, lie on the other axes.
+    """Return the layouts, on the other axes, of the parts of all microbatches one after the other.
 
-    What was sliced within each microbatch's part is sliced in that many blocks.
+    A dimension that is sliced within each microbatch becomes one block per microbatch.
     """
     if mesh.num_microbatches == 1:
         return layouts
@@ -38,28 +38,28 @@ def without_time(layouts: Layouts, mesh: Mesh) -> Layouts:
 
 
 class BatchCheck:
-    """Checks a batch against what was captured and cuts out this rank's part, microbatch by microbatch."""
+    """A check of batches against the captured one, which also cuts out this rank's part of each microbatch."""
 
     def __init__(self, inputs: Mapping[str, Input], options: Mapping[str, Any], ranks: Ranks) -> None:
         self.inputs = {item.key: item.type for item in inputs.values()}
         self.options, self.ranks = dict(options), ranks
         self.slices = {key: slices(kind.shape, kind.layouts, ranks) for key, kind in self.inputs.items()}
         self.own_shapes = {key: self._own_shape(kind, ranks.mesh) for key, kind in self.inputs.items()}
-        """Of this rank's part of an input, all microbatches together."""
+        """The shapes of this rank's parts of inputs, all microbatches together."""
         self.dtypes: dict[str, torch.dtype] = {key: getattr(torch, kind.dtype) for key, kind in self.inputs.items()}
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Those of the global batch."""
+        """The shapes of the global batch."""
         return {key: kind.shape for key, kind in self.inputs.items()}
 
     @property
     def layouts(self) -> dict[str, Layouts]:
-        """How the tensors of a batch lie on the ranks."""
+        """The layouts of a batch's tensors on the ranks."""
         return {key: without_time(kind.layouts, self.ranks.mesh) for key, kind in self.inputs.items()}
 
     def is_whole(self, key: str, rank: int) -> bool:
-        """Whether a rank's own shard is the global tensor: in some stages, where their sizes are unlike."""
+        """Return whether a rank's own shard is the global tensor; with unlike meshes this depends on the stage."""
         mesh, kind = self.ranks.meshes[stage_of(self.ranks.meshes, rank)], self.inputs[key]
         return self._own_shape(kind, mesh) == kind.shape
 
@@ -67,19 +67,19 @@ class BatchCheck:
         return kind._replace(layouts=without_time(kind.layouts, mesh)).local_shape(mesh)
 
     def local(self, batch: Mapping[str, Any]) -> list[dict[str, Tensor]]:
-        """This rank's part of every input of each microbatch, on its device.
+        """Return this rank's part of every input for each microbatch, on its device.
 
         Raises `BatchError` naming the key that does not fit.
         """
         return self.parts(self.values(batch))
 
     def values(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Every input as it was passed, the global tensor or this rank's own shard. Raises `BatchError`, as `local`."""
+        """Return every input as passed: the global tensor or this rank's own shard. Raises `BatchError`, as `local`."""
         found = batch if batch.keys() == self.inputs.keys() else self._select(flat_batch(batch))
         return {key: self._checked(key, kind, found[key]) for key, kind in self.inputs.items()}
 
     def parts(self, values: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
-        """Of these, this rank's part in each microbatch."""
+        """Return this rank's part of these values for each microbatch."""
         return list(self._microbatches(values))
 
     def _microbatches(self, values: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
@@ -132,7 +132,7 @@ class BatchCheck:
         )
 
     def _part(self, key: str, value: Tensor) -> Tensor:
-        """This rank's part in the microbatch that is set, of the global tensor or of its own shard of that."""
+        """Return this rank's part in the current microbatch of a global tensor, or of the rank's own shard of it."""
         is_whole = value.shape == self.inputs[key].shape
         for axis, dim, blocks in self.slices[key]:
             if is_whole or isinstance(axis, Time):

@@ -1,15 +1,15 @@
 """ZeRO at run time: parameters stored in slices, gathered for one block of the model at a time.
 
 A block is gathered into pooled memory before its first use and freed after its last. Autograd does not keep gathered
-parameters: what it saves of them are handles, and the backward gathers the block again when it opens the first one.
-Autograd drops a handle when its operator's backward is through: with the last one the block is freed. When all
-gradients of a block are there they are reduce-scattered together, sent in the dtype of the slices or another one
-(`reduce_dtype`), and handed over in that of the slices. What is gathered ahead, and when gradients are waited for, the
-list of actions says (`schedule`).
+parameters: it saves handles of them, and backward gathers the block again when it opens the first handle. Autograd
+drops a handle when its operator's backward is done; the block is freed with the last handle. Once all gradients of a
+block exist, they are reduce-scattered together. They are sent in the dtype of the slices or another one
+(`reduce_dtype`), and delivered in the dtype of the slices. The list of actions (`schedule`) decides which blocks are
+gathered ahead, and when gradients are waited for.
 
-So under ZeRO-3. A block of another lifetime stays for the backward of its microbatch, or for all microbatches of a
-step. Where whole gradients are accumulated, the gathered parameters are leaves for autograd, which adds up their
-gradients, until the last microbatch; in the dtype of the slices, where that is wider.
+This is ZeRO-3. A block with another lifetime stays for the backward of its microbatch, or for all microbatches of a
+step. If whole gradients are accumulated, the gathered parameters are leaves for autograd, which adds up their gradients
+until the last microbatch; the sums have the dtype of the slices if that is wider.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class _Gather(Function):
 
 
 class _Handle:
-    """Where in a block a tensor lies that autograd saved."""
+    """A handle of a tensor that autograd saved: its place in a block."""
 
     def __init__(self, block: GatheredBlock, buffer: int, tensor: Tensor) -> None:
         self.block, self.buffer = block, buffer
@@ -66,7 +66,7 @@ class _Handle:
 
 
 class GatheredBlock:
-    """One block: its shards, and its whole parameters while they are there."""
+    """A block: its shards, and its whole parameters while they are gathered."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class GatheredBlock:
         shares: Sequence[SlicedParameter],
         sent: torch.dtype,
     ) -> None:
-        """`sent`: the dtype in which gradients are reduce-scattered."""
+        """Make a block that is not gathered. `sent`: the dtype in which gradients are reduce-scattered."""
         self.all, self.number = blocks, number
         self.frees: Microbatch = blocks.schedule.frees.get(number, "every")
         self.scatters: Microbatch = blocks.schedule.scatters.get(number, "every")
@@ -90,21 +90,21 @@ class GatheredBlock:
     # ---- called by the program ----
 
     def gather(self) -> tuple[Tensor, ...]:
-        """The whole parameters, in order."""
+        """Return the whole parameters, in order."""
         if not happens(self.scatters, first=self.all.first, last=self.all.last):
             return tuple(self._as_leaves())
         return _Gather.apply(self, *self.shards)
 
     def free(self) -> None:
-        """Give the memory back; nothing reads it any more, or whoever does gathers again.
+        """Give the memory back, if the schedule frees the block in this microbatch; later readers gather it again.
 
-        While a part of forward runs again, all stays that backward reads next.
+        While backward recomputes a part of forward, the block stays, as backward reads it next.
         """
         if not self.all.runs_again and happens(self.frees, first=self.all.first, last=self.all.frees):
             self.drop()
 
     def drop(self) -> None:
-        """Give the memory back, whoever may want to read it."""
+        """Give the memory back unconditionally."""
         if self.memory is None:
             return
         if not self.ready:
@@ -114,7 +114,7 @@ class GatheredBlock:
         self.memory, self.ready = None, False
 
     def drop_handle(self) -> None:
-        """In a backward that has read the block, nothing reads it any more after the last handle."""
+        """Count a handle as dropped; with the last one, free the block if this backward has read it."""
         self.handles -= 1
         if not self.handles and (self.number, True) in self.all.begun:
             self.free()
@@ -122,13 +122,13 @@ class GatheredBlock:
     # ---- gathering ----
 
     def start(self) -> None:
-        """Launch the gather unless it is running or done."""
+        """Launch the gather, unless it is running or done."""
         if self.memory is None:
             self.memory = self.all.pool.get(self.shares)
             self.memory.start_gather(self.shards)
 
     def open(self, *, backward: bool = False) -> BufferSet:
-        """The gathered block; those that the list gathers ahead meanwhile are launched."""
+        """Return the gathered block, and launch the gathers that the schedule starts meanwhile."""
         if not self.ready:
             self.start()
             assert self.memory is not None
@@ -140,7 +140,7 @@ class GatheredBlock:
         return self.memory
 
     def _as_leaves(self) -> Sequence[Tensor]:
-        """The whole parameters, to which autograd adds gradients."""
+        """Return the whole parameters as leaves, in which autograd accumulates gradients."""
         wholes = self.open(backward=self.all.runs_again).wholes
         if not self.leaves:
             pairs = zip(wholes, self.shards, strict=True)
@@ -151,20 +151,20 @@ class GatheredBlock:
         return self.leaves
 
     def _widen(self, member: int, leaf: Tensor) -> None:
-        """Add a microbatch's gradient to the sum in the dtype of the shards, as 16 bits would round that away."""
+        """Add a microbatch's gradient to the sum in the dtype of the shards; a sum in 16 bits would lose small ones."""
         gradient, leaf.grad = leaf.grad, None
         assert gradient is not None
         total = self.wide[member]
         self.wide[member] = gradient.to(self.shards[member].dtype) if total is None else total.add_(gradient)
 
     def forget_leaves(self) -> None:
-        """Drop what was accumulated."""
+        """Drop the leaves and their accumulated gradients."""
         self.leaves, self.wide = [], [None] * len(self.shards)
 
     # ---- gradients ----
 
     def take_gradients(self, gradients: Sequence[Tensor | None]) -> None:
-        """Launch the reduce-scatter of the whole gradients; those that need none are handed over at once."""
+        """Launch the reduce-scatter of the whole gradients; deliver those that need none at once."""
         self.all.launch_ahead(self.number, backward=True)
         self.all.finish_gradients(self.all.schedule.scatter.get(self.number, ()))
         self.free()
@@ -184,10 +184,10 @@ class GatheredBlock:
 
 
 class Blocks:
-    """All blocks of a program, with the memory that they share."""
+    """The blocks of a program, with the memory that they share."""
 
     def __init__(self, deliver: Callable[[Tensor, Tensor], None], schedule: BlockSchedule) -> None:
-        """`deliver(shard, gradient)` takes a finished gradient; `schedule`: what the list of actions says."""
+        """Start without blocks. `deliver(shard, gradient)` accepts a finished gradient."""
         self.schedule = schedule
         self.begun: set[tuple[int, bool]] = set()
         self.items: list[GatheredBlock] = []
@@ -202,9 +202,9 @@ class Blocks:
         self.items.append(GatheredBlock(self, len(self.items), shards, shares, sent))
 
     def begin(self, *, first: bool = True, last: bool = True, frees: bool | None = None) -> None:
-        """Before a microbatch; before the first one, forget a step that did not end.
+        """Prepare for a microbatch; before the first one, forget a step that did not end.
 
-        `frees`: whether what stays for all microbatches is given back after its last use; by default in the last one.
+        `frees`: whether blocks that stay for all microbatches are freed after their last use; by default in the last.
         """
         self.first, self.last, self.frees = first, last, last if frees is None else frees
         self.begun.clear()
@@ -212,7 +212,7 @@ class Blocks:
             self.reset()
 
     def reset(self) -> None:
-        """Forget a step that did not end; its memory may still be written to, so it is not used again."""
+        """Forget a step that did not end; its reduce-scatters may still write to their memory, so it is not reused."""
         self.pending.clear()
         self.begun.clear()
         for block in self.items:
@@ -220,7 +220,7 @@ class Blocks:
             block.forget_leaves()
 
     def finish(self) -> None:
-        """At the end of a backward: the last gradients; nothing gathered outlives its microbatch, or the step."""
+        """End a backward: deliver the last gradients, and free every block whose microbatch or step ends."""
         self.finish_gradients()
         self.begun.clear()
         for block in self.items:
@@ -230,7 +230,7 @@ class Blocks:
 
     @contextmanager
     def again(self) -> Generator[None]:
-        """Under this, a part of forward runs again within backward."""
+        """Mark that backward recomputes a part of forward."""
         before, self.runs_again = self.runs_again, True
         try:
             yield
@@ -238,7 +238,7 @@ class Blocks:
             self.runs_again = before
 
     def pack(self, tensor: Tensor) -> Tensor | _Handle:
-        """What autograd keeps of a tensor: a handle of what is gathered."""
+        """Return the object that autograd keeps: a handle for a gathered tensor, else the tensor."""
         found = self.owners.get(private.storage_key(tensor)) if self.owners else None
         return tensor if found is None else _Handle(*found, tensor)
 
@@ -251,7 +251,7 @@ class Blocks:
             self.owners.pop(private.storage_key(buffer), None)
 
     def launch_ahead(self, number: int, *, backward: bool) -> None:
-        """Launch the gathers that the list has behind the first use of a block."""
+        """Launch the gathers that the schedule has after the first use of a block."""
         if (number, backward) not in self.begun:
             self.begun.add((number, backward))
             for following in self.schedule.opened.get((number, backward), ()):
@@ -261,7 +261,7 @@ class Blocks:
         self._deliver(block.shards[member], gradient)
 
     def finish_gradients(self, numbers: Collection[int] | None = None) -> None:
-        """Wait for reduce-scatters that are running, of these blocks or of all, and hand their gradients over."""
+        """Wait for the running reduce-scatters of these blocks, or of all, and deliver their gradients."""
         running, self.pending = self.pending, []
         for one in running:
             block, memory, summed = one

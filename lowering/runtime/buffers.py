@@ -1,7 +1,7 @@
 """The memory that blocks of sharded parameters are gathered into and scattered from.
 
-A large parameter that is sliced along its first dimension is gathered straight from its storage into its place. Others
-are packed: one send and one receive buffer for all of them, and a copy from there into place.
+A large parameter that is sliced along its first dimension is gathered directly from its storage into its place. Others
+are packed into one send and one receive buffer, and copied from there into place.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from shardwright.pcg.step.buckets import PLACED_BYTES
 
 @dataclass(frozen=True)
 class SlicedParameter:
-    """One parameter of a block: the shape of a slice, and how slices make the whole, as in `pcg.layout`.
+    """A parameter of a block: the shape of a slice, and the way in which slices form the whole, as in `pcg.layout`.
 
-    `dtype`: that in which it is gathered, or its gradient reduce-scattered, whatever slices are stored in.
+    `dtype`: the dtype in which it is gathered, or its gradient reduce-scattered; slices may be stored in another.
     """
 
     shape: tuple[int, ...]
@@ -41,20 +41,20 @@ class SlicedParameter:
 
     @property
     def direct(self) -> bool:
-        """Whether slices lie one after the other in the whole, and are worth a message of their own."""
+        """True if slices lie one after the other in the whole, and are large enough for a message of their own."""
         return self.dim == 0 and self.blocks == 1 and prod(self.shape) * self.dtype.itemsize >= PLACED_BYTES
 
     def split(self, whole: Tensor) -> Tensor:
-        """A whole parameter seen as [size, *slice with its blocks apart]."""
+        """Return a whole parameter viewed as [size, *slice with a separate dimension of blocks]."""
         return whole.unflatten(self.dim, (self.blocks, self.axis.size, -1)).movedim(self.dim + 1, 0)
 
     def pieces(self, flat: Tensor) -> Tensor:
-        """Packed slices [size, elements] seen as `split` sees the whole."""
+        """Return packed slices [size, elements] viewed in the shape that `split` gives the whole."""
         return flat.unflatten(1, self.shape).unflatten(self.dim + 1, (self.blocks, -1))
 
 
 class BufferSet:
-    """Memory for one block at a time: whole parameters, or what the scattering of their gradients needs."""
+    """Memory for one block at a time: its whole parameters, or the buffers to scatter their gradients."""
 
     def __init__(self, shares: Sequence[SlicedParameter]) -> None:
         first = shares[0]
@@ -74,7 +74,7 @@ class BufferSet:
         self._views(sizes)
 
     def _views(self, sizes: Sequence[int]) -> None:
-        """Every member's whole, and the packed members' parts of the send and receive buffers."""
+        """Make the views of every member's whole, and of the packed members' parts of send and receive buffers."""
         wholes = dict(zip(self.direct, self.buffers, strict=False))
         parts = self.place.split([size * self.axis.size for size in sizes])
         for i, part in zip(self.packed, parts, strict=True):
@@ -112,7 +112,7 @@ class BufferSet:
     # ---- whole gradients to slices ----
 
     def start_scatter(self, gradients: Sequence[Tensor | None]) -> None:
-        """Launch the exchange of the gradients' slices. A missing one counts as zero where it is packed."""
+        """Launch the exchange of the gradients' slices. A missing gradient counts as zero if it is packed."""
         self.sums = []
         for i, buffer in zip(self.direct, self.buffers, strict=False):
             if (gradient := gradients[i]) is not None:
@@ -124,8 +124,8 @@ class BufferSet:
             self.sums.append((-1, self._launch_scatter(self.receive, self.send)))
 
     def _launch_scatter(self, out: Tensor, x: Tensor) -> Tensor:
-        """What is left to sum: every rank's slice with gloo, nothing more with NCCL."""
-        if self.gloo:  # whose own reduce-scatter is slower than its all-reduce
+        """Launch one exchange; return the summands that remain: every rank's slice with gloo, one with NCCL."""
+        if self.gloo:  # gloo's own reduce-scatter is slower than its all-reduce
             self.works.append(dist.all_to_all_single(out.view(-1), x.view(-1), group=self.axis.group, async_op=True))
             return out
         own = torch.empty_like(out[:1])
@@ -133,7 +133,7 @@ class BufferSet:
         return own
 
     def finish_scatter(self, gradients: Sequence[Tensor | None], dtype: torch.dtype) -> list[tuple[int, Tensor]]:
-        """This rank's slice of each summed gradient, in a dtype, with the member's number."""
+        """Wait, and return this rank's slice of each summed gradient, in this dtype, with the member's number."""
         self._wait()
         done: list[tuple[int, Tensor]] = []
         sums, self.sums = self.sums, []
@@ -153,14 +153,14 @@ class BufferSet:
 
 
 def _total(summands: Tensor) -> Tensor:
-    """Of what lies along the first dimension. Two are added in half the time that a sum takes."""
+    """Return the sum along the first dimension. An addition of two takes half the time of a sum."""
     if len(summands) == 1:
         return summands[0]
     return torch.add(*summands) if len(summands) == 2 else summands.sum(0)
 
 
 class BufferPool:
-    """Buffer sets that are not in use, by what they can hold."""
+    """The buffer sets that are not in use, by the parameters that they can hold."""
 
     def __init__(self) -> None:
         self._free: dict[tuple[SlicedParameter, ...], list[BufferSet]] = {}

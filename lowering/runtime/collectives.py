@@ -1,9 +1,9 @@
-"""The parallel operators of a lowered program: autograd functions in which each one's backward is its adjoint.
+"""The parallel operators of a lowered program: autograd functions whose backward is the adjoint of their forward.
 
-They are the functions of `pcg.moves.MOVES`, which says what each one's forward and backward do.
-The backward that torch gives its functional all-reduce sums once more and is wrong here; hence our own pairs.
-`blocks` is as in `pcg.layout`. `inplace` lets the memory that is summed be overwritten: the operand of `reduce`, the
-gradient of `replicate`. The lowering sets it where nobody else can read that memory.
+They are the functions of `pcg.moves.MOVES`, which defines the forward and backward of each.
+The backward of torch's functional all-reduce sums once more and is wrong here; hence our own pairs.
+`blocks` is as in `pcg.layout`. `inplace` allows the sum to overwrite its operand: the operand of `reduce`, the gradient
+of `replicate`. The lowering sets it only if nothing else can read that memory.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shardwright.lowering.ranks.movement import Axis, MeshAxis, Time, all_sum, e
 
 
 Along = Callable[[Tensor], Tensor]
-"""What happens to a tensor, or to its gradient: a function of `movement` with all but its first argument."""
+"""A change of a tensor, or of its gradient: a function of `movement` with all but its first argument."""
 
 
 class _Move(Function):
@@ -43,50 +43,53 @@ def _nothing(x: Tensor) -> Tensor:
 
 
 def replicate(x: Tensor, axis: Axis, *, inplace: bool = False) -> Tensor:
-    """R → C: used differently on each rank from here on."""
+    """Carry out R → C: from here on each rank uses the tensor differently."""
     return _Move.apply(x, _nothing, partial(all_sum, axis=axis, inplace=inplace))
 
 
 def reduce(x: Tensor, axis: Axis, *, inplace: bool = False) -> Tensor:
-    """P → R: the sum of the ranks' summands."""
+    """Carry out P → R: return the sum of the ranks' summands."""
     return _Move.apply(x, partial(all_sum, axis=axis, inplace=inplace), _nothing)
 
 
 def reduce_copy(x: Tensor, axis: Axis, *, inplace: bool = False) -> Tensor:
-    """P → R → C."""
+    """Carry out P → R → C."""
     return _Move.apply(x, partial(all_sum, axis=axis, inplace=inplace), partial(all_sum, axis=axis))
 
 
 def start_sum(x: Tensor, axis: Axis) -> Tensor:
-    """P → R for what no gradient flows through, without waiting: `finish_sum` gives the sum."""
+    """Start P → R of a tensor without a gradient, and do not wait: `finish_sum` returns the sum."""
     x = x.detach()
     return x if axis.group is None else private.start_all_reduce(x, axis.group)
 
 
 def finish_sum(x: Tensor) -> Tensor:
-    """The sum that `start_sum` launched, once it is there."""
+    """Wait for the sum that `start_sum` launched, and return it."""
     return private.wait(x)
 
 
 def partition(x: Tensor, axis: MeshAxis, dim: int, blocks: int = 1) -> Tensor:
-    """R → S(dim, blocks): my slice. That of a microbatch gives its gradient zeros beside it, to which others add."""
+    """Carry out R → S(dim, blocks): return this rank's slice.
+
+    The gradient of a microbatch's slice is zero elsewhere; autograd adds up the gradients of all microbatches.
+    """
     if isinstance(axis, Time):
         return take(x, axis, dim, blocks)
     return _sliced(x, take, gather, axis, dim, blocks)
 
 
 def combine(x: Tensor, axis: Axis, dim: int, blocks: int = 1) -> Tensor:
-    """S(dim, blocks) → R: every rank's slice."""
+    """Carry out S(dim, blocks) → R: gather every rank's slice."""
     return _sliced(x, gather, take, axis, dim, blocks)
 
 
 def reduce_scatter(x: Tensor, axis: Axis, dim: int, blocks: int = 1) -> Tensor:
-    """P → R → S(dim, blocks): my slice of the sum."""
+    """Carry out P → R → S(dim, blocks): return this rank's slice of the sum."""
     return _sliced(x, sum_scatter, gather, axis, dim, blocks)
 
 
 def gather_copy(x: Tensor, axis: Axis, dim: int, blocks: int = 1) -> Tensor:
-    """S(dim, blocks) → R → C: ZeRO-3's all-gather, whose gradient is reduce-scattered."""
+    """Carry out S(dim, blocks) → R → C: ZeRO-3's all-gather, whose gradient is reduce-scattered."""
     return _sliced(x, gather, sum_scatter, axis, dim, blocks)
 
 
@@ -98,7 +101,7 @@ def _sliced(
 
 
 def all_to_all(x: Tensor, axis: Axis, old: tuple[int, int], new: tuple[int, int]) -> Tensor:
-    """S(d, m) → R → S(e, n) with `old` = (d, m) and `new` = (e, n); where d = e, as `pcg.moves` says."""
+    """Carry out S(d, m) → R → S(e, n) with `old` = (d, m) and `new` = (e, n); for d = e, see `pcg.moves`."""
     return _Move.apply(
         x, partial(exchange, axis=axis, old=old, new=new), partial(exchange, axis=axis, old=new, new=old)
     )

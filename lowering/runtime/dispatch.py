@@ -1,11 +1,12 @@
-"""Rows that are sent to the ranks which have what they name, and back: what a dispatch is on one rank (`pcg.dispatch`).
+"""A dispatch on one rank (`pcg.dispatch`): rows are sent to the ranks with the items they name, and results come back.
 
-A row goes to every rank of an axis that has something which it names, once, whatever number of them it names; none is
-dropped. What a row has of several operands is sent as one run of bytes. How many rows go where is known when a step
-runs, and ranks tell each other; in a dry run, which knows no numbers, as many as the graph expects.
+An item is, for example, an expert. A row is sent once to every rank of an axis that has an item that the row names,
+even if it names several there; no row is dropped. The parts of a row, one for each operand, are sent as one run of
+bytes. The numbers of rows are known only when a step runs, so ranks tell each other. A dry run has no such numbers and
+sends as many rows as the graph expects.
 
-Backward sends along the same ways: gradients of what came back go there, and those of what was sent come back. As a
-row was sent from several places at most once to each rank, gradients and results are added up by row.
+Backward uses the same routes: the gradients of results travel to the ranks that computed them, and the gradients of
+rows come back. As a row is sent to each rank at most once, its results and gradients are added up by row.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from shardwright.pcg.dispatch import aligned
 
 
 class To(NamedTuple):
-    """Rows are sent along an axis: what is named lies there from number `first` on, `width` behind each rank.
+    """A route along an axis: its ranks have `width` items each, numbered from `first` on.
 
-    `rows`: how many a rank sends to each in a dry run.
+    `rows`: the number of rows that a rank sends to each rank in a dry run.
     """
 
     axis: Axis
@@ -38,7 +39,10 @@ class To(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """The `rows` of a rank, of so many, that are sent: `there` to each rank of the axis, of which `back` are sent."""
+    """The rows that a rank sends: `there` counts those to each rank of the axis, `back` those that each sends here.
+
+    `rows` are the indices of the rows sent, out of `num_rows`.
+    """
 
     axis: Axis
     num_rows: int
@@ -48,11 +52,11 @@ class Sent(NamedTuple):
 
 
 Local = Callable[..., Tensor]
-"""What is computed of rows: of what they name [n, k] and of parts of real numbers, each [n, …], it gives [n, o]."""
+"""A computation on rows: from the items that they name [n, k], and parts of real numbers [n, …], it returns [n, o]."""
 
 
 def dispatch(local: Local, to: Sequence[To], index: Tensor, *parts: Tensor) -> Tensor:
-    """`local` of rows where what they name is, summed up by row: [n, o]. They name `index` [n, k], and have `parts`."""
+    """Return [n, o]: the sum, by row, of `local` on the ranks with the items `index` [n, k]; `parts` travel along."""
     ways = list[Sent]()
     for each in to:
         sent = _sent(index.detach(), each)
@@ -60,21 +64,21 @@ def dispatch(local: Local, to: Sequence[To], index: Tensor, *parts: Tensor) -> T
         parts = tuple(floats)
         ways.append(sent)
     y = local(index, *parts)
-    del index, parts  # before as much is sent home
+    del index, parts  # free them before the results are sent back
     for sent in reversed(ways):
         y = _Back.apply(sent, y)
     return y
 
 
 def _sent(index: Tensor, to: To) -> Sent:
-    """Which rows go where: those of each rank in their order."""
+    """Return the rows to send along a route, rank by rank, in their order."""
     axis, size = to.axis, to.axis.size
     if isinstance(index, FakeTensor):
         rows, there = index.new_empty(size * to.rows), [to.rows] * size
         _exchange(index.new_empty(size), axis)
         return Sent(axis, len(index), rows, there, there)
     rank = (index - to.first).div(to.width, rounding_mode="floor")
-    rank = rank.masked_fill((rank < 0) | (rank >= size), size)  # what others have
+    rank = rank.masked_fill((rank < 0) | (rank >= size), size)  # items of other ranks
     named = index.new_zeros(len(index), size + 1, dtype=torch.bool).scatter_(1, rank, True)[:, :size]
     rows = named.t().nonzero()[:, 1]
     counts = named.sum(0)
@@ -83,7 +87,7 @@ def _sent(index: Tensor, to: To) -> Sent:
 
 
 def _exchange(x: Tensor, axis: Axis, there: list[int] | None = None, back: list[int] | None = None) -> Tensor:
-    """What the ranks of an axis send this one: as many rows as it sends them, or `back` for `there`."""
+    """Exchange rows along an axis and return those received: `there` sent and `back` received, or equally many."""
     received = x.new_empty(sum(back) if back is not None else len(x), *x.shape[1:])
     if axis.size == 1:
         return received.copy_(x)
@@ -93,7 +97,7 @@ def _exchange(x: Tensor, axis: Axis, there: list[int] | None = None, back: list[
 
 
 def _send(sent: Sent, parts: Sequence[Tensor], *, rows: Tensor | None = None) -> list[Tensor]:
-    """Several parts of these `rows` sent there, or of all that came sent home; each part takes whole words."""
+    """Send several parts, of these `rows` to other ranks, or of all received rows back; each part takes whole words."""
     widths = [aligned(part.shape[1] * part.itemsize) for part in parts]
     packed = parts[0].new_empty(len(parts[0] if rows is None else rows), sum(widths), dtype=torch.uint8)
     for part, seen in zip(parts, _parts(packed, widths, parts), strict=True):
@@ -103,13 +107,13 @@ def _send(sent: Sent, parts: Sequence[Tensor], *, rows: Tensor | None = None) ->
 
 
 def _parts(rows: Tensor, widths: Sequence[int], like: Sequence[Tensor]) -> list[Tensor]:
-    """The parts of rows of bytes, seen in the dtypes of others."""
+    """Return the parts of rows of bytes, viewed in the dtypes of the tensors `like`."""
     cut = zip(rows.split(list(widths), 1), like, strict=True)
     return [seen.narrow(1, 0, part.shape[1] * part.itemsize).view(part.dtype) for seen, part in cut]
 
 
 def _added(sent: Sent, part: Tensor) -> Tensor:
-    """What came home, added up by row: rank by rank, of which each has a row at most once, so that the order is one."""
+    """Add up returned rows: rank by rank, each with a row at most once, so that the order of summands is fixed."""
     total = part.new_zeros(sent.num_rows, part.shape[1])
     for rows, own in zip(sent.rows.split(sent.there), part.split(sent.there), strict=True):
         total.index_add_(0, rows, own)
@@ -117,7 +121,7 @@ def _added(sent: Sent, part: Tensor) -> Tensor:
 
 
 class _There(Function):
-    """What rows name, and their parts, where that is."""
+    """The way out: the items that rows name, and the rows' parts, on the ranks with these items."""
 
     @staticmethod
     def forward(ctx: AutogradContext, sent: Sent, index: Tensor, *parts: Tensor) -> tuple[Tensor, ...]:
@@ -138,12 +142,12 @@ class _There(Function):
 
 
 class _Back(Function):
-    """What was computed of rows, sent home and added up by row."""
+    """The way back: results of rows, sent back and added up by row."""
 
     @staticmethod
     def forward(ctx: AutogradContext, sent: Sent, y: Tensor) -> Tensor:
         ctx.sent = sent
-        ctx.save_for_backward(sent.rows)  # made again as a whole, where it is made again
+        ctx.save_for_backward(sent.rows)  # the dispatch is recomputed only as a whole
         (home,) = _send(sent, [y.detach()])
         return _added(sent, home)
 

@@ -1,4 +1,4 @@
-"""Which entry of a module takes a batch: by mode and shapes."""
+"""The choice of a module's entry for a batch, by mode and shapes."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ Shapes = Mapping[str, tuple[int, ...]]
 class Entries:
     """The entries of a module, in the order in which they were added.
 
-    A rank may pass a global batch, or its own shard of one, and the shard of one entry may have the global shapes of
-    another. Then it is what was passed before: the global batch or a shard.
+    A rank may pass a global batch or its own shard, and a shard of one entry may have the global shapes of another.
+    Such a batch is taken for the kind that was passed before, a global batch or a shard.
     """
 
     def __init__(self) -> None:
@@ -33,16 +33,16 @@ class Entries:
         return iter(self._by_key.values())
 
     def add(self, entry: Entry) -> None:
-        """One of the same key takes the place of what was there."""
+        """Add an entry; it replaces an entry with the same key."""
         self._by_key[entry.key] = entry
 
     def has_mode(self, *, training: bool) -> bool:
         return any(key.training == training for key in self._by_key)
 
     def of(self, batch: Mapping[str, Any], *, training: bool) -> Entry:
-        """The entry that takes a batch in a mode. Raises `BatchError` where none does, or which is not clear.
+        """Return the entry for a batch in a mode. Raises `BatchError` if none fits, or if the choice is ambiguous.
 
-        Where there is one alone, the check of its batch says what does not fit.
+        A mode's only entry is returned unchecked; its own check of the batch says what does not fit.
         """
         of_mode = [entry for key, entry in self._by_key.items() if key.training == training]
         if len(of_mode) == 1:

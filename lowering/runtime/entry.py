@@ -1,4 +1,4 @@
-"""Entries: a graph over a store's parameters, with all that runs its steps, for one shape of batch and one mode.
+"""Entries: a graph over a store's parameters, with everything that runs its steps, for one batch shape and one mode.
 
 forward and backward of each microbatch, or of each action of a pipeline stage, and what the ranks sum up of them
 """
@@ -50,14 +50,14 @@ from shardwright.pcg.step.time import as_run
 
 
 class Entry:
-    """Runs the steps of one graph on the parameters of a store. Every rank makes it, with the same graph.
+    """The runner of one graph's steps on the parameters of a store. Every rank makes one, with the same graph.
 
-    `batch` is what it takes; `runners` has one for each virtual stage of this rank, `pipeline` what goes on between
-    them; `constants` are tensors that the program reads and nobody trains.
+    `batch` checks the batches; `runners` has one for each virtual stage of this rank, and `pipeline` connects them;
+    `constants` are tensors that the program reads and that are not trained.
 
-    Raises `DistributedError` where the number of ranks is not the mesh's, `PlanError` where the graph is not of the
-    store's model, wants another layout than the store has, cannot be run in microbatches, has not what is to be made
-    again, or this device does not train in the precision.
+    Raises `DistributedError` if the number of ranks is not the mesh's. Raises `PlanError` if the graph is of another
+    model than the store, wants another layout than the store has, cannot be run in microbatches, lacks a region to
+    recompute, or if this device does not train in the precision.
     """
 
     def __init__(self, spec: EntrySpec, store: ParameterStore, stream: Stream) -> None:
@@ -97,13 +97,13 @@ class Entry:
         self._num_draws = num_draws(graph)
 
     def _share_groups(self, stages: Stages) -> None:
-        """Make the groups of all stages, as every rank takes part in making each."""
+        """Make the groups of all stages, since every rank must take part in making each."""
         by_stage = [find_parameters(graph, self.execution).by_leaf.values() for graph in stages.graphs]
         for sums in sorted({p.sums for found in by_stage for p in found if p.sums}):
             self.ranks.merged(sums)
 
     def _run_in_stages(self, stages: Stages) -> None:
-        """What goes on between stages."""
+        """Make the pipeline, which connects this rank's runners with other stages."""
         ranks, execution = self.ranks, self.execution
         shared_by_stages = Shared(ranks, dict(self._shared(stages)))
         for runner in self.runners:
@@ -113,7 +113,7 @@ class Entry:
         self.pipeline = Pipeline(stages, self.runners, items, ranks, *around)
 
     def _shared(self, stages: Stages) -> Iterator[tuple[str, Holders]]:
-        """What this stage trains together with others, by name."""
+        """Yield the parameters that this stage trains together with others, by name."""
         ranks = self.ranks
         for leaf, holders in stages.holders.items():
             if len(holders) > 1 and (group := ranks.group(across(ranks.meshes, holders), "shared")) is not None:
@@ -122,16 +122,16 @@ class Entry:
                     yield held.name, Holders(holders, group, pieces.Tensor(kind.shape, kind.layouts))
 
     def held(self, leaf: str) -> Held:
-        """How the store keeps a leaf of the graph."""
+        """Return the store's parameter or buffer for a leaf of the graph."""
         return self.store.held[str(self.graph.by_name[leaf].attr("target"))]
 
     @property
     def runner(self) -> Runner:
-        """The only one, or that of the first chunk of this rank's pipeline stage."""
+        """The only runner, or that of the first chunk of this rank's pipeline stage."""
         return self.runners[0]
 
     def mark(self) -> None:
-        """Give operators and blocks of the model names in what `torch.profiler` records."""
+        """Give operators and blocks of the model names in the records of `torch.profiler`."""
         for runner in self.runners:
             runner.mark()
 
@@ -148,7 +148,7 @@ class Entry:
     # ---- steps ----
 
     def loss(self, batch: Mapping[str, Any]) -> Tensor:
-        """The loss of a batch of global tensors, or of this rank's own shards of them; it has a backward."""
+        """Return the loss, with a backward, of a batch of global tensors or of this rank's own shards of them."""
         if torch.is_inference_mode_enabled():  # its tensors could not serve in later steps
             with torch.inference_mode(False), torch.no_grad():
                 return self.loss(batch)
@@ -168,7 +168,7 @@ class Entry:
         return summand if self._loss_axis is None else reduce(summand, self._loss_axis)
 
     def forward_backward(self, batch: Mapping[str, Any], scaler: torch.amp.GradScaler | None) -> Tensor:
-        """The loss of a batch, detached, with every parameter's gradient added to its `grad`."""
+        """Return the loss of a batch, detached, and add every parameter's gradient to its `grad`."""
         return self._forward_backward(self._take(batch), scaler)
 
     def _take(self, batch: Mapping[str, Any]) -> list[dict[str, Tensor]]:
@@ -182,10 +182,10 @@ class Entry:
             raise blame(error, "the comparison of inputs") from error
 
     def _forward_backward(self, local: Sequence[Mapping[str, Tensor]], scaler: torch.amp.GradScaler | None) -> Tensor:
-        """The loss of this rank's parts of the microbatches."""
+        """Run forward and backward of this rank's parts of the microbatches, and return the loss."""
         check_backward(self.graph)
         if self.pipeline is not None:
-            if scaler is not None:  # its first call makes its scale, and only the last stage has a loss to scale
+            if scaler is not None:  # the first call initialises the scale, and only the last stage has a loss to scale
                 scaler.scale(torch.zeros((), device=self.ranks.device))
             return self._in_stages(self.pipeline, local, scaler.scale if scaler is not None else _as_it_is)
         work: dist.Work | None = None
@@ -208,7 +208,7 @@ class Entry:
         return loss
 
     def _in_stages(self, pipeline: Pipeline, local: Sequence[Mapping[str, Tensor]], scale: Scale | None) -> Tensor:
-        """The loss of a step whose microbatches go through pipeline stages."""
+        """Run a step through pipeline stages, and return the loss."""
         try:
             with self.drawing.by_number(self._num_draws) as draw:
                 return pipeline.step(local, draw, scale)
@@ -223,12 +223,12 @@ class Entry:
 
     @property
     def _turn(self) -> tuple[bool, bool]:
-        """Whether this is the first microbatch of a step, and the last."""
+        """Two flags: whether this is the first microbatch of a step, and whether it is the last."""
         time = self.ranks.time
         return (True, True) if time is None else (time.rank == 0, time.rank == time.size - 1)
 
     def _forward(self, local: Mapping[str, Tensor]) -> Tensor:
-        """The loss of a microbatch, or this rank's summand of it."""
+        """Return the loss of a microbatch, or this rank's summand of it."""
         first, last = self._turn
         runner = self.runner
         runner.blocks.begin(first=first, last=last)
@@ -249,14 +249,14 @@ def _as_it_is(loss: Tensor) -> Tensor:
 
 
 def _nothing(summand: Tensor, loss: Tensor) -> None:
-    """No backward."""
+    """Run no backward."""
 
 
 # ---- a step of several microbatches ----
 
 
 class _HandOver(Function):
-    """Gradients that are there already, as the backward of a loss."""
+    """The backward of a loss whose gradients have already been computed."""
 
     @staticmethod
     def forward(ctx: AutogradContext, anchor: Tensor, loss: Tensor, finished: Sequence[Finished]) -> Tensor:
@@ -276,6 +276,6 @@ class _HandOver(Function):
 
 
 def hand_over(loss: Tensor, finished: Sequence[Finished]) -> Tensor:
-    """The loss, whose `backward()` scales these gradients and gives them to their parameters."""
+    """Return the loss with a `backward()` that scales these gradients and gives them to their parameters."""
     anchor = torch.empty(0, device=loss.device, requires_grad=True)
     return _HandOver.apply(anchor, loss, finished)

@@ -1,7 +1,8 @@
-"""What ranks pass to a step, compared: one global batch, or each its own shard of one; and how they draw.
+"""The comparison of ranks' inputs to a step: one global batch, or each rank's shard of it; and of random states.
 
-Under DDP every rank passes a batch of its own. Here a tensor of the captured shape is the global batch, the same on
-every rank, and of it each takes its part: other values on another rank would be dropped, or train another model there.
+Under DDP every rank passes a batch of its own. Here a tensor of the captured shape is the global batch. It must be the
+same on every rank, and each rank takes its part of it. Different values on another rank would be dropped, or would
+train another model there.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ from shardwright.pcg.errors import BatchError, ShardwrightError
 from shardwright.pcg.layout import format_layouts
 
 CheckInputs = Literal["first", "always", "never"]
-"""In which steps inputs are compared across ranks: the first `NUM_FIRST` (with gradients, or without), all, none."""
+"""The steps that compare inputs across ranks: the first `NUM_FIRST` (with gradients, and without), all, none."""
 NUM_FIRST = 3
-_WHOLE = -1  # stands for the shard that a rank passes, where it passes the global tensor
+_WHOLE = -1  # the number of a shard when a rank passes the global tensor
 
 
 class Inputs:
-    """Takes the batch of every step; in those that are to be checked, compares across ranks what each was given.
+    """The inputs of every step; in the steps to check, they are compared across ranks.
 
-    All ranks learn the same, so that all of them raise, also where only one cannot take its batch.
+    All ranks get the same result of the comparison. So all of them raise, even if only one cannot use its batch.
     """
 
     def __init__(self, batch: BatchCheck, drawing: Drawing, when: CheckInputs) -> None:
@@ -40,7 +41,7 @@ class Inputs:
         self._made = {True: 0, False: 0}  # steps with gradients, and without
 
     def take(self, batch: Mapping[str, Any]) -> list[dict[str, Tensor]]:
-        """This rank's part of every input of each microbatch. Raises `BatchError`."""
+        """Return this rank's part of every input for each microbatch. Raises `BatchError`."""
         self.step += 1
         if not self.others or _being_recorded():
             return self.batch.local(batch)
@@ -58,7 +59,7 @@ class Inputs:
         return self.batch.parts(values)
 
     def _compare(self, values: Mapping[str, Tensor] | None) -> None:
-        """By one collective: whether a rank has failed, how it draws, and which shards it passes, with digests."""
+        """Compare by one collective the ranks' failures, random states, and the numbers and digests of shards."""
         rows = gathered(self._row(values), self.ranks)
         if failed := [rank for rank, row in enumerate(rows) if row[0]]:
             if values is None:
@@ -72,14 +73,14 @@ class Inputs:
         self.drawing.agree(states)
 
     def _watch(self, *, is_first: bool) -> None:
-        """How the ranks draw, where their inputs are not compared."""
+        """Compare the ranks' random states in a step that does not compare inputs."""
         if not is_first:
             self.drawing.watch()
         elif self.drawing.draws:
             self.drawing.agree(gathered(torch.tensor(self.drawing.state(), device=self.ranks.device), self.ranks))
 
     def _row(self, values: Mapping[str, Tensor] | None) -> Tensor:
-        """This rank's numbers, on its device."""
+        """Return this rank's numbers for the comparison, on its device."""
         row = [torch.tensor([values is None, *self.drawing.state()])]
         if values is None:
             row.append(torch.zeros(2 * len(self.batch.inputs), dtype=torch.int64))
@@ -89,17 +90,17 @@ class Inputs:
         return torch.cat([numbers.to(self.ranks.device) for numbers in row])
 
     def _shard(self, key: str, value: Tensor) -> int:
-        """The number of the shard that this rank holds of an input, or that it passes the whole of it."""
+        """Return the number of the shard that this rank passes, or `_WHOLE` if it passes the global tensor."""
         if value.shape == self.batch.inputs[key].shape:
             return _WHOLE
         number, many = 0, 1
         for axis, _, _ in self.batch.slices[key]:
             if isinstance(axis, Axis):
                 number, many = number * axis.size + axis.rank, many * axis.size
-        return number * self.ranks.world + many - 1  # of so many: not as many in stages of unlike sizes
+        return number * self.ranks.world + many - 1  # unlike stages have other counts of shards
 
     def _check(self, key: str, passed: Sequence[tuple[int, int]]) -> None:
-        """That ranks which pass the same part of an input pass the same values."""
+        """Raise unless ranks that pass the same part of an input pass the same values."""
         where = f"batch: {key!r} in step {self.step}"
         whole = [rank for rank, (shard, _) in enumerate(passed) if shard == _WHOLE]
         others = [rank for rank in range(len(passed)) if rank not in whole]
@@ -137,7 +138,7 @@ class Inputs:
 
 
 def _being_recorded() -> bool:
-    """Into a CUDA graph, which nothing may wait in."""
+    """Return whether a CUDA graph is being captured, in which nothing may wait."""
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 

@@ -1,6 +1,6 @@
-"""The `rt` namespace of lowered programs: what the torch expressions of the op table need beyond torch itself.
+"""The `rt` namespace of lowered programs: functions beyond torch's that the op table's expressions need.
 
-Everything here works on one rank's part of its operands and lets autograd through.
+Everything here works on one rank's part of its operands, and autograd differentiates it.
 """
 
 from __future__ import annotations
@@ -29,31 +29,31 @@ from shardwright.lowering.runtime.dispatch import To, dispatch
 
 
 mark = record_function
-"""Names a line of a marked program for a profiler."""
+"""A context manager that names a line of a marked program for a profiler."""
 
 
 class Shard:
-    """Where a rank's part lies in a logical tensor of `shape`: slices as (axis, dim, blocks), outermost first."""
+    """The place of a rank's part in a logical tensor of `shape`: slices as (axis, dim, blocks), outermost first."""
 
     def __init__(self, shape: Sequence[int], *steps: tuple[MeshAxis, int, int]) -> None:
         self.shape = tuple(shape)
         self.steps = steps
 
     def take(self, whole: Tensor) -> Tensor:
-        """In memory of its own: the whole is not kept."""
+        """Return the rank's part in memory of its own, so that the whole tensor can be freed."""
         for axis, dim, blocks in self.steps:
             whole = seen(whole, axis, dim, blocks)
         return whole.clone(memory_format=torch.contiguous_format)
 
     def cuts(self) -> list[list[Slice]]:
-        """By dimension, the slices that are left of it, outermost first."""
+        """Return, for each dimension, the slices that lead to the rank's part, outermost first."""
         return [
             [Slice(axis.size, axis.rank, n) for axis, dim, n in self.steps if dim == d] for d in range(len(self.shape))
         ]
 
 
 def embedding(weight: Tensor, index: Tensor, padding_idx: int | None, offset: int | None) -> Tensor:
-    """Rows of `weight`. With an `offset` it holds rows [offset, offset + len) of the table; others give zeros.
+    """Return rows of `weight`. With an `offset`, it holds rows [offset, offset + len) of the table; others give zeros.
 
     `padding_idx` counts in the whole table; its row gets no gradient.
     """
@@ -67,7 +67,7 @@ def embedding(weight: Tensor, index: Tensor, padding_idx: int | None, offset: in
 
 
 def pick(x: Tensor, index: Tensor, offset: int | None) -> Tensor:
-    """`x[..., index]`; with an `offset`, `x` holds entries [offset, offset + len). Indices outside give zeros."""
+    """Return `x[..., index]`; with an `offset`, `x` holds entries [offset, offset + len), and others give zeros."""
     local = index if offset is None else index - offset
     outside = (local < 0) | (local >= x.shape[-1])
     lead = torch.broadcast_shapes(x.shape[:-1], local.shape)
@@ -76,28 +76,28 @@ def pick(x: Tensor, index: Tensor, offset: int | None) -> Tensor:
 
 
 def index(x: Tensor, indices: Sequence[Tensor], dim: int) -> Tensor:
-    """`x` indexed by integer tensors on neighbouring dimensions from `dim`."""
+    """Return `x` indexed by integer tensors on neighbouring dimensions from `dim`."""
     return x[(builtins.slice(None),) * dim + tuple(indices)]
 
 
 def slice(x: Tensor, dim: int, start: int, stop: int, step: int) -> Tensor:
-    """Elements [start, stop) of one dimension, every `step`-th."""
+    """Return every `step`-th of the elements [start, stop) of one dimension."""
     return x[(builtins.slice(None),) * dim + (builtins.slice(start, stop, step),)]
 
 
 def pad(x: Tensor, pads: Sequence[int], value: float) -> Tensor:
-    """`pads` lists what goes before and after each dimension, from the first."""
+    """Pad `x`; `pads` lists the sizes before and after each dimension, from the first."""
     pairs = [pads[i : i + 2] for i in range(0, len(pads), 2)]
     return F.pad(x, [n for pair in reversed(pairs) for n in pair], value=value)
 
 
 def layer_norm(eps: float, normalized_dims: int, x: Tensor, *affine: Tensor) -> Tensor:
-    """Over the last `normalized_dims` dimensions; `affine` is nothing, a weight, or a weight and a bias."""
+    """Normalize the last `normalized_dims` dimensions; `affine` is nothing, a weight, or a weight and a bias."""
     return F.layer_norm(x, x.shape[-normalized_dims:], *affine, eps=eps)
 
 
 def rms_norm(eps: float, normalized_dims: int, x: Tensor, *affine: Tensor) -> Tensor:
-    """Over the last `normalized_dims` dimensions; `affine` is nothing or a weight."""
+    """Normalize the last `normalized_dims` dimensions by their RMS; `affine` is nothing or a weight."""
     return F.rms_norm(x, x.shape[-normalized_dims:], *affine, eps=eps)
 
 
@@ -105,18 +105,18 @@ sdpa = attention.sdpa
 
 
 def cross_entropy_sum(logits: Tensor, target: Tensor, ignore_index: int, label_smoothing: float) -> Tensor:
-    """The sum, not the mean, of the losses of targets other than `ignore_index`."""
+    """Return the sum, not the mean, of the losses of targets other than `ignore_index`."""
     return F.cross_entropy(logits, target, ignore_index=ignore_index, reduction="sum", label_smoothing=label_smoothing)
 
 
 _STRIDE = 16
-"""Bytes of which the strides of `F.grouped_mm`'s operands are multiples."""
+"""The number of bytes that must divide the strides of `F.grouped_mm`'s operands."""
 
 
 def grouped_mm(x: Tensor, w: Tensor, ends: Tensor) -> Tensor:
-    """Rows of `x` [t, i], in groups that end at `ends`, each group times its own matrix of `w` [e, i, o].
+    """Multiply the rows of `x` [t, i], in groups that end at `ends`, each group by its own matrix of `w` [e, i, o].
 
-    In a dry run `ends` has no data, and the groups are as large as each other.
+    In a dry run `ends` has no data, and all groups have the same size.
     """
     is_dry = isinstance(ends, FakeTensor)
     aligned = not (x.shape[1] * x.itemsize % _STRIDE or w.shape[2] * w.itemsize % _STRIDE)
@@ -127,7 +127,7 @@ def grouped_mm(x: Tensor, w: Tensor, ends: Tensor) -> Tensor:
 
 
 class _GroupedProduct(Function):
-    """One product for each group, into a part of the result; rows after the last group give zeros."""
+    """Grouped products, each written into its part of the result; rows after the last group give zeros."""
 
     @staticmethod
     def forward(ctx: AutogradContext, x: Tensor, w: Tensor, bounds: list[int]) -> Tensor:
@@ -159,9 +159,10 @@ _ACTIVATIONS = {
 
 
 def expert_linear(x: Tensor, w: Tensor, index: Tensor, offset: int | None, *to: To) -> Tensor:
-    """Rows of `x` [..., i] times the matrices of `w` [e, i, o] that `index` [...] names: [..., o].
+    """Multiply rows of `x` [..., i] by the matrices of `w` [e, i, o] that `index` [...] names: [..., o].
 
-    With an `offset`, `w` holds experts [offset, offset + e); rows of others give zeros, unless they are sent `to` them.
+    With an `offset`, `w` holds experts [offset, offset + e). Rows of other experts give zeros, unless routes `to` their
+    ranks are given.
     """
     lead = torch.broadcast_shapes(x.shape[:-1], index.shape)
     if to:
@@ -177,11 +178,11 @@ def expert_linear(x: Tensor, w: Tensor, index: Tensor, offset: int | None, *to: 
 def experts(
     x: Tensor, index: Tensor, weights: Tensor, up: Tensor, down: Tensor, activation: str, offset: int | None, *to: To
 ) -> Tensor:
-    """For every token of `x` [..., i], the sum of what its experts say: [..., o].
+    """Return, for every token of `x` [..., i], the weighted sum of its experts' results: [..., o].
 
-    They are `index` [..., k], and count by `weights` [..., k]. An expert is activation(x `up` [e, i, f]) `down` [e, f,
-    o], or gated: activation(first half) · second half. With an `offset`, expert 0 is the one of that number; what
-    others say is left out, unless tokens are sent `to` them.
+    A token's experts are `index` [..., k], with `weights` [..., k]. An expert computes activation(x `up` [e, i, f])
+    `down` [e, f, o]; a gated one computes activation(first half) · second half before `down`. With an `offset`, the
+    first expert here has that number. Other experts' results are left out, unless routes `to` their ranks are given.
     """
     lead, slots = torch.broadcast_shapes(x.shape[:-1], index.shape[:-1]), index.shape[-1]
     if to:
@@ -204,9 +205,9 @@ def experts(
 
 
 def by_expert(index: Tensor, num_experts: int, offset: int | None) -> tuple[Tensor, Tensor]:
-    """The rows of these experts, those of each together, and where each expert's end; of others there is none.
+    """Return the numbers of these experts' rows, grouped by expert, and the end of each group; others are left out.
 
-    A dry run knows no indices: it takes all rows.
+    A dry run knows no indices, so it takes all rows.
     """
     flat = index.reshape(-1)
     if offset is not None:
@@ -220,7 +221,7 @@ def by_expert(index: Tensor, num_experts: int, offset: int | None) -> tuple[Tens
 
 
 def _put_back(rows: Tensor, order: Tensor, count: int) -> Tensor:
-    """Row `order[i]` of the result is row i; rows that are not there are zeros. No two go to one place."""
+    """Return `count` rows: row `order[i]` is `rows[i]`, and missing rows are zero; `order` has no duplicates."""
     if len(order) < count:
         return rows.new_zeros(count, rows.shape[1]).index_copy(0, order, rows)
     places = torch.empty_like(order)
@@ -241,12 +242,12 @@ class _Dropout(Function):
 
 
 def dropout(x: Tensor, p: float, draw: Draw, shard: Shard | None) -> Tensor:
-    """Dropout whose mask is the single process's, but for draws by part, whose masks depend on how `x` is cut.
+    """Apply dropout with the single process's mask; only the masks of draws by part depend on the slicing of `x`.
 
-    With a seed the rank computes its own shard of the mask. Else it draws the mask of the whole tensor from the default
-    generator and keeps its shard of it, so masks and generator state are bitwise those of `native_dropout` in a single
-    process. The mask is drawn in the order of the dimensions, however this rank happens to store `x`: a tensor that the
-    single process stores permuted, and draws in the order of its memory, is permuted in the graph
+    With a seed, the rank computes its own shard of the mask. Without one, it draws the mask of the whole tensor from
+    the default generator and keeps its shard. So masks and generator state are bitwise those of `native_dropout` in a
+    single process. The mask is drawn in the order of the dimensions, in whatever order this rank stores `x`. A single
+    process draws a tensor that it stores permuted in the order of memory; the graph contains this permutation
     (`pcg.capture.capture`).
     """
     if draw.seed is None and shard is None and x.is_contiguous():
@@ -257,10 +258,10 @@ def dropout(x: Tensor, p: float, draw: Draw, shard: Shard | None) -> Tensor:
 
 
 def ahead(shape: Sequence[int], p: float, draw: Draw, dtype: torch.dtype, device: torch.device) -> Tensor | Draw:
-    """The keep-mask of a contiguous tensor, as `native_dropout` draws it; on a GPU the draw depends on the dtype.
+    """Draw the keep-mask of a contiguous tensor as `native_dropout` does; on a GPU the draw depends on the dtype.
 
-    With a seed nothing need be drawn ahead: the draw says all. What several dropouts share is the same however each of
-    them is cut, so it is not drawn by part.
+    With a seed nothing is drawn ahead, and the draw itself is returned. It is not a draw by part, as several dropouts
+    that share a mask may be sliced differently.
     """
     if draw.seed is not None:
         return replace(draw, by_part=False)
@@ -270,23 +271,23 @@ def ahead(shape: Sequence[int], p: float, draw: Draw, dtype: torch.dtype, device
 
 
 def drop(x: Tensor, p: float, drawn: Tensor | Draw, shard: Shard | None) -> Tensor:
-    """Dropout by a mask of the whole tensor, or by a draw with a seed; `x` is the `shard` of that tensor."""
+    """Apply dropout by a mask of the whole tensor, or by a draw with a seed; `x` is the `shard` of that tensor."""
     return _Dropout.apply(x, _own(x, p, drawn, shard), 1 / (1 - p) if p < 1 else 0.0)
 
 
 def _own(x: Tensor, p: float, drawn: Tensor | Draw, shard: Shard | None) -> Tensor:
-    """The mask of this rank's part."""
+    """Return the mask of this rank's part."""
     if isinstance(drawn, Tensor):
         return drawn if shard is None else shard.take(drawn)
     shape, cuts = (x.shape, None) if shard is None else (shard.shape, shard.cuts())
     assert drawn.seed is not None
-    if drawn.by_part and not torch.compiler.is_compiling():  # compiled, the other is one kernel as well
+    if drawn.by_part and not torch.compiler.is_compiling():  # compiled, `keep_mask` is one kernel as well
         return _part_mask(x, 1 - p, drawn, cuts or ())
     return keep_mask(shape, 1 - p, drawn.seed, drawn.number, x.device, cuts)
 
 
 def _part_mask(x: Tensor, keep: float, drawn: Draw, cuts: Sequence[Sequence[Slice]]) -> Tensor:
-    """The mask of a part, drawn by torch's generator: the same on all ranks that hold this part, and each time."""
+    """Draw the mask of a part from torch's generator; it is the same on all ranks with this part, and each time."""
     mask = torch.empty(x.shape, dtype=torch.bool, device=x.device)
     if isinstance(x, FakeTensor):
         return mask

@@ -1,11 +1,11 @@
-"""A step of a rank in a pipeline stage: it executes the actions of its schedule, and sends what neighbours need.
+"""A step of a rank in a pipeline stage: it executes the actions of its schedule, and exchanges tensors with neighbours.
 
-What is received before an action and sent after it follows from the list. Where a stage has several chunks, each has a
-runner of its own. Gradients of a chunk are summed over devices in the backward of its last microbatch, as without
-stages; those of parameters that several stages have, over these at the end of the step.
+The list of actions determines the messages before and after each action. If a stage has several chunks, each has its
+own runner. Gradients of a chunk are summed over devices in the backward of its last microbatch, as without stages.
+Gradients of parameters that several stages have are summed over these stages at the end of the step.
 
-In its first step a GPU loads kernels, which may wait for those that run, and NCCL connects ranks, which wait for each
-other. So that step takes one microbatch after the other.
+In its first step a GPU loads kernels, which may wait for running kernels, and NCCL connects ranks, which wait for each
+other. So the first step takes one microbatch after the other.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Scale = Callable[[Tensor], Tensor]
 
 
 class Pipeline:
-    """The actions of one rank."""
+    """The pipeline as one rank sees it: its actions and its channels."""
 
     def __init__(
         self,
@@ -47,9 +47,10 @@ class Pipeline:
         by_microbatch: Collection[str],
         shared: Shared,
     ) -> None:
-        """`runners`: one for each chunk of this stage, in order; `items`: what they do. `loss_axis`: as in `Training`.
+        """Open the channels. `runners`: one for each chunk of this stage, in order. `items`: their actions.
 
-        `by_microbatch`: buffers that every microbatch updates. `shared`: what has the gradients of several stages.
+        `loss_axis`: the axis over which the last stage sums the loss. `by_microbatch`: buffers that every microbatch
+        updates. `shared`: the parameters that several stages train.
         """
         self.shared = shared
         self.stages, self.runners, self.ranks, self.loss_axis = stages, list(runners), ranks, loss_axis
@@ -77,7 +78,7 @@ class Pipeline:
         self.now, self.failed = "", ""
 
     def step(self, local: Sequence[Mapping[str, Tensor]], draw: Draw, scale: Scale | None) -> Tensor:
-        """The loss of a step, on every rank. `scale`: of the loss before its backward; None: there is no backward."""
+        """Run a step and return the loss, on every rank. `scale` scales the loss for backward; None: no backward."""
         order = self.items if self.has_stepped or not waits_in_kernels(self.ranks.device) else one_by_one(self.items)
         items = [item for item in order if scale is not None or item.direction == FORWARD]
         self.alive.clear()
@@ -118,14 +119,14 @@ class Pipeline:
         return loss
 
     def check_alive(self) -> None:
-        """Raise where a step before has failed: what is on its way between stages is of that one."""
+        """Raise if an earlier step has failed, whose messages may still be on their way between stages."""
         if self.failed:
             raise DistributedError(f"a step before failed ({self.failed}), and stages no longer agree; start all anew")
 
     # ---- actions ----
 
     def _forward(self, item: Item, batch: Mapping[str, Tensor], draw: Draw, *, keep: bool) -> Tensor | None:
-        """The summand of the loss, in the stage that has it."""
+        """Run a forward; return the microbatch's summand of the loss, or None if this stage does not compute it."""
         runner, stage = self.runners[item.chunk], self._virtual(item)
         names = self.stages.received(stage)
         got = dict(zip(names, self._take(FORWARD, stage - 1, stage, item), strict=True)) if names else {}
@@ -163,13 +164,13 @@ class Pipeline:
         self._send(BACKWARD, stage, stage - 1, item, [torch.zeros_like(x) if x.grad is None else x.grad for x in back])
 
     def _roots(self, stage: int, sent: Sequence[Tensor], loss: Tensor | None) -> list[GradientEdge | None]:
-        """Where the backward of what a stage gives begins: autograd's nodes, so that the values are let go of."""
+        """Return the starts of a stage's backward: autograd's nodes of its results, so that the values can be freed."""
         results = [y for name, y in zip(self.stages.given(stage), sent, strict=True) if name in self.trained]
         results = results if loss is None else [loss]
         return [get_gradient_edge(y) if y.requires_grad else None for y in results]
 
     def _weights(self, item: Item) -> None:
-        """The second part of backward, and, of the last microbatch, the sums over devices."""
+        """Run the second part of a backward and, for the last microbatch, the sums over devices."""
         runner, last = self.runners[item.chunk], self._is_last(item)
         if not runner.in_two:
             return
@@ -206,7 +207,7 @@ class Pipeline:
         return self.channels.get((way, source % size, target % size))
 
     def _to_come(self, items: Sequence[Item], channel: Incoming) -> Iterator[Message]:
-        """What a channel gives in a step."""
+        """Yield the messages of a channel in a step."""
         for item in items:
             stage = self._virtual(item)
             source = stage - 1 if item.direction == FORWARD else stage + 1
@@ -215,19 +216,19 @@ class Pipeline:
                 yield Message(f"what {self._named(item)} needs", kinds)
 
     def _crossing(self, way: str, source: int, target: int) -> list[str]:
-        """What goes from a virtual stage to the one beside it, in order: values, or gradients of some of them."""
+        """Return the names that a virtual stage sends to its neighbour, in order: values, or those with gradients."""
         names = self.stages.given(min(source, target))
         return [name for name in names if way == FORWARD or name in self.trained]
 
     def _sent(self, way: str, source: int, target: int) -> list[tuple[Piece, ...]]:
-        """Of each of these, what this rank sends."""
+        """Return the pieces that this rank sends of each tensor."""
         number, place = min(source, target), self.ranks.place
         return [
             self.stages.pieces(way, number, name, place, sends=True) for name in self._crossing(way, source, target)
         ]
 
     def _received(self, way: str, source: int, target: int) -> tuple[Kind, ...]:
-        """Of each of these, what this rank receives."""
+        """Return the kind and the pieces of each tensor that this rank receives."""
         types, number, place = self.stages.graph.types, min(source, target), self.ranks.place
         return tuple(
             Kind(
@@ -245,7 +246,7 @@ class Pipeline:
         return dist.all_reduce(loss, group=self.loss_axis.group, async_op=True)
 
     def _share(self, loss: Tensor) -> None:
-        """From the stage that has the loss to all others."""
+        """Send the loss from the last stage to all others."""
         column = self.ranks.stages
         self.now = f"the loss, which comes from stage {self.last}"
         if column.group is not None:

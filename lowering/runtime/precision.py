@@ -1,8 +1,8 @@
-"""What a precision asks of the device that a program runs on, and of torch's settings. Casts are in the program itself.
+"""Requirements of a precision on the device and on torch's settings. Casts are in the program itself.
 
-Whether products of float32 run in tf32 is a setting of the process, which forward and backward read alike, in whatever
-thread they run. So a precision sets it when a program is made, it stays set, and every step requires it: were it set
-back after each step, a backward that the user starts would run in something else.
+Torch has one setting per process for tf32 in products of float32, which forward and backward read in every thread. A
+precision sets it when a program is made. It stays set, and every step checks it. If it were reset after each step, a
+backward that the user starts would run in another format.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from shardwright.pcg.errors import PlanError
 from shardwright.pcg.step.precisions import DTYPES, PRECISIONS, Precision, in_bf16
 
 PRODUCTS: Mapping[Precision | None, str] = {"tf32": "tf32", "fp32": "ieee"}
-"""What products of float32 run in on GPUs; under other precisions, as the user has set it."""
+"""The format of float32 products on GPUs, by precision; under other precisions the user's setting applies."""
 
 
 def check_device(precision: Precision | None, device: str) -> None:
-    """Raise a `PlanError` where a program of this precision cannot be trained on devices of a kind, "cpu" or "cuda".
+    """Raise a `PlanError` if a program of this precision cannot be trained on a kind of device, "cpu" or "cuda".
 
-    A `FieldError` where there is no such precision.
+    Raises a `FieldError` if there is no such precision.
     """
     if precision is None:
         return
@@ -39,9 +39,10 @@ def check_device(precision: Precision | None, device: str) -> None:
 
 
 def set_products(precision: Precision | None) -> None:
-    """Have products of float32 run in what the precision says, from now on in this process.
+    """Set the precision's format of float32 products for this process.
 
-    By torch's older setting, which keeps the newer one in step; the other way round, reading the older one is an error.
+    This uses torch's older setting, which also updates the newer one; after a change of only the newer one, reading the
+    older one is an error.
     """
     if (wanted := PRODUCTS.get(precision)) is None:
         return
@@ -52,7 +53,7 @@ def set_products(precision: Precision | None) -> None:
 
 
 def check_products(precision: Precision | None) -> None:
-    """Raise a `PlanError` where products of float32 no longer run in what the precision says."""
+    """Raise a `PlanError` if products of float32 no longer run in the precision's format."""
     if (wanted := PRODUCTS.get(precision)) is None:
         return
     for name, setting in _settings().items():

@@ -1,15 +1,15 @@
-"""Takes gradients from autograd, sums them over mesh axes while the backward still runs, and hands them over.
+"""The reducer: it sums autograd's gradients over mesh axes while backward still runs, and hands them over.
 
 A large gradient is summed in place; small ones are packed into flat buckets. Both are *units*. Units are launched in
-one fixed order on every rank, each as soon as it and all before it are complete. At the end of the backward, units that
-unused parameters left open are completed with zeros, all are waited for, and every gradient goes to its `Held`.
+the same order on every rank, each as soon as it and all before it are complete. At the end of backward, units that
+unused parameters left open are filled with zeros. Then all units are waited for, and every gradient goes to its `Held`.
 
-Where a step has several microbatches, autograd adds up their gradients. All this happens in the backward of the last
-one, to whose gradients the sums so far are added. No gradient is handed over before, so that a step that fails leaves
-none behind.
+If a step has several microbatches, autograd adds up their gradients. The sums over ranks run in the backward of the
+last microbatch, whose gradients are added to the sums so far. No gradient is handed over earlier, so a step that fails
+leaves none behind.
 
-What is sent may be of another dtype (`reduce_dtype`): a unit is cast when it is launched, and its sum is cast back. So
-each rank's gradient, all its microbatches together, is rounded once, and its sum as the library adds.
+Gradients may be sent in another dtype (`reduce_dtype`): a unit is cast when it is launched, and its sum is cast back.
+So each rank's gradient is rounded once, for all its microbatches together; the rounding of sums is the library's.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Finished = tuple[Held, Tensor, Tensor | None]
 
 
 class _Unit:
-    """Gradients that are summed by one collective, sent in `dtype`."""
+    """A unit: gradients that one collective sums, sent in `dtype`."""
 
     def __init__(self, axis: Axis, members: Sequence[Held], dtype: torch.dtype) -> None:
         self.axis, self.members, self.dtype = axis, list(members), dtype
@@ -52,7 +52,7 @@ class _Unit:
         self.work: Any = None
 
     def put_aside(self) -> None:
-        """Keep what earlier microbatches have added up, so that the last one's gradients are seen to arrive."""
+        """Set aside the sums of earlier microbatches, so that the arrival of the last one's gradients is noticed."""
         self.earlier = [_take_gradient(held.inside) for held in self.members]
 
     @property
@@ -75,7 +75,7 @@ class _Unit:
             assert gradients[0] is not None
             self.buffer = gradients[0].contiguous()
             self.views = [self.buffer]
-        del gradients  # which lie in the buffer, before more memory is taken
+        del gradients  # they lie in the buffer; free them before more memory is allocated
         assert self.buffer is not None
         self.sent = self.buffer.to(self.dtype)
         self.work = dist.all_reduce(self.sent, group=self.axis.group, async_op=True)
@@ -93,14 +93,14 @@ class _Unit:
                 yield held, gradient, wrapped
 
     def _pack(self, gradients: Sequence[Tensor | None], at_home: bool) -> None:
-        """Into the bucket's own memory, unless gradients that the user still holds lie in it."""
+        """Pack gradients into the bucket's own memory, unless gradients that the user still holds lie in it."""
         free = at_home and all(held.outside.grad is None for held in self.members)
         self.buffer, self.views = self.home if free and self.home is not None else self._flat()
         with torch.no_grad():
             private.copy_all(self.views, gradients)
 
     def _flat(self) -> tuple[Tensor, list[Tensor]]:
-        """Memory for all members, and each member's view of it."""
+        """Return memory for all members, and each member's view of it."""
         first = self.members[0].inside
         sizes = [held.inside.numel() for held in self.members]
         flat = torch.empty(sum(sizes), dtype=first.dtype, device=first.device)
@@ -109,16 +109,16 @@ class _Unit:
 
 
 class Reducer:
-    """Every parameter's gradient, from autograd to its `Held`.
+    """The way of every parameter's gradient from autograd to its `Held`.
 
-    Hooks are few, as each costs microseconds: one on a large gradient, and one on the last of a bucket.
+    Hooks are few, as each costs microseconds: one on each large gradient, and one on the last gradient of a bucket.
     """
 
     def __init__(self, units: Iterable[tuple[Axis, Sequence[Held], torch.dtype]], trained: Iterable[Held]) -> None:
-        """`units` in the order in which they become complete.
+        """Make the units, in the order in which backward completes them.
 
-        Each is a (possibly merged) axis, what is summed over it, and the dtype in which that is sent.
-        `trained`: whatever gets a gradient, summed or not.
+        Each is a (possibly merged) axis, the parameters whose gradients are summed over it, and the dtype in which they
+        are sent. `trained`: all parameters that get a gradient, summed or not.
         """
         self.units = [_Unit(*unit) for unit in units]
         self.summed = {id(held.inside) for unit in self.units for held in unit.members}
@@ -133,9 +133,9 @@ class Reducer:
             unit.members[-1].inside.register_post_accumulate_grad_hook(lambda leaf: self._launch_complete())
 
     def watch(self, *roots: GradientEdge, first: bool = True, last: bool = True) -> None:
-        """Be told when the backward from what a step's first or last microbatch gives begins.
+        """Watch for the start of a backward from `roots`, the results of a step's first, last or other microbatch.
 
-        With the first one, a step that did not end is forgotten.
+        With the first microbatch, a step that did not end is forgotten.
         """
         if first and self.running:
             self._forget()
@@ -149,7 +149,7 @@ class Reducer:
             root.node.register_prehook(lambda gradients: self._begin())
 
     def deliver(self, leaf: Tensor, gradient: Tensor) -> None:
-        """Take a gradient that does not come from autograd."""
+        """Accept a gradient that does not come from autograd."""
         if id(leaf) not in self.summed and self.first and self.last:
             self._hand_over([(self.held[id(leaf)], gradient, None)])
             return
@@ -159,7 +159,7 @@ class Reducer:
 
     @contextmanager
     def keeping(self, kept: list[Finished]) -> Generator[None]:
-        """Under this, finished gradients go into a list, and not to their parameters."""
+        """Collect finished gradients in a list, instead of giving them to their parameters."""
         self.kept = kept
         try:
             yield
@@ -167,7 +167,7 @@ class Reducer:
             self.kept = None
 
     def hand_over(self, finished: Iterable[Finished]) -> None:
-        """Give gradients to their parameters, or keep them."""
+        """Give gradients to their parameters, or collect them under `keeping`."""
         if self.kept is not None:
             self.kept += finished
             return
@@ -192,7 +192,7 @@ class Reducer:
         unit.launch(at_home=self.kept is None)
 
     def finish(self) -> None:
-        """At the end of a step's last backward: launch what is incomplete, wait, hand over."""
+        """End a backward; at the end of a step's last one, launch incomplete units, wait, and hand gradients over."""
         for callback in self.at_end:
             callback()
         self.in_backward = False

@@ -1,4 +1,4 @@
-"""One program of a rank, with all that runs around it: gathered blocks, what autograd keeps, the way of gradients."""
+"""The runner of one program: it has the gathered blocks, the values that autograd saves, and the reducer."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from shardwright.pcg.step.parameters import Parameter
 
 
 class Runner:
-    """Runs the program of a graph: all of a model, or one virtual stage of it."""
+    """The runner of a graph's program, for a whole model or one virtual stage of it."""
 
     def __init__(self, outside: Outside, ranks: Ranks, leaves: Mapping[str, Tensor], held: Mapping[str, Held]) -> None:
-        """`leaves`: parameters, buffers and constants of the graph as the program reads them, by the model's names.
+        """Compile the program of `outside`. `leaves`: the graph's constants, by the model's names.
 
-        `held`: how parameters and buffers are kept.
+        `held`: the parameters and buffers that the store keeps, by the model's names.
         """
         self.graph, self.ranks, self.held = outside.graph, ranks, held
         self.leaves = {**leaves, **{name: one.inside for name, one in held.items()}}
@@ -49,13 +49,13 @@ class Runner:
         self.in_two = outside.in_two
         self.constants: dict[str, Tensor] | None = None
         self._parts = by_block(self.leaves)
-        self._updated = buffers_in_backward(self.graph)  # those that backward reads after the step has written them
+        self._updated = buffers_in_backward(self.graph)  # buffers that backward reads after the step has written them
         self._runtime: tuple[Any, ...] = (self.blocks.items, self.saved)
         self._outside = outside
         self.program: Program = compile_source(emit(self.graph, outside))
 
     def run(self, local: Mapping[str, Tensor], draw: Draw) -> dict[str, Any]:
-        """What the program gives for a microbatch."""
+        """Run the program on a microbatch and return its outputs."""
         device, axes = self.ranks.device, self.ranks.axes
         if self.constants is None:
             with torch.no_grad():
@@ -72,13 +72,13 @@ class Runner:
         with torch.no_grad():
             parts = {name: part_of(x.detach(), self.held[name].slices) for name, x in buffers.items()}
             for name, x in parts.items():
-                if x.untyped_storage()._cdata in own:  # one buffer's new value is another one's old value
+                if x.untyped_storage()._cdata in own:  # one buffer's new value is another buffer's old value
                     parts[name] = x.clone()
             for name, x in parts.items():
                 self.held[name].inside.copy_(x)
 
     def mark(self) -> None:
-        """Give operators and blocks names for a profiler: those of `emit(marked=True)`."""
+        """Give operators and blocks the names of `emit(marked=True)`, for a profiler."""
         self.program = compile_source(emit(self.graph, self._outside, marked=True))
 
     def compile(self, **options: Any) -> None:
@@ -105,7 +105,7 @@ class Runner:
 
 
 def _by_itself(value: Tensor) -> Tensor:
-    """Without what it is only a part of."""
+    """Return a tensor in memory of its own size, not as a part of a larger storage."""
     return value.clone() if value.untyped_storage().nbytes() > value.nbytes else value
 
 

@@ -1,14 +1,15 @@
-"""What autograd keeps of a step: values, or handles from which backward makes them again.
+"""The values that autograd saves in a step, or handles from which backward recomputes them.
 
-A program runs a function as a *region* where what backward needs of it is to be made again. Autograd then keeps a
-handle of each value that is made inside, and the region keeps its operands. The first handle that backward opens runs
-the function again, up to the last value that is needed, where `torch.utils.checkpoint` stops too; every value is let go
-of as its reader has it. Unlike there, what a region gives can be made again for its readers outside as well, operands
-may be handles themselves (of gathered parameters, of other regions), and parameters are not taken for activations.
+A program runs a function as a *region* if backward is to recompute the values that it needs. Autograd then keeps a
+handle of each value made inside, and the region keeps its operands. The first handle that backward opens runs the
+function again, up to the last value that is needed, as `torch.utils.checkpoint` does. Every value is released when its
+reader has it. In contrast to `torch.utils.checkpoint`, a region's results can also be recomputed for readers outside,
+operands may be handles themselves (of gathered parameters, of other regions), and parameters are not taken for
+activations.
 
-Only autograd keeps a region, by its handles; neither its results nor its hooks do. A thread of gloo that has sent a
-tensor holds that, and the hooks that were there, until it comes to let go of them, at another time on each rank. But
-with a region go its handles of gathered parameters, and these all ranks have to free, and gather again, alike.
+Only autograd keeps a region alive, through its handles; neither results nor hooks do. A thread of gloo that has sent a
+tensor holds the tensor and its hooks until some later time, which differs between ranks. If hooks kept the region, its
+handles of gathered parameters would be released at different times, but all ranks must free and gather blocks alike.
 """
 
 from __future__ import annotations
@@ -28,42 +29,42 @@ from shardwright.lowering.runtime.apart import Apart, PutOff
 from shardwright.lowering.runtime.blocks import Blocks
 
 Results = Any
-"""A tensor, or a tuple of them."""
+"""A tensor, or a tuple of tensors."""
 Run = Callable[..., Results]
 
 
 class Handle(Protocol):
-    """What is kept of a tensor that is made again."""
+    """The stand-in for a saved tensor that is gathered or recomputed."""
 
     def tensor(self) -> Tensor: ...
 
 
 class Saved:
-    """What autograd keeps of the programs of one module."""
+    """The values that autograd saves for one program."""
 
     def __init__(self, blocks: Blocks, stored: Iterable[Tensor], device: torch.device) -> None:
-        """`stored`: parameters and buffers, which are always there."""
+        """Start without saved values. `stored`: parameters and buffers, which always exist."""
         self.blocks, self.device = blocks, device
         self.stored = {private.storage_key(tensor) for tensor in stored}
-        self.given: dict[int, _Result] = {}  # what is made again for its readers, by address
+        self.given: dict[int, _Result] = {}  # results that are recomputed for their readers, by address
         self.put_off: list[Apart] = []  # gradients of weights, for the second part of backward
 
     @contextmanager
     def hooks(self) -> Generator[None]:
-        """Under this, autograd keeps handles of what is gathered or made again."""
+        """Let autograd keep handles of tensors that are gathered or recomputed."""
         with self.giving(), saved_tensors_hooks(self.pack, unpack):
             yield
 
     @contextmanager
     def giving(self) -> Generator[None]:
-        """A program runs: only now are its regions' results known as such."""
+        """Surround a run of the program, during which results of its regions are recognized."""
         try:
             yield
         finally:
             self.given.clear()
 
     def pack(self, tensor: Tensor) -> Tensor | Handle:
-        """A tensor as it is kept outside of the region that made it."""
+        """Return the object that autograd keeps of a tensor outside the region that made it."""
         packed = self.blocks.pack(tensor)
         if packed is not tensor or not self.given:
             return packed
@@ -71,17 +72,17 @@ class Saved:
         return tensor if found is None else found.region.handle(found.number, tensor)
 
     def is_there(self, tensor: Tensor, known: set[int]) -> bool:
-        """Whether it is one of the known ones, by address, or what is always there."""
+        """Return whether a tensor is known, by address, or is stored permanently."""
         return (where := private.storage_key(tensor)) in known or where in self.stored
 
     # ---- called by the program ----
 
     def checkpoint(self, function: Run, *operands: Any, random: bool = False, **options: Any) -> Results:
-        """The function's results, which are kept. `random`: it draws from the generator."""
+        """Run a function as a region whose results are kept. `random`: it draws from the generator."""
         return self._run(function, operands, options, random=random)[1]
 
     def remade(self, function: Run, *operands: Any, random: bool = False, **options: Any) -> Results:
-        """The function's results, which are made again for who reads them, as everything inside is."""
+        """Run a function as a region whose results, too, are recomputed for their readers."""
         region, results = self._run(function, operands, options, random=random)
         if region is not None:
             for number, result in enumerate(results if isinstance(results, tuple) else (results,)):
@@ -90,7 +91,7 @@ class Saved:
         return results
 
     def apart(self, function: Run, operands: tuple[Any, ...], weights: tuple[Tensor, ...]) -> Tensor:
-        """The function's result, whose backward puts off the gradients of weights."""
+        """Run a function whose backward defers the gradients of weights."""
         if not torch.is_grad_enabled() or not any(x.requires_grad for x in operands):
             return function(*operands, *weights)
         return PutOff.apply(self.put_off, function, weights, *operands)
@@ -115,7 +116,7 @@ class _Operand(NamedTuple):
 
 
 class _Inside(NamedTuple):
-    """Handle of a value that a region makes."""
+    """The handle of a value that a region makes."""
 
     region: _Region
     number: int
@@ -125,9 +126,9 @@ class _Inside(NamedTuple):
 
 
 class _Result(NamedTuple):
-    """What a region gave, whoever sees its memory: views, and what a change of layout passes on.
+    """A result of a region, recognized by its memory, also through views and changes of layout.
 
-    `memory` keeps the address, which no other tensor has while this is there, but not what lies in it.
+    `memory` reserves the address, so that no other tensor gets it meanwhile, but does not keep the data.
     """
 
     memory: private.StorageWeakRef
@@ -136,7 +137,7 @@ class _Result(NamedTuple):
 
 
 class _Given(NamedTuple):
-    """Handle of a view of a region's result."""
+    """The handle of a view of a region's result."""
 
     region: _Region
     number: int
@@ -147,11 +148,11 @@ class _Given(NamedTuple):
 
 
 class _Enough(Exception):  # noqa: N818
-    """All that backward needs is there."""
+    """The signal that a recomputation has made all values that backward needs."""
 
 
 class _Region:
-    """One run of a function that backward may run again."""
+    """A run of a function that backward may run again."""
 
     def __init__(
         self,
@@ -181,7 +182,7 @@ class _Region:
         return _Inside(self, self.num_inside - 1)
 
     def handle(self, number: int, part: Tensor) -> _Given:
-        """Of a view of the result of this number."""
+        """Return a handle of `part`, a view of the result with this number."""
         self.handles[number] += 1
         return _Given(self, number, (part.size(), part.stride(), part.storage_offset()))
 
@@ -214,13 +215,13 @@ class _Region:
         with torch.enable_grad(), saved.blocks.again(), saved.giving(), self._drawing(), hooks, suppress(_Enough):
             results = self.function(*operands, **self.options)
         self.values = dict(enumerate(found))
-        found.clear()  # which the values' own history still refers to, by the hook
+        found.clear()  # the hook, to which the values' own history refers, still has this list
         given = results if isinstance(results, tuple) else (results,)
         self.left = self.handles.copy()
         self.results = {number: given[number].detach() for number in self.handles}
 
     def _drawing(self) -> AbstractContextManager[None]:
-        """With the generator as it was."""
+        """Return a context in which the generator is in its earlier state."""
         return nullcontext() if self.generator is None else _drawing(self.generator, self.state)
 
 
@@ -236,7 +237,7 @@ def _drawing(generator: torch.Generator, state: Tensor | None) -> Generator[None
 
 
 def _weakly(pack: Callable[[Tensor], Tensor | Handle]) -> Callable[[Tensor], Tensor | Handle]:
-    """The same as a hook that does not keep its region."""
+    """Return a hook that calls `pack` but does not keep its region alive."""
     method = weakref.WeakMethod(pack)
 
     def weak(tensor: Tensor) -> Tensor | Handle:
@@ -248,7 +249,7 @@ def _weakly(pack: Callable[[Tensor], Tensor | Handle]) -> Callable[[Tensor], Ten
 
 
 def unpack(kept: Tensor | Handle) -> Tensor:
-    """What a handle stands for; a tensor stands for itself."""
+    """Return the tensor of a handle; a tensor stands for itself."""
     return kept if isinstance(kept, Tensor) else kept.tensor()
 
 
@@ -257,7 +258,7 @@ def _nothing(kept: None) -> Tensor:
 
 
 def _addresses(operands: Iterable[Any]) -> set[int]:
-    """Of tensors, also of those in mappings."""
+    """Return the addresses of the tensors among operands, including those in mappings."""
     found = set[int]()
     for x in operands:
         tensors = x.values() if isinstance(x, dict) else (x,)

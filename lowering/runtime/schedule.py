@@ -1,8 +1,8 @@
-"""What the runtime does with gathered blocks, compiled once from the list of actions.
+"""The schedule of gathered blocks, compiled once from the list of actions.
 
-A program opens blocks and frees them. Autograd opens them again, lets go of them, and gives their gradients. The list
-says what is launched when a block is opened, what is waited for before its gradients are scattered, and in which
-microbatches it is freed and scattered.
+A program opens blocks and frees them. Autograd opens them again, releases them, and computes their gradients. The list
+determines which gathers are launched when a block is opened, which gradients are waited for before its own are
+scattered, and in which microbatches it is freed and scattered.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ from shardwright.pcg.step.verbs import Action, Microbatch, Verb
 
 
 class BlockSchedule(NamedTuple):
-    """Of all blocks of a program, by number.
+    """The schedule of a program's blocks, by the number of a block.
 
-    opened     the blocks that are gathered ahead when this one is opened: in forward (False) or in backward (True)
-    scatter    those whose gradients are delivered before its own are scattered
-    frees      in which microbatches a block is freed, and `scatters`: its gradients scattered; where the list has none
-               of that, in every one
+    opened     the blocks that are gathered ahead when it is opened, in forward (False) or in backward (True)
+    scatter    the blocks whose gradients are delivered before its own are scattered
+    frees      the microbatches in which it is freed
+    scatters   the microbatches in which its gradients are scattered
+
+    A block that is missing in `frees` or `scatters` is freed or scattered in every microbatch.
     """
 
     opened: Mapping[tuple[int, bool], tuple[int, ...]] = {}
@@ -31,7 +33,7 @@ class BlockSchedule(NamedTuple):
 
 
 def schedule(actions: Actions) -> BlockSchedule:
-    """What the list of a chunk's actions says of its blocks."""
+    """Return the schedule of blocks in a chunk's list of actions."""
     passes = {False: actions.forward, True: actions.backward}
     opened = {
         (block, backward): tuple(ahead)
@@ -42,12 +44,12 @@ def schedule(actions: Actions) -> BlockSchedule:
 
 
 def _happen(actions: Actions, verb: Verb) -> Mapping[int, Microbatch]:
-    """In which microbatches actions of a kind happen, by what they are about."""
+    """Return the microbatches of the actions with this verb, by the block's number."""
     return {a.number: a.microbatch for a in chain(*actions.forward, *actions.backward) if a.verb == verb}
 
 
 def _ahead(own: Sequence[Action]) -> Iterator[tuple[int, list[int]]]:
-    """The blocks that an operation awaits, with those that are gathered right after each, and not awaited at once."""
+    """Yield the blocks that an operation awaits, each with those gathered right after it and not awaited at once."""
     found, block = dict[int, list[int]](), None
     for action, following in pairwise(chain(own, [None])):
         assert action is not None
@@ -62,7 +64,7 @@ def _ahead(own: Sequence[Action]) -> Iterator[tuple[int, list[int]]]:
 
 
 def _delivered(own: Sequence[Action]) -> Iterator[tuple[int, list[int]]]:
-    """The blocks that are scattered after an operation, with those that are delivered before each."""
+    """Yield the blocks that are scattered after an operation, each with the blocks delivered before it."""
     before = list[int]()
     for action in own:
         if action.verb == "deliver":

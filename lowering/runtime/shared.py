@@ -1,7 +1,7 @@
-"""Parameters that several pipeline stages have: their gradients are summed over these at the end of a step.
+"""Parameters that several pipeline stages have; their gradients are summed over these stages at the end of a step.
 
-Stages of equal sizes hold equal parts of them, which are summed over the ranks at one place. Of unlike sizes, each rank
-gets from every other stage what that has of its part, and adds all up in the order of the stages.
+Stages with equal meshes hold equal parts, which are summed over the ranks at the same place. With unlike meshes, each
+rank receives its part from every other stage, in pieces, and adds all up in the order of the stages.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from shardwright.pcg.step.meshes import first_ranks
 
 
 class Holders(NamedTuple):
-    """The stages that have a parameter, a group of ranks that have all of it together, and how it lies on a stage."""
+    """The stages that have a parameter, a group of ranks that together have all of it, and its layout on a stage."""
 
     stages: tuple[int, ...]
     group: dist.ProcessGroup
@@ -29,21 +29,21 @@ class Holders(NamedTuple):
 
 
 class Shared:
-    """What a rank's stage shares with others, by the parameter's name."""
+    """The parameters that a rank's stage shares with others, by name."""
 
     def __init__(self, ranks: Ranks, holders: Mapping[str, Holders]) -> None:
         self.ranks, self.holders = ranks, dict(sorted(holders.items()))
         self.found: dict[str, list[Finished]] = {}
 
     def hold_back(self, finished: Finished) -> bool:
-        """Whether it is kept until the end of the step."""
+        """Keep the gradient of a shared parameter until the end of the step; return whether it is one."""
         name = finished[0].name
         if name in self.holders:
             self.found.setdefault(name, []).append(finished)
         return name in self.holders
 
     def summed(self, like: Mapping[str, Any]) -> Iterator[Finished]:
-        """Every gradient, summed over the stages; `like`: how parameters are held, by name."""
+        """Yield every shared gradient, summed over the stages. `like`: this rank's parameters, by name."""
         found, self.found = self.found, {}
         for name, holders in self.holders.items():
             held, parts = like[name], [part for _, part, _ in found.get(name, [])]
@@ -57,7 +57,7 @@ class Shared:
             yield held, total, None
 
     def _exchanged(self, own: Tensor, holders: Holders) -> Tensor:
-        """The sum over stages of unlike sizes."""
+        """Return the sum over stages with unlike meshes."""
         meshes, place, me = self.ranks.meshes, self.ranks.place, self.ranks.stages.rank
         todo, shape, rooms = list[dist.P2POp](), tuple(own.shape), dict[int, tuple[Kind, list[Tensor]]]()
         for stage in holders.stages:

@@ -1,4 +1,4 @@
-"""What an entry is made of, and what tells entries of a store apart."""
+"""The description of an entry, and the key by which a store's entries differ."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from shardwright.search.plan import CaptureCheck
 
 @dataclass(frozen=True)
 class EntrySpec:
-    """What an entry is made of: a parallel graph, and how it is to be run.
+    """The description of an entry: a parallel graph, and the way to run it.
 
-    constants, options  those of `pcg.capture.capture.Captured`
-    execution           what backward makes again, the stages, the schedule
-    precision           in which it was captured: casts are in the graph, so it only says how matrix products run
-    check_inputs        as `shardwright.compile` has it
+    constants, options  as in `pcg.capture.capture.Captured`
+    execution           recomputation, stages, schedule
+    precision           precision of the capture; casts are in the graph, so it only decides the format of products
+    check_inputs        as in `shardwright.compile`
     training            the mode in which the model was captured
     """
 
@@ -41,19 +41,19 @@ class EntrySpec:
 
 
 class Key(NamedTuple):
-    """What tells entries of a store apart: the mode, and the shapes of the batch, by name."""
+    """The key by which a store's entries differ: the mode, and the shapes of the batch, by name."""
 
     training: bool
     shapes: tuple[tuple[str, tuple[int, ...]], ...]
 
 
 def check_stages(graph: Graph, execution: Execution, precision: Precision | None) -> None:
-    """Raise a `PlanError` for what cannot be run in pipeline stages."""
+    """Raise a `PlanError` if a graph cannot be run in pipeline stages."""
     if execution.schedule.num_virtual_stages == 1:
         return
     if (problem := not_run(graph, precision)) is not None:
         raise PlanError(problem)
-    if precision is not None and DTYPES[precision].is_scaled:  # every stage looks for overflows, in its gradients
+    if precision is not None and DTYPES[precision].is_scaled:  # every stage searches its gradients for overflows
         parts = cut(graph, execution).graphs
         for stage in range(execution.schedule.num_stages):
             own = parts[stage :: execution.schedule.num_stages]
