@@ -35,7 +35,7 @@ _OF_AN_ENTRY = {
     "clip_grad_norm_", "mark",
 }  # fmt: skip
 Make = Callable[["ParallelModule", Mapping[str, Any]], None]
-"""Captures and plans for a batch, and enters the program into a module. Every rank calls it."""
+"""A function that captures and plans for a batch, and enters the program into a module. Every rank calls it."""
 
 
 def lower(
@@ -49,14 +49,14 @@ def lower(
     execution: Execution = DEFAULT,
     check_inputs: CheckInputs = "first",
 ) -> ParallelModule:
-    """This rank's program for a parallel graph, with this rank's shards of the model's parameters and buffers.
+    """Return this rank's program for a parallel graph, with this rank's shards of the model's parameters and buffers.
 
-    Every rank calls it with the same graph and the same model. `constants` and `options` are those of
-    `pcg.capture.capture.Captured`; `precision` is that under which it was captured: casts are in the graph, so it only
-    says in what matrix products run. `execution` says what backward makes again; `check_inputs` is that of
-    `shardwright.compile`. Raises `DistributedError` where the number of ranks is not the mesh's, `PlanError` where the
-    graph is not of this model, cannot be run in microbatches, has not what is to be made again, or this device does not
-    train in the precision.
+    Every rank must call it with the same graph and the same model. `constants` and `options` are as in
+    `pcg.capture.capture.Captured`. `precision` is the precision of the capture: casts are in the graph, so it only
+    decides the format of matrix products. `execution` decides what backward recomputes, the stages and the schedule.
+    `check_inputs` is as in `shardwright.compile`. Raises `DistributedError` if the number of ranks is not the mesh's.
+    Raises `PlanError` if the graph is of another model, cannot be run in microbatches or lacks a region to recompute,
+    or if this device does not train in the precision.
     """
     known = constants or {}, options or {}
     spec = EntrySpec(graph, *known, execution, precision, check_inputs, timeout_s, training=model.training)
@@ -69,18 +69,18 @@ class ParallelModule(Fixed):
     """A model lowered onto this rank. Parameters carry the model's own names and are DTensors on one mesh.
 
     `forward_backward(**batch)` computes the loss and every gradient; `parallel(**batch)` returns the loss, and its
-    `backward()` does the rest. `source` is the program's text; `input_layouts` says how each tensor of the batch is
-    laid out, for those who pass a rank's own shard of it instead of the global tensor. With a `scaler`,
-    `forward_backward` scales the loss before its backward; `scaler.step(optimizer)` undoes that in the gradients.
-    `elsewhere`: the names of parameters and buffers that other pipeline stages have. `capture_check`: how `compile` has
-    compared the captured graph with an eager step.
+    `backward()` does the rest. `source` is the program's text. `input_layouts` are the layouts of the batch's tensors,
+    for callers that pass a rank's own shard instead of the global tensor. With a `scaler`, `forward_backward` scales
+    the loss before its backward, and `scaler.step(optimizer)` undoes this in the gradients. `elsewhere`: the names of
+    parameters and buffers that other pipeline stages have. `capture_check`: the comparison that `compile` has made of
+    the captured graph and an eager step.
 
-    A batch is that of all microbatches. Where there are several, `parallel(**batch)` has run their backwards already,
-    and `backward()` of its loss only scales the gradients and hands them over (so with fp16, use `forward_backward`).
+    A batch contains all microbatches. With several microbatches, `parallel(**batch)` runs their backwards itself, and
+    `backward()` of its loss only scales the gradients and hands them over (so with fp16, use `forward_backward`).
 
-    A model that was compiled without a batch captures and plans at its first call. Its parameters are there from the
-    start and stay the same objects, so that an optimizer may be made before: until then they are replicated and share
-    the model's storage, afterwards they are laid out as the plan says.
+    A model that was compiled without a batch captures and plans at its first call. Its parameters exist from the start
+    and remain the same objects, so an optimizer may be made before. Until the first call they are replicated and share
+    the model's storage; afterwards they have the plan's layouts.
     """
 
     def __init__(
@@ -91,15 +91,15 @@ class ParallelModule(Fixed):
         source: Source | None = None,
         order: Sequence[str] | None = None,
     ) -> None:
-        """Names of the model over a store of its values, or of those of another `source`; `enter` gives it a program.
+        """Make a module over a store of the model's values, or of another `source`; `enter` gives it a program.
 
-        With `make`, the first call does, and the parameters are there at once; `order`: `names_of` the model on rank 0.
+        With `make`, the first call does so, and parameters exist at once. `order`: `names_of` the model on rank 0.
         """
         super().__init__()
         mend_dtensors()
         self.training = model.training
         self.scaler: torch.amp.GradScaler | None = None
-        self._model: tuple[nn.Module, ...] = (model,)  # in a tuple, so that it is no submodule; () once there is a plan
+        self._model: tuple[nn.Module, ...] = (model,)  # a tuple, so that the model is not a submodule; () once planned
         self._store = ParameterStore(source or ModelValues(model), model)
         self._entries = Entries()
         self._stream, self._make = Stream(), make
@@ -110,9 +110,9 @@ class ParallelModule(Fixed):
             bake(self, model)
 
     def enter(self, spec: EntrySpec) -> None:
-        """Add a program over the parameters of this module, for another batch or mode. All ranks call it.
+        """Add a program over the parameters of this module, for another batch or mode. All ranks must call it.
 
-        The first one says how parameters lie. Raises as `Entry` does.
+        The first program fixes the layouts of parameters. Raises the errors of `Entry`.
         """
         entry = Entry(spec, self._store, self._stream)
         if self._prepare is not None:
@@ -123,7 +123,7 @@ class ParallelModule(Fixed):
         self._entries.add(entry)
 
     def _show(self, ranks: Ranks) -> None:
-        """What the store has, by the model's names."""
+        """Show the store's parameters and buffers under the model's names."""
         (model,), self._model = self._model, ()
         order = order_of_rank_0(names_of(model), ranks)
         mirror(self, model, self._store.outside, order)
@@ -131,7 +131,7 @@ class ParallelModule(Fixed):
         bake(self, model)
 
     def _for(self, batch: Mapping[str, Any]) -> Entry:
-        """The entry for a batch."""
+        """Return the entry for a batch; the first call of an unplanned module makes it."""
         if not self._entries and self._make is not None:
             if self._store.ranks is None:
                 self._store.tell_source()
@@ -142,25 +142,25 @@ class ParallelModule(Fixed):
     # ---- steps ----
 
     def forward(self, **batch: Any) -> Tensor:
-        """The loss of a batch of global tensors, or of this rank's own shards of them."""
+        """Return the loss of a batch of global tensors, or of this rank's own shards of them."""
         return self._for(batch).loss(batch)
 
     def forward_backward(self, **batch: Any) -> Tensor:
-        """The loss of a batch, detached, with every parameter's gradient added to its `grad`.
+        """Return the loss of a batch, detached, and add every parameter's gradient to its `grad`.
 
-        Raises `BatchError` where the batch is not what was captured, or ranks pass what does not fit together (see
-        `check_inputs` of `shardwright.compile`), `DistributedError` where another rank failed.
+        Raises `BatchError` if the batch differs from the captured one, or if the ranks' inputs do not fit together (see
+        `check_inputs` of `shardwright.compile`). Raises `DistributedError` if another rank failed.
         """
         refuse_own_hooks(self)
         return self._for(batch).forward_backward(batch, self.scaler)
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
-        """Scale all gradients so that their global norm is at most `max_norm`; returns the norm that they had."""
+        """Scale all gradients so that their global norm is at most `max_norm`; return the norm before."""
         self._planned("clip_grad_norm_")
         return self._store.clip(max_norm, norm_type)
 
     def train(self, mode: bool = True) -> Fixed:
-        """Whether the model trains is part of a program; asking for a mode that there is none for is an error."""
+        """Set the mode. The mode is part of a program, so it is an error to set a mode without a program."""
         if mode == self.training or not self._entries.has_mode(training=mode):
             return super().train(mode)
         for module in self.modules():
@@ -170,7 +170,7 @@ class ParallelModule(Fixed):
     # ---- what users look at ----
 
     def _planned(self, what: str) -> Entry:
-        """The first entry."""
+        """Return the first entry. Raises `AttributeError` if there is none."""
         for entry in self._entries:
             return entry
         raise AttributeError(
@@ -179,7 +179,7 @@ class ParallelModule(Fixed):
         )
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401
-        if name in _OF_AN_ENTRY:  # where the property has said so; torch forgets what it said
+        if name in _OF_AN_ENTRY:  # the property has raised this error, which torch discards
             self._planned(name)
         return super().__getattr__(name)
 
@@ -206,7 +206,7 @@ class ParallelModule(Fixed):
 
     @property
     def input_layouts(self) -> dict[str, Layouts]:
-        """How each tensor of the batch is laid out, by mesh axis."""
+        """The layout of each tensor of the batch, by mesh axis."""
         return self._planned("input_layouts").batch.layouts
 
     @property
@@ -227,16 +227,19 @@ class ParallelModule(Fixed):
     # ---- state ----
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """By the model's own names; `torch.distributed.checkpoint` saves it, and loads it into any other plan."""
+        """Return the state by the model's own names.
+
+        `torch.distributed.checkpoint` saves it, and loads it under any other plan.
+        """
         return super().state_dict(*args, **kwargs)
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> private.IncompatibleKeys:
-        """Load whole tensors (a single-process checkpoint) or DTensors of any layout, in place; called on every rank.
+        """Load whole tensors (a single-process checkpoint) or DTensors of any layout, in place. Every rank calls it.
 
-        Raises a `ShardwrightError` on all ranks, and loads nothing, where one cannot take its state or was given other
-        names than the others.
+        If one rank cannot load its state, or was given other names than the others, raises a `ShardwrightError` on all
+        ranks, and loads nothing.
         """
         if assign:
             raise ShardwrightError("load_state_dict(assign=True) would cut the program off its parameters; drop assign")
@@ -252,25 +255,25 @@ class ParallelModule(Fixed):
     # ---- how the program runs ----
 
     def mark(self) -> None:
-        """Give operators and blocks of the model names in what `torch.profiler` records, `shardwright …`.
+        """Give operators and blocks of the model names in the records of `torch.profiler`: `shardwright …`.
 
-        Undoes `compile`.
+        This undoes `compile`.
         """
         self._planned("mark")
         self._prepare_all(Entry.mark)
 
     def compile(self, **options: Any) -> None:
-        """Run the program through `torch.compile` with these options; what lies around it stays as it is.
+        """Run the program through `torch.compile` with these options; the runtime around it does not change.
 
-        Blocks of the model are compiled one by one, equal ones once, so that it takes no longer for a deeper model.
-        What gathers parameters or makes values again stays outside of the compiled graphs. Inductor draws masks of its
-        own, which are not those of a single process; its setting `fallback_random` keeps them. Before the first call of
-        a model that was compiled without a batch, it is done once there is a program.
+        Blocks of the model are compiled one by one, and equal ones once, so a deeper model takes no longer. The
+        gathering of parameters and the recomputation of values stay outside the compiled graphs. Inductor draws other
+        masks than a single process does; with its setting `fallback_random` it draws the same. A model that was
+        compiled without a batch is compiled by torch at its first call.
         """
         self._prepare_all(lambda entry: entry.compile(**options))
 
     def _prepare_all(self, prepare: Callable[[Entry], None]) -> None:
-        """Do something to the program of every entry, and of those to come."""
+        """Call `prepare` for every entry, and for entries to come."""
         for entry in self._entries:
             prepare(entry)
         self._prepare = prepare

@@ -1,4 +1,4 @@
-"""The private APIs of torch that lowering uses; how it mends torch's own DTensor tools is in `private_dtensors.py`."""
+"""The private APIs of torch that lowering uses, except those that change torch's DTensor tools (`private_dtensors`)."""
 
 from __future__ import annotations
 
@@ -36,32 +36,32 @@ __all__ = [
     "unset_fake_temporarily",
 ]  # fmt: skip
 
-FAKE = "fake"  # the backend of process groups whose other ranks are not there
+FAKE = "fake"  # the backend of process groups whose other ranks do not exist
 AutogradContext = Any  # torch gives its type no public name
 
 
 def strided_shard(dim: int, blocks: int) -> Placement:
-    """DTensor's placement for a dimension of `blocks` blocks of which each rank holds its slice."""
+    """Return DTensor's placement for a dimension of `blocks` blocks, of each of which a rank holds its slice."""
     return _StridedShard(dim, split_factor=blocks)
 
 
 def is_strided(placement: Placement) -> bool:
-    """Whether a placement is one that `strided_shard` made."""
+    """Return whether `strided_shard` made a placement."""
     return isinstance(placement, _StridedShard)
 
 
 def num_blocks(placement: Placement) -> int:
-    """The blocks that a sharding placement sees in what the axes before it leave."""
+    """Return the number of blocks into which a sharding placement divides what earlier axes leave."""
     return int(placement.split_factor) if isinstance(placement, _StridedShard) else 1
 
 
 def shard_dim(placement: Placement) -> int | None:
-    """The dimension that a placement shards, in blocks or not; None: it shards none."""
+    """Return the dimension that a placement shards, in blocks or not, or None."""
     return placement.dim if isinstance(placement, Shard | _StridedShard) else None
 
 
 def make_spec(mesh: DeviceMesh, placements: tuple[Placement, ...], like: Tensor) -> DTensorSpec:
-    """The metadata of a DTensor with the logical shape, strides and dtype of `like` (which may be on device meta)."""
+    """Return the metadata of a DTensor with the logical shape, strides and dtype of `like` (also on device meta)."""
     return DTensorSpec(
         mesh,
         placements,
@@ -71,17 +71,18 @@ def make_spec(mesh: DeviceMesh, placements: tuple[Placement, ...], like: Tensor)
 
 
 def wrap(local: Tensor, spec: DTensorSpec, *, requires_grad: bool = False) -> DTensor:
-    """A DTensor around this rank's part, without communication and without a check.
+    """Return a DTensor around this rank's part, without communication and without a check.
 
-    Its `__init__` does nothing, but passes torch's compiler and export first, which takes three times as long as this.
+    This skips `DTensor.__init__`, which does nothing, but passes torch's compiler and export and takes three times as
+    long as the rest.
     """
     return DTensor.__new__(DTensor, local, spec, requires_grad=requires_grad)
 
 
 def wrap_parameter(local: Tensor, spec: DTensorSpec, *, requires_grad: bool) -> nn.Parameter:
-    """A parameter that is a DTensor, as `nn.Parameter` makes one, which has it detached first.
+    """Return a DTensor that is a parameter, as `nn.Parameter` would make it.
 
-    That takes a DTensor milliseconds for each new shape.
+    `nn.Parameter` would detach the DTensor first, which takes milliseconds for each new shape.
     """
     found = wrap(local.detach(), spec, requires_grad=requires_grad)
     found._is_param = True
@@ -90,19 +91,19 @@ def wrap_parameter(local: Tensor, spec: DTensorSpec, *, requires_grad: bool) -> 
 
 
 def unwrap(tensor: Tensor) -> Tensor:
-    """This rank's part of a DTensor, sharing its storage."""
+    """Return this rank's part of a DTensor, which shares its storage."""
     assert isinstance(tensor, DTensor)
     return tensor._local_tensor
 
 
 def spec_of(tensor: Tensor) -> DTensorSpec:
-    """The metadata of a DTensor: mesh, placements, logical shape."""
+    """Return the metadata of a DTensor: mesh, placements, logical shape."""
     assert isinstance(tensor, DTensor)
     return tensor._spec
 
 
 def start_all_reduce(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """The sum over the group, launched and not waited for. Its backward would be wrong: only for what needs none."""
+    """Launch the sum over a group, and do not wait. Its backward would be wrong, so it is for tensors without one."""
     return functional_collectives.all_reduce(x, "sum", group)
 
 
@@ -115,31 +116,31 @@ Hook = Callable[[Tensor], Tensor | None]
 
 
 def gradient_hooks(tensor: Tensor) -> list[Hook]:
-    """What `register_hook` has registered."""
+    """Return the hooks that `register_hook` has registered."""
     hooks = tensor._backward_hooks
     return list(hooks.values()) if hooks else []
 
 
 def accumulated_hooks(tensor: Tensor) -> list[Hook]:
-    """What `register_post_accumulate_grad_hook` has registered."""
+    """Return the hooks that `register_post_accumulate_grad_hook` has registered."""
     hooks = tensor._post_accumulate_grad_hooks
     return list(hooks.values()) if hooks else []
 
 
 def after_backward(callback: Callable[[], None]) -> None:
-    """Call back when the backward that is running ends."""
+    """Register a callback for the end of the running backward."""
     Variable._execution_engine.queue_callback(callback)
 
 
 def default_device() -> torch.device:
-    """The device that this process computes on: its GPU where the process group uses NCCL, else the CPU."""
+    """Return the device of this process: its GPU if the process group uses NCCL, else the CPU."""
     if "nccl" in dist.get_backend():
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
 
 
 def default_generator(device: torch.device) -> torch.Generator:
-    """The generator of a device that draws where none is given."""
+    """Return a device's default generator."""
     if device.type == "cuda":
         return torch.cuda.default_generators[device.index or 0]
     return torch.default_generator
@@ -147,12 +148,12 @@ def default_generator(device: torch.device) -> torch.Generator:
 
 @cache
 def side_stream(device: torch.device) -> torch.cuda.Stream:
-    """A stream of a GPU for what does not wait for the step, and the step not for it."""
+    """Return a stream of a GPU for work that neither waits for the step nor makes the step wait."""
     return torch.cuda.Stream(device)
 
 
 def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor | None]) -> None:
-    """Copy each source to its target; one that is missing counts as zeros. Not all are."""
+    """Copy each source to its target; a missing source counts as zeros. At least one must be given."""
     pairs = [(target, source) for target, source in zip(targets, sources, strict=True) if source is not None]
     torch._foreach_copy_([target for target, _ in pairs], [source for _, source in pairs])
     for target, source in zip(targets, sources, strict=True):
@@ -161,7 +162,7 @@ def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor | None]) -> Non
 
 
 def add_all(sums: Sequence[Tensor | None], terms: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """Add to each sum, in place, its term; where one is missing, the other is the result."""
+    """Add to each sum its term, in place, and return the sums; if one of the two is missing, return the other."""
     pairs = [(a, b) for a, b in zip(sums, terms, strict=True) if a is not None and b is not None]
     if pairs:
         torch._foreach_add_([a for a, _ in pairs], [b for _, b in pairs])
@@ -169,7 +170,7 @@ def add_all(sums: Sequence[Tensor | None], terms: Sequence[Tensor | None]) -> li
 
 
 def norms(tensors: list[Tensor], order: float) -> Tensor:
-    """The norm of each tensor, as one vector."""
+    """Return the norm of each tensor, as one vector."""
     return torch.stack(torch._foreach_norm(tensors, order))
 
 
@@ -179,38 +180,38 @@ def scale_(tensors: list[Tensor], factor: Tensor) -> None:
 
 
 def storage_key(tensor: Tensor) -> int:
-    """What two tensors have in common if and only if they share memory: an address that fake tensors have as well."""
+    """Return an address that two tensors have in common if and only if they share memory; fake tensors have it, too."""
     return tensor.untyped_storage()._cdata
 
 
 def memory_of(tensor: Tensor) -> tuple[int, ...]:
-    """The keys of a tensor's memory. A DTensor's own is empty, but another after `x.data = …`; then its part's."""
+    """Return the keys of a tensor's memory: for a DTensor its own, which changes with `x.data = …`, and its part's."""
     own = storage_key(tensor)
     return (own, storage_key(tensor._local_tensor)) if isinstance(tensor, DTensor) else (own,)
 
 
 def weakly(tensor: Tensor) -> StorageWeakRef:
-    """A reference that keeps the key of a tensor's memory from being another's, but frees what lies there."""
+    """Return a reference that reserves the key of a tensor's memory, but does not keep the data."""
     return StorageWeakRef(tensor.untyped_storage())
 
 
 def forget_meshes() -> None:
-    """What DTensor keeps, by the shape of a mesh, of operators seen before: it knows groups that are gone by then."""
+    """Clear DTensor's cache of operators by the shape of a mesh, which refers to destroyed groups."""
     _clear_sharding_prop_cache()
 
 
 def forget_groups(mesh: DeviceMesh) -> None:
-    """The mesh holds no group any more."""
+    """Release the groups of a mesh."""
     mesh._pg_registry.clear()
 
 
 def in_backward() -> bool:
-    """Whether autograd runs a backward now."""
+    """Return whether autograd runs a backward now."""
     return torch._C._current_graph_task_id() != -1
 
 
 def group_of(argument: object) -> dist.ProcessGroup:
-    """The process group that an operator of c10d or of the functional collectives is given."""
+    """Return the process group in an argument of an operator of c10d or of the functional collectives."""
     if isinstance(argument, str):
         return dist.distributed_c10d._resolve_process_group(argument)
     return dist.ProcessGroup.unbox(argument)
@@ -222,9 +223,9 @@ Kernel = Callable[..., Any]
 
 
 class Kernels:
-    """Other kernels for some of torch's operators on plain tensors, in all threads, until `restore`.
+    """Replacements of some kernels of torch's operators on plain tensors, in all threads, until `restore`.
 
-    `replacements`: by operator and device; called with the original kernel and the operator's arguments.
+    `replacements`: by operator and device; each is called with the original kernel and the operator's arguments.
     """
 
     def __init__(self, replacements: Mapping[tuple[str, str], Kernel]) -> None:
@@ -236,7 +237,7 @@ class Kernels:
                 self._library.impl(name, _replaced(original.call_boxed, kernel), device, with_keyset=True)
 
     def restore(self) -> None:
-        """Torch's own kernels again."""
+        """Restore torch's own kernels."""
         self._library._destroy()
 
 
@@ -245,13 +246,13 @@ def _replaced(original: Kernel, kernel: Kernel) -> Kernel:
 
 
 def argument_names(operator: str) -> list[str]:
-    """The names of the arguments of one of torch's operators."""
+    """Return the names of the arguments of one of torch's operators."""
     return [argument.name for argument in getattr(torch.ops.aten, operator).default._schema.arguments]
 
 
 @contextmanager
 def world_timeout(timeout_s: float) -> Generator[None]:
-    """While it is entered, collectives of the group of all ranks have this timeout. In a dry run, nothing waits."""
+    """Give collectives of the group of all ranks this timeout for a while. In a dry run, do nothing."""
     group = dist.group.WORLD
     if group is None or dist.get_backend() == FAKE:
         yield

@@ -1,4 +1,4 @@
-"""Where lowering puts something of its own in the place of what torch does with DTensors."""
+"""The places in torch's private APIs where lowering replaces torch's treatment of DTensors by its own."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from shardwright.lowering.private import OpOverload, is_strided, unwrap, wait
 # ---- ours ----
 
 _MESHES: WeakValueDictionary[int, DeviceMesh] = WeakValueDictionary()
-"""Those that our DTensors lie on, while they are there."""
+"""The meshes of our DTensors, while they exist."""
 
 
 def claim(device_mesh: DeviceMesh) -> None:
-    """DTensors on this mesh are ours: what is mended here holds for them, and no other DTensor of the process."""
+    """Declare DTensors on this mesh ours: the replacements apply to them, and to no other DTensor of the process."""
     _MESHES[id(device_mesh)] = device_mesh
 
 
 def is_ours(device_mesh: DeviceMesh) -> bool:
-    """Whether DTensors on this mesh, or on an equal one, are ours: torch itself puts one in the place of the other."""
+    """Return whether DTensors on a mesh are ours, or on an equal mesh, as torch itself substitutes equal meshes."""
     return id(device_mesh) in _MESHES or device_mesh in list(_MESHES.values())
 
 
@@ -41,20 +41,20 @@ def is_ours(device_mesh: DeviceMesh) -> bool:
 DTensorHandler = Callable[[OpOverload, tuple[Any, ...], dict[str, Any]], object]
 _DISPATCHER = DTensor._op_dispatcher
 _TORCHS: dict[OpOverload, DTensorHandler] = dict(_DISPATCHER._custom_op_handlers)
-"""What torch has itself for some operators."""
+"""Torch's own handlers, by operator."""
 
 
 def on_dtensors(name: str, handler: DTensorHandler) -> None:
-    """From now on in this process, an ATen operator is this function on our DTensors. One that torch lacks stays away.
+    """Replace an ATen operator on our DTensors by a handler, in this process. An operator that torch lacks is skipped.
 
-    The first DTensor among the arguments says whose they are.
+    The first DTensor among the arguments decides whether they are ours.
     """
     if op := _operator(name):
         _DISPATCHER._custom_op_handlers[op] = partial(_on_ours, handler)
 
 
 def before_writes(check: Callable[[OpOverload, list[DTensor]], None]) -> None:
-    """From now on in this process, `check` may raise before an operator writes to some of our DTensors."""
+    """Call `check`, which may raise, in this process before any operator writes to some of our DTensors."""
     handlers = _DISPATCHER._custom_op_handlers
     for op, written in writing_operators().items():
         handlers[op] = partial(_on_ours, partial(_checked, check, written, handlers.get(op, as_torch_does)))
@@ -62,7 +62,7 @@ def before_writes(check: Callable[[OpOverload, list[DTensor]], None]) -> None:
 
 @cache
 def writing_operators() -> Mapping[OpOverload, set[str]]:
-    """The operators of ATen that write to arguments, and to which."""
+    """Return the operators of ATen that write to arguments, with the names of these arguments."""
     found = dict[OpOverload, set[str]]()
     names = (name.removeprefix("aten::") for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::"))
     for name in names:
@@ -95,7 +95,7 @@ def _on_ours(handler: DTensorHandler, op: OpOverload, args: tuple[Any, ...], kwa
 
 
 def _dtensors(values: Iterable[object]) -> Iterator[DTensor]:
-    """Those among arguments, and in lists among them."""
+    """Yield the DTensors among arguments, and in lists among them."""
     for value in values:
         if isinstance(value, DTensor):
             yield value
@@ -104,14 +104,14 @@ def _dtensors(values: Iterable[object]) -> Iterator[DTensor]:
 
 
 def _operator(name: str) -> OpOverload | None:
-    """An ATen operator; None where torch has none of that name."""
+    """Return an ATen operator, or None if torch has none of this name."""
     packet, _, overload = name.partition(".")
     op = getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
     return op if isinstance(op, OpOverload) else None
 
 
 def as_torch_does(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401
-    """What an operator gives on DTensors where ours in its place leaves it to torch."""
+    """Run an operator as torch does on DTensors, without our handler."""
     handlers = _DISPATCHER._custom_op_handlers
     own = handlers.pop(op)
     if op in _TORCHS:
@@ -123,49 +123,50 @@ def as_torch_does(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
 
 
 def name_of(op: OpOverload) -> str:
-    """An operator's name, without its overload."""
+    """Return an operator's name, without its overload."""
     return op._schema.name.partition("::")[2]
 
 
 def argument_names_of(op: OpOverload) -> list[str]:
-    """The names of an operator's arguments."""
+    """Return the names of an operator's arguments."""
     return [argument.name for argument in op._schema.arguments]
 
 
 def written_arguments(op: OpOverload) -> set[str]:
-    """The names of the arguments that an operator writes to."""
+    """Return the names of the arguments that an operator writes to."""
     found = op._schema.arguments
     return {argument.name for argument in found if argument.alias_info is not None and argument.alias_info.is_write}
 
 
 def returns_written(op: OpOverload) -> bool:
-    """Whether an operator returns what it writes to."""
+    """Return whether an operator returns the tensors that it writes to."""
     return any(result.alias_info is not None for result in op._schema.returns)
 
 
 def reduced(placement: Partial, value: Tensor, mesh: DeviceMesh, axis: int) -> Tensor:
-    """What the ranks of an axis have summands of, by what a placement says: a sum, a norm, …"""
+    """Return a value reduced over the ranks of an axis by a partial placement: a sum, a norm, …"""
     return wait(placement._reduce_value(value, mesh, axis))
 
 
 def find_overflows_together() -> None:
-    """From now on, what `torch.amp.GradScaler` finds in gradients that are DTensors holds for all ranks of their mesh.
+    """Make all ranks of a mesh share the overflows that `torch.amp.GradScaler` finds in gradients that are DTensors.
 
-    A scaler skips the update, and lowers its scale, where a gradient is not finite. torch's own rule for DTensors asks
-    other ranks only along the axes on which the *first* gradient is sharded. So a rank could skip alone: where another
-    gradient is sharded, and where copies of a replicated one differ, as a kernel may overflow on one device only.
+    A scaler skips the update, and lowers its scale, if a gradient is not finite. torch's own rule for DTensors asks
+    other ranks only along the axes on which the *first* gradient is sharded. So a rank could skip alone if another
+    gradient is sharded on other axes, or if copies of a replicated gradient differ: a kernel may overflow on one device
+    only.
     """
     on_dtensors("_amp_foreach_non_finite_check_and_unscale_", _unscale_together)
 
 
 _BESIDE: WeakValueDictionary[DeviceMesh, dist.ProcessGroup] = WeakValueDictionary()
-"""By the mesh of a pipeline stage, the group of those at a rank's place in all stages' meshes, while it is there."""
+"""By the mesh of a pipeline stage, the group of a rank's column over all stages, while it exists."""
 
 
 def tell_overflows_beside(device_mesh: DeviceMesh, group: dist.ProcessGroup) -> None:
-    """What is found in gradients on this mesh holds for the ranks of this group too, and so for those of their meshes.
+    """Share the overflows in gradients on this mesh with the ranks of this group, too, and so with their meshes.
 
-    Each of them has to look for it as often.
+    All these ranks must search for overflows equally often.
     """
     _BESIDE[device_mesh] = group
 
@@ -186,9 +187,9 @@ _PLAN_REDISTRIBUTION = redistribution._gen_transform_infos_non_cached
 
 
 def distribute_whole_tensors(distribute: Callable[[dict[str, Any], Sequence[str], torch.device], None]) -> None:
-    """From now on, `distribute` comes first where whole tensors, broadcast from rank 0, go into those of a state dict.
+    """Call `distribute` first when whole tensors, broadcast from rank 0, are copied into those of a state dict.
 
-    It is given pairs of both, by name, and replaces those that it has done; torch does the others.
+    It receives pairs of both, by name, and replaces the pairs that it has copied; torch copies the others.
     """
 
     def both(states: dict[str, Any], names: list[str], device: torch.device, group: Any = None) -> None:  # noqa: ANN401
@@ -202,7 +203,7 @@ Step = tuple[int, tuple[Placement, Placement], list[int]]
 
 
 def plan_strided_redistributions(plan: Callable[[DTensorSpec, DTensorSpec], list[Step]]) -> None:
-    """From now on, DTensors of ours with a strided shard, before or after, are redistributed by what `plan` gives.
+    """Redistribute our DTensors by the steps of `plan` if they have a strided shard, before or after.
 
     A step is an axis, its placements before and after, and the shape that earlier axes leave of the logical tensor.
     """
@@ -221,13 +222,13 @@ _VIEWS = {
     getattr(torch.ops.aten, name).default: _PROPAGATOR.op_strategy_funcs[getattr(torch.ops.aten, name).default]
     for name in ("view", "view_copy", "_unsafe_view", "reshape")
 }
-"""By operator that gives a tensor another shape, what torch says of the placements of the result."""
+"""Torch's rules for the placements of results, by the operator that changes a tensor's shape."""
 
 
 def check_views(check: Callable[[DTensorSpec, DTensorSpec | None, Sequence[int]], None]) -> None:
-    """From now on, where one of ours with a strided shard, before or after, is given another shape, `check` may raise.
+    """Call `check`, which may raise, when one of our DTensors with a strided shard, before or after, changes its shape.
 
-    It is given the specification before, that after (None where torch has failed), and the shape as it was passed.
+    It receives the specifications before and after (None if torch has failed), and the shape as it was passed.
     """
 
     def checked(own: Callable[[Any], Any], schema: Any) -> Any:  # noqa: ANN401
