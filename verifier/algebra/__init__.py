@@ -3,7 +3,7 @@
 terms ─▶ shapes ─▶ elements ─▶ normal forms ─▶ equal, or not
 
     serialproof               the proof: equal dims, equal normal forms
-    shapes, symbols           what both proofs share: dims of terms; sizes, and what the guard says about them
+    shapes, symbols           shared by both proofs: dims of terms; sizes, and what the guard says about them
     elements                  symbolic elements of terms; by kind of row:
     elements_moves, elements_pointwise, elements_sums, elements_lookups
     polys                     integer polynomials: sizes and positions
@@ -11,5 +11,5 @@ terms ─▶ shapes ─▶ elements ─▶ normal forms ─▶ equal, or not
     families, normal          sums and maxima over indices; equal elements are equal objects
     laws, lawbook             the laws that normal forms apply; each one's statement and proof
 
-Asked by `verifier.certificates` and `verifier.guards`.
+Used by `verifier.certificates` and `verifier.guards`.
 """

@@ -1,12 +1,12 @@
 """Symbolic shapes and elements of terms: the index semantics that algebraic rules are proven with.
 
-A tensor has dimensions; a dimension is a product of digits, major first: `(h d)` has two, a plain one has one, the
-literal 1 has none. A splice `*b`, any number of dimensions, is one digit with one index for all of them: rows act on
-leading dimensions point by point. A digit may be cut into segments, as a concatenation makes it: whoever sums over it
-sums over each segment, and an index that is known to lie in one segment reads that piece.
+A tensor has dimensions; a dimension is a product of digits, major first: `(h d)` has two digits, a plain dimension has
+one, and the literal 1 has none. A splice `*b` stands for any number of dimensions. It is one digit with one index for
+all of them, as rows act on leading dimensions point by point. A concatenation cuts a digit into segments. A sum over
+the digit is then a sum over each segment, and an index that is known to lie in one segment reads that piece.
 
-Permuting or reshaping a whole splice maps its index by functions of which the following is assumed, for index tuples j
-and offsets n in row-major order (`verifier/algebra/polys.py` applies it):
+A permutation or a reshape of a whole splice maps its index by functions. These equations are assumed of them, for index
+tuples j and offsets n in row-major order (`verifier/algebra/polys.py` applies them):
 
     at(compose(p, q), j) = at(p, at(q, j))     at(iota, j) = j
     flat(s, unflat(s, n)) = n                  reshape to t of shape s reads unflat(s, flat(t, j))
@@ -33,7 +33,7 @@ from shardwright.verifier.proof import UnprovenError
 
 
 class Position(NamedTuple):
-    """Where along a digit: `value`, which is known to be in [low, high)."""
+    """A position along a digit: `value`, which is known to be in [low, high)."""
 
     value: Poly
     low: Poly
@@ -42,7 +42,7 @@ class Position(NamedTuple):
 
 @dataclass(frozen=True)
 class Digit:
-    """One digit of a dimension: the sizes of its segments, or a splice with a name."""
+    """A digit of a dimension: the sizes of its segments, or a splice with a name."""
 
     segments: tuple[Poly, ...] = ()
     splice: str = ""
@@ -53,7 +53,7 @@ class Digit:
 
     @property
     def starts(self) -> tuple[Poly, ...]:
-        """Where each segment begins, and where the last one ends."""
+        """The start of each segment, and the end of the last one."""
         return tuple(accumulate(self.segments, initial=polys.ZERO))
 
     def __str__(self) -> str:
@@ -78,29 +78,29 @@ Rows = Mapping[str, Semantics]
 
 
 def spliced(dim: Dim) -> str:
-    """The name of the splice that a dimension is, or ""."""
+    """Return the name of the splice that a dimension is, or ""."""
     return dim[0].splice if len(dim) == 1 else ""
 
 
 def extent(dim: Dim) -> Poly:
-    """The size of a dimension."""
+    """Return the size of a dimension."""
     return polys.product(d.size for d in dim)
 
 
 def shown(dim: Dim) -> str:
-    """A dimension as messages name it."""
+    """Return the text of a dimension for messages."""
     return spliced(dim) or str(extent(dim))
 
 
 @dataclass
 class Evaluator:
-    """Evaluates terms of one rule.
+    """The evaluator of one rule's terms.
 
     rows        the semantics of every row
-    assuming    the terms are of the left side: what makes them well-formed holds. Otherwise it must follow.
-    equations   sizes that the left side needs to be equal
-    ranges      sizes that the left side indexes into by a variable: its elements are below them
-    cuts        where concatenations cut digits of a size: sums over other digits of that size are cut alike
+    assuming    True for terms of the left side, whose well-formedness is assumed; otherwise it must be proven
+    equations   pairs of dims whose sizes the left side needs to be equal
+    ranges      sizes of dimensions that the left side indexes by a variable, whose elements are below them
+    cuts        positions where concatenations cut digits of a size; sums over other digits of this size are cut alike
     """
 
     rule: Equation
@@ -115,7 +115,7 @@ class Evaluator:
     _made: dict[Term, Tensor] = field(default_factory=dict)
 
     def tensor(self, term: Term) -> Tensor:
-        """The dims and elements of a term; `RuleError` where it is ill-shaped or beyond these semantics."""
+        """Return the dims and elements of a term; raise `RuleError` if it is ill-shaped or beyond these semantics."""
         if term not in self._made:
             self._made[term] = self._variable(term) if isinstance(term, Variable) else self._apply(term)
         return self._made[term]
@@ -139,8 +139,8 @@ class Evaluator:
         return self.rows[term.op](self, term, operands)
 
     def agree(self, left: Tensor, right: Tensor, index: Index) -> bool:
-        """Whether two elements are equal, the right one existing wherever the left does."""
-        ours = left.element(index)  # first: what it needs is known then
+        """Return whether two elements are equal, where the right one exists wherever the left one does."""
+        ours = left.element(index)  # first: its existence is then assumed
         self.forms.assume(ours)
         theirs = right.element(index)
         self.forms.assume(())
@@ -155,7 +155,7 @@ class Evaluator:
     # ---- what operators need ----
 
     def need_equal(self, what: str, left: Dim, right: Dim) -> Dim:
-        """Both dims have the same size; the dim with the segments of both."""
+        """Require both dims to have the same size, and return the dim with the segments of both."""
         if spliced(left) or spliced(right):
             if spliced(left) != spliced(right):
                 raise RuleError(f"{what}: dimension {shown(left)} against {shown(right)}")
@@ -168,7 +168,7 @@ class Evaluator:
         return self.common(what, left, right)
 
     def proven_equal(self, what: str, left: Dim, right: Dim) -> Dim:
-        """As `need_equal`, where the left side may not assume it: NumPy would broadcast a size of 1."""
+        """Do as `need_equal`, but also prove equality on the left side, as NumPy would broadcast a size of 1."""
         if not spliced(left) and not spliced(right) and not self.symbols.equals(extent(left), extent(right)):
             if self.assuming:
                 raise RuleError(f"{what}: dimension {shown(left)} against {shown(right)}")
@@ -176,7 +176,7 @@ class Evaluator:
         return self.need_equal(what, left, right)
 
     def need(self, what: str, *values: Poly) -> None:
-        """All of these numbers are at least 0."""
+        """Require all of these numbers to be at least 0."""
         for value in values:
             if self.assuming:
                 self.symbols.learn(value)
@@ -184,7 +184,7 @@ class Evaluator:
                 raise UnprovenError(self.symbols.failure(what, ">=", value))
 
     def common(self, what: str, left: Dim, right: Dim) -> Dim:
-        """The digits of both, with the segments of both."""
+        """Return the digits of both dims, with the segments of both."""
         if len(left) != len(right):
             if self.assuming and self.equations:
                 return left  # evaluated again once the equation is solved
@@ -199,7 +199,7 @@ class Evaluator:
         return self._cut_at(a, b.starts[1:-1])
 
     def _cut_at(self, digit: Digit, places: Sequence[Poly]) -> Digit:
-        """The digit with more cuts, where their order is known; as it is, where it is not."""
+        """Return the digit with more cuts if their order is known, else the digit unchanged."""
         starts = list(digit.starts)
         for place in places:
             if any(self.symbols.equals(place, s) for s in starts):
@@ -213,14 +213,14 @@ class Evaluator:
     # ---- indices ----
 
     def families(self, dims: Sequence[Dim]) -> Iterator[tuple[Index, list[Bound]]]:
-        """All positions of some dimensions: per choice of segments, places with new bound indices over their sizes."""
+        """Yield, for each choice of segments of some dimensions, positions with new bound indices over their sizes."""
         for cuts in product(*(product(*map(self.segments, dim)) for dim in dims)):
             bounds = [(self.forms.fresh(), size) for cut in cuts for _, size in cut]
             names = (poly(name) for name, _ in bounds)
             yield tuple(tuple(Position(s + next(names), s, s + size) for s, size in cut) for cut in cuts), bounds
 
     def segments(self, digit: Digit) -> list[tuple[Poly, Poly]]:
-        """Start and size of every segment."""
+        """Return the start and size of every segment."""
         if digit.splice:
             raise RuleError(f"needs a plain dimension, got the splice {digit.splice}")
         if self.use_cuts and digit.size in self.cuts:
@@ -228,17 +228,17 @@ class Evaluator:
         return list(zip(digit.starts, digit.segments, strict=False))
 
     def mark_cuts(self, digit: Digit) -> None:
-        """A concatenation makes these segments."""
+        """Record the segments that a concatenation makes."""
         if len(digit.segments) > 1:
             known = self.cuts.get(digit.size, ())
             self.cuts[digit.size] = (*known, *(s for s in digit.starts[1:-1] if s not in known))
 
     def rank(self, x: Tensor) -> int:
-        """The least rank that a tensor of these dims has: splices may be empty unless a guard says otherwise."""
+        """Return the least rank of a tensor: splices may be empty unless a guard says otherwise."""
         return sum(1 for d in x.dims if not spliced(d) or spliced(d) in self.symbols.nonempty)
 
     def position(self, dims: Sequence[Dim], value: Expression) -> int:
-        """Which of `dims` an attribute such as `len(b)` names, whatever the length of the splices."""
+        """Return which of `dims` an attribute such as `len(b)` names, for all lengths of the splices."""
         if any(isinstance(n, ast.Constant) and type(n.value) is not int for n in ast.walk(value.tree)):
             raise RuleError(f"{value} is not a dimension")
         if not value.names:
@@ -249,7 +249,7 @@ class Evaluator:
         if not value.names <= set(names) or not all(isinstance(n, _SUMS_OF_LENGTHS) for n in ast.walk(value.tree)):
             raise RuleError(f"{value} does not name one dimension")
         found = set[int]()
-        for lengths in product((0, 1, 2, 5), repeat=len(names)):  # two tell: positions are sums of lengths
+        for lengths in product((0, 1, 2, 5), repeat=len(names)):  # two lengths suffice: positions are sums of lengths
             rank = dict(zip(names, lengths, strict=True))
             number = value.evaluate({name: (1,) * length for name, length in rank.items()})
             spans = [rank[spliced(d).partition(" by ")[0]] if spliced(d) else 1 for d in dims]
@@ -266,14 +266,14 @@ _WITH_BOOLS = ("add", "mul", "where")
 
 
 def is_bool(term: Term) -> bool:
-    """Whether the elements are bools; indices are integers."""
+    """Return whether the elements of a term are bools; indices are integers."""
     if isinstance(term, Variable) or term.op == "sum":
         return False
     return term.op in ("le", "ne") or (bool(term.operands) and all(map(is_bool, term.operands)))
 
 
 def _expect_numbers(term: Apply) -> None:
-    """Bools are no numbers: their sum is a bool, and they have no negative."""
+    """Raise for arithmetic of bools: their sum is a bool, and they have no negative."""
     bools = [is_bool(operand) for operand in term.operands]
     if (all(bools) and bools and term.op not in _OF_BOOLS) or (
         any(bools) and term.op not in (*_OF_BOOLS, *_WITH_BOOLS)
@@ -282,13 +282,13 @@ def _expect_numbers(term: Apply) -> None:
 
 
 def expect(term: Apply, condition: bool) -> None:
-    """Raise where a term is beyond the semantics of its row."""
+    """Raise unless the condition holds: the term is beyond the semantics of its row."""
     if not condition:
         raise RuleError(f"{term}: beyond the index semantics of verifier/algebra/elements.py")
 
 
 def plain(term: Apply, dim: Dim) -> Dim:
-    """A dimension that is no splice."""
+    """Return a dimension that is not a splice; raise for a splice."""
     if spliced(dim):
         raise RuleError(f"{term}: needs a plain dimension, got the splice {spliced(dim)}")
     return dim

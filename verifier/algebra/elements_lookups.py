@@ -1,4 +1,4 @@
-"""Index semantics of lookups by indices, of constants, and of what is compared with them."""
+"""Index semantics of lookups by indices, of constants, and of comparisons with constants."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from shardwright.verifier.algebra.polys import App, Poly, app, poly
 
 
 def looked_up(run: Evaluator, term: Apply, ids: Tensor, index: Index) -> Poly:
-    """The integer that an index tensor holds: one cell of a variable."""
+    """Return the integer that an index tensor holds: one cell of a variable."""
     element = ids.element(index)
     if len(element) == 1 and element[0][1] == 1 and len(element[0][0]) == 1:
         ((cell, power),) = element[0][0]
@@ -43,7 +43,7 @@ _FIRST = ("contiguous", "slice", "permute", "reshape", "expand", "index", "gathe
 
 
 def _indices(term: Term) -> set[str]:
-    """The variables that the elements of an index tensor are elements of."""
+    """Return the variables whose elements are the elements of an index tensor."""
     if isinstance(term, Variable):
         return {term.name}
     if term.op in _FIRST:
@@ -54,7 +54,7 @@ def _indices(term: Term) -> set[str]:
 
 
 def within(run: Evaluator, term: Apply, dim: Dim) -> None:
-    """Indices are in range: on the left side they are; on the right, where the left indexes into no more by them."""
+    """Assume, on the left side, that indices are in range; on the right side, raise unless the left side implies it."""
     size = extent(plain(term, dim))
     for name in _indices(term.operands[1]):
         if run.assuming:
@@ -64,26 +64,26 @@ def within(run: Evaluator, term: Apply, dim: Dim) -> None:
 
 
 def row(run: Evaluator, term: Apply, dim: Dim, value: Poly) -> Position:
-    """The position that an index names: it is in range."""
+    """Return the position of an index, which is in range."""
     expect(term, len(plain(term, dim)) == 1)
     return Position(value, polys.ZERO, dim[0].size)
 
 
 def embedding(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
-    """w[ids]. A row that is padding has no gradient: it is another cell."""
+    """Evaluate w[ids]. The padding row has no gradient, so it is a different cell."""
     (w, _), attrs = operands, dict(term.attrs)
     expect(term, len(w.dims) == 2 and str(attrs.get("offset", "0")) == "0" and set(attrs) <= {"padding_idx", "offset"})
     return _rows(run, term, operands, 0, str(attrs.get("padding_idx")))
 
 
 def index(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
-    """x indexed along one dimension."""
+    """Evaluate x indexed along one dimension."""
     expect(term, len(operands) == 2)
     return _rows(run, term, operands, run.position(operands[0].dims, dict(term.attrs)["dim"]))
 
 
 def _rows(run: Evaluator, term: Apply, operands: Sequence[Tensor], at: int, padding: str = "None") -> Tensor:
-    """The rows along one dimension that indices name, but for one that is padding."""
+    """Evaluate the rows along one dimension that indices name, except a padding row."""
     x, ids = operands
     within(run, term, x.dims[at])
 
@@ -99,7 +99,7 @@ def _rows(run: Evaluator, term: Apply, operands: Sequence[Tensor], at: int, padd
 
 
 def _cells(part: object) -> Iterator[NormalFactor]:
-    """All elements of variables in a form."""
+    """Yield all elements of variables in a form."""
     if isinstance(part, NormalFactor) and part.kind == "cell":
         if not str(part.parts[0]).startswith("attribute "):
             yield part
@@ -109,7 +109,7 @@ def _cells(part: object) -> Iterator[NormalFactor]:
 
 
 def _places(cell: NormalFactor) -> Iterator[Poly]:
-    """The index of an element, and what its numbers are sums and products of."""
+    """Yield the index of an element, and the applications inside it."""
     pending: list[Poly] = list(cell.parts[1])  # type: ignore[arg-type]
     while pending:
         place = pending.pop()
@@ -122,7 +122,7 @@ def _places(cell: NormalFactor) -> Iterator[Poly]:
 
 
 def gather(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
-    """x[…, ids[…], …]."""
+    """Evaluate x[…, ids[…], …]."""
     x, ids = operands
     at = run.position(x.dims, dict(term.attrs)["dim"])
     expect(term, len(x.dims) == len(ids.dims))
@@ -142,7 +142,7 @@ Places = tuple[Position, ...]
 
 
 def picked(run: Evaluator, term: Apply, dim: Dim, value: Poly, element: Callable[[Places], Normal]) -> Normal:
-    """The element at an index along a dimension, 0 where the index is outside."""
+    """Return the element at an index along a dimension, 0 where the index is outside."""
     places, stride = list[Position](), polys.ONE
     for digit in reversed(plain(term, dim)):
         at = value if len(dim) == 1 else app("digit", value, stride, digit.size)
@@ -152,7 +152,7 @@ def picked(run: Evaluator, term: Apply, dim: Dim, value: Poly, element: Callable
 
 
 def pick(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
-    """x[…, ids], 0 where an index is outside."""
+    """Evaluate x[…, ids], which is 0 where an index is outside."""
     x, ids = operands
     expect(term, len(x.dims) == len(ids.dims) + 1 and set(dict(term.attrs)) <= {"offset"})
     expect(term, str(dict(term.attrs).get("offset", "0")) == "0")
@@ -167,7 +167,7 @@ def pick(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
 
 
 def ne(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
-    """Which indices are not a given number."""
+    """Evaluate the comparison of indices with a number: 1 where they differ."""
     at = next((i for i, t in enumerate(term.operands) if isinstance(t, Apply) and t.op == "full"), None)
     expect(term, at is not None and len(operands) == 2 and not operands[at].dims)
     ids, attrs = operands[1 - at], dict(term.operands[at].attrs)  # type: ignore[operator, union-attr, index]
@@ -180,12 +180,12 @@ def ne(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
 
 
 def kept(run: Evaluator, ignored: str, value: Poly) -> Normal:
-    """1 where an index is not the ignored one."""
+    """Return the form that is 1 where an index is not the ignored one."""
     return run.forms.indicator("same", app(f"kept unless {ignored}", value))
 
 
 def arange(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
-    """0, 1, …, stop - 1."""
+    """Evaluate 0, 1, …, stop - 1."""
     attrs = dict(term.attrs)
     start, stop, step = (run.symbols.number(attrs[key].tree) for key in ("start", "stop", "step"))
     expect(term, start == polys.ZERO and step == polys.ONE and "int" in str(attrs["dtype"]))
@@ -196,7 +196,7 @@ def arange(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
 
 
 def number(dim: Dim, places: tuple[Position, ...]) -> Poly:
-    """A position along a dimension as one number."""
+    """Return a position along a dimension as one number."""
     value = polys.ZERO
     for digit, place in zip(dim, places, strict=True):
         value = value * digit.size + place.value
@@ -205,11 +205,11 @@ def number(dim: Dim, places: tuple[Position, ...]) -> Poly:
 
 _INTEGERS = (("int",), ("Sequence[int]",))
 _LARGEST = {"int32": 2**31 - 1, "int64": 2**63 - 1, "bfloat16": 3e38, "float32": 3e38, "float64": 1e308}
-"""Data types of constants, and how large a number may be in them."""
+"""The data types of constants, and their largest numbers."""
 
 
 def full(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
-    """A constant: an integer over sizes, or a decimal."""
+    """Evaluate a constant: an integer over sizes, or a decimal."""
     attrs = dict(term.attrs)
     expect(term, isinstance(attrs["shape"].tree, ast.Tuple))
     expect(term, holds_numbers(attrs.get("dtype")))
@@ -223,12 +223,12 @@ def full(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
 
 
 def holds_numbers(dtype: Expression | None) -> bool:
-    """Whether a data type has negative numbers and large ones: bools and short ones wrap them or make them infinite."""
+    """Return whether a data type has negative and large numbers; bools and short types wrap them or overflow."""
     return dtype is None or str(dtype).strip("'") in _LARGEST
 
 
 def constant(run: Evaluator, value: Expression) -> Normal:
-    """A number, or a name that stands for one."""
+    """Return the form of a number, or of a name that stands for one."""
     sign, tree = (-1, value.tree.operand) if isinstance(value.tree, ast.UnaryOp) else (1, value.tree)
     if isinstance(tree, ast.Constant) and isinstance(tree.value, int | float) and not isinstance(tree.value, bool):
         return run.forms.number(sign * Fraction(str(tree.value)))

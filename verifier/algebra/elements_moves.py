@@ -1,4 +1,4 @@
-"""Index semantics of the rows that only move elements."""
+"""Index semantics of rows that only move elements."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from shardwright.verifier.algebra.polys import Poly, app, poly
 
 
 def slice_(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
-    """A part of the major digit; the bounds are multiples of the others."""
+    """Evaluate a slice of the major digit; its bounds are multiples of the other digits' product."""
     (x,), attrs = operands, dict(term.attrs)
     at = run.position(x.dims, attrs["dim"])
     dim = plain(term, x.dims[at])
@@ -53,12 +53,12 @@ def slice_(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
 
 
 def _moved(dim: Dim, places: tuple[Position, ...], by: Poly) -> tuple[Position, ...]:
-    """The place along an operand's dimension, which begins elsewhere along the major digit."""
+    """Return the place along an operand's dimension, shifted along the major digit."""
     return (Position(*(p + by for p in places[0])), *places[1:]) if dim else ()
 
 
 def _inherited(digit: Digit, start: Poly, size: Poly) -> tuple[Poly, ...]:
-    """The segments of a slice: those of the whole that lie within it, where the bounds are cuts."""
+    """Return the segments of a slice: if its bounds are cuts, the segments of the whole that lie within it."""
     starts = list(digit.starts)
     if start in starts and start + size in starts and starts.index(start) < starts.index(start + size):
         return digit.segments[starts.index(start) : starts.index(start + size)]
@@ -66,7 +66,7 @@ def _inherited(digit: Digit, start: Poly, size: Poly) -> tuple[Poly, ...]:
 
 
 def concat(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
-    """Pieces one after the other along the major digit; an index of which the piece is not known reads all of them."""
+    """Evaluate pieces one after the other along the major digit; an index without a known piece reads all of them."""
     first, at = operands[0], run.position(operands[0].dims, dict(term.attrs)["dim"])
     minor: Dim = ()
     for x in operands:
@@ -100,7 +100,7 @@ def concat(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
 
 
 def permute(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
-    """The element at the permuted index."""
+    """Evaluate a permutation: the element at the permuted index."""
     (x,), dims = operands, dict(term.attrs)["dims"]
     if isinstance(dims.tree, ast.Tuple):
         order = [_place(run, term, x, tree) for tree in dims.tree.elts]
@@ -119,7 +119,7 @@ def permute(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
 
 
 def _place(run: Evaluator, term: Apply, x: Tensor, tree: ast.expr) -> int:
-    """Which dimension an entry of a permutation names; `*iota(len(b))` is the leading splice b itself."""
+    """Return the dimension that an entry of a permutation names; `*iota(len(b))` is the leading splice b itself."""
     if isinstance(tree, ast.Starred):
         expect(term, bool(x.dims) and ast.unparse(tree.value) == f"iota(len({spliced(x.dims[0])}))")
         return 0
@@ -131,7 +131,7 @@ def _opaque(value: Poly) -> Position:
 
 
 def reshape(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
-    """Digits are regrouped; a digit whose size is a product of extents is read at Σ position · stride."""
+    """Evaluate a reshape, which regroups digits; a digit that is a product of extents is read at Σ place · stride."""
     (x,), shape = operands, dict(term.attrs)["shape"]
     if shape.name is not None or not isinstance(shape.tree, ast.Tuple):
         expect(term, len(x.dims) == 1 and bool(spliced(x.dims[0])) and shape.name is not None)
@@ -153,7 +153,7 @@ def reshape(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
 
 
 def _grouped(run: Evaluator, term: Apply, digits: Sequence[Digit], entries: Sequence[ast.expr]) -> list[Dim]:
-    """Each extent of the new shape as digits."""
+    """Return each extent of the new shape as digits."""
     pending, groups = list(digits), list[Dim]()
     left: Poly | None = None
     for tree in entries:
@@ -183,7 +183,7 @@ def _grouped(run: Evaluator, term: Apply, digits: Sequence[Digit], entries: Sequ
 
 
 def _joined(digit: Digit, new: Iterator[tuple[Digit, Position]]) -> Position:
-    """The position along an operand's digit: along one of the new shape, or along several that share it."""
+    """Return the position along an operand's digit, from one digit of the new shape or from several that share it."""
     first, place = next(new, (digit, Position(polys.ZERO, polys.ZERO, polys.ONE)))
     if first == digit:
         return place
@@ -195,7 +195,7 @@ def _joined(digit: Digit, new: Iterator[tuple[Digit, Position]]) -> Position:
 
 
 def expand(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
-    """The element of the dimensions that the operand has."""
+    """Evaluate an expansion: the element at the dimensions that the operand has."""
     (x,), shape = operands, dict(term.attrs)["shape"]
     expect(term, isinstance(shape.tree, ast.Tuple))
     dims = tuple(entry(run, tree) for tree in shape.tree.elts)  # type: ignore[attr-defined]
@@ -214,7 +214,7 @@ def expand(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
 
 
 def entry(run: Evaluator, tree: ast.expr) -> Dim:
-    """A dimension from an extent of a shape."""
+    """Return a dimension from an extent of a shape."""
     if isinstance(tree, ast.Starred):
         return (Digit(splice=ast.unparse(tree.value)),)
     return tuple(Digit((size,)) for size in run.symbols.entry(tree))

@@ -26,11 +26,11 @@ from shardwright.verifier.algebra.monomials import INDICATORS, ONE, Normal, tota
 from shardwright.verifier.algebra.polys import Poly
 
 Merge = Callable[..., Normal]
-"""From the laws of forms and elements, one of each operand."""
+"""A function of the laws of forms and of elements, one of each operand, that returns the result's element."""
 
 
 def broadcast(run: Evaluator, title: str, left: Sequence[Dim], right: Sequence[Dim]) -> tuple[Dim, ...]:
-    """The dims that both have together, aligned at their ends."""
+    """Return the dims that both have together, aligned at their ends."""
     long, short = (left, right) if len(left) >= len(right) else (right, left)
     lead = len(long) - len(short)
     found = list(long[:lead])
@@ -42,18 +42,18 @@ def broadcast(run: Evaluator, title: str, left: Sequence[Dim], right: Sequence[D
 
 
 def read(x: Tensor, index: Index) -> Normal:
-    """The element of an operand that a result at this index is computed from."""
+    """Return the element of an operand from which the result at this index is computed."""
     own = index[len(index) - len(x.dims) :]
     return x.element(tuple(place if dim else () for dim, place in zip(x.dims, own, strict=True)))
 
 
 def _dims(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> tuple[Dim, ...]:
-    """The dims that all operands have together."""
+    """Return the dims that all operands have together."""
     return reduce(partial(broadcast, run, str(term)), (x.dims for x in operands))
 
 
 def pointwise(merge: Merge) -> Semantics:
-    """A row that computes an element from one element of each operand."""
+    """Return the semantics of a row that computes an element from one element of each operand."""
 
     def semantics(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
         expect(term, len(operands) == len(signature(merge).parameters) - 1)
@@ -63,7 +63,7 @@ def pointwise(merge: Merge) -> Semantics:
 
 
 def function(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
-    """A row that is a function of one element, by its name and attributes."""
+    """Evaluate a function of one element, known by its name and attributes."""
     (x,) = operands
     title = " ".join([term.op, *(f"{key}={value}" for key, value in term.attrs)])
     return Tensor(x.dims, lambda index: run.forms.function(title, x.element(index)))
@@ -79,18 +79,18 @@ def _minimum(forms: Laws, x: Normal, y: Normal) -> Normal:
 
 
 def detach(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
-    """Any tensor of these dims: a rule with it then holds for the value and, as it has no gradient, for gradients."""
+    """Return an arbitrary tensor of these dims: a rule that holds for all of them holds for values and gradients."""
     (x,) = operands
 
     def element(index: Index) -> Normal:
-        expect(term, total_normal(x.element(index)))  # it must exist, whatever it is
+        expect(term, total_normal(x.element(index)))  # the element must exist, whatever its value
         return run.forms.cell(f"any {term}", [p.value for dim in index for p in dim])
 
     return Tensor(x.dims, element)
 
 
 def integer(normal: Normal) -> Poly:
-    """A form that is an integer made of sizes and positions."""
+    """Return a form that is an integer made of sizes and positions as a polynomial."""
     total = polys.ZERO
     for monomial, coefficient in normal:
         if coefficient.denominator != 1 or any(f.kind != "size" or e < 0 or e != int(e) for f, e in monomial):
@@ -101,7 +101,7 @@ def integer(normal: Normal) -> Poly:
 
 
 def where(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
-    """c·x + (1 - c)·y, c being 0 or 1. What is not chosen need not exist, which the product would ask for."""
+    """Evaluate c·x + (1 - c)·y for c in {0, 1}. The element not chosen need not exist, unlike in the product."""
     expect(term, len(operands) == 3)
     expect(term, is_bool(term.operands[0]))
     (c, x, y), forms = operands, run.forms
@@ -138,4 +138,4 @@ POINTWISE: Rows = {
     "maximum": pointwise(_maximum),
     "minimum": pointwise(_minimum),
 }
-"""Nonlinear functions without laws are known by their arguments alone."""
+"""The semantics of pointwise rows. Nonlinear functions without laws are known by their arguments alone."""

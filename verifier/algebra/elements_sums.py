@@ -1,4 +1,4 @@
-"""Index semantics of the rows that sum: contractions, reductions, and what is defined by them."""
+"""Index semantics of rows that sum: contractions, reductions, and rows that are defined by them."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ Families = list[tuple[list[Bound], Normal]]
 
 
 def total(run: Evaluator, dims: Sequence[Dim], element: Element) -> Normal:
-    """Σ over these dimensions of element(places)."""
+    """Return Σ over these dimensions of element(places)."""
     return _sum(run, [(bounds, element(places)) for places, bounds in run.families(dims)])
 
 
 def linear(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
-    """Σ_i x[…, i]·w[o, i]."""
+    """Evaluate Σ_i x[…, i]·w[o, i]."""
     expect(term, len(operands) == 2)
     x, w = operands
     expect(term, len(w.dims) == 2 and bool(x.dims))
@@ -54,7 +54,7 @@ def linear(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
 
 
 def matmul(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
-    """Σ_k x[…, m, k]·y[…, k, n]."""
+    """Evaluate Σ_k x[…, m, k]·y[…, k, n]."""
     expect(term, len(operands) == 2)
     x, y = operands
     expect(term, run.rank(x) >= 2 and run.rank(y) >= 2 and not any(map(spliced, (x.dims[-1], *y.dims[-2:]))))
@@ -71,7 +71,7 @@ def matmul(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
 
 
 def reduction(merge: Callable[[Evaluator, Families], Normal]) -> Semantics:
-    """A row that merges elements along some dimensions."""
+    """Return the semantics of a row that merges elements along some dimensions."""
 
     def semantics(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
         (x,), attrs = operands, dict(term.attrs)
@@ -114,13 +114,13 @@ def _amin(run: Evaluator, found: Families) -> Normal:
 
 
 def exp_sum(run: Evaluator, x: Tensor, at: int, index: Index) -> Normal:
-    """Σ_j exp x[…, j, …] along dimension `at`."""
+    """Return Σ_j exp x[…, j, …] along dimension `at`."""
     return total(run, [x.dims[at]],
                  lambda j: run.forms.function("exp", x.element((*index[:at], *j, *index[at + 1 :]))))  # fmt: skip
 
 
 def softmax(log: bool) -> Semantics:
-    """exp x / Σ_j exp x_j, or x - log Σ_j exp x_j."""
+    """Return the semantics of exp x / Σ_j exp x_j, or of x - log Σ_j exp x_j."""
 
     def semantics(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
         (x,), forms = operands, run.forms
@@ -150,7 +150,7 @@ def cross_entropy_sum(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -
 
     def loss(places: Index) -> Normal:
         value = looked_up(run, term, target, places)
-        if well_formed:  # of a graph that is matched: its targets are classes or ignored
+        if well_formed:  # a matched graph is valid: its targets are classes or ignored
             run.forms.in_range.add((f"kept unless {ignored}", applied(value).name, extent(x.dims[at])))  # type: ignore[union-attr]
 
         def logit(chosen: tuple[Position, ...]) -> Normal:
@@ -163,7 +163,7 @@ def cross_entropy_sum(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -
             mean = total(run, [x.dims[at]], lambda j: forms.scaled(logit(*j), -1))
             mean = forms.times(mean, forms.reciprocal(forms.size(extent(x.dims[at]))))
             found = forms.add(found, forms.times(smoothing, mean))
-        expect(term, total_normal(found))  # the loss of what is ignored need not exist
+        expect(term, total_normal(found))  # the loss of an ignored target need not exist
         return forms.times(kept(run, ignored, value), found)
 
     return Tensor((), lambda index: total(run, target.dims, loss))
@@ -173,7 +173,7 @@ def cross_entropy_sum(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -
 
 
 def _normalized(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> int:
-    """The number of normalized dimensions; weight and bias have exactly these."""
+    """Return the number of normalized dimensions; weight and bias must have exactly these."""
     x, count = operands[0], dict(term.attrs)["normalized_dims"].evaluate({})
     expect(term, type(count) is int and 1 <= count <= len(x.dims) and not any(map(spliced, x.dims[-count:])))
     for affine in operands[1:]:
@@ -190,7 +190,7 @@ def _affine(run: Evaluator, operands: Sequence[Tensor], value: Normal, index: In
 
 
 def norm(centred: bool) -> Semantics:
-    """(x - mean) / √(variance + eps), or x / √(mean square + eps), with weight and bias."""
+    """Return the semantics of (x - mean) / √(variance + eps), or x / √(mean square + eps), with weight and bias."""
 
     def semantics(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
         expect(term, len(operands) <= (3 if centred else 2))
@@ -220,7 +220,7 @@ def norm(centred: bool) -> Semantics:
 
 
 def sdpa(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
-    """softmax(q kᵀ · scale + mask) v over keys; query heads (h r) share key heads h; the mask is of numbers."""
+    """Evaluate softmax(q kᵀ · scale + mask) v over keys; query heads (h r) share key heads h; masks are numbers."""
     expect(term, len(operands) in (3, 4) and all(run.rank(x) >= 3 for x in operands[:3]))
     (q, k, v, *masks), attrs, forms = operands, dict(term.attrs), run.forms
     expect(term, len(q.dims) == len(k.dims) == len(v.dims) and str(attrs["causal"]) in ("True", "False"))
@@ -261,7 +261,7 @@ def sdpa(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
 
 
 def conv2d(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
-    """Σ over channels and window of x, which is 0 outside of its border, times w; one group."""
+    """Evaluate Σ over channels and window of x times w, for one group; x is 0 outside its border."""
     expect(term, len(operands) == 2)
     (x, w), attrs = operands, dict(term.attrs)
     expect(term, len(x.dims) == len(w.dims) == 4 and not any(map(spliced, (*x.dims, *w.dims))))
@@ -295,7 +295,7 @@ def _value(place: tuple[Position, ...]) -> Poly:
 
 
 def _item(run: Evaluator, value: Expression, number: int) -> Poly:
-    """One of the two steps that an attribute such as the stride gives."""
+    """Return one of the two steps of an attribute such as the stride."""
     if isinstance(value.tree, ast.Tuple) and len(value.tree.elts) == 2:
         return run.symbols.number(value.tree.elts[number])
     if value.name is None:
@@ -304,7 +304,7 @@ def _item(run: Evaluator, value: Expression, number: int) -> Poly:
 
 
 def _window(run: Evaluator, x: Dim, w: Dim, stride: Poly, padding: Poly, dilation: Poly) -> Poly:
-    """The size of a convolution's result along one dimension."""
+    """Return the size of a convolution's result along one dimension."""
     reach = extent(x) + padding * 2 - dilation * (extent(w) - 1)
     return reach if stride == polys.ONE else app("windows", reach, stride)
 

@@ -1,6 +1,6 @@
 """Normal forms with bound indices: sums and maxima over them, and their renaming.
 
-What is summed is split again into sums that share no index; what does not depend on an index stands before its sum.
+A sum is split into sums that share no index, and factors that do not depend on an index stand before its sum.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Families(Forms):
     # ---- sums over indices ----
 
     def sum_over(self, normal: Normal, bounds: Sequence[Bound]) -> Normal:
-        """Σ over the bound indices, each over [0, size)."""
+        """Return Σ over the bound indices, each over [0, size)."""
         if not bounds:
             return normal
         self.noted(len(normal) > 1 or any(c != 1 for _, c in normal), "linear-sum")
@@ -56,7 +56,7 @@ class Families(Forms):
     def _pieces(
         self, monomial: Monomial, bounds: dict[str, Poly]
     ) -> tuple[list[tuple[NormalFactor, Exponent]], list[tuple[NormalFactor, Exponent]], dict[str, Poly]]:
-        """The factors without bound indices; the others, with sums opened and exponentials in parts; all bounds."""
+        """Return factors without bound indices; the others, with sums opened and exponentials in parts; all bounds."""
         outside: list[tuple[NormalFactor, Exponent]] = []
         pieces: list[tuple[NormalFactor, Exponent]] = []
         pending, inner = list(monomial), dict(bounds)
@@ -93,7 +93,7 @@ class Families(Forms):
         return self.add(*found)
 
     def opened(self, f: NormalFactor) -> tuple[list[Bound], Monomial]:
-        """A sum's bound indices under new names, and its monomial."""
+        """Return a sum's bound indices under new names, and its monomial."""
         sizes, body = f.parts
         normal, bounds = self._with_new_names(f.height, sizes, ((body, Fraction(1)),))  # type: ignore[arg-type]
         if len(normal) != 1 or normal[0][1] != 1:
@@ -106,11 +106,11 @@ class Families(Forms):
         return self.renamed(body, swap), bounds
 
     def is_positive(self, size: Poly) -> bool:
-        """Whether a size is at least 1, every name in it being so."""
+        """Return whether a size is at least 1 because every name in it is."""
         return bool(size.terms) and all(c > 0 and all(map(self.is_size, atoms)) for atoms, c in size.terms)
 
     def _closed(self, bounds: Sequence[Bound], body: Normal) -> tuple[tuple[Poly, ...], Normal]:
-        """The body with its bound indices in one order, under the names that closed forms use."""
+        """Return the body with its bound indices in a canonical order, under the names that closed forms use."""
         height = _height(body)
         groups: dict[tuple[str, ...], list[Bound]] = {}
         for bound in bounds:
@@ -132,7 +132,7 @@ class Families(Forms):
         return best
 
     def _role(self, name: str, body: Normal) -> tuple[str, ...]:
-        """Where an index occurs, whatever it and the others are called: indices of different roles need no orders."""
+        """Return the occurrences of an index, independent of names; indices of different roles are not permuted."""
         swap = {other: poly("#other") for m, _ in body for f, _ in m for other in f.names if other[0] in "~#"}
         swap[name] = poly("#this")
         return tuple(sorted(f"{c} {' '.join(_text(f, e, swap) for f, e in m)}" for m, c in body))
@@ -140,7 +140,7 @@ class Families(Forms):
     # ---- renaming ----
 
     def renamed(self, normal: Normal, swap: Mapping[str, Poly]) -> Normal:
-        """The form with indices replaced, all at once."""
+        """Return the form with indices replaced, all at once."""
         if all(f.names.isdisjoint(swap) for m, _ in normal for f, _ in m):
             return normal
         parts: list[Normal] = []
@@ -169,11 +169,11 @@ class Families(Forms):
         return self.rebuilt(f, tuple(self._payload_renamed(part, swap) for part in f.parts))
 
     def rebuilt(self, f: NormalFactor, parts: tuple[Payload, ...]) -> Normal:
-        """A factor like f of other parts; the laws of functions apply again (verifier/algebra/laws.py)."""
+        """Return a factor like f with other parts; the laws of functions apply again (verifier/algebra/laws.py)."""
         return of(self.factor(f.kind, *parts, positive=f.positive, nonnegative=f.nonnegative, total=f.total))
 
     def raised(self, normal: Normal, exponent: Exponent) -> Normal:
-        """A power; see verifier/algebra/laws.py for exponents that are not natural numbers."""
+        """Return a power; see verifier/algebra/powers.py for exponents that are not natural numbers."""
         if exponent < 0 or exponent != int(exponent):
             raise RuleError(f"the power {exponent} of a normal form")
         return self.to_the(normal, int(exponent))
@@ -200,7 +200,7 @@ class Families(Forms):
         return bounds, renamed
 
     def closed_max(self, alternatives: Iterable[tuple[Sequence[Bound], Normal]]) -> NormalFactor:
-        """The maximum of families, each over its bound indices."""
+        """Return the maximum of families, each over its bound indices."""
         given = [self._closed(bounds, body) if bounds else ((), body) for bounds, body in alternatives]
         closed = set(given)
         self.noted(len(closed) < len(given), "max-of-equal")
@@ -213,17 +213,17 @@ class Families(Forms):
 
 
 def _merged(forms: Forms, left: Normal, right: Normal) -> Normal:
-    """The product where no factor of one side is a factor of the other; coefficients of 0 are kept."""
+    """Return the product of forms without common factors; coefficients of 0 are kept."""
     return tuple((m, c * d * x) for (a, c), (b, d) in product(left, right) for m, x in forms.monomial((*a, *b)))
 
 
 def _height(body: Normal) -> int:
-    """The height that a closed form's own indices are named by."""
+    """Return the height by which a closed form's own indices are named."""
     return 1 + max((f.height for m, _ in body for f, _ in m), default=0)
 
 
 def _open(monomial: Monomial) -> frozenset[str]:
-    """The free indices of a closed body."""
+    """Return the free indices of a closed body."""
     own = f"#{_height(((monomial, Fraction(1)),))}."
     return frozenset(n for f, _ in monomial for n in f.names if not n.startswith(own))
 
@@ -231,7 +231,7 @@ def _open(monomial: Monomial) -> frozenset[str]:
 def _components(
     pieces: Sequence[tuple[NormalFactor, Exponent]], bounds: Mapping[str, Poly]
 ) -> Iterator[tuple[list[str], list[tuple[NormalFactor, Exponent]]]]:
-    """The pieces in groups that share no bound index, each with its indices."""
+    """Yield the pieces in groups that share no bound index, each with its indices."""
     groups: list[tuple[set[str], list[tuple[NormalFactor, Exponent]]]] = []
     for f, e in pieces:
         names, members = set(f.names & bounds.keys()), [(f, e)]
@@ -248,7 +248,7 @@ def _components(
 
 
 def _text(f: NormalFactor, e: Exponent, swap: Mapping[str, Poly]) -> str:
-    """A factor with its indices called what `swap` says; sums and maxima by their kind and indices alone."""
+    """Return the text of a factor with its indices renamed; sums and maxima by their kind and indices alone."""
     if f.kind == "cell":
         return f"{f.parts[0]}[{', '.join(str(p.put(swap)) for p in f.parts[1])}]^{e}"  # type: ignore[union-attr]
     seen = sorted(str(swap.get(name, name)) for name in f.names)

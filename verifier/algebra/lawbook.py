@@ -1,9 +1,9 @@
-"""The laws that normal forms apply, by name: what each says, and its proof by Z3.
+"""The laws that normal forms apply, by name: the statement of each, and its proof by Z3.
 
-A certificate of a serial rule names the laws that its proof applied; `normal`, `families`, `powers` and `laws` note
-them where they do. Laws are proven for real numbers, from the facts about functions that define them (`FACTS`), which
-are trusted; a fact is written as its instances at the terms that a proof needs. Laws about sums and maxima over a
-family of n numbers are proven by induction: the base case and the step, both ground.
+A certificate of a serial rule names the laws that its proof applied; `normal`, `families`, `powers` and `laws` record
+each application. Laws are proven for real numbers, from the facts that define functions (`FACTS`), which are trusted.
+A fact is written as its instances at the terms that a proof needs. Laws about sums and maxima over a family of n
+numbers are proven by induction: the base case and the step, both ground.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ FACTS: Mapping[str, str] = {
     "permutations": "at(compose(p, q), j) = at(p, at(q, j)) and at(iota, j) = j",
     "row-major": "flat(s, unflat(s, n)) = n and unflat(s, flat(s, j)) = j, for row-major order",
 }
-"""What is taken for true of functions, permutations and indices."""
+"""The trusted facts about functions, permutations and indices."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lemma:
-    """A named statement with the obligations that prove it, and the facts that these are written from."""
+    """A named statement with the obligations that prove it, and the facts from which these are written."""
 
     name: str
     statement: str
@@ -61,18 +61,18 @@ def _abs(u: Number) -> Number:
 
 
 def _over_reals(obligations: Callable[..., list[Obligation]]) -> Callable[[], list[Obligation]]:
-    """Obligations about real numbers, which their parameters name."""
+    """Return obligations about real numbers, which the parameters name."""
     return lambda: obligations(*map(z3.Real, signature(obligations).parameters))
 
 
 def _where(given: Callable[..., list[Formula]], goal: Callable[..., Formula]) -> Callable[[], list[Obligation]]:
-    """A statement about real numbers, which its parameters name, of which something is known."""
+    """Return the obligation of a statement about real numbers, which its parameters name, under hypotheses."""
     names = signature(goal).parameters
     return lambda: [(given(*map(z3.Real, names)), goal(*map(z3.Real, names)))]
 
 
 def _identity(goal: Callable[..., Formula]) -> Callable[[], list[Obligation]]:
-    """A statement about all reals."""
+    """Return the obligation of a statement about all reals."""
     return _where(lambda *_: [], goal)
 
 
@@ -80,7 +80,7 @@ def _identity(goal: Callable[..., Formula]) -> Callable[[], list[Obligation]]:
 
 
 def _exp_of_multiple() -> list[Obligation]:
-    """exp(k·u) = exp(u)^k by induction over k; the power of -k is the reciprocal."""
+    """Return the obligations of exp(k·u) = exp(u)^k, by induction over k; the power of -k is the reciprocal."""
     exp, (u, ku, power) = _function("exp"), z3.Reals("u ku power")
     zero = z3.RealVal(0)
     return [
@@ -102,7 +102,7 @@ def _log_of_product() -> list[Obligation]:
 
 
 def _log_of_power() -> list[Obligation]:
-    """log(u^k) = k·log u by induction over k, and log(1/u) = -log u."""
+    """Return the obligations of log(u^k) = k·log u, by induction over k, and of log(1/u) = -log u."""
     exp, log, (u, power, k) = _function("exp"), _function("log"), z3.Reals("u power k")
     zero, less = z3.RealVal(0), -log(u)
     return [
@@ -117,7 +117,7 @@ def _root(u: Number) -> Number:
 
 
 def _roots(*terms: Number) -> list[Formula]:
-    """What is known of the roots of these terms."""
+    """Return the facts about the roots of these terms."""
     return [z3.Implies(t >= 0, z3.And(_root(t) >= 0, _root(t) * _root(t) == t)) for t in terms]
 
 
@@ -128,7 +128,7 @@ def _sigmoid_of_negative() -> list[Obligation]:
 
 
 def _sum_in_pieces() -> list[Obligation]:
-    """Σ_{i < m+n} t(i) = Σ_{i < m} t(i) + Σ_{j < n} t(m + j), by induction over n."""
+    """Return the obligations of Σ_{i < m+n} t(i) = Σ_{i < m} t(i) + Σ_{j < n} t(m + j), by induction over n."""
     prefix, piece, term = (z3.Function(f, z3.IntSort(), z3.RealSort()) for f in ("S", "piece", "t"))
     m, n = z3.Ints("m n")
     return [
@@ -229,6 +229,6 @@ LAWS: Mapping[str, Lemma] = {
 
 
 def rested_on(laws: set[str]) -> tuple[str, ...]:
-    """The laws, and the facts that their proofs are written from."""
+    """Return the laws, and the facts from which their proofs are written."""
     facts = {fact for name in laws if name in LAWS for fact in LAWS[name].facts}
     return tuple(sorted(laws | facts))

@@ -9,9 +9,9 @@
     relu(u)² = u · relu(u)          gelu(u) = u/2 · (1 + φ(u)), φ odd
     max(u + c) = max(u) + c         max(c·u) = c·max(u), c > 0  max over i of max over j = max over i and j
 
-"Positive" is read off the form: exponentials, sizes, sums and products of such, and their powers, everywhere defined.
-Every law holds wherever either side exists, so that the right side of a certified rule exists wherever the left does.
-Where a form is known to exist, being of the left side, more are laws (`Forms.exists`):
+"Positive" is read off the form: exponentials, sizes, their sums and products, and powers of these, if defined
+everywhere. Every law holds wherever either side exists, so the right side of a certified rule exists wherever the left
+does. Where a form is known to exist, as a form of the left side, further laws hold (`Forms.exists`):
 
     1/(1/u) = u      u · 1/u = 1      √u·√u = u      exp(log u) = u      log u - log u = 0
 """
@@ -49,7 +49,7 @@ class Laws(PowerLaws):
     # ---- functions ----
 
     def exp(self, normal: Normal) -> Normal:
-        """Logarithms of what is known to be positive leave the exponent."""
+        """Return exp of a form; logarithms of forms that are known to be positive leave the exponent."""
         found, kept = ONE, ZERO
         for monomial, coefficient in normal:
             inner = monomial[0][0] if len(monomial) == 1 and monomial[0][1] == 1 else None
@@ -110,12 +110,12 @@ class Laws(PowerLaws):
 
     @staticmethod
     def _oriented(normal: Normal) -> tuple[Normal, int]:
-        """The form or its negative, whichever leads with a positive coefficient, and the sign."""
+        """Return the form or its negative, whichever leads with a positive coefficient, and the sign."""
         sign = -1 if next((c for _, c in normal if c), Fraction(1)) < 0 else 1
         return tuple((m, c * sign) for m, c in normal), sign
 
     def function(self, name: str, *arguments: Normal) -> Normal:
-        """A function of elements by its name, as far as it has laws; others are known by their arguments only."""
+        """Return a function of elements, by its laws; functions without laws are known by their arguments only."""
         (first, *_) = arguments
         simple = {"exp": self.exp, "log": self.log, "sqrt": self.sqrt, "rsqrt": self.rsqrt, "abs": self.absolute,
                   "reciprocal": self.reciprocal}  # fmt: skip
@@ -126,7 +126,7 @@ class Laws(PowerLaws):
             return self.times(first, self.function("sigmoid", first))
         if name == "sigmoid" and self.noted(self._oriented(first)[1] < 0, "sigmoid-of-negative"):
             return self.add(ONE, self.scaled(self.function("sigmoid", self.scaled(first, -1)), -1))
-        if name.startswith("gelu "):  # φ is erf(u/√2), or what approximates it
+        if name.startswith("gelu "):  # φ is erf(u/√2) or its approximation
             self.used.add("gelu")
             half = self.scaled(first, HALF)
             return self.times(half, self.add(ONE, self.function(f"phi {name[5:]}", first)))
@@ -147,13 +147,13 @@ class Laws(PowerLaws):
         return self.scaled(of(f), sign)
 
     def relu(self, normal: Normal) -> Normal:
-        """What is known to be positive stands before it."""
+        """Return relu of a form, with factors that are known to be positive before it."""
         if self.noted(not normal or nonnegative_normal(normal), "relu-of-nonnegative"):
             return normal
         if len(normal) == 1:
             known, factors = split_signs(normal[0][0])
             coefficient = normal[0][1]
-            if not coefficient:  # of a product that may not exist
+            if not coefficient:  # the coefficient of a product that may not exist
                 known, factors = (), normal[0][0]
             scale, rest = abs(coefficient) or Fraction(1), ((factors, _sign(coefficient)),)
         else:
@@ -168,12 +168,12 @@ class Laws(PowerLaws):
         return self.scaled(self.times(self.monomial(known), found), scale)
 
     def _is_relu(self, normal: Normal) -> bool:
-        """Whether the form is relu(u) - u, which is relu(-u), up to a positive number."""
+        """Return whether the form is relu(u) - u, which is relu(-u), up to a positive number."""
         found = [(f, c) for m, c in normal if len(m) == 1 and c > 0 for f, e in m if f.kind == "fn relu" and e == 1]
         return any(self.add(of(f), self.scaled(argument_of(f), -1)) == self.scaled(normal, 1 / c) for f, c in found)
 
     def rebuilt(self, f: NormalFactor, parts: tuple[Payload, ...]) -> Normal:
-        """A factor like f of other parts."""
+        """Return a factor like f with other parts."""
         if f.kind.startswith("fn ") or f.kind in ("exp", "log", "sqrt", "abs"):
             return self.function(f.kind.removeprefix("fn "), *parts)  # type: ignore[arg-type]
         return parts[0] if f.kind == "poly" else super().rebuilt(f, parts)  # type: ignore[return-value]
@@ -181,7 +181,7 @@ class Laws(PowerLaws):
     # ---- maxima ----
 
     def maximum(self, alternatives: Sequence[tuple[Sequence[Bound], Normal]]) -> Normal:
-        """The greatest of families of forms, none of them empty."""
+        """Return the maximum over families of forms, none of them empty."""
         if any(not self.is_positive(size) for bounds, _ in alternatives for _, size in bounds):
             raise RuleError("a maximum over what may be empty")
         flat = [inner for a in alternatives for inner in self._flattened(*a)]
@@ -196,12 +196,12 @@ class Laws(PowerLaws):
         f = self.closed_max([(bounds, tuple(t for t in n if t not in free)) for bounds, n in flat])
         self.noted(bool(free), "max-of-shifted")
         pulled = self.add(*((term,) for term in free))
-        if len(f.parts) == 1:  # all alternatives are one
+        if len(f.parts) == 1:  # all alternatives are equal
             return self.add(pulled, self._maximum_of_one(*self.opened_alternative(f.parts[0])))
         return self.add(pulled, of(f))
 
     def _flattened(self, bounds: Sequence[Bound], normal: Normal) -> list[tuple[list[Bound], Normal]]:
-        """An alternative with the maxima among its terms taken outside: max_i (c + max_j u) = max_ij (c + u)."""
+        """Return an alternative with inner maxima taken outside: max_i (c + max_j u) = max_ij (c + u)."""
         at = next((i for i, (m, c) in enumerate(normal) if c > 0 and len(m) == 1 and m[0][0].kind == "max"
                    and m[0][1] == 1), None)  # fmt: skip
         if at is None:
@@ -217,7 +217,7 @@ class Laws(PowerLaws):
         return found
 
     def _maximum_of_one(self, bounds: Sequence[Bound], normal: Normal) -> Normal:
-        """max over i and j of (u_i + v_j + c) = max_i u_i + max_j v_j + c."""
+        """Apply max over i and j of (u_i + v_j + c) = max_i u_i + max_j v_j + c."""
         sizes = dict(bounds)
         found, groups = ZERO, list[tuple[set[str], Normal]]()
         for monomial, coefficient in normal:
@@ -236,7 +236,7 @@ class Laws(PowerLaws):
         return found
 
     def _family(self, bounds: Sequence[Bound], body: Normal) -> Normal:
-        """The maximum of one connected family; a positive number stands before it."""
+        """Return the maximum of one connected family, with a positive number before it."""
         ((_, closed),) = self.closed_max([(bounds, body)]).parts  # type: ignore[misc]
         scale = abs(next((c for _, c in closed if c), Fraction(1)))  # type: ignore[misc, attr-defined]
         self.noted(scale != 1, "max-of-scaled")
@@ -246,7 +246,7 @@ class Laws(PowerLaws):
 TOTAL = frozenset(
     {"relu", "phi", "sigmoid", "tanh", "sin", "cos", "erf", "sign", "softplus", "ceil", "floor", "minimum"}
 )
-"""Functions that exist for all numbers; others may not, and do not cancel."""
+"""Functions that exist for all numbers. Other functions may not, and do not cancel."""
 
 
 def _sign(value: Fraction) -> Fraction:

@@ -31,7 +31,7 @@ INDICATORS = ("in", "same", "ge")
 
 @dataclass(frozen=True, eq=False, slots=True)
 class NormalFactor:
-    """One factor. `names` are the indices it depends on; the flags hold wherever it exists.
+    """A factor. `names` are the indices on which it depends; the flags hold wherever it exists.
 
     positive     greater than 0
     nonnegative  at least 0
@@ -49,7 +49,7 @@ class NormalFactor:
 
     @property
     def nonzero(self) -> bool:
-        """Whether it may be cancelled: it exists everywhere and is not 0."""
+        """True if the factor may be cancelled: it exists everywhere and is not 0."""
         return self.positive and self.total
 
     def __str__(self) -> str:
@@ -57,53 +57,53 @@ class NormalFactor:
 
 
 def of(f: NormalFactor) -> Normal:
-    """The factor itself as a normal form."""
+    """Return a factor as a normal form."""
     return ((((f, 1),), Fraction(1)),)
 
 
 def argument_of(f: NormalFactor) -> Normal:
-    """The normal form that a factor is a function of."""
+    """Return the normal form of which a factor is a function."""
     return f.parts[0]  # type: ignore[return-value]
 
 
 def integral(e: Exponent) -> Exponent:
-    """A whole exponent as an `int`."""
+    """Return a whole exponent as an `int`, any other unchanged."""
     return int(e) if e == int(e) else e
 
 
 def power_order(power: tuple[NormalFactor, Exponent]) -> tuple[int, Exponent]:
-    """The key by which the powers of a monomial are sorted."""
+    """Return the key by which the powers of a monomial are sorted."""
     return power[0].number, power[1]
 
 
 def monomial_order(monomial: Monomial) -> tuple[tuple[int, Exponent], ...]:
-    """The key by which the monomials of a form are sorted."""
+    """Return the key by which the monomials of a form are sorted."""
     return tuple(map(power_order, monomial))
 
 
 def normal_order(normal: Normal) -> tuple[object, ...]:
-    """The key by which forms are compared."""
+    """Return the key by which forms are compared."""
     return tuple((monomial_order(m), c) for m, c in normal)
 
 
 def sorted_normal(items: Iterable[tuple[Monomial, Fraction]]) -> Normal:
-    """Monomials in their one order."""
+    """Return monomials in their canonical order."""
     found = list(items)
     return tuple(sorted(found, key=lambda item: monomial_order(item[0])) if len(found) > 1 else found)
 
 
 def total_monomial(monomial: Monomial) -> bool:
-    """Whether the product exists for all tensors."""
+    """Return whether a product exists for all tensors."""
     return all(f.total and (e >= 0 or f.positive) for f, e in monomial)
 
 
 def nonnegative_power(f: NormalFactor, e: Exponent) -> bool:
-    """Whether a power is at least 0 wherever it exists."""
+    """Return whether a power is at least 0 wherever it exists."""
     return f.nonnegative or e % 2 == 0
 
 
 def names_of(part: Payload) -> frozenset[str]:
-    """The indices that a payload depends on."""
+    """Return the indices on which a payload depends."""
     if isinstance(part, Poly):
         return part.indices
     if isinstance(part, str | App):
@@ -115,7 +115,7 @@ def names_of(part: Payload) -> frozenset[str]:
 
 
 def factors_of(part: object) -> Iterator[NormalFactor]:
-    """The factors of a payload, those inside of factors left out."""
+    """Yield the factors of a payload, without those inside other factors."""
     if isinstance(part, NormalFactor):
         yield part
     elif isinstance(part, tuple):
@@ -124,5 +124,5 @@ def factors_of(part: object) -> Iterator[NormalFactor]:
 
 
 def total_normal(normal: Normal) -> bool:
-    """Whether the sum exists for all tensors."""
+    """Return whether a sum exists for all tensors."""
     return all(total_monomial(m) for m, _ in normal)

@@ -2,10 +2,10 @@
 
     linear(add(x, y), w)[b, o]  =  Σ_i x[b, i]·w[o, i]  +  Σ_i y[b, i]·w[o, i]
 
-Factors are interned: one object for one value, whatever its bound indices were called. Products of sums are multiplied
-out. Exponents of one factor are added, but `x · 1/x` is only cancelled where x is known not to be 0 and to exist
-everywhere: see `NormalFactor.nonzero` and `total`. A monomial that cancels to 0 is kept, with coefficient 0, unless it
-is total: both sides of a rule exist for the same tensors.
+Factors are interned: equal values are one object, whatever the names of their bound indices. Products of sums are
+multiplied out. Exponents of one factor are added, but `x · 1/x` is cancelled only if x is known to be nonzero and to
+exist everywhere: see `NormalFactor.nonzero` and `total`. A monomial that cancels to 0 is kept, with coefficient 0,
+unless it is total. So both sides of a rule exist for the same tensors.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from shardwright.verifier.algebra.polys import Atom, Poly, applied, poly
 class Forms:
     """The factors of one proof.
 
-    is_size     says which names and applications are at least 1
+    is_size     returns whether a name or an application is at least 1
     in_range    (condition, function, n): where the condition on a value is 1, the value is in [0, n)
-    exists      the forms are of a term that has a value, so that what may be cancelled is not 0 and exists
+    exists      True if the term of the forms has a value, so that cancelled factors are not 0 and exist
     known       factors that are not 0 and exist, because the other side divides by them
     used        the laws that were applied, by their names in verifier/algebra/lawbook.py
     """
@@ -70,7 +70,7 @@ class Forms:
         height: int = 0,
         names: frozenset[str] | None = None,
     ) -> NormalFactor:
-        """The one factor of this kind and these parts."""
+        """Return the one factor of this kind and these parts."""
         key = (kind, parts)
         if key not in self._made:
             seen = frozenset().union(*map(names_of, parts)) if names is None else names
@@ -81,31 +81,31 @@ class Forms:
         return self._made[key]
 
     def fresh(self) -> str:
-        """A new bound index."""
+        """Return a new bound index."""
         return f"~{next(self._fresh)}"
 
     def cell(self, variable: str, index: Sequence[Poly]) -> Normal:
-        """An element of a variable."""
+        """Return an element of a variable."""
         return of(self.factor("cell", variable, tuple(index)))
 
     def number(self, value: Fraction | int) -> Normal:
         return (((), Fraction(value)),) if value else ZERO
 
     def size(self, value: Poly) -> Normal:
-        """A size as a number: its names are factors, which are positive where they are sizes."""
+        """Return a size as a form: its names are factors, which are positive if they are sizes."""
         return self.add(*(self.product(self.number(c), *map(self._size, atoms)) for atoms, c in value.terms))
 
     def _size(self, atom: Atom) -> Normal:
         return of(self.factor("size", poly(atom), positive=self.is_size(atom)))
 
     def indicator(self, kind: str, *parts: Poly) -> Normal:
-        """1 where a condition on positions holds, else 0."""
+        """Return the form that is 1 where a condition on positions holds, else 0."""
         return of(self.factor(kind, *parts, nonnegative=True))
 
     # ---- sums and products ----
 
     def add(self, *normals: Normal) -> Normal:
-        """The sum, with equal monomials collected."""
+        """Return the sum, with equal monomials collected."""
         total: dict[Monomial, Fraction] = {}
         for normal in normals:
             for monomial, coefficient in normal:
@@ -131,7 +131,7 @@ class Forms:
         return tuple((m, c * by) for m, c in normal)
 
     def times(self, left: Normal, right: Normal) -> Normal:
-        """The product, multiplied out."""
+        """Return the product, multiplied out."""
         if left == ONE:
             return right
         if right == ONE:
@@ -145,11 +145,11 @@ class Forms:
         return self.add(*parts)
 
     def product(self, *normals: Normal) -> Normal:
-        """The product of several, multiplied out."""
+        """Return the product of several forms, multiplied out."""
         return reduce(self.times, normals, ONE)
 
     def monomial(self, factors: Iterable[tuple[NormalFactor, Exponent]]) -> Normal:
-        """A product of powers, with exponents added; powers that can be written out are."""
+        """Return a product of powers, with exponents added, and with powers written out where possible."""
         powers: dict[tuple[NormalFactor, bool], Exponent] = {}
         exponents: list[Normal] = []
         for f, e in factors:
@@ -184,13 +184,13 @@ class Forms:
         return self.product(((tuple(ordered), Fraction(1)),), *written)
 
     def noted(self, applied: bool, *laws: str) -> bool:
-        """Remember the laws where they were applied; whether they were."""
+        """Record the laws if they were applied, and return whether they were."""
         if applied:
             self.used.update(laws)
         return applied
 
     def _note_powers(self, f: NormalFactor, one: Exponent, other: Exponent) -> None:
-        """Two powers of one factor are multiplied."""
+        """Record the laws by which two powers of one factor are multiplied."""
         if one != int(one) or other != int(other):
             self.used.add("sqrt")
         if (one > 0) == (other > 0):
@@ -200,7 +200,7 @@ class Forms:
             self.noted(f.kind == "sum" and f.positive, "positive-sum")
 
     def _written_out(self, f: NormalFactor, e: Exponent) -> Normal | None:
-        """A power that is a form of other factors: of a sum, |u|², relu(u)² = u·relu(u), √u·√u where it exists."""
+        """Write a power in other factors, or return None: of a sum, |u|², relu(u)² = u·relu(u), an existing √u·√u."""
         if e < 1 or e != int(e):
             return None
         if f.kind == "poly":
@@ -222,20 +222,20 @@ class Forms:
         return self.exists or f.nonzero or f in self.known
 
     def _surely(self, monomial: Monomial) -> bool:
-        """Whether the product exists, for all tensors or because the other side does."""
+        """Return whether a product exists, for all tensors or because the other side exists."""
         return self.exists or all((f.total and (e >= 0 or f.positive)) or f in self.known for f, e in monomial)
 
     def assume(self, normal: Normal) -> None:
-        """The form exists: what it divides by is not 0, unless an indicator says that it is not looked at.
+        """Assume that a form exists: its divisors are not 0, unless an indicator masks them.
 
-        What holds for all bound indices is not used.
+        Facts that hold for all bound indices are not used.
         """
         read = [m for m, _ in normal if not any(f.kind in INDICATORS for f, _ in m)]
         self.known = frozenset(f for m in read for f, e in m if e < 0)
         self._renamed.clear()
 
     def _implied(self, inside: NormalFactor, others: Iterable[tuple[NormalFactor, bool]]) -> bool:
-        """Whether another indicator of the product says that the value is within its range."""
+        """Return whether another indicator of the product implies that the value is within its range."""
         if not self.in_range:
             return False
         value, size = inside.parts
@@ -246,7 +246,7 @@ class Forms:
         )
 
     def _where(self, ones: set[NormalFactor], normal: Normal) -> Normal:
-        """The form where these indicators are 1: c·exp(u) depends on u there only."""
+        """Return the form where these indicators are 1: c·exp(u) depends on u only there."""
         if not any(f in ones for m, _ in normal for f, _ in m):
             return normal
         self.used.add("indicator-masks")
@@ -257,5 +257,5 @@ class Forms:
         return self.factor("exp", argument, positive=True, total=total_normal(argument))
 
     def to_the(self, normal: Normal, exponent: int) -> Normal:
-        """A power with an exponent of 0 or more."""
+        """Return a power with an exponent of 0 or more."""
         return self.product(*[normal] * exponent)

@@ -1,8 +1,8 @@
 """Integer polynomials: sizes, positions and bounds as proofs compute with them, without Z3.
 
 A polynomial is a sum of products of names and of opaque applications: `s + i`, `2·h·d`, `at(p, j)`, `ids[y]`. Equal
-polynomials are equal objects by value; what is not equal that way may still be equal under a rule's guard: Z3 decides.
-Names of indices begin with one of `@~#` (free, bound, bound in a closed form); all others are sizes and attributes.
+polynomials have equal values as objects. Others may still be equal under a rule's guard, which Z3 decides. Names of
+indices begin with one of `@~#` (free, bound, bound in a closed form); all other names are sizes and attributes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from math import prod
 
 @dataclass(frozen=True)
 class App:
-    """An integer function of polynomials that proofs do not look into, or only by the laws of its name."""
+    """An integer function of polynomials, opaque to proofs except for the laws of its name."""
 
     name: str
     args: tuple[Poly, ...]
@@ -35,13 +35,13 @@ INDEX = ("@", "~", "#")
 
 @dataclass(frozen=True)
 class Poly:
-    """Σ coefficient · Π atoms, in one order."""
+    """A polynomial Σ coefficient · Π atoms, in canonical order."""
 
     terms: tuple[tuple[Product, int], ...] = ()
 
     @cached_property
     def names(self) -> frozenset[str]:
-        """Every name in it, those inside applications included."""
+        """The names in the polynomial, including those inside applications."""
         found: set[str] = set()
         for atoms, _ in self.terms:
             for atom in atoms:
@@ -50,19 +50,19 @@ class Poly:
 
     @cached_property
     def indices(self) -> frozenset[str]:
-        """The names of indices in it."""
+        """The names of indices in the polynomial."""
         return frozenset(name for name in self.names if name[0] in INDEX)
 
     @property
     def constant(self) -> int | None:
-        """The value of a polynomial without names."""
+        """The value of a polynomial without names; None for others."""
         if not self.terms:
             return 0
         return self.terms[0][1] if len(self.terms) == 1 and not self.terms[0][0] else None
 
     @property
     def name(self) -> str | None:
-        """The name that this polynomial is, if it is nothing else."""
+        """The name that this polynomial consists of; None for others."""
         if len(self.terms) != 1 or self.terms[0][1] != 1 or len(self.terms[0][0]) != 1:
             return None
         return atom if isinstance(atom := self.terms[0][0][0], str) else None
@@ -77,13 +77,13 @@ class Poly:
         return collect((a + b, c * d) for a, c in self.terms for b, d in poly(other).terms)
 
     def put(self, images: Mapping[str, Poly]) -> Poly:
-        """Names replaced by polynomials, all at once."""
+        """Return the polynomial with names replaced by polynomials, all at once."""
         if self.names.isdisjoint(images):
             return self
         return sum((product(_put(atom, images) for atom in atoms) * c for atoms, c in self.terms), ZERO)
 
     def over(self, divisor: Poly) -> Poly | None:
-        """The quotient by a product of names and a number where it is exact in every term."""
+        """Return the quotient by a product of names and a number if it is exact in every term, else None."""
         if len(divisor.terms) != 1 or any(c % divisor.terms[0][1] for _, c in self.terms):
             return None
         terms: list[tuple[Product, int]] = []
@@ -102,7 +102,7 @@ class Poly:
 
 
 def collect(terms: Iterable[tuple[Product, int]]) -> Poly:
-    """A polynomial from terms in any order."""
+    """Return a polynomial from terms in any order."""
     total: dict[Product, int] = {}
     for atoms, coefficient in terms:
         key = tuple(sorted(atoms, key=str)) if len(atoms) > 1 else atoms
@@ -116,7 +116,7 @@ def _order(term: tuple[Product, int]) -> tuple[str, ...]:
 
 
 def poly(value: Poly | int | Atom) -> Poly:
-    """A number, a name or an application as a polynomial."""
+    """Return a number, a name or an application as a polynomial."""
     if isinstance(value, Poly):
         return value
     if isinstance(value, str | App):
@@ -135,19 +135,19 @@ ONE = Poly((((), 1),))
 
 
 def app(name: str, *args: Poly) -> Poly:
-    """An application, simplified by the laws of its name."""
+    """Return an application, simplified by the laws of its name."""
     law = LAWS.get(name)
     found = law(*args) if law else None
     return poly(App(name, args)) if found is None else found
 
 
 def product(factors: Iterable[Poly]) -> Poly:
-    """The product of polynomials."""
+    """Return the product of polynomials."""
     return prod(factors, start=ONE)
 
 
 def applied(value: Poly) -> App | None:
-    """The application that the polynomial is, if it is nothing else."""
+    """Return the application that a polynomial consists of, or None."""
     if len(value.terms) == 1 and value.terms[0][1] == 1 and len(value.terms[0][0]) == 1:
         atom = value.terms[0][0][0]
         return atom if isinstance(atom, App) else None
@@ -155,13 +155,13 @@ def applied(value: Poly) -> App | None:
 
 
 def _applied(value: Poly, name: str) -> tuple[Poly, ...] | None:
-    """The arguments, where the polynomial is one application of that name."""
+    """Return the arguments of a polynomial that is one application of this name, or None."""
     atom = applied(value)
     return atom.args if atom is not None and atom.name == name else None
 
 
 def _at(permutation: Poly, index: Poly) -> Poly | None:
-    """at(iota, j) = j and at(compose(p, q), j) = at(p, at(q, j))."""
+    """Apply at(iota, j) = j and at(compose(p, q), j) = at(p, at(q, j))."""
     if permutation.name == "iota":
         return index
     composed = _applied(permutation, "compose")
@@ -169,7 +169,7 @@ def _at(permutation: Poly, index: Poly) -> Poly | None:
 
 
 def composed(permutation: Poly) -> list[str]:
-    """The permutations that one is composed of, in order; none for the identity."""
+    """Return the permutations of which one is composed, in order; none for the identity."""
     parts = _applied(permutation, "compose")
     if parts:
         return [name for part in parts for name in composed(part)]
@@ -177,7 +177,7 @@ def composed(permutation: Poly) -> list[str]:
 
 
 def _undoes(other: str) -> Callable[[Poly, Poly], Poly | None]:
-    """flat(s, unflat(s, n)) = n and unflat(s, flat(s, j)) = j: of a function, by the name of the other one."""
+    """Return the law by which a function undoes the `other`: flat(s, unflat(s, n)) = n, unflat(s, flat(s, j)) = j."""
 
     def law(shape: Poly, value: Poly) -> Poly | None:
         inner = _applied(value, other)

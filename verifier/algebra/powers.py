@@ -1,6 +1,7 @@
-"""Rational powers of normal forms, and what is known of their signs.
+"""Rational powers of normal forms, and the signs of forms.
 
-"Positive" is read off the form: exponentials, sizes, sums and products of such, and their powers, everywhere defined.
+"Positive" is read off the form: exponentials, sizes, their sums and products, and powers of these, if defined
+everywhere.
 """
 
 from __future__ import annotations
@@ -26,17 +27,17 @@ HALF = Fraction(1, 2)
 
 
 def positive_normal(normal: Normal) -> bool:
-    """Whether the form is greater than 0 wherever it exists: a sum of nonnegative terms, one of them positive."""
+    """Return whether a form is greater than 0 wherever it exists: its terms are nonnegative, and one is positive."""
     return nonnegative_normal(normal) and any(c > 0 and all(f.positive for f, _ in m) for m, c in normal)
 
 
 def nonnegative_normal(normal: Normal) -> bool:
-    """Whether the form is at least 0 wherever it exists."""
+    """Return whether a form is at least 0 wherever it exists."""
     return all(_nonnegative_term(m, c) for m, c in normal)
 
 
 def _nonnegative_term(monomial: Monomial, coefficient: Fraction) -> bool:
-    """A product of what is at least 0; relu(u)·v is, where u·v is."""
+    """Return whether a term is at least 0 because its factors are, or as relu(u)·v with a u·v that is."""
     if coefficient >= 0 and all(f.nonnegative or e % 2 == 0 for f, e in monomial):
         return True
     for f, e in monomial:
@@ -57,7 +58,7 @@ class PowerLaws(Families):
     # ---- powers ----
 
     def raised(self, normal: Normal, exponent: Exponent) -> Normal:
-        """A rational power."""
+        """Return a rational power."""
         if exponent == int(exponent) and exponent >= 0:
             return self.to_the(normal, int(exponent))
         if len(normal) == 1 and normal[0][1]:
@@ -78,7 +79,7 @@ class PowerLaws(Families):
         return self.raised(normal, -HALF)
 
     def _opaque_power(self, base: Normal, e: Exponent) -> Normal:
-        """A power of a form that is no product. Where it may be negative, roots are functions of their own."""
+        """Return a power of a form that is not a product. If it may be negative, its root is a separate function."""
         positive, total = positive_normal(base), total_normal(base)
         if e == int(e) or (positive and total):
             return self.monomial([(self.factor("poly", base, positive=positive, total=total), e)])
@@ -107,13 +108,13 @@ class PowerLaws(Families):
         return self.times(found, self._opaque_power(((rest, Fraction(sign)),), e))
 
     def absolute_factor(self, f: NormalFactor) -> Normal:
-        """|f|."""
+        """Return |f|."""
         if self.noted(f.nonnegative, "abs-of-nonnegative"):
             return of(f)
         return of(self.factor("abs", of(f), nonnegative=True, total=f.total))
 
     def _number(self, value: Fraction, e: Exponent) -> Normal:
-        """A power of a number, which is positive where e is not an integer."""
+        """Return a power of a number, which must be positive if e is not an integer."""
         if e == int(e):
             return self.number(value ** int(e))
         root = _square_root(value)
@@ -122,10 +123,10 @@ class PowerLaws(Families):
         return self.monomial([(self.factor("poly", self.number(value), positive=True), e)])
 
     def _content(self, normal: Normal, free: bool) -> tuple[Monomial, Fraction, Normal]:
-        """Powers and a number that all monomials share, and what is left of them; with `free`, of any sign.
+        """Return the powers and the number that all monomials share, and the rest. `free`: the number has any sign.
 
-        What is known to be positive is taken to its least exponent, which clears denominators. A factor that may be 0
-        stays: x·y + x·z = x·(y + z) is expanded the same way on both sides.
+        A positive factor is extracted to its least exponent, which clears denominators. A factor that may be 0 stays:
+        x·y + x·z = x·(y + z) is expanded the same way on both sides.
         """
         shared = [
             (f, low)
@@ -140,7 +141,7 @@ class PowerLaws(Families):
         return powers, coefficient, self.scaled(rest, 1 / coefficient)
 
     def _common_exponent(self, normal: Normal) -> Normal:
-        """The terms that the exponents of all monomials share."""
+        """Return the terms that the exponents of all monomials share."""
         arguments = [next((argument_of(f) for f, _ in m if f.kind == "exp"), ZERO) for m, _ in normal]
         if len(arguments) < 2:
             return ZERO
@@ -149,7 +150,7 @@ class PowerLaws(Families):
 
 
 def split_signs(monomial: Monomial) -> tuple[Monomial, Monomial]:
-    """The powers that are known to be positive, and the others."""
+    """Return the powers that are known to be positive, and the others."""
     known = tuple((f, e) for f, e in monomial if f.positive)
     return known, tuple((f, e) for f, e in monomial if not f.positive)
 

@@ -1,4 +1,4 @@
-"""Proves algebraic rules by index semantics: equal dims, and equal normal forms of all elements."""
+"""The proof of algebraic rules by index semantics: equal dims, and equal normal forms of all elements."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from shardwright.verifier.proof import Failure, Proof, attempted
 
 
 def prove_equation(rule: Equation) -> Failure | None:
-    """None if the rule is proven for all sizes and ranks; otherwise what broke."""
+    """Return None if the rule is proven for all sizes and ranks, else the failure."""
     return prove_terms(rule, rule.left, rule.right).failure
 
 
 def prove_terms(rule: Equation, left: Sequence[Term], right: Sequence[Term]) -> Proof:
     """Prove terms over the rule's variables equal, wherever the left ones are well-formed.
 
-    The axioms are the laws that were applied and the facts that they rest on.
+    The axioms are the laws that were applied and the facts on which they rest.
     """
     return attempted(lambda: _proof(rule, left, right))
 
@@ -80,7 +80,7 @@ def _unequal(title: str, left: Tensor, right: Tensor, run: Evaluator) -> Failure
 
 
 def _cases(run: Evaluator, dims: Sequence[Dim]) -> Iterator[Index]:
-    """A free index in every combination of segments."""
+    """Yield a free index in every combination of segments."""
     return product(*(
         product(*(_digit_cases(run, f"@{number}.{at}", digit) for at, digit in enumerate(dim)))
         for number, dim in enumerate(dims)

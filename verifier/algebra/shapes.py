@@ -1,6 +1,6 @@
-"""What both proofs of a serial rule share: its sizes, the dims of its terms, and that these are well-formed.
+"""The common base of both proofs of a serial rule: its sizes, and the dims of its well-formed terms.
 
-The first proof takes elements from here too; the second one writes them down again (`verifier/reals`).
+The first proof takes elements from here, too; the second one defines them independently (`verifier/reals`).
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ SEMANTICS: Rows = {**POINTWISE, **MOVES, **LOOKUPS, **SUMS}
 
 
 def evaluator(rule: Equation, symbols: Symbols) -> Evaluator:
-    """Evaluates terms of a rule, with normal forms of its own."""
+    """Return an evaluator of a rule's terms, with its own normal forms."""
     return Evaluator(rule, symbols, Laws(symbols.is_positive), SEMANTICS)
 
 
 def known(rule: Equation) -> Symbols:
-    """What the rule's guard says about its sizes."""
-    if bound := rule.bound & set(rule.parameters):  # an attribute may be negative, a parameter may not
+    """Return the facts of the rule's guard about its sizes."""
+    if bound := rule.bound & set(rule.parameters):  # an attribute may be negative, a parameter is at least 1
         raise RuleError(f"{min(bound)!r} is bound by the left side, and no parameter")
     symbols = Symbols(set(rule.sizes))
     for condition in rule.guard:
-        if not condition.names & set(rule.axes):  # what degrees divide says nothing about logical tensors
+        if not condition.names & set(rule.axes):  # divisibility by degrees says nothing about logical tensors
             symbols.assume(condition)
     return symbols
 
 
 def solved(rule: Equation, left: Sequence[Term]) -> Symbols:
-    """As `known`, with the equations that make the left side well-formed used as substitutions."""
+    """Return `known(rule)` with the equations that make the left side well-formed used as substitutions."""
     symbols = known(rule)
     for _ in range(MAX_ROUNDS):
         run = evaluator(rule, symbols)

@@ -1,8 +1,8 @@
-"""The sizes and attributes of one rule, what its guard says about them, and what follows.
+"""The sizes and attributes of one rule, the facts of its guard, and their consequences.
 
-Equations among sizes are used as substitutions: where a rule needs `i == h*d`, i is written as the two digits h and d.
-What is left (orders, other equations) are facts. `Symbols.nonnegative` decides by reading signs off a polynomial, all
-sizes being at least 1; where that does not tell, Z3 decides.
+Equations among sizes are used as substitutions: if a rule needs `i == h*d`, i is written as the two digits h and d. The
+remaining conditions (orders, other equations) are facts. `Symbols.nonnegative` first reads signs off a polynomial, as
+all sizes are at least 1; if this does not decide, Z3 does.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from shardwright.verifier.solver import is_valid, refute
 
 AT_LEAST_1 = ("extent",)
 Fact = tuple[str, Poly]
-"""(">=", p), ("==", p) or ("!=", p): how p compares with 0."""
+"""A comparison of p with 0: (">=", p), ("==", p) or ("!=", p)."""
 
 
 @dataclass
 class Symbols:
-    """What is known about names. Sizes are at least 1; attributes are any integers.
+    """The knowledge about names. Sizes are at least 1; attributes are any integers.
 
     sizes      the names that are sizes
     solved     names that are written as products of digits, major first
-    opaque     permutations and shapes that are another one
+    opaque     permutations and shapes that are equal to another one
     nonempty   splices of at least one dimension
-    facts      what the guard and the left side say besides
+    facts      other conditions of the guard and of the left side
     """
 
     sizes: set[str] = field(default_factory=set)
@@ -44,11 +44,11 @@ class Symbols:
     # ---- names and expressions ----
 
     def digits(self, name: str) -> tuple[Poly, ...]:
-        """A size as the digits that it is written as."""
+        """Return the digits of a size."""
         return self.solved.get(name, (poly(name),))
 
     def number(self, tree: ast.expr) -> Poly:
-        """An integer expression over sizes and attributes."""
+        """Return an integer expression over sizes and attributes as a polynomial."""
         match tree:
             case ast.Constant(value=bool()):
                 raise RuleError(f"{ast.unparse(tree)} is not a number")
@@ -64,7 +64,7 @@ class Symbols:
                 raise RuleError(f"{ast.unparse(tree)}: only integers, names, + - * // % are understood in proofs")
 
     def entry(self, tree: ast.expr) -> tuple[Poly, ...]:
-        """One extent of a shape as digits, in the order in which a product is written; none for 1."""
+        """Return one extent of a shape as digits, in the order in which a product is written; none for 1."""
         match tree:
             case ast.Constant(value=1):
                 return ()
@@ -76,7 +76,7 @@ class Symbols:
                 return (self.number(tree),)
 
     def attribute(self, tree: ast.expr) -> Poly:
-        """A permutation or shape."""
+        """Return a permutation or shape as a polynomial."""
         match tree:
             case ast.Name(id=name):
                 return self.opaque.get(name, poly(name))
@@ -90,7 +90,7 @@ class Symbols:
     # ---- guards ----
 
     def assume(self, guard: Expression) -> None:
-        """A condition of the rule."""
+        """Assume a condition of the rule."""
         match guard.tree:
             case ast.Compare(
                 left=ast.Call(func=ast.Name(id="len"), args=[ast.Name(id=splice)]),
@@ -113,7 +113,7 @@ class Symbols:
                 raise RuleError(f"guard {guard} is not a comparison")
 
     def _divides(self, name: str, divisor: Poly) -> None:
-        """The size is divisor · quotient."""
+        """Assume that the divisor divides a size: write it as divisor · quotient."""
         atoms, coefficient = divisor.terms[0] if len(divisor.terms) == 1 else ((), 0)
         if name in divisor.names or coefficient < 1 or not all(map(self.is_positive, atoms)):
             self.facts.append(("==", app("mod", poly(name), divisor)))
@@ -135,7 +135,7 @@ class Symbols:
                 self.facts.append((">=", _AT_LEAST_0[type(op)](a, b)))
 
     def equal(self, a: Poly, b: Poly, digits: tuple[Poly, ...] | None = None) -> None:
-        """Both are equal from here on: one name is written by the other side, where it is one."""
+        """Assume that both are equal: if one side is a name, it is replaced by the other side."""
         if a == b:
             return
         for one, other in ((a, b), (b, a)):
@@ -157,7 +157,7 @@ class Symbols:
 
     @property
     def positive(self) -> set[Atom]:
-        """The names known to be at least 1."""
+        """The names that are known to be at least 1."""
         return {name for name in self.sizes if name not in self.solved}
 
     def is_positive(self, atom: Atom) -> bool:
@@ -166,12 +166,12 @@ class Symbols:
         return atom in self.sizes and atom not in self.solved
 
     def learn(self, value: Poly) -> None:
-        """The number is at least 0."""
+        """Assume that a number is at least 0."""
         if not self._signs_tell(value) and (">=", value) not in self.facts:
             self.facts.append((">=", value))
 
     def nonnegative(self, value: Poly) -> bool:
-        """Whether the number is at least 0 for all sizes that satisfy the guard."""
+        """Return whether a number is at least 0 for all sizes that satisfy the guard; False also for unknown."""
         return (
             self._signs_tell(value)
             or any(kind == ">=" and self._signs_tell(value - p) for kind, p in self.facts)
@@ -182,7 +182,7 @@ class Symbols:
         return a == b or self._decides("==", a - b)
 
     def _signs_tell(self, value: Poly) -> bool:
-        """Whether every coefficient is at least 0 once every size n is written 1 + n'."""
+        """Return whether every coefficient is at least 0 once every size n is written 1 + n'."""
         known = {atom for atoms, _ in value.terms for atom in atoms if self.is_positive(atom)}
         kept = {atom for atoms, _ in value.terms for atom in atoms if isinstance(atom, App) and atom.name == "max0"}
         if any(atom not in known | kept for atoms, _ in value.terms for atom in atoms):
@@ -212,7 +212,7 @@ class Symbols:
         return is_valid(formula(kind, value), self.given([value]))
 
     def _rational(self, value: Poly) -> bool:
-        """Whether linear facts give value >= 0 over the rationals. Where they do not, Z3 is seldom of use."""
+        """Return whether linear facts imply value >= 0 over the rationals. If they do not, Z3 seldom helps."""
         atoms = {a for p in (value, *(p for _, p in self.facts)) for a in _atoms(p)}
         known = [poly(a) - 1 for a in atoms if self.is_positive(a)]
         known += [p for kind, p in self.facts if kind in (">=", "==")]
@@ -220,13 +220,13 @@ class Symbols:
         return not feasible([*known, value * -1 - 1])
 
     def given(self, about: list[Poly]) -> list[Formula]:
-        """What Z3 may assume: every size is at least 1, and the facts."""
+        """Return the assumptions for Z3: every size is at least 1, and the facts."""
         atoms = {a for p in (*about, *(p for _, p in self.facts)) for a in _atoms(p)}
         least = [translated(poly(a)) >= 1 for a in sorted(atoms, key=str) if self.is_positive(a)]
         return [*least, *(formula(kind, p) for kind, p in self.facts)]
 
     def failure(self, claim: str, kind: str, value: Poly) -> Failure:
-        """The claim that a number compares so with 0, with sizes for which it does not."""
+        """Return the failure of a comparison of a number with 0, with sizes for which it does not hold."""
         return refute(claim, formula(kind, value), self.given([value]), [])
 
 
@@ -238,7 +238,7 @@ MAX_ROWS = 400
 
 
 def feasible(rows: list[Poly]) -> bool:
-    """Whether linear forms can all be at least 0 over the rationals (Fourier and Motzkin); True if too many arise."""
+    """Return whether linear forms can all be ≥ 0 over the rationals (Fourier and Motzkin); True if too many arise."""
     rows = list(dict.fromkeys(rows))
     while True:
         if any(p.constant is not None and p.constant < 0 for p in rows):
@@ -256,7 +256,7 @@ def feasible(rows: list[Poly]) -> bool:
 
 
 def _div(a: Poly, b: Poly) -> Poly:
-    """Exact division where b is a factor of a."""
+    """Return a / b, exact if b is a factor of a, else as an application."""
     if b == ONE:
         return a
     return app("div", a, b) if (exact := a.over(b)) is None else exact
@@ -286,13 +286,13 @@ def _atoms(value: Poly) -> Iterator[Atom]:
 
 
 def formula(kind: str, value: Poly) -> Formula:
-    """How a number compares with 0, as Z3 sees it."""
+    """Return a comparison of a number with 0 for Z3."""
     number = translated(value)
     return number >= 0 if kind == ">=" else number == 0 if kind == "==" else number != 0
 
 
 def translated(value: Poly) -> Number:
-    """A polynomial as Z3 sees it; a bare name stays one."""
+    """Return a polynomial for Z3; a bare name remains a name."""
     terms: list[Number] = []
     for atoms, coefficient in value.terms:
         parts = [_translated_atom(atom) for atom in atoms]
