@@ -3,5 +3,5 @@
     typing                    both sides have one type, and are equal without parallel operators
     denotation                both sides denote the same, as uninterpreted functions
 
-Asked by `verifier.certificates`.
+Used by `verifier.certificates`.
 """

@@ -1,18 +1,18 @@
-"""The second proof of placement rules: typed terms as uninterpreted functions, and what they denote.
+"""The second proof of placement rules: typed terms as uninterpreted functions, and their denotations.
 
-Every layout is a sort of its own, so an ill-typed term cannot be written. `den` maps each sort to the sort of logical
-tensors; parallel operators and operators on devices are functions between sorts, of which is assumed, with a trigger on
-either side:
+Every layout is a separate sort, so an ill-typed term cannot be written. `den` maps each sort to the sort of logical
+tensors. Parallel operators and operators on devices are functions between sorts. These axioms about them are assumed,
+with a trigger on either side:
 
     den(partition(x)) = den(x), and so for combine, replicate and reduce
     den(op_{S(1) S(1) → P}(x, w)) = op(den(x), den(w))      for every row rule that types an operator of the rule
 
-A rule holds if den(left) = den(right) follows, its roots being of one sort. Nothing is shared with `typing` but the
-rows: steps between layouts are written down here once more, what an operator gives is read off its row's factor
-string, and divisibility is checked at instances of sizes that satisfy the guard and no more.
+A rule holds if its roots have the same sort, and den(left) = den(right) follows. The only code shared with `typing` is
+the rows: steps between layouts are defined here once more, the layout of an operator's result is read off its row's
+factor string, and divisibility is checked at instances whose sizes satisfy the guard and nothing more.
 
-Where both erasures differ, the serial rule that they are is assumed as one more axiom, if it is proven in real
-arithmetic: the second proof of serial rules.
+If the erasures differ, they form a serial rule. It is assumed as one more axiom if it is proven in real arithmetic, the
+second proof of serial rules.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from shardwright.verifier.reals.realproof import equal_in_reals
 from shardwright.verifier.solver import answer, new_solver, scope
 
 _FIRST_PRIME = 211
-_DEGREES = (6, 10)  # products: what half a degree divides need not be a multiple of the degree
+_DEGREES = (6, 10)  # composite: a multiple of half a degree need not be a multiple of the degree
 _MAX_INSTANCES, _MAX_DEGREES = 8, 100
 
 
 @dataclass(frozen=True)
 class _Typed:
-    """A term of the encoding: its shape, its layouts, its expression."""
+    """A term of the encoding: its shape, its layouts and its expression."""
 
     shape: tuple[int, ...]
     layouts: tuple[Layout, ...]
@@ -55,7 +55,7 @@ class _Typed:
 
 @lru_cache(maxsize=1)
 def _solver() -> Solver:
-    """One solver for all rules, with push and pop."""
+    """Return the one solver for all rules, used with push and pop."""
     return new_solver()
 
 
@@ -71,19 +71,19 @@ def _sort(layouts: str) -> Number:
 
 @lru_cache(maxsize=4096)
 def _den(layouts: str) -> Number:
-    """What values in these layouts denote."""
+    """Return the function from values in these layouts to the logical tensors that they denote."""
     return z3.Function(f"den {layouts}", _sort(layouts), _logical())
 
 
 @lru_cache(maxsize=4096)
 def _plain(symbol: str, count: int) -> Number:
-    """An operator on logical tensors."""
+    """Return an operator on logical tensors."""
     return z3.Function(symbol, *[_logical()] * count, _logical())
 
 
 @lru_cache(maxsize=4096)
 def _on_devices(name: str, symbol: str, operands: tuple[str, ...], result: str) -> tuple[Number, Formula]:
-    """A function between sorts, and the axiom that it denotes `symbol`, or its operand where that is "".
+    """Return a function between sorts, and the axiom that it denotes `symbol`, or its operand if `symbol` is "".
 
     The axiom, den(local) = logical, is instantiated where either side occurs.
     """
@@ -96,7 +96,7 @@ def _on_devices(name: str, symbol: str, operands: tuple[str, ...], result: str) 
 
 
 def denotes_equal(rule: Equation) -> bool:
-    """Whether den(left) = den(right) follows for every root, the roots being of one sort. False also for unknown."""
+    """Return whether each pair of roots has one sort, and den(left) = den(right) follows; False also for unknown."""
     encoding, pairs = _Encoding(rule, {}), list[tuple[_Typed, _Typed]]()
     try:
         for sizes in _instances(rule):
@@ -115,9 +115,9 @@ def denotes_equal(rule: Equation) -> bool:
 
 
 def _instances(rule: Equation) -> Iterator[dict[str, Any]]:
-    """Sizes that satisfy the guard and divide no more than it says.
+    """Yield sizes that satisfy the guard and no other divisibility.
 
-    Where the degree of an axis divides a product, there is one instance for each factor that may be the one.
+    If the degree of an axis must divide a product, there is one instance for each factor that it may divide.
     """
     base: dict[str, Any] = dict(zip(sorted(rule.sizes, reverse=True), primes(_FIRST_PRIME), strict=False))
     base |= {axis: _degree(rule, axis, least) for axis, least in zip(rule.axes, _DEGREES, strict=False)}
@@ -136,7 +136,7 @@ def _instances(rule: Equation) -> Iterator[dict[str, Any]]:
 
 
 def _degree(rule: Equation, axis: str, least: int) -> int:
-    """A multiple of the least degree that satisfies what the guard says of the axis alone."""
+    """Return a multiple of the least degree that satisfies the guard's conditions on this axis alone."""
     own = [g for g in rule.guard if g.names and g.names <= {axis}]
     tried = range(least, least * _MAX_DEGREES, least)
     return next((n for n in tried if all(g.evaluate({axis: n}) is True for g in own)), least)
@@ -188,7 +188,7 @@ class _Encoding:
         return _Typed(signature.result_shape, layouts, False, self._function(symbol, symbol, operands, layouts))
 
     def _stepped(self, term: Apply, operand: _Typed) -> _Typed:
-        """A parallel operator: which layouts it steps between is written down here once more."""
+        """Encode a parallel operator; the layouts before and after it are defined here once more."""
         attrs = dict(term.attrs)
         axis = self.rule.axes.index(str(attrs["axis"]))
         before = operand.layouts[axis]
@@ -204,7 +204,7 @@ class _Encoding:
         return _Typed(operand.shape, layouts, operand.index, self._function(term.op, "", [operand], layouts))
 
     def _function(self, name: str, symbol: str, operands: Sequence[_Typed], layouts: Sequence[Layout]) -> Number:
-        """A function between sorts applied to operands; its axiom is noted."""
+        """Apply a function between sorts to operands, and record its axiom."""
         texts, result = tuple(_text(x.layouts) for x in operands), _text(layouts)
         local = f"{name}: {'; '.join(texts)} -> {result}"
         function, self.axioms[local] = _on_devices(local, symbol, texts, result)
@@ -230,7 +230,7 @@ class _Encoding:
         return _den(_text(typed.layouts))(typed.expression)
 
     def serial(self) -> list[Formula]:
-        """The serial equations of the roots whose erasures differ, as facts about logical tensors, if proven."""
+        """Return the serial equations of roots whose erasures differ, as facts about logical tensors, if proven."""
         pairs = [(erase(a), erase(b)) for a, b in zip(self.rule.left, self.rule.right, strict=True)]
         pairs = [(a, b) for a, b in pairs if a != b]
         if not pairs or not equal_in_reals(self.rule, *zip(*pairs, strict=True)):
@@ -238,7 +238,7 @@ class _Encoding:
         return [self._erased(a) == self._erased(b) for a, b in pairs]
 
     def _erased(self, term: Term) -> Number:
-        """The erasure of a term over the variables' logical tensors."""
+        """Return the erasure of a term over the variables' logical tensors."""
         if isinstance(term, Variable):
             return self.den(self.term(term))
         operands = [self._erased(operand) for operand in term.operands]
@@ -252,7 +252,7 @@ class _Encoding:
 
 
 def _choices(row: Row, signature: Signature, have: Sequence[tuple[Layout, bool]]) -> list[Choice]:
-    """Every choice that may ask for such operands."""
+    """Return every choice that may require such operands."""
     names = [f.name for f in signature.factors if f.role != "fixed"]
     blocks = sorted({x.blocks for x, _ in have} - {1})
     blocked = [Split(f.name, n) for f in signature.factors for n in blocks if f.name in names and f.size % n == 0]
@@ -260,7 +260,7 @@ def _choices(row: Row, signature: Signature, have: Sequence[tuple[Layout, bool]]
 
 
 def _symbol(term: Apply, ranks: Sequence[int]) -> str:
-    """An operator on logical tensors, by its attributes and the ranks of its operands."""
+    """Return the name of an operator on logical tensors, by its attributes and the ranks of its operands."""
     return f"{term.op}({', '.join(f'{key}={value}' for key, value in term.attrs)}) {' '.join(map(str, ranks))}"
 
 

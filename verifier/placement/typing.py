@@ -1,10 +1,10 @@
-"""Proves placement rules: both sides have one type, and what is left without parallel operators is equal.
+"""The proof of placement rules: both sides have the same type, and are equal without their parallel operators.
 
 All four parallel operators denote the identity, and a certified row rule says that the operator on devices denotes the
-operator. So a well-typed term denotes its erasure, forward and backward, and two terms of one type are equal where
-their erasures are. A type is a layout per mesh axis. Sizes are symbolic: each stands for a prime of its own, so that a
-number says which sizes it is the product of, and the row rule that types an operator is the one of its factor pattern,
-which holds for all sizes of its factors. Every dimension that a type shards is divisible by the degree: the guard must
+operator. So a well-typed term denotes its erasure, forward and backward, and two terms of the same type are equal if
+their erasures are. A type is a layout per mesh axis. Sizes are symbolic: each stands for a different prime, so a number
+identifies the sizes of which it is the product. The row rule that types an operator is that of its factor pattern,
+which holds for all sizes of its factors. Every dimension that a type shards is divisible by the degree; the guard must
 say so (`required_guard`).
 
 Two axes that shard one dimension of one tensor are beyond these proofs.
@@ -39,7 +39,7 @@ from shardwright.verifier.proof import Failure, Proof, attempted
 from shardwright.verifier.rows.rowproof import proven
 
 Divides = tuple[str, Poly]
-"""An axis, and a size that its degree divides."""
+"""A divisibility: an axis, and a size that its degree divides."""
 _FIRST_PRIME = 101
 
 
@@ -53,11 +53,11 @@ class TermType:
 
 
 class IllTypedError(RuleError):
-    """A term that has no type."""
+    """The error of a term that has no type."""
 
 
 def prove_placement(rule: Equation) -> Proof:
-    """Prove a rule with axes. Anything but a proof has a `failure`."""
+    """Prove a rule with axes. If there is no proof, the result has a `failure`."""
     return attempted(lambda: _proof(rule))
 
 
@@ -79,7 +79,7 @@ def _proof(rule: Equation) -> Proof:
 
 
 def required_guard(rule: Equation) -> tuple[Expression, ...]:
-    """The divisibilities that the types of a placement rule need; `RuleError` where it is ill-typed."""
+    """Return the divisibilities that the types of a placement rule need; raise `RuleError` if it is ill-typed."""
     typing = Typing(rule)
     for term in (*rule.left, *rule.right):
         typing.of(term)
@@ -87,7 +87,7 @@ def required_guard(rule: Equation) -> tuple[Expression, ...]:
 
 
 def _erasures(rule: Equation) -> Proof:
-    """The proof that the erasures are equal; one term needs none."""
+    """Return the proof that the erasures are equal; identical terms need none."""
     pairs = [(erase(a), erase(b)) for a, b in zip(rule.left, rule.right, strict=True)]
     different = [(a, b) for a, b in pairs if a != b]
     return prove_terms(rule, *zip(*different, strict=True)) if different else Proof()
@@ -95,7 +95,7 @@ def _erasures(rule: Equation) -> Proof:
 
 @dataclass
 class Typing:
-    """Types the terms of one rule, and collects what they rest on."""
+    """The types of one rule's terms, and the row rules and divisibilities on which they rest."""
 
     rule: Equation
     sizes: dict[str, Any] = field(init=False)
@@ -128,14 +128,14 @@ class Typing:
     # ---- types ----
 
     def root(self, side: str, number: int, term: Term) -> TermType:
-        """The type of a root; an `IllTypedError` names its field."""
+        """Return the type of a root; an `IllTypedError` names its field."""
         try:
             return self.of(term)
         except IllTypedError as error:
             raise IllTypedError(f"field '{side}[{number}]': {error}") from None
 
     def of(self, term: Term) -> TermType:
-        """The type of a term; `IllTypedError` where it has none."""
+        """Return the type of a term; raise `IllTypedError` if it has none."""
         if term not in self._types:
             found = self._variable(term) if isinstance(term, Variable) else self._applied(term)
             self._check(term, found)
@@ -150,7 +150,7 @@ class Typing:
         return TermType(shape, layouts, term.name not in self._indices)
 
     def _check(self, term: Term, found: TermType) -> None:
-        """Every shard is of some dimension, in whole blocks, and no two axes shard one; note what must divide."""
+        """Check that shards have dimensions in whole blocks, no two axes the same one; record divisibilities."""
         shards = [(axis, x) for axis, x in zip(self.rule.axes, found.layouts, strict=True) if x.is_shard]
         for axis, x in shards:
             if not 0 <= x.dim < len(found.shape) or found.shape[x.dim] % x.blocks:
@@ -166,14 +166,14 @@ class Typing:
         return extent(dims[dim])
 
     def _need(self, axis: str, size: Poly, blocks: int, where: str) -> None:
-        """The degree divides the size of a block."""
+        """Record that the degree must divide the size of a block."""
         rest = size.over(self._factored(blocks))
         if rest is None:
             raise RuleError(f"{where}: {size} in {blocks} blocks is no product of sizes")
         self.needed[axis, rest] = None
 
     def _factored(self, number: int) -> Poly:
-        """A product of sizes from the number that it stands for."""
+        """Return the product of sizes for which a number stands."""
         found = poly(1)
         for name, prime in self._primes.items():
             while number and number % prime == 0:
@@ -210,7 +210,7 @@ class Typing:
         return TermType(signature.result_shape, tuple(layouts), any(t.grad for t in operands) or not operands)
 
     def _check_shape(self, term: Apply, shape: tuple[int, ...]) -> None:
-        """The shape at primes is the symbolic one: nothing was broadcast or cut by accident."""
+        """Check that the shape at primes is the symbolic one, so that nothing was broadcast or cut by accident."""
         dims = self._evaluator.tensor(erase(term)).dims
         known_dims = [(i, extent(d)) for i, d in enumerate(dims) if not spliced(d)]
         if len(dims) != len(shape) or any(
@@ -223,7 +223,7 @@ class Typing:
     def _along(
         self, term: Apply, signature: Signature, axis: str, have: Sequence[Layout], grads: Sequence[bool]
     ) -> Layout:
-        """The result's layout along one axis by the certified row rule that asks for these operands."""
+        """Return the result's layout along one axis, by the certified row rule with these operands."""
         reasons: list[str] = []
         for rule, sizes, size in _offered(term.op, signature, frozenset(x.blocks for x in have)):
             asked = [p.at(sizes) for p in rule.operands]
@@ -244,7 +244,7 @@ class Typing:
         raise IllTypedError(f"{where}: no row rule types it")
 
     def _need_factor(self, axis: str, size: int, term: Apply) -> None:
-        """A split factor is divisible: it is a product of sizes, or a whole dimension of some value."""
+        """Record that a split factor must be divisible: a product of sizes, or a whole dimension of some value."""
         found = self._factored(size)
         if any(not atoms for atoms, c in found.terms if c != 1) or found.constant not in (None, 1):
             for inner in (*term.operands, term):
@@ -262,12 +262,12 @@ class Typing:
     # ---- what the types rest on ----
 
     def axioms(self, serial: tuple[str, ...]) -> tuple[str, ...]:
-        """The row rules by hash, and what their proofs and the proof of the erasures use."""
+        """Return the row rules by hash, and the axioms of their proofs and of the proof of the erasures."""
         used = {"index-semantics", *serial, *(axiom for rule in self.rows.values() for axiom in proven(rule).axioms)}
         return (*(f"row {key}" for key in sorted(self.rows)), *sorted(used))
 
     def guard(self) -> tuple[Expression, ...]:
-        """The divisibilities that are not implied by others, as conditions."""
+        """Return the divisibilities that are not implied by others, as conditions."""
         kept = [
             (axis, size) for axis, size in self.needed
             if size.constant is None
@@ -276,7 +276,7 @@ class Typing:
         return tuple(sorted((_condition(axis, size) for axis, size in kept), key=str))
 
     def unguarded(self) -> Failure | None:
-        """The first divisibility that the guard does not say, with sizes for which it fails."""
+        """Return the first divisibility that the guard does not imply, with sizes for which it fails; or None."""
         given: dict[str, list[Poly]] = {}
         for condition in self.rule.guard:
             if (found := self._divisibility(condition)) is not None:
@@ -301,7 +301,7 @@ class Typing:
 
 
 def _implies(given: Sequence[Poly], size: Poly) -> bool:
-    """Whether what divides `given` divides the size: each of its terms is a multiple of one of them, or it is one."""
+    """Return whether divisors of `given` divide the size: it is one of them, or each term is a multiple of one."""
     return size in given or all(
         any(Poly(((atoms, 1),)).over(g) is not None for g in given if g.terms) for atoms, _ in size.terms
     )
@@ -316,7 +316,7 @@ def _condition(axis: str, size: Poly) -> Expression:
 def _offered(
     op: str, signature: Signature, blocks: frozenset[int]
 ) -> tuple[tuple[RowRule, Mapping[str, int], int], ...]:
-    """Every rule that the row offers here, the sizes of its factors, and the size of the factor that it splits."""
+    """Return every rule that the row offers here, with the sizes of its factors and of the factor that it splits."""
     row, refined, rules = ROWS[op], [signature], list[tuple[RowRule, Mapping[str, int], int]]()
     if not row.random:
         refined += [
