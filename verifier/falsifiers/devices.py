@@ -1,8 +1,8 @@
-"""Both sides of placement rules as parallel graphs: what is run device by device.
+"""Both sides of placement rules as parallel graphs, which are run device by device.
 
-It shares nothing with the generator and the proofs but the rule: graphs are built and typed by `pcg`, at pairwise
-distinct sizes, on integers (of float64: sums and products are exact). Rules that are added to one graph share it, so
-equal subterms are computed once.
+It shares only the rule with the generator and the proofs: graphs are built and typed by `pcg`, at pairwise distinct
+sizes, on integers (in float64, so sums and products are exact). Rules that are added to one graph share it, so equal
+subterms are computed once.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _FREE = (29, 23, 19, 17, 13, 11, 7, 5, 3, 2)
 
 @dataclass
 class Devices:
-    """A parallel graph that grows by the sides of rules, with the data of its leaves."""
+    """A parallel graph to which sides of rules are added, with the data of its leaves."""
 
     mesh: Mesh
     rng: np.random.Generator
@@ -44,7 +44,7 @@ class Devices:
     _known: dict[object, str] = field(default_factory=dict)
 
     def add(self, rule: Equation) -> list[tuple[str, str]]:
-        """Both sides of every root, as names of nodes. Raises `GraphError` where a side is ill-typed."""
+        """Add a rule; return both sides of every root, as nodes' names. Raises `GraphError` if a side is ill-typed."""
         error: GraphError | None = None
         for order in product((False, True), repeat=2):  # a convolution's kernel must fit into its image
             try:
@@ -55,7 +55,7 @@ class Devices:
         raise error
 
     def sizes(self, rule: Equation, ascending: bool = False, falling: bool = False) -> dict[str, Any]:
-        """Pairwise distinct sizes; multiples of the degrees where the guard asks, growing unless they are `falling`."""
+        """Return pairwise distinct sizes; those in the guard are multiples of the degrees, growing unless `falling`."""
         unit = int(np.prod(self.mesh.sizes))
         names = list(dict.fromkeys(name for _, dims in rule.variables for name in dims.names))
         asked = {name for condition in rule.guard for name in condition.names}
@@ -104,7 +104,7 @@ class Devices:
         return node.name
 
     def _split(self, op: str, operands: Sequence[TensorType], attrs: Mapping[str, Any]) -> Choices:
-        """The choice of every axis that asks for just these layouts."""
+        """Return, for every axis, the choice that requires just these layouts."""
         signature = ROWS[op].signature([t.shape for t in operands], attrs)
         found: list[Choice] = []
         for axis, name in enumerate(self.mesh.names):
@@ -118,7 +118,7 @@ class Devices:
         return tuple(found)
 
     def _variable(self, name: str, shape: tuple[int, ...], layouts: Layouts, limit: int | None) -> str:
-        """A leaf in these layouts. Leaves are stored R or S: partial ones are the sum over a sharded dimension."""
+        """Add a leaf in these layouts. Leaves are stored R or S; a partial one is a sum over a sharded dimension."""
         key = ("variable", name, shape, layouts, limit)
         if key in self._known:
             return self._known[key]

@@ -1,7 +1,8 @@
-"""Whether a rule that says that it only moves data is equal bit for bit, on numbers that round.
+"""The test that a rule which claims only to move data is exact bit for bit, on numbers that round.
 
-That both sides are equal over the reals is proven elsewhere. Here they run in float64 on random numbers: reassociated
-sums and products then differ in their last bits. A test, not a proof; it decides whether `moves` may stand in the rule.
+Equality over the reals is proven elsewhere. Here both sides run in float64 on random numbers, where reassociated sums
+and products differ in their last bits. This is a test, not a proof. It decides whether a rule may have the field
+`moves`.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ TRIALS = 4
 
 
 def reduces(rule: Equation) -> bool:
-    """Whether a placement rule adds up what devices hold: that is more than moving data."""
+    """Return whether a placement rule adds up the devices' values, which is more than moving data."""
     return any(term.op == REDUCE for term in rule.operators)
 
 
 def inexact(rule: Equation, seed: int = 0) -> Mismatch | None:
-    """Numbers for which the sides of a serial rule differ by a bit, if there are any among a few.
+    """Return numbers, if there are any among a few, for which the sides of a serial rule differ by a bit.
 
-    Raises `RuleError` where no small sizes satisfy the left side and the guard.
+    Raises `RuleError` if no small sizes satisfy the left side and the guard.
     """
     rng = np.random.default_rng(seed)
     for graph, match in instances(rule, random.Random(seed), TRIALS):

@@ -1,8 +1,8 @@
-"""The falsifier of row rules: runs a rule device by device in float64 and looks for a counterexample.
+"""The falsifier of row rules: it runs a rule device by device in float64 and looks for a counterexample.
 
-It shares nothing with the proofs but the rule: operands are scattered in the rule's layouts, every device runs the
-row's NumPy semantics on its part, and what the devices hold must denote what one device computes. Gradients are
-compared through directional derivatives, with the gradient of the result in the dual of its layout.
+It shares only the rule with the proofs. Operands are scattered in the rule's layouts, every device runs the row's NumPy
+semantics on its part, and the devices' values must denote the result of one device. Gradients are compared through
+directional derivatives, with the gradient of the result in the dual of its layout.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MAX_ELEMENTS = 200_000
 
 @dataclass(frozen=True)
 class Counterexample:
-    """Concrete operands for which a rule is false, and what goes wrong where."""
+    """Concrete operands for which a rule is false, and a text on the difference."""
 
     rule: str
     degree: int
@@ -45,7 +45,7 @@ class Counterexample:
 
 @dataclass(frozen=True)
 class _Trial:
-    """One rule on concrete operands: what every device is given."""
+    """A rule on concrete operands, at a degree."""
 
     rule: RowRule
     arrays: Sequence[Array]
@@ -65,7 +65,7 @@ class _Trial:
         return {name: signature.factors[i].size for i, name in enumerate(names)}
 
     def run(self, arrays: Sequence[Array], attrs: Mapping[str, Any]) -> Array:
-        """The row's NumPy semantics; floats are float64 throughout, as close to the reals as NumPy gets."""
+        """Run the row's NumPy semantics; floats are float64 throughout, as close to the reals as NumPy gets."""
         if is_float(str(attrs.get("dtype", ""))):
             attrs = {**attrs, "dtype": "float64"}
         with np.errstate(all="ignore"):
@@ -74,9 +74,9 @@ class _Trial:
     def results(
         self, parts: Sequence[Sequence[Array]], attrs: Sequence[Mapping[str, Any]], sizes: Mapping[str, int]
     ) -> list[Array]:
-        """What every device has as its result; `parts` are those of each operand, `attrs` each device's.
+        """Return every device's result; `parts` are the parts of each operand, `attrs` each device's attributes.
 
-        Of a choice that sends rows: their slices are joined, and the sum over devices is held as the rule says.
+        For a choice that sends rows, their slices are joined, and the sum over devices is placed in the rule's layout.
         """
         rule, devices = self.rule, range(self.degree)
         if not rule.choice.sends:
@@ -94,7 +94,7 @@ class _Trial:
         return scatter(array, (placement.at(sizes),), self.mesh, seed)
 
     def local_attrs(self, sizes: Mapping[str, int], result: Array, layout: Layout) -> list[dict[str, Any]]:
-        """The attributes on every device, as the rule says they are told."""
+        """Return the attributes on every device, as the rule defines them."""
         row, rule = ROWS[self.rule.row], self.rule
         shapes = [a.shape for a in self.arrays]
         parts = [local_shape(s, (p.at(sizes),), (self.degree,)) for s, p in zip(shapes, rule.operands, strict=True)]
@@ -115,9 +115,9 @@ class _Trial:
 
 
 def falsify(rule: RowRule, arrays: Sequence[Array], attrs: Mapping[str, Any], degree: int) -> Counterexample | None:
-    """A counterexample to the rule on these operands, if they are one. Operands that the guard excludes are none.
+    """Return a counterexample if these operands are one, else None. Operands that the guard excludes are none.
 
-    Raises `RuleError` where the operands have another pattern than the rule.
+    Raises `RuleError` if the operands have another pattern than the rule.
     """
     if not admitted(rule, arrays, attrs, degree):
         return None
@@ -131,16 +131,16 @@ def falsify(rule: RowRule, arrays: Sequence[Array], attrs: Mapping[str, Any], de
 
 
 def admitted(rule: RowRule, arrays: Sequence[Array], attrs: Mapping[str, Any], degree: int) -> bool:
-    """Whether these operands satisfy the divisibilities of the guard; `RuleError` where they have another pattern."""
+    """Return whether operands satisfy the guard's divisibilities; raise `RuleError` if they have another pattern."""
     sizes = _Trial(rule, arrays, attrs, degree).sizes()
     divided = [sizes[g[4:]] for g in rule.guard if g.startswith("k | ")]
     return all(size and size % degree == 0 for size in divided)
 
 
 def falsify_row(rule: RowRule, degrees: Sequence[int] = (2, 3)) -> Counterexample | None:
-    """A counterexample on small operands made up here, for a row whose operands alone decide its pattern.
+    """Return a counterexample on small operands, or None; only for rows whose operands alone decide the pattern.
 
-    Raises `RuleError` where the row's operands do not have the rule's pattern.
+    Raises `RuleError` if the row's operands do not have the rule's pattern.
     """
     if not isinstance(ROWS[rule.row].factors, str):
         return None
@@ -171,7 +171,7 @@ def _differences(trial: _Trial, sizes: Mapping[str, int]) -> Iterator[str]:
 
 
 def _disagreement(results: Sequence[Array], whole: Array, layout: Layout, trial: _Trial) -> Iterator[str]:
-    """What the devices hold, compared with the logical result in the claimed layout."""
+    """Yield the differences of the devices' results from the logical result in the claimed layout."""
     if layout.kind == "P":
         if any(r.shape != whole.shape for r in results):
             yield f"a summand has shape {list(results[0].shape)}, the result {list(whole.shape)}"
@@ -202,7 +202,7 @@ def _gradient(
     attrs: Sequence[Mapping[str, Any]],
     whole: Array,
 ) -> Iterator[str]:
-    """The derivative of ⟨dy, result⟩ along a direction u of operand j, logically and as the devices have it."""
+    """Compare the derivatives of ⟨dy, result⟩ along a direction u of operand j, on one device and on all."""
     rule, rng = trial.rule, np.random.default_rng(7)
     dy, u = rng.standard_normal(whole.shape), rng.standard_normal(trial.arrays[j].shape)
     dys = trial.held(dy, rule.result.dual, sizes, seed=11)
@@ -235,7 +235,7 @@ def _slopes(
     dys: Sequence[Array],
     attrs: Sequence[Mapping[str, Any]],
 ) -> list[float]:
-    """The same on every device, where each moves its part of operand j."""
+    """Return the derivative on every device, where each moves its part of operand j."""
 
     def inner(step: float) -> Array:
         mine = [x + step * u for x, u in zip(parts[j], directions, strict=True)]

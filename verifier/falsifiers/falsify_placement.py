@@ -1,7 +1,7 @@
 """The falsifier of placement rules: both sides run device by device at degrees 2 and 3, on small tensors.
 
-It shares with the proofs the rule alone: graphs are typed by `pcg`, run by the reference interpreter, and compared by
-the types of their results and by what the devices' values denote.
+It shares only the rule with the proofs: graphs are typed by `pcg`, run by the reference interpreter, and compared by
+the types of their results and the logical tensors that the devices' values denote.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ DEGREES = (2, 3)
 
 
 def falsify_placement(rule: Equation, degrees: Sequence[int] = DEGREES, seed: int = 0) -> Mismatch | None:
-    """A counterexample to a placement rule: tensors or types that differ. None where none is found.
+    """Return a counterexample to a placement rule, tensors or types that differ, or None if none is found.
 
-    Raises `RuleError` where the left side cannot be run at any sizes that are tried.
+    Raises `RuleError` if the left side cannot be run at any of the sizes tried.
     """
     for shift in range(len(degrees)):
         sizes = [degrees[(shift + i) % len(degrees)] for i in range(len(rule.axes))]

@@ -1,4 +1,4 @@
-"""The falsifier of serial rules: small tensors, exact arithmetic where there is any.
+"""The falsifier of serial rules: small tensors, in exact arithmetic where possible.
 
 Both sides run as graphs: the left side is built at random small sizes that satisfy the guard, the rule is applied to
 it, and both graphs are interpreted: on integers, where sums and products are exact, or, where a row rounds, on small
@@ -26,9 +26,9 @@ from shardwright.verifier.falsifiers.tangents import tangents
 
 
 def falsify_equation(rule: Equation, trials: int = 6, seed: int = 0) -> Mismatch | None:
-    """A counterexample to a serial rule or to a placement rule among random small instances, if one is found.
+    """Return a counterexample to a serial or placement rule among random small instances, or None.
 
-    Raises `RuleError` where no sizes can be found that satisfy the left side and the guard.
+    Raises `RuleError` if no sizes are found that satisfy the left side and the guard.
     """
     if rule.axes:
         return falsify_placement(rule, seed=seed)
@@ -37,7 +37,7 @@ def falsify_equation(rule: Equation, trials: int = 6, seed: int = 0) -> Mismatch
         made = instance(rule, rng)
         if made is None:
             continue
-        if _is_empty(*made):  # says little: a few of these are enough
+        if _is_empty(*made):  # empty results say little: a few are enough
             empty += 1
             if empty > max(2, trials // 2):
                 continue
@@ -57,7 +57,7 @@ def falsify_equation(rule: Equation, trials: int = 6, seed: int = 0) -> Mismatch
 
 
 def _is_empty(graph: Graph, match: Match) -> bool:
-    """Whether a result has no elements, as a slice that ends before it starts."""
+    """Return whether a result has no elements, such as a slice that ends before it starts."""
     return any(0 in graph.types[root].shape for root in match.roots)
 
 
@@ -92,7 +92,7 @@ def _wrong_gradient(
     shown: Mapping[str, Array],
     tensors: Mapping[str, Array],
 ) -> Mismatch | None:
-    """Roots whose derivatives along one direction of all variables differ: then so do gradients."""
+    """Return roots whose derivatives along one direction of all variables differ, so that gradients differ; or None."""
     rng = np.random.default_rng(len(tensors))
     moved = {name: rng.standard_normal(x.shape) for name, x in tensors.items() if x.dtype.kind == "f"}
     apart = {name: x + 1e-3 * moved[name] if name in moved else x for name, x in tensors.items()}  # off kinks and ties

@@ -18,7 +18,7 @@ from shardwright.verifier.falsifiers.mismatch import Mismatch
 
 
 def falsify_steps(rule: StepRule, degrees: Sequence[int] = (2, 3), seed: int = 0) -> Mismatch | None:
-    """A counterexample to a rule of the parallel operators at these degrees, if there is one."""
+    """Return a counterexample to a rule of the parallel operators at these degrees, or None."""
     rng = np.random.default_rng(seed)
     for degree, other in product(degrees, degrees):
         run = _Run(rule, {"a": degree, "b": other})
@@ -67,7 +67,7 @@ class _Run:
         return tuple(extents[dim] * prod(self.degrees.values()) * (2 + i) for i, dim in enumerate(self.dims))
 
     def shard(self, place: SymbolicLayout | SymbolicStep) -> tuple[int, int]:
-        """Dimension and number of blocks."""
+        """Return dimension and number of blocks."""
         return self.dims.index(place.dim), self.blocks[place.blocks]
 
     def layout(self, place: SymbolicLayout) -> Layout:
@@ -92,7 +92,7 @@ class _Run:
         return [self.received(held, move, before, at[axis]) for at, held in zip(grid, groups, strict=True)]
 
     def received(self, held: list[Array], move: SymbolicStep, before: SymbolicLayout, device: int) -> Array:
-        """What one device has after a step of its group, written for each operator on its own."""
+        """Return one device's part after a step of its group, defined for each operator by itself."""
         size = len(held)
         match move.op:
             case "reduce" | "reduce_copy":

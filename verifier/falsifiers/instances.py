@@ -1,4 +1,4 @@
-"""Instances of equations: sizes, attributes and numbers for what a rule leaves open.
+"""Instances of equations: the sizes, attributes and numbers that a rule leaves open.
 
 Sizes satisfy the guard; attributes are drawn by their types (`substitutions/rules/attributes.py`), optional ones with
 and without a value.
@@ -29,22 +29,22 @@ from shardwright.verifier.falsifiers.mismatch import ERRORS
 
 SIZES = (2, 3, 4, 5, 6, 7)
 ONES_SHARE = 0.2
-"""How many of the instances may have sizes of 1, which broadcast."""
+"""The share of instances that may have sizes of 1, which broadcast."""
 RANKS = (0, 1, 2, 3)
 DEGREES = (1, 2, 3)
 ATTEMPTS, MAX_ELEMENTS = 4000, 200_000
 IGNORED_SHARE = 0.25
-"""How many of the targets of a loss are ignored."""
+"""The share of a loss's targets that are ignored."""
 
 
 def instances(rule: Equation, rng: random.Random, count: int) -> Iterator[tuple[Graph, Match]]:
-    """A few instances of the left side at random small sizes, with the match of its roots."""
+    """Yield a few instances of the left side at random small sizes, with the match of its roots."""
     found = (made for _ in range(ATTEMPTS) if (made := instance(rule, rng)) is not None)
     yield from islice(found, count)
 
 
 def instance(rule: Equation, rng: random.Random) -> tuple[Graph, Match] | None:
-    """The left side as a graph at random sizes, with the match of its roots; None where the sizes do not fit."""
+    """Return the left side as a graph at random sizes, with the match of its roots; None if the sizes do not fit."""
     try:
         sizes = drawn_sizes(rule, rng, SIZES if rng.random() > ONES_SHARE else (1, *SIZES))
         return left_graph(rule, sizes) if satisfies(rule, sizes) else None
@@ -63,10 +63,10 @@ def drawn_sizes(
     distinct: bool = False,
     solve: bool = True,
 ) -> dict[str, Any]:
-    """Random sizes, degrees and attributes.
+    """Draw random sizes, degrees and attributes.
 
-    With `distinct`, dims of different names have different sizes where the pool has as many. With `solve`, sizes are
-    changed to what the guard asks for, where it says so plainly; `RuleError` where a condition has no value.
+    With `distinct`, dims with different names have different sizes if the pool is large enough. With `solve`, sizes are
+    changed to satisfy simple conditions of the guard. Raises `RuleError` if a condition has no value.
     """
     names = list(dict.fromkeys(name for _, dims in rule.variables for name in dims.names))
     plain = [name for name in names if not name.startswith("*")]
@@ -87,20 +87,20 @@ def drawn_sizes(
 
 
 def satisfies(rule: Equation, sizes: Mapping[str, Any]) -> bool:
-    """Whether these are sizes, at least 1, that satisfy the guard."""
+    """Return whether these are sizes, at least 1, that satisfy the guard."""
     if not all(type(sizes[name]) is int and sizes[name] > 0 for name in rule.sizes if name in sizes):
         return False
     return all(condition.evaluate(sizes) is True for condition in rule.guard)
 
 
 def _lead(rng: random.Random, pool: Sequence[int], rank: int) -> tuple[int, ...]:
-    """Small dimensions, different ones where there are as many."""
+    """Draw small dimensions, all different if there are enough."""
     small = pool[:3]
     return tuple(rng.sample(small, rank) if rank <= len(small) else rng.choices(small, k=rank))
 
 
 def _solve(rule: Equation, sizes: dict[str, Any]) -> None:
-    """Make equations of the guard hold where one side is a name, and sizes multiples where it asks for that."""
+    """Change sizes so that the guard's equations `name == …` and `name % divisor == …` hold."""
     for condition in rule.guard:
         match condition.tree:
             case ast.Compare(left=ast.Name(id=name), ops=[ast.Eq()], comparators=[right]):
@@ -115,7 +115,7 @@ def _solve(rule: Equation, sizes: dict[str, Any]) -> None:
 
 
 def _attribute(op: str, key: str, sizes: Mapping[str, Any], rng: random.Random) -> object:
-    """A value for a free attribute: a permutation or factorization of the splice, or a small value of its type."""
+    """Draw a free attribute: a permutation or factorization of the splice, or a small value of its type."""
     lead = next((value for value in sizes.values() if isinstance(value, tuple)), ())
     if key == "dims":
         return tuple(rng.sample(range(len(lead)), len(lead)))
@@ -129,7 +129,7 @@ def _attribute(op: str, key: str, sizes: Mapping[str, Any], rng: random.Random) 
 
 
 def left_graph(rule: Equation, sizes: Mapping[str, Any]) -> tuple[Graph, Match]:
-    """The left side at these sizes; an error where it is ill-shaped or large."""
+    """Return the left side at these sizes as a graph; raise if it is ill-shaped or large."""
     nodes: list[Node] = []
     variables = {name: f"v_{name}" for name, _ in rule.variables}
     indices = index_ranges(rule)
@@ -161,7 +161,7 @@ def left_graph(rule: Equation, sizes: Mapping[str, Any]) -> tuple[Graph, Match]:
 
 
 def right_graph(rule: Equation, graph: Graph, match: Match) -> tuple[Graph, dict[str, str]]:
-    """The right side over the same leaves, and for every root the node that gives its result there."""
+    """Return the right side over the same leaves, and for every root the node that computes it there."""
     nodes, results = replacement(graph, rule, match)
     leaves = tuple(node for node in graph.nodes if node.is_leaf)
     outputs = tuple((key, results[name]) for key, name in graph.outputs)
@@ -169,7 +169,7 @@ def right_graph(rule: Equation, graph: Graph, match: Match) -> tuple[Graph, dict
 
 
 def _may_be_empty(rule: Equation) -> bool:
-    """Whether every row of the rule has a value for empty tensors."""
+    """Return whether every row of the rule has a value for empty tensors."""
     return all(
         t.op not in ("amax", "amin", "softmax", "log_softmax", "layer_norm", "rms_norm", "sdpa") for t in rule.operators
     )
@@ -179,7 +179,7 @@ def _may_be_empty(rule: Equation) -> bool:
 
 
 def index_ranges(rule: Equation) -> dict[str, list[tuple[Term, int]]]:
-    """The variables that hold indices, each with the terms that it indexes into and their dimensions."""
+    """Return the variables that hold indices, each with the terms and dimensions that it indexes."""
     found: dict[str, list[tuple[Term, int]]] = {}
     for term in rule.operators:
         for operand, (into, dim) in term.indexes.items():
@@ -192,7 +192,7 @@ def index_ranges(rule: Equation) -> dict[str, list[tuple[Term, int]]]:
 
 
 def _constant(value: Expression | None) -> int:
-    """The dimension that an attribute names where that does not depend on ranks."""
+    """Return the dimension that an attribute names; raise if it depends on ranks."""
     if value is None or value.names:
         raise RuleError(f"a dimension {value} that depends on ranks")
     number = value.evaluate({})
@@ -204,7 +204,7 @@ def _constant(value: Expression | None) -> int:
 def drawn(
     rule: Equation, shapes: Mapping[str, tuple[int, ...]], sizes: Mapping[str, Any], seed: int, positive: bool
 ) -> dict[str, Array]:
-    """Values of the variables: integers where all rows are exact, else decimals, with `positive` greater than 0."""
+    """Draw the variables: integers if all rows are exact, else decimals; with `positive`, greater than 0."""
     rng = np.random.default_rng(seed)
     rows = [ROWS[t.op] for t in rule.operators if t.op in ROWS]
     indices, found, ignored = index_ranges(rule), dict[str, Array](), _ignored(rule, sizes)
@@ -223,7 +223,7 @@ def drawn(
 
 
 def _ignored(rule: Equation, sizes: Mapping[str, Any]) -> list[int]:
-    """What the losses of the left side ignore."""
+    """Return the ignored targets of the left side's losses."""
     attrs = (dict(term.attrs) for term in applied(rule.left) if term.op == "cross_entropy_sum")
     return [found["ignore_index"].evaluate(sizes) for found in attrs]
 
@@ -231,13 +231,13 @@ def _ignored(rule: Equation, sizes: Mapping[str, Any]) -> list[int]:
 def index_limit(
     uses: Sequence[tuple[Term, int]], shapes: Mapping[str, tuple[int, ...]], sizes: Mapping[str, Any]
 ) -> int:
-    """The least size that a variable indexes into. Logits without a batch have their classes in dimension 0."""
+    """Return the least size that a variable indexes. Logits without a batch have their classes in dimension 0."""
     into = [(shape_of(term, shapes, sizes), dim) for term, dim in uses]
     return min(shape[min(dim, len(shape) - 1)] for shape, dim in into)
 
 
 def shape_of(term: Term, shapes: Mapping[str, tuple[int, ...]], sizes: Mapping[str, Any]) -> tuple[int, ...]:
-    """The shape of a term over variables of these shapes."""
+    """Return the shape of a term over variables of these shapes."""
     if isinstance(term, Variable):
         return shapes[term.name]
     operands = [shape_of(t, shapes, sizes) for t in term.operands]

@@ -1,4 +1,4 @@
-"""Counterexamples of falsifiers: concrete tensors for which two sides differ, and when they do."""
+"""Counterexamples of falsifiers: concrete tensors for which two sides differ, and the comparison of results."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from shardwright.pcg.errors import GraphError
 from shardwright.pcg.interpret import Array
 
 ERRORS = (GraphError, TypeError, ValueError, KeyError, IndexError, ZeroDivisionError, OverflowError, ArithmeticError)
-"""What NumPy and the rows say of operands that do not fit."""
+"""The errors of NumPy and of rows for operands that do not fit."""
 LOWEST = -1e30
-"""What stands for minus infinity in a mask."""
+"""The number that stands for minus infinity in a mask."""
 
 
 @dataclass(frozen=True)
 class Mismatch:
-    """Concrete tensors for which the two sides of a rule differ; `note` says what the tensors do not show."""
+    """Concrete tensors for which the two sides of a rule differ; `note` adds facts that the tensors do not show."""
 
     rule: str
     sizes: Mapping[str, Any]
@@ -37,7 +37,7 @@ class Mismatch:
 
 
 def listed(tensors: Mapping[str, Array]) -> list[str]:
-    """A line for each tensor."""
+    """Return a line for each tensor."""
     return [f"  {name} {list(np.shape(array))} = {_short(array)}" for name, array in tensors.items()]
 
 
@@ -45,7 +45,7 @@ _MOST = 24
 
 
 def _short(array: Array) -> str:
-    """The tensor on one line; of a large one its first elements, in row-major order."""
+    """Return a tensor on one line; for a large tensor its first elements, in row-major order."""
     array = np.asarray(array)
     if array.size <= _MOST:
         return np.array2string(array, precision=6).replace("\n", "")
@@ -53,13 +53,13 @@ def _short(array: Array) -> str:
 
 
 def largest_of(value: Array) -> float:
-    """The greatest finite magnitude, at least 1."""
+    """Return the greatest finite magnitude, at least 1."""
     finite = value[np.isfinite(value) & (value > LOWEST / 2)] if value.dtype.kind == "f" else value
     return float(np.abs(finite).max(initial=1.0)) if finite.size else 1.0
 
 
 def same(want: Array, have: Array, largest: float) -> bool:
-    """Whether two results are equal wherever the first one exists, up to the rounding of values up to `largest`."""
+    """Return whether results are equal wherever the first one exists, up to the rounding of values up to `largest`."""
     want, have = np.asarray(want, float), np.asarray(have, float)
     if want.shape != have.shape:
         return False

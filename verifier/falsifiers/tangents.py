@@ -1,7 +1,7 @@
 """Derivatives of graphs by differences in float64, along a direction of their leaves.
 
-What stops gradients is held still: the operand of `detach`, and rows of a table that are padding, keep the values that
-they have at the point. Derivatives along all directions say what gradients are.
+The operand of `detach` and padding rows of a table stop gradients, so they keep their values at the point. Derivatives
+along all directions determine gradients.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _KINK = 1e-2
 
 @dataclass(frozen=True)
 class Tangent:
-    """A derivative, element by element, and where it exists: where it is the same from both sides.
+    """A derivative, element by element; it exists where it is the same from both sides.
 
-    scale   the greatest value near the point: differences round by a part of it
+    scale   the greatest value near the point, by which the rounding of differences scales
     """
 
     slope: Array
@@ -31,7 +31,7 @@ class Tangent:
     scale: float
 
     def agrees(self, other: Tangent) -> bool:
-        """Whether two derivatives are equal wherever both exist."""
+        """Return whether two derivatives are equal wherever both exist."""
         if self.slope.shape != other.slope.shape:
             return False
         where = self.exists & other.exists
@@ -40,7 +40,7 @@ class Tangent:
 
 
 def tangents(graph: Graph, leaves: Mapping[str, Array], direction: Mapping[str, Array]) -> dict[str, Tangent]:
-    """The derivative of every node of a serial graph at these leaves, along a direction of some of them."""
+    """Return the derivative of every node of a serial graph at these leaves, along a direction of some of them."""
     with np.errstate(all="ignore"):
         at = run_serial(graph, leaves)
         held, still = _held(graph, leaves, at)
@@ -63,7 +63,7 @@ def _tangent(before: Array, at: Array, after: Array) -> Tangent:
 
 
 def _held(graph: Graph, leaves: Mapping[str, Array], at: Mapping[str, Array]) -> tuple[Graph, dict[str, Array]]:
-    """The graph with what stops gradients held at its values, and the leaves that hold them."""
+    """Return the graph with nodes that stop gradients replaced by leaves, and the values of these leaves."""
     nodes, still = list[Node](), dict[str, Array]()
 
     def hold(name: str, value: Array, dtype: str) -> Node:
