@@ -5,5 +5,5 @@
     reals_moves, reals_sums
     numbers, numbersums       functions of real numbers; sums over indices
 
-Asked by `verifier.certificates`.
+Used by `verifier.certificates`.
 """

@@ -1,4 +1,4 @@
-"""Functions of real numbers, for the second proof of serial rules: uninterpreted, but for a few laws.
+"""Functions of real numbers for the second proof of serial rules: uninterpreted, except for a few laws.
 
 exp(u + v) = exp u · exp v      exp(k·u) = (exp u)^k, k whole      exp u > 0      u · inverse(u) = 1
 log(u · v) = log u + log v and exp(log u) = u, u positive          log(exp u) = u      f(-u) = ∓f(u), f odd or even
@@ -15,14 +15,14 @@ from shardwright.verifier.logic import Formula, Number, z3
 from shardwright.verifier.reals.numbersums import Sums, is_function, is_indicator, multiplied, total_of
 
 Need = tuple[str, Number]
-"""What exists: a function of an argument, or the "inverse" of what is not 0."""
+"""A condition of existence: a function at an argument, or the "inverse" of a number, which must not be 0."""
 
 
 @dataclass
 class RealNumbers(Sums):
     """The sums and functions of one proof.
 
-    needs   what must exist for the numbers that were made so far to exist
+    needs   the conditions under which the numbers made so far exist
     """
 
     needs: list[Need] = field(default_factory=list)
@@ -31,23 +31,23 @@ class RealNumbers(Sums):
     # ---- functions ----
 
     def function(self, name: str, *arguments: Number, partial: bool = False) -> Number:
-        """An uninterpreted function; a partial one exists where it says so."""
+        """Return an uninterpreted function of numbers; the existence of a partial one is added to `needs`."""
         flat = [self.flat(a) for a in arguments]
         if partial:
             self.needs.append((name, flat[0]))
         return z3.Function(name, *(z3.RealSort() for _ in range(len(flat) + 1)))(*flat)
 
     def odd(self, name: str, number: Number) -> Number:
-        """An odd function: of the number or of its negative, whichever is written first."""
+        """Return an odd function, written with the number or its negative, whichever text comes first."""
         flat, other = self.flat(number), self.flat(-number)
         return -self.function(name, other) if other.sexpr() < flat.sexpr() else self.function(name, flat)
 
     def even(self, name: str, number: Number) -> Number:
-        """An even function: of the number or of its negative, whichever is written first."""
+        """Return an even function, written with the number or its negative, whichever text comes first."""
         return self.function(name, min(self.flat(number), self.flat(-number), key=lambda flat: flat.sexpr()))
 
     def root(self, number: Number) -> Number:
-        """A root, of each positive factor for itself: it has a value and a slope where the number is positive."""
+        """Return a root, separately for each positive factor; it has a value and a slope at positive numbers."""
         (coefficient, factors), *more = self.monomials(number)
         if more or coefficient != 1:
             return self._root(number)
@@ -62,11 +62,11 @@ class RealNumbers(Sums):
         return found
 
     def indicator(self, condition: str, number: Number) -> Number:
-        """1 where a condition on a number holds, else 0."""
+        """Return the number that is 1 where a condition on a number holds, else 0."""
         return self.function(f"[{condition}]", number)
 
     def exp(self, number: Number) -> Number:
-        """exp, of each summand for itself, where the conditions in it hold and where they do not."""
+        """Return exp, separately for each summand, by cases of the conditions in the number."""
         found, monomials = z3.RealVal(1), self.monomials(number)
         condition = next((f for _, factors in monomials for f in factors if is_indicator(f)), None)
         if condition is not None:
@@ -91,7 +91,7 @@ class RealNumbers(Sums):
         return found
 
     def log(self, number: Number) -> Number:
-        """log of a product of exponentials and of one other factor, which is its sum."""
+        """Return log; for a product of exponentials and at most one other factor, as the sum of the factors' logs."""
         (coefficient, factors), *more = self.monomials(number)
         if more or coefficient != 1 or sum(not self._surely(f) for f in factors) > 1:
             return self.function("log", number, partial=True)
@@ -108,7 +108,7 @@ class RealNumbers(Sums):
         return self.is_positive(factor.arg(0) if is_function(factor, "inverse") else factor)
 
     def inverse(self, number: Number) -> Number:
-        """1/u, of each factor for itself."""
+        """Return 1/u, separately for each factor."""
         monomials = self.monomials(number)
         if len(monomials) != 1:
             return self._inverse(total_of(monomials))

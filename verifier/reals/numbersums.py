@@ -1,8 +1,8 @@
 """Real numbers with sums over indices, as Z3 expressions: the arithmetic of the second proof of serial rules.
 
-A sum is a constant that stands for it: `Σ_i x[b, i]·w[o, i]` is "sum 3", and equal sums are one constant. Z3 multiplies
-out what is summed (`simplify` with `som`); here, what does not depend on an index is put before its sum, sums within
-sums are opened, and what is left is named. All other algebra is Z3's.
+A sum is represented by a constant: `Σ_i x[b, i]·w[o, i]` is "sum 3", and equal sums are the same constant. Z3
+multiplies summands out (`simplify` with `som`). Here, factors that do not depend on an index are put before its sum,
+sums within sums are opened, and the remaining sums are named. All other algebra is Z3's.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from shardwright.verifier.algebra.polys import Atom, Poly
 from shardwright.verifier.logic import Formula, Number, z3
 
 Binding = tuple[Number, Poly]
-"""An index and how many values it takes."""
+"""An index and the number of its values."""
 RealProduct = tuple[Fraction, list[Number]]
 MAX_BOUNDS = 4
 INDEX = ("@", "~", "#")
-"""How names of indices begin: free ones, bound ones, and bound ones of a sum that has a name."""
+"""The prefixes of indices' names: free ones, bound ones, and bound ones of a named sum."""
 
 
 @dataclass(frozen=True, eq=False)
 class NamedSum:
-    """Σ over the bounds of a product, or the maximum of an expression, which is then the one factor."""
+    """A named sum over bounds of a product, or a named maximum of an expression, which is then the only factor."""
 
     kind: str
     bounds: tuple[Binding, ...]
@@ -37,7 +37,7 @@ class NamedSum:
 
 
 class _Seen(NamedTuple):
-    """What is in a number, which is kept so that its id stays its own: indices, names of sums and their height."""
+    """The indices, names of sums and height in a number. The number is kept so that its id is not reused."""
 
     number: Number
     indices: frozenset[str]
@@ -49,8 +49,8 @@ class _Seen(NamedTuple):
 class Sums:
     """The sums of one proof.
 
-    is_size   says what is at least 1
-    implied   (variable, one, other): where the indicator `one` of an element of a variable is 1, `other` of it is 1
+    is_size   returns whether a name or an application is at least 1
+    implied   (variable, one, other): where the indicator `one` of an element of the variable is 1, so is `other`
     """
 
     is_size: Callable[[Atom], bool]
@@ -64,22 +64,22 @@ class Sums:
     # ---- products ----
 
     def monomials(self, number: Number) -> list[RealProduct]:
-        """The number multiplied out: coefficients and factors, without u · inverse(u) and what indicators imply."""
+        """Return the coefficients and factors of a number, without u · inverse(u) and implied indicators."""
         return self._multiplied(number)[1]
 
     def flat(self, number: Number) -> Number:
-        """The number in the one form that Z3 multiplies it out to."""
+        """Return a number in the form to which Z3 multiplies it out."""
         return self._multiplied(number)[0]
 
     def _multiplied(self, number: Number) -> tuple[Number, list[RealProduct]]:
-        """The number multiplied out, and its monomials."""
+        """Return a number multiplied out, and its monomials."""
         flat = multiplied(number)
         found = [_factors(term) for term in (flat.children() if _kind(flat) == z3.Z3_OP_ADD else [flat])]
         changed = [_cancel(factors) or self._masked(factors) for _, factors in found]
         return self._multiplied(total_of(found)) if any(changed) else (flat, found)
 
     def _masked(self, factors: list[Number]) -> bool:
-        """Drop an indicator that another one of the list implies: [c] · [c] = [c]."""
+        """Drop an indicator that another factor implies, [c] · [c] = [c]; return whether there was one."""
         for at, f in enumerate(factors):
             others = (*factors[:at], *factors[at + 1 :]) if is_indicator(f) else ()
             if any(g.eq(f) or self._implies(g, f) for g in others):
@@ -92,7 +92,7 @@ class Sums:
         return (name_of(argument), name_of(one), name_of(other)) in self.implied and argument.eq(one.arg(0))
 
     def size(self, value: Poly) -> Number:
-        """A size as a real number."""
+        """Return a size as a real number."""
         return total_of([(Fraction(c), list(map(self._atom, atoms))) for atoms, c in value.terms])
 
     def _atom(self, atom: Atom) -> Number:
@@ -104,11 +104,11 @@ class Sums:
     # ---- sums ----
 
     def bound(self) -> Number:
-        """A new index."""
+        """Return a new index."""
         return z3.Int(f"~{next(self._fresh)}")
 
     def total(self, bounds: Sequence[Binding], number: Number) -> Number:
-        """Σ over the bounds."""
+        """Return Σ over the bounds."""
         return sum_of([self._summed(bounds, c, factors) for c, factors in self.monomials(number)])
 
     def _summed(self, bounds: Sequence[Binding], coefficient: Fraction, factors: Sequence[Number]) -> Number:
@@ -132,7 +132,7 @@ class Sums:
         return product_of(coefficient, outside)
 
     def _apart(self, factors: Sequence[Number], names: set[str]) -> list[tuple[set[str], list[Number]]]:
-        """The factors in groups that share no index."""
+        """Return the factors in groups that share no index."""
         groups = list[tuple[set[str], list[Number]]]()
         for f in factors:
             own, members = set(self.depends(f)) & names, [f]
@@ -143,7 +143,7 @@ class Sums:
         return groups
 
     def greatest(self, bounds: Sequence[Binding], number: Number) -> Number:
-        """The maximum over the bounds; what does not depend on them, and a positive number, are put before it."""
+        """Return the maximum over the bounds, with independent terms and a positive number before it."""
         names = {name_of(n) for n, _ in bounds}
         outside, inside = list[RealProduct](), list[RealProduct]()
         for c, factors in self.monomials(number):
@@ -159,7 +159,7 @@ class Sums:
         return total_of(outside) + z3.RealVal(scale) * self._name("max", list(bounds), [body])
 
     def _name(self, kind: str, bounds: Sequence[Binding], factors: Sequence[Number]) -> Number:
-        """The constant that stands for a sum, whatever the order and names of its indices."""
+        """Return the constant of a sum, which does not depend on the order and names of its indices."""
         if len(bounds) > MAX_BOUNDS:
             raise RuleError(f"a sum over {len(bounds)} indices")
         height = 1 + max(self._seen(f).height for f in factors)
@@ -188,7 +188,7 @@ class Sums:
         return bounds, [self.renamed(f, swap) for f in found.factors]
 
     def renamed(self, number: Number, swap: dict[str, Number]) -> Number:
-        """The number with indices replaced, within sums too."""
+        """Return a number with indices replaced, also within sums."""
         own = {name: new for name, new in swap.items() if name in self.depends(number)}
         if not own:
             return number
@@ -204,15 +204,15 @@ class Sums:
         return z3.substitute(number, *pairs)
 
     def closed(self, number: Number) -> Number:
-        """The number with its bound indices called by where they occur."""
+        """Return a number with its bound indices renamed by their first occurrence."""
         text = number.sexpr()
         bound = sorted((name for name in self.depends(number) if name[0] == "~"), key=lambda n: (text.find(n), n))
         return multiplied(self.renamed(number, {name: z3.Int(f"#bound {i}") for i, name in enumerate(bound)}))
 
-    # ---- what a number depends on ----
+    # ---- the indices of a number ----
 
     def depends(self, number: Number) -> frozenset[str]:
-        """The indices in a number, those of its sums included."""
+        """Return the indices in a number, including those of its sums."""
         return self._seen(number).indices
 
     def _seen(self, number: Number) -> _Seen:
@@ -237,7 +237,7 @@ class Sums:
         return None if number.num_args() else self._sums.get(number.decl().name())
 
     def is_positive(self, number: Number) -> bool:
-        """Whether a number is a size, an exponential, a root that exists, or a sum of one or more exponentials."""
+        """Return whether a number is a size, an exponential, an existing root, or a nonempty sum of exponentials."""
         found = self._sum(number)
         if found is None:
             return (
@@ -253,22 +253,22 @@ class Sums:
 
 
 def multiplied(number: Number) -> Number:
-    """The number multiplied out by Z3, its summands in one order."""
+    """Return a number multiplied out by Z3, with its summands in canonical order."""
     return z3.simplify(number, som=True, sort_sums=True)
 
 
 def is_function(number: Number, name: str) -> bool:
-    """Whether the number is this function of another."""
+    """Return whether a number is this function of another."""
     return number.num_args() == 1 and number.decl().name() == name
 
 
 def is_indicator(number: Number) -> bool:
-    """Whether the number is 1 or 0, by a condition."""
+    """Return whether a number is an indicator, 1 or 0 by a condition."""
     return number.num_args() > 0 and name_of(number).startswith("[")
 
 
 def name_of(number: Number) -> str:
-    """The name of a constant."""
+    """Return the name of a constant."""
     return number.decl().name()
 
 
@@ -293,7 +293,7 @@ def _factors(term: Number) -> RealProduct:
 
 
 def _orders(bounds: Sequence[Binding]) -> Iterator[tuple[Binding, ...]]:
-    """The orders of the bounds in which sizes ascend."""
+    """Yield the orders of the bounds in which sizes ascend."""
     groups = [list(group) for _, group in groupby(sorted(bounds, key=_size), _size)]
     for parts in product(*map(permutations, groups)):
         yield tuple(bound for part in parts for bound in part)
@@ -322,16 +322,16 @@ def _without(factors: Sequence[Number], one: Number) -> list[Number]:
 
 
 def total_of(monomials: Sequence[RealProduct]) -> Number:
-    """The sum of monomials."""
+    """Return the sum of monomials."""
     return sum_of([product_of(c, factors) for c, factors in monomials])
 
 
 def sum_of(terms: Sequence[Number]) -> Number:
-    """Their sum; 0 of none."""
+    """Return the sum of terms; 0 if there are none."""
     return z3.Sum(list(terms)) if len(terms) > 1 else terms[0] if terms else z3.RealVal(0)
 
 
 def product_of(coefficient: Fraction, factors: Sequence[Number]) -> Number:
-    """coefficient · Π factors."""
+    """Return coefficient · Π factors."""
     parts = [*([z3.RealVal(coefficient)] if coefficient != 1 or not factors else []), *factors]
     return z3.Product(parts) if len(parts) > 1 else parts[0]

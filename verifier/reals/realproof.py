@@ -1,9 +1,9 @@
 """A second proof of serial rules: elements as real numbers with sums, decided by Z3.
 
 Both sides are evaluated at one free index, operator by operator, to Z3 expressions over the elements of the variables;
-`numbersums` names their sums. What the normal forms do by laws of their own (products multiplied out, terms
-collected, pieces of concatenations, relu, |x|, maxima of two) is Z3's arithmetic here. The rows are written down again,
-by elements. Shared with the first proof are dims: which dimensions a term has, and that operators are well-formed.
+`numbersums` names their sums. Z3's arithmetic replaces laws of the normal forms: products multiplied out, terms
+collected, pieces of concatenations, relu, |x|, maxima of two. The rows are defined once more, by elements. Only dims
+are shared with the first proof: the dimensions of terms, and the well-formedness of operators.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def _solver() -> Solver:
 
 
 def equal_in_reals(rule: Equation, left: Sequence[Term], right: Sequence[Term]) -> bool:
-    """Whether terms over the rule's variables are equal, the right ones existing wherever the left do.
+    """Return whether terms over the rule's variables are equal, where right ones exist wherever the left do.
 
-    False also for unknown.
+    The result is False also for unknown.
     """
     try:
         run = evaluator(rule, solved(rule, left))
@@ -51,7 +51,7 @@ def equal_in_reals(rule: Equation, left: Sequence[Term], right: Sequence[Term]) 
 
 
 def _alike(run: Evaluator, left: Sequence[Dim], right: Sequence[Dim]) -> bool:
-    """Whether both sides have the same sizes, digit by digit."""
+    """Return whether both sides have the same sizes, digit by digit."""
     return len(left) == len(right) and all(
         len(a) == len(b)
         and all(
@@ -63,7 +63,7 @@ def _alike(run: Evaluator, left: Sequence[Dim], right: Sequence[Dim]) -> bool:
 
 
 def _equal(run: Evaluator, left: Term, right: Term, ours: Sequence[Dim], theirs: Sequence[Dim]) -> bool:
-    """Whether two terms have equal elements, in every piece of their dimensions."""
+    """Return whether two terms have equal elements, in every piece of their dimensions."""
     dims = [run.common("", a, b) if not spliced(a) else a for a, b in zip(ours, theirs, strict=True)]
     return all(_agree(Reals(run, {**MOVES, **SUMS}), left, right, cuts, dims) for cuts in pieces(run, dims))
 
@@ -87,7 +87,7 @@ def _agree(reals: Reals, left: Term, right: Term, cuts: Sequence[Segments], dims
 
 
 def _exists(numbers: RealNumbers, exists: Sequence[Need], given: Sequence[Formula]) -> bool:
-    """Whether what the right side needs follows from what the left side needs; its own facts count only then."""
+    """Return whether the right side's needs follow from the left side's; its own facts count only then."""
     known = [(name, numbers.closed(argument)) for name, argument in exists]
     asked = [
         (name, argument)

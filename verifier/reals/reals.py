@@ -26,16 +26,16 @@ from shardwright.verifier.solver import is_valid
 
 Place = tuple[Number, ...]
 Address = tuple[Place, ...]
-"""A position along every dimension: one number per digit."""
+"""A position along every dimension, with one number per digit."""
 
 
 Segments = tuple[tuple[Poly, Poly], ...]
-"""Start and size of a piece along every digit of a dimension."""
+"""A piece of a dimension: its start and size along every digit."""
 RealRow = Callable[["Reals", Apply, Address], Number]
 
 
 def pieces(run: Evaluator, dims: Sequence[Dim]) -> product[tuple[Segments, ...]]:
-    """Start and size of a piece along every digit, in every combination."""
+    """Return every combination of pieces along every digit, each with start and size."""
     whole = (polys.ZERO, polys.ZERO)
     return product(*(product(*([whole] if d.splice else run.segments(d) for d in dim)) for dim in dims))
 
@@ -44,10 +44,10 @@ def pieces(run: Evaluator, dims: Sequence[Dim]) -> product[tuple[Segments, ...]]
 class Reals:
     """The elements of terms in one piece of the result.
 
-    run      knows the dims of terms
-    rows     what every operator computes
-    sizes    below what every index is
-    given    the terms are of the left side, which is well-formed
+    run      the evaluator of terms' dims
+    rows     the definition of every operator
+    sizes    the upper bound of every index
+    given    True for terms of the left side, which is well-formed
     """
 
     run: Evaluator
@@ -61,16 +61,16 @@ class Reals:
         self.numbers = RealNumbers(self.run.symbols.is_positive)
 
     def dims(self, term: Term) -> tuple[Dim, ...]:
-        """The dims of a term."""
+        """Return the dims of a term."""
         return self.run.tensor(term).dims
 
     def at(self, name: Number, start: Poly, size: Poly) -> Number:
-        """A position in a piece of a digit, by an index of its own."""
+        """Return a position in a piece of a digit, by an index that counts from its start."""
         self.sizes[name_of(name)] = size
         return z3.simplify(translated(start) + name, som=True) if start.terms else name
 
     def holds(self, condition: Formula) -> bool | None:
-        """Whether a condition on positions holds, or fails, for all of them."""
+        """Return whether a condition holds (True) or fails (False) for all positions; None for neither."""
         known = [(z3.Int(n), self.sizes[n]) for n in sorted(self.numbers.depends(condition)) if n in self.sizes]
         ranges = [z3.And(n >= 0, n < translated(size)) for n, size in known]
         given = [*ranges, *self.run.symbols.given([])]
@@ -80,9 +80,9 @@ class Reals:
         return False if is_valid(z3.Not(condition), [*given, *sizes]) else None
 
     def element(self, term: Term, index: Address) -> Number:
-        """The element of a term at an index, made once: what it needs, both sides then need."""
+        """Return the element of a term at an index. It is made once, so its needs count for both sides."""
         key = (term, tuple(tuple(number.get_id() for number in place) for place in index))
-        if key not in self._made:  # the index is kept, so that its ids stay its own
+        if key not in self._made:  # the index is kept, so that its ids are not reused
             self._made[key] = (index, self._element(term, index))
         return self._made[key][1]
 
@@ -94,12 +94,12 @@ class Reals:
         return self.rows[term.op](self, term, index)
 
     def cell(self, name: str, index: Address) -> Number:
-        """An element of a tensor of which nothing is known."""
+        """Return an element of a tensor of which nothing is known."""
         places = [number for place in index for number in place]
         return z3.Function(name, *(n.sort() for n in places), z3.RealSort())(*places)
 
     def constant(self, value: Expression) -> Number:
-        """A number that an attribute is: a literal, a size, or an attribute by its name."""
+        """Return an attribute as a number: a literal, a size, or a constant with the attribute's name."""
         if value.names & {*self.run.rule.sizes, *self.run.symbols.solved}:
             return self.numbers.size(self.run.symbols.number(value.tree))
         if isinstance(value.tree, ast.UnaryOp) and isinstance(value.tree.op, ast.USub):
@@ -110,22 +110,22 @@ class Reals:
         )
 
     def read(self, term: Term, index: Address) -> Number:
-        """The element that a result at this index is computed from, element by element."""
+        """Return the element of an operand from which a pointwise result at this index is computed."""
         dims = self.dims(term)
         own = index[len(index) - len(dims) :]
         return self.element(term, tuple(place if dim else () for dim, place in zip(dims, own, strict=True)))
 
     def total(self, dims: Sequence[Dim], number: Callable[..., Number]) -> Number:
-        """Σ over these dimensions of number(places)."""
+        """Return Σ over these dimensions of number(places)."""
         return sum_of([self.numbers.total(bounds, number(*places)) for places, bounds in self._over(dims)])
 
     def greatest(self, dims: Sequence[Dim], number: Callable[..., Number]) -> Number:
-        """The maximum over these dimensions."""
+        """Return the maximum over these dimensions of number(places)."""
         found = [self.numbers.greatest(bounds, number(*places)) for places, bounds in self._over(dims)]
         return reduce(larger, found)
 
     def _over(self, dims: Sequence[Dim]) -> Iterator[tuple[Address, list[Binding]]]:
-        """All positions of these dimensions, piece by piece, with their bound indices."""
+        """Yield all positions of these dimensions, piece by piece, with their bound indices."""
         for cuts in pieces(self.run, dims):
             bounds = [(self.numbers.bound(), size) for cut in cuts for _, size in cut]
             names = (name for name, _ in bounds)
@@ -133,11 +133,11 @@ class Reals:
 
 
 def larger(x: Number, y: Number) -> Number:
-    """The greater one."""
+    """Return the greater of two numbers."""
     return z3.If(x > y, x, y)
 
 
 def expect(term: Apply, condition: bool) -> None:
-    """Raise where a term is beyond these proofs."""
+    """Raise unless the condition holds: the term is beyond these proofs."""
     if not condition:
         raise RuleError(f"{term}: beyond the proofs in real numbers")

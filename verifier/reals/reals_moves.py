@@ -1,4 +1,4 @@
-"""Rows in real numbers: element by element, and those that move elements or look them up."""
+"""Rows in real numbers: pointwise rows, and rows that move elements or look them up."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from shardwright.verifier.reals.reals import Address, Place, RealRow, Reals, exp
 
 
 def _sigmoid(numbers: RealNumbers, x: Number) -> Number:
-    """1/2 + 1/2 · tanh(x/2)."""
+    """Return 1/2 + 1/2 · tanh(x/2)."""
     return (1 + numbers.odd("tanh", x / 2)) / 2
 
 
@@ -53,19 +53,19 @@ _POINTWISE: Mapping[str, Callable[..., Number]] = {
 
 
 def _gelu(reals: Reals, term: Apply, index: Address) -> Number:
-    """x/2 · (1 + φ(x)), φ odd."""
+    """Return x/2 · (1 + φ(x)), where φ is odd."""
     x = reals.read(term.operands[0], index)
     return x / 2 * (1 + reals.numbers.odd(f"phi {dict(term.attrs)['approximate']}", x))
 
 
 def _detach(reals: Reals, term: Apply, index: Address) -> Number:
-    """Any number, where the operand exists: its gradient is 0 whatever it is."""
+    """Return an arbitrary number, where the operand exists: its gradient is 0 in any case."""
     reals.element(term.operands[0], index)
     return reals.cell(f"any {term}", index)
 
 
 def _where(reals: Reals, term: Apply, index: Address) -> Number:
-    """c·x + (1 - c)·y, where both exist: what is not chosen need not, which the product would ask for."""
+    """Return c·x + (1 - c)·y if both exist everywhere; the product would require the element not chosen to exist."""
     condition, needs = reals.read(term.operands[0], index), len(reals.numbers.needs)
     chosen, other = (reals.read(x, index) for x in term.operands[1:])
     ((coefficient, factors),) = reals.numbers.monomials(condition)
@@ -103,7 +103,7 @@ def _concat(reals: Reals, term: Apply, index: Address) -> Number:
                 numbers, needs = reals.numbers, len(reals.numbers.needs)
                 is_here = numbers.indicator(f"below {sizes[number]}", z3.ToReal(place))
                 here, later = read(number, place), piece(number + 1, start + sizes[number])
-                expect(term, len(numbers.needs) == needs)  # what is not chosen need not exist
+                expect(term, len(numbers.needs) == needs)  # a piece that is not chosen need not exist
                 return z3.If(is_here == 1, here, later)
         return read(number, place)
 
@@ -115,7 +115,7 @@ def _concat(reals: Reals, term: Apply, index: Address) -> Number:
 
 
 def _permute(reals: Reals, term: Apply, index: Address) -> Number:
-    """The element at the permuted index; of any number of dimensions, by at(compose(p, q), j) = at(p, at(q, j))."""
+    """Return the element at the permuted index; for a splice, by at(compose(p, q), j) = at(p, at(q, j))."""
     dims, value = reals.dims(term.operands[0]), dict(term.attrs)["dims"]
     tree = value.tree
     if value.names and not isinstance(tree, ast.Tuple):
@@ -131,7 +131,7 @@ def _permute(reals: Reals, term: Apply, index: Address) -> Number:
 
 
 def _reshape(reals: Reals, term: Apply, index: Address) -> Number:
-    """Digits are regrouped; one whose size is a product of several is read at Σ position · stride."""
+    """Return the element after a regrouping of digits; a digit that is a product is read at Σ position · stride."""
     (x,), shape = term.operands, dict(term.attrs)["shape"]
     if not isinstance(shape.tree, ast.Tuple):
         return _reshape_all(reals, term, index)
@@ -157,7 +157,7 @@ def _reshape(reals: Reals, term: Apply, index: Address) -> Number:
 
 
 def _reshape_all(reals: Reals, term: Apply, index: Address) -> Number:
-    """Any number of dimensions: the element at unflat(before, flat(after, j)), flat and unflat being inverse."""
+    """Return the element of a reshaped splice at unflat(before, flat(after, j)); flat and unflat are inverse."""
     (x,), ((place,),) = term.operands, index
     before, after = spliced(reals.dims(x)[0]), spliced(reals.dims(term)[0])
     if before == after:
@@ -171,7 +171,7 @@ def _reshape_all(reals: Reals, term: Apply, index: Address) -> Number:
 
 
 def _looked_up(reals: Reals, term: Apply, at: int, rank: int, ids_index: Address, index: Address) -> Number:
-    """The first operand at a row that the second one names, in place of `rank` places of the index from `at`."""
+    """Return the first operand's element at a row named by the second, which replaces `rank` index places from `at`."""
     (x, ids), attrs = term.operands, dict(term.attrs)
     expect(term, len(reals.dims(x)[at]) == 1 and str(attrs.get("offset", "0")) == "0")
     row = z3.Function(f"row unless {attrs.get('padding_idx')}", z3.RealSort(), z3.IntSort())
@@ -179,44 +179,44 @@ def _looked_up(reals: Reals, term: Apply, at: int, rank: int, ids_index: Address
 
 
 def _gather(reals: Reals, term: Apply, index: Address) -> Number:
-    """x[…, ids[…], …], the indices having the rank of x."""
+    """Return the element of x[…, ids[…], …], where the indices have the rank of x."""
     at = reals.run.position(reals.dims(term.operands[0]), dict(term.attrs)["dim"])
     return _looked_up(reals, term, at, 1, index, index)
 
 
 def _index(reals: Reals, term: Apply, index: Address) -> Number:
-    """x indexed along one dimension, by indices of any rank; a row that is padding has no gradient: it is another."""
+    """Return x indexed along one dimension, by indices of any rank; a padding row, without gradient, is another row."""
     (x, ids), attrs = term.operands, dict(term.attrs)
     at, rank = reals.run.position(reals.dims(x), attrs["dim"]) if "dim" in attrs else 0, len(reals.dims(ids))
     return _looked_up(reals, term, at, rank, index[at : at + rank], index)
 
 
 def inside(reals: Reals, dim: Dim, value: Number) -> Number:
-    """1 where an index is one of a dimension's."""
+    """Return 1 where an index is within a dimension, else 0."""
     return reals.numbers.indicator(f"below {extent(dim)}", value)
 
 
 def chosen(dim: Dim, value: Number) -> Place:
-    """The place along a dimension that an index names."""
+    """Return the place along a dimension that an index names."""
     sizes = " ".join(str(digit.size) for digit in dim)
     digits = (z3.Function(f"digit {i} of {sizes}", z3.RealSort(), z3.IntSort()) for i in range(len(dim)))
     return tuple(digit(value) for digit in digits)
 
 
 def kept(reals: Reals, ignored: Expression, value: Number) -> Number:
-    """1 where an index is not the ignored one."""
+    """Return 1 where an index is not the ignored one, else 0."""
     return reals.numbers.indicator(f"kept unless {ignored}", value)
 
 
 def _pick(reals: Reals, term: Apply, index: Address) -> Number:
-    """x[…, ids], 0 where an index is outside."""
+    """Return the element of x[…, ids], 0 where an index is outside."""
     (x, ids), dim = term.operands, reals.dims(term.operands[0])[-1]
     value = reals.element(ids, index)
     return inside(reals, dim, value) * reals.element(x, (*index, chosen(dim, value)))
 
 
 def _ne(reals: Reals, term: Apply, index: Address) -> Number:
-    """Which indices are not a constant."""
+    """Return 1 where an index differs from a constant, else 0."""
     constant, ids = sorted(term.operands, key=lambda x: not (isinstance(x, Apply) and x.op == "full"))
     expect(term, isinstance(constant, Apply))
     return kept(reals, dict(constant.attrs)["value"], reals.read(ids, index))  # type: ignore[union-attr]
@@ -226,7 +226,7 @@ def _ne(reals: Reals, term: Apply, index: Address) -> Number:
 
 
 def number_of(dim: Dim, place: Place) -> Number:
-    """A position along a dimension as one real number."""
+    """Return a position along a dimension as one real number."""
     value = z3.IntVal(0)
     for digit, at in zip(dim, place, strict=True):
         value = value * translated(digit.size) + at

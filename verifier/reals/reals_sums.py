@@ -1,4 +1,4 @@
-"""Rows that sum, in real numbers: contractions, reductions, and what is defined by them."""
+"""Rows that sum, in real numbers: contractions, reductions, and rows that are defined by them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _matmul(reals: Reals, term: Apply, index: Address) -> Number:
 
 
 def _reduced(most: Callable[..., Number], sign: int = 1) -> RealRow:
-    """A row that sums, or takes the greatest, along some dimensions."""
+    """Return a row that sums, or takes the maximum, along some dimensions."""
 
     def row(reals: Reals, term: Apply, index: Address) -> Number:
         (x,), attrs = term.operands, dict(term.attrs)
@@ -52,7 +52,7 @@ def _reduced(most: Callable[..., Number], sign: int = 1) -> RealRow:
 
 
 def _softmax(reals: Reals, term: Apply, index: Address) -> Number:
-    """exp x / Σ_j exp x_j, or its logarithm."""
+    """Return exp x / Σ_j exp x_j, or its logarithm."""
     (x,), numbers = term.operands, reals.numbers
     at = reals.run.position(reals.dims(x), dict(term.attrs)["dim"])
     own, over = reals.element(x, index), reals.dims(x)[at : at + 1]
@@ -63,7 +63,7 @@ def _softmax(reals: Reals, term: Apply, index: Address) -> Number:
 
 
 def _norm(reals: Reals, term: Apply, index: Address) -> Number:
-    """(x - mean) / √(mean of squares + eps), times the weight, plus the bias; the mean is 0 for rms_norm."""
+    """Return (x - mean) / √(mean of squares + eps), times the weight, plus the bias; the mean is 0 for rms_norm."""
     x, *affine = term.operands
     attrs, numbers = dict(term.attrs), reals.numbers
     lead = len(reals.dims(x)) - attrs["normalized_dims"].evaluate({})
@@ -82,7 +82,7 @@ def _norm(reals: Reals, term: Apply, index: Address) -> Number:
 
 
 def _sdpa(reals: Reals, term: Apply, index: Address) -> Number:
-    """softmax(q kᵀ · scale + mask) v; query heads (h r) share key heads h."""
+    """Return softmax(q kᵀ · scale + mask) v; query heads (h r) share key heads h."""
     (q, k, v, *masks), attrs, numbers = term.operands, dict(term.attrs), reals.numbers
     shared = len(reals.dims(k)[-3]) if not spliced(reals.dims(q)[-3]) else 1
     lead = (*index[:-3], index[-3][:shared])
@@ -105,7 +105,7 @@ def _sdpa(reals: Reals, term: Apply, index: Address) -> Number:
 
 
 def _conv2d(reals: Reals, term: Apply, index: Address) -> Number:
-    """Σ over channels and window of x · w. Where a window reads, and whether that is inside, are the attributes'."""
+    """Return Σ over channels and window of x · w; positions of windows are functions named by the attributes."""
     (x, w), attrs = term.operands, dict(term.attrs)
     expect(term, str(attrs["groups"]) == "1")
     geometry = " ".join(f"{key}={attrs[key]}" for key in ("stride", "padding", "dilation"))
@@ -125,7 +125,7 @@ def _conv2d(reals: Reals, term: Apply, index: Address) -> Number:
 
 
 def _cross_entropy(reals: Reals, term: Apply, index: Address) -> Number:
-    """Σ_n kept_n · (log Σ_j exp x[n, j] - (1 - s)·x[n, t_n] - s·mean_j x[n, j])."""
+    """Return Σ_n kept_n · (log Σ_j exp x[n, j] - (1 - s)·x[n, t_n] - s·mean_j x[n, j])."""
     (x, target), attrs, numbers = term.operands, dict(term.attrs), reals.numbers
     at = len(reals.dims(target)[:1])
     classes, smoothing = reals.dims(x)[at : at + 1], reals.constant(attrs["label_smoothing"])
