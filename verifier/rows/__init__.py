@@ -1,11 +1,11 @@
 """Row rules and rules of the parallel operators: index semantics with symbolic sizes and degrees, decided by Z3.
 
-    semantics                 what every row computes, as a sum over digits
-    claims                    what a rule says of layouts, as formulas
+    semantics                 the semantics of every row, as a sum over digits
+    claims                    the claims of a rule about layouts, as formulas
     attributes                the attributes of an operator on one device
     rowproof                  row rules, forward and gradients
     stepproof                 rules of the parallel operators
-    dispatchproof             what a dispatch claims beside its split
+    dispatchproof             the claims of a dispatch beyond its split
 
-Asked by `verifier.certificates`.
+Used by `verifier.certificates`.
 """

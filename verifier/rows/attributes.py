@@ -1,7 +1,7 @@
-"""The attributes of a local operator, proven: the row's own `localize` is run on symbolic sizes.
+"""The proof of local operators' attributes: the row's own `localize` is run on symbolic sizes.
 
-Where a row's attributes depend on sizes, the dependence is written here once for the global operator, as a function of
-the factors' sizes. The same function at the local sizes is what the local operator must be given.
+If a row's attributes depend on sizes, the dependence is defined here once for the global operator, as a function of the
+factors' sizes. The same function of the local sizes gives the attributes that the local operator must have.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shardwright.verifier.rows.claims import Claim, Encoding
 
 
 class Path:
-    """The branches that one symbolic run takes: given decisions first, then always true."""
+    """The branches that one symbolic run takes: first the given decisions, then always True."""
 
     def __init__(self, decisions: tuple[bool, ...] = ()) -> None:
         self.decisions = list(decisions)
@@ -39,13 +39,13 @@ class Path:
         return taken
 
     def others(self, num_given: int) -> Iterator[tuple[bool, ...]]:
-        """The paths that turn off from this one after the given decisions."""
+        """Yield the paths that leave this one after the given decisions."""
         for at in range(num_given, len(self.decisions)):
             yield (*self.decisions[:at], False)
 
 
 class Sym(int):
-    """A symbolic integer that code written for `int` computes with. A quotient remembers what it divides."""
+    """A symbolic integer for code that is written for `int`. A quotient remembers its divisor."""
 
     expr: Number
     divisor: Number | None
@@ -117,14 +117,14 @@ def _result_shape(pattern: Pattern, sizes: FactorSizes, path: Path) -> dict[str,
 
 
 def _groups(pattern: Pattern, sizes: FactorSizes, path: Path) -> dict[str, Any]:
-    """The factors that the channels of the input and of the result begin with together."""
+    """Return the number of groups: the size of the leading factors that the channels of input and result share."""
     pairs = zip(pattern.operands[0][1], pattern.operands[1][0], strict=False)
     common = tuple(before for before, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
     return {"groups": _extents((common,), sizes, path)[0]}
 
 
 def _slice(pattern: Pattern, sizes: FactorSizes, path: Path) -> dict[str, Any]:
-    """Block number q of equal blocks `(q! o) -> o`, or any fixed slice `x! -> y!`."""
+    """Return the attributes of block q of equal blocks `(q! o) -> o`, or of any fixed slice `x! -> y!`."""
     pairs = zip(pattern.operands[0], pattern.result, strict=True)
     dim = next((d for d, (before, after) in enumerate(pairs) if before != after), 0)
     if pattern.operands[0][dim][1:] == pattern.result[dim]:
@@ -139,11 +139,11 @@ BY_SIZE: Mapping[Localize, Callable[[Pattern, FactorSizes, Path], dict[str, Any]
     local_groups: _groups,
     local_slice: _slice,
 }
-"""Per `Row.localize`, the attributes that follow from sizes."""
+"""The attributes that follow from sizes, by `Row.localize`."""
 
 
 def attribute_claims(row_name: str, encoding: Encoding, localized: bool) -> Iterator[Claim]:
-    """The attributes that the local operator gets are those that its own sizes ask for, on every path of `localize`."""
+    """Yield the claims that the local operator's attributes are those of its own sizes, on every path of `localize`."""
     row = ROWS[row_name]
     if row.localize is keep_attrs:
         return
@@ -174,7 +174,7 @@ def _one_path(row_name: str, encoding: Encoding, localized: bool, path: Path) ->
 
 
 def _equal(title: str, got: Sym, expected: Number) -> Iterator[Claim]:
-    """Exact division is proven through the product (lemma `exact`)."""
+    """Yield the claims of an equality; exact division is proven through the product (lemma `exact`)."""
     if got.divisor is None:
         yield title, got.expr == expected
         return

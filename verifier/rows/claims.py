@@ -1,4 +1,4 @@
-"""From a semantic term and the layouts that a rule claims to the formulas that Z3 decides.
+"""The formulas, for Z3, of a semantic term in the layouts that a rule claims.
 
 Sizes are symbolic: factor g has size N_g ≥ 1, and the split factor f has size k·c for degree k ≥ 1 and chunk c ≥ 1.
 Device p computes with size c; its local digit r stands for the global digit p·c + r. For every tensor, `S(d, n)` means:
@@ -6,14 +6,14 @@ dimension d is n blocks; local index l = b·w + rest (rest < w, the local block)
 
 A term holds in its layouts if, for all digits,
 
-* every local extent is what the layout says it is, and blocks are whole;
-* local index of every operand and of the result denotes the global index that the operator means, so that the bodies
-  on both sides are applied to equal cells;
-* they are applied to equal positions;
+* every local extent agrees with the layout, and blocks are whole;
+* the local index of every operand and of the result denotes the operator's global index, so the bodies on both sides
+  are applied to equal cells;
+* the bodies are applied to equal positions;
 * the local sums over all devices (`P`) or on each of them (otherwise) have exactly the terms of the global sum.
 
-The first two are about one tensor and its own factors: `holds_alone` decides them once for all terms that have such a
-tensor, so that a `concat` of 58 operands, of which each has a gradient, is proven by the claims of three tensors.
+The first two claims are about one tensor and its own factors: `holds_alone` decides them once for all terms with such a
+tensor. So a `concat` of 58 operands, each with a gradient, is proven by the claims of three tensors.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Claim = tuple[str, Formula]
 
 
 def _once(make: Callable[[Encoding, tuple[str, ...], bool], Number]) -> Callable[..., Number]:
-    """An expression of an encoding, made (and said of what is given) once; local where it has the split factor."""
+    """Cache an expression of an encoding, so that its facts are given once; local only if it has the split factor."""
 
     @wraps(make)
     def made(self: Encoding, names: tuple[str, ...], local: bool = False) -> Number:
@@ -46,7 +46,7 @@ def _once(make: Callable[[Encoding, tuple[str, ...], bool], Number]) -> Callable
 
 
 class _Met(dict[str, Number]):
-    """Numbers by factor, which are said what they are when a factor is first met."""
+    """Numbers by factor; the facts about a factor's numbers are given at its first use."""
 
     def __init__(self, meet: Callable[[str], None]) -> None:
         super().__init__()
@@ -59,9 +59,9 @@ class _Met(dict[str, Number]):
 
 @dataclass
 class Encoding:
-    """Sizes and digits of a pattern of which `factor` is split, if any; global ones, and those of a device.
+    """The sizes and digits of a pattern, of which `factor` is split if given: global ones, and those of a device.
 
-    `given` collects what may be assumed of the factors that claims have named.
+    `given` collects the assumptions about factors that claims have used.
     """
 
     pattern: Pattern
@@ -91,7 +91,7 @@ class Encoding:
 
     @_once
     def product(self, names: tuple[str, ...], local: bool) -> Number:
-        """The product of sizes, which is at least 1 (lemma `range` with a = d = 0)."""
+        """Return the product of sizes, which is at least 1 (lemma `range` with a = d = 0)."""
         if not names:
             return z3.IntVal(1)
         total = (self.part if local else self.whole)[names[-1]]
@@ -103,7 +103,7 @@ class Encoding:
 
     @_once
     def index(self, names: tuple[str, ...], local: bool) -> Number:
-        """The index that mixed-radix digits spell, major first."""
+        """Return the index of mixed-radix digits, major first."""
         if not names:
             return z3.IntVal(0)
         total = self.index(names[:-1], local) * (self.part if local else self.whole)[names[-1]]
@@ -111,7 +111,7 @@ class Encoding:
 
     @_once
     def within(self, names: tuple[str, ...], local: bool) -> Number:
-        """The index of the last factors of a dimension, known to be below the product of their sizes."""
+        """Return the index of the last factors of a dimension, known to be below the product of their sizes."""
         value = self.index(names, local)
         if names:
             self.within(names[:-1], local)
@@ -120,7 +120,7 @@ class Encoding:
 
 
 def denoted(encoding: Encoding, members: tuple[str, ...], dim: int, placement: Placement) -> Number:
-    """The global index along one dimension that the local one denotes in this layout."""
+    """Return the global index along one dimension that the local index denotes in this layout."""
     if placement.kind != "S" or placement.dim != dim or encoding.factor not in members:
         return encoding.index(members, local=True)
     at = members.index(encoding.factor)
@@ -130,7 +130,7 @@ def denoted(encoding: Encoding, members: tuple[str, ...], dim: int, placement: P
 
 
 def tensor_claims(encoding: Encoding, title: str, dims: FactorDims, placement: Placement) -> Iterator[Claim]:
-    """Extents, blocks and indices of one tensor."""
+    """Yield the claims about extents, blocks and indices of one tensor."""
     if placement.kind == "S" and not 0 <= placement.dim < len(dims):
         yield f"{title}: {placement} names a dimension of a tensor of rank {len(dims)}", z3.BoolVal(False)
         return
@@ -157,7 +157,7 @@ def tensor_claims(encoding: Encoding, title: str, dims: FactorDims, placement: P
 
 
 def holds_alone(dims: FactorDims, placement: Placement, factor: str | None) -> bool:
-    """Whether the claims about a tensor follow from what is given of its own factors, in every term then."""
+    """Return whether the claims about a tensor follow from the facts of its own factors, and so in every term."""
     names = {name: letter(i) for i, name in enumerate(dict.fromkeys(name for dim in dims for name in dim))}
     if not names.keys() >= set(placement.blocks):
         return False
@@ -174,9 +174,9 @@ def _holds(dims: FactorDims, placement: Placement, factor: str | None) -> bool:
 
 
 def sum_claim(encoding: Encoding, term: IndexTerm) -> Claim:
-    """Both sides sum over equally many terms; that they correspond is the lemma `split-sum`.
+    """Return the claim that both sides sum equally many terms; the lemma `split-sum` says that these correspond.
 
-    Summed factors that are not split are the same number of terms on both sides.
+    Summed factors that are not split have the same number of terms on both sides.
     """
     partial = any(p.kind == "P" and i not in term.body.ignores for i, p in enumerate(term.operands))
     summed = tuple(name for name in term.pattern.summed if name == encoding.factor)
@@ -186,10 +186,10 @@ def sum_claim(encoding: Encoding, term: IndexTerm) -> Claim:
 
 
 def position_claims(encoding: Encoding, term: IndexTerm, told: bool) -> Iterator[Claim]:
-    """The local body sees the global positions, if it is `told` where its part begins.
+    """Yield the claims that the local body sees the global positions, if it is `told` the start of its part.
 
-    With the claims about operands, which say the same of their cells, bodies are applied to equals on both sides. A `P`
-    operand's cell is one summand on both sides: the sum is taken out of the body by the lemma `additive-sum`.
+    Together with the equality of operands' cells, bodies have equal arguments on both sides. The cell of a `P` operand
+    is one summand on both sides: the lemma `additive-sum` takes the sum out of the body.
     """
     for name in term.body.positions:
         start = DEVICE * CHUNK if told and name == encoding.factor else z3.IntVal(0)

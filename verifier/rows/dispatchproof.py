@@ -1,14 +1,14 @@
-"""What a dispatch claims beside the split that it is made of: rows that are sent to what they name, and back.
+"""The claims of a dispatch beyond its split: rows are sent to the ranks with the items they name, and back.
 
-A dispatch "e>t" has tokens t and experts e split along one axis. Tokens where the split along e wants copies are
-combined and replicated, that split is run, and its partial sums are reduced to slices of tokens:
+A dispatch "e>t" has tokens t and experts e split along one axis. Where the split along e needs copies of tokens, these
+are combined and replicated. Then the split runs, and its partial sums are reduced to slices of tokens:
 
     op(S(t), S(e)) : S(t)   =   reduce_scatter ∘ op(gather_copy(…), S(e)) : P
 
-Its parts are proven: the split along e as any row rule, the two moves as step rules, forward and, as they are each
-other's adjoints, backward. Layouts have to be those of t and e alone. That only rows which name an expert of a device
-need be sent there takes two facts more: t counts rows of all that is sent and of the result, so that a row is made of
-a row; and a row adds nothing where it does not name the expert.
+The parts are proven: the split along e as any row rule, and the two moves as step rules, forward and, as they are each
+other's adjoints, backward. Layouts must be those of t and e alone. A device needs only the rows that name one of its
+experts, because of two more facts: t counts the rows of everything that is sent and of the result, so each result row
+depends on one row; and a row adds nothing for an expert that it does not name.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from shardwright.verifier.rows.stepproof import prove_steps
 from shardwright.verifier.solver import is_valid, refute
 
 LEMMAS = ("digits", "linear-sum")
-"""What the proofs of these moves rest on."""
+"""The lemmas on which the proofs of these moves rest."""
 
 
 def broken(rule: RowRule, split: RowRule) -> Iterator[Failure]:
-    """What a dispatch claims and does not follow from `split`, its rule along what is named."""
+    """Yield the claims of a dispatch that do not follow from `split`, the rule of its split along the named factor."""
     pattern, choice = rule.shapes(), rule.choice
     named, rows = choice.factors
     if choice not in tuple(Sent.offered(ROWS[rule.row], signature_of(pattern))):
@@ -51,12 +51,12 @@ def broken(rule: RowRule, split: RowRule) -> Iterator[Failure]:
 
 
 def _is_moved(mine: Placement, wanted: Placement, dims: FactorDims, rows: str) -> bool:
-    """Whether slices of rows become the copy, or come from the partial sum, that the split has."""
+    """Return whether slices of rows become the split's copy, or come from its partial sum."""
     return mine.kind == "S" and wanted.kind in "CP" and (rows,) in dims and holds_alone(dims, mine, rows)
 
 
 def _not_alone(rule: RowRule) -> Iterator[Failure]:
-    """A row that does not name an expert has to add nothing there."""
+    """Yield a failure unless a row adds nothing for an expert that it does not name."""
     if rule.row not in BODIES:
         yield Failure(f"what {rule.row} adds to a row that does not name the expert is not known")
         return

@@ -1,4 +1,4 @@
-"""Proves a row rule: forward, and the gradient of every operand, for all sizes and degrees."""
+"""The proof of a row rule: forward, and the gradient of every operand, for all sizes and degrees."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ INDEX_LEMMAS = ("cancel", "digits", "euclid", "exact", "range")
 
 
 def prove(rule: RowRule) -> Proof:
-    """Prove the rule as it stands. Anything but a proof is a `Failure`: which claim broke, and for which sizes."""
+    """Prove the rule as it stands. Otherwise the `failure` of the result names the broken claim and the sizes."""
     if rule.choice.moves:
         return _composed(rule)
     pattern, used = rule.shapes(), set[str]()
@@ -40,16 +40,16 @@ def prove(rule: RowRule) -> Proof:
 
 @lru_cache(maxsize=8192)
 def proven(rule: RowRule) -> Proof:
-    """The proof of a row rule, made once: placement rules rest on the same few."""
+    """Return the proof of a row rule, made once, as placement rules rest on the same few row rules."""
     return prove(rule)
 
 
 _BEYOND: Mapping[type[Choice], Callable[[RowRule, RowRule], Iterator[Failure]]] = {Sent: dispatchproof.broken}
-"""By kind of choice that is composed: what breaks of what it claims beside the rule of what each device computes."""
+"""The checks of composed choices, by kind: they yield failures of the claims beyond the rule of the inner split."""
 
 
 def _composed(rule: RowRule) -> Proof:
-    """A choice that is composed: what each device computes, between two moves."""
+    """Prove the rule of a composed choice: the computation of each device, between two moves."""
     try:
         split = derive(rule.row, rule.shapes(), rule.choice.inner)
     except (GraphError, RuleError) as error:
@@ -74,7 +74,7 @@ def _ill_formed(rule: RowRule, pattern: Pattern) -> Failure | None:
 
 
 def _unguarded(rule: RowRule, pattern: Pattern) -> Failure | None:
-    """The counterexample that a missing guard lets in."""
+    """Return the counterexample that a missing guard admits, or None."""
     x, y = z3.Real("x"), z3.Real("y")
     for factor in (factor for factor in rule.choice.factors if f"k | {factor}" not in rule.guard):
         size = z3.Int(f"N_{factor}")
@@ -104,7 +104,7 @@ def _failed_term(rule: RowRule, term: IndexTerm, used: set[str]) -> Failure | No
 
 @lru_cache(maxsize=65536)
 def _broken_claim(term: IndexTerm, factor: str | None, told: bool, localizing: str, localized: bool) -> Failure | None:
-    """The first claim that does not hold. Rows with equal patterns and bodies share the answer."""
+    """Return the first claim that does not hold, or None. Rows with equal patterns and bodies share the answer."""
     encoding, tensors = Encoding(term.pattern, factor), _open(term, factor)
     with premises(encoding.given) as known:
         for title, formula in _claims(term, tensors, encoding, told, localizing, localized):
@@ -117,7 +117,7 @@ _Tensor = tuple[str, FactorDims, Placement]
 
 
 def _open(term: IndexTerm, factor: str | None) -> list[_Tensor]:
-    """The tensors of which more is asked than what holds of each of them alone."""
+    """Return the tensors whose claims do not hold alone."""
     titles = (*(f"operand {number}" for number in range(len(term.operands))), "the result")
     tensors = zip(titles, term.pattern.tensors, (*term.operands, term.result), strict=True)
     return [(title, dims, placement) for title, dims, placement in tensors if not holds_alone(dims, placement, factor)]
@@ -135,7 +135,7 @@ def _claims(
 
 
 def _linearity(rule: RowRule, term: IndexTerm, used: set[str]) -> Failure | None:
-    """Partial operands need a body that is jointly linear in exactly them."""
+    """Return a failure unless the body is jointly linear in exactly the partial operands."""
     partial = frozenset(i for i, p in enumerate(term.operands) if p.kind == "P") - term.body.ignores
     if not partial:
         return None
@@ -155,7 +155,7 @@ def _linearity(rule: RowRule, term: IndexTerm, used: set[str]) -> Failure | None
 
 
 def _additivity(row: str, num_operands: int, partial: frozenset[int]) -> tuple[Formula, list[Formula]]:
-    """body(x + y) = body(x) + body(y) and body(0) = 0, where x, y differ in the partial operands alone."""
+    """Return body(x + y) = body(x) + body(y) and body(0) = 0, where x and y differ in the partial operands alone."""
     common = [z3.Real(f"x{i}") for i in range(num_operands)]
     x = [z3.Real(f"a{i}") if i in partial else v for i, v in enumerate(common)]
     y = [z3.Real(f"b{i}") if i in partial else v for i, v in enumerate(common)]

@@ -1,15 +1,15 @@
-"""Index semantics: what every row of the op table computes, as a sum over digits of an uninterpreted body.
+"""Index semantics: every row of the op table computes a sum over digits of an uninterpreted body.
 
     result[m] = Σ_s body(x_0[m, s], x_1[m, s], …)        m: digits of map factors, s: digits of summed factors
 
 An operand's *cell* at given digits is a function of its fixed factors' digits, and so is the result's: layer_norm maps
-a row to a row. The body is uninterpreted; what is known of it is in `Body`. The *adjoint* of operand j follows by the
-chain rule and has the same form, with the gradient dy of the result as one more operand:
+a row to a row. The body is uninterpreted; `Body` has the known facts. The *adjoint* of operand j follows by the chain
+rule and has the same form, with the gradient dy of the result as one more operand:
 
     gradient_j[digits of operand j] = Σ_{all other digits} ∂_j body(x_0, x_1, …) · dy[m]
 
-∂_j body · dy is linear in dy. Where the body is jointly linear in operands J: for j in J it does not depend on x_J, and
-for j outside J it is linear in x_J.
+∂_j body · dy is linear in dy. If the body is jointly linear in the operands J, then ∂_j body · dy does not depend on
+x_J for j in J, and is linear in x_J for j outside J.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from shardwright.verifier.logic import Number, z3
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """What is known of a body.
+    """The known facts about a body.
 
-    positions  factors whose global digit the body sees: where in a random draw it stands, which vocabulary entry it is
+    positions  factors whose global digit the body sees: its place in a random draw, the number of a vocabulary entry
     linear     sets of operands in which it is jointly linear
-    ignores    operands that it does not depend on
+    ignores    operands on which it does not depend
     """
 
     positions: tuple[str, ...] = ()
@@ -40,7 +40,7 @@ class Body:
 
 @dataclass(frozen=True, slots=True)
 class IndexTerm:
-    """One semantic term with the layouts that a rule claims for it: what there is to prove."""
+    """A semantic term with the layouts that a rule claims for it, which is to be proven."""
 
     title: str
     pattern: Pattern
@@ -50,12 +50,12 @@ class IndexTerm:
 
 
 def forward(rule: RowRule) -> IndexTerm:
-    """The claim about the operator itself."""
+    """Return the claim about the operator itself."""
     return IndexTerm("forward", rule.shapes(), _body(rule), rule.operands, rule.result)
 
 
 def adjoint(rule: RowRule, operand: int) -> IndexTerm:
-    """The claim about the gradient of one operand: dual layouts, and the same values at hand as in forward."""
+    """Return the claim about the gradient of one operand: dual layouts, and the same operands as in forward."""
     pattern, body = rule.shapes(), _body(rule)
     dy = len(pattern.operands)
     turned = Pattern((*pattern.operands, pattern.result), pattern.operands[operand], pattern.fixed)
@@ -67,7 +67,7 @@ def adjoint(rule: RowRule, operand: int) -> IndexTerm:
 
 
 def terms(rule: RowRule) -> Iterator[IndexTerm]:
-    """All that a rule claims: of the operator, and of the gradient of every operand."""
+    """Yield all claims of a rule: about the operator, and about the gradient of every operand."""
     yield forward(rule)
     yield from (adjoint(rule, operand) for operand in range(len(rule.operands)))
 
@@ -97,4 +97,4 @@ BODIES: dict[str, Callable[[list[Number]], Number]] = {
     "experts": lambda x: z3.If(x[1] == z3.Real("position"), x[2] * _hidden(x[0], x[3]) * x[4], z3.RealVal(0)),
     **dict.fromkeys(("embedding", "pick"), lambda x: z3.If(x[1] == z3.Real("position"), x[0], z3.RealVal(0))),
 }
-"""Bodies that are written out, for cells that are numbers: their linearity is proven, not taken from the row."""
+"""The bodies that are written out, for cells that are numbers; their linearity is proven, not taken from the row."""

@@ -1,9 +1,9 @@
-"""Proves rules of the parallel operators: device by device, and by what they denote.
+"""The proof of rules of the parallel operators: device by device, and by the denoted tensors.
 
 A dimension that is sharded `S(d, n)` on an axis of degree k is indexed by digits (block, device, rest): by the lemma
-`digits`, d = n·k·w has exactly these indices. Device p of a shard holds the elements whose device digit is p. What is
-held is a function from (device on every axis, digits of every dimension) to an element of the logical tensor X, or, on
-a `P` axis, of summands x with X = Σ_p x_p; after a reduction it is a sum of such elements.
+`digits`, d = n·k·w has exactly these indices. Device p of a shard holds the elements whose device digit is p. The state
+of devices is a function from (device on every axis, digits of every dimension) to an element of the logical tensor X,
+or, on a `P` axis, of summands x with X = Σ_p x_p. After a reduction it is a sum of such elements.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ DEGREE = {"a": z3.Int("k"), "b": z3.Int("l")}
 
 @dataclass(frozen=True, eq=False)
 class Summed:
-    """Σ over devices of x[index]: `over` are axes, each with a number of its own for the device."""
+    """The sum Σ over devices of x[index]; `over` lists the axes, each with a symbol for the device."""
 
     index: tuple[Number, ...]
     over: tuple[tuple[str, Number], ...] = ()
 
     def equals(self, other: Summed, given: list[Formula]) -> bool:
-        """Whether the sums pair up, element by element."""
+        """Return whether two sums have equal elements, in some order of their axes."""
         inside = [z3.And(p >= 0, p < DEGREE[axis]) for axis, p in self.over]
         return len(self.over) == len(other.over) and any(
             [axis for axis, _ in order] == [axis for axis, _ in self.over]
@@ -41,7 +41,7 @@ class Summed:
         )
 
     def _equal_index(self, other: Summed, order: tuple[tuple[str, Number], ...]) -> Formula:
-        """The indices are equal where the other's devices are called what ours are."""
+        """Return the formula that the indices are equal after the other's device symbols are renamed to ours."""
         swap = [(theirs, ours) for (_, theirs), (_, ours) in zip(order, self.over, strict=True)]
         return z3.And([a == z3.substitute(b, *swap) for a, b in zip(self.index, other.index, strict=True)])
 
@@ -51,14 +51,14 @@ DeviceElement = Callable[[Where], Summed]
 
 @dataclass(frozen=True)
 class DeviceState:
-    """What every device holds, and in which layouts."""
+    """The element that every device holds, and the layouts."""
 
     places: Mapping[str, SymbolicLayout]
     element: DeviceElement
 
 
 def prove_steps(rule: StepRule) -> Failure | None:
-    """None if both chains lead to the same layouts and values on every device, and denote what they started from."""
+    """Return None if both chains lead to the same layouts and values, and denote the initial tensor; or a failure."""
     try:
         ends, digits = (rule.end(rule.left), rule.end(rule.right)), _digits(rule)
     except RuleError as error:
@@ -79,7 +79,7 @@ def prove_steps(rule: StepRule) -> Failure | None:
 
 
 def _digits(rule: StepRule) -> dict[str, str]:
-    """The axis whose device digit every sharded dimension has."""
+    """Return the axis of every sharded dimension's device digit; raise if two axes shard a dimension."""
     found: dict[str, str] = {}
     for axis, dim, _ in rule.shards:
         if found.setdefault(dim, axis) != axis:
@@ -88,7 +88,7 @@ def _digits(rule: StepRule) -> dict[str, str]:
 
 
 def _start(rule: StepRule, digits: Mapping[str, str]) -> DeviceElement:
-    """The logical tensor as the devices hold it; on `P` axes, one summand each."""
+    """Return the devices' elements of the logical tensor; on `P` axes, one summand each."""
     places = dict(rule.start)
     partial = [axis for axis, place in rule.start if place.kind == "P"]
 
@@ -120,17 +120,17 @@ def _summed(element: DeviceElement, axis: str) -> DeviceElement:
 
 
 def _sliced(element: DeviceElement, axis: str, dim: str) -> DeviceElement:
-    """Device p keeps what has its digit."""
+    """Return the element after a slicing: device p keeps the elements with its digit."""
     return lambda where: element({**where, f"{dim}:{axis}": where[f"p:{axis}"]})
 
 
 def _gathered(element: DeviceElement, axis: str, dim: str) -> DeviceElement:
-    """Every element comes from the device that its digit names."""
+    """Return the element after a gather: every element comes from the device that its digit names."""
     return lambda where: element({**where, f"p:{axis}": where[f"{dim}:{axis}"]})
 
 
 def _moved(element: DeviceElement, move: SymbolicStep, before: SymbolicLayout) -> DeviceElement:
-    """What the devices hold after one step."""
+    """Return the devices' elements after one step."""
     axis = move.axis
     match move.op:
         case "partition":
@@ -150,12 +150,12 @@ def _moved(element: DeviceElement, move: SymbolicStep, before: SymbolicLayout) -
 
 
 def _kept(element: DeviceElement, axis: str, dim: str, receiver: Where) -> DeviceElement:
-    """What every device sends to the receiver: its slice number `receiver`."""
+    """Return the element that every device sends to the receiver: its slice number `receiver`."""
     return lambda where: element({**where, f"{dim}:{axis}": receiver[f"p:{axis}"]})
 
 
 def _denoted(value: DeviceState) -> DeviceElement:
-    """The logical tensor: gather shards, sum partial values, take any copy."""
+    """Return the denoted logical tensor: gather shards, sum partial values, take any copy."""
     element = value.element
     for axis, place in value.places.items():
         if place.kind == "S":
@@ -166,7 +166,7 @@ def _denoted(value: DeviceState) -> DeviceElement:
 
 
 def _everywhere(rule: StepRule, digits: Mapping[str, str]) -> tuple[Where, list[Formula]]:
-    """A symbolic device and a symbolic element."""
+    """Return a symbolic device and element, and the assumptions about them."""
     where = {f"p:{axis}": z3.Int(f"p_{axis}") for axis, _ in rule.start}
     given = [DEGREE[axis] >= 1 for axis, _ in rule.start]
     given += [z3.And(where[f"p:{axis}"] >= 0, where[f"p:{axis}"] < DEGREE[axis]) for axis, _ in rule.start]
