@@ -1,16 +1,16 @@
 """The verifier: why a substitution may be used.
 
-docs/proofs.md says what is claimed and trusted. What others ask:
+docs/proofs.md says what is claimed and trusted. Used from outside:
 
     choices        the choices and rules that a search may use, each certified
     judge          certifies or refutes one rule, and never fails
-    certificates   what a proof rests on; takes all proofs that there are for a rule
+    certificates   certificates, which need all proofs of a rule's kind, and name their axioms
     rulefile       rules from a file of the user's
     catalogue      rules with certificates, as a file
     store          proofs that are kept
-    describe       a proof in words
+    describe       types of a rule's terms in words
 
-Rooms of proofs, which nobody else enters:
+Folders of proofs, used only inside the verifier:
 
     rows/          row rules, and rules of the parallel operators
     algebra/       serial rules, first proof
@@ -18,15 +18,15 @@ Rooms of proofs, which nobody else enters:
     placement/     placement rules
     falsifiers/    counterexamples
 
-What they share:
+Shared by these folders:
 
-    proof          what comes of a proof
-    lemmas         what every proof stands on: integers, digits, finite sums, laws
+    proof          the result of a proof
+    lemmas         the lemmas under every proof: integers, digits, finite sums, laws
     routing        equations of mixtures of experts
-    fit            rules that no tensors fit, which say nothing
-    guards         a guard that would mend a refuted rule
+    fit            rules that no tensors fit, which claim nothing
+    guards         a guard under which a refuted rule is true
     solver, logic  Z3, and formulas
-    limits         ends what takes too long
+    limits         time limits
 
-Imports `substitutions` and `pcg`; imported by `shardwright`, which hands the search what is certified.
+Imports `substitutions` and `pcg`; imported by `shardwright`, which gives the search the certified rules.
 """

@@ -1,15 +1,15 @@
-"""The catalogue: the file of rules (docs/rules.md), and the certificates that they earned, which no such file holds.
+"""The catalogue: a file of rules (docs/rules.md), and their certificates, which such a file does not contain.
 
     {"version": 1, "generator": {…}, "rules": [
     {"form": "equation", "name": "linear_of_sum", …},
     …]}
 
-One is shipped (`rules.json`, everything the model zoo needs), with its proofs beside it (`store`), by rule hash; what
-it lacks is proven on demand, in milliseconds, and kept for the process. After a change to the prover or to the
-semantics of a row, the proofs are ignored as a whole and everything is proven anew.
+One catalogue is shipped (`rules.json`, all rules that the model zoo needs), with its proofs beside it (`store`), by
+rule hash. A missing rule is proven on demand, in milliseconds, and kept for the process. After a change to the prover
+or to the semantics of a row, all shipped proofs are ignored and everything is proven anew.
 
-This reader is for files that we wrote: it hashes every rule and parses one when it is asked for. `rulefile` reads files
-of any origin, and says of each rule what is wrong with it.
+This reader is for files that we wrote: it hashes every rule and parses a rule only when it is asked for. `rulefile`
+reads files of any origin, and reports the problem of each rule.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from shardwright.verifier.store import Verdicts
 VERSION = 1
 SHIPPED = Path(__file__).with_name("rules.json")
 NOTES = ("certificate", "implied_by", "search")
-"""What an entry of a file says about its rule. Nobody reads a certificate there: older versions wrote one."""
+"""The fields of an entry besides its rule. A certificate there is ignored: older versions wrote one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What a catalogue knows of a rule besides its proof.
+    """The facts about a rule in a catalogue besides its proof.
 
     implied_by    names of rules of the catalogue from which this one follows; the search needs only those
-    search        whether the search tries the rule; others are steps of proofs
+    search        True if the search tries the rule; other rules are steps of proofs
     """
 
     implied_by: tuple[str, ...] = ()
@@ -70,26 +70,26 @@ class Catalogue:
 
     @property
     def rules(self) -> Mapping[str, Rule]:
-        """Every rule; those of a file are parsed now."""
+        """The rules by hash; those of a file are parsed now."""
         return {key: self.rule(key) for key in self}
 
     def rule(self, key: str) -> Rule:
-        """The rule of this hash."""
+        """Return the rule with this hash."""
         if key not in self._rules:
             self._rules[key] = rule_from_json(self._data[key])
         return self._rules[key]
 
     def note(self, key: str) -> Note:
-        """What else is known of the rule of this hash."""
+        """Return the note of the rule with this hash."""
         return self.notes.get(key, PLAIN)
 
     def add(self, rule: Rule, certificate: Certificate | None = None, note: Note = PLAIN) -> None:
-        """Keep a rule, with its certificate if it has one."""
+        """Add a rule, with its certificate if it has one."""
         self._rules[rule.hash] = rule
         self.take(rule.hash, rule.to_json(), certificate, note)
 
     def take(self, key: str, data: Mapping[str, Any], certificate: Certificate | None, note: Note = PLAIN) -> None:
-        """Keep a rule of this hash and JSON form, which is parsed when it is asked for."""
+        """Add a rule with this hash and JSON form, which is parsed only when it is asked for."""
         self._data[key] = data
         if certificate is not None:
             self.certificates[key] = certificate
@@ -97,7 +97,7 @@ class Catalogue:
             self.notes[key] = note
 
     def merge(self, other: Catalogue, forms: Collection[str]) -> None:
-        """Take the other catalogue's rules of these forms, and what is known of them."""
+        """Add the other catalogue's rules of these forms, with their certificates and notes."""
         for key in other:
             data = other.json(key)
             if key not in self and data["form"] in forms:
@@ -108,17 +108,17 @@ class Catalogue:
                     self.notes[key] = other.notes[key]
 
     def searched(self) -> tuple[Equation, ...]:
-        """The certified serial equations that a search profits from: neither implied by others nor steps of proofs."""
+        """Return the certified serial equations for a search: neither implied by others nor steps of proofs."""
         proven = (key for key in self if key in self.certificates and self.note(key) == PLAIN)
         wanted = (self.rule(key) for key in proven if json_kind(self.json(key)) == "serial")
         return tuple(rule for rule in wanted if isinstance(rule, Equation))
 
     def forms(self) -> frozenset[str]:
-        """The forms of rules that it holds."""
+        """Return the forms of rules in the catalogue."""
         return frozenset(str(self.json(key)["form"]) for key in self)
 
     def json(self, key: str) -> Mapping[str, Any]:
-        """The JSON form of a rule, without its certificate."""
+        """Return the JSON form of a rule, without its certificate."""
         return self._data[key]
 
     def save(self, path: Path) -> None:
@@ -129,7 +129,7 @@ class Catalogue:
         write_whole(path, text, "the rules", RuleError, make_folder=True)
 
     def sorted(self) -> list[str]:
-        """The hashes of all rules: rows, steps and equations, each by name."""
+        """Return the hashes of all rules: rows, steps and equations, each by name."""
         order = {"row": 0, "steps": 1, "equation": 2}
 
         def place(key: str) -> tuple[int, str, str]:
@@ -148,7 +148,7 @@ class Catalogue:
 
     @classmethod
     def load(cls, path: Path = SHIPPED) -> Catalogue:
-        """Read a catalogue that we wrote; an empty one where there is none. Certificates are those of the package.
+        """Read a catalogue that we wrote; return an empty one if there is no file. Certificates are the package's.
 
         Raises `RuleError` for a file that is not a catalogue, or of another version.
         """
@@ -164,7 +164,7 @@ class Catalogue:
 
 
 def plain(entry: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-    """The hash and the JSON form of an entry's rule, without what else is said of it."""
+    """Return the hash and the JSON form of an entry's rule, without notes."""
     data = {name: value for name, value in entry.items() if name not in NOTES}
     return digest(data), data
 
@@ -173,9 +173,9 @@ MAX_BYTES = 1 << 28
 
 
 def read_head(path: Path) -> Mapping[str, Any]:
-    """The JSON of a rule file, of which version and the list of rules are checked; nothing of the rules is.
+    """Return the JSON of a rule file. Its version and the list of rules are checked, but not the rules themselves.
 
-    A key that occurs twice in an object is renamed, so that whoever reads the object objects to it.
+    A key that occurs twice in an object is renamed, so that the reader of the object rejects it.
     """
     data = _parsed(path)
     if not isinstance(data, dict) or not {"version", "rules"} <= data.keys():
@@ -219,7 +219,7 @@ def _parsed(path: Path) -> object:
         raise RuleError(f"{path}: line {error.lineno}: expected JSON, got: {error.msg}; {advice}") from None
     except RecursionError:
         raise RuleError(f"{path}: expected rules, got JSON nested too deeply") from None
-    except ValueError as error:  # a number of more digits than Python reads
+    except ValueError as error:  # a number with more digits than Python reads
         raise RuleError(f"{path}: expected rules, got a value that cannot be read: {error}") from None
 
 

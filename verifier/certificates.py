@@ -1,7 +1,7 @@
-"""Certificates: which rules are proven, from what, and with what. The search asks here and nowhere else.
+"""Certificates: the proven rules, their axioms and their provers. The search trusts only these.
 
-Equations have two proofs that share no algebra (docs/proofs.md). A certificate takes both: what only one of them proves
-is unknown. `store` keeps certificates by the hash of their rule; a file of rules cannot claim one.
+Equations have two proofs that share no algebra (docs/proofs.md). A certificate needs both: a rule that only one of them
+proves is unknown. `store` keeps certificates by the hash of their rule; a file of rules cannot claim one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PROOFS: Mapping[str, tuple[str, ...]] = {
     "serial": ("normal forms", "real arithmetic"),
     "placement": ("typing and erasure", "typed denotation"),
 }
-"""The proofs that there are of every kind of rule, the first one being that of the axioms. A certificate needs all."""
+"""The proofs of every kind of rule. A certificate needs all of them, and its axioms are those of the first."""
 SCOPE = "over the reals; all sizes that satisfy the guard; every degree k ≥ 1; forward and all gradients"
 
 
@@ -45,7 +45,7 @@ class Certificate:
 
     @classmethod
     def of(cls, rule: Rule, axioms: tuple[str, ...]) -> Certificate:
-        """The certificate of a rule that this prover proved just now."""
+        """Return the certificate of a rule that this prover has just proven."""
         from shardwright.verifier.solver import version
 
         return cls(rule.hash, rule.name, axioms, rule_guard(rule), version(), PROOFS[kind_of(rule)])
@@ -54,7 +54,7 @@ class Certificate:
     def of_json(
         cls, key: str, data: Mapping[str, Any], axioms: tuple[str, ...], guard: tuple[str, ...], solver: str
     ) -> Certificate:
-        """The certificate of a rule that was proven before, from its hash and its JSON form."""
+        """Return the certificate of a rule that was proven before, from its hash and its JSON form."""
         return cls(key, json_name(data), axioms, guard, solver, PROOFS[json_kind(data)])
 
 
@@ -63,11 +63,11 @@ Outcome = Literal["certified", "refuted", "unknown", "malformed"]
 
 @dataclass(frozen=True, slots=True)
 class RuleVerdict:
-    """What became of a rule.
+    """The verdict on a rule.
 
-    reason    what broke, where it is not certified: a counterexample as small tensors where one was found
+    reason    the reason why it is not certified: a counterexample as small tensors if one was found
     hint      a guard under which a refuted rule is true, if one was found
-    final     whether the same prover says the same again: not where time or the process ended first
+    final     True if the same prover would give the same verdict; False if time or the process ended first
     """
 
     outcome: Outcome
@@ -87,7 +87,7 @@ _FORMS = ("equations", "expressions", "fields", "placement", "terms", "rules/att
 
 @lru_cache(maxsize=1)
 def prover_digest() -> str:
-    """Names the prover: its source, the form of the rules, and of every row what proofs depend on."""
+    """Return a hash of the prover: its source, the form of the rules, and each row's facts on which proofs depend."""
     root, digest = Path(__file__).parents[1], hashlib.sha256()
     sources = [root / "verifier" / name for name in _PROVER]
     sources += [root / "substitutions" / f"{name}.py" for name in _FORMS]
@@ -105,11 +105,11 @@ def prover_digest() -> str:
 
 
 def certify(rule: Rule) -> Certificate | str:
-    """Prove a rule now: its certificate, or why there is none.
+    """Prove a rule now; return its certificate, or the reason why there is none.
 
-    A row rule's pattern is taken as given where attributes have a part in the row's factors (`softmax`, `reshape`): the
-    certificate is about operators of that pattern, if there are any. The search derives patterns from operators, and
-    `judge` calls those unknown that were not seen in one.
+    If attributes take part in a row's factors (`softmax`, `reshape`), the pattern of a row rule is taken as given: the
+    certificate is about operators with this pattern, if there are any. The search derives patterns from operators, and
+    `judge` calls a rule unknown if its pattern was not seen in an operator.
     """
     try:
         proof = prove(rule)
@@ -119,7 +119,7 @@ def certify(rule: Rule) -> Certificate | str:
 
 
 def prove(rule: Rule) -> Proof:
-    """The first proof, or what broke, in it or in the second one. Z3 is only loaded here."""
+    """Return the first proof, or the failure of it or of the second proof. Z3 is only loaded here."""
     from shardwright.verifier.fit import checked
 
     proof = _first_proof(rule)
@@ -130,7 +130,7 @@ def prove(rule: Rule) -> Proof:
 
 
 def _unconfirmed(rule: Equation) -> Failure | None:
-    """What is said of an equation that its first proof proves, and its second one does not."""
+    """Return the failure of an equation that the second proof does not confirm, or None."""
     from shardwright.verifier.placement.denotation import denotes_equal
     from shardwright.verifier.reals.realproof import equal_in_reals
 
@@ -154,5 +154,5 @@ def _first_proof(rule: Rule) -> Proof:
 
 
 def rule_guard(rule: Rule) -> tuple[str, ...]:
-    """The conditions of a rule as text."""
+    """Return the conditions of a rule as text."""
     return tuple(map(str, rule.guard))

@@ -1,4 +1,4 @@
-"""The split choices that the search may use: those of the op table that carry a certificate.
+"""The split choices that the search may use: the op table's choices with a certificate.
 
 certified = Certified()
 certified(node, [graph.types[i] for i in node.inputs])      frozenset({"R", "C", "P0", "b", "o", …})
@@ -34,10 +34,10 @@ _RuleKey = tuple[str, Pattern, Choice]
 
 @dataclass
 class Certified:
-    """Answers which choices of a node are proven. Rules that the store lacks are proven when they are first asked for.
+    """The certified choices of nodes. Rules that the store lacks are proven when they are first asked for.
 
-    only    forms of rules ("row", "steps", "equation") of which the store holds all there are; others are refused
-    used    certificates that were given out, by rule hash: what a plan's proof refers to
+    only    forms of rules ("row", "steps", "equation") for which only the store's rules are allowed
+    used    certificates that were given out, by rule hash, to which a plan's proof refers
     """
 
     store: Catalogue = field(default_factory=Catalogue.load)
@@ -47,9 +47,9 @@ class Certified:
     _rules: dict[_RuleKey, Certificate | str] = field(default_factory=dict)
 
     def __call__(self, node: Node, operands: Sequence[TensorType], blocked: Sequence[Choice] = ()) -> frozenset[Choice]:
-        """The certified choices of one operator; `GraphError` where shapes do not fit.
+        """Return the certified choices of one operator; raise `GraphError` if shapes do not fit.
 
-        `blocked` lists splits in blocks to judge too: there are too many of them to judge unasked.
+        `blocked` lists splits in blocks to judge, too; there are too many to judge all of them.
         """
         if node.op == OPAQUE:
             return frozenset([WHOLE])
@@ -57,13 +57,13 @@ class Certified:
         return frozenset([*plain, *(choice for choice in blocked if not self.reason(node, operands, choice))])
 
     def of(self, graph: Graph, node: Node) -> frozenset[Choice]:
-        """The certified choices of a node of a graph; leaves and parallel operators have none."""
+        """Return the certified choices of a node of a graph; leaves and parallel operators have none."""
         if node.is_leaf or node.is_parallel:
             return frozenset()
         return self(node, [graph.types[name] for name in node.inputs])
 
     def reason(self, node: Node, operands: Sequence[TensorType], choice: Choice) -> str | None:
-        """Why a choice is not certified; None where it is."""
+        """Return the reason why a choice is not certified, or None if it is."""
         if node.op == OPAQUE:
             return None if choice == WHOLE else f"{node.op}: an operator without a row runs on whole tensors only"
         outcomes = self._outcomes(node, operands)
@@ -74,7 +74,7 @@ class Certified:
         return outcomes[choice] or None
 
     def certificate(self, node: Node, operands: Sequence[TensorType], choice: Choice) -> Certificate | None:
-        """The certificate of one choice, if it has one."""
+        """Return the certificate of one choice, or None."""
         if node.op == OPAQUE or self.reason(node, operands, choice) is not None:
             return None
         site = _Site.of(node, operands, choice)
@@ -82,29 +82,28 @@ class Certified:
         return found if isinstance(found, Certificate) else None
 
     def equations(self, names: Iterable[str] = SEARCHED) -> tuple[Equation, ...]:
-        """The algebraic rules that are proven: those of a file where `only` says so, else the hand-named ones."""
+        """Return the proven algebraic rules: those of the file if `only` has equations, else the rules in `names`."""
         if "equation" in self.only:
             return self.store.searched()
         return tuple(CATALOGUE[name] for name in names if isinstance(self._prove(CATALOGUE[name]), Certificate))
 
     def by_name(self) -> Mapping[str, Equation]:
-        """The algebraic rules that are proven, by name; nothing else rewrites a graph."""
+        """Return the proven algebraic rules by name; only these rewrite a graph."""
         return {rule.name: rule for rule in self.equations()}
 
     def steps(self) -> tuple[StepRule, ...]:
-        """The rules of the parallel operators that are proven."""
+        """Return the proven rules of the parallel operators."""
         return tuple(rule for rule in STEP_RULES.values() if isinstance(self._prove(rule), Certificate))
 
     @classmethod
     def of_file(
         cls, path: Path, note: Callable[[str], None] = lambda text: None, judged: Jury = one_by_one
     ) -> Certified:
-        """What a rule file allows. It is the only source of the forms of rules that it holds.
+        """Return the choices that a rule file allows. It is the only source of the forms of rules that it contains.
 
-        The file only proposes: rules that this machine has not judged yet are `judged` now, and what comes of them is
-        kept. `note` is told of those that are left out.
-
-        Raises `RuleError` where the file cannot be read, or no rule of it can be used.
+        The file only proposes rules: those that this machine has not judged yet are `judged` now, and their verdicts
+        are kept. `note` is called with a text on each rule that is left out.
+        Raises `RuleError` if the file cannot be read, or if none of its rules can be used.
         """
         verdicts = Verdicts.here()
         file = read_rules(path, verdicts)
@@ -139,7 +138,7 @@ class Certified:
         return proven
 
     def _outcomes(self, node: Node, operands: Sequence[TensorType]) -> dict[Choice, str]:
-        """Every choice that the row offers, with the reason why it is not certified, or ""."""
+        """Return every choice that the row offers, with the reason why it is not certified, or ""."""
         key = (node.op, node.attrs, tuple((t.shape, t.dtype) for t in operands))
         if key not in self._nodes:
             self._nodes[key] = self._judge(node, operands)
@@ -152,7 +151,7 @@ class Certified:
         return {choice.renamed(names): self._reason(node, site, choice) for choice in found}
 
     def _judge_blocked(self, node: Node, operands: Sequence[TensorType], choice: Choice) -> str:
-        """Why a split within blocks is not certified, or "": the rule of the factor string with that factor refined."""
+        """Return the reason why a split within blocks is not certified, or ""; its rule has a refined factor string."""
         if (row := ROWS[node.op]).random or row.offset in choice.factors:
             return f"{node.op} needs consecutive parts; it is not split in blocks"
         try:
@@ -166,7 +165,7 @@ class Certified:
         return found if isinstance(found, str) else site.violated(found.guard)
 
     def _certify(self, row: str, pattern: Pattern, choice: Choice) -> Certificate | str:
-        """From the store, or proven now; nothing unproven comes out of here."""
+        """Return a certificate, from the store or by a proof now, or the reason why there is none."""
         key = (row, pattern, choice)
         if key not in self._rules:
             self._rules[key] = self._look_up(row, pattern, choice)
@@ -185,7 +184,7 @@ class Certified:
 
 @dataclass(frozen=True, slots=True)
 class _Site:
-    """One operator as rules see it: its pattern, the pattern's letter for each factor, and what guards speak about."""
+    """An operator as rules see it: its pattern, the pattern's letter for each factor, and the terms of guards."""
 
     pattern: Pattern
     letters: Mapping[str, str]
@@ -195,7 +194,7 @@ class _Site:
 
     @classmethod
     def of(cls, node: Node, operands: Sequence[TensorType], choice: Choice = WHOLE) -> _Site:
-        """The site of a node; a split in blocks refines its factor."""
+        """Return the site of a node; a split in blocks refines its factor."""
         row, attrs = ROWS[node.op], dict(node.attrs)
         signature = row.signature([t.shape for t in operands], attrs)
         if choice.blocks > 1 and (factor := signature.index(choice.factors[0])) is not None:
@@ -207,12 +206,12 @@ class _Site:
         return cls(pattern, letters, sizes, row.result_dtype(dtypes, attrs), row.partial_sets(dtypes, attrs))
 
     def letter(self, choice: Choice) -> Choice:
-        """The choice in the pattern's letters."""
+        """Return the choice in the pattern's letters."""
         refined = self.letters.keys() >= set(choice.factors)
         return (choice.unblocked if refined else choice).renamed(self.letters)
 
     def violated(self, guard: Sequence[str]) -> str:
-        """The first guard that this operator cannot satisfy at any degree, in words; "" if there is none."""
+        """Return in words the first guard that this operator cannot satisfy at any degree; "" if there is none."""
         for condition in guard:
             if condition.startswith("k | ") and min(self.sizes.values()) < 1:
                 return f"guard {condition!r}: a factor has size 0"
@@ -226,6 +225,6 @@ class _Site:
 
 
 def rule_of(node: Node, operands: Sequence[TensorType], choice: Choice) -> RowRule:
-    """The rule behind a choice of a node."""
+    """Return the rule of a node's choice."""
     site = _Site.of(node, operands, choice)
     return derive(node.op, site.pattern, site.letter(choice))

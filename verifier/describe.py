@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 @dataclass
 class TermTypes:
-    """`str` of a term's type, such as `[m o] P`; "" where the verifier cannot tell."""
+    """A function that returns a term's type as text, such as `[m o] P`; "" if the verifier cannot derive it."""
 
     rule: Equation
     _evaluator: Evaluator | None = field(init=False)
@@ -33,7 +33,7 @@ class TermTypes:
         self._typing = _reached(lambda: Typing(rule)) if rule.axes else None
 
     def __call__(self, term: Term) -> str:
-        """The dims, and for a placement rule the layouts, one per axis."""
+        """Return the dims, and for a placement rule the layouts, one per axis."""
         return f"{self._dims(term)} {self._layouts(term)}".strip()
 
     def _dims(self, term: Term) -> str:
@@ -50,7 +50,7 @@ class TermTypes:
         return "ill-typed" if found is None else " ".join(map(self._layout, found.layouts))
 
     def _layout(self, layout: Layout) -> str:
-        """Sizes stand for primes there; the number of blocks is written as their product again."""
+        """Return a layout as text; the typing's sizes are primes, so the number of blocks is written in names again."""
         assert self._typing is not None
         if layout.blocks == 1:
             return str(layout)
@@ -62,7 +62,7 @@ class TermTypes:
 
 
 def _reached(find: Callable[[], T]) -> T | None:
-    """What the verifier finds; None where it cannot."""
+    """Return the result of `find`, or None if the verifier fails."""
     try:
         return find()
     except (ShardwrightError, Late, *BEYOND):

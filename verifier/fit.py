@@ -1,8 +1,8 @@
-"""Rules that say nothing, because no tensors fit them: they are malformed, whatever their sides compute.
+"""The search for malformed rules: no tensors fit them, so they claim nothing, whatever their sides compute.
 
-The guard holds for some sizes; both sides have shapes, which the op table gives, at sizes that satisfy it. Dims of
-different names are different sizes unless the guard, or an operator that sums over both, makes them one. What is not
-decided here, such as shapes with free attributes, is left to the proofs.
+A rule is well-formed if its guard holds for some sizes, and both sides have shapes, by the op table, at such sizes.
+Dims with different names have different sizes unless the guard, or an operator that sums over both, equates them. Cases
+that are not decided here, such as shapes with free attributes, are left to the proofs.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MAX_RANK = 64
 
 
 def checked(rule: Rule, failure: Failure | None) -> Failure | None:
-    """The outcome of a proof, or what is wrong with the rule that was tried: it fits nothing."""
+    """Return the failure of a proof, or instead the reason why the rule is malformed; None if neither."""
     if isinstance(rule, RowRule):
         return _foreign(rule) or failure
     if not isinstance(rule, Equation) or (failure is not None and failure.malformed):
@@ -60,7 +60,7 @@ def _foreign(rule: RowRule) -> Failure | None:
 
 
 def _no_sizes(rule: Equation) -> Failure | None:
-    """The condition that no sizes satisfy together with those before it, if there is one."""
+    """Return the failure of the condition that no sizes satisfy together with those before it, or None."""
     if not rule.guard:
         return None
     rng = random.Random(1)
@@ -86,7 +86,7 @@ def _evaluates(rule: Equation, at: int) -> bool:
 
 
 def _satisfiable(rule: Equation, count: int) -> bool:
-    """Whether Z3 lets the first conditions hold together; True also where it does not know, or cannot say them."""
+    """Return whether the first conditions may hold together; True also if Z3 does not know or cannot express them."""
     symbols = Symbols({*rule.sizes, *rule.axes})
     splices = {name[1:] for _, dims in rule.variables for name in dims.names if name.startswith("*")}
     try:
@@ -102,7 +102,7 @@ def _satisfiable(rule: Equation, count: int) -> bool:
 
 
 def _of_ranks(tree: ast.expr) -> bool:
-    """Whether a condition is about one number of dimensions alone."""
+    """Return whether a condition is about a single number of dimensions."""
     names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} - {"len"}
     return len(names) == 1
 
@@ -111,7 +111,7 @@ def _of_ranks(tree: ast.expr) -> bool:
 
 
 def _no_shapes(rule: Equation) -> Failure | None:
-    """The operator that has no shape at any sizes for which everything before it has one."""
+    """Return the failure of an operator without a shape at all sizes for which the operators before it have one."""
     rng, met = random.Random(2), 0
     left, right = (tuple(map(erase, side)) for side in (rule.left, rule.right))
     trials = {"left": _Trials(rule, left), "right": _Trials(rule, right)}
@@ -131,14 +131,14 @@ def _no_shapes(rule: Equation) -> Failure | None:
 
 
 def _general(rule: Equation, sizes: Mapping[str, Any]) -> bool:
-    """Whether no two dims are equal by accident, and none is 1, so that nothing is broadcast."""
+    """Return whether no two dims are equal by accident, and none is 1, so that nothing is broadcast."""
     defined = set(map(_defined, rule.guard))
     plain = {n for _, dims in rule.variables for n in dims.names if not n.startswith("*")} - defined
     return len({sizes[name] for name in plain}) == len(plain) and all(sizes[name] > 1 for name in plain)
 
 
 def _equated(rule: Equation) -> bool:
-    """Whether the left side fits where it makes sizes of different names equal, as a sum over both does."""
+    """Return whether the left side fits by making sizes with different names equal, as a sum over both does."""
     from shardwright.verifier.algebra.shapes import evaluator, known
 
     try:
@@ -151,7 +151,7 @@ def _equated(rule: Equation) -> bool:
 
 
 class _Trials:
-    """The shapes of one side at many sizes: whether they exist, and where they end if they never do."""
+    """Trials of one side's shapes at many sizes; if they never exist, the first operator without one is reported."""
 
     def __init__(self, rule: Equation, roots: Sequence[Term]) -> None:
         self.rule, self.roots, self.fits = rule, roots, False
@@ -159,7 +159,7 @@ class _Trials:
         self.furthest, self.reached, self.said = -1, 0, ""
 
     def fit(self, sizes: Mapping[str, Any]) -> bool:
-        """Whether the side has shapes at these sizes."""
+        """Return whether the side has shapes at these sizes."""
         shapes: dict[Term, Shape] = {}
         for at, term in enumerate(self.order):
             try:
@@ -184,7 +184,7 @@ class _Trials:
         self.reached += at == self.furthest
 
     def failure(self, side: str) -> Failure | None:
-        """What never fits; None where too few sizes were tried, or free attributes may mend it."""
+        """Return the failure of the term that never fits; None if too few sizes were tried or attributes are free."""
         term = self.order[self.furthest]
         root = next(i for i, root in enumerate(self.roots) if term in subterms(root))
         if self.reached < _ENOUGH or self._open(term):
@@ -192,7 +192,7 @@ class _Trials:
         return _malformed(f"{side}[{root}]", f"{short(term)} has no shape: {self.said}")
 
     def _open(self, term: Term) -> bool:
-        """Whether the shape depends on names that no variable has: they were drawn blindly."""
+        """Return whether the shape depends on names that no variable has, which were drawn blindly."""
         known = {n.lstrip("*") for _, dims in self.rule.variables for n in dims.names}
         known |= set(map(_defined, self.rule.guard))
         shaping = (value for t in applied((term,)) for key, value in t.attrs if _shapes(t, key))
@@ -200,7 +200,7 @@ class _Trials:
 
 
 def _defined(condition: Expression) -> str:
-    """The name that a condition gives a value, or ""."""
+    """Return the name to which a condition gives a value, or ""."""
     match condition.tree:
         case ast.Compare(left=ast.Name(id=name), ops=[ast.Eq()]):
             return name
@@ -209,12 +209,12 @@ def _defined(condition: Expression) -> str:
 
 
 def _shapes(term: Apply, key: str) -> bool:
-    """Whether an attribute may have a part in shapes: it is made of integers."""
+    """Return whether an attribute may take part in shapes, as it consists of integers."""
     return not {"float", "bool", "str", "None"} & set(types(term.op, key))
 
 
 def _pool(rule: Equation) -> tuple[int, ...]:
-    """Sizes to try: small ones, and those that the numbers in the rule ask for."""
+    """Return the sizes to try: small ones, and those related to the numbers in the rule."""
     numbers = {n for n in _numbers(rule) if n > 1}
     wanted = {m for n in numbers for m in (n - 1, n, n + 1, 2 * n, 3 * n, *_divisors(n)) if m > 1}
     return tuple(dict.fromkeys((*SIZES, 8, 9, *sorted(wanted))))
@@ -230,7 +230,7 @@ def _ranks(rule: Equation) -> tuple[int, ...]:
 
 
 def _numbers(rule: Equation) -> Iterator[int]:
-    """The integers that a rule mentions."""
+    """Yield the integers in a rule."""
     attrs = (value for t in rule.operators for _, value in t.attrs)
     for value in (*attrs, *rule.guard):
         yield from (n.value for n in ast.walk(value.tree) if isinstance(n, ast.Constant) and type(n.value) is int)
@@ -240,7 +240,7 @@ def _numbers(rule: Equation) -> Iterator[int]:
 
 
 def _other_types(rule: Equation) -> Failure | None:
-    """An attribute of the right side that may be given what its type does not have, such as None."""
+    """Return the failure of a right side's attribute that may get a value outside its type, such as None; or None."""
     bound: dict[str, set[str]] = {}
     for term in applied(rule.left):
         for key, value in term.attrs:
@@ -257,7 +257,7 @@ def _other_types(rule: Equation) -> Failure | None:
 
 
 def _numeric(tree: ast.expr) -> set[str]:
-    """The names that a condition holds for only if they are numbers: None has no order."""
+    """Return the names that must be numbers for a condition to hold, as None has no order."""
     if not isinstance(tree, ast.Compare):
         return set()
     numbers: set[str] = set()

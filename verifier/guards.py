@@ -1,4 +1,4 @@
-"""The weakest guard under which a rule is true: where a rule is false as it stands, conditions that mend it.
+"""The weakest guard under which a rule is true: conditions that make a false rule true.
 
 Candidates are equations of two sizes, `len(b) > 0`, orders of slice bounds and sizes, and divisibilities. Few
 conditions are tried before more, and weak ones before strong ones.
@@ -26,10 +26,10 @@ MAX_TRIED = 400
 
 
 def weakest_guard(rule: Equation, atoms: Sequence[Expression] | None = None) -> tuple[Expression, ...] | None:
-    """The fewest conditions, added to the rule's own, under which it is certified; None where none are found.
+    """Return the fewest conditions, added to the rule's own, under which it is certified; None if none are found.
 
-    Without `atoms`, candidates are taken from the rule. A placement rule's divisibilities are those that typing asks
-    for. The answer is () where the rule is true as it stands.
+    Without `atoms`, candidates are taken from the rule. For a placement rule, they are the divisibilities that its
+    typing needs. The result is () if the rule is true as it stands.
     """
     if rule.axes:
         return _of_placement(rule)
@@ -46,16 +46,16 @@ def weakest_guard(rule: Equation, atoms: Sequence[Expression] | None = None) -> 
 
 
 def _certified(rule: Equation, extra: Sequence[Expression]) -> bool:
-    """Whether the rule is proven under more conditions, and they can hold together with its own."""
+    """Return whether the rule is proven under more conditions that can hold together with its own."""
     try:
         guarded = replace(rule, guard=(*rule.guard, *extra))
-    except RuleError:  # a condition on what the left side does not bind
+    except RuleError:  # a condition on a name that the left side does not bind
         return False
     return prove_equation(guarded) is None and prove(guarded).certified and (not extra or _applies(guarded))
 
 
 def _applies(rule: Equation) -> bool:
-    """Whether the left side has instances under the guard: a contradiction proves anything."""
+    """Return whether the left side has instances under the guard; a contradiction would prove anything."""
     try:
         return falsify_equation(rule, trials=2) is None
     except RuleError:
@@ -73,7 +73,7 @@ def _of_placement(rule: Equation) -> tuple[Expression, ...] | None:
 
 
 def candidate_atoms(rule: Equation) -> Iterator[Expression]:
-    """Conditions that rules of this kind are true under, weak ones first."""
+    """Yield conditions under which rules of this kind are true, weak ones first."""
     splices = sorted(n[1:] for _, dims in rule.variables for n in dims.names if n.startswith("*"))
     yield from (expression(f"len({b}) > 0") for b in dict.fromkeys(splices))
     sizes = sorted(n for n in rule.sizes if n in rule.bound)
@@ -85,13 +85,13 @@ def candidate_atoms(rule: Equation) -> Iterator[Expression]:
 
 
 def _bounds(rule: Equation) -> Iterator[str]:
-    """The bounds of slices, as text; numbers are ordered already."""
+    """Yield the named bounds of slices, as text; numbers are ordered already."""
     for term in applied(rule.left):
         yield from (str(v) for k, v in term.attrs if k in ("start", "stop") and isinstance(v.tree, ast.Name))
 
 
 def _orders(bounds: Sequence[str], sizes: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Which bound is before which, and which sizes they stay below or above."""
+    """Yield pairs (a, b) for conditions a <= b: between bounds, and between bounds and sizes."""
     yield from permutations(bounds, 2)
     for bound in bounds:
         for size in sizes:
@@ -101,6 +101,6 @@ def _orders(bounds: Sequence[str], sizes: Sequence[str]) -> Iterator[tuple[str, 
 
 
 def _opaque(rule: Equation) -> Iterator[str]:
-    """Permutations by name."""
+    """Yield the names of permutations."""
     names = (v.name for term in applied(rule.left) for k, v in term.attrs if k == "dims" and v.name is not None)
     yield from dict.fromkeys(names)

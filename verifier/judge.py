@@ -1,6 +1,6 @@
 """The judgement of one rule: certified, refuted with a counterexample, or unknown with the reason.
 
-Whatever a rule looks like, judging it ends: with a verdict, within a time limit, without an exception.
+The judgement of any rule ends with a verdict, within a time limit and without an exception.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from shardwright.verifier.limits import Late, limit
 
 T = TypeVar("T")
 LIMIT_S = 20.0
-"""Seconds of this process for one rule; what takes longer is unknown."""
+"""The time limit for one rule, in seconds of this process's work; a rule that takes longer is unknown."""
 _HINT_S = 3.0
 Jury = Callable[[Sequence[Rule]], Iterator[tuple[Rule, RuleVerdict]]]
-"""Judges many rules, in any order."""
+"""A function that judges many rules, in any order."""
 
 
 def one_by_one(rules: Sequence[Rule]) -> Iterator[tuple[Rule, RuleVerdict]]:
-    """The jury of one."""
+    """Judge rules one by one, in this process."""
     for rule in rules:
         yield rule, judge(rule, explain=False)
 
 
 def judge(rule: Rule, limit_s: float = LIMIT_S, *, explain: bool = True) -> RuleVerdict:
-    """Prove the rule, or find out what is wrong with it. Without `explain`, no guard is looked for that mends it."""
+    """Prove a rule, or find what is wrong with it. With `explain`, also search for a guard under which it is true."""
     start = time.perf_counter()
     if isinstance(rule, RowRule) and not _occurs(rule):
         return RuleVerdict("unknown", None, f"no {rule.row} is known to have the pattern {rule.pattern!r}")
@@ -56,7 +56,7 @@ def judge(rule: Rule, limit_s: float = LIMIT_S, *, explain: bool = True) -> Rule
 
 
 def _within(limit_s: float, answer: Callable[[], T]) -> T | None:
-    """The answer; None where it takes too long, or where a rule cannot be run, as our errors or NumPy's say."""
+    """Return the answer, or None if it takes too long or the rule cannot be run (any error of ours or NumPy's)."""
     try:
         with limit(limit_s):
             return answer()
@@ -65,13 +65,13 @@ def _within(limit_s: float, answer: Callable[[], T]) -> T | None:
 
 
 def _occurs(rule: RowRule) -> bool:
-    """Whether the pattern is one of the row's: checked by shape when the rule is read, or seen by the shipped rules."""
+    """Return whether the row has this pattern: checked by shape when the rule is read, or seen in the shipped rules."""
     return isinstance(ROWS[rule.row].factors, str) or (rule.row, rule.pattern) in _seen()
 
 
 @lru_cache(maxsize=1)
 def _seen() -> frozenset[tuple[str, str]]:
-    """The patterns of the shipped row rules, which were collected from operators of models, whoever proved them."""
+    """Return the patterns of the shipped row rules, which were collected from operators of models."""
     entries = read_head(SHIPPED)["rules"] if SHIPPED.exists() else []
     return frozenset((e["row"], e["pattern"]) for e in entries if e["form"] == "row")
 
@@ -82,7 +82,7 @@ def _prove(rule: Rule, limit_s: float) -> RuleVerdict:
             axioms, failure = prove(rule)
     except Late:
         return RuleVerdict("unknown", None, f"no proof within {limit_s:g} s", final=False)
-    except Exception as error:  # noqa: BLE001 - a rule that the prover stumbles over is not proven
+    except Exception as error:  # noqa: BLE001 - a rule on which the prover fails is not proven
         return RuleVerdict("unknown", None, f"the prover failed: {type(error).__name__}: {error}", final=False)
     if failure is None:
         return RuleVerdict("certified", Certificate.of(rule, axioms))
@@ -92,7 +92,7 @@ def _prove(rule: Rule, limit_s: float) -> RuleVerdict:
 
 
 def _exact(rule: Equation, found: RuleVerdict, limit_s: float) -> RuleVerdict:
-    """A rule that is true over the reals, but not bit for bit as its field `moves` says, is refuted."""
+    """Refute a rule that is true over the reals, but not bit for bit as its field `moves` claims."""
     if reduces(rule):
         return RuleVerdict("refuted", None, "field 'moves': reduce adds up what the devices hold")
     serial = rule.erased if rule.axes else rule
@@ -103,7 +103,7 @@ def _exact(rule: Equation, found: RuleVerdict, limit_s: float) -> RuleVerdict:
 
 
 def _counterexample(rule: Rule) -> str:
-    """Small tensors for which the rule is false, as text, if the falsifiers find any."""
+    """Return small tensors for which the rule is false, as text; "" if the falsifiers find none."""
     match rule:
         case RowRule():
             found = falsify_row(rule)
@@ -115,7 +115,7 @@ def _counterexample(rule: Rule) -> str:
 
 
 def _weakest_guard(rule: Rule) -> str:
-    """Conditions under which an equation is true after all, as text; "" where none are found."""
+    """Return conditions under which an equation is true, as text; "" if none are found."""
     if not isinstance(rule, Equation):
         return ""
     from shardwright.verifier.guards import weakest_guard

@@ -1,4 +1,4 @@
-"""The lemmas that proofs stand on: integers, digits, finite sums by induction, orders, laws. Each is proven by Z3.
+"""The lemmas of proofs: integers, digits, finite sums by induction, orders, laws. Each is proven by Z3.
 
 Sums are handled by prefix sums S(n): S(0) = 0 and S(n + 1) = S(n) + t(n). A lemma about sums is proven by its base case
 and its induction step, both ground; the principle of induction itself is trusted.
@@ -52,7 +52,7 @@ def _exact() -> list[Obligation]:
 
 
 def _split_sum() -> list[Obligation]:
-    """Σ_{i < k·c} t(i) = Σ_{p < k} Σ_{r < c} t(p·c + r)."""
+    """Return the obligations of Σ_{i < k·c} t(i) = Σ_{p < k} Σ_{r < c} t(p·c + r)."""
     prefix = z3.Function("S", z3.IntSort(), z3.RealSort())
     term = z3.Function("t", z3.IntSort(), z3.RealSort())
     inner = z3.Function("inner", z3.IntSort(), z3.IntSort(), z3.RealSort())
@@ -81,7 +81,7 @@ def _split_sum() -> list[Obligation]:
 
 
 def _additive_sum() -> list[Obligation]:
-    """f additive with f(0) = 0 gives f(Σ_p x_p) = Σ_p f(x_p)."""
+    """Return the obligations of f(Σ_p x_p) = Σ_p f(x_p) for an additive f with f(0) = 0."""
     value = z3.DeclareSort("Value")
     plus = z3.Function("plus", value, value, value)
     body = z3.Function("f", value, z3.RealSort())
@@ -97,7 +97,7 @@ def _additive_sum() -> list[Obligation]:
 
 
 def _sum_of_sums() -> list[Obligation]:
-    """Σ (s + t) = Σ s + Σ t and Σ a·t = a·Σ t."""
+    """Return the obligations of Σ (s + t) = Σ s + Σ t and Σ a·t = a·Σ t."""
     a, s, t, both, left, right, scaled = z3.Reals("a s t both left right scaled")
     return [
         ([], z3.RealVal(0) == z3.RealVal(0) + z3.RealVal(0)),
@@ -130,17 +130,17 @@ TRUSTED: Mapping[str, str] = {
     "chain-rule": "the derivative of a composition is the product of the derivatives",
     "adjoint-of-linear": "the derivative of what is linear is linear",
 }
-"""What is not proven. `declared: …` besides, where a row declares that it is linear in operands."""
+"""The trusted facts, which are not proven. `declared: …` is trusted, too: a row declares that it is linear."""
 
 
 def statement(name: str) -> str:
-    """What a lemma, a law or a trusted fact says; "" for what has no statement here."""
+    """Return the statement of a lemma, a law or a trusted fact; "" if it has none here."""
     return LEMMAS[name].statement if name in LEMMAS else TRUSTED.get(name, "")
 
 
 @lru_cache(maxsize=128)
 def require(name: str) -> str:
-    """Prove the lemma (once) and return its name; a `RuleError` if Z3 does not."""
+    """Prove a lemma (once) and return its name; raise `RuleError` if Z3 does not prove it."""
     for number, (given, goal) in enumerate(LEMMAS[name].obligations()):
         if not is_valid(goal, given):
             raise RuleError(f"lemma {name!r} is not proven: obligation {number} of {LEMMAS[name].statement!r}")

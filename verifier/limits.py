@@ -1,6 +1,6 @@
-"""Time limits: what is proven or refuted here may take for ever.
+"""Time limits, since a proof or a refutation may take for ever.
 
-Time is what this process works, not what passes: beside other processes a proof is not given up earlier.
+Time is this process's work, not wall-clock time, so a proof is not given up earlier beside other processes.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from contextlib import contextmanager
 from types import FrameType
 
 
-class Late(Exception):  # noqa: N818 - a signal, caught by who set the limit
-    """The time is up."""
+class Late(Exception):  # noqa: N818 - a signal, caught where the limit is set
+    """The signal that the time is up."""
 
 
 @contextmanager
 def limit(seconds: float) -> Generator[None]:
-    """Raise `Late` after so many seconds of this process's work; only the main thread can be interrupted."""
+    """Raise `Late` after this many seconds of the process's work; only the main thread can be interrupted."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,6 +1,6 @@
 """Z3 without its type stubs, which make every expression a union of everything.
 
-`Formula` and `Number` say what an expression is meant to be. All modules of the verifier take z3 from here.
+`Formula` and `Number` name the intended type of an expression. All modules of the verifier import z3 from here.
 """
 
 from __future__ import annotations

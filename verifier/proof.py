@@ -1,4 +1,4 @@
-"""What a proof comes to: what it rests on, or a failure, which is refuted or unknown."""
+"""The result of a proof: its axioms, or a failure, which is refuted or unknown."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import NamedTuple
 from shardwright.pcg.errors import ShardwrightError
 
 BEYOND = (TypeError, ValueError, KeyError, IndexError, AttributeError, ZeroDivisionError, RecursionError)
-"""What is raised for terms that the semantics do not reach, besides our own errors."""
+"""The errors, besides our own, that are raised for terms beyond the semantics."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
     """A claim that was not proven: refuted, by numbers (`model`) or by its types, or unknown. Neither is ever used.
 
-    malformed   the rule claims nothing: the claim names the field that no tensors fit
+    malformed   True if the rule claims nothing: the claim names the field that no tensors fit
     """
 
     claim: str
@@ -37,7 +37,7 @@ class Failure:
 
 
 class Proof(NamedTuple):
-    """The axioms, lemmas and facts that a proof uses, or why there is none."""
+    """The axioms, lemmas and facts that a proof uses, or the failure if there is no proof."""
 
     axioms: tuple[str, ...] = ()
     failure: Failure | None = None
@@ -48,7 +48,7 @@ class Proof(NamedTuple):
 
 
 class UnprovenError(Exception):
-    """A claim that a proof cannot do without and that does not follow."""
+    """The error of a claim that a proof needs and that does not follow."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(str(failure))
@@ -56,7 +56,7 @@ class UnprovenError(Exception):
 
 
 def attempted(prove: Callable[[], Proof]) -> Proof:
-    """The proof, or the failure that was raised on the way."""
+    """Return the proof, or the failure that was raised on the way."""
     try:
         return prove()
     except UnprovenError as error:

@@ -1,7 +1,7 @@
-"""The equations that take the order of experts away from a model (`pcg.capture.routing` and `networks`), proven.
+"""The proofs of the equations that remove the order of experts from a model (`pcg.capture.routing` and `networks`).
 
 A vector e of n experts, 0 ≤ e, has the order p: s_r = e_{p(r)} does not fall, and p is a permutation of 0, …, n - 1.
-That is what `sort_indices` means, and trusted. N(j) is how many entries are at most j.
+This is the trusted meaning of `sort_indices`. N(j) is the number of entries that are at most j.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from shardwright.verifier.logic import Number, z3
 
 
 def _sorted_counts() -> list[Obligation]:
-    """By induction over the m entries that are counted: with or without the last, the first N are those at most j."""
+    """Return the obligations that the first N(j) sorted entries are those at most j, by induction over the entries."""
     m, r, j, count, one, before, last = z3.Ints("m r j N s_r s_before s_m")
     more = count + z3.If(last <= j, 1, 0)
     known = [
@@ -28,7 +28,7 @@ def _sorted_counts() -> list[Obligation]:
 
 
 def _histogram() -> list[Obligation]:
-    """By induction over j: an entry adds to one bin at most."""
+    """Return the obligations that an entry adds to one bin at most, by induction over j."""
     s, j, total = z3.Ints("s j total")
     upto = lambda limit: z3.If(s <= limit, 1, 0)  # noqa: E731
     first = ([s >= 0], z3.If(s == 0, 1, 0) == upto(0))
@@ -36,14 +36,14 @@ def _histogram() -> list[Obligation]:
 
 
 def _sorted_groups() -> list[Obligation]:
-    """Group j has rows N(j - 1) ≤ r < N(j); `sorted-counts` says what that means."""
+    """Return the obligations that group j has the rows N(j - 1) ≤ r < N(j), by the meaning of `sorted-counts`."""
     r, j, s, start, end = z3.Ints("r j s start end")
     given = [(s <= j - 1) == (r < start), (s <= j) == (r < end)]
     return [(given, z3.And(start <= r, r < end) == (s == j))]
 
 
 def _row() -> tuple[Number, Number]:
-    """An operator that makes a row of a row, and the rows of an operand."""
+    """Return an operator that maps a row to a row, and the rows of an operand."""
     value = z3.DeclareSort("Row")
     return z3.Function("f", value, value), z3.Function("x", z3.IntSort(), value)
 
@@ -61,7 +61,7 @@ def _repeated_rows() -> list[Obligation]:
 
 
 def _put_back() -> list[Obligation]:
-    """`index_put` writes r to place p(r); every place i is some p(r). An order of an order is its inverse, too."""
+    """Return the obligations of `index_put`, which writes r to p(r): the order of a permutation is its inverse."""
     p, q, w = (z3.Function(name, z3.IntSort(), z3.IntSort()) for name in "pqw")
     i, r, n = z3.Ints("i r n")
     rising = ([w(i + 1) > w(i), w(i) >= i], w(i + 1) >= i + 1)
@@ -71,7 +71,7 @@ def _put_back() -> list[Obligation]:
 
 
 def _one_expert() -> list[Obligation]:
-    """By induction over the number of experts m that are summed over."""
+    """Return the obligations that a sum over experts has one nonzero term, by induction over their number m."""
     g = z3.Function("g", z3.IntSort(), z3.RealSort())
     t, m = z3.Ints("t m")
     total = z3.Real("S")

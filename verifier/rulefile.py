@@ -1,6 +1,6 @@
-"""Reads rule files of any origin: what is wrong with one rule is said of that rule, and the others are still judged.
+"""The reader of rule files of any origin: it reports the problem of each wrong rule, and the others are still judged.
 
-A file says what may be true. What is proven, `store` knows.
+A file only proposes rules; `store` knows which are proven.
 
 rules.json: rules[3] 'fuse': field 'left[0]': term 'linea(x, w)': operator 'linea' has no row in the op table
 """
@@ -22,10 +22,10 @@ from shardwright.verifier.catalogue import Note, plain, read_head
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One rule of a file: the rule, or the problem that it has.
+    """An entry of a rule file: the rule, or its problem.
 
     position   its place in the list, from 0
-    name       as the file gives it; "?" where it gives none
+    name       its name in the file; "?" if there is none
     key        the rule's hash
     data       its JSON form, without notes
     """
@@ -40,18 +40,18 @@ class Entry:
 
     @property
     def rule(self) -> Rule | None:
-        """The rule; one that was judged before is parsed when it is asked for."""
+        """The rule; a rule that was judged before is parsed only now."""
         return None if self.problem else self._rule or rule_from_json(self.data)
 
     @property
     def where(self) -> str:
-        """The rule as errors name it."""
+        """The text that names the rule in errors."""
         return f"rules[{self.position}] {self.name!r}"
 
 
 @dataclass(frozen=True)
 class RuleFile:
-    """What a file says, rule by rule."""
+    """A rule file, entry by entry."""
 
     path: Path
     generator: Mapping[str, Any]
@@ -59,21 +59,21 @@ class RuleFile:
 
     @property
     def good(self) -> Iterator[tuple[Entry, Rule]]:
-        """The entries that hold a rule."""
+        """The entries that have a rule."""
         return ((entry, rule) for entry in self.entries if (rule := entry.rule) is not None)
 
     @property
     def malformed(self) -> tuple[Entry, ...]:
-        """The entries that hold none."""
+        """The entries that have a problem."""
         return tuple(entry for entry in self.entries if entry.problem)
 
     def named(self, name: str) -> Entry:
-        """The rule of this name; a `RuleError` lists close ones where there is none."""
+        """Return the entry with this name; if there is none, raise a `RuleError` that lists close ones."""
         return find(name, self.entries, str(self.path))
 
 
 def find(name: str, entries: Iterable[Entry], where: str) -> Entry:
-    """The entry of this name, or the only one whose name holds the text."""
+    """Return the entry with this name, or the only one whose name contains the text."""
     found = list(entries)
     exact = [entry for entry in found if entry.name == name]
     close = exact or [entry for entry in found if name.lower() in entry.name.lower()]
@@ -86,9 +86,9 @@ def find(name: str, entries: Iterable[Entry], where: str) -> Entry:
 
 
 def read_rules(path: Path, known: Container[str] = ()) -> RuleFile:
-    """Read a rule file; a `RuleError` only where the file as a whole is none. Problems of rules are in `entries`.
+    """Read a rule file. Problems of rules are in `entries`; only an invalid file as a whole raises `RuleError`.
 
-    Rules whose hash is `known` were read before, word for word: they are not parsed again.
+    Rules whose hash is `known` were read before, word for word, and are not parsed again.
     """
     data = read_head(path)
     entries = tuple(_entry(position, item, known) for position, item in enumerate(data["rules"]))
@@ -115,12 +115,12 @@ def _entry(position: int, item: object, known: Container[str]) -> Entry:
 
 
 def _well_named(data: Mapping[str, Any]) -> bool:
-    """Whether the name, which is not in the hash, is as the form of the rule has it."""
+    """Return whether the name, which is not part of the hash, fits the form of the rule."""
     return "name" not in data if data["form"] == "row" else bool(fields.name_of(data).strip(" ?"))
 
 
 def _distinct(entries: Iterable[Entry]) -> Iterator[Entry]:
-    """The first rule of a name keeps it."""
+    """Yield the entries; of rules with equal names, all but the first get a problem."""
     first: dict[str, int] = {}
     for entry in entries:
         if not entry.problem and first.setdefault(entry.name, entry.position) != entry.position:
@@ -130,7 +130,7 @@ def _distinct(entries: Iterable[Entry]) -> Iterator[Entry]:
 
 
 def _related(entries: Iterable[Entry]) -> Iterator[Entry]:
-    """`implied_by` names rules of the file, and no rule follows from itself."""
+    """Yield the entries, with a problem if `implied_by` names no rule of the file, or a rule follows from itself."""
     found = list(entries)
     names = {entry.name for entry in found}
     grounded = _grounded({entry.name: entry.note.implied_by for entry in found if not entry.problem})
@@ -144,9 +144,9 @@ def _related(entries: Iterable[Entry]) -> Iterator[Entry]:
 
 
 def _grounded(implied_by: Mapping[str, tuple[str, ...]]) -> set[str]:
-    """The rules that follow, step by step, from rules that nothing implies; names that are no rules do not count."""
+    """Return the rules that follow, step by step, from rules that nothing implies; unknown names do not count."""
     sorter = TopologicalSorter({name: [n for n in names if n in implied_by] for name, names in implied_by.items()})
-    with suppress(CycleError):  # it sorts what is in no circle and follows from none
+    with suppress(CycleError):  # rules outside of circles are sorted
         sorter.prepare()
     grounded: set[str] = set()
     while ready := sorter.get_ready():

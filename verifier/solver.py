@@ -1,11 +1,11 @@
 """Z3 behind three questions: is a formula valid, is it refutable, and what does a counterexample look like.
 
-Formulas are first brought to sums of monomials, so that polynomial identities, the bulk of index arithmetic, are
-decided by rewriting. What is left goes to one shared solver, with push and pop: fresh solvers take ten times as long.
-An answer `unknown` is never taken for a proof.
+Formulas are first rewritten as sums of monomials, which decides polynomial identities, the bulk of index arithmetic.
+The rest goes to one shared solver, with push and pop: fresh solvers take ten times as long. An answer `unknown` is
+never taken for a proof.
 
-Z3 gives up after so many steps of its own, so that an answer does not depend on what else the machine does. Some steps
-of its nonlinear arithmetic are long: a clock, set far beyond what steps take, ends these, and says so by `Late`.
+Z3 gives up after a number of its own steps, so an answer does not depend on the load of the machine. Some steps of its
+nonlinear arithmetic are long: a clock, set far beyond the usual time of the steps, ends these by raising `Late`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from shardwright.verifier.logic import Answer, Formula, Number, Solver, z3
 from shardwright.verifier.proof import Failure
 
 STEPS = 10_000_000
-"""Z3's `rlimit` for one question: seconds of work. Proofs of generated rules take at most 4,000."""
+"""Z3's `rlimit` for one question, which takes seconds. Proofs of generated rules take at most 4,000 steps."""
 STUCK_S = 60.0
 SMALL = (2, 3, 5, 7, 4, 6, 8, 9, 10, 11)
 
@@ -32,7 +32,7 @@ def _shared() -> Solver:
 
 
 def new_solver() -> Solver:
-    """Quantifiers are instantiated by their triggers only: without models of quantifiers, an answer comes at once."""
+    """Return a solver that instantiates quantifiers only by their triggers, without models, and so answers at once."""
     solver = limited(z3.SimpleSolver(), STEPS)
     solver.set("smt.mbqi", False)
     solver.set("auto_config", False)
@@ -40,14 +40,14 @@ def new_solver() -> Solver:
 
 
 def limited(solver: Solver, steps: int) -> Solver:
-    """The solver, which gives up after so many steps."""
+    """Make a solver give up after this many steps, and return it."""
     solver.set("rlimit", steps)
     solver.set("timeout", round(STUCK_S * 1e3))
     return solver
 
 
 def answer(solver: Solver) -> Answer:
-    """Z3's answer; `Late` where the clock ended it, which says nothing of the question."""
+    """Return Z3's answer; raise `Late` if the clock ended it, which decides nothing."""
     start = time.monotonic()
     found = solver.check()
     if found == z3.unknown and time.monotonic() - start >= STUCK_S:
@@ -56,44 +56,44 @@ def answer(solver: Solver) -> Answer:
 
 
 def version() -> str:
-    """The solver's version, as certificates name it."""
+    """Return the solver's version, as certificates name it."""
     return "z3 " + z3.get_version_string()
 
 
 def is_valid(formula: Formula, given: Iterable[Formula] = ()) -> bool:
-    """Whether `formula` follows from `given`. False also where Z3 does not know."""
+    """Return whether `formula` follows from `given`. False also if Z3 does not know."""
     with premises(list(given)) as known:
         return known.imply(formula)
 
 
 @dataclass
 class Premises:
-    """What several questions may assume. `given` may grow between them; the solver holds what a question has needed."""
+    """The assumptions of several questions. `given` may grow between questions; each asks with all of it so far."""
 
     given: list[Formula]
     _solver: Solver | None
     _held: int = field(default=0, init=False)
 
     def imply(self, formula: Formula) -> bool:
-        """Whether `formula` follows. False also where Z3 does not know."""
+        """Return whether `formula` follows. False also if Z3 does not know."""
         goal = z3.simplify(formula, som=True)
         if z3.is_true(goal):
             return True
         with scope(self._told()) as solver:
             solver.add(z3.Not(goal))
             found = answer(solver)
-        if found == z3.unknown:  # what a solver was asked before can lead it astray
+        if found == z3.unknown:  # earlier questions can lead a solver astray
             alone = new_solver()
             alone.add(*[z3.simplify(h, som=True) for h in self.given], z3.Not(goal))
             found = answer(alone)
         return found == z3.unsat
 
     def hold(self) -> bool:
-        """Whether they may hold together; True also where Z3 does not know."""
+        """Return whether the premises may hold together; True also if Z3 does not know."""
         return answer(self._told()) != z3.unsat
 
     def _told(self) -> Solver:
-        """The solver, which holds all that is given."""
+        """Return the solver, with all premises added."""
         if self._solver is None:
             raise RuntimeError("Premises: asked after the end of `with premises`; ask inside")
         self._solver.add(*[z3.simplify(h, som=True) for h in self.given[self._held :]])
@@ -103,7 +103,7 @@ class Premises:
 
 @contextmanager
 def premises(given: list[Formula]) -> Generator[Premises]:
-    """Questions about one list of premises. Questions about others inside this one have a solver of their own."""
+    """Yield premises to ask about. Questions about other premises inside have a separate solver."""
     if _shared().num_scopes():  # in use further out, or left so by a time limit that struck between two instructions
         _shared.cache_clear()
     with scope(_shared()) as solver:
@@ -116,7 +116,7 @@ def premises(given: list[Formula]) -> Generator[Premises]:
 
 @contextmanager
 def scope(solver: Solver) -> Generator[Solver]:
-    """What is added inside is forgotten, whatever happens."""
+    """Forget assertions that are added inside, also after an exception."""
     depth = solver.num_scopes()
     try:
         solver.push()
@@ -126,7 +126,7 @@ def scope(solver: Solver) -> Generator[Solver]:
 
 
 def refute(claim: str, formula: Formula, given: Iterable[Formula], sizes: Iterable[Number]) -> Failure:
-    """Numbers for which `given` holds and `formula` does not, if they are found at small, distinct sizes."""
+    """Return a failure, with a model of `given` and not `formula` if one is found at small, distinct sizes."""
     given, sizes = list(given), list(sizes)
     for small in (SMALL, SMALL[::-1], SMALL[3:] + SMALL[:3]):
         concrete = [(size, z3.IntVal(small[i % len(small)])) for i, size in enumerate(sizes)]
@@ -141,6 +141,6 @@ def refute(claim: str, formula: Formula, given: Iterable[Formula], sizes: Iterab
 
 
 def is_satisfiable(formulas: Iterable[Formula]) -> bool:
-    """Whether the formulas may hold together; True also where Z3 does not know."""
+    """Return whether the formulas may hold together; True also if Z3 does not know."""
     with premises(list(formulas)) as known:
         return known.hold()

@@ -1,14 +1,14 @@
-"""Proofs that are kept: those of the shipped rules with the package, those of other files on this machine.
+"""The store of proofs: the shipped rules' proofs are in the package, those of other files on this machine.
 
-A file of rules says what may be true, never what is proven: `proofs.jsonl` lies beside `rules.json`, and what is proven
-here stays in the cache folder (`$XDG_CACHE_HOME/shardwright`), in a file for each prover. A line is what came of the
-rule of one hash, and ends with a check over itself:
+A file of rules only proposes rules and never claims proofs. `proofs.jsonl` lies beside `rules.json`, and proofs made
+here are kept in the cache folder (`$XDG_CACHE_HOME/shardwright`), in a file for each prover. A line is the verdict on
+the rule with one hash, and ends with a check of itself:
 
     {"rule": "9f2c…", "axioms": ["digits", …], "guard": ["k | a"], "solver": "z3 5.4.0", "check": "1b0e…"}
     {"rule": "41aa…", "failure": "swapped is false for …", "check": "77d1…"}
 
-Runs append whole blocks of lines, one after the other. A line that is cut off or damaged counts for nothing, and the
-rule is judged again. Only what a prover found in this process may be kept (`Verdicts.keep`).
+Runs append whole blocks of lines, one after the other. A line that is cut off or damaged is ignored, and its rule is
+judged again. Only verdicts of a prover in this process may be kept (`Verdicts.keep`).
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _CHECK = ', "check": "'
 
 @dataclass
 class Verdicts:
-    """By rule hash, what a proof rests on, or why there is none; all by this prover.
+    """This prover's verdicts by rule hash: the axioms of a proof, or the reason why there is none.
 
-    path    where new ones are kept; None: nowhere
+    path    the file that keeps new verdicts, or None
     """
 
     path: Path | None = None
@@ -43,14 +43,14 @@ class Verdicts:
 
     @classmethod
     def shipped(cls) -> Verdicts:
-        """The proofs of the package; none where they are another prover's."""
+        """Return the proofs of the package; none if they are another prover's."""
         head, *lines = _lines(SHIPPED_PROOFS) or [""]
         records = _records(lines) if head == json.dumps({"prover": prover_digest()}) else []
         return cls(None, {str(record["rule"]): record for record in records})
 
     @classmethod
     def here(cls, environ: Mapping[str, str] = os.environ) -> Verdicts:
-        """Those of the package and of this machine."""
+        """Return the verdicts of the package and of this machine."""
         path = cache_folder(environ) / f"proofs-{prover_digest()}.jsonl"
         own = {str(record["rule"]): record for record in _records(_lines(path))}
         return cls(path, {**own, **cls.shipped()._records})
@@ -62,20 +62,20 @@ class Verdicts:
         return key in self._records
 
     def certificate(self, key: str, data: Mapping[str, Any]) -> Certificate | None:
-        """The certificate of the rule of this hash and JSON form, if it is proven."""
+        """Return the certificate of the rule with this hash and JSON form, or None if it is not proven."""
         record = self._records.get(key)
         if record is None or "failure" in record:
             return None
         return Certificate.of_json(key, data, tuple(record["axioms"]), tuple(record["guard"]), record["solver"])
 
     def failure(self, key: str) -> str:
-        """Why the rule is not proven, as far as is known; "" where it is, or nobody asked."""
+        """Return the known reason why a rule is not proven; "" if it is proven or was not judged."""
         return str(self._records.get(key, {}).get("failure", ""))
 
     def keep(self, judged: Iterable[tuple[Rule, RuleVerdict]]) -> None:
-        """Remember what became of rules just now; beyond this process where it is final.
+        """Keep the verdicts on rules just judged; final ones also beyond this process.
 
-        A folder that cannot be written is no error: the next process judges again.
+        A folder that cannot be written is not an error: the next process judges again.
         """
         new: list[Mapping[str, Any]] = []
         try:
@@ -114,7 +114,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def _records(lines: Iterable[str]) -> Iterator[Mapping[str, Any]]:
-    """What whole lines say."""
+    """Yield the records of undamaged lines."""
     for line in lines:
         body, _, tail = line.rpartition(_CHECK)
         if tail == f'{_check(body)}"}}':
@@ -122,7 +122,7 @@ def _records(lines: Iterable[str]) -> Iterator[Mapping[str, Any]]:
 
 
 def _append(path: Path, text: str) -> None:
-    """Add a block of lines, behind an end of line where a run was killed in the middle of one."""
+    """Append a block of lines, after an end of line in case a run was killed in the middle of a line."""
     with path.open("ab", buffering=0) as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         block = f"\n{text}".encode("ascii")
