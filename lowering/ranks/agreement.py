@@ -64,7 +64,7 @@ def digest(value: Tensor) -> Tensor:
     flat = value.detach().reshape(-1)
     flat = torch.view_as_real(flat).reshape(-1) if flat.is_complex() else flat
     size = flat.element_size()
-    if flat.nbytes % 8 == 0 and flat.storage_offset() * size % 8:  # what is read depends on the shape alone
+    if flat.nbytes % 8 == 0 and flat.storage_offset() * size % 8:  # the reads then depend on the shape alone
         flat = flat.clone()
     numbers = flat.view(torch.int64 if flat.nbytes % 8 == 0 and flat.nbytes else _INTEGERS[size])
     total = torch.zeros((), dtype=torch.int64, device=flat.device)

@@ -2,10 +2,10 @@
 
 parallel graph ─▶ outside ─▶ statements ─▶ lines ─▶ emit ─▶ program
 
-    outside      what the runtime does around the program: batch, parameters, sums that make the loss
+    outside      the work of the runtime around the program: batch, parameters, sums that make the loss
     statements   the actions of forward in order, divided into functions
-    lines        each statement as code, with what is read first and freed after
-    functions    the functions that `forward` calls: equal blocks, and what is made again
+    lines        each statement as code, after the reads that it needs and before the `del` of dead tensors
+    functions    the functions that `forward` calls: one for equal blocks or regions that backward recomputes
     expressions  one node as torch code
     fusions      a few nodes as one torch call
     pieces       identifiers, comments, numbers: nothing from a plan file becomes code

@@ -55,7 +55,7 @@ class Expressions:
         return [n for n in self.graph.nodes if n.name not in self.skipped and n.name not in self.literals]
 
     def reads(self, node: Node) -> tuple[str, ...]:
-        """The names that a node's expression reads."""
+        """Return the names that a node's expression reads."""
         found = tuple(name for name in self._inputs(node) if name not in self.literals)
         return (*found, mask_key(node)) if node.name in self.drawn else found
 
@@ -74,7 +74,7 @@ class Expressions:
         return tuple(self.aliases.get(name, name) for name in names)
 
     def _literals(self) -> dict[str, str]:
-        """Zero-dimensional constants that every reader can take as a Python number."""
+        """Return the zero-dimensional constants that every reader can take as a Python number, as text."""
         found: dict[str, str] = {}
         for node in self.graph.nodes:
             if node.op == "full" and node.attr("shape") == () and node.name not in self.context.results:
@@ -114,7 +114,7 @@ class Expressions:
         return self.literals.get(name) or names[name]
 
     def of(self, node: Node, names: Mapping[str, str]) -> str:
-        """The expression that computes a node, over identifiers."""
+        """Return the expression that computes a node, over identifiers."""
         text, fused = self._of(node, names), self.fused.get(node.name)
         if self.apart.isdisjoint((node.name, *(fused.absorbed if fused else ()))):
             return text

@@ -88,7 +88,7 @@ class _Writer:
                     case "run" | "start":
                         self._run(action.verb, occurrence.operation.name)
                     case _:
-                        pass  # the runtime gathers ahead; a sum is waited for by what reads it
+                        pass  # the runtime gathers ahead; the first reader of a sum waits for it
         return _parts(self.found)
 
     def _write(self, verb: Verb, name: str | int) -> None:
