@@ -139,7 +139,7 @@ def softmax(log: bool) -> Semantics:
 
 
 def cross_entropy_sum(run: Evaluator, term: Apply, operands: Sequence[Tensor]) -> Tensor:
-    """Σ_n kept_n · (log Σ_j exp x[n, j] - (1 - s)·x[n, t_n] - s·mean_j x[n, j]); targets that are kept are classes."""
+    """Evaluate Σ_n kept_n · (log Σ_j exp x[n, j] - (1 - s)·x[n, t_n] - s·mean_j x[n, j]); kept targets are classes."""
     x, target = operands
     attrs, at = dict(term.attrs), 1 if target.dims else 0
     expect(term, len(x.dims) == len(target.dims) + 1 and not any(map(spliced, (*x.dims, *target.dims))))
