@@ -8,7 +8,9 @@ Every stream works off its tasks in order. Where several streams are busy they s
 * Copies to and from the host disturb nobody.
 
 Folds (`tasks.Fold`) are stretched: the time that the second of three equal blocks adds counts for every further block,
-once tasks that were launched before it are done. So the cost of a simulation does not grow with depth.
+once tasks that were launched before it are done. So the cost of a simulation does not grow with depth. Where tasks of
+several collective streams are left from before, each is taken to go on at its pace beside the others, also when it has
+become the last.
 """
 
 from __future__ import annotations
@@ -191,7 +193,8 @@ def _stretched(
         for stream in (stream for stream, own in left.items() if own < 0):  # until tasks from before are done
             rest_s = _rest_s(stream, last.end, done, window[1])
             later_s[stream] = max(more * left[stream], -rest_s)
-            put_off -= sharing.least * (later_s[stream] - more * left[stream])
+            if stream != COPY:  # which disturbs nobody
+                put_off -= sharing.least * (later_s[stream] - more * left[stream])
         for i in range(fold.end, count):
             own_starts[i] -= shift
             own_ends[i] -= shift

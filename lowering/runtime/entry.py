@@ -144,6 +144,8 @@ class Entry:
             )
         for runner in self.runners:
             runner.compile(**options)
+        if self.pipeline is not None:
+            self.pipeline.stepped.clear()  # the next step loads other kernels
 
     # ---- steps ----
 

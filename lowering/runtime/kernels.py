@@ -110,7 +110,7 @@ def cross_entropy_sum(logits: Tensor, target: Tensor, ignore_index: int, label_s
 
 
 _STRIDE = 16
-"""The number of bytes that must divide the strides of `F.grouped_mm`'s operands."""
+"""The number of bytes that must divide the strides and addresses of `F.grouped_mm`'s operands."""
 
 
 def grouped_mm(x: Tensor, w: Tensor, ends: Tensor) -> Tensor:
@@ -119,7 +119,8 @@ def grouped_mm(x: Tensor, w: Tensor, ends: Tensor) -> Tensor:
     In a dry run `ends` has no data, and all groups have the same size.
     """
     is_dry = isinstance(ends, FakeTensor)
-    aligned = not (x.shape[1] * x.itemsize % _STRIDE or w.shape[2] * w.itemsize % _STRIDE)
+    counts = (x.shape[1], w.shape[2], x.storage_offset(), w.storage_offset())
+    aligned = not any(count * x.itemsize % _STRIDE for count in counts)
     if x.dtype == torch.bfloat16 and aligned and (is_dry or (x.is_cuda and len(x))):
         return F.grouped_mm(x, w, offs=ends.to(torch.int32))
     even = (x.shape[0] * number // len(w) for number in range(1, len(w) + 1))

@@ -68,7 +68,8 @@ class Pipeline:
         for stage in range(len(stages) - 1):
             here, there = stage % size, (stage + 1) % size
             ways += [(FORWARD, here, there), (BACKWARD, there, here)]
-        self.channels, self.has_stepped = channels(ranks, ways), False
+        self.channels = channels(ranks, ways)
+        self.stepped = set[bool]()  # whether there was a step without backward, and one with
         self.last = (len(stages) - 1) % size
         self.teller = first_in(ranks.meshes, range(size), dist.get_rank(), self.last)
         self.mail: dict[tuple[str, int, int], list[Tensor]] = {}  # between chunks of one stage
@@ -79,7 +80,8 @@ class Pipeline:
 
     def step(self, local: Sequence[Mapping[str, Tensor]], draw: Draw, scale: Scale | None) -> Tensor:
         """Run a step and return the loss, on every rank. `scale` scales the loss for backward; None: no backward."""
-        order = self.items if self.has_stepped or not waits_in_kernels(self.ranks.device) else one_by_one(self.items)
+        is_first = waits_in_kernels(self.ranks.device) and (scale is not None) not in self.stepped
+        order = one_by_one(self.items) if is_first else self.items
         items = [item for item in order if scale is not None or item.direction == FORWARD]
         self.alive.clear()
         self.put_off.clear()
@@ -112,7 +114,7 @@ class Pipeline:
                 self.now = "the sum of gradients that several stages have"
                 first = self.runners[0]
                 first.reducer.hand_over(self.shared.summed(first.held))
-                self.has_stepped = True
+            self.stepped.add(scale is not None)
         except BaseException as error:
             self.failed = f"{self.now}: {error}"
             raise

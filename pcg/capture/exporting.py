@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import io
 import logging
+import os
 import sys
 import traceback
 import warnings
@@ -19,6 +20,7 @@ from functools import cache
 from itertools import chain
 from keyword import iskeyword
 from pathlib import Path
+from threading import RLock
 from types import FrameType
 from typing import Any
 from unittest import mock
@@ -42,6 +44,8 @@ _WHOLE = frozenset({
     "lstm", "gru", "rnn_tanh", "rnn_relu",
     "linalg_cholesky", "linalg_inv", "linalg_ldl_factor", "linalg_lu_factor", "linalg_solve", "linalg_tensorinv",
 })  # fmt: skip
+_ONE_AT_A_TIME = RLock()
+"""Held while a function of torch has another one in its place, for all threads."""
 
 
 def export(
@@ -63,7 +67,12 @@ def export(
             "`with shardwright.fake():` instead, without a device"
         )
     try:
-        with warnings.catch_warnings(), _little_source_written(), mock.patch.object(proxy, "CapturedTraceback", _Calls):
+        with (
+            _ONE_AT_A_TIME,
+            warnings.catch_warnings(),
+            _little_source_written(),
+            mock.patch.object(proxy, "CapturedTraceback", _Calls),
+        ):
             warnings.simplefilter("ignore")
             marker = marker or Marker("cpu")
             with marker.watching(), _no_graph_printed():
@@ -119,7 +128,7 @@ def _little_source_written() -> Generator[None]:
 
     def call(module: GraphModule, *args: Any, **kwargs: Any) -> object:
         write(module)
-        return module(*args, **kwargs)
+        return type(module).forward(module, *args, **kwargs)
 
     def later(module: GraphModule) -> None:
         if hasattr(module.graph._codegen, "pytree_info"):
@@ -225,12 +234,12 @@ def _remedy(error: BaseException) -> str:
     ) + (f". {newer}" if newer else "")
 
 
-_TORCH = str(Path(torch.__file__).parent)
+_TORCH = str(Path(torch.__file__).parent) + os.sep
 
 
 def is_library(filename: str) -> bool:
     """Return whether a source file is torch's."""
-    return _TORCH in filename
+    return filename.startswith(_TORCH)
 
 
 def line_of(function: Callable[..., Any]) -> str:

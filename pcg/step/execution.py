@@ -104,9 +104,6 @@ class Execution:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Execution:
         """Read what `to_json` returned. Raises `ValueError` for an unknown field or value."""
-        data = dict(data)
-        if data.pop("offload", False) is True:  # the field of older files
-            data.setdefault("stored", "host")
         unknown = data.keys() - DEFAULT.by_field().keys()
         if unknown:
             raise ValueError(f"execution: field {min(unknown)!r} is not known")

@@ -131,18 +131,20 @@ def test_the_peak_has_a_moment_and_a_task() -> None:
     assert found.net == {"p": -4.0, "q": 0.0}
 
 
-def repeated(times: int, comm_s: float, *, unrolled: int | None = None, before_s: float = 0.0) -> Segment:
+def repeated(
+    times: int, comm_s: float, *, unrolled: int | None = None, before_s: float = 0.0, stream: str = "x"
+) -> Segment:
     """Blocks of two kernels with a collective that runs beside the next one, and one from before; each keeps a byte."""
     recorder = Recorder(overlap=True)
     recorder.compute("before", 1.0)
-    recorder.launch("sum before", "x", before_s, blocks=False)
+    recorder.launch("sum before", stream, before_s, blocks=False)
     copies, starts = unrolled or times, list[int]()
     for _ in range(copies):
         starts.append(len(recorder.tasks))
         task = recorder.compute("a", 2.0)
         recorder.take("kept", 1, task)
         recorder.take("moment", 3, task, (recorder.compute("b", 1.0),))
-        recorder.launch("sum", "x", comm_s, blocks=False)
+        recorder.launch("sum", stream, comm_s, blocks=False)
     starts.append(len(recorder.tasks))
     task = recorder.compute("after", 1.0)
     recorder.take("moment", 7, task, (task,))
@@ -177,6 +179,15 @@ def test_a_fold_is_not_like_its_second_block_while_that_waits_for_what_was_befor
     assert folded.seconds == pytest.approx(whole.seconds, rel=0.02)
     assert folded.busy_s[COMPUTE] == pytest.approx(whole.busy_s[COMPUTE], rel=0.02)
     assert (folded.net, folded.peak) == (whole.net, whole.peak)
+
+
+@each("sharing", [GPU, CPU])
+@each("before_s", [4.0, 30.0])
+def test_copies_from_before_a_fold_disturb_nobody(sharing: Sharing, before_s: float) -> None:
+    copied = (repeated(60, 0.5, unrolled=n, before_s=before_s, stream=COPY) for n in (3, None))
+    folded, whole = (run(segment, sharing) for segment in copied)
+    assert folded.seconds == pytest.approx(whole.seconds, rel=0.01)
+    assert folded.busy_s[COMPUTE] == pytest.approx(whole.busy_s[COMPUTE])
 
 
 def test_microbatches_differ_in_what_is_summed_and_in_what_stays() -> None:

@@ -120,7 +120,5 @@ def test_files_have_the_fields_of_all_parts_side_by_side() -> None:
     assert run.assumed == Assumed(True, Fate.HOST, 4, "sgd", True, overlap=False, late_gathers=True)
     assert Execution().to_json() == {}
     assert run.having(schedule="1f1b", chunks_per_stage=1, split=()).schedule.name == "1f1b"
-    older = {**{name: value for name, value in data.items() if name != "stored"}, "offload": True}
-    assert Execution.from_json(older) == run
     with pytest.raises(ValueError, match="execution: field 'assumed' is not known"):
         Execution.from_json({"assumed": {}})
