@@ -152,7 +152,8 @@ class _Copied:
         if not any(copies):
             return
         last, self.tasks, begin = list(self.at), [], 0  # `last`: as `at`, but of the last copy
-        for fold, number in zip(segment.folds, copies, strict=True):
+        ordered = sorted(zip(segment.folds, copies, strict=True), key=lambda pair: pair[0].start)
+        for fold, number in ordered:
             self._add(segment.tasks, range(begin, fold.end), last)
             size, begin = fold.end - fold.start, fold.end
             for _ in range(number):

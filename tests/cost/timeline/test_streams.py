@@ -182,6 +182,29 @@ def test_a_fold_is_not_like_its_second_block_while_that_waits_for_what_was_befor
 
 
 @each("sharing", [GPU, CPU])
+def test_folds_come_in_any_order(sharing: Sharing) -> None:
+    """As those of an encoder and a decoder do in backward; of both, blocks are copied."""
+
+    def twice(*, unrolled: int) -> Segment:
+        recorder, folds = Recorder(overlap=True), list[Fold]()
+        for number in range(2):
+            recorder.launch(f"sum before {number}", "x", 9.0, blocks=False)
+            starts = list[int]()
+            for _ in range(unrolled):
+                starts.append(len(recorder.tasks))
+                recorder.compute(f"a{number}", 3.0)
+                recorder.launch(f"sum {number}", "x", 0.5, blocks=False)
+            if unrolled < 20:
+                folds.append(Fold(starts[1], starts[2], 20 - unrolled))
+        recorder.folds += reversed(folds)
+        return recorder.segment()
+
+    folded, whole = (run(twice(unrolled=n), sharing) for n in (3, 20))
+    assert folded.seconds == pytest.approx(whole.seconds, rel=0.02)
+    assert folded.busy_s[COMPUTE] == pytest.approx(whole.busy_s[COMPUTE], rel=0.02)
+
+
+@each("sharing", [GPU, CPU])
 @each("before_s", [4.0, 30.0])
 def test_copies_from_before_a_fold_disturb_nobody(sharing: Sharing, before_s: float) -> None:
     copied = (repeated(60, 0.5, unrolled=n, before_s=before_s, stream=COPY) for n in (3, None))
