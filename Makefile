@@ -74,7 +74,7 @@ bench-search: $(STAMP) ## compare plans with the best of a grid, and time planni
 	$(PY) -m bench.search
 	$(PY) -m bench.growth
 
-regret: $(STAMP) ## see whether any of 20 random pins makes the plan of a case faster, 46 cases; a section of docs/search.md: an hour; goes on where it was ended
+regret: $(STAMP) ## see whether any of 20 random pins makes the plan of a case faster, 43 cases; a section of docs/search.md: an hour and a half; goes on where it was ended
 	OMP_NUM_THREADS=1 $(PY) -m bench.regret
 
 bench-accuracy: $(STAMP) ## compare predictions with published runs and with this machine; writes pages and charts in docs/
