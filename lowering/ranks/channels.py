@@ -69,13 +69,6 @@ class Channel:
         self.first = first_ranks(ranks.meshes)[stage]
         self.timeout = timedelta(seconds=ranks.timeout_s)
 
-    def connect(self, places: Iterable[int]) -> None:
-        """Exchange a byte with these ranks of the other stage, one after the other."""
-        for place in sorted(set(places)):
-            byte = torch.zeros(1, dtype=torch.uint8, device=self.ranks.device)
-            work = self.exchange(byte, self.first + place, self.group)
-            self.wait([] if work is None else [(work, self.first + place)], "the first byte")
-
     def wait(self, works: Works, what: str) -> None:
         rank = self.first
         try:

@@ -63,9 +63,13 @@ def one_by_one(items: Iterable[Item]) -> list[Item]:
 
     If every stage has this order, an item that a stage waits for never waits for a later item of that stage.
     """
-    phases = ("forward", "backward", "weights")
-    ahead = {"forward": 1, "backward": -1, "weights": -1}  # through chunks
-    return sorted(items, key=lambda i: (i.microbatch, phases.index(i.direction), ahead[i.direction] * i.chunk))
+    turns = {"forward": (0, 1), "backward": (1, -1), "weights": (2, -1)}  # when, and which way through chunks
+
+    def place(item: Item) -> tuple[int, int, int]:
+        turn, way = turns[item.direction]
+        return item.microbatch, turn, way * item.chunk
+
+    return sorted(items, key=place)
 
 
 def phases(name: ScheduleName) -> tuple[Phase, ...]:

@@ -17,6 +17,7 @@ from shardwright.pcg.step.schedules import (
     check,
     in_flight,
     most_in_flight,
+    one_by_one,
     orders,
     phases,
     progress,
@@ -227,6 +228,25 @@ def swapped(items: Sequence[Item], first: int, second: int) -> list[Item]:
 @each("execution", ALL[::5], ids=name)
 def test_what_is_proven_runs_on_the_machine(execution: Execution) -> None:
     assert is_sound(orders(*counted(execution)), execution)
+
+
+@each("execution", ALL, ids=name)
+def test_one_microbatch_after_the_other_waits_for_nothing_later(execution: Execution) -> None:
+    """All lists keep to one order of all items, in which each comes after its source: so they end whatever blocks."""
+    stages, chunks = execution.schedule.num_stages, execution.schedule.chunks_per_stage
+
+    def place(stage: int, item: Item) -> tuple[int, int, int]:
+        turn = ("forward", "backward", "weights").index(item.direction)
+        virtual = item.chunk * stages + stage
+        return item.microbatch, turn, -virtual if turn else virtual
+
+    for stage, items in enumerate(orders(*counted(execution))):
+        serial = one_by_one(items)
+        assert Counter(serial) == Counter(items)
+        places = [place(stage, item) for item in serial]
+        assert places == sorted(places)
+        sources = [source(item, stage, stages, chunks) for item in serial]
+        assert all(own is None or place(*own) < at for own, at in zip(sources, places, strict=True))
 
 
 @each("execution", ALL, ids=name)
