@@ -105,9 +105,11 @@ class Stepper:
         return sum(size for address, size in live_storages().items() if address not in self.before)
 
 
-def measure(name: str, setup: Setup, *, compiled: bool) -> tuple[tuple[float, ...], int, int | None]:
+def measure(
+    name: str, setup: Setup, *, compiled: bool, ready: type[Stepper] = Stepper
+) -> tuple[tuple[float, ...], int, int | None]:
     """Seconds of every round, and the peak of what is allocated and, on a GPU, of what is reserved."""
-    stepper, clock = Stepper(name, setup, compiled=compiled), Clock(setup.device, torch.get_num_threads())
+    stepper, clock = ready(name, setup, compiled=compiled), Clock(setup.device, torch.get_num_threads())
     on_gpu = setup.device == "cuda"
     for _ in range(NUM_WARMUP):  # the first compiles
         stepper.step()
