@@ -33,8 +33,10 @@ def batch_factors(graph: Graph, dim: int = 0, *, integers_only: bool = False) ->
     """Return, for every node that carries the batch dimension, the choice that splits it.
 
     The batch is dimension 0 of the inputs, the sequence their dimension 1. `dim` says which of them is followed through
-    factor strings, so that `(b s)` after a reshape and the sum over it in a loss are found too. With `integers_only`,
-    only inputs of integers, such as tokens, are followed.
+    factor strings, so that `(b s)` after a reshape and the sum over it in a loss are found too. An operator that needs
+    the batch whole is gathered around: a result with as many elements in the same dimension is taken to carry the batch
+    again, which only says what may be split there. With `integers_only`, only inputs of integers, such as tokens, are
+    followed.
     """
     inputs = [(n.name, graph.types[n.name]) for n in graph.leaves("input")]
     where: dict[str, Layout] = {
@@ -43,14 +45,24 @@ def batch_factors(graph: Graph, dim: int = 0, *, integers_only: bool = False) ->
     }  # fmt: skip
     found: dict[str, Choice] = {}
     for node in graph.nodes:
-        if node.is_leaf or node.op == OPAQUE:
+        if node.is_leaf:
             continue
-        way = following(node, graph.signature(node), where, ROWS[node.op])
+        way = None if node.op == OPAQUE else following(node, graph.signature(node), where, ROWS[node.op])
         if way is not None:
             found[node.name] = way[0]
-            if way[1].is_shard:
-                where[node.name] = way[1]
+        if (layout := _gathered_around(graph, node, where) if way is None else way[1]) is not None and layout.is_shard:
+            where[node.name] = layout
     return found
+
+
+def _gathered_around(graph: Graph, node: Node, where: Mapping[str, Layout]) -> Layout | None:
+    """Return the layout in which the result of an operator without a split along the batch may be split again."""
+    shape = graph.types[node.name].shape
+    for name in node.inputs:
+        layout, before = where.get(name), graph.types[name].shape
+        if layout is not None and shape[: layout.dim + 1] == before[: layout.dim + 1]:
+            return layout
+    return None
 
 
 def role_restriction(graph: Graph, roles: Sequence[str], sizes: Sequence[int]) -> Restrict:

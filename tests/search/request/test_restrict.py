@@ -8,7 +8,7 @@ from bench.decoders import Decoder, captured
 from shardwright.api import certified_choices
 from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.choice import COPIED, WHOLE
-from shardwright.pcg.graph import Graph
+from shardwright.pcg.graph import OPAQUE, Graph
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.moves import fused_moves
 from shardwright.search.request.restrict import (
@@ -90,6 +90,19 @@ def test_an_axis_of_data_splits_nothing_of_a_single_example() -> None:
     for role in (DATA, ZERO):
         graph = Planner(cluster(4), every_choice).solve(blocks(1, seq=16), Mesh.of(dp=4), (role,), "test").graph
         assert {n.split for n in graph.nodes if n.op in ("linear", "rms_norm", "relu")} <= {("R",), ("C",)}
+
+
+def test_an_operator_without_a_row_is_gathered_around() -> None:
+    """What comes after it is split along the batch again, and so is the loss."""
+    b = GraphBuilder()
+    x, w = b.leaf("x", "input", (4, 8), "float32", "x"), b.leaf("w", "parameter", (8, 8), "float32", "w", grad=True)
+    attrs = {"args": (("$", 0),), "kwargs": (), "result": 0, "shape": (4, 8), "dtype": "float32"}
+    whole = b.op(OPAQUE, b.op("linear", x, w), target="aten.erfinv.default", **attrs)
+    after = b.op("linear", whole, w)
+    graph = b.graph([("loss", b.op("sum", b.op("mul", after, after), dims=(0, 1), keepdim=False))])
+    plan = Planner(cluster(2), every_choice).solve(graph, Mesh.of(dp=2), (DATA,), "test")
+    assert {n.op: n.split for n in plan.graph.nodes if n.split} == {"linear": ("_0",), "mul": ("_0",), "sum": ("d0",)}
+    assert str(plan.graph.types[whole].layouts[0]) == "R"
 
 
 def test_expert_parallelism_sends_tokens_and_is_data_parallelism_elsewhere() -> None:
