@@ -107,9 +107,10 @@ class Stages:
                         continue
                     for piece in self.pieces(way, number, name, place, sends=verb == "send"):
                         num_bytes = prod(piece.shape) * ITEM_BYTES[types[name].dtype]
-                        found[Message(verb, channel(way, source, target), num_bytes)] += mesh.num_microbatches
+                        message = Message(verb, channel(way, source, target), num_bytes, "activations")
+                        found[message] += mesh.num_microbatches
         if many > 1:
-            found[Message("broadcast", STAGES, types[self.graph.loss].local_bytes(mesh))] += 1
+            found[Message("broadcast", STAGES, types[self.graph.loss].local_bytes(mesh), "activations")] += 1
         for name, holders in self.holders.items():
             if stage in holders and len(holders) > 1 and types[name].grad:
                 found.update(self._summed(types[name], holders, stage, place))
@@ -119,14 +120,14 @@ class Stages:
         """Yield the messages of a rank that sum a gradient over the stages that hold a parameter."""
         mesh = self.meshes[stage]
         if len({self.meshes[other] for other in holders}) == 1:
-            yield Message("all_reduce", STAGES, kind.local_bytes(mesh))
+            yield Message("all_reduce", STAGES, kind.local_bytes(mesh), "gradients")
             return
         tensor, size = Tensor(kind.shape, kind.layouts), ITEM_BYTES[kind.dtype]
         for other in (self.meshes[other] for other in holders if other != stage):
             for piece in sent(tensor, mesh, other, place):
-                yield Message("send", STAGES, prod(piece.shape) * size)
+                yield Message("send", STAGES, prod(piece.shape) * size, "gradients")
             for piece in received(tensor, other, mesh, place):
-                yield Message("receive", STAGES, prod(piece.shape) * size)
+                yield Message("receive", STAGES, prod(piece.shape) * size, "gradients")
 
     @cached_property
     def holders(self) -> Mapping[str, tuple[int, ...]]:

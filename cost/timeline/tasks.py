@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from shardwright.pcg.step.messages import Message
-from shardwright.pcg.step.verbs import Microbatch, Verb, happening
+from shardwright.pcg.step.verbs import VERBS, Microbatch, Verb, happening
 
 _EVERY = frozenset[Microbatch]({"every"})
 COMPUTE, COPY = "compute", "copy"
@@ -110,7 +110,7 @@ class Segment:
         found = Counter[Message]()
         for times, task in zip(self.copies(), self.tasks, strict=True):
             for message in task.messages:
-                found[message] += times
+                found[message._replace(kind=VERBS[task.verb].sends)] += times
         return found
 
     def without(self, categories: Collection[str]) -> Segment:

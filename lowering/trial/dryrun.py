@@ -97,8 +97,8 @@ def dry_run(graph: Graph, rank: int = 0, execution: Execution = DEFAULT, kind: s
             misshapen[_failure(error)] = None
         memory, during = tape.peak()
         messages, names = Counter[Message](), _names(entry)
-        for (collective, group, num_bytes), count in tape.sent.items():
-            messages[Message(collective, names.get(group, "all ranks"), num_bytes)] += count
+        for (collective, group, num_bytes, kind_sent), count in tape.sent.items():
+            messages[Message(collective, names.get(group, "all ranks"), num_bytes, kind_sent)] += count
     return DryRun(rank, messages, memory, during, tuple(misshapen), time.perf_counter() - start)
 
 

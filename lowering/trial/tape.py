@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from shardwright.lowering import private
+from shardwright.pcg.step.verbs import VERBS, SentKind
 
 ACTIVATIONS, TEMPORARY, GATHERED = "activations", "temporary", "gathered"
 """Categories of storages: made in forward and freed in backward; made and freed otherwise; never freed in the step."""
@@ -25,6 +27,9 @@ _SENT = {
 }
 """Operators that send: the collective, the position of the argument with its data, and of the group's argument."""
 _WAITS = ("wait_tensor",)
+_EXECUTORS: dict[str, SentKind] = {row.executor: row.sends for row in VERBS.values() if row.executor and row.sends}
+"""The kind of data that each executor of a verb sends."""
+_RUNTIME = "shardwright.lowering.runtime."
 
 
 class Event(NamedTuple):
@@ -49,7 +54,7 @@ class Tape(private.TorchDispatchMode):
     def __init__(self, mode: private.FakeTensorMode) -> None:
         super().__init__()
         self.mode = mode
-        self.sent = Counter[tuple[str, str, int]]()  # collective, group, bytes as `Message` counts them
+        self.sent = Counter[tuple[str, str, int, SentKind]]()  # as `Message`, but with the name of a group
         self._events: list[Event] = []
         self._before: dict[int, int] = {}
         self._alive: dict[int, tuple[int, int, object]] = {}  # storage -> number, bytes, weak reference with callback
@@ -114,11 +119,12 @@ class Tape(private.TorchDispatchMode):
         if name in _WAITS:
             return
         if name not in _SENT:
-            self.sent[name, "", _num_bytes(args)] += 1
+            self.sent[name, "", _num_bytes(args), _kind()] += 1
             return
         collective, which, where = _SENT[name]
         group, num_bytes = private.group_of(args[where]), _num_bytes(args[which])
-        self.sent[collective, group.group_name, num_bytes * (group.size() if collective == "all_to_all" else 1)] += 1
+        num_bytes *= group.size() if collective == "all_to_all" else 1
+        self.sent[collective, group.group_name, num_bytes, _kind()] += 1
 
     def _note(self, tensor: Tensor) -> None:
         """Record a new storage, and register the callback that records its freeing."""
@@ -133,6 +139,16 @@ class Tape(private.TorchDispatchMode):
     def _free(self, key: int) -> None:
         number, num_bytes, _ = self._alive.pop(key)
         self._events.append(Event(number, -num_bytes, self._during, private.in_backward()))
+
+
+def _kind() -> SentKind:
+    """Return the kind of data that is being sent: by the executor that runs, or else by the program or autograd."""
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_name in _EXECUTORS and frame.f_globals.get("__name__", "").startswith(_RUNTIME):
+            return _EXECUTORS[frame.f_code.co_name]
+        frame = frame.f_back
+    return VERBS["run"].sends
 
 
 def _num_bytes(value: object) -> int:

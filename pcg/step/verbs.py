@@ -27,7 +27,7 @@ class VerbRow(NamedTuple):
     stream       where it runs: "compute", "copy", "stages", "axis" (that of what is sent), "own" (compute, or the axis
                  of what the operation sends); "": it takes no time
     collective   the collective it launches, if the operation does not name it; "": none
-    sends        the kind of data that it sends, for people
+    sends        the kind of data that it sends; reports and dry runs tell messages apart by it
     price        the method that prices it, of `cost.timeline.pricing`, or of `cost.timeline.maker` at the end of a step
     executor     the function that does it in a program's text or in `lowering.runtime`; "": autograd does it, or
                  the user's optimizer; None: it is priced, and nothing runs it

@@ -20,6 +20,8 @@ TOLERANCE = 0.05
 UNSEEN = ("context", "communication", "slack")
 """Categories of memory that are not tensors: the driver's, the library's and what the allocator holds beyond."""
 MOST_SHOWN = 20
+_Key = tuple[str, str, str]
+"""A collective, its axis, and the kind of data that it sends."""
 
 
 class DryRunReport(Report):
@@ -59,7 +61,7 @@ class DryRunReport(Report):
         for message in sorted({*self.messages, *self.run.messages}):
             expected, got = self.messages.get(message, 0), self.run.messages.get(message, 0)
             if expected != got:
-                what = f"{message.collective} along {message.axis} of {message.num_bytes:,} bytes"
+                what = f"{message.collective} of {message.kind} along {message.axis} of {message.num_bytes:,} bytes"
                 yield f"{what}: predicted {plural(expected, 'time')}, the dry run has {got}"
 
     def _wrong_memory(self) -> Iterable[str]:
@@ -93,12 +95,12 @@ class DryRunReport(Report):
              "ok" if self._equal(key) else "OFF")
             for key in sorted({*predicted, *found})
         ]  # fmt: skip
-        columns = ("collective", "axis", ">predicted", ">dry run", ">predicted", ">dry run", "")
+        columns = ("collective", "axis", "of", ">predicted", ">dry run", ">predicted", ">dry run", "")
         lines = ["what a rank sends in a step; bytes are those of the whole tensor of a group"]
         return Paragraph("Collectives", lines, columns, rows)
 
-    def _equal(self, key: tuple[str, str]) -> bool:
-        sides = ({m: n for m, n in side.items() if m[:2] == key} for side in (self.messages, self.run.messages))
+    def _equal(self, key: _Key) -> bool:
+        sides = ({m: n for m, n in side.items() if _key(m) == key} for side in (self.messages, self.run.messages))
         return next(sides) == next(sides)
 
     def _memory(self) -> Paragraph:
@@ -138,10 +140,14 @@ class DryRunReport(Report):
         }
 
 
-def totals(messages: Mapping[Message, int]) -> dict[tuple[str, str], tuple[int, int]]:
-    """Return the number and the total bytes of the collectives of each kind along each axis."""
-    found: dict[tuple[str, str], tuple[int, int]] = {}
-    for (collective, axis, num_bytes), times in messages.items():
-        count, total = found.get((collective, axis), (0, 0))
-        found[collective, axis] = count + times, total + times * num_bytes
+def totals(messages: Mapping[Message, int]) -> dict[_Key, tuple[int, int]]:
+    """Return the number and the total bytes of each collective along each axis, by the kind of data."""
+    found: dict[_Key, tuple[int, int]] = {}
+    for message, times in messages.items():
+        count, total = found.get(_key(message), (0, 0))
+        found[_key(message)] = count + times, total + times * message.num_bytes
     return found
+
+
+def _key(message: Message) -> _Key:
+    return message.collective, message.axis, message.kind

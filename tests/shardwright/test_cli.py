@@ -556,7 +556,7 @@ def test_dry_run(run: Run) -> None:
     status, out, err = run("verify", "plan.json", "--dry-run", "--rank", "3")
     assert status == 0, out + err
     assert out.startswith("PASSED: dry run of Net on mesh [dp=2, tp=2]\n  rank 3 of 4, ")
-    assert re.search(r"\n  all_gather +dp +(\d+) +\1 +(\S+ \S+) +\2  ok\n", out)
+    assert re.search(r"\n  all_gather +dp +weights +(\d+) +\1 +(\S+ \S+) +\2  ok\n", out)
     assert "verify: running the program of rank 3 of 4 without data\n" in err
     found = json.loads(run("verify", "--plan", "plan.json", "--dry-run", "--format", "json")[1])
     assert found["passed"]

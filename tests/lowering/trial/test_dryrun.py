@@ -83,6 +83,16 @@ def test_the_prediction_is_what_runs(name: str) -> None:
     assert not dist.is_initialized()
 
 
+def test_every_message_says_what_it_sends() -> None:
+    """By the row of the verb whose executor sends it: blocks, gradients, and what the program and autograd send."""
+    run = dry_run(PLANS["zero and tensor"]())
+    found = {(m.collective, m.axis, m.kind) for m in run.messages}
+    assert found == {
+        ("all_gather", "dp", "weights"), ("reduce_scatter", "dp", "gradients"), ("all_reduce", "tp", "activations"),
+        ("all_reduce", "dp", "activations"),
+    }  # fmt: skip
+
+
 @each("name", PLANS)
 def test_gradients_are_sent_in_another_dtype(name: str) -> None:
     """What is summed of them is half of what it was, all else as it was; predicted to the byte, and so is memory."""
@@ -194,15 +204,13 @@ def changed(monkeypatch: pytest.MonkeyPatch, pattern: str, text: str) -> None:
 def test_a_collective_too_few_or_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = layered(Mesh.of(tp=4), tensor="tp")
     assert report(graph).passed
-    sums = 1024 * 512 * 4
+    told = f"all_reduce of activations along tp of {1024 * 512 * 4:,} bytes"
     with monkeypatch.context() as patch:
         changed(patch, r"= reduce\((\w+), tp.*?\)", r"= \1")
-        assert report(graph).findings == [
-            f"all_reduce along tp of {sums:,} bytes: predicted 7 times, the dry run has 6"
-        ]
+        assert report(graph).findings == [f"{told}: predicted 7 times, the dry run has 6"]
     changed(monkeypatch, r"= (reduce\(\w+, tp.*?\))", r"= reduce(\1, tp)")
     found = report(graph)
-    assert f"all_reduce along tp of {sums:,} bytes: predicted 7 times, the dry run has 8" in found.findings
+    assert f"{told}: predicted 7 times, the dry run has 8" in found.findings
     assert "OFF" in str(found)
     assert found.data()["passed"] is False
 
