@@ -30,7 +30,7 @@ from shardwright.pcg.text import parse_graph, print_graph
 from shardwright.pcg.units import seconds, size
 from shardwright.search.admission import admit
 from shardwright.search.checked import CaptureCheck
-from shardwright.search.request.asked import NOTHING, Asked
+from shardwright.search.request.options import NOTHING, SearchOptions
 
 VERSION = 3
 """The file's version. 2: timeline predictions, with exposed communication and the memory's peak. 3: how it is run."""
@@ -155,7 +155,7 @@ class Plan:
     alternatives: tuple[Alternative, ...]
     report: SearchReport
     execution: Execution = DEFAULT
-    asked: Asked = NOTHING
+    asked: SearchOptions = NOTHING
     idle: Idle | None = None
     capture_check: CaptureCheck | None = None
 
@@ -231,7 +231,7 @@ class Plan:
                 tuple(Alternative.from_json(other, cluster) for other in told["alternatives"]),
                 SearchReport(**report),
                 Execution.from_json(execution),
-                Asked.from_json(told.get("asked", {})),
+                SearchOptions.from_json(told.get("asked", {})),
                 Idle(**idle) if (idle := told.get("idle")) else None,
                 CaptureCheck.from_json(check) if (check := told.get("capture_check")) else None,
             )

@@ -5,6 +5,7 @@ of the compiler appear in it as `shardwright.pcg`, `shardwright.substitutions`, 
 `shardwright.search`, `shardwright.cost` and `shardwright.lowering`.
 
     api            the public functions: `plan`, `compile` and more
+    options        the options of `plan` and `compile`: a caller's words, and their value
     checking       one eager step of the model beside the captured graph
     ranks          agreement of the ranks of one run
     asking         why not another strategy, and what if the cluster or the batch changed

@@ -11,9 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Unpack
 
-import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
@@ -28,69 +27,17 @@ from shardwright.lowering.runtime.inputs import CheckInputs
 from shardwright.lowering.runtime.precision import check_device
 from shardwright.lowering.runtime.spec import EntrySpec
 from shardwright.lowering.store.parts import names_of
+from shardwright.options import PlanOptions, PlanWords, Statistics, guiding, precisions_of, takes_options
 from shardwright.pcg.capture.capture import Captured, baked_in, capture
 from shardwright.pcg.errors import InfeasibleError, PlanError
-from shardwright.pcg.mesh import TIME, Mesh
-from shardwright.pcg.step.execution import Execution, ReduceDtype
-from shardwright.pcg.step.pipelining import ScheduleName
-from shardwright.pcg.step.precisions import Precision, PrecisionByModule, PrecisionMode, base_of, canonical, shown
+from shardwright.pcg.step.precisions import PrecisionMode, base_of, shown
 from shardwright.ranks import check_world, from_rank_0, model_facts, same_on_all_ranks
 from shardwright.reports.facts import fits, memory_verdict
 from shardwright.reports.wording import SEARCHED, idle, infeasible
 from shardwright.search.check import check_plan
 from shardwright.search.plan import Alternative, Plan, most_frequent
-from shardwright.search.request.anytime import Stop
-from shardwright.search.request.asked import PinsLike, RecomputeMode, Stages
 from shardwright.search.tree.planner import Planner, Progress
 from shardwright.verifier.choices import Certified
-
-MeshLike = Mesh | Mapping[str, int]
-Roles = str | Sequence[str] | Mapping[str, str]
-PerMicrobatch = bool | str | Sequence[str]
-
-
-class Guide(NamedTuple):
-    """The constraints that a caller puts on the search; see `plan`."""
-
-    mesh: MeshLike | None = None
-    roles: Roles | None = None
-    microbatches: int | None = None
-    recompute: RecomputeMode | None = None
-    per_microbatch: PerMicrobatch | None = None
-    reduce_dtype: ReduceDtype | torch.dtype | None = None
-    pins: PinsLike | None = None
-    time_limit_s: float | None = None
-    stages: Stages | None = None
-    schedule: ScheduleName | None = None
-
-    @property
-    def reduced(self) -> ReduceDtype | None:
-        """The dtype that gradients are sent in, by name. Raises `FieldError` for a dtype that they cannot have."""
-        return Execution(reduce_dtype=self.reduce_dtype).reduce_dtype  # pyright: ignore[reportArgumentType]
-
-    @property
-    def statistics(self) -> Statistics:
-        """The number of microbatches, and the modules with statistics of each microbatch by itself.
-
-        Raises `PlanError` if there are such modules but no number: other statistics make another step, so the search
-        may not choose it.
-        """
-        named = self.per_microbatch
-        names = ("*",) if named is True else (named,) if isinstance(named, str) else tuple(named or ())
-        many = self.microbatches or (_grid(self.mesh) or Mesh()).num_microbatches
-        if names and self.microbatches is None and many == 1:
-            raise PlanError(
-                f"per_microbatch={named!r} without microbatches=: what a step computes depends on how many there are, "
-                "so the search may not choose; say how many"
-            )
-        return Statistics(many, names)
-
-
-class Statistics(NamedTuple):
-    """The number of microbatches, and the modules with statistics of each microbatch by itself."""
-
-    num_microbatches: int = 1
-    modules: tuple[str, ...] = ()
 
 
 @lru_cache(maxsize=1)
@@ -107,27 +54,16 @@ def certified_by(rules: str | os.PathLike[str] | None, progress: Progress | None
     return Certified.of_file(Path(rules), tell, jury(tell))
 
 
+@takes_options
 def plan(
     model: nn.Module,
     cluster: Cluster,
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
-    mesh: MeshLike | None = None,
-    roles: Roles | None = None,
-    microbatches: int | None = None,
-    recompute: RecomputeMode | None = None,
-    pins: PinsLike | None = None,
-    per_microbatch: PerMicrobatch | None = None,
-    precision: PrecisionMode | Sequence[PrecisionMode] | None = None,
-    reduce_dtype: ReduceDtype | torch.dtype | None = None,
-    strict: bool = False,
-    rules: str | os.PathLike[str] | None = None,
-    time_limit_s: float | None = None,
-    stages: Stages | None = None,
-    schedule: ScheduleName | None = None,
     progress: Progress | None = None,
     check_capture: CheckCapture = "never",
+    **options: Unpack[PlanWords],
 ) -> Plan:
     """Search for the best way to train `model` on `cluster`. Nothing is distributed, or run without `check_capture`.
 
@@ -140,6 +76,10 @@ def plan(
         cluster: what to plan for; see `Cluster`.
         args: example inputs of one global batch, positional; shapes are baked into the plan.
         kwargs: the same, by name.
+        progress: called with a line of text now and then.
+        check_capture: "first" runs one eager step of the model and compares it with the captured graph, as `compile`
+            does by default; the plan then records it (`Plan.capture_check`), so that `compile(plan=...)` need not.
+        options: what the search keeps to, by name; left out or None, the search chooses.
         mesh: search on this mesh only, as `Mesh.of(dp=2, tp=4)` or `{"dp": 2, "tp": 4}`. A first axis `mb` is that of
             time: `{"mb": 4, "dp": 2}` runs four microbatches in a step. Where it has fewer devices than the cluster,
             the others stay idle.
@@ -183,9 +123,6 @@ def plan(
             devices are unlike, or the best plan for GPUs takes more than 1.03 times an equal share of all work.
         schedule: the order of microbatches in stages, "gpipe", "1f1b", "eager-1f1b", "interleaved" or "zero-bubble";
             by default the best.
-        progress: called with a line of text now and then.
-        check_capture: "first" runs one eager step of the model and compares it with the captured graph, as `compile`
-            does by default; the plan then records it (`Plan.capture_check`), so that `compile(plan=...)` need not.
 
     Raises:
         CaptureError: the model cannot be captured with this batch, or its captured graph computes something else.
@@ -194,18 +131,16 @@ def plan(
             `fits(plan)` of `shardwright.reports.facts` is False, and `shardwright plan` ends with status 3.
         RuleError: the rule file cannot be read, or no rule of it can be used.
     """
-    for own in _several(precision):
+    asked = PlanOptions.of(**options)
+    for own in asked.precisions:
         if own != "fp8":  # fp8 can be costed
             check_device(base_of(own), cluster.device.kind)
     check_when(check_capture)
-    certified = certified_by(rules, progress)
-    guide = Guide(
-        mesh, roles, microbatches, recompute, per_microbatch, reduce_dtype, pins, Stop(time_limit_s).limit_s, stages,
-        schedule,
-    )  # fmt: skip
-    return _searched(model, cluster, args, kwargs, certified, guide, strict, precision, progress, check_capture)[0]
+    certified = certified_by(asked.rules, progress)
+    return _searched(model, cluster, args, kwargs, certified, asked, progress, check_capture)[0]
 
 
+@takes_options
 def compile(
     model: nn.Module,
     cluster: Cluster | None = None,
@@ -213,22 +148,11 @@ def compile(
     kwargs: Mapping[str, Any] | None = None,
     *,
     plan: Plan | str | os.PathLike[str] | None = None,
-    mesh: MeshLike | None = None,
-    roles: Roles | None = None,
-    microbatches: int | None = None,
-    recompute: RecomputeMode | None = None,
-    stages: Stages | None = None,
-    schedule: ScheduleName | None = None,
-    pins: PinsLike | None = None,
-    per_microbatch: PerMicrobatch | None = None,
-    precision: PrecisionMode | Sequence[PrecisionMode] | None = None,
-    reduce_dtype: ReduceDtype | torch.dtype | None = None,
-    strict: bool = False,
-    rules: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
     timeout_s: float = TIMEOUT_S,
     check_inputs: CheckInputs = "first",
     check_capture: CheckCapture = "first",
+    **options: Unpack[PlanWords],
 ) -> ParallelModule:
     """Return this rank's program for training `model`, a module with DTensor parameters under the model's own names.
 
@@ -249,18 +173,6 @@ def compile(
         args: example inputs of one global batch, positional.
         kwargs: the same, by name.
         plan: use this plan, or plan file, instead of searching.
-        mesh: as in `plan`.
-        roles: as in `plan`.
-        microbatches: as in `plan`.
-        recompute: as in `plan`.
-        stages: as in `plan`.
-        schedule: as in `plan`.
-        pins: as in `plan`.
-        per_microbatch: as in `plan`; a given plan has its own.
-        precision: as in `plan`; a given plan has its own.
-        reduce_dtype: as in `plan`; a given plan has its own.
-        strict: as in `plan`.
-        rules: as in `plan`; rank 0 reads the file. A plan that rewrites the model by rules of a file needs it too.
         progress: as in `plan`; called on rank 0 only.
         timeout_s: the time after which a collective that waits for another rank is an error.
         check_inputs: when to compare the inputs of all ranks, by a digest: in the "first" three steps (with gradients,
@@ -269,6 +181,8 @@ def compile(
             and random state, on the model's own values, on a part of the batch where a step is large. Rank 0 does it,
             unless `plan` records that it was done, and restores everything that it changes; docs/limits.md lists the
             differences that it cannot see. "never" leaves it out. The result is the module's `capture_check`.
+        options: as in `plan`. With `plan`, only `strict` and `rules`; rank 0 reads the rule file, which a plan that
+            rewrites the model by rules of a file needs too.
 
     Raises:
         CaptureError: the model cannot be captured with this batch, its captured graph computes something else, or it
@@ -282,28 +196,27 @@ def compile(
     refuse_unreal(model)
     check_when(check_capture)
     given = _load(plan)
-    guide = Guide(
-        mesh, roles, microbatches, recompute, per_microbatch, reduce_dtype, pins, stages=stages, schedule=schedule
-    )
-    if given is not None and (named := [f"{name}=" for name, value in guide._asdict().items() if value is not None]):
+    if given is not None and (named := [f"{name}=" for name in guiding(options)]):
         raise PlanError(
             f"plan= was given together with {' and '.join(named)}, which guide the search; give one or the other"
         )
-    if given is not None and precision and given.execution.precision not in _several(precision):
-        raise PlanError(f"precision={precision!r} was given with a plan for {given.precision!r}; leave it out")
+    asked = PlanOptions.of(**options)
+    if given is not None and options.get("precision") and given.execution.precision not in asked.precisions:
+        raise PlanError(
+            f"precision={options.get('precision')!r} was given with a plan for {given.precision!r}; leave it out"
+        )
     target = _target(cluster, given)
     check_world(target.num_devices)
 
     def build(args: Sequence[Any], kwargs: Mapping[str, Any]) -> EntrySpec:
         def planned() -> tuple[Plan, dict[str, Tensor]]:
-            certified = certified_by(rules, progress)
+            certified = certified_by(asked.rules, progress)
             if given is None:
-                options = certified, guide, strict, precision, progress, check_capture
-                found, captured = _searched(model, target, args, kwargs, *options)
+                found, captured = _searched(model, target, args, kwargs, certified, asked, progress, check_capture)
                 _check_feasible(found)
             else:
                 own = given.precision, statistics_of(given)
-                found, captured = given, _capture(model, args, kwargs, strict, progress, *own)
+                found, captured = given, _capture(model, args, kwargs, asked.strict, progress, *own)
                 check_plan(given, captured.graph, certified, certified.by_name())
                 if found.capture_check is None or not found.capture_check.equal:
                     check = check_capture_of(model, captured, args, kwargs, check_capture, progress)
@@ -333,7 +246,7 @@ def compile(
             parallel.enter(build(args, kwargs))
 
     join(timeout_s)
-    for own in _several(precision if given is None else given.precision):
+    for own in asked.precisions if given is None else precisions_of(given.precision):
         check_device(base_of(own), default_device().type)
     if args or kwargs:
         parallel = ParallelModule(model)
@@ -377,56 +290,27 @@ def statistics_of(plan: Plan) -> Statistics:
     return Statistics(plan.mesh.num_microbatches, plan.execution.per_microbatch)
 
 
-def _plan(
-    model: nn.Module,
-    cluster: Cluster,
-    captured: Captured,
-    certified: Certified,
-    guide: Guide,
-    progress: Progress | None,
-) -> Plan:
-    grid = _grid(guide.mesh)
-    rules = certified.by_name()
-    precision, modules = captured.precision, captured.per_microbatch
-    planner = Planner(cluster, certified, progress, rules, precision, modules, guide.reduced)
-    found = planner.plan(
-        captured.graph, type(model).__name__, mesh=grid, roles=_role_list(grid, guide.roles),
-        microbatches=guide.microbatches, recompute=guide.recompute, pins=guide.pins, time_limit_s=guide.time_limit_s,
-        stages=guide.stages, schedule=guide.schedule,
-    )  # fmt: skip
-    check_plan(found, captured.graph, certified, rules)
-    return found
-
-
-def _grid(mesh: MeshLike | None) -> Mesh | None:
-    if isinstance(mesh, Mesh) or mesh is None:
-        return mesh
-    if not isinstance(mesh, Mapping) or not all(isinstance(name, str) for name in mesh):
-        raise PlanError(
-            f"mesh={mesh!r}: expected the size of each axis by its name; give e.g. mesh={{'dp': 2, 'tp': 4}}"
-        )
-    return Mesh(tuple(mesh), tuple(mesh.values()))
-
-
 def _searched(
     model: nn.Module,
     cluster: Cluster,
     args: Sequence[Any],
     kwargs: Mapping[str, Any] | None,
     certified: Certified,
-    guide: Guide,
-    strict: bool,
-    precision: PrecisionMode | Sequence[PrecisionMode] | None,
+    asked: PlanOptions,
     progress: Progress | None,
     check_capture: CheckCapture,
 ) -> tuple[Plan, Captured]:
     """Return the best plan over all precisions, with the others as alternatives, and its capture."""
-    guide, found = guide._replace(reduce_dtype=guide.reduced), list[tuple[Plan, Captured]]()
-    for own in _several(precision):
-        captured = _capture(model, args, kwargs, strict, progress, own, guide.statistics)
+    found, rules = list[tuple[Plan, Captured]](), certified.by_name()
+    for precision in asked.precisions:
+        captured = _capture(model, args, kwargs, asked.strict, progress, precision, asked.statistics)
         check = check_capture_of(model, captured, args, kwargs, check_capture, progress)
-        own_plan = _plan(model, cluster, captured, certified, guide, progress)
-        found.append((replace(own_plan, capture_check=check), captured))
+        planner = Planner(
+            cluster, certified, progress, rules, captured.precision, captured.per_microbatch, asked.reduce_dtype
+        )
+        own = planner.plan(captured.graph, type(model).__name__, **asked.search.words)
+        check_plan(own, captured.graph, certified, rules)
+        found.append((replace(own, capture_check=check), captured))
     best, captured = min(found, key=lambda pair: (not fits(pair[0]), pair[0].prediction.step_s))
     others = tuple(
         Alternative(
@@ -443,36 +327,10 @@ def _searched(
     return replace(best, alternatives=(*best.alternatives, *others)), captured
 
 
-def _several(
-    precision: PrecisionMode | Sequence[PrecisionMode] | None,
-) -> list[Precision | PrecisionByModule | None]:
-    """Return the distinct precisions; a precision by module is in pairs."""
-    if precision is not None and not precision:
-        raise PlanError(f"precision={precision!r} names none; leave it out for the model's own")
-    several = precision if isinstance(precision, Sequence) and not isinstance(precision, str) else [precision]
-    return list(dict.fromkeys(canonical(own, "") for own in several))
-
-
 def _check_feasible(found: Plan) -> None:
     """Raise `InfeasibleError` where the plan needs more memory than the devices have."""
     if memory_verdict(found) == "does not fit":
         raise InfeasibleError(infeasible(found), found)
-
-
-def _role_list(mesh: Mesh | None, roles: Roles | None) -> Sequence[str] | None:
-    """Return a role per axis, in mesh order."""
-    if roles is None:
-        return None
-    if isinstance(roles, str):
-        roles = roles.replace(" ", "").split(",")
-    if mesh is None:
-        raise PlanError(f"roles={roles!r} without a mesh; say which axes they are for, e.g. mesh={{'dp': 2, 'tp': 4}}")
-    if isinstance(roles, Mapping):
-        unknown = [axis for axis in roles if axis not in mesh.names]
-        if unknown:
-            raise PlanError(f"roles: axis {unknown[0]!r} is not in the mesh {mesh}; choose among {list(mesh.names)}")
-        return [roles.get(axis, "free") for axis in mesh.names if axis != TIME]
-    return list(roles)
 
 
 def _load(plan: Plan | str | os.PathLike[str] | None) -> Plan | None:

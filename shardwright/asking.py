@@ -24,7 +24,8 @@ from shardwright.pcg.graph import Graph
 from shardwright.reports.asking import WhatIfReport, WhyNotReport
 from shardwright.search.choices.problem import NoLayoutsError
 from shardwright.search.plan import Plan, fingerprint
-from shardwright.search.request.asked import MEMORY, Asked, Bound, parse
+from shardwright.search.request.asked import MEMORY, Bound, parse
+from shardwright.search.request.options import SearchOptions
 from shardwright.search.request.spaces import Space, batch_size, sequence_length, strategy, token_shapes
 from shardwright.search.tree.planner import Planner, Progress
 
@@ -69,7 +70,7 @@ def why_not(
             raise PlanError(
                 f"{type(model).__name__} with this batch is not what the plan is for; give its own, or none"
             )
-    asked = Asked(pins=tuple(pin for pin in plan.asked.pins if _is_memory(pin)))
+    asked = SearchOptions(pins=tuple(pin for pin in plan.asked.pins if _is_memory(pin)))
     try:
         other = _search(plan, graph, plan.cluster, asked, progress, spaces)
     except NoLayoutsError as error:
@@ -214,7 +215,7 @@ def _search(
     plan: Plan,
     graph: Graph,
     cluster: Cluster,
-    asked: Asked,
+    asked: SearchOptions,
     progress: Progress | None,
     spaces: Sequence[Space] | None = None,
 ) -> Plan:
@@ -223,8 +224,9 @@ def _search(
         cluster, certified, progress, certified.by_name(), run.precision, run.per_microbatch, run.reduce_dtype
     )
     microbatches = plan.mesh.num_microbatches if run.per_microbatch else asked.microbatches
+    asked = replace(asked, microbatches=microbatches)
+    if spaces is not None:
+        asked = replace(asked, stages=None, schedule=None)
     return planner.plan(
-        graph, plan.model, mesh=asked.mesh, roles=asked.roles, microbatches=microbatches, recompute=asked.recompute,
-        pins=asked.pins, spaces=spaces, by_hand=spaces is not None, compared=spaces is None,
-        stages=asked.stages if spaces is None else None, schedule=asked.schedule if spaces is None else None,
-    )  # fmt: skip
+        graph, plan.model, spaces=spaces, by_hand=spaces is not None, compared=spaces is None, **asked.words
+    )

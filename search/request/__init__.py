@@ -1,5 +1,6 @@
 """A user's request to a search, and what it leaves of the search space.
 
+    options      the options of a search: a caller's words, and the value that the search keeps to
     asked        the texts of pins, read and written
     pins         those texts checked against the model and the cluster
     spaces       what is searched: meshes, numbers of microbatches and plans by hand

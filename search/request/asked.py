@@ -1,4 +1,4 @@
-"""A user's request to a search, in the user's words: the texts of pins, and what a plan file says was asked for.
+"""The texts of pins, read and written.
 
 NAME=LAYOUT          lm_head.weight=S(0)    model.layers.*.mlp=tp:sharded    *.bias=whole
 ROLE<=DEGREE         tensor<=8    zero>=4    data=2    no context            (on any mesh)
@@ -11,16 +11,12 @@ stages<=NUMBER       no stages      stages>=2        (of pipelines that the sear
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
-from shardwright.pcg import checks
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.layout import Layout
-from shardwright.pcg.mesh import Mesh
-from shardwright.pcg.step.execution import Execution
-from shardwright.pcg.step.pipelining import SCHEDULES, ScheduleName
 from shardwright.pcg.step.recompute import GivenByBlock, Recompute, RecomputeByBlock
 from shardwright.pcg.step.recompute import fits as name_fits
 
@@ -144,107 +140,3 @@ def _bound(text: str, what: str, relation: str, number: str, unit: str | None) -
     if value < 1 or (unit is None and not number.isdecimal()):
         raise PlanError(f"pin {text!r}: expected a number of {'bytes' if unit else 'devices'} from 1 on")
     return Bound(text, what, 1 if relation == "<=" else int(value), None if relation == ">=" else int(value))
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """The request that a search keeps to, as the user said it; `None` and no pins: nothing.
-
-    Attributes:
-        mesh: the one to search, with the axis of time where it was given.
-        roles: of the mesh's axes of devices.
-        microbatches: their number in a step.
-        recompute: what backward makes again.
-        pins: the texts of layouts and bounds.
-        stages: the number of pipeline stages; the mesh is that of one stage. Or the number of devices of each stage;
-            the mesh is that of the largest. None: there are no stages.
-        schedule: the order of the stages' microbatches; None: the best.
-    """
-
-    mesh: Mesh | None = None
-    roles: tuple[str, ...] | None = None
-    microbatches: int | None = None
-    recompute: RecomputeMode | None = None
-    pins: tuple[str, ...] = ()
-    stages: Stages | None = None
-    schedule: ScheduleName | None = None
-
-    def __post_init__(self) -> None:
-        if self.recompute is not None:
-            object.__setattr__(self, "recompute", Execution(recompute=self.recompute).recompute)
-        if isinstance(self.stages, Sequence) and not isinstance(self.stages, str):
-            own = tuple(checks.positive_int(n, "", "stages", "how many devices each stage has") for n in self.stages)
-            if len(own) < 2:
-                raise PlanError(f"stages={list(own)}: expected the devices of each of several stages; give two or more")
-            object.__setattr__(self, "stages", own)
-        elif self.stages not in (None, "auto"):
-            checks.positive_int(self.stages, "", "stages", "how many pipeline stages there are, or 'auto'")
-        if self.stages == "auto" and self.mesh is not None:
-            raise PlanError("stages='auto' with a mesh, which is that of one stage: say how many stages have it")
-        if self.schedule is not None:
-            checks.choice(self.schedule, "", "schedule", SCHEDULES)
-            if self.stages in (None, 1):
-                raise PlanError(f"schedule={self.schedule!r} without stages=: it is that of pipeline stages; give both")
-
-    def __iter__(self) -> Iterator[tuple[str, Asked]]:
-        """Yield each part of the request, in words, with the request that is left without it."""
-        if self.mesh is not None:
-            yield f"mesh {_axes(self.mesh)}", replace(self, mesh=None, roles=None)
-        if self.roles is not None:
-            yield f"roles {','.join(self.roles)}", replace(self, roles=None)
-        if self.microbatches is not None:
-            yield f"microbatches {self.microbatches}", replace(self, microbatches=None)
-        if self.recompute is not None:
-            yield f"recompute {_again(self.recompute)}", replace(self, recompute=None)
-        if self.stages is not None:
-            told = ",".join(map(str, self.stages)) if isinstance(self.stages, tuple) else self.stages
-            yield f"stages {told}", replace(self, stages=None, schedule=None)
-        if self.schedule is not None:
-            yield f"schedule {self.schedule}", replace(self, schedule=None)
-        for pin in self.pins:
-            yield pin, replace(self, pins=tuple(other for other in self.pins if other != pin))
-
-    def __str__(self) -> str:
-        return "; ".join(words for words, _ in self)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return what was asked for, and nothing else."""
-        mesh = None if self.mesh is None else dict(zip(self.mesh.names, self.mesh.sizes, strict=True))
-        again, stages = self.recompute, list(self.stages) if isinstance(self.stages, tuple) else self.stages
-        if again is not None:
-            again = Execution(recompute=again).to_json().get("recompute", "none")
-        found = {"mesh": mesh, "roles": self.roles and list(self.roles), "microbatches": self.microbatches,
-                 "recompute": again, "pins": list(self.pins) or None, "stages": stages,
-                 "schedule": self.schedule}  # fmt: skip
-        return {name: value for name, value in found.items() if value is not None}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Asked:
-        """Read what `to_json` gave. Raises a `ShardwrightError` for what cannot be asked."""
-        mesh, roles, again = data.get("mesh"), data.get("roles"), data.get("recompute")
-        pins = tuple(data.get("pins", ()))
-        for pin in pins:
-            parse(pin)
-        return cls(
-            None if mesh is None else Mesh.of(**mesh),
-            None if roles is None else tuple(roles),
-            data.get("microbatches"),
-            again,
-            pins,
-            tuple(stages) if isinstance(stages := data.get("stages"), list) else stages,
-            data.get("schedule"),
-        )
-
-
-NOTHING = Asked()
-
-
-def _axes(mesh: Mesh) -> str:
-    return ",".join(f"{name}={size}" for name, size in zip(mesh.names, mesh.sizes, strict=True))
-
-
-def _again(mode: RecomputeMode) -> str:
-    if isinstance(mode, str):
-        return mode
-    pairs = mode.items() if isinstance(mode, Mapping) else mode
-    return ",".join(f"{name}={again if isinstance(again, str) else '+'.join(again)}" for name, again in pairs)

@@ -14,8 +14,9 @@ from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.step.parameters import blocks_of
 from shardwright.pcg.step.recompute import RECOMPUTES
-from shardwright.search.request.asked import MEMORY, STAGES, Asked, Bound, LayoutPin, RecomputeMode, Stages, parse
+from shardwright.search.request.asked import MEMORY, STAGES, Bound, LayoutPin, RecomputeMode, Stages, parse
 from shardwright.search.request.limits import BOUNDED, NO_LIMITS, Limits
+from shardwright.search.request.options import SearchOptions
 from shardwright.search.request.restrict import FREE, ROLES
 from shardwright.search.request.spaces import (
     AXES,
@@ -61,7 +62,7 @@ class Pins:
     spaces: tuple[Space, ...]
     memory_bytes: int | None = None
     limits: Limits = NO_LIMITS
-    asked: Asked = field(default_factory=Asked)
+    asked: SearchOptions = field(default_factory=SearchOptions)
     guided: bool = False
     nested: Mapping[tuple[int, ...], Space] = field(default_factory=dict)
     staged: Mapping[int | tuple[int, ...], Sequence[Space]] = field(default_factory=dict)
@@ -82,7 +83,7 @@ class Pins:
         return replace(self, mesh=None, spaces=(), limits=NO_LIMITS, guided=False, nested={}, staged={})
 
     @classmethod
-    def of(cls, graph: Graph, cluster: Cluster, asked: Asked, spaces: Sequence[Space] | None = None) -> Pins:
+    def of(cls, graph: Graph, cluster: Cluster, asked: SearchOptions, spaces: Sequence[Space] | None = None) -> Pins:
         """Return the checked request. A `PlanError` says what in it contradicts the rest, the cluster or the batch.
 
         `spaces`: what to search in place of the meshes.
@@ -133,7 +134,7 @@ class Pins:
 
 
 def _stages(
-    asked: Asked, graph: Graph, cluster: Cluster, bound: Bound | None, *, given: bool
+    asked: SearchOptions, graph: Graph, cluster: Cluster, bound: Bound | None, *, given: bool
 ) -> list[int | tuple[int, ...]]:
     """Return the numbers of pipeline stages that plans may have, 1 for none; for unlike stages, the devices of each.
 
@@ -171,7 +172,7 @@ def _count(stages: int | tuple[int, ...]) -> int:
 
 
 def _staged(
-    stages: int | tuple[int, ...], asked: Asked, mesh: Mesh | None, limits: Limits, cluster: Cluster
+    stages: int | tuple[int, ...], asked: SearchOptions, mesh: Mesh | None, limits: Limits, cluster: Cluster
 ) -> Iterator[Space]:
     """Yield the spaces of a stage: every mesh, or the given one."""
     chunks = 2 if asked.schedule == "interleaved" else 1

@@ -10,13 +10,14 @@ from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
 from shardwright.search.choices.problem import NoLayoutsError
 from shardwright.search.exact.solving import over_time
-from shardwright.search.request.asked import Asked, Bound, LayoutPin, parse
+from shardwright.search.request.asked import Bound, LayoutPin, parse
+from shardwright.search.request.options import SearchOptions
 from shardwright.search.request.pins import Pins
 from shardwright.search.request.restrict import TENSOR
 from shardwright.search.tree.tuning import Tuner, folded
 
 
-def blamed(error: NoLayoutsError, graph: Graph, asked: Asked, tuner: Tuner) -> PlanError:
+def blamed(error: NoLayoutsError, graph: Graph, asked: SearchOptions, tuner: Tuner) -> PlanError:
     """Return the same error, with the request and, if it has several parts, those whose omission would give a plan."""
     things = list(asked)
     if not things:
@@ -28,7 +29,7 @@ def blamed(error: NoLayoutsError, graph: Graph, asked: Asked, tuner: Tuner) -> P
     return NoLayoutsError("\n".join(lines))
 
 
-def _in_use(asked: Asked) -> Iterator[str]:
+def _in_use(asked: SearchOptions) -> Iterator[str]:
     """Yield what a pin of slices means, where no operator may be split so."""
     pins = [pin for text in asked.pins for pin in parse(text)]
     if any(isinstance(pin, Bound) and (pin.what, pin.high) == (TENSOR, 1) for pin in pins):
@@ -40,7 +41,7 @@ def _in_use(asked: Asked) -> Iterator[str]:
                 )
 
 
-def _has_layouts(graph: Graph, asked: Asked, tuner: Tuner) -> Iterator[bool]:
+def _has_layouts(graph: Graph, asked: SearchOptions, tuner: Tuner) -> Iterator[bool]:
     """Yield, for every space of the request, whether it has layouts in the fewest microbatches, with any memory."""
     solver = tuner.solver
     try:

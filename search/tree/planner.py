@@ -17,6 +17,7 @@ from dataclasses import replace
 from itertools import chain, groupby
 from math import inf
 from operator import itemgetter
+from typing import Unpack
 
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.pcg.errors import PlanError
@@ -25,7 +26,6 @@ from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.stages import not_run
 from shardwright.pcg.step.execution import Execution, ReduceDtype
 from shardwright.pcg.step.lifetimes import ZEROS, Zero
-from shardwright.pcg.step.pipelining import ScheduleName
 from shardwright.pcg.step.precisions import PrecisionMode
 from shardwright.pcg.step.time import check_time
 from shardwright.search.choices.domain import CertifiedSplits
@@ -35,7 +35,7 @@ from shardwright.search.exact.folding import Folded
 from shardwright.search.exact.solving import Candidate, Solver, different, rank
 from shardwright.search.plan import Alternative, Plan, Rewrite, SearchReport, fingerprint, most_frequent
 from shardwright.search.request.anytime import Stop
-from shardwright.search.request.asked import Asked, PinsLike, RecomputeMode, Stages, texts
+from shardwright.search.request.options import SearchOptions, SearchWords
 from shardwright.search.request.pins import Pins
 from shardwright.search.request.spaces import Space
 from shardwright.search.rewrites.rewriting import Rewriter
@@ -126,17 +126,10 @@ class Planner:
         graph: Graph,
         model: str = "model",
         *,
-        mesh: Mesh | None = None,
-        roles: Sequence[str] | None = None,
-        microbatches: int | None = None,
-        recompute: RecomputeMode | None = None,
-        pins: PinsLike | None = None,
-        stages: Stages | None = None,
-        schedule: ScheduleName | None = None,
         spaces: Sequence[Space] | None = None,
         by_hand: bool = False,
         compared: bool = True,
-        time_limit_s: float | None = None,
+        **words: Unpack[SearchWords],
     ) -> Plan:
         """Return the best plan over all meshes, microbatches and recomputation, or over what the arguments leave.
 
@@ -145,31 +138,20 @@ class Planner:
         Args:
             graph: a serial graph.
             model: its name.
-            mesh: the only one; it may have the axis of time. Where it has fewer devices, the others stay idle.
-            roles: of the axes of devices of `mesh`.
-            microbatches: their number in a step.
-            recompute: what backward makes again: a mode, or modes and lists of places by block of the model.
-            pins: limits of layouts, degrees and memory (`search.request.asked`).
-            stages: the number of pipeline stages, `mesh` being that of one stage; or the number of devices of each
-                stage, `mesh` being that of the largest; "auto": as many as are best. By default there are none, unless
-                nothing fits without them, devices are unlike, or GPUs take far longer than their work does.
-            schedule: the order of the stages' microbatches; by default the best.
             spaces: to search in place of all meshes.
             by_hand: whether these `spaces` are planned as plans by hand are: with the best of their degrees,
                 microbatches and kinds of recomputation, but no value recomputed by itself and no rewrites.
             compared: whether plans that people choose by hand are tuned too, to compare with.
-            time_limit_s: the seconds after which the best plan so far is finished, as after Ctrl-C, with a bound of
-                all meshes.
+            words: the options of the search (`SearchOptions`).
 
         Raises:
             PlanError: the arguments do not fit the cluster or the model, or contradict each other.
             GraphError: the graph gives no loss.
         """
-        start, stop = time.perf_counter(), Stop(time_limit_s)
+        options = SearchOptions.of(**words)
+        start, stop = time.perf_counter(), Stop(options.time_limit_s)
         graph.check_loss()
-        asked = Asked(
-            mesh, None if roles is None else tuple(roles), microbatches, recompute, texts(pins), stages, schedule
-        )
+        asked, mesh = replace(options, time_limit_s=None), options.mesh
 
         def planned(cluster: Cluster) -> Plan:
             return self._on(cluster)._plan(graph, model, asked, spaces, compared, stop, by_hand=by_hand)
@@ -178,7 +160,7 @@ class Planner:
         if isinstance(asked.stages, tuple) and sum(asked.stages) < self.cluster.num_devices:
             part, idle = asked_for(self.cluster, mesh, asked.stages)
             return replace(planned(part), idle=idle)
-        if mesh is not None and mesh.num_devices < self.cluster.num_devices and stages in (None, 1):
+        if mesh is not None and mesh.num_devices < self.cluster.num_devices and asked.stages in (None, 1):
             part, idle = asked_for(self.cluster, mesh)
             return replace(planned(part), idle=idle)
         try:
@@ -208,7 +190,7 @@ class Planner:
         solver = self.solver if kept.memory_bytes is None else self.solver.within(kept.memory_bytes)
         return solver.until(stop.check)
 
-    def _pins(self, graph: Graph, asked: Asked, spaces: Sequence[Space] | None) -> Pins:
+    def _pins(self, graph: Graph, asked: SearchOptions, spaces: Sequence[Space] | None) -> Pins:
         """Return the checked request, without pipeline stages where the graph does not run in them."""
         kept = Pins.of(graph, self.cluster, asked, spaces)
         if not kept.staged or (problem := not_run(graph, self.execution.base)) is None:
@@ -218,8 +200,8 @@ class Planner:
         return replace(kept, staged={})
 
     def _plan(
-        self, graph: Graph, model: str, asked: Asked, spaces: Sequence[Space] | None, compared: bool, stop: Stop,
-        *, by_hand: bool = False,
+        self, graph: Graph, model: str, asked: SearchOptions, spaces: Sequence[Space] | None, compared: bool,
+        stop: Stop, *, by_hand: bool = False,
     ) -> Plan:  # fmt: skip
         """Return the best plan on all devices."""
         start = time.perf_counter()

@@ -10,7 +10,7 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -20,11 +20,7 @@ from shardwright.cli.options import (
     check_capture_option,
     cluster_option,
     examples,
-    microbatches_option,
-    per_microbatch_option,
-    precision_option,
-    recompute_option,
-    reduce_dtype_option,
+    search_options,
 )
 from shardwright.cli.planfiles import load_with_its_cluster, status_of
 from shardwright.cli.status import ENVIRONMENT, FINDING
@@ -33,12 +29,9 @@ from shardwright.pcg.errors import MachineError, ShardwrightError
 if TYPE_CHECKING:
     from shardwright.checking import CheckCapture
     from shardwright.cost.clusters.cluster import Cluster
-    from shardwright.pcg.step.precisions import PrecisionMode
-    from shardwright.search.request.asked import RecomputeMode
 
 DEFAULTS: Mapping[str, object] = {
-    "plan": None, "rules": None, "precision": None, "microbatches": None, "recompute": None, "per_microbatch": None,
-    "reduce_dtype": None, "check_capture": "first", "lr": 1e-3, "seed": 0,
+    "plan": None, "options": {}, "check_capture": "first", "lr": 1e-3, "seed": 0,
 }  # fmt: skip
 """Settings of ranks that a command does not give."""
 FAILURES = "failed-*.json"
@@ -56,13 +49,7 @@ FAILURES = "failed-*.json"
 @click.argument("arguments", nargs=-1, metavar="[-- ARGUMENTS]")
 @cluster_option
 @click.option("--plan", "plan_file", type=PATH, help="Run this plan, which has a cluster of its own.")
-@click.option("--rules", "rule_file", type=PATH, metavar="FILE",
-              help="A rule file in place of the shipped catalogue, with FILE.py:FUNCTION.")  # fmt: skip
-@microbatches_option
-@recompute_option
-@per_microbatch_option
-@precision_option
-@reduce_dtype_option
+@search_options
 @check_capture_option("first")
 @click.option("--steps", type=click.IntRange(1), default=20, show_default=True, help="With FILE.py:FUNCTION.")
 @click.option(
@@ -74,12 +61,7 @@ def run(
     arguments: tuple[str, ...],
     cluster: Cluster,
     plan_file: Path | None,
-    rule_file: Path | None,
-    microbatches: int | None,
-    recompute: RecomputeMode | None,
-    per_microbatch: tuple[str, ...] | None,
-    precision: tuple[PrecisionMode, ...] | None,
-    reduce_dtype: str | None,
+    search: Mapping[str, Any],
     check_capture: CheckCapture,
     steps: int,
     lr: float,
@@ -90,6 +72,7 @@ def run(
     SCRIPT.py is your own training loop, which calls shardwright.compile. FILE.py:FUNCTION names a model and its batch,
     as for `plan`; it is trained on that one batch, and the time of a step is shown beside the predicted one.
     """
+    options = {name: value for name, value in search.items() if value not in (None, False, ())}
     if plan_file is not None:
         plan = load_with_its_cluster(plan_file, cluster)
         if plan.prediction.memory.total_bytes > plan.prediction.device_bytes:
@@ -99,26 +82,24 @@ def run(
     refuse_missing(cluster, "run")
     with tempfile.TemporaryDirectory(prefix="shardwright-run-") as folder:
         if ":" in target:
-            values = {"plan": str(plan_file) if plan_file else None,
-                      "rules": str(rule_file) if rule_file else None, "precision": precision,
-                      "microbatches": microbatches, "recompute": recompute,
-                      "per_microbatch": per_microbatch, "reduce_dtype": reduce_dtype,
+            values = {"plan": str(plan_file) if plan_file else None, "options": _plain(options),
                       "check_capture": check_capture, "steps": steps, "lr": lr, "seed": seed}  # fmt: skip
             return train_on_ranks(target, cluster, Path(folder), values)
         if not Path(target).is_file():
             raise ShardwrightError(f"run: there is no file {target}; give a script, or a model as FILE.py:FUNCTION")
         if plan_file is not None:
             terminal.note("--plan is the script's own business: pass it to shardwright.compile(plan=...)")
-        if rule_file is not None:
-            terminal.note("--rules is the script's own business: pass it to shardwright.compile(rules=...)")
-        own = {"precision": precision, "microbatches": microbatches, "recompute": recompute,
-               "per_microbatch": per_microbatch, "reduce_dtype": reduce_dtype}  # fmt: skip
-        own |= {"check_capture": check_capture if check_capture != "first" else None}
-        for name in (name for name, value in own.items() if value is not None):
-            terminal.note(
-                f"--{name.replace('_', '-')} is the script's own business: pass it to shardwright.compile({name}=...)"
-            )
+        own = {**options, **({"check_capture": check_capture} if check_capture != "first" else {})}
+        for name in own:
+            terminal.note(f"{name} is the script's own business: pass it to shardwright.compile({name}=...)")
         return launch([target, *arguments], cluster.num_devices)
+
+
+def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options of `shardwright.compile` as JSON can say them."""
+    mesh, rules = options.get("mesh"), options.get("rules")
+    plain = {**options, "mesh": mesh and dict(zip(mesh.names, mesh.sizes, strict=True)), "rules": rules and str(rules)}
+    return {name: plain[name] for name in options}
 
 
 def train_on_ranks(

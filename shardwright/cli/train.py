@@ -38,13 +38,9 @@ def train(settings: dict[str, Any]) -> None:
     cluster = Cluster.load(settings["cluster"])
     batch = bind_arguments(loaded.model, loaded.args, loaded.kwargs)
     plan = Plan.load(settings["plan"]) if settings["plan"] else None
-    precision = settings["precision"]
     parallel = compile(
-        loaded.model, cluster, kwargs=batch, plan=plan, precision=precision, rules=settings["rules"],
-        microbatches=settings["microbatches"], recompute=settings["recompute"],
-        per_microbatch=settings["per_microbatch"], reduce_dtype=settings["reduce_dtype"],
-        check_capture=settings["check_capture"],
-    )  # fmt: skip
+        loaded.model, cluster, kwargs=batch, plan=plan, check_capture=settings["check_capture"], **settings["options"]
+    )
     check_backward(parallel.graph)
     optimizer = torch.optim.AdamW(parallel.parameters(), lr=settings["lr"])
     told = dist.get_rank() == 0

@@ -19,7 +19,7 @@ from shardwright.reports.asking import WhatIfReport, WhyNotReport
 from shardwright.reports.exposed import exposed_by_kind
 from shardwright.reports.facts import PlanFacts
 from shardwright.search.plan import Idle, Plan
-from shardwright.search.request.asked import Asked
+from shardwright.search.request.options import SearchOptions
 from shardwright.search.request.spaces import batch_size, sequence_length
 from shardwright.search.tree.planner import Planner
 from tests.each import each
@@ -102,7 +102,7 @@ def test_what_is_said_of_a_strategy() -> None:
 def test_verdicts() -> None:
     """Each case is one that the search gave, or the same with another prediction."""
     faster, slower = PLAN, replace(PLAN, prediction=replace(PLAN.prediction, step_s=2 * PLAN.prediction.step_s))
-    asked = replace(slower, asked=Asked(pins=("no tensor",)))
+    asked = replace(slower, asked=SearchOptions(pins=("no tensor",)))
     large = replace(PLAN, report=replace(PLAN.report, limit_bytes=10**5))
     assert WhyNotReport(PLAN, "it", PLAN).verdict == "as fast as this plan"
     assert WhyNotReport(faster, "it", slower).verdict.startswith("2.0 × slower: a step of ")
@@ -134,7 +134,7 @@ def test_what_cannot_be_run_is_told() -> None:
 
 def test_memory_that_was_asked_for_holds_for_strategies_too() -> None:
     limit = PLAN.prediction.memory.total_bytes // 2
-    own = why_not(replace(PLAN, asked=Asked(pins=("no tensor", f"memory<={limit}B"))), "ddp")
+    own = why_not(replace(PLAN, asked=SearchOptions(pins=("no tensor", f"memory<={limit}B"))), "ddp")
     assert own.other is not None
     assert own.other.report.limit_bytes == limit
     assert own.verdict.startswith("does not fit: ")

@@ -18,7 +18,7 @@ import pytest
 from shardwright.cli import calibrate as calibrate_command
 from shardwright.cli.numeric import _worst
 from shardwright.cli.options import parse_cluster
-from shardwright.cli.run import environment
+from shardwright.cli.run import DEFAULTS, environment
 from shardwright.cli.train import train
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.lowering.ranks.launch import run_ranks
@@ -464,10 +464,7 @@ def test_what_cannot_be_trained_is_told(run: Run) -> None:
     useless = "the loss, depends on no parameter that is trained"
     assert_error(run("verify", "models.py:idle", "--cluster", "local:1"), useless)
     Cluster.local(1).save("cluster.json")
-    settings = dict.fromkeys(
-        ("plan", "precision", "rules", "microbatches", "recompute", "per_microbatch", "reduce_dtype")
-    )
-    settings |= {"seed": 0, "model": "models.py:idle", "cluster": "cluster.json", "check_capture": "first"}
+    settings = {**DEFAULTS, "model": "models.py:idle", "cluster": "cluster.json"}
     with pytest.raises(DistributedError, match=useless):
         run_ranks(train, 1, args=(settings,))
     assert "precision       the model's own: no operators;" in run("plan", "models.py:idle")[1]

@@ -19,7 +19,7 @@ from shardwright.search.check import check_plan
 from shardwright.search.exact.folding import Folded, fold
 from shardwright.search.exact.solving import Candidate, Solver
 from shardwright.search.exact.within import stored_bytes
-from shardwright.search.request.asked import Asked
+from shardwright.search.request.options import NOTHING, SearchOptions
 from shardwright.search.request.pins import Pins
 from shardwright.search.request.spaces import Space
 from shardwright.search.tree import tuning
@@ -56,7 +56,7 @@ def tuner(limit_bytes: float = 0.0) -> Tuner:
     search = planner_of(8, link_bytes_per_s=1e9)
     if limit_bytes:
         search = limited(search, limit_bytes)
-    return Tuner(search.solver, GRAPH, search.execution, Pins.of(GRAPH, search.cluster, Asked()), lambda message: None)
+    return Tuner(search.solver, GRAPH, search.execution, Pins.of(GRAPH, search.cluster, NOTHING), lambda message: None)
 
 
 def all_stored_bytes() -> float:
@@ -79,8 +79,8 @@ def test_as_many_nodes_as_are_left_after_folding_count(monkeypatch: pytest.Monke
     assert left < len(deep.nodes)
     for most, is_large in ((left, True), (left + 1, False)):
         monkeypatch.setattr(tuning, "MANY_NODES", most)
-        assert tuning.folded(deep, Pins.of(deep, own, Asked())).is_large == is_large
-        by_block = Asked(recompute={"layers.*": "full"})
+        assert tuning.folded(deep, Pins.of(deep, own, NOTHING)).is_large == is_large
+        by_block = SearchOptions(recompute={"layers.*": "full"})
         assert tuning.folded(deep, Pins.of(deep, own, by_block)).is_large
     assert not Folded(deep).is_large
 
@@ -168,7 +168,7 @@ def test_where_nothing_can_fit_stages_are_not_tried(is_large: bool, monkeypatch:
     monkeypatch.setattr(tuning, "MANY_NODES", 1 if is_large else 2**12)
     graph, stored = blocks(16, 16, layers=8, seq=16), 0.0
     search = planner_of(8)
-    own = Tuner(search.solver, graph, search.execution, Pins.of(graph, search.cluster, Asked()), lambda message: None)
+    own = Tuner(search.solver, graph, search.execution, Pins.of(graph, search.cluster, NOTHING), lambda message: None)
     stored = own._stored_bytes
     context = search.cluster.device.context_bytes
     for times, hopeless in ((0.9, True), (1.1, False)):

@@ -19,7 +19,7 @@ from shardwright.pcg.units import size
 from shardwright.reports.comparison import Beside, ComparisonReport
 from shardwright.search.exact.solving import Candidate, Solver, over_time
 from shardwright.search.plan import Plan
-from shardwright.search.request.asked import Asked
+from shardwright.search.request.options import SearchOptions
 from shardwright.search.request.pins import Pins
 from shardwright.search.tree.planner import Planner
 from shardwright.search.tree.remedies import remedied
@@ -31,7 +31,9 @@ BLOCKS, WEIGHTS = blocks(16, 64, layers=4, seq=16), mlp(64, 128, 256, layers=4)
 
 def tuned(graph: Graph, devices: int = 4, **asked: Any) -> Tuner:
     own = cluster(devices)
-    return Tuner(Solver(own, every_choice), graph, Execution(), Pins.of(graph, own, Asked(**asked)), lambda told: None)
+    return Tuner(
+        Solver(own, every_choice), graph, Execution(), Pins.of(graph, own, SearchOptions(**asked)), lambda told: None
+    )
 
 
 def solved(

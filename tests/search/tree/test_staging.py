@@ -29,7 +29,8 @@ from shardwright.search.exact.solving import Candidate, Solver
 from shardwright.search.exact.within import least_bytes, stored_bytes, within_memory
 from shardwright.search.plan import Plan
 from shardwright.search.request.anytime import Stop
-from shardwright.search.request.asked import Asked, RecomputeMode, Stages
+from shardwright.search.request.asked import RecomputeMode, Stages
+from shardwright.search.request.options import NOTHING, SearchOptions
 from shardwright.search.request.pins import Pins
 from shardwright.search.request.spaces import Pipeline, Space, staged_by_hand
 from shardwright.search.tree import planner as search_planner
@@ -166,7 +167,7 @@ def test_what_cannot_be_asked_is_refused(asked: dict[str, Any], message: str) ->
 
 
 def test_what_does_not_run_in_stages_is_not_laid_out_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Asked for, it is refused; where the search chooses, it takes none."""
+    """SearchOptions for, it is refused; where the search chooses, it takes none."""
     graph = blocks(batch=16, width=1024, layers=8, seq=1)
     search = Planner(cluster(4, link_bytes_per_s=1e7), every_choice, precision="amp_fp16")
     assert search.plan(graph, stages=2).execution.schedule.num_stages == 2
@@ -243,7 +244,7 @@ def climbed(
         planner(16),
         list[tuple[int, tuple[int, ...], int]](),
     )
-    kept = Pins.of(graph, own.cluster, Asked(stages=stages), None)
+    kept = Pins.of(graph, own.cluster, SearchOptions(stages=stages), None)
 
     class Told(Stager):
         def _may_win(self, stages: int) -> bool:
@@ -330,7 +331,7 @@ def test_where_no_mesh_is_likely_those_that_are_known_are_tried(monkeypatch: pyt
 def test_microbatches_begin_where_there_is_room_for_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where no number of them leaves room, as many as else, and something is made again."""
     graph, own = blocks(batch=64, width=64, layers=8, seq=8), planner(8)
-    kept = Pins.of(graph, own.cluster, Asked(stages=2), None)
+    kept = Pins.of(graph, own.cluster, SearchOptions(stages=2), None)
     (spaces,) = kept.staged.values()
     space, started = next(s for s in spaces if len(s.mesh) == 1), list[tuple[list[int], bool]]()
     for room in (1e9, 64.0, 1.0):
@@ -371,7 +372,7 @@ def test_where_the_likeliest_number_of_stages_does_not_fit_others_are_tried() ->
 def test_a_mesh_is_judged_by_its_best_number_of_microbatches() -> None:
     """One whose devices have no example each in the number that is tried first may be the best in fewer."""
     graph, own = blocks(batch=16, width=64, layers=8, seq=8), planner(8)
-    kept = Pins.of(graph, own.cluster, Asked(stages=2), None)
+    kept = Pins.of(graph, own.cluster, SearchOptions(stages=2), None)
 
     class Told(Stager):
         def _floor_s(self, space: Space, count: int) -> float:
@@ -386,7 +387,9 @@ def test_a_mesh_is_judged_by_its_best_number_of_microbatches() -> None:
 def test_no_more_chunks_are_interleaved_than_there_are_blocks() -> None:
     """What lies between blocks may be cut otherwise where a few of them stand for all."""
     graph, own = blocks(batch=18, width=64, layers=5, seq=8), planner(3)
-    tuner = Tuner(own.solver, graph, own.execution, Pins.of(graph, own.cluster, Asked(stages=3), None), own.progress)
+    tuner = Tuner(
+        own.solver, graph, own.execution, Pins.of(graph, own.cluster, SearchOptions(stages=3), None), own.progress
+    )
     stager = Stager(tuner, inf)
     found = own.plan(graph, stages=3, schedule="1f1b", microbatches=6, compared=False)
     whole = own.solver.solve(tuner.folded, found.mesh, ("data",), "test", found.execution)
@@ -406,7 +409,7 @@ def test_stages_that_no_number_of_microbatches_divides_are_not_interleaved() -> 
 def test_what_steps_took_of_their_floors_says_what_loses() -> None:
     """Half of what is above the floor may be saved; while no step is known, a floor may be a little too high."""
     graph, own = blocks(batch=16, width=64, layers=8, seq=8), planner(8)
-    kept = Pins.of(graph, own.cluster, Asked(stages=2), None)
+    kept = Pins.of(graph, own.cluster, SearchOptions(stages=2), None)
     stager = Stager(Tuner(own.solver, graph, own.execution, kept, own.progress), 10.0)
     ((space, *_),) = kept.staged.values()
     for over, floors_s in ((inf, [7.0, 8.0, 9.0, 10.0]), (1.6, [7.0]), (0.5, [7.0, 8.0, 9.0])):
@@ -417,7 +420,7 @@ def test_what_steps_took_of_their_floors_says_what_loses() -> None:
 def test_unasked_stages_are_tried_where_a_step_is_far_from_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """As it will be once some blocks keep more."""
     search, began = Planner(Cluster.preset("dgx-h100"), every_choice), list[float]()
-    solver, pins = search.solver, SimpleNamespace(asked=Asked())
+    solver, pins = search.solver, SimpleNamespace(asked=NOTHING)
     own = {"folded": Folded(blocks()), "ideal_s": lambda mode: 1.0}
     tuner: Any = SimpleNamespace(solver=solver, pins=pins, modes=["none"], told=None, **own)
     slow: Any = SimpleNamespace(fits=True, prediction=SimpleNamespace(step_s=1.4))
@@ -464,7 +467,7 @@ def test_plans_with_stages_are_compared_with_the_best_by_hand_that_has_them() ->
 def test_by_hand_the_least_that_has_to_be_made_again_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there is no room for all values, what makes all of them again is not tried before what makes some."""
     graph, own, tried = blocks(batch=64, width=64, layers=8, seq=8), planner(8), list[object]()
-    kept = Pins.of(graph, own.cluster, Asked(stages=2, schedule="1f1b"), None)
+    kept = Pins.of(graph, own.cluster, SearchOptions(stages=2, schedule="1f1b"), None)
     tuner: Any = Tuner(own.solver, graph, own.execution, kept, own.progress)
     tuner.modes = ["none", "selective", "full"]
     stager, space = Stager(tuner, inf), staged_by_hand(own.cluster, Pipeline(2))[0]
@@ -487,7 +490,7 @@ def test_by_hand_the_least_that_has_to_be_made_again_is(monkeypatch: pytest.Monk
 def test_by_hand_larger_groups_of_tensor_parallelism_are_tried_where_others_do_not_fit() -> None:
     """Each device has less of the weights; fewer examples, or other stages, may fit as well."""
     graph, own = blocks(batch=64, width=64, layers=8, seq=8), planner(8)
-    kept = Pins.of(graph, own.cluster, Asked(stages=2), None)
+    kept = Pins.of(graph, own.cluster, SearchOptions(stages=2), None)
     stager = Stager(Tuner(own.solver, graph, own.execution, kept, own.progress), inf)
     wide, narrow = (s for s in staged_by_hand(own.cluster, Pipeline(2)) if len(s.mesh) == 1)
     other = next(s for s in staged_by_hand(own.cluster, Pipeline(4)) if len(s.mesh) == 1)
@@ -587,8 +590,8 @@ def test_parts_of_a_cluster_of_unlike_numbers_of_devices_may_be_stages() -> None
         joined, parts=(replace(joined.parts[0], levels=(*slow.levels, Level("net", 2, 1e7, 1e-5))), joined.parts[2])
     )
     assert [part.num_devices for part in merged.parts] == [4, 2]
-    assert [*Pins.of(graph, merged, Asked()).staged] == [2, 3, 6, (4, 2)]
-    assert [*Pins.of(graph, joined, Asked()).staged] == [2, 3, 6]
+    assert [*Pins.of(graph, merged, NOTHING).staged] == [2, 3, 6, (4, 2)]
+    assert [*Pins.of(graph, joined, NOTHING).staged] == [2, 3, 6]
     search = Planner(merged, every_choice)
     plan = search.plan(graph, stages=(4, 2), schedule="1f1b", compared=False)
     assert plan.execution.schedule.split[1] > 4

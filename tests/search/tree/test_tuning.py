@@ -30,7 +30,8 @@ from shardwright.search.exact.folding import Folded
 from shardwright.search.exact.solving import Candidate, Solver, different, over_time
 from shardwright.search.exact.within import stored_bytes
 from shardwright.search.plan import Plan
-from shardwright.search.request.asked import Asked, texts
+from shardwright.search.request.asked import texts
+from shardwright.search.request.options import NOTHING, SearchOptions
 from shardwright.search.request.pins import Pins
 from shardwright.search.request.restrict import DATA, FREE, TENSOR, ZERO
 from shardwright.search.request.spaces import Space, batch_size, meshes, microbatch_counts, nested, sequence_baselines
@@ -316,7 +317,7 @@ def test_where_what_is_stored_is_too_much_little_is_tried() -> None:
     sharded = stored_bytes(search.solver.problem(folded, Mesh.of(x=4), ("zero",), execution, "zero-3")[0])
     for times, hopeless in ((0.99, ("data", "zero", "tensor", "free")), (1.5, ("data",))):
         tight = limited(planner(4), search.cluster.device.context_bytes + times * sharded)
-        pins = Pins.of(GRAPH, tight.cluster, Asked())
+        pins = Pins.of(GRAPH, tight.cluster, NOTHING)
         tuner = Tuner(tight.solver, GRAPH, tight.execution, pins, lambda message: None)
         for role in ("data", "zero", "tensor", "free"):
             space = Space(role, Mesh.of(x=4), (role,))
@@ -334,7 +335,7 @@ def test_where_what_is_stored_is_too_much_little_is_tried() -> None:
 def test_degrees_of_a_strategy_have_to_win_against_the_likeliest(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where what is stored fits comes first, then the least floor; of the others one is tried, if nothing else is."""
     search = planner(4)
-    tuner = Tuner(search.solver, GRAPH, search.execution, Pins.of(GRAPH, search.cluster, Asked()), lambda message: None)
+    tuner = Tuner(search.solver, GRAPH, search.execution, Pins.of(GRAPH, search.cluster, NOTHING), lambda message: None)
     spaces = [Space(f"{i}", Mesh.of(x=4), ("zero",)) for i in range(4)]
     floors_s, steps_s = {"0": 4.0, "1": 2.0, "2": 3.0, "3": 1.0}, {"0": 5.0, "1": 6.0, "2": 4.0, "3": 9.0}
     asked = list[tuple[str, float]]()
@@ -362,7 +363,7 @@ def test_degrees_of_a_strategy_have_to_win_against_the_likeliest(monkeypatch: py
 
 def test_no_problem_is_built_of_recomputation_that_is_not_needed() -> None:
     search = planner(2)
-    pins = Pins.of(GRAPH, search.cluster, Asked())
+    pins = Pins.of(GRAPH, search.cluster, NOTHING)
     tuner = Tuner(search.solver, GRAPH, search.execution, pins, lambda message: None)
     before = set(search.solver._problems)
     assert [c.is_tight for c in tuner.ways(Space("zero", Mesh.of(x=2), ("zero",)))] == [False]
@@ -411,8 +412,8 @@ def _tried(monkeypatch: pytest.MonkeyPatch, floors_s: dict[str, dict[int, float]
     `eased_s`: of each of them, if memory were ample.
     """
     search, tried = planner(), list[tuple[str, int]]()
-    space = Pins.of(GRAPH, search.cluster, Asked(Mesh.of(x=2), ("data",))).spaces[0]
-    tuner = Tuner(search.solver, GRAPH, search.execution, Pins.of(GRAPH, search.cluster, Asked()), lambda message: None)
+    space = Pins.of(GRAPH, search.cluster, SearchOptions(Mesh.of(x=2), ("data",))).spaces[0]
+    tuner = Tuner(search.solver, GRAPH, search.execution, Pins.of(GRAPH, search.cluster, NOTHING), lambda message: None)
 
     def found(space: object, mode: str, count: int) -> Candidate:
         tried.append((mode, count))
@@ -471,7 +472,7 @@ def test_memory_costs_what_layouts_within_it_take_more() -> None:
     ample = free.solver.solve(Folded(GRAPH), space.mesh, space.roles, "", Execution(), space.zeros, "kept")
     for share in (1.0, 0.9, 0.5):
         search = limited(planner(link_bytes_per_s=1e8), share * ample.prediction.memory.total_bytes)
-        pins = Pins.of(GRAPH, search.cluster, Asked())
+        pins = Pins.of(GRAPH, search.cluster, NOTHING)
         tuner = Tuner(search.solver, GRAPH, search.execution, pins, lambda message: None)
         found = search.solver.solve(tuner.folded, space.mesh, space.roles, "", Execution(), space.zeros, "kept")
         shares.append(tuner._eased_s(space, "none", found) / found.prediction.step_s)
@@ -482,7 +483,7 @@ def test_memory_costs_what_layouts_within_it_take_more() -> None:
 def test_while_nothing_fits_what_takes_long_is_left_for_later(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every mesh is tried up to a few times the least bound; then all of them up to any time, what keeps the least."""
     search, asked = planner(4), list[tuple[float, tuple[str, ...]]]()
-    tuner = Tuner(search.solver, GRAPH, search.execution, Pins.of(GRAPH, search.cluster, Asked()), lambda message: None)
+    tuner = Tuner(search.solver, GRAPH, search.execution, Pins.of(GRAPH, search.cluster, NOTHING), lambda message: None)
     bounds_s = {space.mesh.sizes: 2.0 + i for i, space in enumerate(tuner.spaces)}
 
     def ways(space: Space, modes: Sequence[str], rival_s: float) -> list[Any]:
@@ -504,7 +505,7 @@ def test_while_nothing_fits_what_takes_long_is_left_for_later(monkeypatch: pytes
 
 def test_a_way_is_tried_once() -> None:
     search = planner(2)
-    tuner = Tuner(search.solver, GRAPH, search.execution, Pins.of(GRAPH, search.cluster, Asked()), lambda message: None)
+    tuner = Tuner(search.solver, GRAPH, search.execution, Pins.of(GRAPH, search.cluster, NOTHING), lambda message: None)
     (space,) = tuner.spaces
     assert tuner.tried_with(space, "none", 1) is tuner.tried_with(space, "none", 1)
     assert len(tuner.tried) == 1
@@ -513,7 +514,7 @@ def test_a_way_is_tried_once() -> None:
 def test_weights_that_have_to_stay_gathered_are_there_whole() -> None:
     """Beside the parts that are stored; in 16 bits, as their products may be."""
     search = planner(8)
-    tuner = Tuner(search.solver, GRAPH, search.execution, Pins.of(GRAPH, search.cluster, Asked()), lambda message: None)
+    tuner = Tuner(search.solver, GRAPH, search.execution, Pins.of(GRAPH, search.cluster, NOTHING), lambda message: None)
     whole = 2 * sum(GRAPH.types[leaf.name].num_elements for leaf in GRAPH.leaves("parameter"))
     for roles, sizes, zeros, share in (
         ((ZERO,), (8,), ("zero-1",), 7 / 8),
@@ -598,7 +599,7 @@ def test_on_many_devices_the_best_mesh_is_cut_to_three_axes(monkeypatch: pytest.
     levels = (Level("inside", 4, 1e10, 1e-6), Level("across", 2, 1e8, 1e-6))
     search, graph = Planner(replace(cluster(8), levels=levels), every_choice), blocks(16, 64, layers=4, seq=16)
 
-    def tried(asked: Asked, fastest_s: float = inf) -> list[Candidate]:
+    def tried(asked: SearchOptions, fastest_s: float = inf) -> list[Candidate]:
         kept = Pins.of(graph, search.cluster, asked)
         tuner = Tuner(search.solver, graph, search.execution, kept, lambda message: None)
         space = next(space for space in tuner.spaces if space.mesh == Mesh.of(x=4, y=2))
@@ -606,15 +607,15 @@ def test_on_many_devices_the_best_mesh_is_cut_to_three_axes(monkeypatch: pytest.
         tuner.fastest_s = fastest_s
         return list(tuner.nested(tuner.tried[:1]))
 
-    assert tried(Asked()) == []
+    assert tried(NOTHING) == []
     monkeypatch.setattr("shardwright.search.tree.tuning._MANY", 8)
-    (found,) = tried(Asked())
+    (found,) = tried(NOTHING)
     assert (found.mesh.sizes, found.execution.recompute, found.fits) == ((2, 2, 2, 2), "none", True)
     assert search.plan(graph).prediction.step_s <= found.prediction.step_s
-    assert tried(Asked(), fastest_s=1e-9) == tried(Asked(pins=texts("y<=4"))) == []
+    assert tried(NOTHING, fastest_s=1e-9) == tried(SearchOptions(pins=texts("y<=4"))) == []
     for least_s, number in ((0.9e-6, 1), (1e-6, 0), (2e-6, 0)):  # against that of two axes, which steps do not go below
         monkeypatch.setattr(Tuner, "floor_s", lambda self, space, *run, n=least_s: n if len(space.mesh) > 2 else 1e-6)
-        assert len(tried(Asked())) == number
+        assert len(tried(NOTHING)) == number
 
 
 def test_where_nothing_fits_meshes_are_told_once() -> None:

@@ -1,0 +1,129 @@
+"""The options of `plan` and `compile`: the words in which callers give them, and the value that they become.
+
+A new option is a line in `PlanWords` (or `SearchWords`, if the search itself keeps to it), a field of the value beside
+it, a line in the docstring of `shardwright.plan`, and an option of the command line (`cli.options.plan_options`).
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from functools import wraps
+from typing import Any, NamedTuple, TypeVar, Unpack, cast
+
+import torch
+
+from shardwright.pcg.errors import PlanError
+from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.step.execution import Execution, ReduceDtype
+from shardwright.pcg.step.precisions import Precision, PrecisionByModule, PrecisionMode, canonical
+from shardwright.search.request.options import NOTHING, SearchOptions, SearchWords
+
+PerMicrobatch = bool | str | Sequence[str]
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+class PlanWords(SearchWords, total=False):
+    """The options as a caller says them, by name. None says nothing."""
+
+    per_microbatch: PerMicrobatch | None
+    precision: PrecisionMode | Sequence[PrecisionMode] | None
+    reduce_dtype: ReduceDtype | torch.dtype | None
+    strict: bool
+    rules: str | os.PathLike[str] | None
+
+
+class Statistics(NamedTuple):
+    """The number of microbatches, and the modules with statistics of each microbatch by itself."""
+
+    num_microbatches: int = 1
+    modules: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PlanOptions:
+    """The options of planning a model, as `shardwright.plan` documents them.
+
+    Attributes:
+        search: what the search keeps to.
+        precisions: those among which the search chooses; None: the model's own. By module, it is in pairs.
+        statistics: the number of microbatches that the model is captured for, and modules with statistics of each.
+        reduce_dtype: the dtype that gradients are sent in; None: the parameters'.
+        strict: whether an operator without a row is an error.
+        rules: a rule file in place of the shipped catalogue.
+    """
+
+    search: SearchOptions = NOTHING
+    precisions: tuple[Precision | PrecisionByModule | None, ...] = (None,)
+    statistics: Statistics = field(default_factory=Statistics)
+    reduce_dtype: ReduceDtype | None = None
+    strict: bool = False
+    rules: str | os.PathLike[str] | None = None
+
+    @classmethod
+    def of(cls, **words: Unpack[PlanWords]) -> PlanOptions:
+        """Return the options that these words ask for. Raises a `ShardwrightError` for what cannot be asked."""
+        own = {name: value for name, value in words.items() if name in SearchWords.__annotations__}
+        search = SearchOptions.of(**cast("SearchWords", own))
+        reduced = Execution(reduce_dtype=words.get("reduce_dtype")).reduce_dtype  # pyright: ignore[reportArgumentType]
+        statistics = _statistics(words.get("per_microbatch"), search)
+        precisions = tuple(precisions_of(words.get("precision")))
+        return cls(search, precisions, statistics, reduced, words.get("strict", False), words.get("rules"))
+
+
+def _statistics(named: PerMicrobatch | None, search: SearchOptions) -> Statistics:
+    """Return the statistics that a request asks for.
+
+    Raises `PlanError` if modules have their own but the number of microbatches is open: other statistics make another
+    step, so the search may not choose it.
+    """
+    names = ("*",) if named is True else (named,) if isinstance(named, str) else tuple(named or ())
+    many = search.microbatches or (search.mesh or Mesh()).num_microbatches
+    if names and search.microbatches is None and many == 1:
+        raise PlanError(
+            f"per_microbatch={named!r} without microbatches=: what a step computes depends on how many there are, "
+            "so the search may not choose; say how many"
+        )
+    return Statistics(many, names)
+
+
+def precisions_of(
+    precision: PrecisionMode | Sequence[PrecisionMode] | None,
+) -> list[Precision | PrecisionByModule | None]:
+    """Return the distinct precisions; a precision by module is in pairs. Raises `PlanError` where there are none."""
+    if precision is not None and not precision:
+        raise PlanError(f"precision={precision!r} names none; leave it out for the model's own")
+    several = precision if isinstance(precision, Sequence) and not isinstance(precision, str) else [precision]
+    return list(dict.fromkeys(canonical(own, "") for own in several))
+
+
+def guiding(words: Mapping[str, Any]) -> list[str]:
+    """Return the names of given options that a plan has decided already."""
+    decided = {*PlanWords.__annotations__} - {"precision", "strict", "rules"}
+    return [name for name, value in words.items() if name in decided and value is not None]
+
+
+def takes_options(function: _F) -> _F:
+    """Let a function that takes `PlanWords` show them in its signature, and refuse other names with the nearest one."""
+    own, keyword = inspect.signature(function), inspect.Parameter.KEYWORD_ONLY
+    named = [p for p in own.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    options = [
+        inspect.Parameter(name, keyword, default=False if name == "strict" else None)
+        for name in PlanWords.__annotations__
+    ]
+    known = [p.name for p in (*named, *options)]
+
+    @wraps(function)
+    def checked(*args: object, **given: object) -> object:
+        for name in given:
+            if name not in known:
+                near = get_close_matches(name, known, 1)
+                hint = f"did you mean {near[0]!r}?" if near else f"choose among {', '.join(known)}"
+                raise TypeError(f"{function.__name__}() has no option {name!r}; {hint}")
+        return function(*args, **given)
+
+    checked.__signature__ = own.replace(parameters=[*named, *options])  # pyright: ignore[reportAttributeAccessIssue]
+    return cast("_F", checked)

@@ -1,0 +1,56 @@
+"""The options of planning a model: shown by name, refused by the nearest name, one value."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+import torch
+
+import shardwright as sw
+from shardwright.options import PlanOptions, PlanWords, Statistics, guiding
+from shardwright.pcg.errors import PlanError
+
+
+@pytest.mark.parametrize("function", [sw.plan, sw.compile])
+def test_signatures_show_every_option(function: Any) -> None:
+    shown = inspect.signature(function).parameters
+    assert set(PlanWords.__annotations__) < set(shown)
+    assert all(p.kind is not inspect.Parameter.VAR_KEYWORD for p in shown.values())
+    with pytest.raises(
+        TypeError, match=rf"{function.__name__}\(\) has no option 'mircobatches'; did you mean 'microba"
+    ):
+        function(torch.nn.Linear(1, 1), mircobatches=2)
+    with pytest.raises(TypeError, match="has no option 'xyzzy'; choose among model, cluster"):
+        function(torch.nn.Linear(1, 1), xyzzy=2)
+
+
+def test_words_become_one_value() -> None:
+    options = PlanOptions.of(
+        mesh={"mb": 4, "x": 2}, per_microbatch=True, precision=["amp_bf16", "fp32", "amp_bf16"],
+        reduce_dtype=torch.bfloat16,
+    )  # fmt: skip
+    assert options.statistics == Statistics(4, ("*",))
+    assert options.precisions == ("amp_bf16", "fp32")
+    assert options.reduce_dtype == "bfloat16"
+    assert PlanOptions.of() == PlanOptions()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"per_microbatch": "norm"}, "say how many"),
+        ({"precision": []}, "names none"),
+        ({"reduce_dtype": torch.int8}, "reduce_dtype"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused(words: dict[str, Any], message: str) -> None:
+    with pytest.raises(PlanError if "reduce" not in message else sw.ShardwrightError, match=message):
+        PlanOptions.of(**words)
+
+
+def test_what_a_plan_has_decided_is_named() -> None:
+    assert guiding({"microbatches": 1, "pins": None, "reduce_dtype": "float32", "strict": True, "rules": "r"}) == [
+        "microbatches", "reduce_dtype",
+    ]  # fmt: skip
