@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from shardwright import workers
+
 
 def run_as_main(command: Sequence[str]) -> None:
     """What `python FILE …` or `python -m MODULE …` runs, also where the module was loaded by a test."""
@@ -29,14 +31,21 @@ class Forked:
     """`subprocess.Popen` of a Python command, in place of a new Python. A method may say otherwise what is `run`."""
 
     def __init__(
-        self, command: Sequence[str], *, env: Mapping[str, str], stdout: IO[Any] | int, stderr: IO[Any], **_: object
+        self,
+        command: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        stdout: IO[Any] | int,
+        stderr: IO[Any] | int = 2,
+        **_: object,
     ) -> None:
         assert command[0] == sys.executable, command
         reading, writing = os.pipe()
         self.returncode: int | None = None
         self.pid = os.fork()
         if not self.pid:
-            self._become(command[1:], env, writing if isinstance(stdout, int) else stdout.fileno(), stderr.fileno())
+            out = writing if isinstance(stdout, int) else stdout.fileno()
+            self._become(command[1:], env, out, stderr if isinstance(stderr, int) else stderr.fileno())
         os.close(writing)
         self.stdout = os.fdopen(reading)
 
@@ -83,3 +92,11 @@ class Forked:
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(status)
+
+
+class ForkedWorker(Forked):
+    """A process of `shardwright.workers`, which runs `python -P -c CODE`."""
+
+    def run(self, command: Sequence[str]) -> None:
+        workers._peak_bytes = lambda: 0  # of which most is the memory of the tests
+        exec(command[-1], {})

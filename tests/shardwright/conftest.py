@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,11 +14,27 @@ from shardwright import workers
 from shardwright.cli.main import main
 from shardwright.cli.status import FINDING
 from shardwright.pcg.errors import DistributedError
+from tests.forked import ForkedWorker
 from tests.shardwright.command import MODELS, Run, launch
 
 
 @pytest.fixture
-def run(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+def forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers are forked, where it is not their start that is tested: it takes seconds to load all anew."""
+    forking = SimpleNamespace(Popen=ForkedWorker, DEVNULL=subprocess.DEVNULL)
+    monkeypatch.setattr(workers, "subprocess", forking)
+
+
+@pytest.fixture
+def fresh_workers(forked_workers: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers are processes of their own, as for users."""
+    monkeypatch.setattr(workers, "subprocess", subprocess)
+
+
+@pytest.fixture
+def run(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forked_workers: None
+) -> Run:
     """Runs commands with one worker, in a folder that holds `models.py`."""
     (tmp_path / "models.py").write_text(MODELS)
     monkeypatch.chdir(tmp_path)

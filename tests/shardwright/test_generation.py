@@ -23,6 +23,8 @@ from shardwright.verifier.rulefile import read_rules
 from shardwright.verifier.store import Verdicts
 from tests.shardwright.fakes import FakeContext
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 FAKE = "tests.shardwright.fakes:generate"
 RULES = {"one": ("linear_of_sum", "neg_of_neg", "add_commutes"), "two": ("neg_of_neg", "mul_commutes"), "none": ()}
 
@@ -91,6 +93,7 @@ def test_the_search_tries_what_is_fused(tmp_path: Path) -> None:
     assert Certified.of_file(path).equations().count(CATALOGUE["fuse_two_linears"]) == 1
 
 
+@pytest.mark.usefixtures("fresh_workers")
 def test_the_number_of_jobs_does_not_matter(tmp_path: Path) -> None:
     for jobs in (1, 2):
         run(tmp_path / f"{jobs}.json", contexts(tmp_path), jobs)

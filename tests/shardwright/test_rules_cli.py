@@ -47,6 +47,7 @@ def test_every_command_has_help_with_examples(run: Run, command: str) -> None:
 # ---- verify ----
 
 
+@pytest.mark.usefixtures("fresh_workers")
 def test_true_rules_pass(run: Run) -> None:
     status, out, err = run("rules", "verify", write(SERIAL, ROW, STEP_RULES["all_to_all"].to_json()), "--no-base")
     assert status == 0, out
