@@ -16,7 +16,7 @@ rank then gets its part of a value from the ranks that have it (`pcg.pieces`).
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
@@ -27,15 +27,18 @@ from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.node import RECEIVED, leaf
 from shardwright.pcg.parallel import COMBINE, PARTITION, REDUCE, REPLICATE, SEND
 from shardwright.pcg.pieces import Piece, Tensor, received, sent
+from shardwright.pcg.step.actions import end_of_step
 from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.late import LOSS
 from shardwright.pcg.step.meshes import first_ranks, stage_meshes, stage_of
 from shardwright.pcg.step.messages import Message
 from shardwright.pcg.step.operations import Operations
+from shardwright.pcg.step.pipelining import Schedule
 from shardwright.pcg.step.precisions import DTYPES, Precision, in_bf16
-from shardwright.pcg.step.schedules import ends
+from shardwright.pcg.step.schedules import Item, Transfer, orders, with_transfers
 from shardwright.pcg.step.sections import sections, spread, units
-from shardwright.pcg.types import ITEM_BYTES, TensorType
+from shardwright.pcg.step.verbs import VERBS, Action, Verb
+from shardwright.pcg.types import ITEM_BYTES
 
 _LATE, _EARLY = (COMBINE, REPLICATE), (REDUCE, PARTITION)
 FORWARD, BACKWARD = "forward", "backward"
@@ -49,15 +52,17 @@ _GIVEN = "to the next stage: "
 class Stages:
     """A graph cut into virtual stages.
 
-    where   the virtual stage of every operator that lies in one
-    sent    the values that each virtual stage gives the next one, in order
-    meshes  the meshes of the stages; the graph's mesh is the largest of them
+    where     the virtual stage of every operator that lies in one
+    sent      the values that each virtual stage gives the next one, in order
+    meshes    the meshes of the stages; the graph's mesh is the largest of them
+    schedule  the order of microbatches
     """
 
     graph: Graph
     where: Mapping[str, int]
     sent: tuple[tuple[str, ...], ...]
     meshes: tuple[Mesh, ...]
+    schedule: Schedule
 
     def __len__(self) -> int:
         return len(self.sent) + 1
@@ -81,53 +86,81 @@ class Stages:
     def given(self, stage: int) -> tuple[str, ...]:
         return self.sent[stage] if 0 <= stage < len(self.sent) else ()
 
-    def pieces(self, way: str, number: int, name: str, place: int, *, sends: bool) -> tuple[Piece, ...]:
-        """Return the pieces of a value that a rank sends or receives between a virtual stage and the next.
-
-        `place`: the rank's, in its stage. `number`: the virtual stage that has the value first.
-        """
-        kind = self.graph.types[name]
+    def pieces(self, transfer: Transfer, name: str, place: int) -> tuple[Piece, ...]:
+        """Return the pieces of a value that a rank sends or receives. `place`: the rank's, in its stage."""
+        kind, number = self.graph.types[name], transfer.boundary
         tensor, ends = Tensor(kind.shape, kind.layouts), (self.mesh(number), self.mesh(number + 1))
-        if way == BACKWARD:
+        if transfer.item.direction == BACKWARD:
             tensor, ends = tensor.dual, (ends[1], ends[0])
-        return (sent if sends else received)(tensor, *ends, place)
+        return (sent if transfer.verb == "send" else received)(tensor, *ends, place)
+
+    def crossing(self, transfer: Transfer) -> list[str]:
+        """Return the names of what is sent, in order: values, or those of them that have gradients."""
+        forward, types = transfer.item.direction == FORWARD, self.graph.types
+        return [name for name in self.sent[transfer.boundary] if forward or types[name].grad]
+
+    @cached_property
+    def items(self) -> list[list[Item]]:
+        """The items of every stage, in order."""
+        return orders(self.schedule, self.graph.mesh.num_microbatches)
+
+    def listed(self, stage: int, items: Iterable[Item]) -> Iterator[Item | Transfer]:
+        """Yield a stage's items with the transfers between them, but for those that would send nothing."""
+        found = with_transfers(items, stage, self.schedule)
+        return (each for each in found if isinstance(each, Item) or self.crossing(each))
+
+    def end(self, stage: int, *, trains: bool = True) -> tuple[Action, ...]:
+        """Return the actions at the end of a stage's step."""
+        shared = any(stage in holders for holders in self.shared.values())
+        return end_of_step(told=self.num_stages > 1, shared=trains and shared)
 
     def messages(self, rank: int) -> Counter[Message]:
         """Return the messages of a rank to and from other stages in a step, and its sums with them."""
-        stage, many, found = stage_of(self.meshes, rank), self.num_stages, Counter[Message]()
-        types, mesh, place = self.graph.types, self.meshes[stage], rank - first_ranks(self.meshes)[stage]
-        for number, names in enumerate(self.sent):
-            here, there = ends(number, many)
-            for name in names if here != there else ():
-                ways = [(FORWARD, here, there)]
-                ways += [(BACKWARD, there, here)] if types[name].grad else []
-                for way, source, target in ways:
-                    verb = {source: "send", target: "receive"}.get(stage)
-                    if verb is None:
-                        continue
-                    for piece in self.pieces(way, number, name, place, sends=verb == "send"):
-                        num_bytes = prod(piece.shape) * ITEM_BYTES[types[name].dtype]
-                        message = Message(verb, channel(way, source, target), num_bytes, "activations")
-                        found[message] += mesh.num_microbatches
-        if many > 1:
-            found[Message("broadcast", STAGES, types[self.graph.loss].local_bytes(mesh), "activations")] += 1
-        for name, holders in self.holders.items():
-            if stage in holders and len(holders) > 1 and types[name].grad:
-                found.update(self._summed(types[name], holders, stage, place))
+        stage, found = stage_of(self.meshes, rank), Counter[Message]()
+        place = rank - first_ranks(self.meshes)[stage]
+        for each in self.listed(stage, self.items[stage]):
+            if isinstance(each, Transfer):
+                found.update(self._sent(each, place))
+        for verb, _, _ in self.end(stage):
+            match verb:
+                case "tell":
+                    num_bytes = self.graph.types[self.graph.loss].local_bytes(self.meshes[stage])
+                    found[_message(verb, STAGES, num_bytes)] += 1
+                case "share":
+                    found.update(self._summed(stage, place))
+                case _:
+                    pass  # within the stage
         return found
 
-    def _summed(self, kind: TensorType, holders: tuple[int, ...], stage: int, place: int) -> Iterator[Message]:
-        """Yield the messages of a rank that sum a gradient over the stages that hold a parameter."""
-        mesh = self.meshes[stage]
-        if len({self.meshes[other] for other in holders}) == 1:
-            yield Message("all_reduce", STAGES, kind.local_bytes(mesh), "gradients")
-            return
-        tensor, size = Tensor(kind.shape, kind.layouts), ITEM_BYTES[kind.dtype]
-        for other in (self.meshes[other] for other in holders if other != stage):
-            for piece in sent(tensor, mesh, other, place):
-                yield Message("send", STAGES, prod(piece.shape) * size, "gradients")
-            for piece in received(tensor, other, mesh, place):
-                yield Message("receive", STAGES, prod(piece.shape) * size, "gradients")
+    def _sent(self, transfer: Transfer, place: int) -> Iterator[Message]:
+        """Yield the messages of a transfer, as a rank sends or receives them."""
+        for name in self.crossing(transfer):
+            for piece in self.pieces(transfer, name, place):
+                num_bytes = prod(piece.shape) * ITEM_BYTES[self.graph.types[name].dtype]
+                yield _message(transfer.verb, channel(*transfer.channel), num_bytes)
+
+    def _summed(self, stage: int, place: int) -> Iterator[Message]:
+        """Yield the messages of a rank that sum gradients over the stages that hold a parameter."""
+        mesh, row = self.meshes[stage], VERBS["share"]
+        for name, holders in self.shared.items():
+            kind = self.graph.types[name]
+            if stage not in holders:
+                continue
+            if len({self.meshes[other] for other in holders}) == 1:
+                yield _message("share", STAGES, kind.local_bytes(mesh))
+                continue
+            tensor, size = Tensor(kind.shape, kind.layouts), ITEM_BYTES[kind.dtype]
+            for other in (self.meshes[other] for other in holders if other != stage):
+                for piece in sent(tensor, mesh, other, place):
+                    yield Message("send", STAGES, prod(piece.shape) * size, row.sends)
+                for piece in received(tensor, other, mesh, place):
+                    yield Message("receive", STAGES, prod(piece.shape) * size, row.sends)
+
+    @cached_property
+    def shared(self) -> Mapping[str, tuple[int, ...]]:
+        """The stages that hold each trained parameter of several stages, by leaf."""
+        types = self.graph.types
+        return {name: stages for name, stages in self.holders.items() if len(stages) > 1 and types[name].grad}
 
     @cached_property
     def holders(self) -> Mapping[str, tuple[int, ...]]:
@@ -193,6 +226,10 @@ class Stages:
         return replace(whole, nodes=tuple(nodes)).typed_beside(whole)
 
 
+def _message(verb: Verb, axis: str, num_bytes: int) -> Message:
+    return Message(VERBS[verb].collective, axis, num_bytes, VERBS[verb].sends)
+
+
 def channel(way: str, source: int, target: int) -> str:
     """Return the name of the transfers from a stage to another one, in the forward or the backward pass."""
     return f"{way} {source} > {target}"
@@ -228,7 +265,7 @@ def cut(graph: Graph, execution: Execution) -> Stages:
         PlanError: there is no split, or it does not fit the graph.
     """
     if execution.schedule.num_virtual_stages == 1:
-        return Stages(graph, {}, (), stage_meshes(graph.mesh, execution))
+        return Stages(graph, {}, (), stage_meshes(graph.mesh, execution), execution.schedule)
     if not execution.schedule.split:
         raise PlanError(
             f"{execution.schedule.num_virtual_stages} virtual stages without a split; say how blocks are spread"
@@ -244,7 +281,7 @@ def cut(graph: Graph, execution: Execution) -> Stages:
         tuple(name for name in order if where[name] <= stage < last[name])
         for stage in range(execution.schedule.num_virtual_stages - 1)
     )
-    stages = Stages(graph, where, sent, stage_meshes(graph.mesh, execution))
+    stages = Stages(graph, where, sent, stage_meshes(graph.mesh, execution), execution.schedule)
     _check_buffers(stages, execution)
     _check_sizes(stages)
     return stages

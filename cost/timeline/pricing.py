@@ -103,15 +103,16 @@ class _Pass:
         """Return the operation that the action is about."""
         return self.chunk.occurrences[action.number]
 
-    def emit(self, occurrence: Occurrence, suffix: str = "", *, blocks: bool = True) -> int:
+    def emit(
+        self, occurrence: Occurrence, suffix: str = "", *, blocks: bool = True, microbatch: Microbatch = "every"
+    ) -> int:
         """Record the forward of an operation, and return its task."""
         name, cost = occurrence.operation.name + suffix, self.steps.costs[occurrence.operation.name]
         if cost.stream == COMPUTE:
             task = self.among(name, cost.ways, cost.forward_s)
         else:
-            when: Microbatch = "last" if occurrence.operation.name in self.steps.loss_sums else "every"
             task = self.recorder.launch(
-                name, cost.stream, cost.forward_s, blocks=blocks, messages=cost.sent, microbatch=when
+                name, cost.stream, cost.forward_s, blocks=blocks, messages=cost.sent, microbatch=microbatch
             )
         if cost.scratch.forward:
             self.recorder.take("temporary", cost.scratch.forward, task, (task,), name=f"scratch of {name}")
@@ -182,7 +183,7 @@ class _Forward(_Pass):
 
     def run_operation(self, action: Action) -> None:
         occurrence = self.occurrence(action)
-        self._ran(occurrence, self.emit(occurrence))
+        self._ran(occurrence, self.emit(occurrence, microbatch=action.microbatch))
 
     def start_sum(self, action: Action) -> None:
         occurrence = self.occurrence(action)

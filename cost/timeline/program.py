@@ -245,7 +245,7 @@ def _hops(
         own = tuple((steps[stage].graph.mesh, tuple(steps[stage].num_bytes[n] for n in names)) for stage in pair)
         key = kinds, own, pair if cluster.parts or pair[0] == pair[1] else between(*ranks, cluster.levels)
         if key not in known:
-            known[key] = _hop_s(names, pair, steps, cluster) if pair[0] != pair[1] else 0.0
+            known[key] = crossing_s(names, pair, steps, cluster) if pair[0] != pair[1] else 0.0
         hops.append(known[key])
         for (_, num_bytes), found in zip(own, (sent, received), strict=True):
             found.append(sum(num_bytes) if pair[0] != pair[1] else 0.0)
@@ -262,7 +262,7 @@ def _posted(sent: Sequence[float], received: Sequence[float], num_stages: int) -
     return [sum(kinds) for kinds in zip(*found, strict=True)]
 
 
-def _hop_s(names: Iterable[str], pair: tuple[int, int], steps: Sequence[Steps], cluster: Cluster) -> float:
+def crossing_s(names: Iterable[str], pair: tuple[int, int], steps: Sequence[Steps], cluster: Cluster) -> float:
     """Return the slower of two ways: values sent on in their layouts, one by one, or their gradients sent back."""
 
     def way_s(*ends: int, back: bool) -> float:

@@ -24,7 +24,6 @@ from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.mesh import TIME
 from shardwright.pcg.moves import SLICE, Move
 from shardwright.pcg.step.execution import Execution
-from shardwright.pcg.step.late import LOSS, summand_of_loss
 from shardwright.pcg.step.messages import Message
 from shardwright.pcg.step.operations import Operation, Operations
 from shardwright.pcg.types import TensorType, is_float
@@ -137,8 +136,6 @@ class Steps(Operations):
         rates = execution.rates.items()
         self._rates = {kind: dtype for kind, dtype in rates if dtype in cluster.device.flops_per_s}
         self._fusions = fusions(graph) if execution.assumed.compiled else {}
-        loss_sums = summand_of_loss(graph)[1] if LOSS in dict(graph.outputs) else []
-        self.loss_sums = {node.name: axis for node in loss_sums if (axis := str(node.attr("axis"))) != TIME}
         self._cast: set[str] = set()  # activations that exist in fp8 too
         self.costs = {operation.name: self._cost(operation) for operation in self.listed}
 

@@ -28,7 +28,7 @@ from shardwright.cost.timeline.segments import ChunkSegments, SimulatedSegments,
 from shardwright.cost.timeline.streams import SegmentTimeline, run
 from shardwright.cost.timeline.tasks import COMPUTE, Segment
 from shardwright.pcg.step.pipelining import Schedule
-from shardwright.pcg.step.schedules import Item, Phase, orders, phases, progress, target
+from shardwright.pcg.step.schedules import Item, Phase, Place, Transfer, orders, phases, progress, with_transfers
 
 SLACK: dict[DeviceKind, float] = {"cuda": 0.05, "cpu": 0.0}
 """Memory that the allocator holds beyond the memory in use, as a share of it. cuda: assumed; blocks are rounded up, and
@@ -169,7 +169,8 @@ class _Course(NamedTuple):
     which     of each stage: for every item the number of its kind, offset by its chunk; last, the number of the end of
               the step
     numbers   of each stage: the place of every item among the steps
-    steps     stage, the place among steps of the one that reads this one's result (-1: none), and the hop to it
+    steps     stage, the place among steps of the one on another stage that reads this one's result (-1: none), and the
+              boundary between the two
     """
 
     orders: Sequence[Sequence[Item]]
@@ -181,7 +182,7 @@ class _Course(NamedTuple):
 
 @lru_cache(maxsize=_MOST_COURSES)
 def _course(schedule: Schedule, many: int) -> _Course:
-    stages, chunks = schedule.num_stages, schedule.chunks_per_stage
+    chunks = schedule.chunks_per_stage
     listed, steps = orders(schedule, many), list[tuple[int, int, int]]()
     ends = [(True, False), (False, True), (False, False)][:many] if many > 1 else [(True, True)]
     kinds = [Kind(direction, *end) for direction in phases(schedule.name) for end in ends]
@@ -195,11 +196,14 @@ def _course(schedule: Schedule, many: int) -> _Course:
         which.append(np.array([*found, chunks * len(kinds)]))
     places = list(progress(listed, schedule))
     at = {place: number for number, place in enumerate(places)}
+    sends = dict[Place, tuple[int, int]]()
+    for stage, items in enumerate(listed):
+        for each in with_transfers(items, stage, schedule):
+            if isinstance(each, Transfer) and each.verb == "send":
+                sends[stage, each.item] = at[each.target, each.reader], each.boundary
     for number, (stage, item) in enumerate(places):
         own[stage].append(number)
-        reader = target(item, stage, stages, chunks)
-        hop = item.chunk * stages + stage - (item.direction == "backward")
-        steps.append((stage, -1 if reader is None else at[reader], hop))
+        steps.append((stage, *sends.get((stage, item), (-1, 0))))
     return _Course(listed, kinds, which, list(map(np.array, own)), steps)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Function
 
@@ -66,6 +67,13 @@ def start_sum(x: Tensor, axis: Axis) -> Tensor:
 def finish_sum(x: Tensor) -> Tensor:
     """Wait for the sum that `start_sum` launched, and return it."""
     return private.wait(x)
+
+
+def start_total(total: Tensor, axis: Axis | None) -> dist.Work | None:
+    """Start to sum the loss over the ranks, in place."""
+    if axis is None or axis.group is None:
+        return None
+    return dist.all_reduce(total, group=axis.group, async_op=True)
 
 
 def partition(x: Tensor, axis: MeshAxis, dim: int, blocks: int = 1) -> Tensor:

@@ -25,7 +25,7 @@ from shardwright.lowering.ranks.groups import across
 from shardwright.lowering.ranks.launch import connect
 from shardwright.lowering.ranks.waits import blame
 from shardwright.lowering.runtime.batch import BatchCheck
-from shardwright.lowering.runtime.collectives import reduce
+from shardwright.lowering.runtime.collectives import reduce, start_total
 from shardwright.lowering.runtime.inputs import Inputs
 from shardwright.lowering.runtime.pipeline import Pipeline, Scale
 from shardwright.lowering.runtime.precision import check_device, check_products, set_products
@@ -38,14 +38,12 @@ from shardwright.lowering.store.storage import Held
 from shardwright.lowering.text.outside import find_inputs, find_outside
 from shardwright.pcg import pieces
 from shardwright.pcg.errors import ShardwrightError
-from shardwright.pcg.mesh import TIME
 from shardwright.pcg.stages import Stages, cut
 from shardwright.pcg.step.additive import find_additive
-from shardwright.pcg.step.late import LOSS, check_backward
+from shardwright.pcg.step.late import LOSS, check_backward, sums_of_loss
 from shardwright.pcg.step.meshes import stage_meshes
 from shardwright.pcg.step.parameters import find_parameters
 from shardwright.pcg.step.precisions import Precision
-from shardwright.pcg.step.schedules import orders
 from shardwright.pcg.step.time import as_run
 
 
@@ -77,8 +75,7 @@ class Entry:
         share_values(self.constants, ranks)
         self.batch = BatchCheck(find_inputs(graph)[0], spec.options, ranks)
         self.key = Key(spec.training, tuple(sorted(self.batch.shapes.items())))
-        outside = find_outside(graph, self.execution)
-        sums = {str(graph.by_name[name].attr("axis")) for name in outside.loss_sums} - {TIME}
+        sums = sums_of_loss(graph).values()
         self._loss_axis = ranks.merged(tuple(a for a in graph.mesh.names if a in sums)) if sums else None
         buffers = (name for name, _ in graph.outputs)
         in_turn = {name for name in buffers if self.execution.is_per_microbatch(name.rpartition(".")[0])}
@@ -104,22 +101,19 @@ class Entry:
 
     def _run_in_stages(self, stages: Stages) -> None:
         """Make the pipeline, which connects this rank's runners with other stages."""
-        ranks, execution = self.ranks, self.execution
+        ranks = self.ranks
         shared_by_stages = Shared(ranks, dict(self._shared(stages)))
         for runner in self.runners:
             runner.reducer.hold_back = shared_by_stages.hold_back
-        items = orders(execution.schedule, self.graph.mesh.num_microbatches)[ranks.stages.rank]
-        around = self._loss_axis, self._by_microbatch, shared_by_stages
-        self.pipeline = Pipeline(stages, self.runners, items, ranks, *around)
+        self.pipeline = Pipeline(stages, self.runners, ranks, self._loss_axis, self._by_microbatch, shared_by_stages)
 
     def _shared(self, stages: Stages) -> Iterator[tuple[str, Holders]]:
         """Yield the parameters that this stage trains together with others, by name."""
         ranks = self.ranks
-        for leaf, holders in stages.holders.items():
-            if len(holders) > 1 and (group := ranks.group(across(ranks.meshes, holders), "shared")) is not None:
-                held, kind = self.held(leaf), self.graph.types[leaf]
-                if held.inside.requires_grad:
-                    yield held.name, Holders(holders, group, pieces.Tensor(kind.shape, kind.layouts))
+        for leaf, holders in stages.shared.items():
+            if (group := ranks.group(across(ranks.meshes, holders), "shared")) is not None:
+                kind = self.graph.types[leaf]
+                yield self.held(leaf).name, Holders(holders, group, pieces.Tensor(kind.shape, kind.layouts))
 
     def held(self, leaf: str) -> Held:
         """Return the store's parameter or buffer for a leaf of the graph."""
@@ -195,8 +189,9 @@ class Entry:
         def backward(summand: Tensor, loss: Tensor) -> None:
             nonlocal work
             try:
-                if self._turn[1]:
-                    work = self._start_sum(loss)
+                first, last = self._turn
+                if self.runner.sums_loss(first=first, last=last):
+                    work = start_total(loss, self._loss_axis)
                 (summand if scaler is None else scaler.scale(summand)).backward()
             except RuntimeError as error:
                 raise blame(error, "backward") from error
@@ -216,12 +211,6 @@ class Entry:
                 return pipeline.step(local, draw, scale)
         except RuntimeError as error:
             raise blame(error, f"pipeline stage {self.ranks.stages.rank}, {pipeline.now}") from error
-
-    def _start_sum(self, loss: Tensor) -> dist.Work | None:
-        """Sum the loss over the ranks, in place."""
-        if self._loss_axis is None or self._loss_axis.group is None:
-            return None
-        return dist.all_reduce(loss, group=self._loss_axis.group, async_op=True)
 
     @property
     def _turn(self) -> tuple[bool, bool]:

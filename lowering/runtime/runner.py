@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from itertools import chain
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from shardwright.lowering.text.outside import Outside
 from shardwright.lowering.text.program import Program, compile_source, left_to_python
 from shardwright.pcg.analysis import buffers_in_backward
 from shardwright.pcg.step.parameters import Parameter
+from shardwright.pcg.step.verbs import Microbatch, happens
 
 
 class Runner:
@@ -47,6 +49,7 @@ class Runner:
         self.saved = Saved(self.blocks, self.leaves.values(), ranks.device)
         self.remakes = bool(self.blocks.items) or any(o.region for o in outside.operations.listed)
         self.in_two = outside.in_two
+        self._totals: set[Microbatch] = {action.microbatch for action in chain(*todo.forward) if action.verb == "total"}
         self.constants: dict[str, Tensor] | None = None
         self._parts = by_block(self.leaves)
         self._updated = buffers_in_backward(self.graph)  # buffers that backward reads after the step has written them
@@ -66,6 +69,10 @@ class Runner:
             parts = by_block({**self.leaves, **{name: self.leaves[name].clone() for name in self._updated}})
         with self.saved.hooks() if self.remakes else nullcontext():
             return self.program.forward(parts, local, self.constants, *self._runtime, device, *axes, draw=draw)
+
+    def sums_loss(self, *, first: bool, last: bool) -> bool:
+        """Return whether ranks sum the loss in a step's first, last or other microbatch."""
+        return any(happens(when, first=first, last=last) for when in self._totals)
 
     def write_back(self, buffers: Mapping[str, Tensor]) -> None:
         own = {self.held[name].inside.untyped_storage()._cdata for name in buffers}

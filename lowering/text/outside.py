@@ -72,7 +72,7 @@ class Outside:
     @cached_property
     def operations(self) -> Operations:
         """The operations of a step."""
-        return Operations(self.graph, self.execution, elsewhere={*self.inputs, *self.loss_sums})
+        return Operations(self.graph, self.execution, elsewhere=self.inputs)
 
     @cached_property
     def chunk(self) -> Chunk:

@@ -72,14 +72,14 @@ def actions(chunk: Chunk, *, hold: bool = True, late: bool = False, ahead: bool 
     return Actions(forward, tuple(backward.run()), tuple(backward.units))
 
 
-def end_of_step(updated: Sequence[int], *, shared: bool) -> tuple[Action, ...]:
+def end_of_step(updated: Sequence[int] = (), *, shared: bool, told: bool = False) -> tuple[Action, ...]:
     """Return the actions of a stage after its last backward.
 
-    `shared`: whether other stages have gradients of its parameters too; `updated`: the axes over which the optimizer
-    has shards of whole weights (ZeRO-1).
+    `told`: whether there are other stages, which all learn the loss; `shared`: whether they have gradients of its
+    parameters too; `updated`: the axes over which the optimizer has shards of whole weights (ZeRO-1).
     """
-    share = (Action("share", 0),) if shared else ()
-    return (*share, Action("update", 0), *(Action("regather", axis) for axis in updated))
+    between = (Action("tell", 0),) * told + (Action("share", 0),) * shared
+    return (*between, Action("update", 0), *(Action("regather", axis) for axis in updated))
 
 
 def held_blocks(chunk: Chunk) -> frozenset[int]:
@@ -179,8 +179,8 @@ def _forward(chunk: Chunk, gathers: _Gathers, held: frozenset[int]) -> Iterator[
             found += gathers.use(block)
         if number in masks:
             found += [Action("draw", dropout) for dropout in masks[number]]
-        found.append(Action("start" if operation.early else "run", number))
-        if operation.early:
+        found.append(Action(operation.verb, number, "last" if operation.verb == "total" else "every"))
+        if operation.verb == "start":
             started[operation.name] = number
         if number in away:
             found += [Action("offload", memory) for memory in away[number]]

@@ -42,6 +42,12 @@ def summand_of_loss(graph: Graph) -> tuple[str, list[Node]]:
     return (name, sums) if alone else (graph.loss, [])
 
 
+def sums_of_loss(graph: Graph) -> dict[str, str]:
+    """Return the axis of ranks along which each reduction at the very end sums the loss, by node."""
+    sums = summand_of_loss(graph)[1] if LOSS in dict(graph.outputs) else []
+    return {node.name: axis for node in sums if (axis := str(node.attr("axis"))) != TIME}
+
+
 def check_backward(graph: Graph) -> None:
     """Raise a `PlanError` if the loss depends on no trained parameter, because there is no backward then."""
     if not graph.types[graph.loss].grad:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from shardwright.pcg.step.fates import Fate
+from shardwright.pcg.step.verbs import Verb
 
 
 class Region(NamedTuple):
@@ -28,7 +29,7 @@ class Operation(NamedTuple):
     gradients    the activations among `reads` that get one; none and no weights: there is no backward
     grad         whether its result gets one
     apart        whether the gradients of its weights are made apart from those of its activations
-    early        whether it is a sum over ranks that is started before anything else runs
+    verb         of its forward: "run"; "start", a sum over ranks that is started before anything else runs; or "total"
     module       where it lies in the model
     block        the repeated module that it belongs to, or ""
     region       the region that it is made again with in backward, if any
@@ -48,7 +49,7 @@ class Operation(NamedTuple):
     gradients: tuple[str, ...] = ()
     grad: bool = False
     apart: bool = False
-    early: bool = False
+    verb: Verb = "run"
     module: str = ""
     block: str = ""
     region: Region | None = None

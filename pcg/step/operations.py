@@ -17,9 +17,11 @@ from shardwright.pcg.mesh import TIME
 from shardwright.pcg.moves import SLICE, Move, fused_moves, source_of
 from shardwright.pcg.parallel import COMBINE, PARTITION, REDUCE, REPLICATE
 from shardwright.pcg.step.execution import DEFAULT, Execution
+from shardwright.pcg.step.late import sums_of_loss
 from shardwright.pcg.step.operation import Operation
 from shardwright.pcg.step.parameters import Parameters, find_parameters, module_block, narrow_dtypes
 from shardwright.pcg.step.regions import Arrangement
+from shardwright.pcg.step.verbs import Verb
 from shardwright.pcg.types import ITEM_BYTES, TensorType
 
 
@@ -51,6 +53,7 @@ class Operations:
         self._bytes: dict[TensorType, float] = {}
         sums, before = early_sums(graph, self.once)
         self._sums, self.early = frozenset(sums), before.union(sums)
+        self.loss_sums = sums_of_loss(graph)
         operations = [
             operation
             for node in graph.nodes
@@ -120,7 +123,7 @@ class Operations:
     def _operation(
         self, node: Node, operands: Sequence[str], names: Sequence[str], *, alias: str = "",
         sums_in_place: bool = False, is_free: bool = False, keeps: tuple[str, ...] = (), saved: tuple[str, ...] = (),
-        mask_bytes: float = 0.0, apart: bool = False, early: bool = False,
+        mask_bytes: float = 0.0, apart: bool = False, verb: Verb = "run",
     ) -> Operation:  # fmt: skip
         """Return an operation with the fields that moves and operators share.
 
@@ -144,7 +147,7 @@ class Operations:
             tuple([name for name in dict.fromkeys(reads) if types[name].grad]) if grad else (),
             grad,
             apart,
-            early,
+            verb,
             module,
             module_block(f"{module}."),
         )
@@ -160,8 +163,9 @@ class Operations:
         forward = move.kind.forward
         inplace = forward == "" or (forward == "all_reduce" and summed_in_place(self.graph, start))
         alias = name if inplace and start not in self.leaf_of else ""
-        sums, early = bool(alias) and forward != "", node.name in self._sums
-        return self._operation(node, (start,), (name,), alias=alias, sums_in_place=sums, early=early)
+        sums: bool = bool(alias) and forward != ""
+        verb: Verb = "start" if node.name in self._sums else "total" if node.name in self.loss_sums else "run"
+        return self._operation(node, (start,), (name,), alias=alias, sums_in_place=sums, verb=verb)
 
     def _lies_in_batch(self, node: Node, start: str, move: Move) -> bool:
         """Return whether a move is a view of an input: a slice along the first dimension, in one piece."""

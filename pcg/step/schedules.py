@@ -37,6 +37,7 @@ from typing import Literal, NamedTuple
 
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.step.pipelining import Schedule, ScheduleName
+from shardwright.pcg.step.verbs import Verb
 from shardwright.pcg.types import TensorType
 
 Phase = Literal["forward", "backward", "weights"]
@@ -125,11 +126,30 @@ def _is_split(schedule: Schedule) -> bool:
 # ------------------------------------------------------------------------------------------------ between the stages
 
 
-class Transfers(NamedTuple):
-    """The stages that an item receives from and sends to; None: nothing is sent, or it stays on its stage."""
+class Transfer(NamedTuple):
+    """An action between stages: what an item needs arrives ("receive"), or what it gives leaves ("send").
 
-    receives_from: int | None
-    sends_to: int | None
+    item            of the stage that does it; `reader`: the item that reads what is sent, on either stage
+    boundary        the number of the virtual stage before it; values go forward over it, gradients back
+    source, target  the stage that sends, and the one that receives
+    """
+
+    verb: Verb
+    item: Item
+    reader: Item
+    boundary: int
+    source: int
+    target: int
+
+    @property
+    def channel(self) -> tuple[Phase, int, int]:
+        """The direction and both stages: transfers that agree in these are received in the order of their sends."""
+        return self.item.direction, self.source, self.target
+
+    def of(self, microbatch: int) -> Transfer:
+        """Return the same transfer of another microbatch."""
+        item, reader = (own._replace(microbatch=microbatch) for own in (self.item, self.reader))
+        return self._replace(item=item, reader=reader)
 
 
 def ends(number: int, num_stages: int) -> tuple[int, int]:
@@ -137,10 +157,27 @@ def ends(number: int, num_stages: int) -> tuple[int, int]:
     return number % num_stages, (number + 1) % num_stages
 
 
-def transfers(item: Item, stage: int, num_stages: int, num_chunks: int) -> Transfers:
-    """Return the transfers before and after an item: of values on the way forward, of gradients on the way back."""
-    ends = source(item, stage, num_stages, num_chunks), target(item, stage, num_stages, num_chunks)
-    return Transfers(*(end[0] if end is not None and end[0] != stage else None for end in ends))
+def with_transfers(items: Iterable[Item], stage: int, schedule: Schedule) -> Iterator[Item | Transfer]:
+    """Yield a stage's items, each between its transfers: of values on the way forward, of gradients on the way back."""
+    known = dict[tuple[int, Phase], tuple[list[Transfer], list[Transfer]]]()  # alike for all microbatches
+    for item in items:
+        way = item.chunk, item.direction
+        before, after = known.get(way) or known.setdefault(way, _transfers(item, stage, schedule))
+        yield from (one.of(item.microbatch) for one in before)
+        yield item
+        yield from (one.of(item.microbatch) for one in after)
+
+
+def _transfers(item: Item, stage: int, schedule: Schedule) -> tuple[list[Transfer], list[Transfer]]:
+    """Return the transfers before and after an item."""
+    shape, number = (schedule.num_stages, schedule.chunks_per_stage), item.chunk * schedule.num_stages + stage
+    given, read, back = source(item, stage, *shape), target(item, stage, *shape), item.direction == "backward"
+    before, after = list[Transfer](), list[Transfer]()
+    if given is not None and given[0] != stage:
+        before.append(Transfer("receive", item, item, number if back else number - 1, given[0], stage))
+    if read is not None and read[0] != stage:
+        after.append(Transfer("send", item, read[1], number - 1 if back else number, stage, read[0]))
+    return before, after
 
 
 def source(item: Item, stage: int, num_stages: int, num_chunks: int) -> Place | None:
@@ -329,23 +366,13 @@ def _check_complete(lists: Sequence[Sequence[Item]], schedule: Schedule, num_mic
 
 
 def _check_channels(lists: Sequence[Sequence[Item]], schedule: Schedule) -> None:
-    shape = schedule.num_stages, schedule.chunks_per_stage
-    sent, received = (defaultdict[tuple[int, int, Phase], list[Item]](list) for _ in range(2))
+    sent, received = (defaultdict[tuple[Phase, int, int], list[Item]](list) for _ in range(2))
     for stage, items in enumerate(lists):
-        ways = dict[tuple[int, Phase], tuple[Place | None, int | None]]()  # alike for all microbatches
-        for item in items:
-            chunk, microbatch, direction = item
-            if (way := ways.get((chunk, direction))) is None:
-                sender = transfers(item, stage, *shape).receives_from
-                way = ways[chunk, direction] = target(item, stage, *shape), sender
-            read, sender = way
-            if read is not None:
-                own = item if read[1].chunk == chunk else Item(read[1].chunk, microbatch, direction)
-                sent[stage, read[0], direction].append(own)
-            if sender is not None:
-                received[sender, stage, direction].append(item)
+        for each in with_transfers(items, stage, schedule):
+            if isinstance(each, Transfer):
+                (sent if each.verb == "send" else received)[each.channel].append(each.reader)
     for channel in received:
-        _check_equal(received[channel], sent[channel], "channel of {2} from stage {0} to stage {1}".format(*channel))
+        _check_equal(received[channel], sent[channel], "channel of {} from stage {} to stage {}".format(*channel))
 
 
 def _check_equal(found: Sequence[Item], wanted: Sequence[Item], where: str) -> None:

@@ -1,7 +1,8 @@
 """The verbs of a step, in a table, and its actions: a verb and the number of what it acts on.
 
 `VERBS` has a row for each kind of action. The list of actions consists of them; the timeline prices each by the method
-and on the stream that its row names; reports read what it sends, and lowering calls its executor.
+and on the stream that its row names; reports and dry runs read what it sends, and lowering calls its executor. What is
+received and sent between stages are `schedules.Transfer`s, which stand among the items of a stage.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from typing import Literal, NamedTuple, get_args
 
 Verb = Literal[
     "gather", "await", "free", "run", "start", "wait", "again", "backward", "weights", "accumulate", "scatter",
-    "deliver", "reduce", "offload", "fetch", "arrive", "share", "update", "regather", "draw",
+    "deliver", "reduce", "offload", "fetch", "arrive", "share", "update", "regather", "draw", "total",
+    "receive", "send", "tell",
 ]  # fmt: skip
-Counted = Literal["block", "operation", "use", "unit", "allocation", "axis", "stage"]
+Counted = Literal["block", "operation", "use", "unit", "allocation", "axis", "stage", "boundary"]
 Stream = Literal["compute", "own", "axis", "stages", "copy", ""]
 SentKind = Literal["weights", "gradients", "activations", "copies", ""]
 
@@ -22,13 +24,14 @@ SentKind = Literal["weights", "gradients", "activations", "copies", ""]
 class VerbRow(NamedTuple):
     """The facts of one kind of action.
 
-    counts       the things that its number counts, in a chunk, its actions, or the mesh
+    counts       the things that its number counts, in a chunk, its actions, the mesh, or between virtual stages
     reads        the states that the numbered thing must have; `writes`: states that begin with it; `ends`: that end
     stream       where it runs: "compute", "copy", "stages", "axis" (that of what is sent), "own" (compute, or the axis
                  of what the operation sends); "": it takes no time
     collective   the collective it launches, if the operation does not name it; "": none
     sends        the kind of data that it sends; reports and dry runs tell messages apart by it
-    price        the method that prices it, of `cost.timeline.pricing`, or of `cost.timeline.maker` at the end of a step
+    price        what prices it: a method of `cost.timeline.pricing`, or of `cost.timeline.ending` at the end of a step;
+                 a function of `cost.timeline.program` between stages; "": it takes no time, or another row has it
     executor     the function that does it in a program's text or in `lowering.runtime`; "": autograd does it, or
                  the user's optimizer; None: it is priced, and nothing runs it
     """
@@ -64,7 +67,13 @@ VERBS: Mapping[Verb, VerbRow] = {
     "offload": VerbRow("allocation", (), ("host",), (), "copy", "", "copies", "launch_offload", None),
     "fetch": VerbRow("allocation", ("host",), ("fetching",), (), "copy", "", "copies", "launch_fetch", None),
     "arrive": VerbRow("allocation", ("fetching",), (), ("host", "fetching"), price="await_fetch", executor=None),
-    "share": VerbRow("stage", (), (), (), "stages", "", "gradients", "sum_over_stages", "summed"),
+    "total": VerbRow(
+        "operation", (), ("value",), (), "axis", "all_reduce", "activations", "run_operation", "start_total"
+    ),
+    "receive": VerbRow("boundary", (), ("received",), (), "", "receive", "activations", "", "receive"),
+    "send": VerbRow("boundary", (), (), (), "stages", "send", "activations", "crossing_s", "send"),
+    "tell": VerbRow("stage", (), (), (), "", "broadcast", "activations", "", "tell"),
+    "share": VerbRow("stage", (), (), (), "stages", "all_reduce", "gradients", "sum_over_stages", "share"),
     "update": VerbRow("stage", (), (), (), "compute", price="update"),
     "regather": VerbRow("axis", (), (), (), "axis", "all_gather", "weights", "gather_updated", None),
 }
@@ -91,6 +100,7 @@ class Action(NamedTuple):
 
     gather, await, free    block `number`: launch its all-gather, wait for it, give its memory back
     run                    operation `number`, forward; start, wait: the same in two halves, of a sum over ranks
+    total                  operation `number`, a sum of the loss over ranks, which nothing in the step waits for
     draw                   the mask of dropout `number`, ahead of its turn
     again                  operation `number`, forward, in the backward
     backward               backward of operation `number`, or its part that gives gradients to activations
@@ -100,7 +110,8 @@ class Action(NamedTuple):
     reduce                 sum the gradients of unit `number` over devices
     offload                copy the memory of allocation `number` to the host, and give it back here
     fetch, arrive          launch the copy of allocation `number` from the host, wait for it
-    share                  at the end of a step, sum gradients that several stages have
+    tell                   at the end of a step, send the loss from the last stage to all others
+    share                  sum gradients that several stages have
     update                 the optimizer
     regather               gather over axis `number` the weights that the optimizer has updated in shards (ZeRO-1)
     """

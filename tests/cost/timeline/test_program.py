@@ -15,7 +15,7 @@ from shardwright.cost.collectives.resharding import StageMesh, resharding_s
 from shardwright.cost.predict import details, predict
 from shardwright.cost.timeline.clock import Sharing
 from shardwright.cost.timeline.pricing import HOST_BYTES_PER_S
-from shardwright.cost.timeline.program import Programs, _hop_s, program
+from shardwright.cost.timeline.program import Programs, crossing_s, program
 from shardwright.cost.timeline.segments import StepProgram
 from shardwright.cost.timeline.tasks import COPY, Segment
 from shardwright.cost.timeline.timeline import SLACK, Timeline, simulate
@@ -488,7 +488,7 @@ def test_the_slower_way_of_a_value_and_its_gradient_counts(layout: Layout, way: 
     steps: Any = SimpleNamespace(graph=graph, num_bytes={"v": 1e8 / share})
     there, back = (StageMesh(Mesh.of(x=8), first) for first in (0, 8))
     expected = resharding_s(SLOW_NETWORK, Tensor((64, 1024), (way,)), 1e8 / share, there, back)[0]
-    assert _hop_s(["v"], (0, 1), [steps] * 2, SLOW_NETWORK) == pytest.approx(expected)
+    assert crossing_s(["v"], (0, 1), [steps] * 2, SLOW_NETWORK) == pytest.approx(expected)
 
 
 def test_stages_on_equal_parts_of_a_mixed_cluster_are_built_once() -> None:

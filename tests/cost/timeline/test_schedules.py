@@ -109,7 +109,7 @@ def test_segments_start_and_keep_as_when_they_are_walked_one_by_one(execution: E
         before, start, own = source(item, stage, p, v), clocks[stage], placed[stage][item]
         if before is not None and before[1].direction == item.direction:
             hop = min(before[1].chunk * p + before[0], item.chunk * p + stage)
-            start = max(start, ends[before] + program.hops_s[hop])
+            start = max(start, ends[before] + program.hops_s[hop] * (before[0] != stage))
         assert own.start_s == pytest.approx(start, abs=1e-12)
         assert (item.microbatch == 0) == ("first" in [t.name for t in own.timeline.segment.tasks if t.seconds])
         clocks[stage] = ends[stage, item] = start + own.timeline.ready_s

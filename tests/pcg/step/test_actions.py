@@ -159,7 +159,7 @@ def test_what_is_made_again_runs_before_what_needs_it() -> None:
 
 
 def test_a_sum_of_the_batch_is_started_early_and_waited_for_by_its_reader() -> None:
-    count = Operation("n", ("x",), early=True)
+    count = Operation("n", ("x",), verb="start")
     last = product("c", "b", "w")._replace(reads=("b", "n"))
     made = chunk([count, *chain()[:2], last], *map(parameter, "uvw"))
     assert text(made, actions(made).forward) == "start n, run a, run b, wait n, run c"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -11,9 +12,11 @@ from hypothesis import strategies as st
 
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.step.execution import Execution
+from shardwright.pcg.step.pipelining import Schedule
 from shardwright.pcg.step.schedules import (
     Item,
     Phase,
+    Transfer,
     check,
     in_flight,
     most_in_flight,
@@ -23,7 +26,7 @@ from shardwright.pcg.step.schedules import (
     progress,
     source,
     target,
-    transfers,
+    with_transfers,
 )
 from tests.each import each
 from tests.pcg.step.executions import counted, executions, name
@@ -90,7 +93,13 @@ def test_a_short_one_item_by_item() -> None:
 
 def test_transfers_of_two_chunks_on_three_stages() -> None:
     def sent(chunk: int, stage: int, direction: Phase, num_stages: int = 3) -> tuple[int | None, int | None]:
-        return tuple(transfers(Item(chunk, 7, direction), stage, num_stages, 2))  # type: ignore[return-value]
+        """The stages that an item receives from and sends to, if any, over boundaries that it touches."""
+        item, schedule = Item(chunk, 7, direction), Schedule("interleaved", num_stages, chunks_per_stage=2)
+        own = [t for t in with_transfers([item], stage, schedule) if isinstance(t, Transfer)]
+        assert all(t.item == item and t.item.microbatch == t.reader.microbatch for t in own)
+        assert {t.boundary for t in own} <= {chunk * num_stages + stage - 1, chunk * num_stages + stage}
+        ends = {t.verb: t.source if t.verb == "receive" else t.target for t in own}
+        return ends.get("receive"), ends.get("send")
 
     assert [sent(c, s, "forward") for c in (0, 1) for s in range(3)] == [
         (None, 1), (0, 2), (1, 0), (2, 1), (0, 2), (1, None),
@@ -100,6 +109,21 @@ def test_transfers_of_two_chunks_on_three_stages() -> None:
     ]  # fmt: skip
     assert {sent(c, s, "weights") for c in (0, 1) for s in range(3)} == {(None, None)}
     assert {sent(c, 0, way, num_stages=1) for c in (0, 1) for way in ("forward", "backward")} == {(None, None)}
+
+
+@each("execution", ALL[::7], ids=name)
+def test_what_is_sent_is_received(execution: Execution) -> None:
+    """By the other stage, over the same boundary, right before the item that reads it."""
+    sent, received = set[Transfer](), set[Transfer]()
+    for stage, items in enumerate(orders(*counted(execution))):
+        found = list(with_transfers(items, stage, execution.schedule))
+        assert [own for own in found if isinstance(own, Item)] == items
+        for own, following in pairwise([*found, None]):
+            if isinstance(own, Transfer):
+                assert stage == (own.source if own.verb == "send" else own.target)
+                assert own.verb == "send" or following == own.item == own.reader
+                (sent if own.verb == "send" else received).add(own._replace(verb="receive", item=own.reader))
+    assert sent == received
 
 
 @each("execution", ALL[::7], ids=name)

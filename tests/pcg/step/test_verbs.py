@@ -8,10 +8,11 @@ from itertools import chain
 from typing import get_args
 
 from shardwright.cost.timeline import ending, pricing
+from shardwright.cost.timeline import program as stages
 from shardwright.cost.timeline.pricing import price_backward, price_forward
 from shardwright.cost.timeline.program import program
 from shardwright.cost.timeline.steps import Steps
-from shardwright.lowering.runtime import apart, blocks, kernels, reducer, shared
+from shardwright.lowering.runtime import apart, blocks, kernels, pipeline, reducer
 from shardwright.lowering.runtime import collectives as functions
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.stages import STAGES
@@ -60,6 +61,7 @@ def wrong(chunk: Chunk, found: Actions, many: int) -> Iterator[str]:
         for number, own in enumerate(chain(found.forward, found.backward)):
             for verb, what, when in own:
                 if not happens(when, first=microbatch == 0, last=microbatch == many - 1):
+                    there.update({("value", "operation", what)} if verb == "total" else ())  # it is the summand
                     continue
                 row, told = VERBS[verb], f"{verb} {what} of microbatch {microbatch}"
                 yield from (f"{told}: no {r}" for r in row.reads if (r, row.counts, what) not in there)
@@ -113,9 +115,9 @@ def test_the_end_of_a_step_is_a_list_too() -> None:
 
 def test_every_verb_has_a_row_that_names_what_there_is() -> None:
     assert set(VERBS) == set(get_args(Verb))
-    passes = (pricing._Forward, pricing._Backward, ending._End)
-    executors = (blocks.GatheredBlock, blocks.Blocks, reducer._Unit, apart, shared.Shared, functions, kernels)
+    prices = (pricing._Forward, pricing._Backward, ending._End, stages)
+    executors = (blocks.GatheredBlock, blocks.Blocks, reducer._Unit, apart, pipeline.Pipeline, functions, kernels)
     for verb, row in VERBS.items():
-        assert not row.price or any(hasattr(own, row.price) for own in passes), verb
+        assert not row.price or any(hasattr(own, row.price) for own in prices), verb
         assert not row.executor or any(hasattr(own, row.executor) for own in executors), verb
         assert bool(row.stream) <= bool(row.price), verb
