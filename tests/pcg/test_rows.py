@@ -29,6 +29,8 @@ def assert_denotes(op: str, one: Sample, split: tuple[str, ...], sizes: tuple[in
     whole, held = run_serial(graph, case.leaves), run_devices(graph, case.leaves)
     for name, value in graph.types.items():
         got, want = denote(held[name], value, graph.mesh), whole[name]
+        if np.array_equal(got, want):  # as they are mostly; closeness takes ten times as long to see
+            continue
         close = 1e-4 if want.dtype == np.float32 else 1e-9
         np.testing.assert_allclose(got, want, rtol=close, atol=close, err_msg=f"{op} {one.attrs} {split}: %{name}")
 

@@ -164,8 +164,8 @@ def test_points_of_another_measurement_are_not_used(change: str, monkeypatch: py
 def test_a_rank_that_fails_ends_the_calibration() -> None:
     problem = r"^calibrate: rank \d ended with status 1: .*No module named 'nowhere'.*; correct the cause and calibrate"
     with pytest.raises(DistributedError, match=problem):
-        calibrate(2, workload=tiny(2, overheads="nowhere"))
-    assert not cache_path(2).exists()
+        calibrate(1, workload=tiny(1, overheads="nowhere"))
+    assert not cache_path(1).exists()
 
 
 def test_the_time_limit_ends_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
