@@ -114,6 +114,7 @@ class ParallelModule(Fixed):
 
         The first program fixes the layouts of parameters. Raises the errors of `Entry`.
         """
+        self._store.foreign.take(spec.graph, *self._model)
         entry = Entry(spec, self._store, self._stream)
         if self._prepare is not None:
             self._prepare(entry)

@@ -17,6 +17,7 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.autograd import Variable
 from torch.distributed import _functional_collectives as functional_collectives
+from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
@@ -26,18 +27,38 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules.module import _IncompatibleKeys as IncompatibleKeys
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter, tree_map_only
+from torch.utils._pytree import tree_iter, tree_leaves, tree_map_only
 
 # pyright: reportPrivateUsage=false, reportCallIssue=false, reportArgumentType=false, reportPrivateImportUsage=false
 
 __all__ = [
     "DTensor", "FakeStore", "FakeTensor", "FakeTensorMode", "HashStore", "IncompatibleKeys", "OpOverload",
-    "PrefixStore", "StorageWeakRef", "Store", "TCPStore", "TorchDispatchMode", "tree_iter", "tree_map_only",
-    "unset_fake_temporarily",
+    "PrefixStore", "StorageWeakRef", "Store", "TCPStore", "TorchDispatchMode", "tree_iter", "tree_leaves",
+    "tree_map_only", "unset_fake_temporarily",
 ]  # fmt: skip
 
 FAKE = "fake"  # the backend of process groups whose other ranks do not exist
 AutogradContext = Any  # torch gives its type no public name
+
+
+@contextmanager
+def no_process_group(refusal: Exception) -> Generator[None]:
+    """Show code no process group, as if it ran in one process; raise `refusal` for a collective all the same."""
+
+    def refuse(*args: object) -> bool:
+        if args != (None,):
+            raise refusal
+        return False
+
+    group = distributed_c10d.GroupMember.WORLD
+    doors = distributed_c10d._get_default_group, distributed_c10d._rank_not_in_group
+    distributed_c10d.GroupMember.WORLD = None
+    distributed_c10d._get_default_group = distributed_c10d._rank_not_in_group = refuse
+    try:
+        yield
+    finally:
+        distributed_c10d.GroupMember.WORLD = group
+        distributed_c10d._get_default_group, distributed_c10d._rank_not_in_group = doors
 
 
 def strided_shard(dim: int, blocks: int) -> Placement:

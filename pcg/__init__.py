@@ -26,6 +26,7 @@ Ways to carry operators out on devices:
 Sources of graphs:
 
     capture/, aten/           a PyTorch model becomes a graph; one handler per ATen operator
+    foreign                   calls of what capture cannot see through, as data
 
 For everyone:
 

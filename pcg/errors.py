@@ -22,7 +22,19 @@ class ShardwrightError(Exception):
 
 
 class CaptureError(ShardwrightError):
-    """A model could not be captured or lifted into a graph."""
+    """A model could not be captured or lifted into a graph.
+
+    `where`: the path of the module in which it failed; None if that is not known, or concerns the whole model. `why`:
+    the line and the reason. `function`: the `autograd.Function` that is the reason, by its full name, or "".
+    """
+
+    where: str | None = None
+    why = function = ""
+
+    def inside(self, where: str, why: str, function: str = "") -> CaptureError:
+        """Return the error with the module in which it failed, and why."""
+        self.where, self.why, self.function = where, why, function
+        return self
 
 
 class UnsupportedOperatorError(CaptureError):
@@ -59,6 +71,10 @@ class InfeasibleError(PlanError):
 
 class BatchError(ShardwrightError):
     """A batch does not have the shapes, dtypes or names that were captured."""
+
+
+class ForeignError(ShardwrightError):
+    """A part of a model that runs as it is does other things than it did in capture."""
 
 
 class MachineError(ShardwrightError):

@@ -16,6 +16,8 @@ RECEIVED = "received"
 """The operator of a value that a pipeline stage gets from the one before it."""
 LEAVES = ("input", "parameter", "buffer", "constant", RECEIVED)
 OPAQUE = "opaque"
+FOREIGN = "shardwright.foreign"
+"""The target of an opaque operator that stands for a foreign call (`pcg.foreign`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,12 @@ class Node:
 
     @property
     def may_draw(self) -> bool:
-        """Return whether it may draw from the generator: an opaque operator may, unless torch says that it does not."""
+        """Return whether it may draw from the generator.
+
+        An opaque operator may, unless torch says that it does not. A foreign call that draws has a number for it.
+        """
+        if self.op == OPAQUE and self.attr("target") == FOREIGN:
+            return self.draw is not None
         return self.is_random or (self.op == OPAQUE and may_draw(str(self.attr("target"))))
 
     @property

@@ -14,8 +14,10 @@ from typing import Any
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.pcg.attrs import Attr
 from shardwright.pcg.errors import PlanError
+from shardwright.pcg.foreign import is_foreign, problem_of
 from shardwright.pcg.graph import OPAQUE, Graph, Node
 from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.node import FOREIGN
 from shardwright.pcg.rows.experts import ACTIVATIONS
 from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.meshes import first_ranks, in_words, num_devices, stage_meshes
@@ -160,13 +162,14 @@ def _wrong_attribute(node: Node) -> str:
     needed = set(re.findall(r"\{([a-z]\w*)", node.row.torch)) - _MADE if node.row else set[str]()
     needed |= {"seed"} if node.is_random else {"target", "grad"} if node.is_leaf else set()
     needed |= {"target", "args", "kwargs", "result"} if node.op == OPAQUE else set()
+    needed |= {"call"} if attrs.get("target") == FOREIGN and not node.is_leaf else set()
     if missing := sorted(needed - attrs.keys()):
         return f"attribute {missing[0]!r} is missing; there are {sorted(attrs)}"
     for name, value in node.attrs:
         told, check = _KIND_OF.get(name, ("", lambda _: True))
         if not check(value):
             return f"attribute {name!r}: expected {told}, got {value!r}"
-    return ""
+    return problem_of(node) if is_foreign(node) else ""
 
 
 def _wrong_type(node: Node, graph: Graph) -> str:

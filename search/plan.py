@@ -20,6 +20,7 @@ from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.predict import Prediction
 from shardwright.pcg.errors import PlanError, ShardwrightError, printable
 from shardwright.pcg.files import read_whole, write_whole
+from shardwright.pcg.foreign import calls
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.schema import load_schema, problem
@@ -160,13 +161,15 @@ class Plan:
     capture_check: CaptureCheck | None = None
 
     def __repr__(self) -> str:
-        """Return two lines: the model, the cluster and the mesh; the step's time and memory."""
+        """Return lines: the model, the cluster and the mesh; the step's time and memory; the foreign parts, if any."""
         own, cluster = self.prediction, self.cluster
         idle = f" and {self.idle.num_devices} idle" if self.idle else ""
+        names = dict.fromkeys(call.name for call in calls(self.graph))
+        foreign = f",\n     of which {', '.join(names)} is not captured and runs as it is" if names else ""
         return printable(
             f"Plan({self.model} on {cluster.name}, {cluster.num_devices} devices{idle}, mesh {self.mesh}:\n"
             f"     step {seconds(own.step_s)}, {size(own.memory.total_bytes)} of {size(own.device_bytes)} "
-            "on each device)"
+            f"on each device{foreign})"
         )
 
     @property

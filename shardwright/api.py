@@ -30,6 +30,7 @@ from shardwright.lowering.store.parts import names_of
 from shardwright.options import PlanOptions, PlanWords, Statistics, guiding, precisions_of, takes_options
 from shardwright.pcg.capture.capture import Captured, baked_in, capture
 from shardwright.pcg.errors import InfeasibleError, PlanError
+from shardwright.pcg.foreign import Call, calls
 from shardwright.pcg.step.precisions import PrecisionMode, base_of, shown
 from shardwright.ranks import check_world, from_rank_0, model_facts, same_on_all_ranks
 from shardwright.reports.facts import fits, memory_verdict
@@ -111,7 +112,11 @@ def plan(
         reduce_dtype: "float32", "bfloat16" or "float16", or that dtype of torch, in which gradients of parameters are
             sent to be summed over devices. By default the dtype of the parameters, in which they are accumulated and
             returned in any case. It is `reduce_dtype` of FSDP's `MixedPrecisionPolicy`, and goes with any precision.
-        strict: an operator without a row in the op table is an error; otherwise it runs replicated.
+        strict: an operator without a row in the op table is an error; otherwise it runs replicated. So is a part that
+            cannot be captured; otherwise it runs as it is (`foreign`), and the plan names it.
+        foreign: the parts of the model that run as they are, in Python and under torch's own autograd: modules by name,
+            `autograd.Function`s by their full names. Each runs whole on every device. Parts that cannot be captured are
+            found without being named; see docs/training.md.
         rules: a rule file (docs/rules.md) in place of the shipped catalogue: the only source of the forms of rules
             that it holds. Rules that this machine has not proven yet are proven now, or left out and reported to
             `progress`; proofs are kept in the cache folder.
@@ -216,7 +221,8 @@ def compile(
                 _check_feasible(found)
             else:
                 own = given.precision, statistics_of(given)
-                found, captured = given, _capture(model, args, kwargs, asked.strict, progress, *own)
+                known = calls(given.graph)
+                found, captured = given, _capture(model, args, kwargs, asked, progress, *own, known)
                 check_plan(given, captured.graph, certified, certified.by_name())
                 if found.capture_check is None or not found.capture_check.equal:
                     check = check_capture_of(model, captured, args, kwargs, check_capture, progress)
@@ -272,16 +278,19 @@ def _capture(
     model: nn.Module,
     args: Sequence[Any],
     kwargs: Mapping[str, Any] | None,
-    strict: bool,
+    asked: PlanOptions,
     progress: Progress | None,
     precision: PrecisionMode | None,
     statistics: Statistics,
+    known: Sequence[Call] = (),
 ) -> Captured:
+    """Capture the model; `known`: the foreign calls of a given plan."""
     if progress:
         progress(f"capturing {type(model).__name__}")
     return capture(
-        model, kwargs or {}, args, strict=strict, precision=precision,
+        model, kwargs or {}, args, strict=asked.strict, precision=precision,
         num_microbatches=statistics.num_microbatches, per_microbatch=statistics.modules,
+        foreign=asked.foreign, find=not asked.strict and not known, known=known,
     )  # fmt: skip
 
 
@@ -303,7 +312,7 @@ def _searched(
     """Return the best plan over all precisions, with the others as alternatives, and its capture."""
     found, rules = list[tuple[Plan, Captured]](), certified.by_name()
     for precision in asked.precisions:
-        captured = _capture(model, args, kwargs, asked.strict, progress, precision, asked.statistics)
+        captured = _capture(model, args, kwargs, asked, progress, precision, asked.statistics)
         check = check_capture_of(model, captured, args, kwargs, check_capture, progress)
         planner = Planner(
             cluster, certified, progress, rules, captured.precision, captured.per_microbatch, asked.reduce_dtype

@@ -20,6 +20,7 @@ from shardwright.cost.clusters.changes import Change, ChangeLike, changed
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.pcg.capture.capture import capture
 from shardwright.pcg.errors import PlanError
+from shardwright.pcg.foreign import calls
 from shardwright.pcg.graph import Graph
 from shardwright.reports.asking import WhatIfReport, WhyNotReport
 from shardwright.search.choices.problem import NoLayoutsError
@@ -192,7 +193,7 @@ def _captured(plan: Plan, model: nn.Module, args: Sequence[Any], kwargs: Mapping
     statistics = statistics_of(plan)
     return capture(
         model, kwargs, args, precision=plan.execution.precision,
-        num_microbatches=statistics.num_microbatches, per_microbatch=statistics.modules,
+        num_microbatches=statistics.num_microbatches, per_microbatch=statistics.modules, known=calls(plan.graph),
     ).graph  # fmt: skip
 
 

@@ -28,7 +28,8 @@ from shardwright.lowering.trial.steps import SerialProgram, Step, device_of, eag
 from shardwright.pcg.capture.capture import Captured, bind_arguments, capture
 from shardwright.pcg.capture.hooks import guards_left_out
 from shardwright.pcg.errors import CaptureError, ShardwrightError, printable
-from shardwright.pcg.graph import Graph
+from shardwright.pcg.foreign import Call, calls
+from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.types import is_float
 from shardwright.pcg.units import size
 from shardwright.search.checked import CaptureCheck
@@ -127,7 +128,7 @@ def _part(model: nn.Module, captured: Captured, args: Sequence[Any], kwargs: Map
     given = bind_arguments(model, args, kwargs)
     fewer = tree_map_only(Tensor, lambda x: _rows(x, rows, wanted), given)
     try:
-        own = capture(model, fewer, precision=captured.precision)
+        own = capture(model, fewer, precision=captured.precision, known=calls(captured.graph))
     except ShardwrightError as error:
         raise _NotCheckedError(f"{why}, and {wanted} of its {rows} rows cannot be captured: {error}") from None
     if not captured.per_microbatch and not same_but_for_sizes(captured.graph, own.graph):
@@ -184,9 +185,14 @@ def same_but_for_sizes(one: Graph, other: Graph) -> bool:
     for a, b in zip(one.nodes, other.nodes, strict=True):
         wiring = [own[name] for name in a.inputs] == [place[name] for name in b.inputs]
         kinds = one.types[a.name].dtype == other.types[b.name].dtype
-        if not (a.op == b.op and wiring and kinds and _form(a.attrs, a.op) == _form(b.attrs, b.op)):
+        if not (a.op == b.op and wiring and kinds and _form(_own(a), a.op) == _form(_own(b), b.op)):
             return False
     return True
+
+
+def _own(node: Node) -> tuple[object, ...]:
+    """Return the attributes of a node; of a foreign call, what is called alone, as the rest are types."""
+    return tuple((key, Call.of(node).name if key == "call" else value) for key, value in node.attrs)
 
 
 def _form(value: object, op: str) -> object:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeVar, Unpack, cast
 import torch
 
 from shardwright.pcg.errors import PlanError
+from shardwright.pcg.foreign import Foreign, Way, ways
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import Execution, ReduceDtype
 from shardwright.pcg.step.precisions import Precision, PrecisionByModule, PrecisionMode, canonical
@@ -33,6 +34,7 @@ class PlanWords(SearchWords, total=False):
     precision: PrecisionMode | Sequence[PrecisionMode] | None
     reduce_dtype: ReduceDtype | torch.dtype | None
     strict: bool
+    foreign: Foreign | None
     rules: str | os.PathLike[str] | None
 
 
@@ -52,7 +54,8 @@ class PlanOptions:
         precisions: those among which the search chooses; None: the model's own. By module, it is in pairs.
         statistics: the number of microbatches that the model is captured for, and modules with statistics of each.
         reduce_dtype: the dtype that gradients are sent in; None: the parameters'.
-        strict: whether an operator without a row is an error.
+        strict: whether an operator without a row is an error, and a part that cannot be captured.
+        foreign: the parts that run as they are, by name, and how each does.
         rules: a rule file in place of the shipped catalogue.
     """
 
@@ -61,6 +64,7 @@ class PlanOptions:
     statistics: Statistics = field(default_factory=Statistics)
     reduce_dtype: ReduceDtype | None = None
     strict: bool = False
+    foreign: Mapping[str, Way] = field(default_factory=dict)
     rules: str | os.PathLike[str] | None = None
 
     @classmethod
@@ -71,7 +75,8 @@ class PlanOptions:
         reduced = Execution(reduce_dtype=words.get("reduce_dtype")).reduce_dtype  # pyright: ignore[reportArgumentType]
         statistics = _statistics(words.get("per_microbatch"), search)
         precisions = tuple(precisions_of(words.get("precision")))
-        return cls(search, precisions, statistics, reduced, words.get("strict", False), words.get("rules"))
+        foreign = ways(words.get("foreign"))
+        return cls(search, precisions, statistics, reduced, words.get("strict", False), foreign, words.get("rules"))
 
 
 def _statistics(named: PerMicrobatch | None, search: SearchOptions) -> Statistics:

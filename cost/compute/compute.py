@@ -97,6 +97,8 @@ class Compute:
     def _work_s(self, work: Work) -> float:
         if work.kind == "view":
             return 0.0
+        if work.measured is not None and work.measured[0] == self.device.kind:
+            return work.measured[1]
         found = self._table.seconds(work) if self._table is not None else None
         if found is not None:
             return found

@@ -22,6 +22,8 @@ from typing import Literal, get_args
 from shardwright.pcg.analysis import Written
 from shardwright.pcg.attrs import Attrs
 from shardwright.pcg.factors import Signature
+from shardwright.pcg.foreign import parsed
+from shardwright.pcg.node import FOREIGN
 from shardwright.pcg.optable import LocalShapes, Row
 from shardwright.pcg.row import Product
 from shardwright.pcg.types import ITEM_BYTES, TensorType, is_float
@@ -42,6 +44,7 @@ class Work:
         num_bytes: read from memory and written to it.
         dtype: of the operands, by the graph's names.
         causal: attention that leaves out keys after the query.
+        measured: the kind of device on which it was measured, and the seconds, for work that no formula describes.
         backward: a kernel that only a backward pass has: attention's, which recomputes the scores, and those of the two
             gradients of a convolution. A matrix multiplication's gradients are matrix multiplications like others.
     """
@@ -53,6 +56,7 @@ class Work:
     dtype: str
     causal: bool = False
     backward: bool = False
+    measured: tuple[str, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +141,8 @@ def _groups(part: Local) -> int:
 
 def _passes(part: Local) -> Passes:
     row = part.row
+    if row is None and part.attrs.get("target") == FOREIGN:
+        return _foreign(part)
     if row is None:
         return _elementwise(part, "pointwise", 1.0)
     if row.products is not None:
@@ -355,6 +361,26 @@ def _both(part: Local, forward: Work, *backward: Work) -> Passes:
 
 def _view(part: Local) -> Work:
     return Work("view", (part.result.num_elements,), 0.0, 0.0, part.dtype)
+
+
+def _foreign(part: Local) -> Passes:
+    """Return the work of a foreign call, all with its first result: as torch counted it, its backward twice forward.
+
+    Products that torch counted are taken for one with sides of equal length.
+    """
+    if part.attrs["result"] != 0:
+        return Passes()
+    call = parsed(str(part.attrs["call"]))
+    num_bytes = _bytes((*part.operands, part.result))
+
+    def work(times: int) -> Work:
+        side = max(1, round((call.flops / 2) ** (1 / 3)))
+        found = Work("matmul", (1, side, side, side), 0.0, times * num_bytes, part.dtype)
+        found = found if call.flops else _work(part, "pointwise", times * num_bytes)
+        measured = (call.device, times * call.seconds) if call.seconds else None
+        return replace(found, flops=times * max(call.flops, found.flops), measured=measured)
+
+    return Passes((work(1),), (work(2),) if part.result.grad else ())
 
 
 def _work(part: Local, kind: WorkKind, num_bytes: float, flops_per_element: float = 1.0) -> Work:

@@ -6,7 +6,7 @@ forward and backward of each microbatch, or of each action of a pipeline stage, 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -38,6 +38,7 @@ from shardwright.lowering.store.storage import Held
 from shardwright.lowering.text.outside import find_inputs, find_outside
 from shardwright.pcg import pieces
 from shardwright.pcg.errors import ShardwrightError
+from shardwright.pcg.foreign import calls
 from shardwright.pcg.stages import Stages, cut
 from shardwright.pcg.step.additive import find_additive
 from shardwright.pcg.step.late import LOSS, check_backward, sums_of_loss
@@ -86,12 +87,12 @@ class Entry:
             self._share_groups(stages)
         for stage in range(ranks.stages.rank, len(stages), ranks.stages.size):
             of_stage = find_outside(stages.graphs[stage], self.execution, graph)
-            self.runners.append(Runner(of_stage, ranks, self.constants, store.leaves()))
+            self.runners.append(Runner(of_stage, ranks, self.constants, store.leaves(), store.foreign))
         if len(stages) > 1:
             self._run_in_stages(stages)
         self.drawing = Drawing(ranks, graph, stream)
         self._inputs = Inputs(self.batch, self.drawing, spec.check_inputs)
-        self._num_draws = num_draws(graph)
+        self._num_draws, self._calls_foreign = num_draws(graph), bool(calls(graph))
 
     def _share_groups(self, stages: Stages) -> None:
         """Make the groups of all stages, since every rank must take part in making each."""
@@ -207,10 +208,15 @@ class Entry:
     def _in_stages(self, pipeline: Pipeline, local: Sequence[Mapping[str, Tensor]], scale: Scale | None) -> Tensor:
         """Run a step through pipeline stages, and return the loss."""
         try:
-            with self.drawing.by_number(self._num_draws) as draw:
+            with self.drawing.by_number(self._num_draws) as draw, self._compared():
                 return pipeline.step(local, draw, scale)
         except RuntimeError as error:
             raise blame(error, f"pipeline stage {self.ranks.stages.rank}, {pipeline.now}") from error
+
+    def _compared(self) -> AbstractContextManager[None]:
+        """Compare what foreign parts give on all ranks, in the steps that compare inputs."""
+        compares = self._calls_foreign and self._inputs.compares
+        return self.store.foreign.compared(self.ranks) if compares else nullcontext()
 
     @property
     def _turn(self) -> tuple[bool, bool]:
@@ -224,7 +230,7 @@ class Entry:
         runner = self.runner
         runner.blocks.begin(first=first, last=last)
         try:
-            with self.drawing.microbatch(self._num_draws, first=first, last=last) as draw:
+            with self.drawing.microbatch(self._num_draws, first=first, last=last) as draw, self._compared():
                 outputs = runner.run(local, draw)
             loss = outputs.pop(LOSS)
             roots = [get_gradient_edge(loss)] if loss.requires_grad else []

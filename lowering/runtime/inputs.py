@@ -39,10 +39,12 @@ class Inputs:
         self.batch, self.drawing, self.ranks, self.when = batch, drawing, batch.ranks, when
         self.step, self.others = 0, has_others(batch.ranks)
         self._made = {True: 0, False: 0}  # steps with gradients, and without
+        self.compares = False  # whether this step is one to compare
 
     def take(self, batch: Mapping[str, Any]) -> list[dict[str, Tensor]]:
         """Return this rank's part of every input for each microbatch. Raises `BatchError`."""
         self.step += 1
+        self.compares = False
         if not self.others or _being_recorded():
             return self.batch.local(batch)
         self._made[torch.is_grad_enabled()] += 1
@@ -50,6 +52,7 @@ class Inputs:
         if self.when == "never" or not (is_first or self.when == "always"):
             self._watch(is_first=is_first)
             return self.batch.local(batch)
+        self.compares = True
         try:
             values = self.batch.values(batch)
         except BatchError:

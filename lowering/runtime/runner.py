@@ -17,6 +17,7 @@ from shardwright.lowering.runtime.buffers import SlicedParameter
 from shardwright.lowering.runtime.reducer import Reducer
 from shardwright.lowering.runtime.saved import Saved
 from shardwright.lowering.runtime.schedule import schedule
+from shardwright.lowering.store.foreign import ForeignParts
 from shardwright.lowering.store.storage import Held, by_block, part_of
 from shardwright.lowering.text.emit import emit
 from shardwright.lowering.text.outside import Outside
@@ -29,10 +30,18 @@ from shardwright.pcg.step.verbs import Microbatch, happens
 class Runner:
     """The runner of a graph's program, for a whole model or one virtual stage of it."""
 
-    def __init__(self, outside: Outside, ranks: Ranks, leaves: Mapping[str, Tensor], held: Mapping[str, Held]) -> None:
+    def __init__(
+        self,
+        outside: Outside,
+        ranks: Ranks,
+        leaves: Mapping[str, Tensor],
+        held: Mapping[str, Held],
+        foreign: ForeignParts | None = None,
+    ) -> None:
         """Compile the program of `outside`. `leaves`: the graph's constants, by the model's names.
 
-        `held`: the parameters and buffers that the store keeps, by the model's names.
+        `held`: the parameters and buffers that the store keeps, by the model's names. `foreign`: what is called as it
+        is.
         """
         self.graph, self.ranks, self.held = outside.graph, ranks, held
         self.leaves = {**leaves, **{name: one.inside for name, one in held.items()}}
@@ -54,6 +63,7 @@ class Runner:
         self._parts = by_block(self.leaves)
         self._updated = buffers_in_backward(self.graph)  # buffers that backward reads after the step has written them
         self._runtime: tuple[Any, ...] = (self.blocks.items, self.saved)
+        self._foreign: dict[str, Any] = foreign.given(self.graph) if foreign is not None else {}
         self._outside = outside
         self.program: Program = compile_source(emit(self.graph, outside))
 
@@ -68,7 +78,9 @@ class Runner:
         if self._updated:
             parts = by_block({**self.leaves, **{name: self.leaves[name].clone() for name in self._updated}})
         with self.saved.hooks() if self.remakes else nullcontext():
-            return self.program.forward(parts, local, self.constants, *self._runtime, device, *axes, draw=draw)
+            return self.program.forward(
+                parts, local, self.constants, *self._runtime, device, *axes, draw=draw, **self._foreign
+            )
 
     def sums_loss(self, *, first: bool, last: bool) -> bool:
         """Return whether ranks sum the loss in a step's first, last or other microbatch."""
@@ -95,6 +107,7 @@ class Runner:
             left_to_python(self.blocks.items, "gather", "free"),
             *left_to_python([self.saved], "checkpoint", "remade"),
         )
+        self._foreign = {word: left_to_python([parts], "call")[0] for word, parts in self._foreign.items()}
 
     def _of(self, leaf: str) -> Held:
         return self.held[str(self.graph.by_name[leaf].attr("target"))]

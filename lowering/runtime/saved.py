@@ -27,6 +27,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from shardwright.lowering import private
 from shardwright.lowering.runtime.apart import Apart, PutOff
 from shardwright.lowering.runtime.blocks import Blocks
+from shardwright.lowering.runtime.foreign import Once, calls_foreign
 
 Results = Any
 """A tensor, or a tuple of tensors."""
@@ -102,6 +103,7 @@ class Saved:
         if not torch.is_grad_enabled():
             return None, function(*operands, **options)
         generator = private.default_generator(self.device) if random else None
+        operands = tuple(Once(x, self.pack, unpack, generator) if calls_foreign(x) else x for x in operands)
         region = _Region(self, function, operands, options, generator)
         with saved_tensors_hooks(_weakly(region.pack), unpack):
             return region, function(*operands, **options)
@@ -113,6 +115,13 @@ class _Operand(NamedTuple):
 
     def tensor(self) -> Tensor:
         return unpack(self.kept).detach().requires_grad_(self.requires_grad)
+
+
+def _again(operand: object) -> object:
+    """Return an operand for a function that runs again."""
+    if isinstance(operand, Once):
+        return operand.again()
+    return operand.tensor() if isinstance(operand, _Operand) else operand
 
 
 class _Inside(NamedTuple):
@@ -200,7 +209,7 @@ class _Region:
         return self.results[number] if self.left[number] > 0 else self.results.pop(number)
 
     def _run_again(self) -> None:
-        operands = [x.tensor() if isinstance(x, _Operand) else x for x in self.operands]
+        operands = [_again(x) for x in self.operands]
         saved, known, found = self.saved, _addresses(operands), list[Tensor]()
         enough = 0 if self.handles else self.num_inside
 

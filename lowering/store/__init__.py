@@ -4,6 +4,7 @@
     storage          one parameter or buffer: a DTensor outside, this rank's part inside
     parameter_store  all of them, with their names, gradients and checkpoints
     loading          a state dict is loaded by all ranks alike, or not at all
+    foreign          parts of the model that programs call as they are
     original         the user's own model, which keeps its untrained weights
     clipping         gradients clipped by their global norm
     parts, members   the compiled model's modules, which hold tensors by name and have no code

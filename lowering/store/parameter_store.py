@@ -22,6 +22,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from shardwright.lowering.private import IncompatibleKeys
 from shardwright.lowering.ranks.ranks import Ranks
 from shardwright.lowering.store.clipping import clip_gradients
+from shardwright.lowering.store.foreign import ForeignParts
 from shardwright.lowering.store.loading import load
 from shardwright.lowering.store.original import Original
 from shardwright.lowering.store.sources import Source, own_part
@@ -79,6 +80,7 @@ class ParameterStore:
         self.ranks: Ranks | None = None
         self._source: Source | None = source
         self._original = Original(model)
+        self.foreign = ForeignParts()
         self._stages = dict[str, tuple[int, ...]]()
         self._unique: Sequence[Held] = ()
         self._frozen: Sequence[Held] = ()

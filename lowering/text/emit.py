@@ -20,6 +20,7 @@ from shardwright.lowering.text.pieces import identifiers, identifiers_of, local_
 from shardwright.lowering.text.statements import Part, Statement, drawn_ahead, flat, statements
 from shardwright.pcg.attrs import integer
 from shardwright.pcg.errors import GraphError
+from shardwright.pcg.foreign import is_foreign
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.moves import MOVES
@@ -60,8 +61,8 @@ _FUNCTIONS = sorted(
 )
 
 _RESERVED = frozenset({
-    "torch", "F", "rt", "leaf", "batch", "constant", "constants", "blocks", "saved", "device", "draw", "forward",
-    "float", "step", *_FUNCTIONS,
+    "torch", "F", "rt", "leaf", "batch", "constant", "constants", "blocks", "saved", "device", "draw", "foreign",
+    "forward", "float", "step", *_FUNCTIONS,
 })  # fmt: skip
 
 _KEYS = ("block ", "leaf ", "mask ", "draw ")
@@ -135,6 +136,7 @@ class _Emitter:
         constants = {str(s.name): str(s.name) for s in once if s.name in kept}
         mesh, axes = self.graph.mesh, self.graph.mesh.names
         given = ["leaf, batch, constant, blocks, saved, device", *axes, "draw=rt.Draw()"]
+        given += ["foreign=None"] * any(map(is_foreign, self.graph.nodes))
         return "".join(
             (
                 HEADER.format(mesh=mesh, axes=", ".join(axes) or "no axes", functions=",\n    ".join(_FUNCTIONS)),
@@ -196,7 +198,7 @@ class _Emitter:
         body = list(self.lines.body(items, Scope(names, part.module), results))
         comes = [names[name] for name in operands]
         words = {word for line in body for word in re.findall(r"\w+", line.code)}
-        comes += [word for word in ("saved", "device", *self.graph.mesh.names, "draw") if word in words]
+        comes += [word for word in ("saved", "device", *self.graph.mesh.names, "draw", "foreign") if word in words]
         function = self.functions.add(self._base(part), part.module, comes, "".join(map(str, body)))
         return function, tuple(operands), results, next(iter(draws), "")
 

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from shardwright.lowering.text.fusions import PEEPHOLES, Fused, GraphView, at, split_of
-from shardwright.lowering.text.pieces import attribute, literal, opaque_call
+from shardwright.lowering.text.pieces import attribute, foreign_call, literal, opaque_call
 from shardwright.pcg.analysis import copies_data
 from shardwright.pcg.choice import axes_along
+from shardwright.pcg.foreign import is_foreign
 from shardwright.pcg.graph import OPAQUE, Graph, Node
 from shardwright.pcg.layout import shard_order
 from shardwright.pcg.node import RECEIVED
@@ -133,7 +134,7 @@ class Expressions:
         if node.is_parallel:
             return self._parallel(node, operands[0])
         if node.op == OPAQUE:
-            return opaque_call(node, operands)
+            return foreign_call(node, operands) if is_foreign(node) else opaque_call(node, operands)
         if (split := split_of(self.context, node)) is not None:
             return split.format(*operands)
         return self._row(node, operands, names)

@@ -13,6 +13,7 @@ from typing import Any
 
 from shardwright.pcg.attrs import integer
 from shardwright.pcg.errors import GraphError, printable
+from shardwright.pcg.foreign import Call
 from shardwright.pcg.graph import Node
 from shardwright.pcg.optable import Attr
 
@@ -103,6 +104,12 @@ def opaque_call(node: Node, operands: list[str]) -> str:
         raise GraphError(f"{node}: {error}; make the plan again") from error
     call = f"torch.ops.{path}({', '.join(args)})"
     return f"{call}[{result}]" if len(returns) > 1 or is_list else call
+
+
+def foreign_call(node: Node, operands: list[str]) -> str:
+    """Return the call of a part of the model that runs as it is."""
+    call, result = Call.of(node), integer(dict(node.attrs), "result")
+    return f"foreign.call({', '.join([repr(call.name), repr(call.number), *operands])})[{result}]"
 
 
 def _operator(path: str) -> Any:  # noqa: ANN401 - torch's own type

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from shardwright.lowering import private
 from shardwright.lowering.random.exact import num_draws, step_draws
+from shardwright.lowering.store.foreign import ForeignParts
 from shardwright.lowering.store.storage import by_block
 from shardwright.lowering.text.emit import emit
 from shardwright.lowering.text.program import compile_source
@@ -95,9 +96,11 @@ class SerialProgram:
         self._made = compile_source(emit(captured.graph))
         self._constants = {name: value.to(device) for name, value in captured.constants.items()}
         self._num_draws = num_draws(captured.graph)
+        self._foreign = ForeignParts()
 
     def step(self, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Step:
         """Take a step on the model's values, which do not change."""
+        self._foreign = ForeignParts(model, [self.graph])
         leaves, tied = _leaves(model)
         batch = {k: v.detach() for k, v in flat_batch(split_batch(model, args, kwargs)[0]).items() if _is_tensor(v)}
         first = self._forward(leaves, batch)
@@ -121,7 +124,7 @@ class SerialProgram:
             constants = self._made.constants(self.device)
         given = by_block({**self._constants, **leaves}), batch, constants, [], None, self.device
         with step_draws(self._num_draws) as draw:
-            return self._made.forward(*given, draw=draw)
+            return self._made.forward(*given, draw=draw, **self._foreign.given(self.graph))
 
 
 def _leaves(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, tuple[str, ...]]]:

@@ -29,6 +29,11 @@ What a forward leaves behind is carried over, or refused by name:
     hooks, backwards, unseen
                   things that no program would repeat: hooks, custom backwards, seeds and foreign generators
 
+What cannot be captured at all:
+
+    foreign       parts that are run once for their types, and then are one call in the graph
+    finding       which parts have to be: the smallest around the place where capture fails
+
 Operators that a graph cannot have as they are:
 
     strided       `as_strided` by positions

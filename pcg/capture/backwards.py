@@ -34,8 +34,8 @@ _REMEDY = (
 )
 
 
-def _lost(what: str, remedy: str = _REMEDY, site: Site | None = None) -> UnseenError:
-    return UnseenError(what, f"Capture would lose it: {remedy}", site)
+def _lost(what: str, remedy: str = _REMEDY, site: Site | None = None, function: str = "") -> UnseenError:
+    return UnseenError(what, f"Capture would lose it: {remedy}", site, function)
 
 
 class Ungraded:
@@ -75,7 +75,8 @@ def refuse_foreign(node: object, ungraded: Ungraded | None = None) -> None:
         raise _backward_hook()
     if not module.startswith(_OPERATORS):
         site = ungraded.site_of(node) if ungraded is not None else None
-        raise _lost(f"{name} is an autograd.Function with a backward of its own (in {module})", site=site)
+        what = f"{name} is an autograd.Function with a backward of its own (in {module})"
+        raise _lost(what, site=site, function=f"{module}.{function.__qualname__}")
 
 
 def _backward_hook() -> UnseenError:

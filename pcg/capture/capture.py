@@ -28,7 +28,9 @@ from shardwright.pcg.capture.backwards import backwards_refused, check_backward
 from shardwright.pcg.capture.depth import Run, deepened, runs, shortened
 from shardwright.pcg.capture.eagerly import as_in_eager
 from shardwright.pcg.capture.exporting import export
-from shardwright.pcg.capture.hooks import captured_hooks, refuse_backward_hooks
+from shardwright.pcg.capture.finding import with_foreign
+from shardwright.pcg.capture.foreign import Parts, part_of
+from shardwright.pcg.capture.hooks import captured_hooks, guards_left_out, refuse_backward_hooks
 from shardwright.pcg.capture.importing import LOSS, Importer, flat_batch, tied_names
 from shardwright.pcg.capture.masks import masks_as_trained
 from shardwright.pcg.capture.modules import in_own_precision
@@ -39,6 +41,7 @@ from shardwright.pcg.capture.state import LEFT, Carried, Kept
 from shardwright.pcg.capture.unseen import unseen_refused
 from shardwright.pcg.capture.writing import Shared
 from shardwright.pcg.errors import CaptureError, PlanError, UnsupportedOperatorError
+from shardwright.pcg.foreign import Call, Way, is_foreign
 from shardwright.pcg.graph import OPAQUE, Graph
 from shardwright.pcg.precision import check_precision, low_dtype
 from shardwright.pcg.step.execution import Execution
@@ -105,9 +108,10 @@ class _LossOnly(nn.Module):
         kept: Kept,
         shared: Shared,
         beside: dict[str, None],
+        foreign: Parts,
     ) -> None:
         super().__init__()
-        self.beside = [beside]  # no module looks into a list
+        self.beside, self.foreign = [beside], foreign  # no module looks into a list
         self.model, self.options, self.marker, self.low = model, options, marker, low
         self.kept, self.shared, self.carried = kept, shared, Carried(kept.carriers)
 
@@ -121,6 +125,7 @@ class _LossOnly(nn.Module):
             backwards_refused(self.model),
             gradients_kept(self.model) as watch,
             masks_as_trained(),
+            self.foreign.called(),
             low,
         ):
             result = self.model(**batch, **self.options)
@@ -195,6 +200,9 @@ def capture(
     precision: PrecisionMode | None = None,
     num_microbatches: int = 1,
     per_microbatch: Sequence[str] = (),
+    foreign: Mapping[str, Way] | None = None,
+    find: bool = False,
+    known: Sequence[Call] = (),
 ) -> Captured:
     """Capture `model(*args, **batch)` with its loss as a serial graph.
 
@@ -202,10 +210,15 @@ def capture(
     `strict`, an operator without a row in the op table is an `UnsupportedOperatorError` instead of running replicated.
     `precision`: the precision to compute in, in place of the model's own (`pcg.precision`), or a mapping that gives
     one by module (`pcg.capture.modules`). `per_microbatch`: the modules, by name or pattern, whose statistics over the
-    batch are taken of each of `num_microbatches`. Raises `CaptureError` naming the module and source line where
-    tracing failed, a hook that training would not call (`pcg.capture.hooks`), or state of Python objects that every
-    step would change (`pcg.capture.state`), `PlanError` where the parameters are not of a dtype that the precision is
-    for, or a pattern names no module.
+    batch are taken of each of `num_microbatches`.
+
+    `foreign`: modules, and `autograd.Function`s by their full names, that the program calls as they are, and how each
+    runs. `find`: where capture fails inside a module, such a part is made of it. `known`: the foreign calls of a plan,
+    which say both.
+
+    Raises `CaptureError` naming the module and source line where tracing failed, a hook that training would not call
+    (`pcg.capture.hooks`), or state of Python objects that every step would change (`pcg.capture.state`), `PlanError`
+    where the parameters are not of a dtype that the precision is for, or a pattern names no module.
     """
     trained, frozen = ({dtype_name(p.dtype) for p in model.parameters() if p.requires_grad is t} for t in (True, False))
     precision = check_precision(precision, trained, frozen)
@@ -218,11 +231,13 @@ def capture(
     device, low = next((p.device.type for p in model.parameters()), "cpu"), low_dtype(base_of(precision), "autocast")
 
     beside = dict[str, None]()
+    ways: dict[str, Way] = {**(foreign or {}), **{call.name: call.way for call in known}}
+    named = Parts(model, [part_of(model, name, way) for name, way in ways.items()], known)
 
-    def once(kept: Kept) -> tuple[Graph, Mapping[str, torch.Tensor]]:
+    def once(parts: Parts, kept: Kept) -> Found:
         marker, shared = Marker(device), Shared(model)
         with put_back(model), captured_hooks(model), in_own_precision(model, precision, device), shared.hidden():
-            wrapper = _LossOnly(model, options, marker, low, kept, shared, beside)
+            wrapper = _LossOnly(model, options, marker, low, kept, shared, beside, parts)
             exported = export(wrapper, model, tensors, mode, marker)
         keys = [*kept.carriers], [LEFT + path for path in kept.left()]
         return Importer(model, exported, tensors, num_microbatches, execution.is_per_microbatch, *keys).run()
@@ -231,13 +246,18 @@ def capture(
         with in_own_precision(copy, precision, device), _autocast(device, low):
             return find_loss(copy(**batch, **options))
 
-    def found() -> Found:
-        layers = [] if execution.per_microbatch else runs(model)
-        few = _of_few(model, tensors, layers, once, forward) if layers else None
-        return few or settled(Kept(model), once)
+    def found(parts: Parts) -> Found:
+        own = partial(once, parts)
+        layers = [] if execution.per_microbatch or parts.by_name else runs(model)
+        few = _of_few(model, tensors, layers, own, forward) if layers else None
+        return few or settled(Kept(model), own)
+
+    def run() -> None:
+        with guards_left_out(model):
+            forward(model, tensors)
 
     with unset_fake_temporarily(), put_back(model):  # the caller may still be in the mode that the model was built in
-        graph, constants = as_in_eager(found)
+        (graph, constants), _ = with_foreign(named, lambda parts: as_in_eager(partial(found, parts)), run, find=find)
     if strict:
         _refuse_opaque(graph)
     given, cut = baked_in(model, args, batch), execution.per_microbatch
@@ -296,7 +316,7 @@ def _fake(mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
 
 def _refuse_opaque(graph: Graph) -> None:
     for node in graph.nodes:
-        if node.op == OPAQUE:
+        if node.op == OPAQUE and not is_foreign(node):  # which the user named
             raise UnsupportedOperatorError(
                 f"{node.source}: operator {node.attr('target')} has no row in the op table, and strict=True; "
                 "add a row in pcg/rows and a handler in pcg/aten, or drop strict to run it replicated"

@@ -84,7 +84,7 @@ def export(
     except CaptureError:
         raise
     except Exception as error:
-        raise CaptureError(_explain(model, tensors, error)) from error
+        raise _explained(model, tensors, error) from error
 
 
 @cache
@@ -165,19 +165,28 @@ def _no_graph_printed() -> Generator[None]:
 # ---- errors ----
 
 
-def _explain(model: nn.Module, tensors: Mapping[str, Any], error: BaseException) -> str:
-    """Return where in the user's model tracing failed, why, and what usually helps."""
+def _explained(model: nn.Module, tensors: Mapping[str, Any], error: BaseException) -> CaptureError:
+    """Return an error that says where in the user's model tracing failed, why, and what usually helps."""
     names = {id(module): name for name, module in model.named_modules()}
     site = error.site if isinstance(error, UnseenError) else None
     site = site or site_of(reversed(list(traceback.walk_tb(error.__traceback__))), names) or Site(model, "")
     inner, line = site
     module = names[id(inner)] or type(inner).__name__
     reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
-    return (
+    return CaptureError(
         f"{type(model).__name__} could not be captured: in module {module!r}"
         + (f" ({line})" if line else "")
         + f": {_known(model, inner, tensors, error) or f'{type(error).__name__}: {reason}. {_remedy(error)}'}"
-    )
+    ).inside(names[id(inner)], f"{line}: {_short(error) or reason}", getattr(error, "function", ""))
+
+
+def _short(error: BaseException) -> str:
+    """Return a reason in few words where torch's own are many."""
+    if type(error).__name__ == "DynamicOutputShapeException":
+        return "the shape of a result depends on values"
+    if "DataDependent" in type(error).__name__ or "data-dependent" in str(error):
+        return "a branch or a number depends on values"
+    return ""
 
 
 def site_of(frames: Iterable[tuple[FrameType, int]], modules: Container[int]) -> Site | None:

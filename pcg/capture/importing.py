@@ -23,7 +23,9 @@ from shardwright.pcg.capture.exporting import is_library, line_of
 from shardwright.pcg.capture.regions import Regions
 from shardwright.pcg.capture.routing import per_token
 from shardwright.pcg.errors import CaptureError, GraphError
-from shardwright.pcg.graph import Graph, Source
+from shardwright.pcg.foreign import parsed
+from shardwright.pcg.graph import OPAQUE, Graph, Source
+from shardwright.pcg.node import FOREIGN
 
 LOSS = "loss"
 
@@ -203,13 +205,28 @@ class Importer:
             if order is not None:
                 args[0] = Ref(self.builder.op("permute", args[0], dims=order))
                 types = [kind and (tuple(kind[0][d] for d in order), kind[1]) for kind in types]
-            names = lift(self.builder, str(node.target), args, kwargs, types, read)
+            if node.target is torch.ops.shardwright.foreign.default:
+                names = self._foreign(*args)
+            else:
+                names = lift(self.builder, str(node.target), args, kwargs, types, read)
             if order is not None:
                 back = tuple(order.index(d) for d in range(len(order)))
                 names = tuple(name and self.builder.op("permute", name, dims=back) for name in names)
         except GraphError as error:
-            raise CaptureError(f"{self._where(node)}: {node.target} could not be lifted: {error}") from error
+            where = self._where(node)
+            why = f"{where.line}: {node.target}: {str(error).partition(';')[0]}"
+            failure = CaptureError(f"{where}: {node.target} could not be lifted: {error}")
+            raise failure.inside(where.module, why) from error
         self.values[node] = names if several else names[0]
+
+    def _foreign(self, operands: Sequence[Ref], call: str) -> tuple[str | None, ...]:
+        """Append a call of a foreign part (`pcg.capture.foreign`): one node for each result."""
+        b = self.builder
+        one: dict[str, Any] = {"target": FOREIGN, "args": (), "kwargs": (), "call": call}
+        if parsed(call).draws:
+            one["seed"] = b.number_of_draw(OPAQUE)
+        results = enumerate(parsed(call).results)
+        return tuple(b.op(OPAQUE, *operands, **one, result=i, shape=x.shape, dtype=x.dtype) for i, x in results)
 
     def _outputs(self, node: torch.fx.Node) -> Iterator[tuple[str, str]]:
         specs = self.exported.graph_signature.output_specs
@@ -242,10 +259,8 @@ class Importer:
         where, name = self._where(reader), _operator_name(reader)
         if kind is kinds.TOKEN:
             effect = next((a for a in reader.args if isinstance(a, torch._ops.OpOverload)), name)
-            raise CaptureError(
-                f"{where}: {effect} has a side effect, and capture keeps only what is computed; do it outside of "
-                "forward"
-            )
+            what = f"{effect} has a side effect, and capture keeps only what is computed"
+            raise CaptureError(f"{where}: {what}; do it outside of forward").inside(where.module, what)
         given = str(getattr(node.meta["val"], "class_fqn", type(node.meta["val"]).__name__)).removeprefix("torch._C.")
         remedy = (
             "ranks would not draw from it alike; draw from torch's own generator, which torch.manual_seed seeds, or "
@@ -253,7 +268,8 @@ class Importer:
             if given == "Generator"
             else "pass tensors instead"
         )
-        raise CaptureError(f"{where}: {name} reads a {given}, which capture cannot keep: {remedy}")
+        what = f"{name} reads a {given}, which capture cannot keep"
+        raise CaptureError(f"{where}: {what}: {remedy}").inside(where.module, f"{where.line}: {what}")
 
     def _where(self, node: torch.fx.Node) -> Source:
         """Return the source of a node, for errors; if torch has no line of it, where its module's forward begins."""

@@ -151,11 +151,11 @@ class Kept:
     def refusal(self) -> CaptureError:
         """Return the error about the first place that makes later steps differ from the first, with a remedy."""
         path, place = next(iter(self.changed.items()))
+        where, what = self.place_of(place), f"forward changes {path.removeprefix(f'{place.origin.owner}.')!r}"
         return CaptureError(
-            f"{self.place_of(place)}: forward changes {path.removeprefix(f'{place.origin.owner}.')!r}, and capture "
-            "keeps only what forward computes: every step would be the first one; keep what steps change in a buffer "
-            "(register_buffer), or change it outside of forward and pass it in the batch"
-        )
+            f"{where}: {what}, and capture keeps only what forward computes: every step would be the first one; keep "
+            "what steps change in a buffer (register_buffer), or change it outside of forward and pass it in the batch"
+        ).inside(where.module, f"{where.line}: {what}")
 
     def place_of(self, place: Place) -> Source:
         """Return where forward assigns to a place, or if that is not known where its module's forward begins."""

@@ -34,11 +34,14 @@ class Site(NamedTuple):
 
 
 class UnseenError(Exception):
-    """An action that `torch.export` does not see. `remedy`: what to do; `site`: where, if not where it is raised."""
+    """An action that `torch.export` does not see. `remedy`: what to do; `site`: where, if not where it is raised.
 
-    def __init__(self, what: str, remedy: str, site: Site | None = None) -> None:
+    `function`: the `autograd.Function` that acts, by its full name, or "".
+    """
+
+    def __init__(self, what: str, remedy: str, site: Site | None = None, function: str = "") -> None:
         super().__init__(what)
-        self.remedy, self.site = remedy, site
+        self.remedy, self.site, self.function = remedy, site, function
 
 
 def _fixed_draw(generator: str) -> UnseenError:

@@ -18,6 +18,7 @@ from dataclasses import replace
 from shardwright.pcg.analysis import is_timeless
 from shardwright.pcg.choice import WHOLE
 from shardwright.pcg.errors import PlanError
+from shardwright.pcg.foreign import Call, is_foreign
 from shardwright.pcg.graph import OPAQUE, Graph, Node, Source, make_attrs
 from shardwright.pcg.mesh import TIME
 from shardwright.pcg.offers import offered
@@ -151,7 +152,10 @@ def _why_not(graph: Graph, node: Node) -> str:
     source = f" at {reader.source}" if reader.source.module or reader.source.line else ""
     many = graph.mesh.num_microbatches
     kind = "it needs the whole batch (statistics or products of means over it)"
-    if reader.op == OPAQUE:
+    if is_foreign(reader):
+        name = Call.of(reader).name
+        kind = f"{name} is foreign, and runs on the whole batch (foreign={{{name!r}: 'batch'}} if it is row by row)"
+    elif reader.op == OPAQUE:
         kind = f"{reader.attr('target')} has no row in the op table, so that it runs on the whole batch"
     elif buffers := _only_buffers(graph, reader):
         kind = (

@@ -31,6 +31,7 @@ from shardwright.lowering.runtime.precision import check_device
 from shardwright.pcg.capture.capture import Captured, bind_arguments, capture, find_loss
 from shardwright.pcg.capture.modules import in_own_precision
 from shardwright.pcg.errors import PlanError
+from shardwright.pcg.foreign import calls
 from shardwright.pcg.precision import low_dtype
 from shardwright.pcg.step.late import check_backward
 from shardwright.reports.report import Paragraph, Report
@@ -134,7 +135,7 @@ def measure(plan: Plan, loaded: Loaded, certified: Certified, timeout_s: float) 
     batch = bind_arguments(loaded.model, loaded.args, loaded.kwargs)
     captured = capture(
         loaded.model, batch, precision=plan.precision, num_microbatches=plan.mesh.num_microbatches,
-        per_microbatch=plan.execution.per_microbatch,
+        per_microbatch=plan.execution.per_microbatch, known=calls(plan.graph),
     )  # fmt: skip
     check_plan(plan, captured.graph, certified, certified.by_name())
     if plan.execution.per_microbatch and any(node.is_random for node in plan.graph.nodes):

@@ -321,7 +321,17 @@ def search_options(command: Command) -> Command:
             help="End the search after so long, with the best plan so far and its bound; so does Ctrl-C.",
         ),
         strict=click.option(
-            "--strict", is_flag=True, help="An operator that cannot be split for want of a row is an error."
+            "--strict",
+            is_flag=True,
+            help="An operator that cannot be split for want of a row is an error, and so is a part that cannot be "
+            "captured.",
+        ),
+        foreign=click.option(
+            "--foreign",
+            multiple=True,
+            metavar="NAME",
+            help="A module, or an autograd.Function by its full name, that runs as it is, in Python, whole on every "
+            "device. Parts that cannot be captured are found without being named. May be repeated.",
         ),
         rules=click.option(
             "--rules",

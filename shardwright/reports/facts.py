@@ -16,6 +16,7 @@ from shardwright.cost.timeline.program import Programs, StepProgram
 from shardwright.cost.timeline.timeline import Timeline
 from shardwright.pcg.analysis import constant_nodes
 from shardwright.pcg.choice import WHOLE, Choice, Exchange
+from shardwright.pcg.foreign import Call, is_foreign
 from shardwright.pcg.graph import OPAQUE, Node
 from shardwright.pcg.mesh import TIME
 from shardwright.pcg.moves import Move, fused_moves, source_of
@@ -135,6 +136,13 @@ def step_parts(p: Prediction) -> dict[str, float]:
 def serial_parts(p: Prediction) -> dict[str, float]:
     """Return the seconds of each part if nothing overlapped; they add up to `serial_s`."""
     return {"compute": p.compute_s, "communication": p.communication_s, "optimizer": p.optimizer_s}
+
+
+def shown_operator(node: Node) -> str:
+    """Return what an operator is called in reports."""
+    if is_foreign(node):
+        return Call.of(node).name
+    return str(node.attr("target")) if node.op == OPAQUE else node.op
 
 
 class PlanFacts:
@@ -326,7 +334,7 @@ class PlanFacts:
         for node in self.operators:
             for axis, use in enumerate(self.uses[node.name]):
                 if use == "whole" and self.mesh.sizes[axis] > 1:
-                    name = str(node.attr("target")) if node.op == OPAQUE else node.op
+                    name = shown_operator(node)
                     groups[self.mesh.names[axis], name, self._why_whole(node, axis)].append(node)
         found = [
             Unsplit(*key, len(nodes), sum(self.costs[n.name].compute_s for n in nodes), str(nodes[0].source))
@@ -335,6 +343,8 @@ class PlanFacts:
         return tuple(sorted(found, key=lambda u: -u.compute_s))
 
     def _why_whole(self, node: Node, axis: int) -> str:
+        if is_foreign(node):
+            return "it is foreign: it runs as it is, and nobody says that it is row by row"
         if node.op == OPAQUE:
             return "it has no row in the op table, so nothing is known about splitting it"
         if self.mesh.names[axis] == TIME:

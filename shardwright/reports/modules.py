@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from shardwright.pcg.graph import OPAQUE, Node
 from shardwright.reports.differences import differences
-from shardwright.reports.facts import PlanFacts
+from shardwright.reports.facts import PlanFacts, shown_operator
 from shardwright.reports.lifetimes import lifetime_name
 from shardwright.reports.tree import Module, ModuleRow, Totals, Transfer
 
@@ -72,7 +72,7 @@ def _row(facts: PlanFacts, node: Node, steps: Sequence[Transfer]) -> ModuleRow:
     weight = node.op == "parameter"
     name = str(node.attr("target")).rpartition(".")[2] if node.is_leaf else node.op
     if node.op == OPAQUE:
-        name = str(node.attr("target"))
+        name = shown_operator(node)
     elif not node.is_leaf and node.name not in facts.constants:
         name = facts.names.of(node.name)[1].rpartition(":")[2]  # the second of several is `add#2`, as in the timeline
     whole = ("whole",) * len(facts.mesh)

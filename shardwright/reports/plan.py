@@ -22,6 +22,7 @@ from shardwright.reports.facts import (
     step_parts,
     usable_bytes,
 )
+from shardwright.reports.foreign import foreign, foreign_line, foreign_parts
 from shardwright.reports.modules import module_tree
 from shardwright.reports.parameters import parameters_data
 from shardwright.reports.peak import fullest, largest, peak_values
@@ -75,6 +76,7 @@ class PlanReport(Report):
             _headline(self.facts),
             *stages(self.facts),
             where_the_time_goes(self.facts),
+            *foreign(self.facts),
             _axes(self.facts),
             *gathered(self.facts),
             *made_again(self.facts),
@@ -155,6 +157,7 @@ class PlanReport(Report):
                 for a in ranked_alternatives(plan)
             ],
             "legend": LEGEND,
+            "foreign": [part._asdict() for part in foreign_parts(self.facts)],
             "unsplit": [asdict(u) for u in self.facts.unsplit],
             "rows": [_rounded(asdict(row)) for row in rows],
             "modules_note": modules_note(plan),
@@ -218,6 +221,7 @@ def _headline(facts: PlanFacts) -> Paragraph:
             f"quality         {quality(plan)}",
             *([f"rewrites        {rewrites(plan)}"] if plan.report.rewrites else []),
             f"precision       {precision(facts)}",
+            *foreign_line(facts),
             *([f"not exact       {statistics(facts)}"] if facts.estimated else []),
             *([f"captured graph  {plan.capture_check}"] if plan.capture_check else []),
             f"cost figures    {provenance(cluster)}",

@@ -1,0 +1,240 @@
+"""The parts of a model that its program calls as they are: modules and `autograd.Function`s.
+
+    graph, model ──▶ a copy of each foreign module without parameters ──call──▶ what it returns, with its own backward
+
+A call lends the module this rank's tensors, gathered as the plan says, and takes them away again. So parameters lie as
+those of any other operator do.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.autograd import Function
+
+from shardwright.lowering import private
+from shardwright.lowering.private import AutogradContext
+from shardwright.lowering.ranks.agreement import gathered
+from shardwright.lowering.ranks.ranks import Ranks
+from shardwright.pcg.capture.foreign import part_of
+from shardwright.pcg.errors import ForeignError, PlanError
+from shardwright.pcg.foreign import Call, calls, unpacked
+from shardwright.pcg.graph import Graph
+
+
+class ForeignParts:
+    """The foreign parts of a model; programs of several graphs share them, with the Python state that they keep."""
+
+    def __init__(self, model: nn.Module | None = None, graphs: Iterable[Graph] = ()) -> None:
+        self._parts: dict[str, nn.Module | type[Function]] = {}
+        self._calls: dict[tuple[str, int], Call] = {}
+        self._seen: dict[tuple[str, int], list[float]] | None = None
+        for graph in graphs:
+            self.take(graph, model)
+
+    def take(self, graph: Graph, model: nn.Module | None = None) -> None:
+        """Learn the calls of a graph. Raises `PlanError` if the model has no such part, or it cannot be copied."""
+        for call in calls(graph):
+            self._calls[call.name, call.number] = call
+            if call.name not in self._parts:
+                if model is None:
+                    raise PlanError(f"{call.name} is foreign, and the model that has it is gone; compile it again")
+                self._parts[call.name] = _without_tensors(model, call.name)
+
+    def given(self, graph: Graph) -> dict[str, ForeignParts]:
+        """Return the arguments by which a graph's program gets the parts: none if it calls none."""
+        return {"foreign": self} if calls(graph) else {}
+
+    # ---- what ranks compare ----
+
+    @contextmanager
+    def compared(self, ranks: Ranks) -> Generator[None]:
+        """Compare what calls inside the context give on all ranks. Every rank comes here, whichever calls it makes.
+
+        Raises `ForeignError` on all ranks if a part that every rank runs whole gives other values on one of them.
+        """
+        self._seen = {}
+        try:
+            yield
+            keys = sorted(key for key, call in self._calls.items() if call.way == "whole")
+            row = [self._seen.get(key, [0.0] * _NUM_SEEN) for key in keys]
+        finally:
+            self._seen = None
+        rows = gathered(torch.tensor(row, dtype=torch.float64, device=ranks.device).view(-1), ranks)
+        for place, (name, _) in enumerate(keys):
+            given = [own[_NUM_SEEN * place :][:_NUM_SEEN] for own in rows]
+            by_rank = {rank: own for rank, own in enumerate(given) if own[0]}
+            first = next(iter(by_rank.values()), [])
+            if other := next((rank for rank, own in by_rank.items() if not _alike(own, first)), None):
+                raise ForeignError(
+                    f"{name} is foreign, and gives other values on rank {other} than on rank {next(iter(by_rank))}. "
+                    "Every rank runs it whole, so that it has to compute the same everywhere: seed what it draws from "
+                    "alike on all ranks (Python, NumPy), and let nothing in it depend on the rank or on time"
+                )
+
+    def call(self, name: str, number: int, *operands: Tensor) -> tuple[Tensor, ...]:
+        """Call a part, and return its results and the new values of the buffers that it writes.
+
+        Raises `ForeignError` if it does other things than in capture.
+        """
+        call, part = self._calls[name, number], self._parts[name]
+        if any(isinstance(x, private.FakeTensor) for x in operands):
+            return _DryCall.apply(call, *operands)
+        given, state = operands[: call.num_inputs], operands[call.num_inputs :]
+        args, kwargs = unpacked(call.inputs, given.__getitem__)
+        device = operands[0].device if operands else torch.device("cpu")
+        with _as_captured(call, device):
+            if isinstance(part, nn.Module):
+                with _lent(part, call, state) as written:
+                    returned = private.tree_leaves(part.forward(*args, **kwargs))
+                    results = _checked(call, (*returned, *written()))
+            else:
+                results = _checked(call, private.tree_leaves(part.apply(*args, **kwargs)))
+        if self._seen is not None:
+            self._seen[name, number] = _summary(results)
+        return results
+
+
+def _without_tensors(model: nn.Module, name: str) -> nn.Module | type[Function]:
+    """Return a part of the model; of a module, a copy without the data of parameters and buffers."""
+    part = part_of(model, name).thing
+    if not isinstance(part, nn.Module):
+        return part
+    empty: dict[int, Any] = {}
+    for parameter in model.parameters():
+        meta = torch.empty_like(parameter, device="meta")
+        empty[id(parameter)] = nn.Parameter(meta, requires_grad=parameter.requires_grad)
+    empty |= {id(buffer): torch.empty_like(buffer, device="meta") for buffer in model.buffers()}
+    try:
+        return copy.deepcopy(part, empty)
+    except Exception as error:
+        raise PlanError(
+            f"{name} is foreign, and cannot be copied for training ({type(error).__name__}: {error}); give it a "
+            "__deepcopy__, or make a part of it foreign that can"
+        ) from error
+
+
+_TOLERANCE = 1e-3
+_NUM_SEEN = 4
+"""The numbers that sum up what a call gives: 1, the logarithm of its norm, two random sums as shares of the norm."""
+
+
+def _summary(results: Sequence[Tensor]) -> list[float]:
+    """Return numbers that differ between ranks if results differ by more than rounding."""
+    flat = torch.cat([x.detach().double().flatten() for x in results]).nan_to_num()
+    generator = torch.Generator(flat.device).manual_seed(0)
+    drawn = torch.rand(2, flat.numel(), generator=generator, device=flat.device, dtype=flat.dtype)
+    norm = flat.norm().clamp(min=1e-300)
+    return [1.0, float(norm.log()), *((drawn - 0.5) @ flat / norm).tolist()]
+
+
+def _alike(one: Sequence[float], other: Sequence[float]) -> bool:
+    return all(abs(a - b) < _TOLERANCE for a, b in zip(one, other, strict=True))
+
+
+# ---- a call ----
+
+
+@contextmanager
+def _lent(module: nn.Module, call: Call, state: Sequence[Tensor]) -> Generator[Callable[[], list[Tensor]]]:
+    """Lend a module its parameters and buffers; yield what gives the buffers' new values after the call."""
+    places = [(_place(module, name), tensor) for names, tensor in zip(call.state, state, strict=True) for name in names]
+    before = [dict_[key] for (dict_, key), _ in places]
+    versions = [tensor._version for tensor in state]
+    written = set(call.written)
+    for (dict_, key), tensor in places:
+        dict_[key] = tensor
+    for name in written:  # the program reads the old value, and writes the new one itself
+        dict_, key = _place(module, name)
+        dict_[key] = dict_[key].detach().clone()
+
+    def values() -> list[Tensor]:
+        for names, tensor, version in zip(call.state, state, versions, strict=True):
+            dict_, key = _place(module, names[0])
+            if written.isdisjoint(names) and (tensor._version != version or dict_[key] is not tensor):
+                raise ForeignError(
+                    f"{call.name} is foreign and changes its parameter {names[0]!r}, and only optimizers change "
+                    "parameters; make it a buffer (register_buffer), or change it after the step"
+                )
+        return [_place(module, name)[0][name.rpartition(".")[2]].detach() for name in call.written]
+
+    try:
+        yield values
+    finally:
+        for ((dict_, key), _), tensor in zip(places, before, strict=True):
+            dict_[key] = tensor
+
+
+def _place(module: nn.Module, name: str) -> tuple[dict[str, Any], str]:
+    """Return where a module holds a parameter or buffer: the dictionary, and the key."""
+    path, _, key = name.rpartition(".")
+    owner = module.get_submodule(path)
+    return (owner._parameters if key in owner._parameters else owner._buffers), key
+
+
+def _checked(call: Call, returned: Sequence[Any]) -> tuple[Tensor, ...]:
+    """Return the tensors among results; raise `ForeignError` unless they have the types that they had in capture."""
+    results = tuple(x for x in returned if isinstance(x, Tensor))
+    found = [(tuple(x.shape), str(x.dtype).removeprefix("torch.")) for x in results]
+    expected = [(result.shape, result.dtype) for result in call.results]
+    if found != expected:
+        raise ForeignError(
+            f"{call.name} is foreign and gives {_told(found)}; when it was captured, it gave {_told(expected)}, and a "
+            "program has fixed shapes: make a module around it foreign whose results have them, or pad what it gives"
+        )
+    for place, (tensor, result) in enumerate(zip(results, call.results, strict=True)):
+        if tensor.requires_grad and not result.grad:
+            raise ForeignError(
+                f"{call.name} is foreign, and its result {place} has a gradient; when it was captured, it had none, so "
+                "the program would drop it: let every branch in the part give gradients alike"
+            )
+    return results
+
+
+def _told(types: Sequence[tuple[tuple[int, ...], str]]) -> str:
+    return ", ".join(f"{dtype}{list(shape)}" for shape, dtype in types) or "nothing"
+
+
+@contextmanager
+def _as_captured(call: Call, device: torch.device) -> Generator[None]:
+    """Surround a call with what was around it in capture, and show it no process group: it runs as in one process."""
+    low = getattr(torch, call.autocast) if call.autocast else None
+    refusal = ForeignError(_COLLECTIVE.format(call.name))
+    with (
+        private.no_process_group(refusal) if dist.is_initialized() else nullcontext(),
+        torch.set_grad_enabled(call.grad and torch.is_grad_enabled()),
+        torch.autocast(device.type, low) if low is not None else nullcontext(),
+    ):
+        generator = private.default_generator(device)
+        before = None if call.draws else generator.get_state()
+        yield
+    if before is not None and not torch.equal(before, generator.get_state()):
+        raise ForeignError(
+            f"{call.name} is foreign and draws random numbers, and it drew none when it was captured; let it draw in "
+            "every step, or in none"
+        )
+
+
+_COLLECTIVE = (
+    "{} is foreign and calls a collective of its own. A foreign part runs on every rank as in one process, so take the "
+    "collective out: a program computes what one process does"
+)
+
+
+class _DryCall(Function):
+    """A call in a dry run: results without data, whose gradients reach all operands."""
+
+    @staticmethod
+    def forward(ctx: AutogradContext, call: Call, *operands: Tensor) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(*operands)
+        return tuple(operands[0].new_empty(result.shape, dtype=getattr(torch, result.dtype)) for result in call.results)
+
+    @staticmethod
+    def backward(ctx: AutogradContext, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        return None, *(torch.empty_like(x) if x.is_floating_point() else None for x in ctx.saved_tensors)

@@ -1,0 +1,65 @@
+"""The search for the parts of a model that have to be foreign: where capture fails, the smallest module around it.
+
+capture ──fails in a module──▶ the module, or the nearest around it that a graph can call ──▶ capture again
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+from torch import nn
+
+from shardwright.pcg.capture.foreign import Parts, part_of
+from shardwright.pcg.errors import CaptureError, PlanError
+
+T = TypeVar("T")
+
+
+def with_foreign(
+    parts: Parts, capture: Callable[[Parts], T], forward: Callable[[], object], *, find: bool
+) -> tuple[T, Parts]:
+    """Return what `capture` gives with some parts of a model foreign, and those parts.
+
+    With `find`, each failure of `capture` inside a module adds one. Raises the error of `capture` if none helps.
+    """
+    if parts.by_name:
+        parts.record(forward)
+    while True:
+        try:
+            return capture(parts), parts
+        except CaptureError as error:
+            found = _wider(parts, error, forward) if find and error.where is not None else None
+            if found is None:
+                raise
+            parts = found
+
+
+def _wider(parts: Parts, error: CaptureError, forward: Callable[[], object]) -> Parts | None:
+    """Return the parts with one more, or with a larger one, so that the place of an error is inside; None: no part is.
+
+    The part can be called from a graph: it takes and returns tensors, whose shapes depend on no values as far as a few
+    runs show.
+    """
+    for name in _around(parts, error):
+        inner = {own for own in parts.by_name if f"{own}.".startswith(f"{name}.")}
+        part = part_of(parts.model, name, why=error.why)
+        found = parts.having([*(one for own, one in parts.by_name.items() if own not in inner), part])
+        try:
+            found.record(forward)
+        except (CaptureError, PlanError):
+            continue
+        return found
+    return None
+
+
+def _around(parts: Parts, error: CaptureError) -> Iterator[str]:
+    """Yield what may be made foreign for an error, the smallest first: a Function, the module, modules around it."""
+    if error.function and error.function not in parts.by_name:
+        yield error.function
+    path = error.where or ""
+    while path:
+        module = parts.model.get_submodule(path)
+        if path not in parts.by_name and type(module).forward is not nn.Module.forward:
+            yield path
+        path = path.rpartition(".")[0]

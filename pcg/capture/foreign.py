@@ -1,0 +1,363 @@
+"""Foreign parts: what capture cannot see through is run once, and then stands in the graph as one call.
+
+    parts ──record──▶ the model run once, each call noted ──called──▶ a trace in which each call is one operator
+
+A part is a module or an `autograd.Function`. Its results have the types that the run gave; what happens inside is left
+to Python and to autograd, in every step.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd.function import Function, _SingleLevelFunction
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_map_only, tree_unflatten
+from torch.utils.flop_counter import FlopCounterMode
+
+from shardwright.pcg.aten import dtype_name
+from shardwright.pcg.capture.places import put_back
+from shardwright.pcg.errors import CaptureError, PlanError, ShardwrightError
+from shardwright.pcg.foreign import Call, Result, Way, packed, parsed
+
+Run = Callable[..., Any]
+_Called = Callable[["Part", int, Run, tuple[Any, ...], dict[str, Any]], Any]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part that is called as it is: a module by its path, or an `autograd.Function` by its full name.
+
+    `way`: whether it runs whole on every device, or along the batch. `why`: the reason, if the user does not name it.
+    """
+
+    name: str
+    thing: nn.Module | type[Function]
+    way: Way = "whole"
+    why: str = ""
+
+    def state(self) -> list[tuple[Tensor, tuple[str, ...]]]:
+        """Return each parameter and buffer of a module once, with all of its names."""
+        found: dict[int, tuple[Tensor, list[str]]] = {}
+        if isinstance(self.thing, nn.Module):
+            named = *self.thing.named_parameters(remove_duplicate=False), *self.buffers().items()
+            for name, tensor in named:
+                found.setdefault(id(tensor), (tensor, []))[1].append(name)
+        return [(tensor, tuple(names)) for tensor, names in found.values()]
+
+    def buffers(self) -> dict[str, Tensor]:
+        return dict(self.thing.named_buffers(remove_duplicate=False)) if isinstance(self.thing, nn.Module) else {}
+
+
+@dataclass(frozen=True)
+class _Record:
+    """A recorded call. `is_tensor`: which leaves of its result are tensors; the others are None."""
+
+    call: Call
+    is_tensor: tuple[bool, ...]
+    spec: TreeSpec
+
+
+class _Arguments:
+    """The arguments of a call: its tensors, and all of it as data."""
+
+    def __init__(self, part: Part, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._all, self.tensors = (args, kwargs), list[Tensor]()
+        try:
+            self.data = packed(self._all, self._number)
+        except TypeError as error:
+            raise _unfit(part, f"it is given {error}; expected tensors and plain values") from None
+
+    def _number(self, value: object) -> int | None:
+        if not isinstance(value, Tensor):
+            return None
+        self.tensors.append(value)
+        return len(self.tensors) - 1
+
+    def run(self, run: Run, tensors: Iterable[Tensor]) -> Any:  # noqa: ANN401
+        """Run a call with other tensors."""
+        given = iter(tensors)
+        args, kwargs = tree_map_only(Tensor, lambda _: next(given), self._all)
+        return run(*args, **kwargs)
+
+
+class Parts:
+    """The foreign parts of a model, by name. `known`: the calls of a plan, with what they cost."""
+
+    def __init__(self, model: nn.Module, parts: Iterable[Part] = (), known: Iterable[Call] = ()) -> None:
+        self.model = model
+        self.by_name = {part.name: part for part in parts}
+        self._known = {(call.name, call.number): call for call in known}
+        self._records: dict[tuple[str, int], _Record] = {}
+
+    def having(self, parts: Iterable[Part]) -> Parts:
+        """Return other parts of the same model."""
+        return Parts(self.model, parts, self._known.values())
+
+    # ---- the run that is recorded ----
+
+    def record(self, forward: Callable[[], object]) -> None:
+        """Run the model once and note what each part is given and returns; nothing that it changes stays.
+
+        Raises `CaptureError` for a part that cannot be called from a graph, `PlanError` for one that is not called.
+        """
+        self._records.clear()
+        try:
+            with _restored(self.model), torch.enable_grad(), _intercepted(self.by_name.values(), self._recorded):
+                forward()
+        except ShardwrightError:
+            raise
+        except Exception as error:
+            unreal = any(isinstance(x, FakeTensor) for x in self.model.parameters())
+            hint = "; build it with real values, outside of shardwright.fake()" if unreal else ""
+            raise CaptureError(
+                f"{type(self.model).__name__} does not run on this batch, and the types of its foreign parts "
+                f"({', '.join(self.by_name)}) come from a run: {type(error).__name__}: {error}{hint}"
+            ) from error
+        for name, part in list(self.by_name.items()):
+            if (name, 0) not in self._records and part.why:  # now inside of a larger one
+                del self.by_name[name]
+            elif (name, 0) not in self._records:
+                raise PlanError(f"foreign: {name!r} is not called by the forward of {type(self.model).__name__}")
+
+    def _recorded(self, part: Part, number: int, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
+        given, state = _Arguments(part, args, kwargs), part.state()
+        leaves = [x.detach().requires_grad_(x.requires_grad) for x in given.tensors]
+        device = next((x.device.type for x in (*leaves, *(x for x, _ in state))), "cpu")
+        before = [None if isinstance(x, FakeTensor) else x.detach().clone() for x in (*leaves, *(x for x, _ in state))]
+        drawn = _generator(device).get_state()
+        with FlopCounterMode(display=False) as counter:
+            result = given.run(run, (x.view_as(x) if x.requires_grad else x for x in leaves))
+        flat, spec = tree_flatten(result)
+        if other := next((x for x in flat if not isinstance(x, Tensor) and x is not None), None):
+            raise _unfit(part, f"it returns a {type(other).__name__}; expected tensors alone")
+        returned, buffers = [x for x in flat if isinstance(x, Tensor)], part.buffers()
+        _refuse_writes(part, leaves, state, before)
+        call = Call(
+            part.name,
+            number,
+            given.data,
+            len(leaves),
+            tuple(names for _, names in state),
+            tuple(Result(tuple(x.shape), dtype_name(x.dtype), x.requires_grad) for x in (*returned, *buffers.values())),
+            tuple(buffers),
+            torch.is_grad_enabled(),
+            not torch.equal(drawn, _generator(device).get_state()),
+            dtype_name(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else "",
+            part.way,
+            part.why,
+        )
+        if (known := self._known.get((part.name, number))) is not None:
+            call = replace(call, why=known.why, flops=known.flops, seconds=known.seconds, device=known.device)
+        else:
+            seconds = _seconds(lambda: given.run(run, leaves), device)
+            call = replace(call, flops=float(counter.get_total_flops()), seconds=seconds, device=device)
+        if part.why and _varies(returned, lambda tensors: given.run(run, tensors), leaves):
+            raise _unfit(part, "the shape of what it returns depends on values")
+        self._records[part.name, number] = _Record(call, tuple(isinstance(x, Tensor) for x in flat), spec)
+        return result
+
+    # ---- the trace ----
+
+    @contextmanager
+    def called(self) -> Generator[None]:
+        """Let every call of a part be one operator, in the trace inside."""
+        with _intercepted(self.by_name.values(), self._traced):
+            yield
+
+    def _traced(self, part: Part, number: int, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
+        record, given = self._records.get((part.name, number)), _Arguments(part, args, kwargs)
+        if record is None or given.data != record.call.inputs:
+            what = "the run that gave its types calls it in another way than the trace"
+            raise _unfit(part, f"{what}; name a module around it")
+        call = record.call
+        made = torch.ops.shardwright.foreign([*given.tensors, *(x for x, _ in part.state())], call.to_text())
+        made = [x if result.grad else x.detach() for x, result in zip(made, call.results, strict=True)]
+        buffers = part.buffers()
+        with torch.no_grad():
+            for name, value in zip(call.written, made[call.num_returned :], strict=True):
+                buffers[name].copy_(value)
+        own = iter(made)
+        return tree_unflatten([next(own) if is_tensor else None for is_tensor in record.is_tensor], record.spec)
+
+
+def part_of(model: nn.Module, name: str, way: Way = "whole", why: str = "") -> Part:
+    """Return the part of this name. Raises `PlanError` if there is none."""
+    modules = {path: module for path, module in model.named_modules() if path}
+    things = {f"{function.__module__}.{function.__qualname__}": function for function in _functions(Function)} | modules
+    if name in things:
+        return Part(name, things[name], way, why)
+    near = get_close_matches(name, things, 3) or [*modules][:3]
+    raise PlanError(
+        f"foreign: {name!r} names no module inside {type(model).__name__} and no autograd.Function; there are "
+        f"{', '.join(map(repr, near)) or 'none'}"
+    )
+
+
+def _functions(kind: type[Function]) -> Iterator[type[Function]]:
+    for function in kind.__subclasses__():
+        yield function
+        yield from _functions(function)
+
+
+def _unfit(part: Part, why: str) -> CaptureError:
+    return CaptureError(f"{part.name} cannot be foreign: {why}").inside(part.name, why)
+
+
+# ---- calls ----
+
+
+@contextmanager
+def _intercepted(parts: Iterable[Part], called: _Called) -> Generator[None]:
+    """Let `called` take the calls of parts, except of those inside others. It gets their number and how to run them."""
+    counts, inside = Counter[str](), list[str]()
+
+    def taken(part: Part, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
+        if inside:
+            return run(*args, **kwargs)
+        counts[part.name] += 1
+        inside.append(part.name)
+        try:
+            return called(part, counts[part.name] - 1, run, args, kwargs)
+        finally:
+            inside.pop()
+
+    functions = {part.thing: part for part in parts if isinstance(part.thing, type)}
+
+    def apply(cls: type[Function], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        run = super(_SingleLevelFunction, cls).apply  # pyright: ignore[reportAttributeAccessIssue]
+        return taken(functions[cls], run, args, kwargs) if cls in functions else run(*args, **kwargs)
+
+    with ExitStack() as stack:
+        for part in parts:
+            if isinstance(part.thing, nn.Module):
+                stack.enter_context(_forward_replaced(part.thing, part, taken))
+        if functions:  # every `apply` comes by here, under whatever name it is called
+            stack.enter_context(mock.patch.object(_SingleLevelFunction, "apply", classmethod(apply), create=True))
+        yield
+
+
+@contextmanager
+def _forward_replaced(module: nn.Module, part: Part, taken: Run) -> Generator[None]:
+    run, own = module.forward, vars(module)
+    before = {"forward": own["forward"]} if "forward" in own else {}
+    own["forward"] = lambda *args, **kwargs: taken(part, run, args, kwargs)
+    try:
+        yield
+    finally:
+        del own["forward"]
+        own.update(before)
+
+
+# ---- what a run shows ----
+
+
+def _refuse_writes(
+    part: Part,
+    given: Sequence[Tensor],
+    state: Sequence[tuple[Tensor, tuple[str, ...]]],
+    before: Sequence[Tensor | None],
+) -> None:
+    """Raise if a call has written into its arguments or parameters, or given a buffer another shape."""
+    for tensor, value in zip(given, before, strict=False):
+        if value is not None and not _same(tensor, value):
+            raise _unfit(part, "it writes into a tensor that it is given; clone it first")
+    buffers = part.buffers()
+    for (tensor, names), value in zip(state, before[len(given) :], strict=True):
+        if names[0] in buffers:
+            if buffers[names[0]].shape != tensor.shape:
+                raise _unfit(part, f"its buffer {names[0]!r} changes its shape, and programs have fixed shapes")
+        elif value is not None and not _same(tensor, value):
+            with torch.no_grad():
+                tensor.copy_(value)
+            raise CaptureError(
+                f"{part.name} is foreign and changes its parameter {names[0]!r} in place, and only optimizers change "
+                "parameters; make it a buffer (register_buffer), or change it after the step"
+            )
+
+
+def _varies(returned: Sequence[Tensor], run: Callable[[list[Tensor]], Any], given: Sequence[Tensor]) -> bool:
+    """Return whether results of other values have other shapes, as far as a few runs show it."""
+    generator = torch.Generator().manual_seed(0)
+
+    def other(x: Tensor) -> Tensor:
+        """Return elements of x, drawn anew; of ones and zeros, half of each."""
+        flags = x.dtype is torch.bool or (not x.is_floating_point() and bool(((x == 0) | (x == 1)).all()))
+        high = 2 if flags else max(x.numel(), 1)
+        at = torch.randint(high, (x.numel(),), generator=generator).to(x.device)
+        return (at.to(x.dtype) if flags else x.detach().flatten()[at]).view(x.shape).requires_grad_(x.requires_grad)
+
+    if any(isinstance(x, FakeTensor) for x in given):
+        return False
+    try:
+        found = [x for x in tree_flatten(run([other(x) for x in given]))[0] if isinstance(x, Tensor)]
+    except Exception:  # noqa: BLE001  values that the part does not take show nothing
+        return False
+    return [x.shape for x in found] != [x.shape for x in returned]
+
+
+def _generator(device: str) -> torch.Generator:
+    if device == "cuda":
+        return torch.cuda.default_generators[torch.cuda.current_device()]
+    return torch.default_generator
+
+
+def _seconds(run: Callable[[], object], device: str) -> float:
+    """Return the seconds of a run."""
+
+    def now() -> float:
+        if device == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    start = now()
+    run()
+    return now() - start
+
+
+@contextmanager
+def _restored(model: nn.Module) -> Generator[None]:
+    """Undo what a run of the model changes: buffers, Python state, generators."""
+    buffers = [(x, x.detach().clone()) for x in model.buffers()]
+    devices = {x.device for x in model.parameters() if x.device.type == "cuda"}
+    with torch.random.fork_rng(list(devices)), put_back(model):
+        yield
+    with torch.no_grad():
+        for tensor, value in buffers:
+            if isinstance(tensor, FakeTensor) or not torch.equal(tensor, value):
+                tensor.copy_(value)
+
+
+def _same(tensor: Tensor, value: Tensor) -> bool:
+    return tensor.shape == value.shape and bool(((tensor == value) | (tensor != tensor)).all())  # noqa: PLR0124
+
+
+# ---- the operator of the trace ----
+
+
+@torch.library.custom_op("shardwright::foreign", mutates_args=())
+def foreign(operands: Sequence[Tensor], call: str) -> list[Tensor]:
+    """Stand for a foreign call in a trace; it has types, and computes nothing."""
+    raise NotImplementedError("programs call foreign parts themselves (lowering.store.foreign)")
+
+
+@foreign.register_fake
+def _of_types(operands: Sequence[Tensor], call: str) -> list[Tensor]:
+    device = next((x.device for x in operands), torch.device("cpu"))
+    return [torch.empty(x.shape, dtype=getattr(torch, x.dtype), device=device) for x in parsed(call).results]
+
+
+def _no_backward(ctx: object, *gradients: object) -> tuple[None, None]:
+    raise NotImplementedError("a trace has no backward")
+
+
+foreign.register_autograd(_no_backward)

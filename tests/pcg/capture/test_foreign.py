@@ -1,0 +1,144 @@
+"""Foreign parts in a capture: found where capture fails, recorded, refused by name."""
+
+from __future__ import annotations
+
+import copy
+import random
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from shardwright.pcg.capture.capture import capture
+from shardwright.pcg.capture.fake import fake
+from shardwright.pcg.errors import CaptureError, PlanError
+from shardwright.pcg.foreign import Call, calls
+from tests.each import each
+from tests.foreign import ROWS, WIDTH, Deep, Gated, Nearest, Net, make
+
+
+def found(model: nn.Module, batch: dict[str, Tensor], **options: Any) -> tuple[Call, ...]:
+    return calls(capture(model, batch, **options).graph)
+
+
+def test_why_has_the_line_and_the_operator() -> None:
+    model, batch = make("fourier")
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(CaptureError):
+        capture(model, batch)
+    (call,) = found(model, batch, find=True)
+    assert call.why.startswith("foreign.py:")
+    assert "aten._fft_r2c.default: a result is complex" in call.why
+    assert call.seconds > 0
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+def test_a_part_by_hand_and_what_it_is_made_of() -> None:
+    model, batch = make("quantizer")
+    (call,) = found(model, batch, foreign={"part": "whole"})
+    assert (call.why, call.state, call.written, call.draws) == ("", (("book",), ("taken",)), ("taken",), False)
+    assert [result.grad for result in call.results] == [True, False]
+    (drawing,) = found(*make("boolean index"), foreign={"part": "whole"})
+    assert drawing.draws
+
+
+def test_every_call_of_a_part_is_recorded() -> None:
+    model, batch = Deep(), {"x": torch.randn(ROWS, WIDTH)}
+    model.h[1].part = model.h[0].part
+    one, two = found(model, batch, foreign={"h.0.part": "whole"})
+    assert (one.name, one.number, two.number) == ("h.0.part", 0, 1)
+
+
+def test_the_calls_of_a_plan_are_known() -> None:
+    model, batch = make("fourier")
+    (call,) = known = found(model, batch, foreign={"part": "whole"})
+    again = found(model, {"x": 2 * batch["x"]}, known=known)
+    assert again == (call,)
+
+
+def test_where_no_part_helps_the_first_error_stays() -> None:
+    class Root(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.sum() if x.sum() > 0 else x.mean()
+
+    with pytest.raises(CaptureError, match="in module 'Root'"):
+        capture(Root(), {"x": torch.ones(2)}, find=True)
+
+
+class Given(nn.Module):
+    """A part that does as the function says."""
+
+    def __init__(self, does: Any) -> None:
+        super().__init__()
+        self.does, self.w = does, nn.Parameter(torch.ones(WIDTH))
+        self.register_buffer("queue", torch.zeros(2))
+
+    def forward(self, x: Tensor, **others: Any) -> Any:
+        return self.does(self, x, **others)
+
+
+def _written(part: Given, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        part.w.mul_(2)
+    return x * part.w
+
+
+def _grown(part: Given, x: Tensor) -> Tensor:
+    part.queue = torch.cat([part.get_buffer("queue"), x.detach()[0, :1]])
+    return x
+
+
+REFUSED: dict[str, tuple[Any, str]] = {
+    "parameter": (_written, "changes its parameter 'w' in place"),
+    "argument": (lambda part, x: x.mul_(2), "writes into a tensor that it is given"),
+    "buffer": (_grown, "its buffer 'queue' changes its shape"),
+    "result": (lambda part, x: (x, x.shape), "returns a int; expected tensors"),
+}
+
+
+@each("name", REFUSED)
+def test_what_a_part_may_not_do(name: str) -> None:
+    does, told = REFUSED[name]
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part = Given(does)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.part(x)
+            return (y if isinstance(y, Tensor) else y[0]).sum()
+
+    model = Outer()
+    with pytest.raises(CaptureError, match=told):
+        capture(model, {"x": torch.ones(2, WIDTH)}, foreign={"part": "whole"})
+    assert torch.equal(model.part.w.detach(), torch.ones(WIDTH))
+
+
+def test_an_object_is_no_argument() -> None:
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part = Given(lambda part, x, by: x * by.random())
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.part(x, by=random.Random(0)).sum()
+
+    with pytest.raises(CaptureError, match="it is given a Random; expected tensors and plain values"):
+        capture(Outer(), {"x": torch.ones(2)}, foreign={"part": "whole"})
+
+
+def test_a_name_of_nothing() -> None:
+    model, batch = make("fourier")
+    with pytest.raises(PlanError, match="'parts' names no module inside Net and no autograd"):
+        capture(model, batch, foreign={"parts": "whole"})
+    with pytest.raises(PlanError, match=r"'tests\.foreign\.Nearest' is not called by the forward of Net"):
+        capture(model, batch, foreign={f"{Nearest.__module__}.{Nearest.__qualname__}": "whole"})
+
+
+def test_a_model_without_values_has_no_types_to_show() -> None:
+    with fake():
+        model, batch = Net(Gated()), {"x": torch.randn(ROWS, WIDTH), "mask": torch.ones(ROWS) > 0}
+    with pytest.raises(CaptureError, match=r"come from a run: .*; build it with real values"):
+        capture(model, batch, foreign={"part": "whole"})
