@@ -12,7 +12,17 @@ from typing import NoReturn
 from shardwright.pcg.attrs import Attr, Attrs
 from shardwright.pcg.errors import GraphError
 from shardwright.pcg.row import LocalShapes, Row, keep_attrs, local_result_shape, numpy_dtype
-from shardwright.pcg.rows import contractions, experts, indexing, neural, pointwise, reductions, structural
+from shardwright.pcg.rows import (
+    contractions,
+    experts,
+    images,
+    indexing,
+    neural,
+    pointwise,
+    recurrent,
+    reductions,
+    structural,
+)
 
 
 class OpTable(dict[str, Row]):
@@ -29,7 +39,7 @@ class OpTable(dict[str, Row]):
         raise GraphError(f"operator {name!r} has no row in the op table; add one to pcg/rows or fix the name")
 
 
-TOPICS = (pointwise, structural, reductions, contractions, experts, indexing, neural)
+TOPICS = (pointwise, structural, reductions, contractions, experts, indexing, neural, images, recurrent)
 
 
 def shipped() -> OpTable:

@@ -19,6 +19,7 @@ from shardwright.pcg.graph import OPAQUE, Graph, Node
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.node import FOREIGN
 from shardwright.pcg.rows.experts import ACTIVATIONS
+from shardwright.pcg.rows.recurrent import STATES
 from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.meshes import first_ranks, in_words, num_devices, stage_meshes
 from shardwright.pcg.step.pipelining import Schedule
@@ -135,16 +136,27 @@ def _share(value: Attr) -> bool:
 
 
 _KINDS: tuple[tuple[str, Callable[[Attr], bool], str], ...] = (
-    ("an integer", _integer, "bins dim groups ignore_index k normalized_dims offset seed start step stop"),
+    (
+        "an integer",
+        _integer,
+        "bins dim groups ignore_index k layers normalized_dims offset result seed start step stop",
+    ),
     ("a tuple of integers", _integers, "dilation dims kernel pads padding shape size stride"),
     ("a number", _number, "eps high low"),
     ("a number from 0 to 1", _share, "label_smoothing p"),
     ("a number or None", lambda x: x is None or _number(x), "scale"),
     ("an integer or None", lambda x: x is None or _integer(x), "padding_idx"),
     ("a number, True or False", lambda x: isinstance(x, bool) or _number(x), "value"),
-    ("True or False", lambda x: isinstance(x, bool), "causal descending grad keepdim"),
+    (
+        "True or False",
+        lambda x: isinstance(x, bool),
+        "align antialias batch_first biases bidirectional causal descending grad keepdim",
+    ),
     ("'none' or 'tanh'", lambda x: x in ("none", "tanh"), "approximate"),
     (f"one of {', '.join(ACTIVATIONS)}", lambda x: x in ACTIVATIONS, "activation"),
+    ("None or numbers", lambda x: x is None or (isinstance(x, tuple) and all(map(_number, x))), "scales"),
+    ("'linear' or 'cubic'", lambda x: x in ("linear", "cubic"), "interpolation"),
+    (f"one of {', '.join(STATES)}", lambda x: x in STATES, "cell"),
     ("'mean' or 'sum'", lambda x: x in ("mean", "sum"), "mode"),
     ("a dtype", lambda x: x in ITEM_BYTES, "dtype"),
     ("the name of a tensor", lambda x: isinstance(x, str) and all(x.split(".")), "target"),

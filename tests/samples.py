@@ -67,6 +67,11 @@ def positive(*shape: int) -> Operand:
     return Operand(shape, "float64", lambda rng, shape: rng.uniform(0.5, 2.0, shape))
 
 
+def share(*shape: int) -> Operand:
+    """Values in [0.05, 0.95)."""
+    return Operand(shape, "float64", lambda rng, shape: rng.uniform(0.05, 0.95, shape))
+
+
 def spread(*shape: int) -> Operand:
     """Pairwise different values, at least 0.1 apart: no ties for sorts and maxima."""
     return Operand(
@@ -163,7 +168,7 @@ def _integers(*shape: int) -> Operand:
 
 POINTWISE: dict[str, list[Sample]] = {
     **_unary(real, "abs", "ceil", "cos", "erf", "exp", "floor", "neg", "reciprocal", "relu", "sigmoid", "sign", "silu"),
-    **_unary(real, "sin", "softplus", "tanh", "detach"),
+    **_unary(real, "sin", "softplus", "tanh", "detach", "expm1", "hardsigmoid", "hardswish", "mish", "round"),
     **_unary(positive, "log", "log1p", "rsqrt", "sqrt"),
     **_unary(flags, "logical_not"),
     "gelu": [sample(real(4, 8, 12), approximate=kind) for kind in ("none", "tanh")],
@@ -174,6 +179,8 @@ POINTWISE: dict[str, list[Sample]] = {
     ],
     **_binary(real, real, "add", "sub", "mul", "div", "maximum", "minimum"),
     **_binary(positive, real, "pow"),
+    **_binary(real, real, "atan2"),
+    "binary_cross_entropy": [sample(share(4, 8, 12), share(4, 8, 12)), sample(share(16), share(16))],
     **_binary(nonzero, nonzero, "floor_divide", "remainder"),
     **_binary(_integers, _integers, "eq", "ne", "lt", "le", "gt", "ge"),
     **_binary(flags, flags, "bitwise_and", "bitwise_or"),
@@ -267,6 +274,16 @@ CONTRACTIONS: dict[str, list[Sample]] = {
         sample(real(4, 12, 7, 9), real(16, 12, 3, 2), stride=(1, 1), padding=(0, 0), dilation=(1, 1), groups=1),
         sample(real(4, 96, 7, 9), real(128, 12, 3, 2), stride=(2, 1), padding=(1, 2), dilation=(1, 2), groups=8),
     ],
+    "conv3d": [
+        sample(
+            real(4, 24, 4, 5, 3),
+            real(16, 12, 3, 2, 1),
+            stride=(2, 1, 1),
+            padding=(1, 0, 1),
+            dilation=(1, 2, 1),
+            groups=2,
+        ),
+    ],
     "expert_linear": [
         sample(real(4, 8, 12), real(20, 12, 16), below(20, 4, 8), offset=0),
         sample(real(8, 1, 12), real(20, 12, 16), below(20, 8, 4), offset=0),
@@ -349,6 +366,42 @@ NEURAL: dict[str, list[Sample]] = {
     ],
 }
 
+_WINDOW = {"kernel": (3, 2), "stride": (2, 1), "padding": (1, 0), "dilation": (1, 2)}
+IMAGES: dict[str, list[Sample]] = {
+    "resample": [
+        sample(real(4, 8, 5, 7), interpolation="linear", size=(11, 3), align=False, scales=None, antialias=False),
+        sample(real(4, 8, 5), interpolation="linear", size=(9,), align=True, scales=None, antialias=False),
+        sample(real(4, 8, 5, 7), interpolation="cubic", size=(8, 11), align=False, scales=(1.7, 1.7), antialias=False),
+        sample(real(4, 8, 9, 7), interpolation="cubic", size=(4, 10), align=False, scales=None, antialias=True),
+    ],
+    "patches": [sample(real(4, 8, 7, 9), **_WINDOW)],
+    "from_patches": [sample(real(4, 48, 28), size=(7, 9), **_WINDOW)],
+}
+
+
+def _layer(kind: str, layers: int, sides: int, result: int, *, biases: bool, batch_first: bool) -> Sample:
+    """A recurrent layer of two hidden units on 4 sequences of 5 steps, three wide."""
+    gates, states = {"lstm": (4, 2), "gru": (3, 1)}.get(kind, (1, 1))
+    weights = [
+        operand
+        for layer in range(layers)
+        for _ in range(sides)
+        for operand in (real(gates * 2, 2 * sides if layer else 3), real(gates * 2, 2), *[real(gates * 2)] * 2 * biases)
+    ]
+    x, begin = real(4, 5, 3) if batch_first else real(5, 4, 3), [real(layers * sides, 4, 2)] * states
+    attrs = {"layers": layers, "bidirectional": sides == 2, "biases": biases, "batch_first": batch_first}
+    return sample(x, *begin, *weights, cell=kind, result=result, **attrs)
+
+
+RECURRENT: dict[str, list[Sample]] = {
+    "recurrent": [
+        _layer("lstm", 1, 1, 0, biases=True, batch_first=True),
+        _layer("lstm", 1, 1, 2, biases=False, batch_first=False),
+        _layer("gru", 2, 1, 0, biases=False, batch_first=False),
+        _layer("rnn_tanh", 1, 2, 0, biases=False, batch_first=True),
+    ],
+}
+
 SAMPLES: dict[str, list[Sample]] = {
     **POINTWISE,
     **STRUCTURAL,
@@ -356,4 +409,6 @@ SAMPLES: dict[str, list[Sample]] = {
     **CONTRACTIONS,
     **INDEXING,
     **NEURAL,
+    **IMAGES,
+    **RECURRENT,
 }

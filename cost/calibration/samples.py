@@ -114,7 +114,7 @@ LOOPS = ("expert_linear", "experts", "grouped_mm")
 """Operators that loop over groups on the host in fp32, the dtype that dispatch is timed in; in 16 bits, one kernel."""
 IDLE = ("contiguous",)
 """Operators that do nothing on samples, which are contiguous."""
-_UNTRAINED = ("floor_divide", "bitwise_and", "bitwise_or")  # not on trained floats
+_UNTRAINED = ("floor_divide", "bitwise_and", "bitwise_or", "binary_cross_entropy")  # not on these trained floats
 
 
 def _special(n: int) -> tuple[Probe, ...]:

@@ -2,7 +2,7 @@
 
 A program calls:
 
-    kernels, attention, dispatch   functions beyond torch's that expressions need, on one rank's part
+    kernels, attention, layers, dispatch   functions beyond torch's that expressions need, on one rank's part
     collectives                    the parallel operators as autograd functions with their adjoints
 
 Around a program work:

@@ -22,7 +22,7 @@ from shardwright.lowering.private import AutogradContext, FakeTensor
 from shardwright.lowering.random.exact import Draw
 from shardwright.lowering.random.philox import Slice, keep_mask
 from shardwright.lowering.ranks.movement import MeshAxis, seen
-from shardwright.lowering.runtime import attention
+from shardwright.lowering.runtime import attention, layers
 from shardwright.lowering.runtime.dispatch import To, dispatch
 
 # pyright: reportIncompatibleMethodOverride=false
@@ -102,6 +102,7 @@ def rms_norm(eps: float, normalized_dims: int, x: Tensor, *affine: Tensor) -> Te
 
 
 sdpa = attention.sdpa
+resample, recurrent = layers.resample, layers.recurrent
 
 
 def cross_entropy_sum(logits: Tensor, target: Tensor, ignore_index: int, label_smoothing: float) -> Tensor:

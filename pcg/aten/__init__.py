@@ -8,7 +8,8 @@
     structure      reshapes, slices, concatenations
     lookups        lookups by integer tensors
     constants      tensors made from nothing
-    networks       normalization, pooling, dropout
+    networks       normalization, dropout, recurrent layers
+    images         pooling, resampling, padding, patches
     attention      scaled dot-product attention
     losses         sums over the batch, divided by global counts
 
@@ -22,6 +23,7 @@ from shardwright.pcg.aten import (
     attention,
     constants,
     contractions,
+    images,
     lookups,
     losses,
     networks,
@@ -32,6 +34,6 @@ from shardwright.pcg.aten import (
 from shardwright.pcg.aten.lift import find_handler, lift
 from shardwright.pcg.aten.registry import HANDLERS, IGNORED, Ref, dtype_name
 
-TOPICS = (pointwise, structure, constants, reductions, contractions, lookups, networks, attention, losses)
+TOPICS = (pointwise, structure, constants, reductions, contractions, lookups, networks, images, attention, losses)
 
 __all__ = ["HANDLERS", "IGNORED", "TOPICS", "Ref", "dtype_name", "find_handler", "lift"]

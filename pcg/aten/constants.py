@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from shardwright.pcg.aten.registry import HANDLERS, Handler, dtype_name, handles, require
-from shardwright.pcg.aten.structure import copy
+from shardwright.pcg.aten.registry import HANDLERS, Handler, cast, dtype_name, handles, require
+from shardwright.pcg.aten.structure import copy, reshape
 from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.types import is_float
 
@@ -55,3 +55,23 @@ def _arange(b: GraphBuilder, *bounds: Any, dtype: Any = None) -> str:
     require(all(float(v).is_integer() for v in (start, stop, step)))
     usual = "int64" if all(isinstance(v, int) for v in bounds) else b.default_float
     return b.op("arange", start=int(start), stop=int(stop), step=int(step), dtype=dtype_name(dtype or usual))
+
+
+@handles("linspace")
+def _linspace(b: GraphBuilder, start: float, stop: float, steps: int, *, dtype: Any = None) -> str:
+    """Append equal steps, counted from the nearer end, as torch does."""
+    name = dtype_name(dtype or b.default_float)
+    require(is_float(name) and all(isinstance(end, (int, float)) for end in (start, stop)))
+    if steps < 2:
+        return full(b, (steps,), start, name)
+    step, places = (stop - start) / (steps - 1), b.op("arange", start=0, stop=steps, step=1, dtype="int64")
+    first, last = (cast(b, x, name) for x in (places, b.op("sub", steps - 1, places)))
+    ends = b.op("add", b.op("mul", first, step), float(start)), b.op("sub", float(stop), b.op("mul", last, step))
+    return b.op("where", b.op("lt", places, steps // 2), *ends)
+
+
+@handles("eye")
+def _eye(b: GraphBuilder, rows: int, columns: int | None = None, *, dtype: Any = None) -> str:
+    across, down = (b.op("arange", start=0, stop=n, step=1, dtype="int64") for n in (columns or rows, rows))
+    return cast(b, b.op("eq", reshape(b, across, (1, columns or rows)), reshape(b, down, (rows, 1))),
+                dtype or b.default_float)  # fmt: skip

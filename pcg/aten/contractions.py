@@ -49,7 +49,7 @@ def _conv2d(b: GraphBuilder, x: str, w: str, bias: str | None = None, stride: In
 @handles("convolution")
 def _convolution(b: GraphBuilder, x: str, w: str, bias: str | None, stride: Ints, padding: Ints, dilation: Ints,
                  transposed: bool, output_padding: Ints, groups: int) -> str:  # fmt: skip
-    """Append a convolution in two dimensions. One in one dimension gets a first spatial dimension of size 1."""
+    """Append a convolution in two or three dimensions; one in one dimension gets a first one of size 1."""
     if len(b.shape(w)) == 3:
         stride, padding, dilation, output_padding = (
             (usual, pair(n)[1]) for usual, n in ((1, stride), (0, padding), (1, dilation), (0, output_padding))
@@ -58,6 +58,11 @@ def _convolution(b: GraphBuilder, x: str, w: str, bias: str | None, stride: Ints
         return squeeze(
             b, _convolution(b, *flat, bias, stride, padding, dilation, transposed, output_padding, groups), -2
         )
+    if len(b.shape(w)) == 5:
+        require(not transposed and len(b.shape(x)) == 5)
+        window = {"stride": tuple(stride), "padding": tuple(padding), "dilation": tuple(dilation)}  # type: ignore[arg-type]
+        y = b.op("conv3d", x, w, **window, groups=groups)
+        return y if bias is None else b.op("add", y, reshape(b, _as(b, bias, y), (1, b.shape(bias)[0], 1, 1, 1)))
     if not transposed:
         return _conv2d(b, x, w, bias, stride, padding, dilation, groups)
     require((pair(dilation), groups, len(b.shape(w))) == ((1, 1), 1, 4))

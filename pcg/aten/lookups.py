@@ -54,7 +54,7 @@ def _equal_bags(b: GraphBuilder, w: str, index: str, length: int, mode: int, wei
     return mean(b, rows, 1) if mode else total(b, rows, 1)
 
 
-@handles("index")
+@handles("index", "_unsafe_index")
 def _index(b: GraphBuilder, x: str, indices: Sequence[str | None]) -> str:
     """Index by integer tensors on neighbouring dimensions; masks would give shapes that depend on data."""
     used = [i for i, v in enumerate(indices) if v is not None]

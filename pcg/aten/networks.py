@@ -1,4 +1,4 @@
-"""Normalization, pooling and dropout."""
+"""Normalization, dropout and recurrent layers."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import math
 from collections.abc import Sequence
 
 from shardwright.pcg.aten.reductions import mean
-from shardwright.pcg.aten.registry import HANDLERS, Ints, cast, handles, pair, require
-from shardwright.pcg.aten.structure import expand, reshape
+from shardwright.pcg.aten.registry import HANDLERS, Handler, cast, handles, require
+from shardwright.pcg.aten.structure import reshape
 from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.errors import GraphError
 from shardwright.pcg.node import OPAQUE
 from shardwright.pcg.precision import HALVES
-from shardwright.pcg.types import is_float
+from shardwright.pcg.rows.recurrent import STATES
 
 _EPSILON, _EPSILON_DOUBLE = 2.0**-23, 2.0**-52  # for float32, in which halves are normalized too, and for float64
 
@@ -118,56 +118,6 @@ def _affine(b: GraphBuilder, y: str, w: str | None, bias: str | None, rank: int)
     return y if bias is None else b.op("add", y, _over_channels(b, bias, rank))
 
 
-# ---- pooling ----
-
-
-@handles("max_pool2d")
-def _max_pool(b: GraphBuilder, x: str, kernel: Ints, stride: Ints = (), padding: Ints = 0, dilation: Ints = 1,
-              ceil: bool = False) -> str:  # fmt: skip
-    require(pair(dilation) == (1, 1) and not ceil)
-    require(len(b.shape(x)) == 4 and is_float(b.types[x].dtype))
-    return b.op("max_pool2d", x, kernel=pair(kernel), stride=pair(stride or kernel), padding=pair(padding))
-
-
-@handles("max_pool2d_with_indices")
-def _max_pool_with_indices(b: GraphBuilder, x: str, kernel: Ints, stride: Ints = (), padding: Ints = 0,
-                           dilation: Ints = 1, ceil: bool = False) -> tuple[str, None]:  # fmt: skip
-    return (_max_pool(b, x, kernel, stride, padding, dilation, ceil), None)
-
-
-@handles("avg_pool2d")
-def _avg_pool(b: GraphBuilder, x: str, kernel: Ints, stride: Ints = (), padding: Ints = 0, ceil: bool = False,
-              count_padding: bool = True, divisor: int | None = None) -> str:  # fmt: skip
-    require(not ceil and divisor is None and (count_padding or pair(padding) == (0, 0)))
-    require(len(b.shape(x)) == 4 and is_float(b.types[x].dtype))
-    return b.op("avg_pool2d", x, kernel=pair(kernel), stride=pair(stride or kernel), padding=pair(padding))
-
-
-@handles("adaptive_avg_pool2d", "_adaptive_avg_pool2d")
-def _adaptive(b: GraphBuilder, x: str, size: Ints) -> str:
-    if pair(size) == (1, 1):
-        return mean(b, x, (-2, -1), True)
-    require(len(b.shape(x)) == 4)
-    return b.op("adaptive_avg_pool2d", x, size=pair(size))
-
-
-@handles("upsample_nearest1d.vec", "upsample_nearest2d.vec", "upsample_nearest3d.vec")
-def _upsampled(b: GraphBuilder, x: str, sizes: Sequence[int] | None, factors: Sequence[float] | None) -> str:
-    """Repeat every element by a whole factor along each dimension behind the channels.
-
-    Torch finds the element by a product in fp32, which from a factor of 41 on may lie below the whole number.
-    """
-    lead, own = b.shape(x)[:2], b.shape(x)[2:]
-    wanted = sizes or [int(n * factor) for n, factor in zip(own, factors or (), strict=True)]
-    require(all(n and size % n == 0 for size, n in zip(wanted, own, strict=True)))
-    times = [size // n for size, n in zip(wanted, own, strict=True)]
-    require(all(n == 1 or many <= 40 for n, many in zip(own, times, strict=True)))
-    require(factors is None or list(factors) == times)
-    single = reshape(b, x, (*lead, *(n for size in own for n in (size, 1))))
-    wide = expand(b, single, (*lead, *(n for each in zip(own, times, strict=True) for n in each)))
-    return reshape(b, wide, (*lead, *wanted))
-
-
 @handles("rrelu_with_noise_functional")
 def _random_leaky_relu(
     b: GraphBuilder, x: str, noise: str, low: float = 1 / 8, high: float = 1 / 3, train: bool = False, _: None = None
@@ -178,3 +128,23 @@ def _random_leaky_relu(
     kind = {"shape": b.shape(x), "dtype": b.types[x].dtype}
     args = (("$", 0), low, high, True)
     return b.op(OPAQUE, x, target="aten.rrelu.default", args=args, kwargs=(), result=0, **kind), None
+
+
+def _recurrent(cell: str) -> Handler:
+    """Return the handler of a recurrent layer. What drops between layers draws, and is not covered."""
+
+    def handler(b: GraphBuilder, x: str, begin: Sequence[str] | str, weights: Sequence[str], biases: bool, layers: int,
+                dropout: float, train: bool, bidirectional: bool, batch_first: bool) -> tuple[str, ...]:  # fmt: skip
+        states = [begin] if isinstance(begin, str) else list(begin)
+        require(not (dropout and train and layers > 1) and len(b.shape(x)) == 3)
+        require(len({b.shape(state) for state in states}) == 1)  # else outputs are projected
+        require(len({b.types[v].dtype for v in (x, *states, *weights)}) == 1)
+        attrs = {"cell": cell, "biases": biases, "layers": layers, "bidirectional": bidirectional,
+                 "batch_first": batch_first}  # fmt: skip
+        operands = (x, *states, *weights)
+        return tuple(b.op("recurrent", *operands, **attrs, result=n) for n in range(1 + STATES[cell]))
+
+    return handler
+
+
+HANDLERS.update({f"{cell}.input": _recurrent(cell) for cell in STATES})

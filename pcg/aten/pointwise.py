@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
-from shardwright.pcg.aten.registry import HANDLERS, Handler, cast, handles, require
+import torch
+
+from shardwright.pcg.aten.registry import HANDLERS, Handler, cast, dimension, handles, require
 from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.types import is_float
 
-_UNARY = ("abs", "detach", "neg", "relu", "sign")
-_REAL = ("cos", "erf", "exp", "log", "log1p", "reciprocal", "rsqrt", "sigmoid", "silu", "sin", "sqrt", "tanh")
-_ROUNDING = ("ceil", "floor")
+_UNARY = ("abs", "detach", "hardsigmoid", "hardswish", "mish", "neg", "relu", "sign")
+_REAL = (
+    "cos", "erf", "exp", "expm1", "log", "log1p", "reciprocal", "rsqrt", "sigmoid", "silu", "sin", "sqrt", "tanh",
+)  # fmt: skip
+_ROUNDING = ("ceil", "floor", "round.default")
 _BINARY = {
     "mul": "mul", "pow": "pow", "floor_divide": "floor_divide", "remainder": "remainder",
     "maximum": "maximum", "minimum": "minimum",
@@ -47,7 +52,7 @@ def _logical(row: str) -> Handler:
 
 HANDLERS.update({name: _unary(name) for name in _UNARY})
 HANDLERS.update({name: _real(name) for name in _REAL})
-HANDLERS.update({name: _rounding(name) for name in _ROUNDING})
+HANDLERS.update({name: _rounding(name.removesuffix(".default")) for name in _ROUNDING})
 HANDLERS.update({name: _binary(row) for name, row in _BINARY.items()})
 HANDLERS.update({name: _logical(row) for name, row in _LOGICAL.items()})
 HANDLERS.update({
@@ -55,18 +60,39 @@ HANDLERS.update({
     "addcdiv": lambda b, x, y, z, *, value=1: b.op("add", x, _scaled(b, b.op("div", real(b, y), z), value)),
     "addcmul": lambda b, x, y, z, *, value=1: b.op("add", x, _scaled(b, b.op("mul", y, z), value)),
     "alias": lambda b, x: x,
+    "atan": lambda b, x: b.op("atan2", real(b, x), 1.0),
+    "atan2": lambda b, x, y: b.op("atan2", real(b, x), real(b, y)),
     "clamp": lambda b, x, low=None, high=None: _at_most(b, _at_least(b, x, low), high),
     "clone": lambda b, x: x,
+    "cosh": lambda b, x: _halves(b, "add", b.op("exp", real(b, x)), b.op("exp", b.op("neg", real(b, x)))),
+    "exp2": lambda b, x: b.op("exp", b.op("mul", real(b, x), math.log(2))),
     "gelu": lambda b, x, approximate="none": b.op("gelu", x, approximate=approximate),
     "isnan": lambda b, x: b.op("ne", x, x),
     "leaky_relu": lambda b, x, slope=0.01: b.op("where", b.op("gt", x, 0), x, b.op("mul", x, slope)),
+    "lerp": lambda b, x, y, weight: b.op("add", x, b.op("mul", b.op("sub", y, x), weight)),
+    "log10": lambda b, x: b.op("mul", b.op("log", real(b, x)), 1 / math.log(10)),
+    "log2": lambda b, x: b.op("mul", b.op("log", real(b, x)), 1 / math.log(2)),
     "logical_not": lambda b, x: b.op("logical_not", cast(b, x, "bool")),
     "rsub": lambda b, x, y, alpha=1: b.op("sub", y, _scaled(b, x, alpha)),
+    "sinh": lambda b, x: _halves(b, "sub", b.op("expm1", real(b, x)), b.op("expm1", b.op("neg", real(b, x)))),
     "square": lambda b, x: b.op("mul", x, x),
     "sub": lambda b, x, y, alpha=1: x if y == 0 else b.op("sub", x, _scaled(b, y, alpha)),
+    "tan": lambda b, x: b.op("div", b.op("sin", real(b, x)), b.op("cos", real(b, x))),
+    "threshold": lambda b, x, bound, value: b.op("where", b.op("gt", x, bound), x, b.scalar(value, b.types[x].dtype)),
+    "frac": lambda b, x: b.op("sub", x, _trunc(b, x)),
     "_to_copy": lambda b, x, *, dtype=None: cast(b, x, dtype),  # devices and memory formats are no part of a graph
     "where": lambda b, condition, x, y: b.op("where", cast(b, condition, "bool"), *b.operands(x, y)),
 })  # fmt: skip
+
+
+def _halves(b: GraphBuilder, row: str, x: str, y: str) -> str:
+    return b.op("mul", b.op(row, x, y), 0.5)
+
+
+@handles("trunc")
+def _trunc(b: GraphBuilder, x: str) -> str:
+    """Round towards zero."""
+    return b.op("where", b.op("lt", x, 0), b.op("ceil", x), b.op("floor", x)) if is_float(b.types[x].dtype) else x
 
 
 @handles("bitwise_not")
@@ -91,16 +117,43 @@ def _scaled(b: GraphBuilder, y: Any, alpha: float) -> Any:
 @handles("div")
 def _div(b: GraphBuilder, x: str, y: Any, rounding_mode: str | None = None) -> str:
     """Divide. Rounded down, the quotient has a gradient of zero, while `floor_divide` refuses to have one."""
-    require(rounding_mode in (None, "floor"))
     if rounding_mode is None:
         return b.op("div", x, y)
+    if rounding_mode == "trunc":
+        require(is_float(b.types[x].dtype))
+        return _trunc(b, b.op("div", x, y))
     return b.op("floor_divide", b.op("detach", x), b.op("detach", y) if isinstance(y, str) else y)
 
 
 @handles("softplus")
 def _softplus(b: GraphBuilder, x: str, beta: float = 1, threshold: float = 20) -> str:
-    require((beta, threshold) == (1, 20))
-    return b.op("softplus", x)
+    """Append log(1 + eˣ) of beta times x over beta, which is x itself beyond the threshold."""
+    if (beta, threshold) == (1, 20):
+        return b.op("softplus", x)
+    wide = _scaled(b, x, beta)
+    return b.op("where", b.op("gt", wide, threshold), x, _scaled(b, b.op("softplus", wide), 1 / beta))
+
+
+@handles("glu")
+def _glu(b: GraphBuilder, x: str, dim: int = -1) -> str:
+    dim = dimension(b, x, dim)
+    half = b.shape(x)[dim] // 2
+    value, gate = (b.op("slice", x, dim=dim, start=n, stop=n + half, step=1) for n in (0, half))
+    return b.op("mul", value, b.op("sigmoid", gate))
+
+
+@handles("nan_to_num")
+def _nan_to_num(
+    b: GraphBuilder, x: str, nan: float | None = None, above: float | None = None, below: float | None = None
+) -> str:
+    """Replace what is no number, and infinities; no gradient passes there."""
+    dtype = b.types[x].dtype
+    if not is_float(dtype):
+        return x
+    ends = torch.finfo(getattr(torch, dtype))
+    y = b.op("where", b.op("eq", x, math.inf), b.scalar(ends.max if above is None else above, dtype), x)
+    y = b.op("where", b.op("eq", x, -math.inf), b.scalar(ends.min if below is None else below, dtype), y)
+    return b.op("where", b.op("ne", x, x), b.scalar(nan or 0.0, dtype), y)
 
 
 @handles("log_sigmoid_forward")

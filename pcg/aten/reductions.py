@@ -39,6 +39,32 @@ def _var(
     return b.op("mul", total(b, b.op("mul", centred, centred), dims, keepdim), 1.0 / freedom)
 
 
+@handles("std.correction")
+def _std(
+    b: GraphBuilder, x: str, dims: Ints | None = None, *, correction: float | None = 1, keepdim: bool = False
+) -> str:
+    return _root(b, _var(b, x, dims, correction=correction, keepdim=keepdim))
+
+
+@handles("std_mean.correction")
+def _std_mean(
+    b: GraphBuilder, x: str, dims: Ints | None = None, *, correction: float | None = 1, keepdim: bool = False
+) -> tuple[str, str]:
+    return _std(b, x, dims, correction=correction, keepdim=keepdim), mean(b, x, dims, keepdim)
+
+
+def _root(b: GraphBuilder, squares: str) -> str:
+    """Append the square root, through which no gradient passes at 0."""
+    nothing, zero, one = b.op("eq", squares, 0), *(b.scalar(n, b.types[squares].dtype) for n in (0, 1))
+    return b.op("where", nothing, zero, b.op("sqrt", b.op("where", nothing, one, squares)))
+
+
+@handles("nansum")
+def _nansum(b: GraphBuilder, x: str, dims: Ints | None = None, keepdim: bool = False, *, dtype: Any = None) -> str:
+    known = b.op("where", b.op("ne", x, x), b.scalar(0, b.types[x].dtype), x) if is_float(b.types[x].dtype) else x
+    return total(b, cast(b, known, dtype), dims, keepdim)
+
+
 def _extreme(row: str) -> Handler:
     return lambda b, x, dims=None, keepdim=False: b.op(row, x, dims=reduced(b, x, dims), keepdim=keepdim)
 
@@ -92,9 +118,7 @@ def _vector_norm(
     x = wide(b, b.wide(cast(b, x, dtype)))
     if order == 1:
         return total(b, b.op("abs", x), dims, keepdim)
-    squares = total(b, b.op("mul", x, x), dims, keepdim)
-    nothing, zero, one = b.op("eq", squares, 0), *(b.scalar(n, b.types[x].dtype) for n in (0, 1))
-    return b.op("where", nothing, zero, b.op("sqrt", b.op("where", nothing, one, squares)))
+    return _root(b, total(b, b.op("mul", x, x), dims, keepdim))
 
 
 @handles("norm.ScalarOpt_dim")

@@ -128,6 +128,32 @@ def split(b: GraphBuilder, x: str, sizes: Ints, dim: int = 0) -> tuple[str, ...]
     return tuple(part(b, x, dim, end - size, end) for size, end in zip(sizes, ends, strict=True))
 
 
+@handles("diagonal")
+def _diagonal(b: GraphBuilder, x: str, offset: int = 0, dim1: int = 0, dim2: int = 1) -> str:
+    """Take the elements of two dimensions whose indices differ by `offset`, as a new last dimension."""
+    rank, (i, j) = len(b.shape(x)), (dimension(b, x, d) for d in (dim1, dim2))
+    moved = b.op("permute", x, dims=(*(d for d in range(rank) if d not in (i, j)), i, j))
+    first = max(-offset, 0), max(offset, 0)
+    count = min(size - at for size, at in zip(b.shape(moved)[-2:], first, strict=True))
+    require(count > 0)
+    rows, columns = (b.op("arange", start=at, stop=at + count, step=1, dtype="int64") for at in first)
+    return b.op("index", moved, rows, columns, dim=rank - 2)
+
+
+@handles("diag_embed")
+def _diag_embed(b: GraphBuilder, x: str, offset: int = 0, dim1: int = -2, dim2: int = -1) -> str:
+    """Lay the last dimension out along a diagonal of two new ones."""
+    rank, (i, j) = len(b.shape(x)), (dimension(b, x, d, 1) for d in (dim1, dim2))
+    pads = [max(offset, 0), 0, 0, max(offset, 0)] if offset > 0 else [0, -offset, -offset, 0]
+    columns = unsqueeze(b, x, rank - 1)
+    wide = expand(b, columns, (*b.shape(x)[:-1], b.shape(x)[-1], b.shape(x)[-1]))
+    here = b.op("eq", *_positions(b, wide, 0))
+    square = constant_pad(b, b.op("where", here, wide, b.scalar(0, b.types[x].dtype)), pads)
+    order = [d for d in range(rank + 1) if d not in (i, j)]
+    places = {**{d: n for n, d in enumerate(order)}, i: rank - 1, j: rank}
+    return b.op("permute", square, dims=tuple(places[d] for d in range(rank + 1)))
+
+
 def _triangle(b: GraphBuilder, x: str, side: str, diagonal: int) -> str:
     """Keep the elements on the diagonal and on one side of it; zeros elsewhere."""
     return b.op("where", b.op(side, *_positions(b, x, diagonal)), x, b.scalar(0, b.types[x].dtype))

@@ -6,6 +6,8 @@
     structural     what only moves elements
     indexing       lookups by integer tensors
     neural         normalization, attention, pooling, dropout, cross-entropy
+    images         resampling, patches
+    recurrent      LSTM, GRU, RNN
     experts        mixtures of experts, token by token
 
 `pcg.optable` gathers them.

@@ -18,14 +18,20 @@ def conv_extent(size: int, kernel: int, stride: int, padding: int, dilation: int
     return (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
 
 
-def _conv2d(shapes: Sequence[Shape], attrs: Attrs) -> FactorText:
+def _conv(shapes: Sequence[Shape], attrs: Attrs) -> FactorText:
+    """Return the factors of a convolution over two or three spatial dimensions."""
     (x, w), groups = shapes, integer(attrs, "groups")
-    stride, padding, dilation = (integers(attrs, key, 2) for key in ("stride", "padding", "dilation"))
-    if len(x) != 4 or len(w) != 4 or groups < 1 or w[0] % groups or x[1] != groups * w[1]:
-        raise GraphError(f"conv2d of {list(x)} with weight {list(w)} in {groups} groups; they do not fit together")
-    y, x_ = (conv_extent(x[2 + i], w[2 + i], stride[i], padding[i], dilation[i]) for i in range(2))
-    sizes = {"g": groups, "y": y, "x": x_}
-    return "b (g c) h! w!, (g o) c p! q! -> b (g o) y! x!", sizes
+    stride, padding, dilation = (integers(attrs, key) for key in ("stride", "padding", "dilation"))
+    rank = len(stride)
+    if len(x) != rank + 2 or len(w) != rank + 2 or groups < 1 or w[0] % groups or x[1] != groups * w[1]:
+        raise GraphError(f"conv{rank}d of {list(x)} with weight {list(w)} in {groups} groups; they do not fit together")
+    if not len(padding) == len(dilation) == rank in (2, 3):
+        raise GraphError(
+            f"stride, padding and dilation are {stride}, {padding} and {dilation}; give each dimension one"
+        )
+    before, kernel, after = (" ".join(f"{n}!" for n in names[:rank]) for names in ("hwd", "pqr", "yxz"))
+    sizes = {n: conv_extent(x[2 + i], w[2 + i], stride[i], padding[i], dilation[i]) for i, n in enumerate("yxz"[:rank])}
+    return f"b (g c) {before}, (g o) c {kernel} -> b (g o) {after}", {"g": groups, **sizes}
 
 
 def local_groups(attrs: Attrs, shapes: LocalShapes) -> Attrs:
@@ -34,23 +40,25 @@ def local_groups(attrs: Attrs, shapes: LocalShapes) -> Attrs:
 
 
 def windows(
-    x: np.ndarray, kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int] = (1, 1)
+    x: np.ndarray, kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int] = (1, 1, 1)
 ) -> np.ndarray:
-    """Return every window over the last two dimensions of [b, c, h, w], as [b, c, y, x, kernel_h, kernel_w]."""
-    reach = [d * (k - 1) + 1 for k, d in zip(kernel, dilation, strict=True)]
-    view = np.lib.stride_tricks.sliding_window_view(x, reach, axis=(2, 3))
-    return view[:, :, :: stride[0], :: stride[1], :: dilation[0], :: dilation[1]]
+    """Return every window over the last dimensions of [b, c, h, w], as [b, c, y, x, kernel_h, kernel_w]."""
+    reach = [d * (k - 1) + 1 for k, d in zip(kernel, dilation, strict=False)]
+    view = np.lib.stride_tricks.sliding_window_view(x, reach, axis=tuple(range(2, 2 + len(kernel))))
+    steps = (*stride, *dilation[: len(kernel)])
+    return view[(slice(None), slice(None), *(slice(None, None, step) for step in steps))]
 
 
-def _np_conv2d(
+def _np_conv(
     x: np.ndarray, w: np.ndarray, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int
 ) -> np.ndarray:
-    x = np.pad(x, [(0, 0), (0, 0), (padding[0],) * 2, (padding[1],) * 2])
-    v = windows(x, w.shape[2:], stride, dilation)
-    b, _, height, width, kh, kw = v.shape
-    v = v.reshape(b, groups, -1, height, width, kh, kw)
+    v = windows(np.pad(x, [(0, 0), (0, 0), *((n, n) for n in padding)]), w.shape[2:], stride, dilation)
+    batch, _, *extents = v.shape[: 2 + len(stride)]
+    v = v.reshape(batch, groups, -1, *v.shape[2:])
     w = w.reshape(groups, -1, *w.shape[1:])
-    return np.einsum("bgcyxpq,gocpq->bgoyx", v, w, optimize=True).reshape(b, -1, height, width)
+    out, kernel = "yxz"[: len(stride)], "pqr"[: len(stride)]
+    y = np.einsum(f"bgc{out}{kernel},goc{kernel}->bgo{out}", v, w, optimize=True)
+    return y.reshape(batch, -1, *extents)
 
 
 def _np_grouped_mm(x: np.ndarray, w: np.ndarray, ends: np.ndarray) -> np.ndarray:
@@ -67,10 +75,14 @@ ROWS = [
         linear_in=((0,), (1,)), fresh=True, saves=(0, 1), contraction=True, autocast="low", doc="x wᵀ"),
     Row("matmul", "... m k, ... k n -> ... m n", np.matmul, "{0} @ {1}",
         linear_in=((0,), (1,)), fresh=True, saves=(0, 1), contraction=True, autocast="low"),
-    Row("conv2d", _conv2d, _np_conv2d, "F.conv2d({0}, {1}, None, {stride}, {padding}, {dilation}, {groups})",
+    Row("conv2d", _conv, _np_conv, "F.conv2d({0}, {1}, None, {stride}, {padding}, {dilation}, {groups})",
         free={"stride": (1, 1), "padding": (0, 0), "dilation": (1, 1)},
         linear_in=((0,), (1,)), localize=local_groups, fresh=True, saves=(0, 1), joint=True, contraction=True,
         outside=("h", "w"), autocast="low"),
+    Row("conv3d", _conv, _np_conv, "F.conv3d({0}, {1}, None, {stride}, {padding}, {dilation}, {groups})",
+        free={"stride": (1, 1, 1), "padding": (0, 0, 0), "dilation": (1, 1, 1)},
+        linear_in=((0,), (1,)), localize=local_groups, fresh=True, saves=(0, 1), joint=True, contraction=True,
+        outside=("h", "w", "d"), autocast="low"),
     Row("grouped_mm", "t! i, e! i o, e! -> t! o", _np_grouped_mm, "rt.grouped_mm({0}, {1}, {2})",
         linear_in=((0,), (1,)), fresh=True, saves=(0, 1), contraction=True, outside=("e",),
         autocast="low", doc="rows of x, in groups that end at `ends`, each group times its own matrix"),

@@ -25,6 +25,11 @@ def _sigmoid(x: np.ndarray) -> np.ndarray:
     return 0.5 * (1 + np.tanh(0.5 * x))
 
 
+def _cross_entropy(x: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """Return the cross-entropy of probabilities; logarithms are -100 at least, as in torch."""
+    return -target * np.maximum(np.log(x), -100) - (1 - target) * np.maximum(np.log1p(-x), -100)
+
+
 def _cast(x: np.ndarray, dtype: str) -> np.ndarray:
     return x.astype(numpy_dtype(dtype))
 
@@ -60,14 +65,19 @@ ROWS = [
     _unary("cos", np.cos, "{0}.cos()", rounds=True, flops_per_element=8),
     _unary("erf", _erf, "{0}.erf()", rounds=True, flops_per_element=8),
     _unary("exp", np.exp, "{0}.exp()", saves=("result",), rounds=True, autocast="wide", flops_per_element=8),
+    _unary("expm1", np.expm1, "{0}.expm1()", saves=("result",), rounds=True, autocast="wide", flops_per_element=8),
     _unary("floor", np.floor, "{0}.floor()", saves=(), floats=False, differentiable=False),
     _unary("gelu", _gelu, "F.gelu({0}, approximate={approximate!r})", rounds=True, flops_per_element=12),
+    _unary("hardsigmoid", lambda x: np.clip(x + 3, 0, 6) / 6, "F.hardsigmoid({0})", rounds=True, flops_per_element=3),
+    _unary("hardswish", lambda x: x * np.clip(x + 3, 0, 6) / 6, "F.hardswish({0})", rounds=True, flops_per_element=4),
     _unary("log", np.log, "{0}.log()", rounds=True, autocast="wide", flops_per_element=8),
     _unary("log1p", np.log1p, "{0}.log1p()", rounds=True, autocast="wide", flops_per_element=8),
     _unary("logical_not", np.logical_not, "{0}.logical_not()", saves=(), floats=False),
+    _unary("mish", lambda x: x * np.tanh(np.logaddexp(0, x)), "F.mish({0})", rounds=True, flops_per_element=20),
     _unary("neg", np.negative, "-{0}", saves=(), linear_in=((0,),), fresh=True, floats=False),
     _unary("reciprocal", np.reciprocal, "{0}.reciprocal()", saves=("result",), rounds=True, autocast="wide"),
     _unary("relu", lambda x: np.maximum(x, 0), "{0}.relu()", saves=("result",), floats=False),
+    _unary("round", np.round, "{0}.round()", saves=(), floats=False, differentiable=False),
     _unary("rsqrt", lambda x: 1 / np.sqrt(x), "{0}.rsqrt()", saves=("result",), rounds=True, autocast="wide",
            flops_per_element=2),
     _unary("sigmoid", _sigmoid, "{0}.sigmoid()", saves=("result",), rounds=True, flops_per_element=8),
@@ -91,6 +101,10 @@ ROWS = [
             commutative=True),
     _binary("minimum", np.minimum, "torch.minimum({0}, {1})", with_number="{0}.clamp_max({1})", saves=(0, 1),
             commutative=True),
+    _binary("atan2", np.arctan2, "torch.atan2({0}, {1})", numbers=(), saves=(0, 1), dtype=float_dtype, rounds=True,
+            flops_per_element=12),
+    _binary("binary_cross_entropy", _cross_entropy, "torch.ops.aten.binary_cross_entropy({0}, {1}, None, 0)",
+            numbers=(), saves=(0, 1), dtype=float_dtype, rounds=True, autocast="wide", flops_per_element=20),
     _binary("floor_divide", np.floor_divide, "{0} // {1}"),
     _binary("remainder", np.remainder, "{0} % {1}"),
     _binary("eq", np.equal, "{0} == {1}", dtype=_bool, commutative=True),

@@ -24,11 +24,11 @@ from tests.pcg.run_torch import apply
 from tests.samples import SAMPLES, Sample
 
 ONLY_ON_GPUS = {
-    "exp", "log", "log1p", "pow", "reciprocal", "rsqrt", "softplus", "sum", "softmax", "log_softmax",
+    "exp", "expm1", "log", "log1p", "pow", "reciprocal", "rsqrt", "softplus", "sum", "softmax", "log_softmax",
     "layer_norm", "rms_norm",
 }  # fmt: skip
 """What `torch.autocast` widens on GPUs, and on CPUs runs in the dtype that it comes in."""
-NOT_IN_ITS_LISTS = {"expert_linear", "grouped_mm"}
+NOT_IN_ITS_LISTS = {"expert_linear", "grouped_mm", "recurrent"}
 """Products that `torch.autocast` leaves alone, which in fp32 would be none of a GPU's fast ones."""
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from tests.pcg.aten_cases.case import Case
 from tests.pcg.aten_cases.constants import CONSTANTS
 from tests.pcg.aten_cases.contractions import CONTRACTIONS
+from tests.pcg.aten_cases.images import IMAGES
 from tests.pcg.aten_cases.lookups import LOOKUPS
 from tests.pcg.aten_cases.losses import LOSSES
 from tests.pcg.aten_cases.networks import NETWORKS
@@ -17,7 +18,7 @@ from tests.pcg.aten_cases.reductions import REDUCTIONS
 from tests.pcg.aten_cases.structure import STRUCTURE
 from tests.pcg.aten_cases.uncovered import UNCOVERED
 
-TOPICS = (POINTWISE, STRUCTURE, CONSTANTS, REDUCTIONS, CONTRACTIONS, LOOKUPS, NETWORKS, LOSSES)
+TOPICS = (POINTWISE, STRUCTURE, CONSTANTS, REDUCTIONS, CONTRACTIONS, LOOKUPS, NETWORKS, IMAGES, LOSSES)
 CASES: dict[str, list[Case]] = {name: cases for topic in TOPICS for name, cases in topic.items()}
 
 __all__ = ["CASES", "TOPICS", "UNCOVERED", "Case"]

@@ -58,4 +58,13 @@ CONSTANTS: dict[str, list[Case]] = {
         case(lambda x: torch.arange(0.0, 3.0) + x, real(3)),
         case(lambda x: torch.arange(0, 6, 2.0, dtype=torch.int32) + x, ints(5, 3)),
     ],
+    "linspace": [
+        case(lambda x: torch.linspace(-1, 2, 7, dtype=torch.float64) + x, real(7)),
+        case(lambda x: torch.linspace(0.5, 2, 6) * x, real(6)),
+        case(lambda x: torch.linspace(3, 2, 1) * x, real(2)),
+    ],
+    "eye": [
+        case(lambda x: torch.eye(3) * x, real(3)),
+        case(lambda x: torch.eye(2, 3, dtype=torch.float64) * x, real(3)),
+    ],
 }

@@ -61,6 +61,13 @@ CONTRACTIONS: dict[str, list[Case]] = {
         case(lambda x, w: F.conv2d(x, w, groups=4), real(2, 4, 5, 6), real(4, 1, 3, 3)),
     ],
     "convolution": [
+        case(F.conv3d, real(2, 3, 4, 5, 6), real(4, 3, 2, 2, 2)),
+        case(
+            lambda x, w, c: F.conv3d(x, w, c, (1, 2, 1), 1, (2, 1, 1), 2),
+            real(2, 4, 4, 5, 3),
+            real(6, 2, 2, 2, 1),
+            real(6),
+        ),
         case(lambda x, w, c: F.conv2d(x, w, c, padding="same"), real(2, 3, 6, 7), real(4, 3, 3, 5), real(4)),
         case(lambda x, w: F.conv2d(x, w, padding="valid"), real(2, 3, 6, 7), real(4, 3, 3, 2)),
         case(F.conv1d, real(2, 3, 7), real(4, 3, 3), real(4)),

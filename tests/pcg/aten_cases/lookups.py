@@ -51,6 +51,9 @@ LOOKUPS: dict[str, list[Case]] = {
         case(lambda x: x[[0, -1]], real(4, 3)),
         case(lambda x, i: x[i], flags(4), ints(4, 2)),
     ],
+    "_unsafe_index": [
+        case(lambda x, i, j: torch.ops.aten._unsafe_index(x, [None, i, j]), real(2, 4, 3), ints(4, 5, 1), ints(3, 2)),
+    ],
     "index_select": [
         case(lambda x, i: x.index_select(1, i), real(3, 4), ints(4, 2)),
         case(lambda x, i: x.index_select(-1, i), real(3, 4), ints(4, 2).int()),

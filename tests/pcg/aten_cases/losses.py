@@ -28,6 +28,9 @@ def weighted_entropy(logits: Tensor, target: Tensor, **options: Any) -> Case:
     return case(lambda x, t, w: F.cross_entropy(x, t, w.detach(), **options), logits, target, weight)
 
 
+SMOOTH: list[dict[str, Any]] = [{}, {"beta": 0.4}, {"reduction": "sum"}, {"reduction": "none"}]
+HUBER: list[dict[str, Any]] = [{}, {"delta": 0.4}, {"delta": 2.0, "reduction": "none"}]
+LIKELIHOOD: list[dict[str, Any]] = [{}, {"reduction": "sum"}, {"reduction": "none"}, {"ignore_index": 2}]
 LOSSES: dict[str, list[Case]] = {
     "cross_entropy_loss": [
         *(entropy((6, 4), tensor(0, 2, 1, 3, 2, 1), **o) for o in ENTROPY),
@@ -41,7 +44,40 @@ LOSSES: dict[str, list[Case]] = {
         *(weighted_entropy(real(2, 4, 5), ints(4, 2, 5), **o) for o in ENTROPY[3:]),
         weighted_entropy(real(3, 4), tensor(-100, 1, -100)),
         weighted_entropy(real(3, 4), tensor(-1, 1, 2), ignore_index=-1),
+        *(entropy((6, 4), tensor(0, 2, 1, 3, 2, 1), reduction="none", **o) for o in ENTROPY[2:5]),
+        entropy((4,), ints(4), reduction="none"),
+        weighted_entropy(real(2, 4, 5), ints(4, 2, 5), reduction="none", label_smoothing=0.1),
+        *(entropy((3, 4), positive(3, 4), reduction=r, label_smoothing=0.1) for r in ("mean", "sum", "none")),
+        entropy((2, 3, 4), positive(2, 3, 4)),
+        weighted_entropy(real(3, 4), positive(3, 4)),
     ],
+    "nll_loss_forward": [
+        *(case(lambda x, t, o=o: F.nll_loss(x, t, **o), real(5, 4), tensor(0, 2, 1, 3, 2)) for o in LIKELIHOOD),
+        case(lambda x, t, w: F.nll_loss(x, t, w.detach()), real(3, 4), tensor(1, -100, 2), positive(4)),
+        case(F.nll_loss, real(4), ints(4)),
+    ],
+    "nll_loss2d_forward": [
+        *(case(lambda x, t, o=o: F.nll_loss(x, t, **o), real(2, 4, 3, 5), ints(4, 2, 3, 5)) for o in LIKELIHOOD),
+        case(F.nll_loss, real(2, 4, 3), ints(4, 2, 3)),
+    ],
+    "binary_cross_entropy": [
+        *(
+            case(
+                lambda x, t, r=r: F.binary_cross_entropy(x, t, reduction=r), positive(3, 4) - 0.5, positive(3, 4) - 0.5
+            )
+            for r in ("mean", "sum", "none")
+        ),
+        case(F.binary_cross_entropy, tensor(0.0, 1.0, 1.0).double(), tensor(0.0, 1.0, 0.0).double()),
+        case(
+            lambda x, t, w: F.binary_cross_entropy(x, t, w.detach()),
+            positive(3, 4) - 0.5,
+            positive(3, 4) - 0.5,
+            positive(4),
+        ),
+    ],
+    "smooth_l1_loss": [case(lambda x, y, o=o: F.smooth_l1_loss(x, y, **o), real(3, 4), real(3, 4)) for o in SMOOTH],
+    "huber_loss": [case(lambda x, y, o=o: F.huber_loss(x, y, **o), real(3, 4), real(3, 4)) for o in HUBER],
+    "soft_margin_loss": [case(lambda x, y: F.soft_margin_loss(x, y.detach().sign()), real(3, 4), real(3, 4))],
     "binary_cross_entropy_with_logits": [
         case(lambda x, t, r=r: F.binary_cross_entropy_with_logits(x, t, reduction=r), real(3, 4), positive(3, 4) - 0.5)
         for r in ("mean", "sum", "none")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tests.pcg.aten_cases.case import Case, case, double, flags, real, spread, tensor
+from tests.pcg.aten_cases.case import Case, case, double, flags, real, tensor
 
 aten = torch.ops.aten
 
@@ -24,6 +24,10 @@ def attend(q: tuple[int, ...], k: tuple[int, ...], *masks: Tensor, width: int | 
         return F.scaled_dot_product_attention(q, k, v, mask, **options)
 
     return case(run, real(*q), real(*k), real(*values), *masks)
+
+
+def layer(module: nn.Module, x: Tensor, *, train: bool = True) -> Case:
+    return case(double(module, train), x)
 
 
 NETWORKS: dict[str, list[Case]] = {
@@ -60,31 +64,6 @@ NETWORKS: dict[str, list[Case]] = {
         normed(real(4, 3, 2, 5), nn.BatchNorm2d(3), train=False),
         normed(real(4, 3), nn.BatchNorm1d(3, affine=False), train=False),
     ],
-    "max_pool2d": [
-        case(lambda x: F.max_pool2d(x, 2), spread(2, 3, 6, 5)),
-        case(lambda x: F.max_pool2d(x, 3, 2, 1), spread(2, 3, 6, 7)),
-        case(lambda x: F.max_pool2d(x, (2, 3), (1, 2)), spread(2, 3, 6, 7)),
-    ],
-    "max_pool2d_with_indices": [case(lambda x: F.max_pool2d(x, 2, return_indices=True)[0], spread(2, 3, 6, 5))],
-    "avg_pool2d": [
-        case(lambda x: F.avg_pool2d(x, 2), real(2, 3, 6, 5)),
-        case(lambda x: F.avg_pool2d(x, 3, 2, 1), real(2, 3, 6, 7)),
-        case(lambda x: F.avg_pool2d(x, 2, count_include_pad=False), real(2, 3, 6, 5)),
-        case(lambda x: F.avg_pool2d(x, (2, 1), stride=(1, 2)), real(2, 3, 6, 5)),
-    ],
-    "adaptive_avg_pool2d": [
-        case(lambda x: F.adaptive_avg_pool2d(x, 1), real(2, 3, 6, 5)),
-        case(lambda x: F.adaptive_avg_pool2d(x, (4, 3)), real(2, 3, 6, 5)),
-        case(lambda x: F.adaptive_avg_pool2d(x, (None, 2)), real(2, 3, 6, 5)),
-        case(lambda x: F.adaptive_avg_pool2d(x, 1), real(3, 6, 5)),
-    ],
-    "upsample_nearest1d.vec": [case(lambda x: F.interpolate(x, scale_factor=3), real(2, 3, 4))],
-    "upsample_nearest2d.vec": [
-        case(lambda x: F.interpolate(x, scale_factor=2), real(2, 3, 4, 5)),
-        case(lambda x: F.interpolate(x, size=(4, 15)), real(2, 3, 4, 5)),
-    ],
-    "upsample_nearest3d.vec": [case(lambda x: F.interpolate(x, scale_factor=(1, 2, 3)), real(1, 2, 2, 3, 2))],
-    "_adaptive_avg_pool2d": [case(lambda x: aten._adaptive_avg_pool2d(x, [4, 3]), real(2, 3, 6, 5))],
     "scaled_dot_product_attention": [
         attend((2, 4, 5, 8), (2, 4, 6, 8)),
         attend((2, 4, 5, 8), (2, 4, 6, 8), width=3),
@@ -111,4 +90,12 @@ NETWORKS: dict[str, list[Case]] = {
         case(lambda x: F.rrelu(x, 0.1, 0.4), real(3, 4)),
         case(lambda x: F.rrelu_(x.clone()), real(3, 4)),
     ],
+    "lstm.input": [
+        layer(nn.LSTM(3, 4, 2, batch_first=True, bidirectional=True), real(2, 5, 3)),
+        layer(nn.LSTM(3, 4, bias=False), real(5, 2, 3)),
+        layer(nn.LSTM(3, 4, 2, dropout=0.5), real(5, 2, 3), train=False),
+    ],
+    "gru.input": [layer(nn.GRU(3, 4, 2, bidirectional=True), real(5, 2, 3)), layer(nn.GRU(3, 4), real(5, 3))],
+    "rnn_tanh.input": [layer(nn.RNN(3, 4, batch_first=True), real(2, 5, 3))],
+    "rnn_relu.input": [layer(nn.RNN(3, 4, nonlinearity="relu"), real(5, 2, 3))],
 }

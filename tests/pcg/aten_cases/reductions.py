@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tests.pcg.aten_cases.case import Case, case, flags, ints, real, spread
+from tests.pcg.aten_cases.case import Case, case, flags, ints, real, spread, tensor
 
 
 def reduction(f: Callable[..., Tensor], make: Callable[..., Tensor] = real) -> list[Case]:
@@ -39,6 +39,16 @@ REDUCTIONS: dict[str, list[Case]] = {
         case(lambda x: x.mean(()), real(2, 3)),
         case(lambda x: x.mean(0, dtype=torch.float64), ints(5, 2, 3)),
         case(lambda x: x.float().mean(-1, keepdim=True), real(2, 3)),
+    ],
+    "std.correction": [
+        case(torch.std, real(2, 3)),
+        case(lambda x: x.std(1, correction=0, keepdim=True), real(2, 3)),
+        case(lambda x: (x * 0).std(1), real(2, 3)),
+    ],
+    "std_mean.correction": [case(lambda x: torch.std_mean(x, 1), real(2, 3))],
+    "nansum": [
+        case(lambda x: x.nansum(0), tensor(1.0, float("nan"), 3.0).double()),
+        case(lambda x: x.nansum(1, True), ints(5, 2, 3)),
     ],
     "var.correction": [
         *reduction(torch.var)[:2],

@@ -163,4 +163,14 @@ STRUCTURE: dict[str, list[Case]] = {
         case(lambda x: F.pad(x, (0, 1), value=1), flags(3)),
         case(lambda x: F.pad(x, (0, 0)), real(3)),
     ],
+    "diagonal": [
+        case(torch.diagonal, real(3, 4)),
+        case(lambda x: x.diagonal(1, 2, 0), real(3, 2, 4)),
+        case(lambda x: x.diagonal(-2, -1, -2), real(2, 3, 5)),
+    ],
+    "diag_embed": [
+        case(torch.diag_embed, real(2, 3)),
+        case(lambda x: torch.diag_embed(x, 1, 0, 2), real(2, 3)),
+        case(lambda x: torch.diag_embed(x, -2), real(3)),
+    ],
 }
