@@ -31,6 +31,18 @@ def pytest_sessionstart() -> None:
     gc.disable()
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of a group run in one worker.
+
+    pytest-xdist 3.8 appends a group to an item's `_nodeid`, which pytest 9.2 does not read: it has `_id` in its place.
+    """
+    for item in items:
+        if grouped := vars(item).get("_nodeid"):
+            path, _, name = grouped.partition("::")
+            item._id = type(item.id)(path=path, names=(name,))
+
+
 def pytest_collection_finish() -> None:
     """What was loaded so far stays, and is not searched for garbage again and again: a million objects.
 

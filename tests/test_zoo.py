@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from examples import demo_model
 from examples.zoo import ZOO, Example
+from tests.models import zoo
 
 SEED = 0
 
@@ -36,6 +37,12 @@ def loss_of(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     if isinstance(output, Tensor):
         return output
     return output["loss"] if isinstance(output, Mapping) else output[0]
+
+
+@pytest.mark.parametrize("name", zoo("mlp"))
+def test_the_tests_of_a_model_are_a_group(name: str, request: pytest.FixtureRequest) -> None:
+    """One worker runs them, where there are several, and captures the model once."""
+    assert request.node.nodeid.endswith(f"@{name}") == request.config.getoption("loadgroup", default=False)
 
 
 @pytest.mark.parametrize("name", ZOO)
