@@ -253,7 +253,7 @@ def idle(trainer: Trainer, num_rounds: int) -> Idle:
     """How this rank waits."""
     found = Idle([], defaultdict(list), defaultdict(list))
     with (
-        spans((Channel, "wait"), (Pipeline, "_share")) as waits,
+        spans((Channel, "wait"), (Pipeline, "tell")) as waits,
         spans((Outgoing, "send")) as sent,
         spans((Incoming, "take")) as taken,
     ):

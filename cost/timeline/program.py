@@ -292,7 +292,7 @@ def _between_s(
     meshes = [own.graph.mesh for own in steps]
     firsts = first_ranks(meshes)
     here, there = (StageMesh(meshes[stage], firsts[stage]) for stage in ends)
-    return resharding_s(cluster, Tensor(kind.shape, layouts), num_bytes, here, there)[0]
+    return resharding_s(cluster, Tensor(kind.shape, layouts), num_bytes, here, there)
 
 
 def _sums_s(shared: Sequence[Collection[str]], steps: Sequence[Steps], cluster: Cluster) -> list[float]:

@@ -44,7 +44,7 @@ from shardwright.search.tree.descent import Descent
 from shardwright.search.tree.fitting import LITTLE, Fitted, Fitter, by_block, may_keep_more
 from shardwright.search.tree.idle import asked_for, on_a_part, with_idle
 from shardwright.search.tree.remedies import remedied, remedies
-from shardwright.search.tree.spreading import said_by_block, spread_out, stored_by_stage
+from shardwright.search.tree.spreading import said_by_block, sent_in_pieces, spread_out, stored_by_stage
 from shardwright.search.tree.staging import Stager
 from shardwright.search.tree.tuning import Progress, Tuner, named
 from shardwright.substitutions.equations import Equation
@@ -377,7 +377,8 @@ class Planner:
 
         def by_stage(found: Candidate) -> Candidate:
             solver = rewriter.solver
-            return stored_by_stage(solver, said_by_block(solver, spread_out(solver, found)), zeros)
+            own = stored_by_stage(solver, said_by_block(solver, spread_out(solver, found)), zeros)
+            return sent_in_pieces(solver, own)
 
         orders, near = {_order(best)}, list[Candidate]()
         for other in ranked if best.fits and not rewriter.folded.is_large else ():

@@ -6,19 +6,23 @@ Layouts are known. The timeline says what a stage needs and what is left of its 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from math import inf
 
 from shardwright.cost.timeline.timeline import simulate
 from shardwright.pcg.errors import PlanError
-from shardwright.pcg.graph import Graph
+from shardwright.pcg.graph import Graph, Node, Source, make_attrs
+from shardwright.pcg.layout import R
+from shardwright.pcg.parallel import COMBINE, PARTITION
+from shardwright.pcg.stages import Stages, cut
 from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.lifetimes import ZEROS, Zero, lifetimes, with_lifetimes
 from shardwright.pcg.step.operations import Operations
 from shardwright.pcg.step.recompute import BlockRecompute, Recompute
 from shardwright.pcg.step.sections import sections, spread
+from shardwright.pcg.step.time import as_run
 from shardwright.search.exact.keeping import Keeping
 from shardwright.search.exact.solving import Candidate, Solver, different, rank
 
@@ -116,6 +120,59 @@ def stored_by_stage(solver: Solver, found: Candidate, zeros: Sequence[Zero] = ZE
     prediction, told = solver.predicted(changed, run, {}), tuple(lifetimes(changed).items())
     better = replace(found, graph=changed, prediction=prediction, fits=solver.fits(prediction), lifetimes=told)
     return min(found, better, key=rank)
+
+
+def sent_in_pieces(solver: Solver, found: Candidate) -> Candidate:
+    """Return the whole plan whose stages send pieces of what all ranks along an axis have, if it is faster.
+
+    Each rank sends its own piece, and the ranks that receive them gather the whole. Source: Narayanan et al.,
+    "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM" (2021), section 4.1.
+    """
+    run = found.execution
+    if run.schedule.num_stages == 1 or run.schedule.stage_sizes:
+        return found
+    graph = in_pieces(found.graph, cut(as_run(found.graph, run), run))
+    if graph is found.graph:
+        return found
+    prediction = solver.predicted(graph, run, {})
+    return min(found, replace(found, graph=graph, prediction=prediction, fits=solver.fits(prediction)), key=rank)
+
+
+def in_pieces(graph: Graph, stages: Stages) -> Graph:
+    """Return the graph whose values are partitioned where they are made, and combined in each later stage."""
+    ways = {name: way for names in stages.sent for name in names if (way := list(_cuts(graph, name)))}
+    wholes, nodes = dict[tuple[str, int], str](), list[Node]()
+
+    def moved(op: str, name: str, made: str, way: Sequence[tuple[str, int]], source: Source) -> str:
+        for axis, dim in way:
+            own = f"{made}_{axis}"
+            nodes.append(Node(own, op, (name,), make_attrs(axis=axis, dim=dim, blocks=1), (), source))
+            name = own
+        return name
+
+    pieces = dict[str, str]()
+    for node in graph.nodes:
+        stage = stages.where.get(node.name, 0)
+        for name in node.inputs:
+            if name in pieces and stage > stages.where[name] and (name, stage) not in wholes:
+                made = f"{name}.whole_{stage}"
+                wholes[name, stage] = moved(COMBINE, pieces[name], made, ways[name][::-1], node.source)
+        nodes.append(replace(node, inputs=tuple(wholes.get((name, stage), name) for name in node.inputs)))
+        if node.name in ways:
+            pieces[node.name] = moved(PARTITION, node.name, f"{node.name}.piece", ways[node.name], node.source)
+    return replace(graph, nodes=tuple(nodes)).validated_beside(graph) if ways else graph
+
+
+def _cuts(graph: Graph, name: str) -> Iterator[tuple[str, int]]:
+    """Yield the axes along which all ranks have a value, each with a dimension that nothing else cuts."""
+    kind, mesh = graph.types[name], graph.mesh
+    cut_already = {layout.dim for layout in kind.layouts if layout.is_shard}
+    free = [dim for dim in range(len(kind.shape)) if dim not in cut_already]
+    for axis, layout, size in zip(mesh.names, kind.layouts, mesh.device_sizes, strict=True):
+        dim = next((dim for dim in free if kind.shape[dim] % size == 0), None)
+        if layout == R and size > 1 and dim is not None:
+            free.remove(dim)
+            yield axis, dim
 
 
 def _blocks_with(graph: Graph, mode: Recompute) -> frozenset[str]:

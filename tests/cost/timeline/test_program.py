@@ -408,7 +408,7 @@ def test_stages_compute_what_they_read_and_hold_what_they_share(kind: str, sent:
     made = program(graph, cluster(4), Execution.of(num_stages=2, num_microbatches=2, split=(2, 1)))
     first, second = made.stages
     ends = (StageMesh(Mesh.of(x=2), first) for first in (0, 2))
-    one_s = resharding_s(cluster(4), Tensor((8, 16), (S(0),)), 8 * 16 * 4 / 2, *ends)[0]
+    one_s = resharding_s(cluster(4), Tensor((8, 16), (S(0),)), 8 * 16 * 4 / 2, *ends)
     assert made.hops_s == (pytest.approx(sent * one_s),)
     assert [stage.state["parameters"] for stage in (first, second)] == [16 * 16 * 4, held * 16 * 16 * 4]
     summed = [[task.seconds for task in stage.end.tasks if task.stream == STAGES] for stage in (first, second)]
@@ -456,9 +456,7 @@ HOPS = [
 @each(("machine", "num_ranks"), HOPS, ids=lambda x: getattr(x, "name", x))
 @each("chunks", [1, 3])
 @roles
-def test_hops_are_reshardings_and_no_slower_than_plain_sends(
-    role: str, chunks: int, machine: Cluster, num_ranks: int
-) -> None:
+def test_hops_are_reshardings(role: str, chunks: int, machine: Cluster, num_ranks: int) -> None:
     """The residual stream [8, 8, 64] in fp32: sharded by its batch, or replicated over tensor parallel ranks."""
     graph, num_stages = planned(role, 12, num_ranks), 4
     run = Execution.of(
@@ -473,21 +471,17 @@ def test_hops_are_reshardings_and_no_slower_than_plain_sends(
         own = 8 * 8 * 64 * 4 / (num_ranks if layout[0].is_shard else 1)
         firsts = ((number + i) % num_stages * num_ranks for i in (0, 1))
         source, target = (StageMesh(Mesh.of(x=num_ranks), first) for first in firsts)
-        assert hop_s == pytest.approx(resharding_s(machine, Tensor((8, 8, 64), layout), own, source, target)[0])
-        plain_s = links.send_s(source.first_rank, target.first_rank, own)
-        assert hop_s <= plain_s * (1 + 1e-12)
-        if machine is SLOW_NETWORK and role == "tensor":  # Megatron-LM's scatter-gather
-            assert hop_s < plain_s / 4
+        assert hop_s == pytest.approx(resharding_s(machine, Tensor((8, 8, 64), layout), own, source, target))
+        assert hop_s >= links.send_s(source.first_rank, target.first_rank, own) * (1 - 1e-12)
 
 
 @each(("layout", "way", "share"), [(R, R, 1), (S(0), S(0), 8), (C, P, 1), (P, P, 1)], ids=str)
 def test_the_slower_way_of_a_value_and_its_gradient_counts(layout: Layout, way: Layout, share: int) -> None:
-    """A copied value could be scattered and gathered; the summands of its gradient could not."""
     value = TensorType((64, 1024), "float32", (layout,), grad=True)
     graph = SimpleNamespace(mesh=Mesh.of(x=8), types={"v": value})
     steps: Any = SimpleNamespace(graph=graph, num_bytes={"v": 1e8 / share})
     there, back = (StageMesh(Mesh.of(x=8), first) for first in (0, 8))
-    expected = resharding_s(SLOW_NETWORK, Tensor((64, 1024), (way,)), 1e8 / share, there, back)[0]
+    expected = resharding_s(SLOW_NETWORK, Tensor((64, 1024), (way,)), 1e8 / share, there, back)
     assert crossing_s(["v"], (0, 1), [steps] * 2, SLOW_NETWORK) == pytest.approx(expected)
 
 

@@ -31,11 +31,15 @@ from shardwright.pcg.stages import cut
 from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.lifetimes import Zero
 from shardwright.pcg.step.pipelining import ScheduleName
+from shardwright.pcg.step.time import as_run
+from shardwright.search import check
 from shardwright.search.plan import Plan, SearchReport
+from shardwright.search.tree.spreading import in_pieces
 from tests.lowering.pipelines import Outcome, evenly, in_one_process, in_stages, of_one_stage, step, worst_error
 from tests.lowering.runs import Case, entry_of
 from tests.lowering.test_microbatches import case
 
+SENT_IN_PIECES: dict[ScheduleName, int] = {"1f1b": 1, "interleaved": 2}
 Exchange = Callable[[Tensor, int, dist.ProcessGroup], dist.Work | None]
 Cell = tuple[int, ScheduleName, int, tuple[str, ...], int, Zero]
 CELLS: list[Cell] = [
@@ -58,6 +62,27 @@ def test_steps_in_stages_are_those_of_one_process(name: str, cells: list[Cell]) 
         plans.append((graph, evenly(graph, stages, schedule, chunks)))
     for cell, by_rank in zip(cells, in_stages(found, plans), strict=True):
         assert worst_error(by_rank, expected) < 1e-11, cell
+
+
+def test_pieces_of_what_all_ranks_have_are_sent_and_gathered() -> None:
+    """In equal steps, with half of the bytes over boundaries where both ranks have all of a value."""
+    found, plans = case("gpt"), list[tuple[Graph, Execution]]()
+    for schedule, chunks in SENT_IN_PIECES.items():
+        graph = of_one_stage(found, ("tensor",), 2)
+        run = evenly(graph, 2, schedule, chunks)
+        pieces = pieced(graph, run)
+        assert check.difference(pieces.erased(), graph.erased()) is None
+        whole, halves = (
+            program(as_run(own, run).validate(), Cluster.local(4), run).hops_bytes for own in (graph, pieces)
+        )
+        assert {own / all_of_it for own, all_of_it in zip(halves, whole, strict=True)} in ({0.5}, {0.5, 1.0})
+        plans.append((pieces, run))
+    expected = in_one_process(found)
+    assert all(worst_error(by_rank, expected) < 1e-11 for by_rank in in_stages(found, plans))
+
+
+def pieced(graph: Graph, run: Execution) -> Graph:
+    return in_pieces(graph, cut(as_run(graph, run), run))
 
 
 @contextmanager
@@ -233,6 +258,7 @@ def test_dry_runs_of_stages_are_as_predicted() -> None:
         cluster = Cluster.local(2 * stages)
         graph = of_one_stage(found, ("tensor",), 4)
         execution = evenly(graph, stages, schedule, chunks)
+        graph = pieced(graph, execution) if schedule in SENT_IN_PIECES else graph
         prediction = predict(graph, cluster, execution)
         plan = Plan(graph, cluster, "GPT", "", prediction, (), SearchReport(0.0, 1, 0.0, 1 << 60), execution)
         sent, received = Counter[tuple[str, int]](), Counter[tuple[str, int]]()

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.predict import predict
 from shardwright.cost.timeline.program import program
 from shardwright.cost.timeline.timeline import simulate
@@ -19,6 +20,7 @@ from shardwright.search.check import check_plan
 from shardwright.search.exact.folding import Folded
 from shardwright.search.exact.solving import Solver
 from shardwright.search.plan import Alternative, Plan
+from shardwright.search.tree import planner as planning
 from shardwright.search.tree.fitting import Fitter
 from shardwright.search.tree.planner import Planner
 from shardwright.search.tree.spreading import said_by_block, spread_out, stored_by_stage
@@ -43,6 +45,24 @@ def test_stages_make_again_what_each_has_no_room_for() -> None:
     assert Plan.from_json(compared.to_json()) == compared
     with pytest.raises(PlanError, match="recompute_by_stage: expected nothing; a plan says in recompute what each"):
         Plan.from_json(replace(plan, execution=by_stage).to_json())
+
+
+@pytest.mark.parametrize(("width", "faster"), [(1024, False), (4096, True)])
+def test_stages_send_pieces_of_what_all_ranks_have(width: int, faster: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where these are large; ranks inside a machine then gather them."""
+    graph, machines = blocks(batch=4, width=width, layers=4, seq=512), Cluster.preset("dgx-h100", nodes=2)
+
+    def planned() -> Plan:
+        search = Planner(machines, every_choice)
+        return search.plan(graph, stages=2, mesh=Mesh.of(mb=4, x=8), roles=("tensor",), schedule="1f1b")
+
+    plan = planned()
+    check_plan(plan, graph, every_choice)
+    monkeypatch.setattr(planning, "sent_in_pieces", lambda solver, found: found)
+    whole = planned()
+    sent, all_sent = (program(p.graph, machines, p.execution).hops_bytes for p in (plan, whole))
+    assert [(8 if faster else 1) * num_bytes for num_bytes in sent] == list(all_sent)
+    assert (plan.prediction.step_s < whole.prediction.step_s) == faster
 
 
 def test_stages_share_out_the_memory() -> None:
