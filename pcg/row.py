@@ -32,7 +32,7 @@ class LocalShapes:
     result: Shape
     local_operands: tuple[Shape, ...]
     local_result: Shape
-    senders: int = 1
+    senders: float = 1
 
     @classmethod
     def whole(cls, signature: Signature) -> LocalShapes:

@@ -96,7 +96,7 @@ class Local:
     result: TensorType
     drawn: int
     written: Written = ""
-    senders: int = 1
+    senders: float = 1
 
     @property
     def dtype(self) -> str:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from shardwright.cost.compute.operators import num_drawn
 from shardwright.cost.compute.work import Local, Passes, Work, passes
 from shardwright.pcg.analysis import written
-from shardwright.pcg.choice import WHOLE, degrees
+from shardwright.pcg.choice import WHOLE, degrees, num_senders
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import OPAQUE, Node
 from shardwright.pcg.types import TensorType
@@ -168,8 +168,11 @@ class Formulas:
         whole = TensorType((kind.num_elements * at[0] ** i * at[1] ** j,), kind.dtype)
         random = row is not None and row.random
         drawn = num_drawn(self.steps.compute.device.kind, whole, mine.shape) if random else 0
+        senders: float = num_senders(split, sizes)
+        if self.axis is not None and split[self.axis].sends:
+            senders /= at[2]  # fewer devices have the parts of all
         own = dict(node.attrs)
-        return passes(Local(row, own, signature, extents, local, mine, drawn, written(self.graph, node)))
+        return passes(Local(row, own, signature, extents, local, mine, drawn, written(self.graph, node), senders))
 
     def _node(self, node: Node) -> Form:
         """Return the seconds of an operator's passes in a step."""

@@ -72,6 +72,9 @@ def test_pieces_of_what_all_ranks_have_are_sent_and_gathered() -> None:
         run = evenly(graph, 2, schedule, chunks)
         pieces = pieced(graph, run)
         assert check.difference(pieces.erased(), graph.erased()) is None
+        wholes = {node.name.partition(".whole_")[::2] for node in pieces.nodes if ".whole_" in node.name}
+        stages = cut(as_run(graph, run), run)
+        assert all(int(stage.partition("_")[0]) > stages.where[name] for name, stage in wholes)
         whole, halves = (
             program(as_run(own, run).validate(), Cluster.local(4), run).hops_bytes for own in (graph, pieces)
         )

@@ -7,6 +7,7 @@ import json
 import pytest
 from sympy import Symbol, sympify
 
+from shardwright.api import certified_choices
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.mesh import Mesh
 from shardwright.reports.facts import PlanFacts
@@ -14,7 +15,7 @@ from shardwright.reports.forms import ONE, Formulas, interpolated
 from shardwright.reports.formula import FormulaReport
 from shardwright.search.plan import Plan
 from shardwright.search.tree.planner import Planner
-from tests.search.graphs import blocks, cluster, every_choice
+from tests.search.graphs import blocks, cluster, every_choice, mixture
 from tests.shardwright.command import Run
 
 WIDTH, BATCH = 128, 64
@@ -104,3 +105,18 @@ def test_explain_shows_them(run: Run) -> None:
     found = json.loads(run("explain", "plan.json", "--formula", "--format", "json")[1])
     assert found["forms"]["stored_bytes"]["value"] > 0
     assert run("explain", "plan.json", "--formula", "--find", "up.weight")[0] == 2
+
+
+def test_experts_have_the_rows_that_all_nodes_send() -> None:
+    """Of twice as many nodes each has half of the experts, and rows from twice as many others."""
+
+    def routed(nodes: int) -> Plan:
+        graph = mixture(tokens=4096, hidden=1024, experts=16, used=1)
+        planner = Planner(cluster(nodes, link_bytes_per_s=1e9), certified_choices())
+        return planner.plan(graph, "Net", mesh=Mesh.of(x=nodes), roles=("expert",), compared=False)
+
+    four, eight = routed(4), routed(8)
+    assert {node.split for plan in (four, eight) for node in plan.graph.leaves("experts")} == {("e>_0",)}
+    formulas = Formulas(PlanFacts(four))
+    assert values(formulas)["compute_s"] == pytest.approx(predicted(four)["compute_s"], rel=1e-9)
+    assert formulas.at(formulas.compute_s, nodes=8) == pytest.approx(predicted(eight)["compute_s"], rel=1e-6)
