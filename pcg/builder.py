@@ -11,6 +11,7 @@ from shardwright.pcg.factors import Shape
 from shardwright.pcg.graph import OPAQUE, Graph, Node, Source, infer, leaf, make_attrs
 from shardwright.pcg.layout import Layout, S
 from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.node import FOREIGN
 from shardwright.pcg.optable import ROWS, Attr
 from shardwright.pcg.precision import HALVES, operand_dtypes
 from shardwright.pcg.types import TensorType, is_float
@@ -62,7 +63,7 @@ class GraphBuilder:
 
     def op(self, op: str, *operands: Operand, **attrs: Attr) -> str:
         """Append one operator, or return the node that already computes the same."""
-        inputs = self.operands(*self._at_precision(op, operands))
+        inputs = self.operands(*self._at_precision(op, operands, attrs.get("target")))
         if (same := self._no_op(op, inputs, attrs)) is not None:
             return same
         if op == "dropout" and attrs["p"] == 1:
@@ -121,16 +122,16 @@ class GraphBuilder:
         """Return x as read by operators that run in at least fp32, where others run in 16 bits."""
         return self.op("cast", x, dtype="float32") if self.low and self.types[x].dtype in HALVES else x
 
-    def _at_precision(self, op: str, operands: Sequence[Operand]) -> Sequence[Operand]:
+    def _at_precision(self, op: str, operands: Sequence[Operand], target: object) -> Sequence[Operand]:
         """Return the operands in the dtypes that the operator computes in.
 
-        An opaque operator runs as it was captured.
+        An opaque operator runs as it was captured, a foreign call in the region of autocast around it.
         """
         if self.low is None or op == "cast":
             return operands
         tensors = [o for o in operands if isinstance(o, str)]
         if op == OPAQUE:
-            return [self.wide(x) for x in tensors]
+            return [self.wide(x) for x in tensors] if target != FOREIGN else tensors
         dtypes = operand_dtypes(ROWS[op], [self.types[x] for x in tensors], self.low)
         casts = iter([self.op("cast", x, dtype=dtype) for x, dtype in zip(tensors, dtypes, strict=True)])
         return [next(casts) if isinstance(o, str) else o for o in operands]
@@ -178,9 +179,8 @@ class GraphBuilder:
     def _follow_batch(self, node: Node) -> None:
         if node.op == "input" and self.types[node.name].shape:
             self._batch[node.name] = S(0)
-        if node.op not in ROWS:
+        if (row := node.row) is None:
             return
-        row = ROWS[node.op]
         way = following(node, row.signature([self.shape(i) for i in node.inputs], dict(node.attrs)), self._batch, row)
         if way is not None and way[1].is_shard:
             self._batch[node.name] = way[1]

@@ -16,6 +16,7 @@ from shardwright.pcg.errors import GraphError, PlanError
 from shardwright.pcg.graph import OPAQUE, Graph, Node
 from shardwright.pcg.node import FOREIGN
 from shardwright.pcg.precision import HALVES
+from shardwright.pcg.rows.declared import ROW_BY_ROW
 from shardwright.pcg.schema import Schema, problem
 from shardwright.pcg.types import ITEM_BYTES
 
@@ -61,6 +62,7 @@ class Call:
     grad        whether gradients are enabled around it
     draws       whether it draws from torch's generator
     autocast    the 16-bit dtype of `torch.autocast` around it; "": none
+    batched     the operands that have the batch as their first dimension, if it runs along the batch
     way         how it runs
     why         the reason why capture cannot see through it; "": the user names it
     flops       floating-point operations of its forward, as torch counts them
@@ -78,6 +80,7 @@ class Call:
     grad: bool
     draws: bool
     autocast: str
+    batched: tuple[int, ...] = ()
     way: Way = "whole"
     why: str = ""
     flops: float = 0.0
@@ -117,6 +120,7 @@ _SCHEMA: Schema = {
         "grad": {"type": "boolean"},
         "draws": {"type": "boolean"},
         "autocast": {"enum": ["", *HALVES]},
+        "batched": {"type": "array", "items": {"type": "integer", "minimum": 0}},
         "way": {"enum": [*get_args(Way)]},
         "why": {"type": "string"},
         "flops": {"type": "number", "minimum": 0},
@@ -145,7 +149,8 @@ def parsed(text: str) -> Call:
     if wrong := problem(data, _SCHEMA):
         raise GraphError(f"a foreign call: {wrong}; make the plan again")
     data["results"] = tuple(Result(tuple(shape), dtype, grad) for shape, dtype, grad in data["results"])
-    data["state"], data["written"] = tuple(map(tuple, data["state"])), tuple(data["written"])
+    data["state"] = tuple(map(tuple, data["state"]))
+    data["written"], data["batched"] = tuple(data["written"]), tuple(data["batched"])
     return Call(**data)
 
 
@@ -156,6 +161,8 @@ def problem_of(node: Node) -> str:
         return f"the call of {call.name} has {call.num_inputs + len(call.state)} operands, the node {len(node.inputs)}"
     if call.draws != (node.draw is not None):
         return f"the call of {call.name} draws, or the node, and not both"
+    if (node.op == ROW_BY_ROW) != (call.way == "batch") or attrs.get("batched", ()) != call.batched:
+        return f"the call of {call.name} runs along the batch, or the node, and not both"
     number = attrs["result"]
     found = call.results[number] if isinstance(number, int) and 0 <= number < len(call.results) else None
     if found is None or (found.shape, found.dtype) != (attrs["shape"], attrs["dtype"]):
@@ -165,7 +172,7 @@ def problem_of(node: Node) -> str:
 
 def is_foreign(node: Node) -> bool:
     """Return whether a node stands for a foreign call."""
-    return node.op == OPAQUE and node.attr("target") == FOREIGN
+    return node.op == ROW_BY_ROW or (node.op == OPAQUE and node.attr("target") == FOREIGN)
 
 
 def calls(graph: Graph) -> tuple[Call, ...]:

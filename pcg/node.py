@@ -59,7 +59,7 @@ class Node:
     @property
     def row(self) -> Row | None:
         """The row of its operator, if that is in the op table."""
-        return ROWS.get(self.op)
+        return ROWS.find(self.op)
 
     @property
     def is_random(self) -> bool:

@@ -7,13 +7,13 @@ Rows live in `pcg/rows/`, one file per topic; `ROWS` gathers them. The four para
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NoReturn
 
 from shardwright.pcg.attrs import Attr, Attrs
 from shardwright.pcg.errors import GraphError
 from shardwright.pcg.row import LocalShapes, Row, keep_attrs, local_result_shape, numpy_dtype
 from shardwright.pcg.rows import (
     contractions,
+    declared,
     experts,
     images,
     indexing,
@@ -26,7 +26,10 @@ from shardwright.pcg.rows import (
 
 
 class OpTable(dict[str, Row]):
-    """The rows by name. Unknown names raise a `GraphError` that says what to do; `get` gives None for them."""
+    """The rows by name. Unknown names raise a `GraphError` that says what to do; `find` gives None for them.
+
+    Rows that a user declares (`pcg.rows.declared`) are found, and not listed.
+    """
 
     def __init__(self, rows: Iterable[Row]) -> None:
         super().__init__()
@@ -35,8 +38,13 @@ class OpTable(dict[str, Row]):
                 raise GraphError(f"op table: two rows are called {row.name!r}")
             self[row.name] = row
 
-    def __missing__(self, name: str) -> NoReturn:
+    def __missing__(self, name: str) -> Row:
+        if name in declared.DECLARED:
+            return declared.DECLARED[name]
         raise GraphError(f"operator {name!r} has no row in the op table; add one to pcg/rows or fix the name")
+
+    def find(self, name: str) -> Row | None:
+        return self.get(name) or declared.DECLARED.get(name)
 
 
 TOPICS = (pointwise, structural, reductions, contractions, experts, indexing, neural, images, recurrent)

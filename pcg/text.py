@@ -29,6 +29,7 @@ from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.offers import parse_choices
 from shardwright.pcg.optable import ROWS, Attr
 from shardwright.pcg.parallel import PARALLEL_OPS, SEND
+from shardwright.pcg.rows.declared import DECLARED
 from shardwright.pcg.types import TensorType
 
 _AXIS = re.compile(r"\w+")
@@ -189,7 +190,7 @@ def _reference(cursor: Cursor, nodes: Mapping[str, Node]) -> str:
 def _operator(cursor: Cursor) -> str:
     at = cursor.at
     op = cursor.name("an operator")
-    known = [*ROWS, *LEAVES, *PARALLEL_OPS, SEND, OPAQUE]
+    known = [*ROWS, *DECLARED, *LEAVES, *PARALLEL_OPS, SEND, OPAQUE]
     if op not in known:
         near = difflib.get_close_matches(op, known, 1)
         hint = f"did you mean {near[0]!r}?" if near else "see pcg/rows for those there are"

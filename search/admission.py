@@ -18,6 +18,7 @@ from shardwright.pcg.foreign import is_foreign, problem_of
 from shardwright.pcg.graph import OPAQUE, Graph, Node
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.node import FOREIGN
+from shardwright.pcg.rows.declared import ROW_BY_ROW
 from shardwright.pcg.rows.experts import ACTIVATIONS
 from shardwright.pcg.rows.recurrent import STATES
 from shardwright.pcg.step.execution import Execution
@@ -175,6 +176,7 @@ def _wrong_attribute(node: Node) -> str:
     needed |= {"seed"} if node.is_random else {"target", "grad"} if node.is_leaf else set()
     needed |= {"target", "args", "kwargs", "result"} if node.op == OPAQUE else set()
     needed |= {"call"} if attrs.get("target") == FOREIGN and not node.is_leaf else set()
+    needed |= {"call", "result", "shape", "dtype", "batched"} if node.op == ROW_BY_ROW else set()
     if missing := sorted(needed - attrs.keys()):
         return f"attribute {missing[0]!r} is missing; there are {sorted(attrs)}"
     for name, value in node.attrs:

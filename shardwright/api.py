@@ -115,8 +115,9 @@ def plan(
         strict: an operator without a row in the op table is an error; otherwise it runs replicated. So is a part that
             cannot be captured; otherwise it runs as it is (`foreign`), and the plan names it.
         foreign: the parts of the model that run as they are, in Python and under torch's own autograd: modules by name,
-            `autograd.Function`s by their full names. Each runs whole on every device. Parts that cannot be captured are
-            found without being named; see docs/training.md.
+            `autograd.Function`s by their full names. Each runs whole on every device, or with `{"name": "batch"}` along
+            the batch, if each row of its results depends on its own row alone. Parts that cannot be captured are found
+            without being named; see docs/training.md.
         rules: a rule file (docs/rules.md) in place of the shipped catalogue: the only source of the forms of rules
             that it holds. Rules that this machine has not proven yet are proven now, or left out and reported to
             `progress`; proofs are kept in the cache folder.

@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from shardwright.pcg.choice import WHOLE, Choice
+from shardwright.pcg.choice import WHOLE, Choice, Split
 from shardwright.pcg.errors import GraphError, RuleError
 from shardwright.pcg.graph import OPAQUE, Graph, Node
 from shardwright.pcg.optable import ROWS
+from shardwright.pcg.rows.declared import ROW_BY_ROW
 from shardwright.pcg.types import TensorType
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.rules.catalogue import CATALOGUE, SEARCHED
@@ -28,6 +29,8 @@ from shardwright.verifier.judge import Jury, one_by_one
 from shardwright.verifier.rulefile import read_rules
 from shardwright.verifier.store import Verdicts
 
+_DECLARED = frozenset([WHOLE, Split("b")])
+"""The choices of a foreign call that is row by row, as its user says and no proof does; plans name it."""
 Key = tuple[str, tuple[object, ...], tuple[tuple[tuple[int, ...], str], ...]]
 _RuleKey = tuple[str, Pattern, Choice]
 
@@ -53,6 +56,8 @@ class Certified:
         """
         if node.op == OPAQUE:
             return frozenset([WHOLE])
+        if node.op == ROW_BY_ROW:
+            return _DECLARED
         plain = (choice for choice, reason in self._outcomes(node, operands).items() if not reason)
         return frozenset([*plain, *(choice for choice in blocked if not self.reason(node, operands, choice))])
 
@@ -66,6 +71,8 @@ class Certified:
         """Return the reason why a choice is not certified, or None if it is."""
         if node.op == OPAQUE:
             return None if choice == WHOLE else f"{node.op}: an operator without a row runs on whole tensors only"
+        if node.op == ROW_BY_ROW:
+            return None if choice in _DECLARED else f"{node.op} runs whole, or along the batch"
         outcomes = self._outcomes(node, operands)
         if choice.blocks > 1:
             return self._judge_blocked(node, operands, choice) or None
@@ -75,7 +82,7 @@ class Certified:
 
     def certificate(self, node: Node, operands: Sequence[TensorType], choice: Choice) -> Certificate | None:
         """Return the certificate of one choice, or None."""
-        if node.op == OPAQUE or self.reason(node, operands, choice) is not None:
+        if node.op in (OPAQUE, ROW_BY_ROW) or self.reason(node, operands, choice) is not None:
             return None
         site = _Site.of(node, operands, choice)
         found = self._certify(node.op, site.pattern, site.letter(choice))

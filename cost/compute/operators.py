@@ -184,7 +184,7 @@ def _part_costs(
     written: Written,
 ) -> tuple[Passes, tuple[float, float]]:
     """Return the kernels of an operator's part and their seconds, on any mesh; cached, as searches ask very often."""
-    row, own = ROWS.get(op), dict(attrs)
+    row, own = ROWS.find(op), dict(attrs)
     signature = row.signature([t.shape for t in operands], own) if row else None
     local = tuple(TensorType(shape, t.dtype, (), t.grad) for t, shape in zip(operands, shapes, strict=True))
     mine = TensorType(returned, result.dtype, (), result.grad)

@@ -23,7 +23,6 @@ from shardwright.pcg.analysis import Written
 from shardwright.pcg.attrs import Attrs
 from shardwright.pcg.factors import Signature
 from shardwright.pcg.foreign import parsed
-from shardwright.pcg.node import FOREIGN
 from shardwright.pcg.optable import LocalShapes, Row
 from shardwright.pcg.row import Product
 from shardwright.pcg.types import ITEM_BYTES, TensorType, is_float
@@ -141,7 +140,7 @@ def _groups(part: Local) -> int:
 
 def _passes(part: Local) -> Passes:
     row = part.row
-    if row is None and part.attrs.get("target") == FOREIGN:
+    if "call" in part.attrs:
         return _foreign(part)
     if row is None:
         return _elementwise(part, "pointwise", 1.0)
@@ -372,13 +371,15 @@ def _foreign(part: Local) -> Passes:
         return Passes()
     call = parsed(str(part.attrs["call"]))
     num_bytes = _bytes((*part.operands, part.result))
+    share = part.result.num_elements / max(prod(call.results[0].shape), 1)  # of the batch, if it is row by row
 
-    def work(times: int) -> Work:
+    def work(passes: int) -> Work:
+        times = passes * share
         side = max(1, round((call.flops / 2) ** (1 / 3)))
-        found = Work("matmul", (1, side, side, side), 0.0, times * num_bytes, part.dtype)
-        found = found if call.flops else _work(part, "pointwise", times * num_bytes)
+        found = Work("matmul", (1, side, side, side), 0.0, passes * num_bytes, part.dtype)
+        found = found if call.flops else _work(part, "pointwise", passes * num_bytes)
         measured = (call.device, times * call.seconds) if call.seconds else None
-        return replace(found, flops=times * max(call.flops, found.flops), measured=measured)
+        return replace(found, flops=times * call.flops or passes * found.flops, measured=measured)
 
     return Passes((work(1),), (work(2),) if part.result.grad else ())
 

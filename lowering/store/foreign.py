@@ -93,9 +93,9 @@ class ForeignParts:
             if isinstance(part, nn.Module):
                 with _lent(part, call, state) as written:
                     returned = private.tree_leaves(part.forward(*args, **kwargs))
-                    results = _checked(call, (*returned, *written()))
+                    results = _checked(call, given, (*returned, *written()))
             else:
-                results = _checked(call, private.tree_leaves(part.apply(*args, **kwargs)))
+                results = _checked(call, given, private.tree_leaves(part.apply(*args, **kwargs)))
         if self._seen is not None:
             self._seen[name, number] = _summary(results)
         return results
@@ -158,10 +158,7 @@ def _lent(module: nn.Module, call: Call, state: Sequence[Tensor]) -> Generator[C
         for names, tensor, version in zip(call.state, state, versions, strict=True):
             dict_, key = _place(module, names[0])
             if written.isdisjoint(names) and (tensor._version != version or dict_[key] is not tensor):
-                raise ForeignError(
-                    f"{call.name} is foreign and changes its parameter {names[0]!r}, and only optimizers change "
-                    "parameters; make it a buffer (register_buffer), or change it after the step"
-                )
+                raise ForeignError(f"{call.name} is foreign and {_written(module, names[0])}")
         return [_place(module, name)[0][name.rpartition(".")[2]].detach() for name in call.written]
 
     try:
@@ -171,6 +168,17 @@ def _lent(module: nn.Module, call: Call, state: Sequence[Tensor]) -> Generator[C
             dict_[key] = tensor
 
 
+def _written(module: nn.Module, name: str) -> str:
+    """Return what is wrong with a write into a tensor of a module."""
+    dict_, key = _place(module, name)
+    if dict_ is module.get_submodule(name.rpartition(".")[0])._buffers:
+        return f"changes its buffer {key!r}, which it may not where it runs along the batch; let it run whole"
+    return (
+        f"changes its parameter {name!r}, and only optimizers change parameters; make it a buffer (register_buffer), "
+        "or change it after the step"
+    )
+
+
 def _place(module: nn.Module, name: str) -> tuple[dict[str, Any], str]:
     """Return where a module holds a parameter or buffer: the dictionary, and the key."""
     path, _, key = name.rpartition(".")
@@ -178,11 +186,11 @@ def _place(module: nn.Module, name: str) -> tuple[dict[str, Any], str]:
     return (owner._parameters if key in owner._parameters else owner._buffers), key
 
 
-def _checked(call: Call, returned: Sequence[Any]) -> tuple[Tensor, ...]:
+def _checked(call: Call, given: Sequence[Tensor], returned: Sequence[Any]) -> tuple[Tensor, ...]:
     """Return the tensors among results; raise `ForeignError` unless they have the types that they had in capture."""
     results = tuple(x for x in returned if isinstance(x, Tensor))
     found = [(tuple(x.shape), str(x.dtype).removeprefix("torch.")) for x in results]
-    expected = [(result.shape, result.dtype) for result in call.results]
+    expected = _types(call, given)
     if found != expected:
         raise ForeignError(
             f"{call.name} is foreign and gives {_told(found)}; when it was captured, it gave {_told(expected)}, and a "
@@ -195,6 +203,12 @@ def _checked(call: Call, returned: Sequence[Any]) -> tuple[Tensor, ...]:
                 "the program would drop it: let every branch in the part give gradients alike"
             )
     return results
+
+
+def _types(call: Call, given: Sequence[Tensor]) -> list[tuple[tuple[int, ...], str]]:
+    """Return the types of results; along the batch they have as many rows as the operands here."""
+    rows = given[call.batched[0]].shape[:1] if call.batched else ()
+    return [((*rows, *x.shape[len(rows) :]), x.dtype) for x in call.results]
 
 
 def _told(types: Sequence[tuple[tuple[int, ...], str]]) -> str:
@@ -233,7 +247,8 @@ class _DryCall(Function):
     @staticmethod
     def forward(ctx: AutogradContext, call: Call, *operands: Tensor) -> tuple[Tensor, ...]:
         ctx.save_for_backward(*operands)
-        return tuple(operands[0].new_empty(result.shape, dtype=getattr(torch, result.dtype)) for result in call.results)
+        types = _types(call, operands)
+        return tuple(operands[0].new_empty(shape, dtype=getattr(torch, dtype)) for shape, dtype in types)
 
     @staticmethod
     def backward(ctx: AutogradContext, *gradients: Tensor) -> tuple[Tensor | None, ...]:

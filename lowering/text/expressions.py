@@ -133,8 +133,10 @@ class Expressions:
             return f"{source_of(node)}[{node.attr('target')!r}]"
         if node.is_parallel:
             return self._parallel(node, operands[0])
+        if is_foreign(node):
+            return foreign_call(node, operands)
         if node.op == OPAQUE:
-            return foreign_call(node, operands) if is_foreign(node) else opaque_call(node, operands)
+            return opaque_call(node, operands)
         if (split := split_of(self.context, node)) is not None:
             return split.format(*operands)
         return self._row(node, operands, names)

@@ -140,8 +140,14 @@ class Parts:
         flat, spec = tree_flatten(result)
         if other := next((x for x in flat if not isinstance(x, Tensor) and x is not None), None):
             raise _unfit(part, f"it returns a {type(other).__name__}; expected tensors alone")
-        returned, buffers = [x for x in flat if isinstance(x, Tensor)], part.buffers()
+        returned, buffers = [x for x in flat if isinstance(x, Tensor)], part.buffers() if part.way == "whole" else {}
         _refuse_writes(part, leaves, state, before)
+        drew = not torch.equal(drawn, _generator(device).get_state())
+        batched = tuple[int, ...]()
+        if part.way == "batch":
+            if drew:
+                raise _unfit(part, "it draws random numbers, and devices would draw the same for other rows", _BY_ROW)
+            batched = _row_by_row(part, returned, lambda tensors: given.run(run, tensors), leaves)
         call = Call(
             part.name,
             number,
@@ -151,8 +157,9 @@ class Parts:
             tuple(Result(tuple(x.shape), dtype_name(x.dtype), x.requires_grad) for x in (*returned, *buffers.values())),
             tuple(buffers),
             torch.is_grad_enabled(),
-            not torch.equal(drawn, _generator(device).get_state()),
+            drew,
             dtype_name(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else "",
+            batched,
             part.way,
             part.why,
         )
@@ -209,8 +216,11 @@ def _functions(kind: type[Function]) -> Iterator[type[Function]]:
         yield from _functions(function)
 
 
-def _unfit(part: Part, why: str) -> CaptureError:
-    return CaptureError(f"{part.name} cannot be foreign: {why}").inside(part.name, why)
+_BY_ROW = "run along the batch"
+
+
+def _unfit(part: Part, why: str, what: str = "be foreign") -> CaptureError:
+    return CaptureError(f"{part.name} cannot {what}: {why}").inside(part.name, why)
 
 
 # ---- calls ----
@@ -276,6 +286,8 @@ def _refuse_writes(
         if names[0] in buffers:
             if buffers[names[0]].shape != tensor.shape:
                 raise _unfit(part, f"its buffer {names[0]!r} changes its shape, and programs have fixed shapes")
+            if part.way == "batch" and value is not None and not _same(buffers[names[0]], value):
+                raise _unfit(part, f"it writes its buffer {names[0]!r}, which devices would do for other rows", _BY_ROW)
         elif value is not None and not _same(tensor, value):
             with torch.no_grad():
                 tensor.copy_(value)
@@ -283,6 +295,34 @@ def _refuse_writes(
                 f"{part.name} is foreign and changes its parameter {names[0]!r} in place, and only optimizers change "
                 "parameters; make it a buffer (register_buffer), or change it after the step"
             )
+
+
+def _row_by_row(
+    part: Part, returned: Sequence[Tensor], run: Callable[[list[Tensor]], Any], given: Sequence[Tensor]
+) -> tuple[int, ...]:
+    """Return the operands that have the batch; raise if two halves of it do not give what the whole gives."""
+    rows = next((x.shape[0] for x in given if x.dim()), 0)
+    batched = tuple(number for number, x in enumerate(given) if x.dim() and x.shape[0] == rows)
+    if rows < 2 or any(not x.dim() or x.shape[0] != rows for x in returned):
+        shapes = ", ".join(str(list(x.shape)) for x in returned)
+        raise _unfit(part, f"it gives {shapes} for {rows} rows; expected a row of each result for each row", _BY_ROW)
+    halves = [
+        [x for x in tree_flatten(run([x[own] if n in batched else x for n, x in enumerate(given)]))[0] if x is not None]
+        for own in (slice(rows // 2), slice(rows // 2, None))
+    ]
+    for number, whole in enumerate(returned):
+        both = torch.cat([half[number] for half in halves])
+        if whole.shape != both.shape or not _close(both, whole):
+            what = f"two halves of the batch do not give what the whole does (result {number})"
+            raise _unfit(part, what, _BY_ROW)
+    return batched
+
+
+def _close(one: Tensor, other: Tensor) -> bool:
+    if not one.is_floating_point():
+        return torch.equal(one, other)
+    tolerance = torch.finfo(one.dtype).eps ** 0.5
+    return torch.allclose(one, other, tolerance, tolerance * float(other.detach().abs().max()), equal_nan=True)
 
 
 def _varies(returned: Sequence[Tensor], run: Callable[[list[Tensor]], Any], given: Sequence[Tensor]) -> bool:

@@ -26,6 +26,7 @@ from shardwright.pcg.errors import CaptureError, GraphError
 from shardwright.pcg.foreign import parsed
 from shardwright.pcg.graph import OPAQUE, Graph, Source
 from shardwright.pcg.node import FOREIGN
+from shardwright.pcg.rows.declared import ROW_BY_ROW
 
 LOSS = "loss"
 
@@ -222,11 +223,13 @@ class Importer:
     def _foreign(self, operands: Sequence[Ref], call: str) -> tuple[str | None, ...]:
         """Append a call of a foreign part (`pcg.capture.foreign`): one node for each result."""
         b = self.builder
-        one: dict[str, Any] = {"target": FOREIGN, "args": (), "kwargs": (), "call": call}
-        if parsed(call).draws:
-            one["seed"] = b.number_of_draw(OPAQUE)
-        results = enumerate(parsed(call).results)
-        return tuple(b.op(OPAQUE, *operands, **one, result=i, shape=x.shape, dtype=x.dtype) for i, x in results)
+        made, results = parsed(call), enumerate(parsed(call).results)
+        op, one = ROW_BY_ROW, dict[str, Any](call=call, batched=made.batched)
+        if made.way == "whole":
+            op, one = OPAQUE, dict[str, Any](call=call, target=FOREIGN, args=(), kwargs=())
+        if made.draws:
+            one["seed"] = b.number_of_draw(op)
+        return tuple(b.op(op, *operands, **one, result=i, shape=x.shape, dtype=x.dtype) for i, x in results)
 
     def _outputs(self, node: torch.fx.Node) -> Iterator[tuple[str, str]]:
         specs = self.exported.graph_signature.output_specs

@@ -331,7 +331,8 @@ def search_options(command: Command) -> Command:
             multiple=True,
             metavar="NAME",
             help="A module, or an autograd.Function by its full name, that runs as it is, in Python, whole on every "
-            "device. Parts that cannot be captured are found without being named. May be repeated.",
+            "device; NAME=batch: along the batch, if it is row by row. Parts that cannot be captured are found without "
+            "being named. May be repeated.",
         ),
         rules=click.option(
             "--rules",

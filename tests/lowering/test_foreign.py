@@ -24,10 +24,21 @@ from shardwright.pcg.foreign import calls
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.layout import Layouts, S
 from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.offers import parse_choices
+from shardwright.pcg.rows.declared import ROW_BY_ROW
 from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.search.tree.planner import Planner
 from tests.foreign import MODELS, ROWS, WIDTH, Deep, make
-from tests.lowering.runs import Case, Step, assert_same_step, outcome, parallel_step, run_all, serial_step
+from tests.lowering.runs import (
+    Case,
+    Step,
+    assert_all_train_as_serial,
+    assert_same_step,
+    outcome,
+    parallel_step,
+    run_all,
+    serial_step,
+)
 
 TWO = Mesh.of(dp=2)
 FOUND = ("boolean index", "gradient reversal", "quantizer", "python state", "ragged inside")
@@ -60,6 +71,18 @@ def test_steps_are_those_of_one_process() -> None:
     for (name, layout), steps in zip(jobs, results, strict=True):
         for found in steps:
             assert_same_step(found, serial_step(case(name)), 1e-11, f"{name}, {layout.__name__}")
+
+
+def test_along_the_batch_devices_and_microbatches_have_rows_of_their_own() -> None:
+    model, batch = make("lengths")
+    one = Case(model, batch, capture(model, batch, foreign={"part": "batch"}))
+    planner = Planner(Cluster.local(2), certified_choices())
+    meshes = [(Mesh.of(x=2), "zero"), (Mesh.of(mb=2, x=2), "data")]
+    graphs = [planner.solve(one.captured.graph, mesh, (role,), "test").graph for mesh, role in meshes]
+    for graph in graphs:
+        (node,) = (node for node in graph.nodes if node.op == ROW_BY_ROW)
+        assert set(node.split) == set(parse_choices(["b"]))
+    assert_all_train_as_serial(one, {str(graph.mesh): graph for graph in graphs})
 
 
 def test_parts_are_found() -> None:

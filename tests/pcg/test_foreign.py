@@ -12,9 +12,11 @@ from shardwright.pcg.errors import GraphError, PlanError
 from shardwright.pcg.foreign import Call, Result, packed, parsed, problem_of, unpacked, ways
 from shardwright.pcg.graph import OPAQUE, Node, make_attrs
 from shardwright.pcg.node import FOREIGN
+from shardwright.pcg.optable import ROWS
+from shardwright.pcg.rows.declared import ROW_BY_ROW
 
 CALL = Call(
-    "part", 0, {"tuple": []}, 1, (("w", "tied"),), (Result((2,), "float32", True),), (), True, False, "", "whole", "why"
+    "part", 0, {"tuple": []}, 1, (("w", "tied"),), (Result((2,), "float32", True),), (), True, False, "", why="why"
 )
 
 
@@ -81,6 +83,21 @@ def test_a_node_fits_its_call() -> None:
     assert "draws, or the node" in problem_of(node(seed=0))
     one = node()
     assert "has 2 operands, the node 1" in problem_of(Node("n", OPAQUE, ("x",), one.attrs))
+
+
+def test_rows_of_a_call_along_the_batch() -> None:
+    row, attrs = ROWS[ROW_BY_ROW], {"batched": (0,), "shape": (4, 3)}
+    assert ROW_BY_ROW not in list(ROWS)
+    signature = row.signature([(4, 2), (5,), ()], attrs)
+    assert signature.result_shape == (4, 3)
+    assert [f.name for f in signature.factors if f.role != "fixed"] == ["b"]
+    with pytest.raises(GraphError, match="have the batch"):
+        row.signature([(4, 2)], {**attrs, "batched": (1,)})
+    with pytest.raises(GraphError, match="runs in Python alone"):
+        row.numpy()
+    one = node()
+    told = problem_of(Node("n", ROW_BY_ROW, one.inputs, make_attrs(**{**dict(one.attrs), "batched": (0,)})))
+    assert "along the batch, or the node" in told
 
 
 def test_ways() -> None:

@@ -14,6 +14,9 @@ from shardwright.pcg.capture.capture import capture
 from shardwright.pcg.capture.fake import fake
 from shardwright.pcg.errors import CaptureError, PlanError
 from shardwright.pcg.foreign import Call, calls
+from shardwright.pcg.offers import parse_choices
+from shardwright.pcg.rows.declared import ROW_BY_ROW
+from shardwright.verifier.choices import Certified
 from tests.each import each
 from tests.foreign import ROWS, WIDTH, Deep, Gated, Nearest, Net, make
 
@@ -114,6 +117,39 @@ def test_what_a_part_may_not_do(name: str) -> None:
     with pytest.raises(CaptureError, match=told):
         capture(model, {"x": torch.ones(2, WIDTH)}, foreign={"part": "whole"})
     assert torch.equal(model.part.w.detach(), torch.ones(WIDTH))
+
+
+NOT_BY_ROW: dict[str, tuple[Any, str]] = {
+    "mean": (lambda part, x: x - x.mean(0), "two halves of the batch do not give what the whole does"),
+    "rows": (lambda part, x: x.sum(), "for 4 rows; expected a row of each result for each row"),
+    "draws": (lambda part, x: x * torch.rand(()), "it draws random numbers"),
+    "buffer": (lambda part, x: x + part.queue.add_(1).sum(), "it writes its buffer 'queue'"),
+}
+
+
+@each("name", NOT_BY_ROW)
+def test_what_is_not_row_by_row(name: str) -> None:
+    does, told = NOT_BY_ROW[name]
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part = Given(does)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.part(x).sum()
+
+    with pytest.raises(CaptureError, match=f"part cannot run along the batch: .*{told}"):
+        capture(Outer(), {"x": torch.randn(4, WIDTH)}, foreign={"part": "batch"})
+
+
+def test_along_the_batch_only_the_batch_is_split() -> None:
+    model, batch = make("lengths")
+    graph = capture(model, batch, foreign={"part": "batch"}).graph
+    (node,) = (node for node in graph.nodes if node.op == ROW_BY_ROW)
+    assert node.attr("batched") == (0, 1)
+    assert [f.name for f in graph.signature(node).factors if f.role != "fixed"] == ["b"]
+    assert Certified()(node, [graph.types[name] for name in node.inputs]) == frozenset(parse_choices(["R", "b"]))
 
 
 def test_an_object_is_no_argument() -> None:
