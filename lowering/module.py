@@ -31,11 +31,11 @@ from shardwright.pcg.step.precisions import Precision
 from shardwright.search.plan import CaptureCheck
 
 _OF_AN_ENTRY = {
-    "graph", "ranks", "execution", "capture_check", "program", "source", "input_layouts", "elsewhere",
+    "graph", "ranks", "execution", "capture_check", "program", "source", "input_layouts", "options", "elsewhere",
     "clip_grad_norm_", "mark",
 }  # fmt: skip
 Make = Callable[["ParallelModule", Mapping[str, Any]], None]
-"""A function that captures and plans for a batch, and enters the program into a module. Every rank calls it."""
+"""A function that enters a program for a batch and the module's mode into it. Every rank calls it."""
 
 
 def lower(
@@ -89,11 +89,13 @@ class ParallelModule(Fixed):
         make: Make | None = None,
         *,
         source: Source | None = None,
+        stands_in: bool = False,
         order: Sequence[str] | None = None,
     ) -> None:
         """Make a module over a store of the model's values, or of another `source`; `enter` gives it a program.
 
-        With `make`, the first call does so, and parameters exist at once. `order`: `names_of` the model on rank 0.
+        With `make`, a call for whose batch and mode there is no program does so. `stands_in`: whether parameters are to
+        exist before the first program. `order`: `names_of` the model on rank 0.
         """
         super().__init__()
         mend_dtensors()
@@ -104,7 +106,7 @@ class ParallelModule(Fixed):
         self._entries = Entries()
         self._stream, self._make = Stream(), make
         self._prepare: Callable[[Entry], None] | None = None
-        if make is not None:
+        if stands_in:
             self._store.stand_in()
             mirror(self, model, self._store.outside, names_of(model) if order is None else order)
             bake(self, model)
@@ -132,12 +134,11 @@ class ParallelModule(Fixed):
         bake(self, model)
 
     def _for(self, batch: Mapping[str, Any]) -> Entry:
-        """Return the entry for a batch; the first call of an unplanned module makes it."""
-        if not self._entries and self._make is not None:
+        """Return the entry for a batch; one that is missing is made, if the module can."""
+        if self._make is not None and (not self._entries or self._entries.lacks(batch, training=self.training)):
             if self._store.ranks is None:
                 self._store.tell_source()
-            self._make(self, batch)
-            self._make = None
+            self._make(self, self._entries.globally(batch))
         return self._entries.of(batch, training=self.training)
 
     # ---- steps ----
@@ -161,8 +162,8 @@ class ParallelModule(Fixed):
         return self._store.clip(max_norm, norm_type)
 
     def train(self, mode: bool = True) -> Fixed:
-        """Set the mode. The mode is part of a program, so it is an error to set a mode without a program."""
-        if mode == self.training or not self._entries.has_mode(training=mode):
+        """Set the mode, which is part of a program. A program that is missing is made at the next call, if it can."""
+        if mode == self.training or not (self._make or self._entries.has_mode(training=mode)):
             return super().train(mode)
         for module in self.modules():
             module.__dict__["training"] = mode
@@ -209,6 +210,11 @@ class ParallelModule(Fixed):
     def input_layouts(self) -> dict[str, Layouts]:
         """The layout of each tensor of the batch, by mesh axis."""
         return self._planned("input_layouts").batch.layouts
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """The values of the batch that are no tensors, which are part of the program."""
+        return self._planned("options").batch.options
 
     @property
     def program(self) -> Program:

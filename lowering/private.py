@@ -271,6 +271,11 @@ def argument_names(operator: str) -> list[str]:
     return [argument.name for argument in getattr(torch.ops.aten, operator).default._schema.arguments]
 
 
+def world_store() -> Store:
+    """Return the store of the group of all ranks, through which they find each other."""
+    return dist.distributed_c10d._get_default_store()
+
+
 @contextmanager
 def world_timeout(timeout_s: float) -> Generator[None]:
     """Give collectives of the group of all ranks this timeout for a while. In a dry run, do nothing."""

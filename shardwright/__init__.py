@@ -6,6 +6,7 @@ of the compiler appear in it as `shardwright.pcg`, `shardwright.substitutions`, 
 
     api            the public functions: `plan`, `compile` and more
     options        the options of `plan` and `compile`: a caller's words, and their value
+    planning       capture, search, proof; `programs`: a compiled model's programs, one for each shape and mode
     checking       one eager step of the model beside the captured graph
     ranks          agreement of the ranks of one run
     asking         why not another strategy, and what if the cluster or the batch changed

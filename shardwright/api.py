@@ -6,53 +6,29 @@ model and batch ──capture──▶ serial graph ──Planner──▶ Plan 
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from functools import lru_cache
-from pathlib import Path
 from typing import Any, Unpack
 
-from torch import Tensor, nn
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from shardwright.checking import CheckCapture, check_capture_of, check_when
+from shardwright.checking import CheckCapture, check_when
 from shardwright.cost.clusters.cluster import Cluster
-from shardwright.judging import jury
 from shardwright.lowering.module import ParallelModule
 from shardwright.lowering.private import default_device
 from shardwright.lowering.ranks.launch import TIMEOUT_S, join
 from shardwright.lowering.ranks.waits import start_up
 from shardwright.lowering.runtime.inputs import CheckInputs
 from shardwright.lowering.runtime.precision import check_device
-from shardwright.lowering.runtime.spec import EntrySpec
 from shardwright.lowering.store.parts import names_of
-from shardwright.options import PlanOptions, PlanWords, Statistics, guiding, precisions_of, takes_options
-from shardwright.pcg.capture.capture import Captured, baked_in, capture
-from shardwright.pcg.errors import InfeasibleError, PlanError
-from shardwright.pcg.foreign import Call, calls
-from shardwright.pcg.step.precisions import PrecisionMode, base_of, shown
-from shardwright.ranks import check_world, from_rank_0, model_facts, same_on_all_ranks
-from shardwright.reports.facts import fits, memory_verdict
-from shardwright.reports.wording import SEARCHED, idle, infeasible
-from shardwright.search.check import check_plan
-from shardwright.search.plan import Alternative, Plan, most_frequent
-from shardwright.search.tree.planner import Planner, Progress
-from shardwright.verifier.choices import Certified
-
-
-@lru_cache(maxsize=1)
-def certified_choices() -> Certified:
-    """Return the split choices of nodes that carry a certificate; no others enter the search."""
-    return Certified()
-
-
-def certified_by(rules: str | os.PathLike[str] | None, progress: Progress | None) -> Certified:
-    """Return the choices that a rule file allows, or those of the shipped catalogue."""
-    if rules is None:
-        return certified_choices()
-    tell = progress or (lambda message: None)
-    return Certified.of_file(Path(rules), tell, jury(tell))
+from shardwright.options import PlanOptions, PlanWords, guiding, precisions_of, takes_options
+from shardwright.pcg.errors import PlanError
+from shardwright.pcg.step.precisions import base_of
+from shardwright.planning import certified_by, searched
+from shardwright.programs import Programs
+from shardwright.ranks import check_world, from_rank_0
+from shardwright.search.plan import Plan
+from shardwright.search.tree.planner import Progress
 
 
 @takes_options
@@ -143,7 +119,7 @@ def plan(
             check_device(base_of(own), cluster.device.kind)
     check_when(check_capture)
     certified = certified_by(asked.rules, progress)
-    return _searched(model, cluster, args, kwargs, certified, asked, progress, check_capture)[0]
+    return searched(model, cluster, args, kwargs, certified, asked, progress, check_capture)[0]
 
 
 @takes_options
@@ -168,7 +144,8 @@ def compile(
 
     The module returns only the loss. Where the model returns a tuple or dictionary with more, a warning says so.
 
-    A step takes one global batch, of the captured shapes and the same on every rank, and each rank uses its part of it.
+    A step takes one global batch, the same on every rank, and each rank uses its part of it. A batch of other sizes, or
+    the other mode (`parallel.eval()`), gets a program of its own at its first call, over the same parameters.
     Where `input_layouts` shards a tensor, a rank may pass only its own shard. A different batch per rank in the global
     shape, as for DDP, is an error: compile with all of them as one batch.
 
@@ -214,133 +191,17 @@ def compile(
     target = _target(cluster, given)
     check_world(target.num_devices)
 
-    def build(args: Sequence[Any], kwargs: Mapping[str, Any]) -> EntrySpec:
-        def planned() -> tuple[Plan, dict[str, Tensor]]:
-            certified = certified_by(asked.rules, progress)
-            if given is None:
-                found, captured = _searched(model, target, args, kwargs, certified, asked, progress, check_capture)
-                _check_feasible(found)
-            else:
-                own = given.precision, statistics_of(given)
-                known = calls(given.graph)
-                found, captured = given, _capture(model, args, kwargs, asked, progress, *own, known)
-                check_plan(given, captured.graph, certified, certified.by_name())
-                if found.capture_check is None or not found.capture_check.equal:
-                    check = check_capture_of(model, captured, args, kwargs, check_capture, progress)
-                    found = replace(found, capture_check=check)
-            _say_what_is_left_out(model, captured)
-            return found, {name: value.cpu() for name, value in captured.constants.items()}
-
-        same_on_all_ranks(lambda: model_facts(model, args, kwargs))
-        agreed, constants = from_rank_0(planned, "the plan")
-        if agreed.idle:
-            use_all = f"use all with a mesh of {target.num_devices}, such as mesh={{'x': {target.num_devices}}}"
-            check_world(agreed.cluster.num_devices, f" and leaves {idle(agreed)}", use_all)
-        return EntrySpec(
-            agreed.graph,
-            constants,
-            baked_in(model, args, kwargs),
-            agreed.execution,
-            agreed.execution.base,
-            check_inputs,
-            timeout_s,
-            training=model.training,
-            capture_check=agreed.capture_check,
-        )
-
-    def enter(parallel: ParallelModule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        with start_up(timeout_s):
-            parallel.enter(build(args, kwargs))
-
     join(timeout_s)
     for own in asked.precisions if given is None else precisions_of(given.precision):
         check_device(base_of(own), default_device().type)
+    programs = Programs(model, target, asked, given, progress, timeout_s, check_inputs, check_capture)
     if args or kwargs:
-        parallel = ParallelModule(model)
-        enter(parallel, args, kwargs or {})
+        parallel = ParallelModule(model, programs.for_batch)
+        programs.first(parallel, args, kwargs or {})
         return parallel
     with start_up(timeout_s):
         order = from_rank_0(lambda: names_of(model), "the order of its modules")
-        return ParallelModule(model, lambda parallel, batch: enter(parallel, (), batch), order=order)
-
-
-def _say_what_is_left_out(model: nn.Module, captured: Captured) -> None:
-    """Warn of values that the model returns beside its loss."""
-    if captured.beside:
-        warnings.warn(
-            f"{type(model).__name__} returns {', '.join(captured.beside)} beside its loss, which the compiled model "
-            "does not compute: it returns the loss alone; where the others are needed, call the model itself with the "
-            "trained weights, or keep what is to be seen of them in a buffer",
-            stacklevel=2,
-        )
-
-
-def _capture(
-    model: nn.Module,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any] | None,
-    asked: PlanOptions,
-    progress: Progress | None,
-    precision: PrecisionMode | None,
-    statistics: Statistics,
-    known: Sequence[Call] = (),
-) -> Captured:
-    """Capture the model; `known`: the foreign calls of a given plan."""
-    if progress:
-        progress(f"capturing {type(model).__name__}")
-    return capture(
-        model, kwargs or {}, args, strict=asked.strict, precision=precision,
-        num_microbatches=statistics.num_microbatches, per_microbatch=statistics.modules,
-        foreign=asked.foreign, find=not asked.strict and not known, known=known,
-    )  # fmt: skip
-
-
-def statistics_of(plan: Plan) -> Statistics:
-    """Return the statistics that a plan's model is captured for."""
-    return Statistics(plan.mesh.num_microbatches, plan.execution.per_microbatch)
-
-
-def _searched(
-    model: nn.Module,
-    cluster: Cluster,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any] | None,
-    certified: Certified,
-    asked: PlanOptions,
-    progress: Progress | None,
-    check_capture: CheckCapture,
-) -> tuple[Plan, Captured]:
-    """Return the best plan over all precisions, with the others as alternatives, and its capture."""
-    found, rules = list[tuple[Plan, Captured]](), certified.by_name()
-    for precision in asked.precisions:
-        captured = _capture(model, args, kwargs, asked, progress, precision, asked.statistics)
-        check = check_capture_of(model, captured, args, kwargs, check_capture, progress)
-        planner = Planner(
-            cluster, certified, progress, rules, captured.precision, captured.per_microbatch, asked.reduce_dtype
-        )
-        own = planner.plan(captured.graph, type(model).__name__, **asked.search.words)
-        check_plan(own, captured.graph, certified, rules)
-        found.append((replace(own, capture_check=check), captured))
-    best, captured = min(found, key=lambda pair: (not fits(pair[0]), pair[0].prediction.step_s))
-    others = tuple(
-        Alternative(
-            f"{SEARCHED}{p.mesh}, {shown(p.execution.precision)}",
-            p.mesh,
-            p.prediction,
-            fits(p),
-            p.execution,
-            most_frequent(p.graph),
-        )
-        for p, _ in found
-        if p is not best
-    )
-    return replace(best, alternatives=(*best.alternatives, *others)), captured
-
-
-def _check_feasible(found: Plan) -> None:
-    """Raise `InfeasibleError` where the plan needs more memory than the devices have."""
-    if memory_verdict(found) == "does not fit":
-        raise InfeasibleError(infeasible(found), found)
+        return ParallelModule(model, programs.for_batch, stands_in=True, order=order)
 
 
 def _load(plan: Plan | str | os.PathLike[str] | None) -> Plan | None:

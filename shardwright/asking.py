@@ -15,13 +15,13 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from shardwright.api import certified_choices, statistics_of
 from shardwright.cost.clusters.changes import Change, ChangeLike, changed
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.pcg.capture.capture import capture
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.foreign import calls
 from shardwright.pcg.graph import Graph
+from shardwright.planning import certified_choices, statistics_of
 from shardwright.reports.asking import WhatIfReport, WhyNotReport
 from shardwright.search.choices.problem import NoLayoutsError
 from shardwright.search.plan import Plan, fingerprint

@@ -13,13 +13,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from shardwright.api import certified_choices
 from shardwright.cost.clusters.local import default_cluster
 from shardwright.lowering.module import lower
 from shardwright.lowering.ranks.movement import Axis
 from shardwright.lowering.runtime import collectives, kernels
 from shardwright.lowering.runtime.apart import Apart, PutOff, give_to_weights
 from shardwright.pcg.capture.capture import capture
+from shardwright.planning import certified_choices
 from shardwright.search.tree.planner import Planner
 
 runtime = kernels

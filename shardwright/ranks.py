@@ -78,9 +78,12 @@ def model_facts(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
             kind = "trained" if values[name].requires_grad else "not trained"
             facts[f"tensor {name!r}"] = ", ".join([_type(values[name]), kind, *sorted(n for n in names if n != name)])
     tensors, options = split_batch(model, args, kwargs)
-    for name, value in flat_batch(tensors | options).items():
-        facts[f"batch: {name!r}"] = _type(value)
-    return facts
+    return facts | batch_facts(tensors | options)
+
+
+def batch_facts(batch: Mapping[str, Any]) -> dict[str, str]:
+    """Return the facts of a batch that must be the same on all ranks, in words, by their subject."""
+    return {f"batch: {name!r}": _type(value) for name, value in flat_batch(batch).items()}
 
 
 def _type(value: object) -> str:

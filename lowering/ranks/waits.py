@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager
+from datetime import timedelta
 
 import torch.distributed as dist
 
@@ -30,6 +31,30 @@ def start_up(timeout_s: float) -> Generator[None]:
         if (found := blame(error, f"start-up (timeout_s={timeout_s:g})")) is error:
             raise
         raise found from error
+
+
+_met = 0
+
+
+def meet(what: str, timeout_s: float) -> None:
+    """Wait until every rank is here, to make `what`. Raises `DistributedError` that names the ranks that do not come.
+
+    No collective waits: ranks that are in one meanwhile, in a step, end it with an error of its own.
+    """
+    global _met
+    if not dist.is_initialized() or dist.get_world_size() == 1 or dist.get_backend() == private.FAKE:
+        return
+    store, _met = private.world_store(), _met + 1
+    keys = [f"shardwright/meet/{_met}/{rank}" for rank in range(dist.get_world_size())]
+    store.set(keys[dist.get_rank()], "here")
+    try:
+        store.wait(keys, timedelta(seconds=timeout_s))
+    except RuntimeError:
+        missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
+        raise DistributedError(
+            f"rank {dist.get_rank()} waited {timeout_s:g} s for ranks {missing} to make {what}; these are elsewhere, "
+            "as in a step with a batch for which there is a program: pass all ranks batches of one shape, in one mode"
+        ) from None
 
 
 def blame(error: RuntimeError, phase: str) -> RuntimeError | DistributedError:

@@ -275,18 +275,18 @@ class _Build:
         per_axis = self.interner.get(
             ("used", *(use[1:3] for use in uses)), lambda: self.interner.of(_by_axis(_wanted(uses), len(self.sizes)))
         )
+        left, used = self.limited.storage(node) if self.limited is not None else None, per_axis.value
+        if left is not None and left.only is not None:  # whether or not anything uses it so
+            used = [[*own, layout] for own, layout in zip(used, left.only, strict=True)]
         allowed = tuple(
             frozenset(
-                x
-                for x in _storable(kind.shape, per_axis.value[a], size)
-                if self.restrict is None or self.restrict(node, a, x)
+                x for x in _storable(kind.shape, used[a], size) if self.restrict is None or self.restrict(node, a, x)
             )
             for a, size in enumerate(self.sizes)
         )
-        left = self.limited.storage(node) if self.limited is not None else None
         return self.interner.get(
             ("storage", self.kinds[node.name], per_axis, allowed, left),
-            lambda: _restricted(storage_domain(kind, per_axis.value, self.sizes, self.b.compute), allowed, left, node),
+            lambda: _restricted(storage_domain(kind, used, self.sizes, self.b.compute), allowed, left, node),
         )
 
     def _connect(self, name: str, uses: Sequence[TensorUse], is_output: bool, next_uses: Sequence[TensorUse]) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from shardwright.pcg.analysis import constant_nodes
 from shardwright.pcg.choice import Choice
 from shardwright.pcg.graph import OPAQUE, Graph, Node
-from shardwright.pcg.layout import Layout
+from shardwright.pcg.layout import Layout, R
 from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.order import postorder
 from shardwright.pcg.step.regions import attentions
@@ -43,6 +43,7 @@ class Limited:
             leaf.name: pins for leaf in graph.leaves("parameter")
             if (pins := tuple(p for p in limits.layouts if p.names(str(leaf.attr("target")))))
         }  # fmt: skip
+        self.stored, self.time = dict(limits.stored), [R] if TIME in mesh.names else []
         self.origin = {node.name: origin for node in graph.nodes if (origin := _origin(graph, node.name)) is not None}
         self.whole = self._read_whole()
 
@@ -55,8 +56,9 @@ class Limited:
     def storage(self, leaf: Node) -> Stored | None:
         """Return the limits of the ways to store a parameter, or None where there are none."""
         least = self.bounds[ZERO].low if ZERO in self.bounds else 1
-        pins = self._on_axes(leaf.name)
-        return Stored(self.sizes, pins, least) if pins or least > 1 else None
+        pins, state = self._on_axes(leaf.name), self.stored.get(str(leaf.attr("target")))
+        only = None if state is None else (*self.time, *state)
+        return Stored(self.sizes, pins, least, only) if pins or least > 1 or only is not None else None
 
     def moves(self, name: str) -> Moves | None:
         """Return the limits of a value's moves, or None where there are none."""

@@ -45,13 +45,17 @@ BOUNDED = (DATA, CONTEXT, TENSOR, ZERO, RESIDUAL)
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Pins of layouts, and bounds of roles' degrees and axes' sizes."""
+    """Pins of layouts, and bounds of roles' degrees and axes' sizes.
+
+    `stored`: the exact layouts of parameters on the axes of devices, by name, where they are stored already.
+    """
 
     layouts: tuple[LayoutPin, ...] = ()
     bounds: tuple[Bound, ...] = ()
+    stored: tuple[tuple[str, Layouts], ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.layouts or self.bounds)
+        return bool(self.layouts or self.bounds or self.stored)
 
     def allow(self, mesh: Mesh, roles: Sequence[str]) -> bool:
         """Return whether some use of each axis keeps to the bounds, and the mesh has the axes that pins name."""
@@ -70,7 +74,9 @@ class Limits:
     def tell_apart(self, graph: Graph, alike: Mapping[str, str]) -> bool:
         """Return whether some pin names only one of two parameters that stand for each other."""
         target = {leaf.name: str(leaf.attr("target")) for leaf in graph.leaves("parameter")}
-        return any(pin.names(target[a]) != pin.names(target[b]) for pin in self.layouts for a, b in alike.items())
+        stored, pairs = dict(self.stored), [(target[a], target[b]) for a, b in alike.items()]
+        named = any(pin.names(a) != pin.names(b) for pin in self.layouts for a, b in pairs)
+        return named or any(stored.get(a) != stored.get(b) for a, b in pairs)
 
 
 NO_LIMITS = Limits()
@@ -141,14 +147,20 @@ class Splits:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """The limits of a parameter's storage: `pins` with the number of their axis, -1 for any, and the fewest slices."""
+    """The limits of a parameter's storage: `pins` with the number of their axis, -1 for any, and the fewest slices.
+
+    `only`: the state that it is in already.
+    """
 
     sizes: tuple[int, ...]
     pins: tuple[tuple[int, LayoutPin], ...]
     least: int
+    only: Layouts | None = None
 
     def left(self, domain: Domain, numbers: Sequence[int]) -> Sequence[int]:
         """Return the choices that keep to the pins; the fewest slices count only where some choice has so many."""
+        if self.only is not None:
+            return [n for n in numbers if domain.result[n] == self.only]
         found = [n for n in numbers if all(self._keeps(pin, axis, domain.result[n]) for axis, pin in self.pins)]
         return [n for n in found if self.slices(domain.result[n]) >= self.least] or found
 

@@ -101,7 +101,7 @@ class Pins:
             _check_mesh(mesh, asked.roles, cluster, asked.stages)
         if microbatches is not None:
             _check_count(microbatches, size)
-        limits, bounds = _limits(graph, mesh, asked.pins)
+        limits, bounds = limits_of(graph, mesh, asked.pins)
         memory_bytes = bounds[MEMORY].high if MEMORY in bounds else None
         given = mesh is not None or spaces is not None
         stages = _stages(asked, graph, cluster, bounds.get(STAGES), given=given)
@@ -210,7 +210,7 @@ def _check_mesh(mesh: Mesh, roles: Sequence[str] | None, cluster: Cluster, asked
         raise PlanError(f"unknown axis role {unknown[0]!r}; choose one of {list(ROLES)}")
 
 
-def _limits(graph: Graph, mesh: Mesh | None, pins: Sequence[str]) -> tuple[Limits, Mapping[str, Bound]]:
+def limits_of(graph: Graph, mesh: Mesh | None, pins: Sequence[str]) -> tuple[Limits, Mapping[str, Bound]]:
     """Return the limits of layouts that pins state, and the bounds of memory and stages."""
     found = [pin for text in pins for pin in parse(text)]
     layouts = tuple(pin for pin in found if isinstance(pin, LayoutPin))

@@ -7,6 +7,7 @@
     descent      from known plans to their neighbours
     staging      pipelines: the number of stages, the mesh of each, microbatches and their order
     spreading    each stage's blocks, recomputation, and lifetimes of gathered weights
+    reshaped     the plan of another batch or mode, over parameters as they are stored
     idle         fewer devices than the cluster has, where the batch does not divide among all
     blame        the part of a request that leaves no plan
     remedies     the changes that would make a plan fit

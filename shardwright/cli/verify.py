@@ -82,9 +82,9 @@ def verify(
     with terminal.progress("verify") as progress:
         progress("loading torch and the model")
         loaded = load(Request(**model))
-        from shardwright.api import certified_by
         from shardwright.api import plan as best
         from shardwright.cli.numeric import NumericCheck, measure
+        from shardwright.planning import certified_by
 
         if plan_file is None:
             plan = best(loaded.model, cluster, loaded.args, loaded.kwargs, **search, progress=progress)

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shardwright.api import certified_choices
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.lowering.module import ParallelModule
 from shardwright.lowering.random.exact import seed_exactly
@@ -22,6 +21,7 @@ from shardwright.pcg.step.operations import Operations
 from shardwright.pcg.step.pipelining import ScheduleName
 from shardwright.pcg.step.sections import sections, units
 from shardwright.pcg.step.time import as_run
+from shardwright.planning import certified_choices
 from shardwright.search.tree.planner import Planner
 from tests.lowering.runs import Case, whole
 

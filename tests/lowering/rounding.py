@@ -29,7 +29,6 @@ import torch
 from torch import Tensor, nn
 
 from examples.zoo import ZOO
-from shardwright.api import certified_choices
 from shardwright.pcg.capture.capture import capture, find_loss
 from shardwright.pcg.capture.modules import in_own_precision
 from shardwright.pcg.errors import PlanError
@@ -41,6 +40,7 @@ from shardwright.pcg.step.operations import Operations
 from shardwright.pcg.step.precisions import PRECISIONS, Precision
 from shardwright.pcg.step.recompute import Recompute
 from shardwright.pcg.step.time import check_time
+from shardwright.planning import certified_choices
 from shardwright.search.tree.planner import Planner
 from tests.lowering.runs import Batch, Case, Step, outcome, parallel_step
 from tests.search.graphs import cluster

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import shardwright as sw
-from shardwright.api import certified_choices
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.lowering.ranks.launch import run_ranks
 from shardwright.pcg.graph import OPAQUE, Graph
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.operations import Operations
+from shardwright.planning import certified_choices
 from shardwright.search.tree.planner import Planner
 from tests.lowering.runs import Case, Step, assert_same_step, parallel_step, serial_step
 from tests.lowering.test_recompute import some_places

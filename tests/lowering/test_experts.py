@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from examples.zoo import ZOO
-from shardwright.api import certified_choices
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.lowering.ranks.launch import run_ranks
 from shardwright.lowering.runtime import kernels
@@ -25,6 +24,7 @@ from shardwright.pcg.step.execution import DEFAULT
 from shardwright.pcg.step.parameters import find_parameters
 from shardwright.pcg.step.time import check_time
 from shardwright.pcg.types import TensorType
+from shardwright.planning import certified_choices
 from shardwright.search.tree.planner import Planner
 from tests.experts import SIZE, USED, mixture
 from tests.lowering.parallelize import follow

@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from shardwright.api import certified_choices
 from shardwright.checking import check_capture
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.lowering.module import ParallelModule
@@ -27,6 +26,7 @@ from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.offers import parse_choices
 from shardwright.pcg.rows.declared import ROW_BY_ROW
 from shardwright.pcg.step.execution import DEFAULT, Execution
+from shardwright.planning import certified_choices
 from shardwright.search.tree.planner import Planner
 from tests.foreign import MODELS, ROWS, WIDTH, Deep, make
 from tests.lowering.runs import (

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from examples.zoo import GPT
-from shardwright.api import certified_choices
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.clusters.local import default_cluster
 from shardwright.cost.timeline.program import program
@@ -27,6 +26,7 @@ from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import DEFAULT
 from shardwright.pcg.step.lifetimes import ZEROS, Zero, with_lifetimes
 from shardwright.pcg.step.time import check_time
+from shardwright.planning import certified_choices
 from shardwright.search.tree.planner import Planner
 from tests.lowering.runs import (
     SEED,

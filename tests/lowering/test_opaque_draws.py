@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from shardwright.api import certified_choices
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import Execution
+from shardwright.planning import certified_choices
 from shardwright.search.tree.planner import Planner
 from tests.lowering.runs import Case, assert_same_step, parallel_step, serial_step
 

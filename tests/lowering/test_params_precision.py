@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from shardwright.api import certified_choices, plan
+from shardwright.api import plan
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.lowering.module import ParallelModule
 from shardwright.lowering.ranks.launch import run_ranks
@@ -26,6 +26,7 @@ from shardwright.pcg.step.execution import Execution, ReduceDtype
 from shardwright.pcg.step.lifetimes import ZEROS, Zero, with_lifetimes
 from shardwright.pcg.step.parameters import find_parameters
 from shardwright.pcg.step.precisions import Precision, PrecisionByModule
+from shardwright.planning import certified_choices
 from shardwright.search.tree.planner import Planner
 from tests.each import each
 from tests.lowering.rounding import cells

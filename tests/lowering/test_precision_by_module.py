@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from shardwright.api import certified_choices
 from shardwright.pcg.capture.capture import capture
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.lifetimes import with_lifetimes
 from shardwright.pcg.step.parameters import find_parameters
+from shardwright.planning import certified_choices
 from shardwright.search.tree.planner import Planner
 from tests.each import each
 from tests.lowering.rounding import LAYOUTS, NUM_RANKS, error

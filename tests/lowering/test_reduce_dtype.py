@@ -18,7 +18,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from shardwright.api import certified_choices
 from shardwright.lowering.module import ParallelModule
 from shardwright.lowering.ranks.launch import run_ranks
 from shardwright.pcg.capture.capture import capture
@@ -27,6 +26,7 @@ from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.step.execution import Execution, ReduceDtype
 from shardwright.pcg.step.lifetimes import ZEROS, Zero, with_lifetimes
 from shardwright.pcg.step.precisions import Precision
+from shardwright.planning import certified_choices
 from shardwright.search.exact.solving import Candidate
 from shardwright.search.tree.planner import Planner
 from tests.each import each

@@ -8,12 +8,12 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from shardwright.api import certified_choices
 from shardwright.lowering.private import unwrap
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.pcg.step.meshes import num_devices
+from shardwright.planning import certified_choices
 from shardwright.search.tree.planner import Planner
 from tests.lowering.pipelines import evenly, of_one_stage
 from tests.lowering.rounding import case, solved

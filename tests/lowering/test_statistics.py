@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from examples.zoo import ZOO, resnext
-from shardwright.api import certified_choices, plan
+from shardwright.api import plan
 from shardwright.cli.models import Loaded
 from shardwright.cli.numeric import measure
 from shardwright.cost.clusters.cluster import Cluster
@@ -25,6 +25,7 @@ from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.time import check_time, estimated
+from shardwright.planning import certified_choices
 from shardwright.reports.plan import PlanReport
 from shardwright.search.plan import Plan
 from shardwright.search.tree.planner import Planner

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from shardwright.api import certified_choices
 from shardwright.api import plan as best
 from shardwright.asking import resized, what_if, why_not
 from shardwright.cost.clusters.cluster import Cluster, Level
 from shardwright.pcg.errors import ClusterError, PlanError
 from shardwright.pcg.mesh import Mesh
+from shardwright.planning import certified_choices
 from shardwright.reports.asking import WhatIfReport, WhyNotReport
 from shardwright.reports.exposed import exposed_by_kind
 from shardwright.reports.facts import PlanFacts

@@ -15,11 +15,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from shardwright import api
+from shardwright import api, programs
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.lowering import module, private
 from shardwright.lowering.ranks.launch import join, run_ranks
-from shardwright.lowering.ranks.waits import start_up
+from shardwright.lowering.ranks.waits import meet, start_up
 from shardwright.lowering.store import sources
 from shardwright.pcg.errors import DistributedError
 from shardwright.search.plan import Plan
@@ -63,7 +63,7 @@ def plan() -> Plan:
 
 FAILING: dict[str, tuple[Any, int]] = {
     "_target": (api, 0),
-    "model_facts": (api, 1),
+    "model_facts": (programs, 1),
     "share_values": (sources, 0),
     "Entry": (module, 1),
 }
@@ -90,7 +90,7 @@ def waits_for_a_plan(plan: Plan, done: Path) -> str:
         hang(done, 60)
         raise KeyError("late")
 
-    slow_on_rank_0 = mock.patch.object(api, "_capture", slow if dist.get_rank() == 0 else fails)
+    slow_on_rank_0 = mock.patch.object(programs, "captured_for", slow if dist.get_rank() == 0 else fails)
     with slow_on_rank_0, pytest.raises((KeyError, DistributedError)) as raised:
         api.compile(Small(), None, kwargs=BATCH, plan=plan, timeout_s=TIMEOUT_S)
     done.touch()
@@ -131,3 +131,17 @@ def test_other_errors_stay_what_they_are() -> None:
         raise RuntimeError("a shape")
     with private.world_timeout(1.0):
         assert not dist.is_initialized()
+
+
+def test_a_rank_that_others_do_not_meet_names_them() -> None:
+    """No collective waits for them; a later meeting is another one."""
+
+    def body() -> str:
+        meet("a cake", 30.0)
+        if dist.get_rank() != 1:
+            return ""
+        with pytest.raises(DistributedError) as error:
+            meet("a pie", 0.3)
+        return str(error.value)
+
+    assert run_ranks(body, 3, 60)[1].startswith("rank 1 waited 0.3 s for ranks [0, 2] to make a pie; these are elsewh")

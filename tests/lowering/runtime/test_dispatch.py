@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from shardwright.api import certified_choices
 from shardwright.lowering.module import ParallelModule
 from shardwright.lowering.ranks.launch import run_ranks
 from shardwright.lowering.runtime import dispatch
@@ -19,6 +18,7 @@ from shardwright.pcg.layout import R, S
 from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.pcg.types import TensorType
+from shardwright.planning import certified_choices
 from shardwright.search.tree.planner import Planner
 from tests.experts import EXPERTS, SIZE, Routed, Sorted, mixture
 from tests.lowering.parallelize import follow

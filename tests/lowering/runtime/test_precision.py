@@ -11,7 +11,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from shardwright.api import certified_choices
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.predict import Prediction
 from shardwright.lowering.module import ParallelModule
@@ -27,6 +26,7 @@ from shardwright.pcg.step.lifetimes import with_lifetimes
 from shardwright.pcg.step.parameters import find_parameters
 from shardwright.pcg.step.precisions import Precision
 from shardwright.pcg.step.recompute import Recompute
+from shardwright.planning import certified_choices
 from shardwright.search.tree.planner import Planner
 from tests.each import each
 from tests.lowering.rounding import NUM_RANKS, Cell, Error, case, cells, solved

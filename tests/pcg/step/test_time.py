@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from shardwright.api import certified_choices
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.pcg.capture.capture import capture
 from shardwright.pcg.errors import PlanError
@@ -19,6 +18,7 @@ from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.moves import fused_moves
 from shardwright.pcg.step.additive import find_additive
 from shardwright.pcg.step.time import check_time
+from shardwright.planning import certified_choices
 from shardwright.search.tree.planner import Planner
 from tests.each import each
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from bench.decoders import Decoder, captured
-from shardwright.api import certified_choices
 from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.choice import COPIED, WHOLE
 from shardwright.pcg.graph import OPAQUE, Graph
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.moves import fused_moves
+from shardwright.planning import certified_choices
 from shardwright.search.request.restrict import (
     CONTEXT,
     DATA,

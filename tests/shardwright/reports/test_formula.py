@@ -7,9 +7,9 @@ import json
 import pytest
 from sympy import Symbol, sympify
 
-from shardwright.api import certified_choices
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.mesh import Mesh
+from shardwright.planning import certified_choices
 from shardwright.reports.facts import PlanFacts
 from shardwright.reports.forms import ONE, Formulas, interpolated
 from shardwright.reports.formula import FormulaReport

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from shardwright.api import certified_choices
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.dispatch import Dispatch
 from shardwright.pcg.graph import Graph, Node, make_attrs
 from shardwright.pcg.mesh import Mesh
+from shardwright.planning import certified_choices
 from shardwright.reports import units
 from shardwright.reports.comparison import ComparisonReport
 from shardwright.reports.facts import PlanFacts

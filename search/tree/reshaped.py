@@ -1,0 +1,133 @@
+"""The plan of another batch or mode over the parameters of a plan, which stay as they are stored.
+
+Mesh, stages, roles, pins and how a step is run are the plan's. Only the layouts of the other graph are chosen, for a
+number of microbatches in which each has no more examples than before. So nothing is searched, and parameters, gradients
+and optimizer states keep their place.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from itertools import chain
+
+from shardwright.pcg.errors import PlanError
+from shardwright.pcg.graph import Graph
+from shardwright.pcg.layout import Layouts
+from shardwright.pcg.mesh import TIME
+from shardwright.pcg.step.execution import Execution
+from shardwright.pcg.step.lifetimes import ZEROS
+from shardwright.pcg.step.time import check_time
+from shardwright.search.choices.domain import CertifiedSplits
+from shardwright.search.exact.folding import Folded, fold
+from shardwright.search.exact.solving import Candidate, Solver, different, over_time, rank
+from shardwright.search.plan import Plan, Rewrite, SearchReport, fingerprint
+from shardwright.search.request.limits import Limits
+from shardwright.search.request.pins import limits_of
+from shardwright.search.request.restrict import FREE
+from shardwright.search.request.spaces import batch_size, microbatch_counts
+from shardwright.search.rewrites.replay import replay
+from shardwright.substitutions.equations import Equation
+
+_MOST_TRIES = 4
+"""The most numbers of microbatches that are tried until one fits."""
+
+
+def stored(graph: Graph) -> dict[str, Layouts]:
+    """Return the layouts of a parallel graph's parameters on the axes of devices, by their names in the model."""
+    first = int(TIME in graph.mesh.names)
+    return {str(leaf.attr("target")): graph.types[leaf.name].layouts[first:] for leaf in graph.leaves("parameter")}
+
+
+def reshaped(plan: Plan, graph: Graph, certified: CertifiedSplits, rules: Mapping[str, Equation]) -> Plan:
+    """Return the plan of another serial graph of the same model, over the parameters of a plan.
+
+    If none of the numbers of microbatches that are tried fits, it is the smallest plan.
+
+    Raises:
+        PlanError: the graph cannot be run so, or no layouts go together with the stored parameters.
+    """
+    start, solver = time.perf_counter(), Solver(plan.cluster, certified)
+    serial, rewrites = _rewritten(plan, graph, rules)
+    best: Candidate | None = None
+    refused: PlanError | None = None
+    for count in _counts(plan, serial):
+        try:
+            found = _laid_out(plan, serial, count, solver)
+        except PlanError as error:
+            refused = error
+            continue
+        best = found if best is None else min(best, found, key=rank)
+        if best.fits:
+            break
+    if best is None:
+        assert refused is not None
+        raise refused
+    report = SearchReport(
+        round(time.perf_counter() - start, 3), 1, 0.0, solver.limit_of(best.prediction.device_bytes), rewrites
+    )
+    return replace(
+        plan, graph=best.graph, fingerprint=fingerprint(graph), prediction=best.prediction, alternatives=(),
+        report=report, execution=best.execution, capture_check=None,
+    )  # fmt: skip
+
+
+def _rewritten(plan: Plan, graph: Graph, rules: Mapping[str, Equation]) -> tuple[Graph, tuple[Rewrite, ...]]:
+    """Return the graph with the plan's rewrites where they all apply to it as well, else as it is."""
+    with suppress(PlanError):
+        return replay(graph, plan.report.rewrites, rules, plan.mesh), plan.report.rewrites
+    return graph, ()
+
+
+def _counts(plan: Plan, graph: Graph) -> Iterator[int]:
+    """Return numbers of microbatches with no more examples in each than in the plan's, the fewest first; then 1.
+
+    Those come first that leave examples for as many devices as before. Where modules have statistics of each
+    microbatch by itself, the number is the plan's. Where the batch cannot be cut, it is 1.
+    """
+    if plan.execution.per_microbatch or plan.report.obstacle:
+        return iter([plan.mesh.num_microbatches])
+    size, most = batch_size(graph), batch_size(plan.graph) // plan.mesh.num_microbatches
+    counts = [n for n in microbatch_counts(size) if size // n <= most] or [size or 1]
+    shares = max((degree for degree in _degrees(plan) if most % degree == 0), default=1)
+    even = [n for n in counts if (size // n) % shares == 0]
+    likely = list(dict.fromkeys(chain(even, counts)))[:_MOST_TRIES]
+    return iter(dict.fromkeys([*likely, 1]))
+
+
+def _degrees(plan: Plan) -> set[int]:
+    """Return the numbers of devices among which the plan divides the examples of its inputs."""
+    sizes = plan.mesh.device_sizes
+    kinds = (plan.graph.types[leaf.name] for leaf in plan.graph.leaves("input"))
+    split = ((x for x in zip(kind.layouts, sizes, strict=True) if x[0].is_shard and x[0].dim == 0) for kind in kinds)
+    found = set[int]()
+    for axes in split:
+        degree = 1
+        for _, size in axes:
+            degree *= size
+        found.add(degree)
+    return found
+
+
+def _laid_out(plan: Plan, graph: Graph, count: int, solver: Solver) -> Candidate:
+    """Return the best layouts in so many microbatches. Raises `PlanError` where there are none."""
+    run, mesh, devices = plan.execution, over_time(plan.mesh.devices, count), plan.mesh.devices
+    limits, _ = limits_of(graph, devices, plan.asked.pins)
+    limits = replace(limits, stored=tuple(sorted(stored(plan.graph).items())))
+    folded = _folded(graph, run, limits)
+    zeros = different(ZEROS, mesh)
+    roles = plan.asked.roles or (FREE,) * len(devices)
+    found = solver.solve(folded, mesh, roles, plan.model, run, zeros, zeros[-1], limits=limits)
+    whole = solver.again_whole(graph, folded, found) if found.folded else found
+    if count > 1:
+        check_time(whole.graph, whole.execution)
+    return whole
+
+
+def _folded(graph: Graph, run: Execution, limits: Limits) -> Folded:
+    """Return the graph with equal blocks folded, where all of them are run and stored alike."""
+    folded = fold(graph)
+    apart = not isinstance(run.recompute, str) or run.schedule.num_stages > 1 or limits.tell_apart(graph, folded.alike)
+    return Folded(graph) if apart else folded

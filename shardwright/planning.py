@@ -1,0 +1,108 @@
+"""The planning of a model: capture, search, proof.
+
+model and batch ──capture──▶ serial graph ──Planner──▶ Plan ──check_plan──▶ a plan that is proven
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from shardwright.checking import CheckCapture, check_capture_of
+from shardwright.cost.clusters.cluster import Cluster
+from shardwright.judging import jury
+from shardwright.options import PlanOptions, Statistics
+from shardwright.pcg.capture.capture import Captured, capture
+from shardwright.pcg.foreign import Call
+from shardwright.pcg.step.precisions import PrecisionMode, shown
+from shardwright.reports.facts import fits
+from shardwright.reports.wording import SEARCHED
+from shardwright.search.check import check_plan
+from shardwright.search.plan import Alternative, Plan, most_frequent
+from shardwright.search.tree.planner import Planner, Progress
+from shardwright.verifier.choices import Certified
+
+
+@lru_cache(maxsize=1)
+def certified_choices() -> Certified:
+    """Return the split choices of nodes that carry a certificate; no others enter the search."""
+    return Certified()
+
+
+def certified_by(rules: str | os.PathLike[str] | None, progress: Progress | None) -> Certified:
+    """Return the choices that a rule file allows, or those of the shipped catalogue."""
+    if rules is None:
+        return certified_choices()
+    tell = progress or (lambda message: None)
+    return Certified.of_file(Path(rules), tell, jury(tell))
+
+
+def captured_for(
+    model: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    asked: PlanOptions,
+    progress: Progress | None,
+    precision: PrecisionMode | None,
+    statistics: Statistics,
+    known: Sequence[Call] = (),
+) -> Captured:
+    """Capture a model in a precision, with these statistics; `known`: the foreign calls of a plan for this batch.
+
+    Raises as `capture` does.
+    """
+    if progress:
+        progress(f"capturing {type(model).__name__}")
+    return capture(
+        model, kwargs or {}, args, strict=asked.strict, precision=precision,
+        num_microbatches=statistics.num_microbatches, per_microbatch=statistics.modules,
+        foreign=asked.foreign, find=not asked.strict and not known, known=known,
+    )  # fmt: skip
+
+
+def statistics_of(plan: Plan) -> Statistics:
+    """Return the statistics that a plan's model is captured for."""
+    return Statistics(plan.mesh.num_microbatches, plan.execution.per_microbatch)
+
+
+def searched(
+    model: nn.Module,
+    cluster: Cluster,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    certified: Certified,
+    asked: PlanOptions,
+    progress: Progress | None,
+    check_capture: CheckCapture,
+) -> tuple[Plan, Captured]:
+    """Return the best plan over all precisions, with the others as alternatives, and its capture."""
+    found, rules = list[tuple[Plan, Captured]](), certified.by_name()
+    for precision in asked.precisions:
+        captured = captured_for(model, args, kwargs, asked, progress, precision, asked.statistics)
+        check = check_capture_of(model, captured, args, kwargs, check_capture, progress)
+        planner = Planner(
+            cluster, certified, progress, rules, captured.precision, captured.per_microbatch, asked.reduce_dtype
+        )
+        own = planner.plan(captured.graph, type(model).__name__, **asked.search.words)
+        check_plan(own, captured.graph, certified, rules)
+        found.append((replace(own, capture_check=check), captured))
+    best, captured = min(found, key=lambda pair: (not fits(pair[0]), pair[0].prediction.step_s))
+    others = tuple(
+        Alternative(
+            f"{SEARCHED}{p.mesh}, {shown(p.execution.precision)}",
+            p.mesh,
+            p.prediction,
+            fits(p),
+            p.execution,
+            most_frequent(p.graph),
+        )
+        for p, _ in found
+        if p is not best
+    )
+    return replace(best, alternatives=(*best.alternatives, *others)), captured

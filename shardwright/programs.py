@@ -1,0 +1,210 @@
+"""The programs of a compiled model: one for each mode and shape of batch, over the same parameters.
+
+    first batch ──plan, or search──▶ Plan ──▶ EntrySpec ──ParallelModule.enter──▶ layouts of parameters, first program
+    other batch or mode ──reshaped──▶ Plan over these layouts ──▶ EntrySpec ──▶ another program
+
+Rank 0 captures and plans; every rank gets its plan. The ranks meet before, so that a rank with a batch of its own is
+told from ranks that wait for it in a step.
+"""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from shardwright.checking import CheckCapture, check_capture_of
+from shardwright.cost.clusters.cluster import Cluster
+from shardwright.lowering.module import ParallelModule
+from shardwright.lowering.ranks.waits import meet, start_up
+from shardwright.lowering.runtime.inputs import CheckInputs
+from shardwright.lowering.runtime.spec import EntrySpec
+from shardwright.options import PlanOptions
+from shardwright.pcg.capture.capture import Captured, baked_in
+from shardwright.pcg.errors import BatchError, InfeasibleError
+from shardwright.pcg.foreign import Call, calls
+from shardwright.planning import captured_for, certified_by, searched, statistics_of
+from shardwright.ranks import batch_facts, check_world, from_rank_0, model_facts, same_on_all_ranks
+from shardwright.reports.facts import memory_verdict
+from shardwright.reports.wording import idle, infeasible
+from shardwright.search.check import check_plan
+from shardwright.search.plan import Plan
+from shardwright.search.tree.planner import Progress
+from shardwright.search.tree.reshaped import reshaped
+
+MANY = 16
+"""The number of programs from which on a warning says how many there are: each holds its code, and took a capture."""
+_Made = tuple[Plan, dict[str, Tensor]]
+"""A plan, and the tensors that its program reads beside parameters and buffers."""
+
+
+class Programs:
+    """The maker of a compiled model's programs. It does not keep the model alive."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        target: Cluster,
+        asked: PlanOptions,
+        given: Plan | None,
+        progress: Progress | None,
+        timeout_s: float,
+        check_inputs: CheckInputs,
+        check_capture: CheckCapture,
+    ) -> None:
+        """`target`: the cluster to plan for. `given`: the plan of the first batch; None: it is searched."""
+        self._model, self._modes = weakref.ref(model), {name: m.training for name, m in model.named_modules()}
+        self._target, self._asked, self._given, self._progress = target, asked, given, progress
+        self._timeout_s = timeout_s
+        self._check_inputs: CheckInputs = check_inputs
+        self._check_capture: CheckCapture = check_capture
+        self._first: Plan | None = None
+        self._checked, self._made = set[bool](), 1
+
+    def for_batch(self, parallel: ParallelModule, batch: Mapping[str, Any]) -> None:
+        """Enter a program for a batch of global tensors, in the mode of the module. Every rank calls it."""
+        with (
+            torch.inference_mode(mode=False),
+            torch.enable_grad(),
+        ):  # whatever the call is for, a program has a backward
+            batch = tree_map_only(Tensor, lambda x: x.clone() if x.is_inference() else x, dict(batch))
+            if self._first is None:
+                self.first(parallel, (), batch)
+            else:
+                self._another(parallel, batch, self._first)
+
+    def first(self, parallel: ParallelModule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Enter the program that fixes the layouts of parameters."""
+        model = self._alive()
+        with start_up(self._timeout_s), _in_mode(model, self._modes, training=parallel.training):
+            same_on_all_ranks(lambda: model_facts(model, args, kwargs))
+            agreed, constants = from_rank_0(lambda: self._planned(model, args, kwargs), "the plan")
+            if agreed.idle:
+                size = self._target.num_devices
+                use_all = f"use all with a mesh of {size}, such as mesh={{'x': {size}}}"
+                check_world(agreed.cluster.num_devices, f" and leaves {idle(agreed)}", use_all)
+            parallel.enter(self._spec(agreed, constants, baked_in(model, args, kwargs), training=model.training))
+        self._first = agreed
+
+    def _another(self, parallel: ParallelModule, batch: Mapping[str, Any], first: Plan) -> None:
+        """Enter a program for another batch or mode, over the parameters as they are stored."""
+        training, self._made = parallel.training, self._made + 1
+        if self._made >= MANY:
+            warnings.warn(
+                f"this is program {self._made} of the compiled model, one for each shape of batch and mode; pad "
+                "batches to a few shapes, as each takes a capture and stays in memory",
+                stacklevel=2,
+            )
+        meet("a program for a batch of another shape, or another mode", self._timeout_s)
+
+        def planned() -> _Made:
+            model = self._alive()
+            with _in_mode(model, self._modes, training=training):
+                return self._reshaped(model, batch, first)
+
+        with start_up(self._timeout_s):
+            same_on_all_ranks(lambda: batch_facts(batch) | {"the mode": "train" if training else "eval"})
+            agreed, constants = from_rank_0(planned, "the plan for this batch")
+            parallel.enter(self._spec(agreed, constants, parallel.options, training=training))
+
+    def _spec(
+        self, plan: Plan, constants: Mapping[str, Tensor], options: Mapping[str, Any], *, training: bool
+    ) -> EntrySpec:
+        return EntrySpec(
+            plan.graph, constants, options, plan.execution, plan.execution.base, self._check_inputs, self._timeout_s,
+            training=training, capture_check=plan.capture_check,
+        )  # fmt: skip
+
+    # ---- on rank 0 ----
+
+    def _planned(self, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Made:
+        certified = certified_by(self._asked.rules, self._progress)
+        if self._given is None:
+            found, captured = searched(
+                model, self._target, args, kwargs, certified, self._asked, self._progress, self._check_capture
+            )
+            _check_feasible(found)
+        else:
+            found = self._given
+            captured = self._captured(model, args, kwargs, found, calls(found.graph))
+            check_plan(found, captured.graph, certified, certified.by_name())
+            if found.capture_check is None or not found.capture_check.equal:
+                found = self._compared(found, model, captured, args, kwargs)
+        self._checked.add(model.training)
+        _say_what_is_left_out(model, captured)
+        return found, _constants(captured)
+
+    def _reshaped(self, model: nn.Module, batch: Mapping[str, Any], first: Plan) -> _Made:
+        certified = certified_by(self._asked.rules, self._progress)
+        captured = self._captured(model, (), batch, first)
+        found = reshaped(first, captured.graph, certified, certified.by_name())
+        check_plan(found, captured.graph, certified, certified.by_name())
+        _check_feasible(found)
+        if model.training not in self._checked:
+            found = self._compared(found, model, captured, (), batch)
+            self._checked.add(model.training)
+        return found, _constants(captured)
+
+    def _captured(
+        self, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], plan: Plan, known: Sequence[Call] = ()
+    ) -> Captured:
+        own = plan.precision, statistics_of(plan)
+        return captured_for(model, args, kwargs, self._asked, self._progress, *own, known)
+
+    def _compared(
+        self, plan: Plan, model: nn.Module, captured: Captured, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Plan:
+        check = check_capture_of(model, captured, args, kwargs, self._check_capture, self._progress)
+        return replace(plan, capture_check=check)
+
+    def _alive(self) -> nn.Module:
+        """Return the model. Raises `BatchError` where nothing holds it any more."""
+        if (model := self._model()) is None:
+            raise BatchError(
+                "batch: it is of another shape, or for another mode, than all programs, and the model of which one "
+                "would be made is gone; keep the model that was compiled, or call the compiled model once with each "
+                "shape and mode before you let go of it"
+            )
+        return model
+
+
+@contextmanager
+def _in_mode(model: nn.Module, modes: Mapping[str, bool], *, training: bool) -> Generator[None]:
+    """Put a model into a mode for a while: that of its modules when it was compiled, or all in the other one."""
+    before = [(module, module.training) for module in model.modules()]
+    as_compiled = modes[""] == training
+    for name, module in model.named_modules():
+        module.training = modes.get(name, training) if as_compiled else training
+    try:
+        yield
+    finally:
+        for module, mode in before:
+            module.training = mode
+
+
+def _constants(captured: Captured) -> dict[str, Tensor]:
+    return {name: value.cpu() for name, value in captured.constants.items()}
+
+
+def _say_what_is_left_out(model: nn.Module, captured: Captured) -> None:
+    """Warn of values that the model returns beside its loss."""
+    if captured.beside:
+        warnings.warn(
+            f"{type(model).__name__} returns {', '.join(captured.beside)} beside its loss, which the compiled model "
+            "does not compute: it returns the loss alone; where the others are needed, call the model itself with the "
+            "trained weights, or keep what is to be seen of them in a buffer",
+            stacklevel=2,
+        )
+
+
+def _check_feasible(found: Plan) -> None:
+    """Raise `InfeasibleError` where the plan needs more memory than the devices have."""
+    if memory_verdict(found) == "does not fit":
+        raise InfeasibleError(infeasible(found), found)
