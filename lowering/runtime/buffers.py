@@ -12,11 +12,10 @@ from math import prod
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from shardwright.lowering import private
-from shardwright.lowering.ranks.movement import Axis
+from shardwright.lowering.ranks.movement import Axis, added, launch_gather, launch_scatter
 from shardwright.pcg.step.buckets import PLACED_BYTES
 
 
@@ -70,7 +69,6 @@ class BufferSet:
         self.buffers = [torch.empty(shares[i].whole, **self.options) for i in self.direct] + [self.place]
         self.works: list[Any] = []
         self.sums: list[tuple[int, Tensor]] = []
-        self.gloo = dist.get_backend(self.axis.group) == "gloo"
         self._views(sizes)
 
     def _views(self, sizes: Sequence[int]) -> None:
@@ -95,13 +93,10 @@ class BufferSet:
     def start_gather(self, shards: Sequence[Tensor]) -> None:
         with torch.no_grad():
             for i, buffer in zip(self.direct, self.buffers, strict=False):
-                self._launch_gather(buffer, shards[i].detach().to(buffer.dtype))
+                self.works.append(launch_gather(buffer, shards[i].detach().to(buffer.dtype), self.axis))
             if self.packed:
                 private.copy_all(self.mine, [shards[i].detach() for i in self.packed])
-                self._launch_gather(self.receive, self.send[0])
-
-    def _launch_gather(self, out: Tensor, x: Tensor) -> None:
-        self.works.append(dist.all_gather_single(out.view(-1), x.view(-1), group=self.axis.group, async_op=True))
+                self.works.append(launch_gather(self.receive, self.send[0], self.axis))
 
     def finish_gather(self) -> None:
         self._wait()
@@ -123,14 +118,11 @@ class BufferSet:
             private.copy_all(self.departures, packed)
             self.sums.append((-1, self._launch_scatter(self.receive, self.send)))
 
-    def _launch_scatter(self, out: Tensor, x: Tensor) -> Tensor:
-        """Launch one exchange; return the summands that remain: every rank's slice with gloo, one with NCCL."""
-        if self.gloo:  # gloo's own reduce-scatter is slower than its all-reduce
-            self.works.append(dist.all_to_all_single(out.view(-1), x.view(-1), group=self.axis.group, async_op=True))
-            return out
-        own = torch.empty_like(out[:1])
-        self.works.append(dist.reduce_scatter_single(own.view(-1), x.view(-1), group=self.axis.group, async_op=True))
-        return own
+    def _launch_scatter(self, room: Tensor, pieces: Tensor) -> Tensor:
+        """Launch one exchange, and return the summands that remain."""
+        work, summands = launch_scatter(pieces.view(room.shape), self.axis, room)
+        self.works.append(work)
+        return summands
 
     def finish_scatter(self, gradients: Sequence[Tensor | None], dtype: torch.dtype) -> list[tuple[int, Tensor]]:
         """Wait, and return this rank's slice of each summed gradient, in this dtype, with the member's number."""
@@ -138,7 +130,7 @@ class BufferSet:
         done: list[tuple[int, Tensor]] = []
         sums, self.sums = self.sums, []
         for i, summands in sums:
-            total = _total(summands).to(dtype)
+            total = added(summands).to(dtype)
             if i >= 0:
                 done.append((i, total))
                 continue
@@ -150,13 +142,6 @@ class BufferSet:
         for work in self.works:
             work.wait()
         self.works.clear()
-
-
-def _total(summands: Tensor) -> Tensor:
-    """Return the sum along the first dimension. An addition of two takes half the time of a sum."""
-    if len(summands) == 1:
-        return summands[0]
-    return torch.add(*summands) if len(summands) == 2 else summands.sum(0)
 
 
 class BufferPool:

@@ -17,7 +17,17 @@ from torch.autograd import Function
 
 from shardwright.lowering import private
 from shardwright.lowering.private import AutogradContext
-from shardwright.lowering.ranks.movement import Axis, MeshAxis, Time, all_sum, exchange, gather, sum_scatter, take
+from shardwright.lowering.ranks.movement import (
+    Axis,
+    MeshAxis,
+    Time,
+    all_sum,
+    exchange,
+    gather,
+    launch_sum,
+    sum_scatter,
+    take,
+)
 
 # pyright: reportIncompatibleMethodOverride=false
 
@@ -71,9 +81,7 @@ def finish_sum(x: Tensor) -> Tensor:
 
 def start_total(total: Tensor, axis: Axis | None) -> dist.Work | None:
     """Start to sum the loss over the ranks, in place."""
-    if axis is None or axis.group is None:
-        return None
-    return dist.all_reduce(total, group=axis.group, async_op=True)
+    return None if axis is None or axis.group is None else launch_sum(total, axis)
 
 
 def partition(x: Tensor, axis: MeshAxis, dim: int, blocks: int = 1) -> Tensor:

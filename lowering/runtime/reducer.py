@@ -19,12 +19,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from shardwright.lowering import private
-from shardwright.lowering.ranks.movement import Axis
+from shardwright.lowering.ranks.movement import Axis, launch_sum
 from shardwright.lowering.store.storage import Held
 from shardwright.pcg.step.buckets import LARGE_BYTES
 
@@ -78,7 +77,7 @@ class _Unit:
         del gradients  # they lie in the buffer; free them before more memory is allocated
         assert self.buffer is not None
         self.sent = self.buffer.to(self.dtype)
-        self.work = dist.all_reduce(self.sent, group=self.axis.group, async_op=True)
+        self.work = launch_sum(self.sent, self.axis)
 
     def finish(self) -> Iterator[Finished]:
         self.work.wait()

@@ -113,10 +113,10 @@ class Calls:
     def _counting(self, name: str, share: Callable[[int], float]) -> Callable[..., Any]:
         real = getattr(dist, name)
 
-        def call(*tensors: Tensor, group: dist.ProcessGroup) -> None:
+        def call(*tensors: Tensor, group: dist.ProcessGroup, async_op: bool = False) -> None:
             self.made.append(name.removesuffix("_single"))
             self.sent_bytes += share(dist.get_world_size(group)) * tensors[-1].nbytes
-            real(*tensors, group=group)
+            real(*tensors, group=group, async_op=async_op)
 
         return call
 

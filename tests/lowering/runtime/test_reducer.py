@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
+from shardwright.lowering.ranks import movement
 from shardwright.lowering.ranks.movement import Axis
 from shardwright.lowering.runtime import reducer
 from shardwright.lowering.runtime.reducer import Reducer
@@ -78,7 +79,7 @@ class Plain(Held):
 def sums(monkeypatch: pytest.MonkeyPatch) -> Simulated:
     """Buckets of 64 bytes; gradients of 40 bytes and more are summed by themselves."""
     simulated = Simulated()
-    monkeypatch.setattr(reducer, "dist", simulated)
+    monkeypatch.setattr(movement, "dist", simulated)
     monkeypatch.setattr(reducer, "LARGE_BYTES", 40)
     monkeypatch.setattr(buckets, "LARGE_BYTES", 40)
     monkeypatch.setattr(buckets, "BUCKET_BYTES", 64)
