@@ -38,7 +38,6 @@ from shardwright.lowering.store.storage import Held
 from shardwright.lowering.text.outside import find_inputs, find_outside
 from shardwright.pcg import pieces
 from shardwright.pcg.errors import ShardwrightError
-from shardwright.pcg.foreign import calls
 from shardwright.pcg.stages import Stages, cut
 from shardwright.pcg.step.additive import find_additive
 from shardwright.pcg.step.late import LOSS, check_backward, sums_of_loss
@@ -92,7 +91,7 @@ class Entry:
             self._run_in_stages(stages)
         self.drawing = Drawing(ranks, graph, stream)
         self._inputs = Inputs(self.batch, self.drawing, spec.check_inputs)
-        self._num_draws, self._calls_foreign = num_draws(graph), bool(calls(graph))
+        self._num_draws, self._calls_foreign = num_draws(graph), store.foreign.learn(graph)
 
     def _share_groups(self, stages: Stages) -> None:
         """Make the groups of all stages, since every rank must take part in making each."""

@@ -37,15 +37,23 @@ class ForeignParts:
         self._seen: dict[tuple[str, int], list[float]] | None = None
         for graph in graphs:
             self.take(graph, model)
+            self.learn(graph)
 
     def take(self, graph: Graph, model: nn.Module | None = None) -> None:
-        """Learn the calls of a graph. Raises `PlanError` if the model has no such part, or it cannot be copied."""
-        for call in calls(graph):
-            self._calls[call.name, call.number] = call
-            if call.name not in self._parts:
+        """Copy the parts that a graph calls.
+
+        Raises `PlanError` if the model has no such part, or it cannot be copied.
+        """
+        for name in dict.fromkeys(call.name for call in calls(graph)):
+            if name not in self._parts:
                 if model is None:
-                    raise PlanError(f"{call.name} is foreign, and the model that has it is gone; compile it again")
-                self._parts[call.name] = _without_tensors(model, call.name)
+                    raise PlanError(f"{name} is foreign, and the model that has it is gone; compile it again")
+                self._parts[name] = _without_tensors(model, name)
+
+    def learn(self, graph: Graph) -> bool:
+        """Learn the calls of a graph; return whether there are any. A dry run has no parts to call."""
+        self._calls |= {(call.name, call.number): call for call in calls(graph)}
+        return bool(calls(graph))
 
     def given(self, graph: Graph) -> dict[str, ForeignParts]:
         """Return the arguments by which a graph's program gets the parts: none if it calls none."""
@@ -83,10 +91,11 @@ class ForeignParts:
 
         Raises `ForeignError` if it does other things than in capture.
         """
-        call, part = self._calls[name, number], self._parts[name]
+        call = self._calls[name, number]
         if any(isinstance(x, private.FakeTensor) for x in operands):
             return _DryCall.apply(call, *operands)
         given, state = operands[: call.num_inputs], operands[call.num_inputs :]
+        part = self._parts[name]
         args, kwargs = unpacked(call.inputs, given.__getitem__)
         device = operands[0].device if operands else torch.device("cpu")
         with _as_captured(call, device):
@@ -111,6 +120,9 @@ def _without_tensors(model: nn.Module, name: str) -> nn.Module | type[Function]:
         meta = torch.empty_like(parameter, device="meta")
         empty[id(parameter)] = nn.Parameter(meta, requires_grad=parameter.requires_grad)
     empty |= {id(buffer): torch.empty_like(buffer, device="meta") for buffer in model.buffers()}
+    for value in private.tree_iter([dict(vars(module)) for module in part.modules()]):
+        if isinstance(value, Tensor) and not value.is_leaf:  # which an earlier forward has left; it is not deepcopied
+            empty[id(value)] = value.detach().clone()
     try:
         return copy.deepcopy(part, empty)
     except Exception as error:

@@ -17,6 +17,7 @@ from shardwright.checking import check_capture
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.lowering.module import ParallelModule
 from shardwright.lowering.ranks.launch import run_ranks
+from shardwright.lowering.trial.dryrun import dry_run
 from shardwright.pcg.capture.capture import capture
 from shardwright.pcg.errors import ForeignError
 from shardwright.pcg.foreign import calls
@@ -28,8 +29,9 @@ from shardwright.pcg.rows.declared import ROW_BY_ROW
 from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.planning import certified_choices
 from shardwright.search.tree.planner import Planner
-from tests.foreign import MODELS, ROWS, WIDTH, Deep, make
+from tests.foreign import MODELS, ROWS, WIDTH, Deep, Net, make
 from tests.lowering.runs import (
+    SEED,
     Case,
     Step,
     assert_all_train_as_serial,
@@ -132,6 +134,52 @@ def test_a_part_is_not_made_again() -> None:
         for steps in ranks:
             for number, step in enumerate(steps):
                 assert_same_step(step, expected[number], 1e-11, f"recompute {mode.recompute}, step {number}")
+
+
+class Spiking(nn.Module):
+    """A neuron whose state is the value of the step before, with its history."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(WIDTH, WIDTH)
+        self.state: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        before = 0.0 if self.state is None else self.state.detach()
+        self.state = self.lin(x) + 0.9 * before
+        return torch.relu(self.state)
+
+
+def test_state_that_an_earlier_forward_has_left_goes_on() -> None:
+    model, batch = Net(Spiking()).double(), {"x": torch.randn(ROWS, WIDTH).double()}
+    beside = copy.deepcopy(model)
+    model(**batch)
+    one = Case(model, batch, capture(model, batch, foreign={"part": "whole"}))
+
+    def expected() -> Step:
+        beside(**batch)
+        torch.manual_seed(SEED)
+        (loss := beside(**batch)).backward()
+        return outcome(beside, loss)
+
+    (wanted,) = run_ranks(expected, 1)
+    for step in one.on_ranks(zero(one), lambda parallel: parallel_step(parallel, batch)):
+        assert_same_step(step, wanted, 1e-11)
+
+
+def test_a_dry_run_calls_nothing() -> None:
+    found = dry_run(zero(case("lengths")))
+    assert found.misshapen == ()
+    assert {message.collective for message in found.messages} >= {"all_gather", "reduce_scatter"}
+
+
+def test_a_part_runs_in_the_precision_around_it() -> None:
+    model, batch = make("lengths")
+    model, batch["x"] = model.float(), batch["x"].float()
+    captured = capture(model, batch, precision="amp_bf16", foreign={"part": "whole"})
+    (call,) = calls(captured.graph)
+    assert (call.autocast, call.results[0].dtype) == ("bfloat16", "bfloat16")
+    assert check_capture(model, captured, (), batch).equal
 
 
 # ---- errors ----
