@@ -14,6 +14,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from functools import cache
 from typing import Any
 from unittest import mock
 
@@ -187,7 +188,7 @@ class Parts:
             what = "the run that gave its types calls it in another way than the trace"
             raise _unfit(part, f"{what}; name a module around it")
         call = record.call
-        made = torch.ops.shardwright.foreign([*given.tensors, *(x for x, _ in part.state())], call.to_text())
+        made = _operator()([*given.tensors, *(x for x, _ in part.state())], call.to_text())
         made = [x if result.grad else x.detach() for x, result in zip(made, call.results, strict=True)]
         buffers = part.buffers()
         with torch.no_grad():
@@ -384,20 +385,21 @@ def _same(tensor: Tensor, value: Tensor) -> bool:
 # ---- the operator of the trace ----
 
 
-@torch.library.custom_op("shardwright::foreign", mutates_args=())
-def foreign(operands: Sequence[Tensor], call: str) -> list[Tensor]:
-    """Stand for a foreign call in a trace; it has types, and computes nothing."""
-    raise NotImplementedError("programs call foreign parts themselves (lowering.store.foreign)")
+@cache
+def _operator() -> Callable[[Sequence[Tensor], str], list[Tensor]]:
+    """Return the operator that stands for a foreign call in a trace: it has types, and computes nothing."""
 
+    @torch.library.custom_op("shardwright::foreign", mutates_args=())
+    def foreign(operands: Sequence[Tensor], call: str) -> list[Tensor]:
+        raise NotImplementedError("programs call foreign parts themselves (lowering.store.foreign)")
 
-@foreign.register_fake
-def _of_types(operands: Sequence[Tensor], call: str) -> list[Tensor]:
-    device = next((x.device for x in operands), torch.device("cpu"))
-    return [torch.empty(x.shape, dtype=getattr(torch, x.dtype), device=device) for x in parsed(call).results]
+    @foreign.register_fake
+    def of_types(operands: Sequence[Tensor], call: str) -> list[Tensor]:
+        device = next((x.device for x in operands), torch.device("cpu"))
+        return [torch.empty(x.shape, dtype=getattr(torch, x.dtype), device=device) for x in parsed(call).results]
 
+    def no_backward(ctx: object, *gradients: object) -> tuple[None, None]:
+        raise NotImplementedError("a trace has no backward")
 
-def _no_backward(ctx: object, *gradients: object) -> tuple[None, None]:
-    raise NotImplementedError("a trace has no backward")
-
-
-foreign.register_autograd(_no_backward)
+    foreign.register_autograd(no_backward)
+    return foreign

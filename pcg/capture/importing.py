@@ -206,7 +206,7 @@ class Importer:
             if order is not None:
                 args[0] = Ref(self.builder.op("permute", args[0], dims=order))
                 types = [kind and (tuple(kind[0][d] for d in order), kind[1]) for kind in types]
-            if node.target is torch.ops.shardwright.foreign.default:
+            if str(node.target) == f"{FOREIGN}.default":
                 names = self._foreign(*args)
             else:
                 names = lift(self.builder, str(node.target), args, kwargs, types, read)

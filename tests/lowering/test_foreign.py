@@ -146,8 +146,8 @@ class Spiking(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         before = 0.0 if self.state is None else self.state.detach()
-        self.state = self.lin(x) + 0.9 * before
-        return torch.relu(self.state)
+        self.state = y = self.lin(x) + 0.9 * before
+        return torch.relu(y)
 
 
 def test_state_that_an_earlier_forward_has_left_goes_on() -> None:
