@@ -191,13 +191,13 @@ def attrs_by_rank(graph: Graph, node: Node) -> list[Mapping[str, Any]]:
 
 
 def _offset(graph: Graph, node: Node, factor: str, coordinate: Coordinate) -> int:
-    """Return where the device's part begins along a factor that is a dimension of some operand."""
+    """Return where the device's part begins along a factor that is a dimension of some operand, or of the result."""
     signature = graph.signature(node)
-    index = signature.index(factor)
-    for name, dims in zip(node.inputs, signature.operands, strict=True):
+    index, tensors = signature.index(factor), (*signature.operands, signature.result)
+    for name, dims in zip((*node.inputs, node.name), tensors, strict=True):
         if (index,) in dims:
             return _part(graph.types[name], dims.index((index,)), graph.mesh, coordinate).start
-    raise GraphError(f"{node}: no operand has factor {factor!r} as a dimension of its own")
+    raise GraphError(f"{node}: no operand, nor the result, has factor {factor!r} as a dimension of its own")
 
 
 def shard_slices(value: TensorType, mesh: Mesh, coordinate: Coordinate) -> tuple[slice, ...]:

@@ -77,7 +77,8 @@ class Row:
     linear_in     sets of operands in which the operator is jointly linear: those may be `P` together, giving `P`
     localize      the attributes on one device
     offset        a factor whose split makes the local operator need the device's `offset` along it
-    offset_at     the operand and its dimension that this factor is, where `factors` is a function
+    offset_at     the operand and its dimension that this factor is, where `factors` is a function; None: it is there
+                  the dimension in which the result differs from the last operand
     sends         operands whose rows may be sent to the device with the part of `offset` that they name; `torch`
                   is then a call with more arguments, which say where they are sent
     random        draws from the generator; the local operator draws the global mask and takes its `shard`

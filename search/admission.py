@@ -140,7 +140,7 @@ _KINDS: tuple[tuple[str, Callable[[Attr], bool], str], ...] = (
     (
         "an integer",
         _integer,
-        "bins dim groups ignore_index k layers normalized_dims offset result seed start step stop",
+        "bins dim groups ignore_index k layers normalized_dims offset places result seed start step stop",
     ),
     ("a tuple of integers", _integers, "dilation dims kernel pads padding shape size stride"),
     ("a number", _number, "eps high low"),

@@ -327,6 +327,19 @@ INDEXING: dict[str, list[Sample]] = {
         sample(real(20, 16), different(20, 8), real(8, 16)),
         sample(real(20), different(20, 8), real(8)),
     ],
+    "scatter_sum": [
+        sample(below(8, 16, 1), real(16, 12), dim=0, places=8),
+        sample(below(8, 1, 16, 1), real(4, 16, 12), dim=1, places=8),
+        sample(below(8, 4, 16), real(4, 16), dim=1, places=8),
+    ],
+    "scatter_max": [
+        sample(below(8, 16, 1), spread(16, 12), dim=0, places=8),
+        sample(below(8, 4, 16, 12), spread(4, 16, 12), dim=1, places=8),
+    ],
+    "scatter_put": [
+        sample(real(24, 12), different(24, 16, 1), real(16, 12), dim=0),
+        sample(real(4, 24), different(24, 1, 16), real(4, 16), dim=1),
+    ],
     "embedding_bag": [
         sample(real(20, 16), below(20, 24), ascending(24, 8, first=0), mode=mode) for mode in ("sum", "mean")
     ],

@@ -1,4 +1,4 @@
-"""Kernels for which torch has one function: our attributes as its arguments."""
+"""Kernels of layers as a whole, and of rows that go to places."""
 
 from __future__ import annotations
 
@@ -30,3 +30,41 @@ def recurrent(
     states = more[:2] if cell == "lstm" else more[0]
     weights = more[2:] if cell == "lstm" else more[1:]
     return getattr(torch, cell)(x, states, weights, biases, layers, 0.0, True, bidirectional, batch_first)
+
+
+def _here(index: Tensor, places: int, offset: int | None) -> tuple[Tensor, int]:
+    """Return the index from `offset` on, and the number of places; one more is for all that go elsewhere."""
+    if offset is None:
+        return index, places
+    local = index - offset
+    return local.masked_fill_((local < 0) | (local >= places), places), places + 1
+
+
+def _added(out: Tensor, index: Tensor, rows: Tensor, dim: int) -> Tensor:
+    if index.numel() == index.shape[dim]:
+        return out.index_add_(dim, index.flatten(), rows)
+    return out.scatter_add_(dim, index.expand(rows.shape), rows)
+
+
+def scatter_sum(index: Tensor, rows: Tensor, dim: int, places: int, offset: int | None) -> Tensor:
+    """Return, for each of the places from `offset` on, the sum of the rows that name it along `dim`."""
+    index, count = _here(index, places, offset)
+    out = rows.new_zeros((*rows.shape[:dim], count, *rows.shape[dim + 1 :]))
+    return _added(out, index, rows, dim).narrow(dim, 0, places).contiguous()
+
+
+def scatter_max(index: Tensor, rows: Tensor, dim: int, places: int, offset: int | None) -> Tensor:
+    """Return, for each of the places from `offset` on, the largest of the rows that name it; 0 where none does."""
+    index, count = _here(index, places, offset)
+    out = rows.new_zeros((*rows.shape[:dim], count, *rows.shape[dim + 1 :]))
+    out = out.scatter_reduce(dim, index.expand(rows.shape), rows, "amax", include_self=False)
+    return out.narrow(dim, 0, places).contiguous()
+
+
+def scatter_put(x: Tensor, index: Tensor, rows: Tensor, dim: int, offset: int | None) -> Tensor:
+    """Return `x`, which has the places from `offset` on, with the rows in the places that they name."""
+    if offset is None:
+        return x.scatter(dim, index.expand(rows.shape), rows)
+    index, count = _here(index, x.shape[dim], offset)
+    wider = x.new_empty((*rows.shape[:dim], count, *rows.shape[dim + 1 :])).slice_scatter(x, dim, 0, x.shape[dim])
+    return wider.scatter(dim, index.expand(rows.shape), rows).narrow(dim, 0, x.shape[dim]).contiguous()

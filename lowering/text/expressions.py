@@ -189,14 +189,15 @@ class Expressions:
         return any(self.regions.get(name) != region for name in readers) and copies_data(self.graph, node)
 
     def _offset(self, node: Node, factor: str) -> str:
-        """Return this rank's offset along a factor of an operand, as code; "None" if the rank holds all of it."""
+        """Return this rank's offset along a factor of an operand or the result, as code; "None" if it has all of it."""
         mesh = self.graph.mesh
         axes = [a for a in axes_along(node.split, factor) if mesh.sizes[a] > 1]
         if not axes:
             return "None"
         signature = self.graph.signature(node)
         alone = (signature.index(factor),)
-        held, dims = next((n, d) for n, d in zip(node.inputs, signature.operands, strict=True) if alone in d)
+        tensors = zip((*node.inputs, node.name), (*signature.operands, signature.result), strict=True)
+        held, dims = next((n, d) for n, d in tensors if alone in d)
         return f"{self._position(axes)} * {self.graph.types[held].local_shape(mesh)[dims.index(alone)]}"
 
     def _position(self, axes: Sequence[int]) -> str:

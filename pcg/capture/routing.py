@@ -29,16 +29,13 @@ from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.capture.networks import with_networks
 from shardwright.pcg.errors import GraphError
 from shardwright.pcg.factors import Shape
-from shardwright.pcg.graph import OPAQUE, Graph, Node
+from shardwright.pcg.graph import Graph, Node
 
 _PLACES = ("argmax", "sort_indices", "topk_indices")
 """Operators that give places, which are not negative.
 
 A histogram would leave negative numbers out, and an order would put them first.
 """
-_ADDS = ("aten.index_add.default", "aten.scatter_add.default")
-_ADDED = (("$", 0), 0, ("$", 1), ("$", 2))
-"""Their arguments: add to rows of the first tensor, at the places of the second, the rows of the third."""
 _SAME_NUMBERS = ("cast", "detach", "permute", "reshape", "slice")
 
 
@@ -219,19 +216,17 @@ class _Orders:
         return self.b.op("reshape", self._wide(held), shape=self.types[node.name].shape)
 
     def _added(self, node: Node) -> str | None:
-        """Return y after y[p // k] += x[p] as a sum."""
-        if node.op != OPAQUE or node.attr("target") not in _ADDS or node.attr("kwargs"):
+        """Return y[p // k] += x[p] as a sum; its places are all tokens, counted from 0."""
+        if node.op != "scatter_sum" or node.attr("dim") != 0:
             return None
-        target, places, rows = node.inputs
+        places, rows = node.inputs
         held, order = self.ordered.get(rows), self._tokens_in_order(places)
-        if node.attr("args") != _ADDED or held is None or order is None or held.order != order.name:
+        if held is None or order is None or held.order != order.name:
             return None
-        if self.types[target].shape != (prod(held.lead[:-1]), *self.types[rows].shape[1:]):
+        if self.types[node.name].shape != (prod(held.lead[:-1]), *self.types[rows].shape[1:]):
             return None
         total = self.b.op("sum", self._wide(held), dims=(len(held.lead) - 1,), keepdim=False)
-        total = self.b.op("reshape", total, shape=self.types[target].shape)
-        zeros = self._node(target)
-        return total if zeros.op == "full" and zeros.attr("value") == 0 else self.b.op("add", self._name(target), total)
+        return self.b.op("reshape", total, shape=self.types[node.name].shape)
 
     def _inverted(self, node: Node) -> str:
         """Return the order that the node is the inverse of; "" if there is none."""

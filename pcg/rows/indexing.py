@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
-from shardwright.pcg.attrs import Attrs, dimension
+from shardwright.pcg.attrs import Attrs, dimension, integer
 from shardwright.pcg.errors import GraphError
 from shardwright.pcg.factors import Shape
-from shardwright.pcg.row import Row, first_dtype
+from shardwright.pcg.row import LocalShapes, Row, first_dtype
 from shardwright.pcg.rows.structural import FactorText, names
 
 
@@ -88,6 +89,66 @@ def _np_embedding_bag(w: np.ndarray, index: np.ndarray, starts: np.ndarray, mode
     return np.stack([bag.mean(0) if mode == "mean" and len(bag) else bag.sum(0) for bag in bags])
 
 
+def _scatter(mark: str, *, put: bool = False) -> Callable[[Sequence[Shape], Attrs], FactorText]:
+    """Return the factors of rows that go to the places that an index names along `dim`.
+
+    Operands are the tensor that is written into if there is one, the index, the rows. The index is 1 wide where it is
+    the same for a whole dimension of the rows. `mark` is "!" where rows may not be split.
+    """
+
+    def rule(shapes: Sequence[Shape], attrs: Attrs) -> FactorText:
+        *into, index, rows = shapes
+        dim, d = dimension(attrs, "dim", len(rows)), names(len(rows))
+        if len(into) != put or any(len(shape) != len(rows) for shape in (*into, index)):
+            raise GraphError(f"rows of {list(rows)} by an index of {list(index)}; give it as many dimensions")
+        d[dim] = f"e{mark}"
+        narrow = ["1" if i != dim and index[i] == 1 != rows[i] else n for i, n in enumerate(d)]
+        result = " ".join([*d[:dim], "n", *d[dim + 1 :]])
+        sides = [*[result] * put, " ".join(narrow), " ".join(d)]
+        return f"{', '.join(sides)} -> {result}", {} if put else {"n": integer(attrs, "places")}
+
+    return rule
+
+
+def local_places(attrs: Attrs, shapes: LocalShapes) -> Attrs:
+    """Return the attributes with the number of places that a device has."""
+    return {**attrs, "places": shapes.local_result[integer(attrs, "dim")]}
+
+
+def _places_of(places: int, index: np.ndarray, rows: np.ndarray, dim: int, offset: int) -> tuple[Any, np.ndarray]:
+    """Return where the elements of the rows go that stay among the `places` from `offset` on, and which these are."""
+    place = np.broadcast_to(index - offset, rows.shape)
+    here = np.asarray((place >= 0) & (place < places))
+    where: list[np.ndarray] = [*np.nonzero(here)]
+    where[dim] = place[here]
+    return tuple(where), here
+
+
+def _np_scatter_sum(index: np.ndarray, rows: np.ndarray, dim: int, places: int, offset: int = 0) -> np.ndarray:
+    at, here = _places_of(places, index, rows, dim, offset)
+    out = np.zeros((*rows.shape[:dim], places, *rows.shape[dim + 1 :]), rows.dtype)
+    np.add.at(out, at, rows[here])
+    return out
+
+
+def _np_scatter_max(index: np.ndarray, rows: np.ndarray, dim: int, places: int, offset: int = 0) -> np.ndarray:
+    at, here = _places_of(places, index, rows, dim, offset)
+    out = np.full((*rows.shape[:dim], places, *rows.shape[dim + 1 :]), -np.inf, rows.dtype)
+    np.maximum.at(out, at, rows[here])
+    return np.where(np.isneginf(out), 0, out)
+
+
+def _np_scatter_put(x: np.ndarray, index: np.ndarray, rows: np.ndarray, dim: int, offset: int = 0) -> np.ndarray:
+    at, here = _places_of(x.shape[dim], index, rows, dim, offset)
+    out = x.copy()
+    out[at] = rows[here]
+    return out
+
+
+def _last_dtype(dtypes: Sequence[str], attrs: Attrs) -> str:
+    return dtypes[-1]
+
+
 ROWS = [
     Row("embedding", "v h, ... -> ... h", _embedding, "rt.embedding({0}, {1}, {padding_idx}, {offset})",
         dtype=first_dtype, free={"padding_idx": None}, indexes={1: (0, 0)}, linear_in=((0,),),
@@ -103,6 +164,15 @@ ROWS = [
         saves=(1,), lookup=True),
     Row("index_put", _put_fixed, _np_index_put, "{0}.index_put(({1},), {2})", saves=(1,),
         dtype=first_dtype, autocast="widest"),
+    Row("scatter_sum", _scatter(""), _np_scatter_sum, "rt.scatter_sum({0}, {1}, {dim}, {places}, {offset})",
+        dtype=_last_dtype, linear_in=((1,),), localize=local_places, fresh=True, offset="n", saves=(0,),
+        doc="for each place, the sum of the rows that name it"),
+    Row("scatter_max", _scatter("!"), _np_scatter_max, "rt.scatter_max({0}, {1}, {dim}, {places}, {offset})",
+        dtype=_last_dtype, localize=local_places, offset="n", saves=(0, 1, "result"),
+        doc="for each place, the largest of the rows that name it; 0 if none does"),
+    Row("scatter_put", _scatter("!", put=True), _np_scatter_put, "rt.scatter_put({0}, {1}, {2}, {dim}, {offset})",
+        dtype=_last_dtype, linear_in=((0, 2),), fresh=True, offset="n", saves=(1,),
+        doc="a tensor in which rows have taken the places that they name"),
     Row("embedding_bag", "v! h, n!, b! -> b! h", _np_embedding_bag, "F.embedding_bag({1}, {0}, {2}, mode={mode!r})",
         dtype=first_dtype, linear_in=((0,),), fresh=True,
         saves=(1,), lookup=True),

@@ -231,8 +231,11 @@ def offset_factor(row: Row, pattern: Pattern) -> str | None:
     if row.offset_at is not None:
         operand, dim = row.offset_at
         return next(iter(pattern.operands[operand][dim]), None)
-    if row.offset is None or not isinstance(row.factors, str):
+    if row.offset is None:
         return None
+    if not isinstance(row.factors, str):
+        pairs = zip(pattern.result, pattern.operands[-1], strict=True)
+        return next((own[0] for own, other in pairs if own != other and own), None)
     sides = row.factors.partition("->")[0].split(",")
     for side, dims in zip(sides, pattern.operands, strict=True):
         tokens = side.split()

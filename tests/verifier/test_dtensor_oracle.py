@@ -44,6 +44,7 @@ NO_OPERATOR = "DTensor has no strategy for the operator, or takes it apart into 
 TAKES_APART = "DTensor takes the product apart into views that it cannot keep sharded, because one operand is broadcast"
 OWN_MASK = "DTensor marks the indices first, without communication; its partial sums then carry the mask of its own"
 SORTS = "DTensor sorts the rows of all tokens together, which no shard of them is part of"
+SCATTERS = "DTensor gathers rows that go to places, and the places"
 WRONG_CONV = "DTensor's handler of convolutions looks at the batch and the width only: it names a wrong placement"
 
 DIFFERENCES = (
@@ -54,10 +55,12 @@ DIFFERENCES = (
     Difference("embedding", "P0", REDISTRIBUTES, NO_PARTIAL),
     Difference("embedding", "a", REDISTRIBUTES, OWN_MASK),
     Difference("pick", "P0", REDISTRIBUTES, NO_PARTIAL),
+    *(Difference(row, "*", REDISTRIBUTES, SCATTERS) for row in ("scatter_sum", "scatter_put")),
     Difference("pick", "a b c", REDISTRIBUTES, OWN_MASK),
     Difference("expand", "a b c", "R", "nothing is moved: DTensor keeps the whole result where the dimension is new"),
     Difference("matmul", "a P1", REDISTRIBUTES, TAKES_APART, "a b c d, b d e -> a b c e"),
     Difference("matmul", "d P0", REDISTRIBUTES, TAKES_APART, "a 1 b c, a d c e -> a d b e"),
+    Difference("scatter_sum", "*", "R", "DTensor keeps all places on every device"),
     Difference("slice", "c", REDISTRIBUTES, "whole blocks are kept or dropped; DTensor gathers shards that it slices"),
     Difference("concat", "b", REDISTRIBUTES, "the shards of a concatenation are shards in blocks; DTensor gathers"),
     Difference("conv2d", "P0 P1 c f", "R", WRONG_CONV),
@@ -65,7 +68,7 @@ DIFFERENCES = (
     Difference("conv3d", "P0 P1 c g", "R", WRONG_CONV),
     Difference("conv3d", "b", REFUSES, "DTensor runs the shards with all groups, which the kernel refuses"),
     Difference("grouped_mm", "*", REFUSES, NO_OPERATOR),
-    *(Difference(row, "*", REFUSES, NO_OPERATOR) for row in ("patches", "from_patches", "recurrent")),
+    *(Difference(row, "*", REFUSES, NO_OPERATOR) for row in ("patches", "from_patches", "recurrent", "scatter_max")),
     *(Difference(row, "*", REFUSES, NO_OPERATOR) for row in ("expert_linear", "experts")),
     *(Difference(row, "*", REDISTRIBUTES, SORTS) for row in ("expert_linear", "experts")),
     Difference("embedding_bag", "*", REFUSES, NO_OPERATOR),

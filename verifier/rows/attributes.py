@@ -15,6 +15,7 @@ from shardwright.pcg.errors import RuleError
 from shardwright.pcg.optable import ROWS
 from shardwright.pcg.row import LocalShapes, keep_attrs, local_result_shape
 from shardwright.pcg.rows.contractions import local_groups
+from shardwright.pcg.rows.indexing import local_places
 from shardwright.pcg.rows.structural import local_slice
 from shardwright.substitutions.rules.pattern import Pattern
 from shardwright.verifier.logic import Formula, Number, z3
@@ -133,11 +134,19 @@ def _slice(pattern: Pattern, sizes: FactorSizes, path: Path) -> dict[str, Any]:
     return {"dim": dim, "start": Sym(z3.Int("start"), path), "stop": Sym(z3.Int("stop"), path)}
 
 
+def _places(pattern: Pattern, sizes: FactorSizes, path: Path) -> dict[str, Any]:
+    """Return the dimension in which the result differs from the rows, and how many places it has."""
+    pairs = zip(pattern.result, pattern.operands[-1], strict=True)
+    dim = next(d for d, (own, other) in enumerate(pairs) if own != other)
+    return {"dim": dim, "places": _extents((pattern.result[dim],), sizes, path)[0]}
+
+
 Localize = Callable[[Attrs, LocalShapes], Attrs]
 BY_SIZE: Mapping[Localize, Callable[[Pattern, FactorSizes, Path], dict[str, Any]]] = {
     local_result_shape: _result_shape,
     local_groups: _groups,
     local_slice: _slice,
+    local_places: _places,
 }
 """The attributes that follow from sizes, by `Row.localize`."""
 

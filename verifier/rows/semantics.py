@@ -95,6 +95,7 @@ BODIES: dict[str, Callable[[list[Number]], Number]] = {
     "where": lambda x: z3.If(x[0] != 0, x[1], x[2]),
     "expert_linear": lambda x: z3.If(x[2] == z3.Real("position"), x[0] * x[1], z3.RealVal(0)),
     "experts": lambda x: z3.If(x[1] == z3.Real("position"), x[2] * _hidden(x[0], x[3]) * x[4], z3.RealVal(0)),
+    "scatter_sum": lambda x: z3.If(x[0] == z3.Real("position"), x[1], z3.RealVal(0)),
     **dict.fromkeys(("embedding", "pick"), lambda x: z3.If(x[1] == z3.Real("position"), x[0], z3.RealVal(0))),
 }
 """The bodies that are written out, for cells that are numbers; their linearity is proven, not taken from the row."""

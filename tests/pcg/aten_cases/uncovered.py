@@ -56,9 +56,16 @@ UNCOVERED: dict[str, list[Case]] = {
     ],
     "aten.index.Tensor": [case(lambda x, i: x[i, :, i], real(4, 3, 5), ints(4, 2))],
     "aten.index_put.default": [
-        case(lambda x, i, v: x.index_put((i,), v, accumulate=True), real(5), tensor(1, 1), real(2)),
-        case(lambda x, i, v: x.index_put((i,), v), real(5, 2), tensor(1, 3), real(2, 2)),
-        case(lambda x, i, v: x.index_put((i, i), v), real(5, 5), tensor(1, 3), real(2)),
+        case(
+            lambda x, i, j, v: torch.ops.aten.index_put(x, [i, None, j], v),
+            real(3, 2, 4),
+            tensor(1, 2),
+            tensor(0, 3),
+            real(2, 2),
+        ),
+    ],
+    "aten.scatter_reduce.two": [
+        case(lambda x, i, y: x.scatter_reduce(0, i, y, "prod"), real(4), ints(4, 3), real(3)),
     ],
     "aten.layer_norm.default": [case(lambda x, c: F.layer_norm(x, (4,), None, c), real(3, 4), real(4))],
     "aten.max_pool2d.default": [
