@@ -93,12 +93,12 @@ class Outgoing(Channel):
         self.running: tuple[str, list[Tensor], Works] | None = None
 
     def send(self, what: str, values: Sequence[Tensor], pieces: Sequence[Sequence[Piece]]) -> None:
-        """Send these values, once the last message is sent. `pieces`: of each value, the pieces of this rank."""
+        """Send detached values, once the last message is sent. `pieces`: of each value, the pieces of this rank."""
         self.finish()
         sent, works = list[Tensor](), Works()
         for value, own in zip(values, pieces, strict=True):
             for piece in own:
-                sent.append(_plain(part_of(value.detach(), piece)))
+                sent.append(_plain(part_of(value, piece)))
                 work = self.exchange(sent[-1], self.first + piece.place, self.group)
                 works += [] if work is None else [(work, self.first + piece.place)]
         self.running = what, sent, works

@@ -11,8 +11,7 @@ other. So the first step takes one microbatch after the other.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -35,6 +34,8 @@ from shardwright.pcg.step.schedules import Item, Transfer, one_by_one
 from shardwright.pcg.step.verbs import VERBS
 
 Scale = Callable[[Tensor], Tensor]
+_List = tuple[list[tuple[Incoming, list[Message]]], list[tuple[str, str, Item | Transfer]]]
+"""What every receiving end expects in a step, and the actions: in words, with the method that does a transfer."""
 
 
 class Pipeline:
@@ -56,20 +57,21 @@ class Pipeline:
         """
         self.shared = shared
         self.stages, self.runners, self.ranks, self.loss_axis = stages, list(runners), ranks, loss_axis
-        self.items, self.by_microbatch = stages.items[ranks.stages.rank], by_microbatch
+        self.stage = stage = ranks.stages.rank
+        self.items, self.by_microbatch = stages.items[stage], by_microbatch
         self.num_microbatches = 1 if ranks.time is None else ranks.time.size
         types, size = stages.graph.types, ranks.stages.size
         self.trained = {name for names in stages.sent for name in names if types[name].grad}
         crossed = [
             each
-            for stage, items in enumerate(stages.items)
-            for each in stages.listed(stage, [item for item in items if not item.microbatch])
+            for number, items in enumerate(stages.items)
+            for each in stages.listed(number, [item for item in items if not item.microbatch])
             if isinstance(each, Transfer)
         ]
         self.channels = channels(ranks, (each.channel for each in crossed))
-        own = [each for each in crossed if ranks.stages.rank == (each.source if each.verb == "send" else each.target)]
+        own = [each for each in crossed if stage == (each.source if each.verb == "send" else each.target)]
         self.kinds = {(each.verb, each.item.direction, each.boundary): self._kinds(each) for each in own}
-        self.lists: dict[tuple[bool, bool], list[Item | Transfer]] = {}
+        self.lists: dict[tuple[bool, bool], _List] = {}
         self.stepped = set[bool]()  # whether there was a step without backward, and one with
         self.last = (len(stages) - 1) % size
         self.teller = first_in(ranks.meshes, range(size), dist.get_rank(), self.last)
@@ -83,17 +85,20 @@ class Pipeline:
     def step(self, local: Sequence[Mapping[str, Tensor]], draw: Draw, scale: Scale | None) -> Tensor:
         """Run a step and return the loss, on every rank. `scale` scales the loss for backward; None: no backward."""
         trains = scale is not None
-        todo = self._todo(in_turn=waits_in_kernels(self.ranks.device) and trains not in self.stepped, trains=trains)
+        in_turn = waits_in_kernels(self.ranks.device) and trains not in self.stepped
+        if (in_turn, trains) not in self.lists:
+            self.lists[in_turn, trains] = self._list(in_turn=in_turn, trains=trains)
+        coming, todo = self.lists[in_turn, trains]
         self.alive.clear()
         self.put_off.clear()
         self.mail.clear()
         self.loss, self.work, self.now = torch.zeros_like(self.loss), None, "the beginning of the step"
         try:
-            self._begin_channels(todo)
-            for each in todo:
-                self.now = self._named(each.item if isinstance(each, Transfer) else each)
+            for channel, messages in coming:
+                channel.begin(messages)
+            for self.now, executor, each in todo:
                 if isinstance(each, Transfer):
-                    getattr(self, str(VERBS[each.verb].executor))(each)
+                    getattr(self, executor)(each)
                 elif each.direction == FORWARD:
                     self._forward(each, local[each.microbatch], draw, keep=trains)
                 elif each.direction == BACKWARD and scale is not None:
@@ -112,13 +117,21 @@ class Pipeline:
         if self.failed:
             raise DistributedError(f"a step before failed ({self.failed}), and stages no longer agree; start all anew")
 
-    def _todo(self, *, in_turn: bool, trains: bool) -> list[Item | Transfer]:
+    def _list(self, *, in_turn: bool, trains: bool) -> _List:
         """Return the list of a step. `in_turn`: one microbatch after the other; `trains`: with backward."""
-        if (in_turn, trains) not in self.lists:
-            order = one_by_one(self.items) if in_turn else self.items
-            items = [item for item in order if trains or item.direction == FORWARD]
-            self.lists[in_turn, trains] = list(self.stages.listed(self.stage, items))
-        return self.lists[in_turn, trains]
+        order = one_by_one(self.items) if in_turn else self.items
+        items = [item for item in order if trains or item.direction == FORWARD]
+        coming = {own: list[Message]() for own in self.channels.values() if isinstance(own, Incoming)}
+        todo = list[tuple[str, str, Item | Transfer]]()
+        for each in self.stages.listed(self.stage, items):
+            if isinstance(each, Item):
+                todo.append((self._named(each), "", each))
+                continue
+            todo.append((self._named(each.item), VERBS[each.verb].executor or "", each))
+            if isinstance(channel := self.channels[each.channel], Incoming):
+                kinds = self.kinds[each.verb, each.item.direction, each.boundary]
+                coming[channel].append(Message(f"what {self._named(each.item)} needs", kinds))
+        return list(coming.items()), todo
 
     def _end(self, *, trains: bool) -> None:
         """Wait for all that is sent, and do what ends the step."""
@@ -209,8 +222,8 @@ class Pipeline:
         channel = self.channels[transfer.channel]
         assert isinstance(channel, Outgoing)
         values = self.mail.pop(self._letter(transfer))
-        pieces = [kind.pieces for kind in self.kinds["send", transfer.item.direction, transfer.boundary]]
-        channel.send(f"what {self.now} gives", values, pieces)
+        kinds = self.kinds["send", transfer.item.direction, transfer.boundary]
+        channel.send(f"what {self.now} gives", values, [kind.pieces for kind in kinds])
 
     def tell(self) -> None:
         """Send the loss from the last stage to all others."""
@@ -223,17 +236,6 @@ class Pipeline:
         self.now = "the sum of gradients that several stages have"
         first = self.runners[0]
         first.reducer.hand_over(self.shared.summed(first.held))
-
-    def _begin_channels(self, todo: Iterable[Item | Transfer]) -> None:
-        """Tell the receiving ends what comes in this step, in order."""
-        coming = defaultdict[tuple[str, int, int], list[Message]](list)
-        for each in todo:
-            if isinstance(each, Transfer) and each.verb == "receive":
-                kinds = self.kinds["receive", each.item.direction, each.boundary]
-                coming[each.channel].append(Message(f"what {self._named(each.item)} needs", kinds))
-        for way, channel in self.channels.items():
-            if isinstance(channel, Incoming):
-                channel.begin(coming[way])
 
     def _kinds(self, transfer: Transfer) -> tuple[Kind, ...]:
         """Return the kind and this rank's pieces of each tensor that is sent or received."""
@@ -253,10 +255,6 @@ class Pipeline:
         return direction, chunk * self.ranks.stages.size + transfer.target, microbatch
 
     # ---- words and numbers ----
-
-    @property
-    def stage(self) -> int:
-        return self.ranks.stages.rank
 
     def _virtual(self, item: Item) -> int:
         return item.chunk * self.ranks.stages.size + self.stage
