@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -34,8 +34,18 @@ _OF_AN_ENTRY = {
     "graph", "ranks", "execution", "capture_check", "program", "source", "input_layouts", "options", "elsewhere",
     "clip_grad_norm_", "mark",
 }  # fmt: skip
-Make = Callable[["ParallelModule", Mapping[str, Any]], None]
-"""A function that enters a program for a batch and the module's mode into it. Every rank calls it."""
+
+
+class Maker(Protocol):
+    """The maker of a module's programs, for batches of global tensors. Every rank calls it."""
+
+    def for_batch(self, parallel: ParallelModule, batch: Mapping[str, Any]) -> None:
+        """Enter a program for steps with a batch, in the module's mode."""
+        ...
+
+    def for_evaluation(self, parallel: ParallelModule, batch: Mapping[str, Any]) -> None:
+        """Enter a program that gives what the model returns for a batch, in eval mode."""
+        ...
 
 
 def lower(
@@ -86,7 +96,7 @@ class ParallelModule(Fixed):
     def __init__(
         self,
         model: nn.Module,
-        make: Make | None = None,
+        maker: Maker | None = None,
         *,
         source: Source | None = None,
         stands_in: bool = False,
@@ -94,8 +104,8 @@ class ParallelModule(Fixed):
     ) -> None:
         """Make a module over a store of the model's values, or of another `source`; `enter` gives it a program.
 
-        With `make`, a call for whose batch and mode there is no program does so. `stands_in`: whether parameters are to
-        exist before the first program. `order`: `names_of` the model on rank 0.
+        With a `maker`, a call for whose batch and mode there is no program does so. `stands_in`: whether parameters are
+        to exist before the first program. `order`: `names_of` the model on rank 0.
         """
         super().__init__()
         mend_dtensors()
@@ -104,7 +114,8 @@ class ParallelModule(Fixed):
         self._model: tuple[nn.Module, ...] = (model,)  # a tuple, so that the model is not a submodule; () once planned
         self._store = ParameterStore(source or ModelValues(model), model)
         self._entries = Entries()
-        self._stream, self._make = Stream(), make
+        self._evaluations = Entries()
+        self._stream, self._maker = Stream(), maker
         self._prepare: Callable[[Entry], None] | None = None
         if stands_in:
             self._store.stand_in()
@@ -123,7 +134,7 @@ class ParallelModule(Fixed):
         if self._model:
             self._show(entry.ranks)
             self.__dict__["training"] = spec.training
-        self._entries.add(entry)
+        (self._entries if spec.returned is None else self._evaluations).add(entry)
 
     def _show(self, ranks: Ranks) -> None:
         """Show the store's parameters and buffers under the model's names."""
@@ -135,10 +146,10 @@ class ParallelModule(Fixed):
 
     def _for(self, batch: Mapping[str, Any]) -> Entry:
         """Return the entry for a batch; one that is missing is made, if the module can."""
-        if self._make is not None and (not self._entries or self._entries.lacks(batch, training=self.training)):
+        if self._maker is not None and (not self._entries or self._entries.lacks(batch, training=self.training)):
             if self._store.ranks is None:
                 self._store.tell_source()
-            self._make(self, self._entries.globally(batch))
+            self._maker.for_batch(self, self._entries.globally(batch))
         return self._entries.of(batch, training=self.training)
 
     # ---- steps ----
@@ -156,6 +167,22 @@ class ParallelModule(Fixed):
         refuse_own_hooks(self)
         return self._for(batch).forward_backward(batch, self.scaler)
 
+    def evaluate(self, **batch: Any) -> Any:  # noqa: ANN401 - what the model returns
+        """Return what the model returns in eval mode, without gradients: logits, a loss, any nest of them.
+
+        A tensor whose rows the ranks can share is a DTensor, of which each rank has its rows; `full_tensor()` gathers
+        it on every rank. Other tensors are whole on every rank. The batch is that of the model's forward, so labels may
+        be left out where the model does without. Each shape of batch gets a program at its first call.
+
+        Raises `ShardwrightError` if the module has pipeline stages, or was not made by `shardwright.compile`.
+        """
+        if self._maker is None:
+            raise ShardwrightError("evaluate: only shardwright.compile gives modules that return more than their loss")
+        if not self._evaluations.takes(batch):
+            self._planned("evaluate")
+            self._maker.for_evaluation(self, batch)
+        return self._evaluations.of(batch, training=False).results(batch)
+
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Scale all gradients so that their global norm is at most `max_norm`; return the norm before."""
         self._planned("clip_grad_norm_")
@@ -163,7 +190,7 @@ class ParallelModule(Fixed):
 
     def train(self, mode: bool = True) -> Fixed:
         """Set the mode, which is part of a program. A program that is missing is made at the next call, if it can."""
-        if mode == self.training or not (self._make or self._entries.has_mode(training=mode)):
+        if mode == self.training or not (self._maker or self._entries.has_mode(training=mode)):
             return super().train(mode)
         for module in self.modules():
             module.__dict__["training"] = mode
@@ -281,6 +308,6 @@ class ParallelModule(Fixed):
 
     def _prepare_all(self, prepare: Callable[[Entry], None]) -> None:
         """Call `prepare` for every entry, and for entries to come."""
-        for entry in self._entries:
+        for entry in (*self._entries, *self._evaluations):
             prepare(entry)
         self._prepare = prepare

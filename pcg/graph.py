@@ -27,6 +27,7 @@ from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.node import LEAVES, OPAQUE, RECEIVED, Node, Source, leaf, make_attrs
 from shardwright.pcg.optable import ROWS, LocalShapes
 from shardwright.pcg.parallel import SEND
+from shardwright.pcg.results import is_result
 from shardwright.pcg.types import TensorType
 
 SERIAL = Mesh()
@@ -34,7 +35,10 @@ SERIAL = Mesh()
 
 @dataclass(frozen=True)
 class Graph:
-    """An immutable graph. `outputs` maps "loss" and the names of mutated buffers to the nodes that give them."""
+    """An immutable graph. `outputs` maps "loss" and the names of mutated buffers to the nodes that give them.
+
+    So it does with the names of the model's results where a program gives these (`pcg.results`).
+    """
 
     nodes: tuple[Node, ...]
     outputs: tuple[tuple[str, str], ...]
@@ -147,7 +151,8 @@ class Graph:
         for key, name in self.outputs:
             if name not in types:
                 raise GraphError(f"output {key!r} names %{name}, which no node defines")
-            wrong = [a for a, x in zip(self.mesh.names, types[name].layouts, strict=True) if x.kind != "R"]
+            kinds = "RS" if is_result(key) else "R"
+            wrong = [a for a, x in zip(self.mesh.names, types[name].layouts, strict=True) if x.kind not in kinds]
             if wrong:
                 raise LayoutError(
                     f"output {key!r} (%{name}) is {types[name]}; results are R on every axis: reduce P, combine S, "

@@ -19,6 +19,7 @@ from shardwright.cost.clusters.cluster import Cluster
 from shardwright.judging import jury
 from shardwright.options import PlanOptions, Statistics
 from shardwright.pcg.capture.capture import Captured, capture
+from shardwright.pcg.capture.returned import Returned
 from shardwright.pcg.foreign import Call
 from shardwright.pcg.step.precisions import PrecisionMode, shown
 from shardwright.reports.facts import fits
@@ -52,9 +53,11 @@ def captured_for(
     precision: PrecisionMode | None,
     statistics: Statistics,
     known: Sequence[Call] = (),
+    returned: Returned | None = None,
 ) -> Captured:
     """Capture a model in a precision, with these statistics; `known`: the foreign calls of a plan for this batch.
 
+    `returned`: receives the form of what the model returns, which the graph then gives in place of the loss.
     Raises as `capture` does.
     """
     if progress:
@@ -62,7 +65,7 @@ def captured_for(
     return capture(
         model, kwargs or {}, args, strict=asked.strict, precision=precision,
         num_microbatches=statistics.num_microbatches, per_microbatch=statistics.modules,
-        foreign=asked.foreign, find=not asked.strict and not known, known=known,
+        foreign=asked.foreign, find=not asked.strict and not known, known=known, returned=returned,
     )  # fmt: skip
 
 

@@ -28,7 +28,8 @@ from shardwright.lowering.runtime.inputs import CheckInputs
 from shardwright.lowering.runtime.spec import EntrySpec
 from shardwright.options import PlanOptions
 from shardwright.pcg.capture.capture import Captured, baked_in
-from shardwright.pcg.errors import BatchError, InfeasibleError
+from shardwright.pcg.capture.returned import Returned
+from shardwright.pcg.errors import BatchError, InfeasibleError, PlanError
 from shardwright.pcg.foreign import Call, calls
 from shardwright.planning import captured_for, certified_by, searched, statistics_of
 from shardwright.ranks import batch_facts, check_world, from_rank_0, model_facts, same_on_all_ranks
@@ -95,13 +96,8 @@ class Programs:
 
     def _another(self, parallel: ParallelModule, batch: Mapping[str, Any], first: Plan) -> None:
         """Enter a program for another batch or mode, over the parameters as they are stored."""
-        training, self._made = parallel.training, self._made + 1
-        if self._made >= MANY:
-            warnings.warn(
-                f"this is program {self._made} of the compiled model, one for each shape of batch and mode; pad "
-                "batches to a few shapes, as each takes a capture and stays in memory",
-                stacklevel=2,
-            )
+        training = parallel.training
+        self._count()
         meet("a program for a batch of another shape, or another mode", self._timeout_s)
 
         def planned() -> _Made:
@@ -113,6 +109,40 @@ class Programs:
             same_on_all_ranks(lambda: batch_facts(batch) | {"the mode": "train" if training else "eval"})
             agreed, constants = from_rank_0(planned, "the plan for this batch")
             parallel.enter(self._spec(agreed, constants, parallel.options, training=training))
+
+    def for_evaluation(self, parallel: ParallelModule, batch: Mapping[str, Any]) -> None:
+        """Enter a program that gives what the model returns for a batch of global tensors, in eval mode."""
+        first = self._first
+        assert first is not None, "the first program fixes the layouts of parameters"
+        if first.execution.schedule.num_stages > 1:
+            raise PlanError(
+                "evaluate: a plan with pipeline stages gives the loss alone, by parallel.eval() and parallel(**batch); "
+                "for logits plan with stages=1"
+            )
+        self._count()
+        meet("a program that gives the model's results", self._timeout_s)
+
+        def planned() -> tuple[Plan, dict[str, Tensor], Returned, dict[str, Any]]:
+            model, returned = self._alive(), Returned()
+            with _in_mode(model, self._modes, training=False), _without_gradients(model):
+                found, constants = self._reshaped(model, batch, first, returned)
+                return found, constants, returned, baked_in(model, (), batch)
+
+        with torch.inference_mode(mode=False), torch.enable_grad(), start_up(self._timeout_s):
+            same_on_all_ranks(lambda: batch_facts(batch))
+            agreed, constants, returned, options = from_rank_0(planned, "the plan for this evaluation")
+            spec = self._spec(agreed, constants, options, training=False)
+            parallel.enter(replace(spec, returned=returned))
+
+    def _count(self) -> None:
+        """Count the programs, and warn of many."""
+        self._made += 1
+        if self._made >= MANY:
+            warnings.warn(
+                f"this is program {self._made} of the compiled model, one for each shape of batch and mode; pad "
+                "batches to a few shapes, as each takes a capture and stays in memory",
+                stacklevel=2,
+            )
 
     def _spec(
         self, plan: Plan, constants: Mapping[str, Tensor], options: Mapping[str, Any], *, training: bool
@@ -141,22 +171,25 @@ class Programs:
         _say_what_is_left_out(model, captured)
         return found, _constants(captured)
 
-    def _reshaped(self, model: nn.Module, batch: Mapping[str, Any], first: Plan) -> _Made:
+    def _reshaped(
+        self, model: nn.Module, batch: Mapping[str, Any], first: Plan, returned: Returned | None = None
+    ) -> _Made:
         certified = certified_by(self._asked.rules, self._progress)
-        captured = self._captured(model, (), batch, first)
+        captured = self._captured(model, (), batch, first, returned=returned)
         found = reshaped(first, captured.graph, certified, certified.by_name())
         check_plan(found, captured.graph, certified, certified.by_name())
         _check_feasible(found)
-        if model.training not in self._checked:
+        if returned is None and model.training not in self._checked:
             found = self._compared(found, model, captured, (), batch)
             self._checked.add(model.training)
         return found, _constants(captured)
 
     def _captured(
-        self, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], plan: Plan, known: Sequence[Call] = ()
-    ) -> Captured:
+        self, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], plan: Plan,
+        known: Sequence[Call] = (), returned: Returned | None = None,
+    ) -> Captured:  # fmt: skip
         own = plan.precision, statistics_of(plan)
-        return captured_for(model, args, kwargs, self._asked, self._progress, *own, known)
+        return captured_for(model, args, kwargs, self._asked, self._progress, *own, known, returned)
 
     def _compared(
         self, plan: Plan, model: nn.Module, captured: Captured, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -189,6 +222,19 @@ def _in_mode(model: nn.Module, modes: Mapping[str, bool], *, training: bool) -> 
             module.training = mode
 
 
+@contextmanager
+def _without_gradients(model: nn.Module) -> Generator[None]:
+    """Let no parameter require a gradient for a while, so that a program has no backward."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    for parameter in trained:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in trained:
+            parameter.requires_grad_(True)
+
+
 def _constants(captured: Captured) -> dict[str, Tensor]:
     return {name: value.cpu() for name, value in captured.constants.items()}
 
@@ -198,8 +244,7 @@ def _say_what_is_left_out(model: nn.Module, captured: Captured) -> None:
     if captured.beside:
         warnings.warn(
             f"{type(model).__name__} returns {', '.join(captured.beside)} beside its loss, which the compiled model "
-            "does not compute: it returns the loss alone; where the others are needed, call the model itself with the "
-            "trained weights, or keep what is to be seen of them in a buffer",
+            "does not compute in a step: it returns the loss alone; parallel.evaluate(**batch) returns all of them",
             stacklevel=2,
         )
 

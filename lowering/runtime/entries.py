@@ -38,6 +38,11 @@ class Entries:
         """Add an entry; it replaces an entry with the same key."""
         self._by_key[entry.key] = entry
 
+    def takes(self, batch: Mapping[str, Any]) -> bool:
+        """Return whether a program takes a batch of global tensors."""
+        passed = {name: tuple(x.shape) for name, x in flat_batch(batch).items() if isinstance(x, Tensor)}
+        return any(passed == entry.batch.shapes for entry in self)
+
     def lacks(self, batch: Mapping[str, Any], *, training: bool) -> bool:
         """Return whether no program takes a batch in this mode, and some takes it but for its sizes or the mode.
 

@@ -34,10 +34,11 @@ from shardwright.lowering.runtime.runner import Runner
 from shardwright.lowering.runtime.shared import Holders, Shared
 from shardwright.lowering.runtime.spec import EntrySpec, Key, check_stages
 from shardwright.lowering.store.parameter_store import ParameterStore, places
-from shardwright.lowering.store.storage import Held
+from shardwright.lowering.store.storage import Held, with_others
 from shardwright.lowering.text.outside import find_inputs, find_outside
 from shardwright.pcg import pieces
 from shardwright.pcg.errors import ShardwrightError
+from shardwright.pcg.results import is_result, result_key
 from shardwright.pcg.stages import Stages, cut
 from shardwright.pcg.step.additive import find_additive
 from shardwright.pcg.step.late import LOSS, check_backward, sums_of_loss
@@ -70,7 +71,8 @@ class Entry:
         self.graph = graph = replace(graph, mesh=ranks.mesh) if graph.mesh != ranks.mesh else graph
         self.store, wanted = store, places(graph, stages)
         given = {name: value.to(ranks.device) for name, value in spec.constants.items()}
-        store.join(wanted, ranks, {name: value for name, value in given.items() if name in wanted})
+        carried = {name: value for name, value in given.items() if name in wanted}
+        store.join(wanted, ranks, carried, trains=spec.returned is None)
         self.constants = {name: value for name, value in given.items() if name not in wanted}
         share_values(self.constants, ranks)
         self.batch = BatchCheck(find_inputs(graph)[0], spec.options, ranks)
@@ -91,6 +93,7 @@ class Entry:
             self._run_in_stages(stages)
         self.drawing = Drawing(ranks, graph, stream)
         self._inputs = Inputs(self.batch, self.drawing, spec.check_inputs)
+        self._returned = spec.returned
         self._num_draws, self._calls_foreign = num_draws(graph), store.foreign.learn(graph)
 
     def _share_groups(self, stages: Stages) -> None:
@@ -142,6 +145,17 @@ class Entry:
             self.pipeline.stepped.clear()  # the next step loads other kernels
 
     # ---- steps ----
+
+    def results(self, batch: Mapping[str, Any]) -> object:
+        """Return what the model returns for a batch. Tensors of which a rank has some rows are DTensors."""
+        assert self._returned is not None, "the program of a step gives its loss"
+        with torch.inference_mode(False), torch.no_grad():
+            (local,) = self._take(batch)
+            outputs = self._run(local)
+            self.runner.write_back({k: v for k, v in outputs.items() if not is_result(k)})
+            types = {key: self.graph.types[name] for key, name in self.graph.outputs}
+            keys = [result_key(i) for i in range(self._returned.size)]
+            return self._returned.filled([with_others(outputs[k], types[k].layouts, self.ranks) for k in keys])
 
     def loss(self, batch: Mapping[str, Any]) -> Tensor:
         """Return the loss, with a backward, of a batch of global tensors or of this rank's own shards of them."""
@@ -223,14 +237,18 @@ class Entry:
         time = self.ranks.time
         return (True, True) if time is None else (time.rank == 0, time.rank == time.size - 1)
 
+    def _run(self, local: Mapping[str, Tensor]) -> dict[str, Any]:
+        """Run forward of a microbatch, and return its outputs."""
+        first, last = self._turn
+        self.runner.blocks.begin(first=first, last=last)
+        with self.drawing.microbatch(self._num_draws, first=first, last=last) as draw, self._compared():
+            return self.runner.run(local, draw)
+
     def _forward(self, local: Mapping[str, Tensor]) -> Tensor:
         """Return the loss of a microbatch, or this rank's summand of it."""
-        first, last = self._turn
-        runner = self.runner
-        runner.blocks.begin(first=first, last=last)
+        (first, last), runner = self._turn, self.runner
         try:
-            with self.drawing.microbatch(self._num_draws, first=first, last=last) as draw, self._compared():
-                outputs = runner.run(local, draw)
+            outputs = self._run(local)
             loss = outputs.pop(LOSS)
             roots = [get_gradient_edge(loss)] if loss.requires_grad else []
             runner.reducer.watch(*roots, first=first, last=last)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from shardwright.lowering.ranks.launch import TIMEOUT_S
 from shardwright.lowering.runtime.inputs import CheckInputs
+from shardwright.pcg.capture.returned import Returned
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.stages import cut, not_run
@@ -27,6 +28,7 @@ class EntrySpec:
     precision           precision of the capture; casts are in the graph, so it only decides the format of products
     check_inputs        as in `shardwright.compile`
     training            the mode in which the model was captured
+    returned            the form of the model's results, where the program gives these and no loss
     """
 
     graph: Graph
@@ -38,6 +40,7 @@ class EntrySpec:
     timeout_s: float = TIMEOUT_S
     training: bool = True
     capture_check: CaptureCheck | None = None
+    returned: Returned | None = None
 
 
 class Key(NamedTuple):

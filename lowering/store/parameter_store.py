@@ -129,16 +129,19 @@ class ParameterStore:
 
     # ---- layouts ----
 
-    def join(self, wanted: Mapping[str, Place], ranks: Ranks, carried: Mapping[str, Tensor]) -> None:
+    def join(
+        self, wanted: Mapping[str, Place], ranks: Ranks, carried: Mapping[str, Tensor], *, trains: bool = True
+    ) -> None:
         """Accept an entry's graph: the first fixes all layouts, later ones must agree. All ranks must call this.
 
         `carried`: the tensors that forward changes although they are not buffers of the model, with their first values.
-        Raises `PlanError` if the graph is of another model, or wants another layout.
+        `trains`: whether the entry computes gradients. Raises `PlanError` if the graph is of another model, or wants
+        another layout.
         """
         if self.ranks is None:
             self._lay_out(wanted, ranks, carried)
         else:
-            self._check(wanted, ranks, self.ranks)
+            self._check(wanted, ranks, self.ranks, trains=trains)
 
     def _lay_out(self, wanted: Mapping[str, Place], ranks: Ranks, carried: Mapping[str, Tensor]) -> None:
         source, standins = self._given(), self.held
@@ -173,7 +176,7 @@ class ParameterStore:
         self._frozen = [held for held in self._unique if not held.inside.requires_grad]
         self._parameters = [held for held in self._unique if isinstance(held.outside, nn.Parameter)]
 
-    def _check(self, wanted: Mapping[str, Place], ranks: Ranks, own: Ranks) -> None:
+    def _check(self, wanted: Mapping[str, Place], ranks: Ranks, own: Ranks, *, trains: bool) -> None:
         meshes, stored = ([str(mesh.devices) for mesh in some.meshes] for some in (ranks, own))
         if meshes != stored:
             raise PlanError(
@@ -197,7 +200,7 @@ class ParameterStore:
                     f"{name}: the plan wants it as {format_layouts(place.layouts, mesh)}, and it is stored as "
                     f"{format_layouts(lies, mesh)}, for every shape of batch and mode; plan with that layout pinned"
                 )
-            if held.inside.requires_grad and not place.trained:
+            if held.inside.requires_grad and not place.trained and trains:
                 raise PlanError(
                     f"{name}: the plan was captured with requires_grad=False and computes no gradient of it, and it is "
                     "trained; capture the model as it is trained"

@@ -15,9 +15,16 @@ from shardwright.lowering import private
 from shardwright.lowering.ranks.movement import MeshAxis, take
 from shardwright.lowering.ranks.ranks import Ranks
 from shardwright.pcg.errors import PlanError, ShardwrightError
-from shardwright.pcg.layout import Layouts, local_blocks, shard_order
+from shardwright.pcg.layout import Layouts, R, local_blocks, shard_order
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.parameters import module_block
+
+
+def with_others(local: Tensor, layouts: Layouts, ranks: Ranks) -> Tensor:
+    """Return a rank's part as a DTensor with those of the others; a tensor that every rank has whole stays as it is."""
+    if all(layout == R for layout in layouts):
+        return local
+    return DTensor.from_local(local, ranks.device_mesh, placements(layouts, ranks.mesh), run_check=False)
 
 
 def placements(layouts: Layouts, mesh: Mesh) -> tuple[Placement, ...]:

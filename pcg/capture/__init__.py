@@ -25,6 +25,7 @@ What a forward leaves behind is carried over, or refused by name:
     places        the places where a model holds Python state
     writing       buffers that a forward assigns are outputs of the graph
     state         other state that a forward leaves in the model
+    returned      the form of what a model returns
     settling      checks that every later step is like the first
     hooks, backwards, unseen
                   things that no program would repeat: hooks, custom backwards, seeds and foreign generators

@@ -36,6 +36,7 @@ from shardwright.pcg.capture.masks import masks_as_trained
 from shardwright.pcg.capture.modules import in_own_precision
 from shardwright.pcg.capture.places import put_back
 from shardwright.pcg.capture.regions import Marker
+from shardwright.pcg.capture.returned import Returned
 from shardwright.pcg.capture.settling import Found, settled
 from shardwright.pcg.capture.state import LEFT, Carried, Kept
 from shardwright.pcg.capture.unseen import unseen_refused
@@ -44,6 +45,7 @@ from shardwright.pcg.errors import CaptureError, PlanError, UnsupportedOperatorE
 from shardwright.pcg.foreign import Call, Way, is_foreign
 from shardwright.pcg.graph import OPAQUE, Graph
 from shardwright.pcg.precision import check_precision, low_dtype
+from shardwright.pcg.results import result_key
 from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.precisions import PrecisionMode, base_of
 
@@ -94,9 +96,10 @@ def _beside(result: Any, loss: torch.Tensor) -> dict[str, None]:
 
 
 class _LossOnly(nn.Module):
-    """The model, returning its loss alone. `low`: the 16-bit format of the `torch.autocast` around it.
+    """The model, returning its loss alone, or all tensors that it returns.
 
-    `beside`: receives the model's other results, in words.
+    `low`: the 16-bit format of the `torch.autocast` around it. `beside`: receives the model's other results, in words.
+    `returned`: receives the form of what it returns; all tensors in it are given then.
     """
 
     def __init__(
@@ -109,8 +112,10 @@ class _LossOnly(nn.Module):
         shared: Shared,
         beside: dict[str, None],
         foreign: Parts,
+        returned: Returned | None = None,
     ) -> None:
         super().__init__()
+        self.returned = [returned]
         self.beside, self.foreign = [beside], foreign  # no module looks into a list
         self.model, self.options, self.marker, self.low = model, options, marker, low
         self.kept, self.shared, self.carried = kept, shared, Carried(kept.carriers)
@@ -129,6 +134,9 @@ class _LossOnly(nn.Module):
             low,
         ):
             result = self.model(**batch, **self.options)
+        (returned,) = self.returned
+        if returned is not None:
+            return *returned.taken(result), *(value.detach() for value in self.kept.left().values())
         loss = find_loss(result)
         if loss is None:
             raise CaptureError(
@@ -203,6 +211,7 @@ def capture(
     foreign: Mapping[str, Way] | None = None,
     find: bool = False,
     known: Sequence[Call] = (),
+    returned: Returned | None = None,
 ) -> Captured:
     """Capture `model(*args, **batch)` with its loss as a serial graph.
 
@@ -214,7 +223,8 @@ def capture(
 
     `foreign`: modules, and `autograd.Function`s by their full names, that the program calls as they are, and how each
     runs. `find`: where capture fails inside a module, such a part is made of it. `known`: the foreign calls of a plan,
-    which say both.
+    which say both. `returned`: receives the form of what the model returns; the graph gives all of it then, and no loss
+    (`pcg.results`).
 
     Raises `CaptureError` naming the module and source line where tracing failed, a hook that training would not call
     (`pcg.capture.hooks`), or state of Python objects that every step would change (`pcg.capture.state`), `PlanError`
@@ -237,9 +247,10 @@ def capture(
     def once(parts: Parts, kept: Kept) -> Found:
         marker, shared = Marker(device), Shared(model)
         with put_back(model), captured_hooks(model), in_own_precision(model, precision, device), shared.hidden():
-            wrapper = _LossOnly(model, options, marker, low, kept, shared, beside, parts)
+            wrapper = _LossOnly(model, options, marker, low, kept, shared, beside, parts, returned)
             exported = export(wrapper, model, tensors, mode, marker)
-        keys = [*kept.carriers], [LEFT + path for path in kept.left()]
+        results = [LOSS] if returned is None else [result_key(i) for i in range(returned.size)]
+        keys = [*kept.carriers], [*results, *(LEFT + path for path in kept.left())]
         return Importer(model, exported, tensors, num_microbatches, execution.is_per_microbatch, *keys).run()
 
     def forward(copy: nn.Module, batch: Mapping[str, Any]) -> object:
@@ -248,7 +259,7 @@ def capture(
 
     def found(parts: Parts) -> Found:
         own = partial(once, parts)
-        layers = [] if execution.per_microbatch or parts.by_name else runs(model)
+        layers = [] if execution.per_microbatch or parts.by_name or returned is not None else runs(model)
         few = _of_few(model, tensors, layers, own, forward) if layers else None
         return few or settled(Kept(model), own)
 

@@ -86,13 +86,13 @@ class Importer:
         num_microbatches: int,
         is_cut: Callable[[str], bool],
         carried: Sequence[str] = (),
-        left: Sequence[str] = (),
+        results: Sequence[str] = (LOSS,),
     ) -> None:
         """Prepare an import.
 
-        `carried`: the paths of the wrapper's buffers; `left`: the keys of results beside the loss.
+        `carried`: the paths of the wrapper's buffers; `results`: the keys of the wrapper's results.
         """
-        self._results = iter((LOSS, *left))
+        self._results = iter(results)
         self._carried = {f"carried.at{number}": path for number, path in enumerate(carried)}
         self.model, self.exported = model, exported
         self.keys = list(flat_batch(tensors))

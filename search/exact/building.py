@@ -22,6 +22,7 @@ from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.layout import Layout, Layouts, P, R, S
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.moves import source_of
+from shardwright.pcg.results import handed_on
 from shardwright.pcg.step.buckets import BLOCK_BYTES
 from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.fates import Fate
@@ -126,7 +127,8 @@ class _Build:
         way: Way,
         limited: Limited | None,
     ) -> None:
-        self.b, self.restrict, self.boundary, self.blocked = builder, restrict, boundary, blocked
+        self.b, self.restrict, self.blocked = builder, restrict, blocked
+        self.boundary = {**handed_on(folded.graph, builder.mesh), **boundary}
         self.folded, self.way, self.graph, self.limited = folded, way, folded.graph, limited
         graph, carried = folded.graph, [pair for r in folded.repeated for pair in r.carried]
         self.sizes = builder.mesh.sizes

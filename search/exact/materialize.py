@@ -18,6 +18,7 @@ from shardwright.pcg.layout import C, Layout, Layouts, R, innermost
 from shardwright.pcg.moves import Move, Operator, steps_of
 from shardwright.pcg.optable import ROWS
 from shardwright.pcg.order import postorder
+from shardwright.pcg.results import handed_on
 from shardwright.search.choices.domain import CertifiedSplits
 from shardwright.search.choices.problem import Problem, Solution
 from shardwright.search.choices.reshard import can_hold, replicated
@@ -48,7 +49,8 @@ class _Materializer:
                 self._parameter(node)
             else:
                 self._operator(node)
-        outputs = tuple((key, self._at(name, self.whole)) for key, name in self.graph.outputs)
+        results = handed_on(self.graph, self.mesh)
+        outputs = tuple((key, self._at(name, results.get(name, self.whole))) for key, name in self.graph.outputs)
         return Graph(tuple(self.nodes.values()), outputs, self.mesh)
 
     # ---- nodes ----

@@ -17,6 +17,7 @@ from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.layout import Layouts
 from shardwright.pcg.mesh import TIME
+from shardwright.pcg.results import gives_results
 from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.lifetimes import ZEROS
 from shardwright.pcg.step.time import check_time
@@ -85,8 +86,11 @@ def _counts(plan: Plan, graph: Graph) -> Iterator[int]:
     """Return numbers of microbatches with no more examples in each than in the plan's, the fewest first; then 1.
 
     Those come first that leave examples for as many devices as before. Where modules have statistics of each
-    microbatch by itself, the number is the plan's. Where the batch cannot be cut, it is 1.
+    microbatch by itself, the number is the plan's. It is 1 where the batch cannot be cut, or the program gives the
+    model's results.
     """
+    if gives_results(graph):
+        return iter([1])
     if plan.execution.per_microbatch or plan.report.obstacle:
         return iter([plan.mesh.num_microbatches])
     size, most = batch_size(graph), batch_size(plan.graph) // plan.mesh.num_microbatches
@@ -114,6 +118,8 @@ def _degrees(plan: Plan) -> set[int]:
 def _laid_out(plan: Plan, graph: Graph, count: int, solver: Solver) -> Candidate:
     """Return the best layouts in so many microbatches. Raises `PlanError` where there are none."""
     run, mesh, devices = plan.execution, over_time(plan.mesh.devices, count), plan.mesh.devices
+    if gives_results(graph):  # there is no backward for which to make anything again
+        run = replace(run, recompute="none")
     limits, _ = limits_of(graph, devices, plan.asked.pins)
     limits = replace(limits, stored=tuple(sorted(stored(plan.graph).items())))
     folded = _folded(graph, run, limits)

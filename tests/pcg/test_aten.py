@@ -106,7 +106,7 @@ def lift_all(catalogue: Mapping[str, Sequence[Case]]) -> dict[str, Lifted]:
     probe = Calls([one for cases in catalogue.values() for one in cases])
     exported = export(probe, probe, {}, None)
     results = ["loss"] * len(exported.graph_signature.user_outputs)
-    graph, constants = Importer(probe, exported, {}, 1, lambda module: False, left=results).run()
+    graph, constants = Importer(probe, exported, {}, 1, lambda module: False, results=results).run()
     named = dict(probe.named_parameters()) | dict(probe.named_buffers()) | constants
     leaves = {node.name: named[str(node.attr("target"))] for node in graph.nodes if node.is_leaf}
     after = copy.deepcopy(probe)
