@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from shardwright.pcg.capture.foreign import Parts, part_of
 from shardwright.pcg.errors import CaptureError, PlanError
@@ -30,6 +31,14 @@ def with_foreign(
             return capture(parts), parts
         except CaptureError as error:
             found = _wider(parts, error, forward) if find and error.where is not None else None
+            if (
+                found is None
+                and find
+                and error.where
+                and any(isinstance(p, FakeTensor) for p in parts.model.parameters())
+            ):
+                hint = "a part that cannot be captured runs as it is, but its types come from a run with real values"
+                raise CaptureError(f"{error}. Build the model outside of shardwright.fake(): {hint}") from error
             if found is None:
                 raise
             parts = found

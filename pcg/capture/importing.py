@@ -206,10 +206,11 @@ class Importer:
             if order is not None:
                 args[0] = Ref(self.builder.op("permute", args[0], dims=order))
                 types = [kind and (tuple(kind[0][d] for d in order), kind[1]) for kind in types]
-            if str(node.target) == f"{FOREIGN}.default":
+            target = str(node.target)
+            if target == f"{FOREIGN}.default":
                 names = self._foreign(*args)
             else:
-                names = lift(self.builder, str(node.target), args, kwargs, types, read)
+                names = lift(self.builder, target, args, kwargs, types, read)
             if order is not None:
                 back = tuple(order.index(d) for d in range(len(order)))
                 names = tuple(name and self.builder.op("permute", name, dims=back) for name in names)

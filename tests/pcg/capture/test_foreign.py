@@ -178,3 +178,5 @@ def test_a_model_without_values_has_no_types_to_show() -> None:
         model, batch = Net(Gated()), {"x": torch.randn(ROWS, WIDTH), "mask": torch.ones(ROWS) > 0}
     with pytest.raises(CaptureError, match=r"come from a run: .*; build it with real values"):
         capture(model, batch, foreign={"part": "whole"})
+    with pytest.raises(CaptureError, match=r"in module 'part'.*its types come from a run with real values"):
+        capture(model, batch, find=True)
