@@ -33,6 +33,7 @@ from shardwright.lowering.runtime.reducer import Finished
 from shardwright.lowering.runtime.runner import Runner
 from shardwright.lowering.runtime.shared import Holders, Shared
 from shardwright.lowering.runtime.spec import EntrySpec, Key, check_stages
+from shardwright.lowering.store.foreign import ForeignCalls
 from shardwright.lowering.store.parameter_store import ParameterStore, places
 from shardwright.lowering.store.storage import Held, with_others
 from shardwright.lowering.text.outside import find_inputs, find_outside
@@ -82,19 +83,19 @@ class Entry:
         buffers = (name for name, _ in graph.outputs)
         in_turn = {name for name in buffers if self.execution.is_per_microbatch(name.rpartition(".")[0])}
         self._by_microbatch = in_turn | find_additive(graph).buffers
+        self.foreign = ForeignCalls(store.foreign, graph, training=spec.training)
         self.runners = list[Runner]()
         self.pipeline: Pipeline | None = None
         if len(stages) > 1:
             self._share_groups(stages)
         for stage in range(ranks.stages.rank, len(stages), ranks.stages.size):
             of_stage = find_outside(stages.graphs[stage], self.execution, graph)
-            self.runners.append(Runner(of_stage, ranks, self.constants, store.leaves(), store.foreign))
+            self.runners.append(Runner(of_stage, ranks, self.constants, store.leaves(), self.foreign))
         if len(stages) > 1:
             self._run_in_stages(stages)
         self.drawing = Drawing(ranks, graph, stream)
         self._inputs = Inputs(self.batch, self.drawing, spec.check_inputs)
-        self._returned = spec.returned
-        self._num_draws, self._calls_foreign = num_draws(graph), store.foreign.learn(graph)
+        self._returned, self._num_draws = spec.returned, num_draws(graph)
 
     def _share_groups(self, stages: Stages) -> None:
         """Make the groups of all stages, since every rank must take part in making each."""
@@ -228,8 +229,8 @@ class Entry:
 
     def _compared(self) -> AbstractContextManager[None]:
         """Compare what foreign parts give on all ranks, in the steps that compare inputs."""
-        compares = self._calls_foreign and self._inputs.compares
-        return self.store.foreign.compared(self.ranks) if compares else nullcontext()
+        compares = self.foreign and self._inputs.compares
+        return self.foreign.compared(self.ranks) if compares else nullcontext()
 
     @property
     def _turn(self) -> tuple[bool, bool]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from shardwright.lowering.store.foreign import ForeignParts
+from shardwright.lowering.store.foreign import ForeignCalls
 
 
 class Once:
@@ -56,4 +56,4 @@ class Again:
 
 def calls_foreign(operand: object) -> bool:
     """Return whether an operand of a region is what makes foreign calls, also where `torch.compile` leaves it alone."""
-    return isinstance(operand, ForeignParts) or isinstance(getattr(operand, "item", None), ForeignParts)
+    return isinstance(operand, ForeignCalls) or isinstance(getattr(operand, "item", None), ForeignCalls)

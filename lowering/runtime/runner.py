@@ -17,7 +17,7 @@ from shardwright.lowering.runtime.buffers import SlicedParameter
 from shardwright.lowering.runtime.reducer import Reducer
 from shardwright.lowering.runtime.saved import Saved
 from shardwright.lowering.runtime.schedule import schedule
-from shardwright.lowering.store.foreign import ForeignParts
+from shardwright.lowering.store.foreign import ForeignCalls
 from shardwright.lowering.store.storage import Held, by_block, part_of
 from shardwright.lowering.text.emit import emit
 from shardwright.lowering.text.outside import Outside
@@ -36,7 +36,7 @@ class Runner:
         ranks: Ranks,
         leaves: Mapping[str, Tensor],
         held: Mapping[str, Held],
-        foreign: ForeignParts | None = None,
+        foreign: ForeignCalls | None = None,
     ) -> None:
         """Compile the program of `outside`. `leaves`: the graph's constants, by the model's names.
 

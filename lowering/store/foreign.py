@@ -9,7 +9,7 @@ those of any other operator do.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -29,15 +29,11 @@ from shardwright.pcg.graph import Graph
 
 
 class ForeignParts:
-    """The foreign parts of a model; programs of several graphs share them, with the Python state that they keep."""
+    """The foreign parts of a model; programs share them, with the Python state that they keep."""
 
-    def __init__(self, model: nn.Module | None = None, graphs: Iterable[Graph] = ()) -> None:
-        self._parts: dict[str, nn.Module | type[Function]] = {}
-        self._calls: dict[tuple[str, int], Call] = {}
-        self._seen: dict[tuple[str, int], list[float]] | None = None
-        for graph in graphs:
-            self.take(graph, model)
-            self.learn(graph)
+    def __init__(self) -> None:
+        self.by_name: dict[str, nn.Module | type[Function]] = {}
+        self.training = True  # the mode in which they were copied
 
     def take(self, graph: Graph, model: nn.Module | None = None) -> None:
         """Copy the parts that a graph calls.
@@ -45,18 +41,25 @@ class ForeignParts:
         Raises `PlanError` if the model has no such part, or it cannot be copied.
         """
         for name in dict.fromkeys(call.name for call in calls(graph)):
-            if name not in self._parts:
+            if name not in self.by_name:
                 if model is None:
                     raise PlanError(f"{name} is foreign, and the model that has it is gone; compile it again")
-                self._parts[name] = _without_tensors(model, name)
+                self.by_name[name], self.training = _without_tensors(model, name), model.training
 
-    def learn(self, graph: Graph) -> bool:
-        """Learn the calls of a graph; return whether there are any. A dry run has no parts to call."""
-        self._calls |= {(call.name, call.number): call for call in calls(graph)}
-        return bool(calls(graph))
 
-    def given(self, graph: Graph) -> dict[str, ForeignParts]:
-        """Return the arguments by which a graph's program gets the parts: none if it calls none."""
+class ForeignCalls:
+    """The foreign calls of one graph, in the mode that it was captured in. A dry run has no parts to call."""
+
+    def __init__(self, parts: ForeignParts, graph: Graph, *, training: bool = True) -> None:
+        self.parts, self.training = parts, training
+        self._calls = {(call.name, call.number): call for call in calls(graph)}
+        self._seen: dict[tuple[str, int], list[float]] | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self._calls)
+
+    def given(self, graph: Graph) -> dict[str, ForeignCalls]:
+        """Return the arguments by which the program of a part of the graph gets the calls: none if it makes none."""
         return {"foreign": self} if calls(graph) else {}
 
     # ---- what ranks compare ----
@@ -95,12 +98,16 @@ class ForeignParts:
         if any(isinstance(x, private.FakeTensor) for x in operands):
             return _DryCall.apply(call, *operands)
         given, state = operands[: call.num_inputs], operands[call.num_inputs :]
-        part = self._parts[name]
+        part = self.parts.by_name[name]
         args, kwargs = unpacked(call.inputs, given.__getitem__)
         device = operands[0].device if operands else torch.device("cpu")
         with _as_captured(call, device):
             if isinstance(part, nn.Module):
-                with _lent(part, call, state) as written:
+                same = self.training == self.parts.training
+                with (
+                    nullcontext() if same else _in_mode(part, training=self.training),
+                    _lent(part, call, state) as written,
+                ):
                     returned = private.tree_leaves(part.forward(*args, **kwargs))
                     results = _checked(call, given, (*returned, *written()))
             else:
@@ -178,6 +185,18 @@ def _lent(module: nn.Module, call: Call, state: Sequence[Tensor]) -> Generator[C
     finally:
         for ((dict_, key), _), tensor in zip(places, before, strict=True):
             dict_[key] = tensor
+
+
+@contextmanager
+def _in_mode(module: nn.Module, *, training: bool) -> Generator[None]:
+    """Run a part in this mode, of a model that was copied in the other one."""
+    flags = [(inner, inner.training) for inner in module.modules()]
+    module.train(training)
+    try:
+        yield
+    finally:
+        for inner, flag in flags:
+            inner.training = flag
 
 
 def _written(module: nn.Module, name: str) -> str:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from shardwright.lowering import private
 from shardwright.lowering.random.exact import num_draws, step_draws
-from shardwright.lowering.store.foreign import ForeignParts
+from shardwright.lowering.store.foreign import ForeignCalls, ForeignParts
 from shardwright.lowering.store.storage import by_block
 from shardwright.lowering.text.emit import emit
 from shardwright.lowering.text.program import compile_source
@@ -96,20 +96,21 @@ class SerialProgram:
         self._made = compile_source(emit(captured.graph))
         self._constants = {name: value.to(device) for name, value in captured.constants.items()}
         self._num_draws = num_draws(captured.graph)
-        self._foreign = ForeignParts()
 
     def step(self, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Step:
         """Take a step on the model's values, which do not change."""
-        self._foreign = ForeignParts(model, [self.graph])
+        parts = ForeignParts()
+        parts.take(self.graph, model)
+        foreign = ForeignCalls(parts, self.graph, training=model.training)
         leaves, tied = _leaves(model)
         batch = {k: v.detach() for k, v in flat_batch(split_batch(model, args, kwargs)[0]).items() if _is_tensor(v)}
-        first = self._forward(leaves, batch)
+        first = self._forward(leaves, batch, foreign)
         loss = first.pop(LOSS)
         if loss.requires_grad:
             loss.backward()
         trained = {name: leaves[name].grad for name, _ in model.named_parameters()}
         _renew(leaves, tied, first)
-        second = self._forward(leaves, batch)
+        second = self._forward(leaves, batch, foreign)
         losses = _number(loss), _number(second.pop(LOSS))
         _renew(leaves, tied, second)
         own = {**self._constants, **leaves}
@@ -119,12 +120,14 @@ class SerialProgram:
         gradients = {name: gradient for name, gradient in trained.items() if gradient is not None}
         return Step(losses, gradients, buffers, (), random_states())
 
-    def _forward(self, leaves: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> dict[str, Any]:
+    def _forward(
+        self, leaves: Mapping[str, Tensor], batch: Mapping[str, Tensor], foreign: ForeignCalls
+    ) -> dict[str, Any]:
         with torch.no_grad():
             constants = self._made.constants(self.device)
         given = by_block({**self._constants, **leaves}), batch, constants, [], None, self.device
         with step_draws(self._num_draws) as draw:
-            return self._made.forward(*given, draw=draw, **self._foreign.given(self.graph))
+            return self._made.forward(*given, draw=draw, **foreign.given(self.graph))
 
 
 def _leaves(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, tuple[str, ...]]]:

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from shardwright.api import compile
 from shardwright.checking import check_capture
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.lowering.module import ParallelModule
@@ -165,6 +166,27 @@ def test_state_that_an_earlier_forward_has_left_goes_on() -> None:
     (wanted,) = run_ranks(expected, 1)
     for step in one.on_ranks(zero(one), lambda parallel: parallel_step(parallel, batch)):
         assert_same_step(step, wanted, 1e-11)
+
+
+def test_programs_of_other_batches_and_modes_share_a_part() -> None:
+    model, batch = make("python state")
+    fewer = {"x": batch["x"][:4]}
+
+    def steps(module: nn.Module) -> list[float]:
+        found = list[float]()
+        for mode, given in ((True, batch), (True, fewer), (False, batch), (True, batch)):
+            module.train(mode)
+            torch.manual_seed(SEED)
+            found.append(float(module(**given).detach()))
+        return found
+
+    expected = steps(copy.deepcopy(model))
+
+    def on_ranks() -> list[float]:
+        return steps(compile(model, Cluster.local(2), kwargs=batch, mesh={"x": 2}, roles=["data"]))
+
+    for found in run_ranks(on_ranks, 2):
+        assert found == pytest.approx(expected, rel=1e-11)
 
 
 def test_a_dry_run_calls_nothing() -> None:
