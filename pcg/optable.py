@@ -21,6 +21,7 @@ from shardwright.pcg.rows import (
     pointwise,
     recurrent,
     reductions,
+    spectra,
     structural,
 )
 
@@ -47,7 +48,7 @@ class OpTable(dict[str, Row]):
         return self.get(name) or declared.DECLARED.get(name)
 
 
-TOPICS = (pointwise, structural, reductions, contractions, experts, indexing, neural, images, recurrent)
+TOPICS = (pointwise, structural, reductions, contractions, experts, indexing, neural, images, recurrent, spectra)
 
 
 def shipped() -> OpTable:

@@ -140,7 +140,7 @@ _KINDS: tuple[tuple[str, Callable[[Attr], bool], str], ...] = (
     (
         "an integer",
         _integer,
-        "bins dim groups ignore_index k layers normalized_dims offset places result seed start step stop",
+        "bins dim groups ignore_index k last layers norm normalized_dims offset places result seed start step stop",
     ),
     ("a tuple of integers", _integers, "dilation dims kernel pads padding shape size stride"),
     ("a number", _number, "eps high low"),
@@ -151,7 +151,7 @@ _KINDS: tuple[tuple[str, Callable[[Attr], bool], str], ...] = (
     (
         "True or False",
         lambda x: isinstance(x, bool),
-        "align antialias batch_first biases bidirectional causal descending grad keepdim",
+        "align antialias batch_first biases bidirectional causal descending forward grad keepdim",
     ),
     ("'none' or 'tanh'", lambda x: x in ("none", "tanh"), "approximate"),
     (f"one of {', '.join(ACTIVATIONS)}", lambda x: x in ACTIVATIONS, "activation"),

@@ -106,7 +106,7 @@ class Spectral(nn.Module):
         self.real, self.imaginary = (nn.Parameter(torch.randn(WIDTH // 2 + 1)) for _ in range(2))
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.fft.irfft(torch.fft.rfft(x) * torch.complex(self.real, self.imaginary), n=WIDTH)
+        return torch.fft.irfft(torch.fft.rfft(x) * torch.complex(self.real, self.imaginary).tanh(), n=WIDTH)
 
 
 class Counting(nn.Module):

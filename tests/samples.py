@@ -415,6 +415,18 @@ RECURRENT: dict[str, list[Sample]] = {
     ],
 }
 
+SPECTRA: dict[str, list[Sample]] = {
+    "rfft": [sample(real(4, 8, 7), dims=(2,), norm=0), sample(real(6, 4, 8, 5), dims=(3, 0), norm=1)],
+    "fft": [
+        sample(real(4, 8, 7, 2), dims=(2,), norm=2, forward=True),
+        sample(real(6, 4, 8, 2), dims=(0, 2), norm=1, forward=False),
+    ],
+    "irfft": [
+        sample(real(4, 8, 5, 2), dims=(2,), norm=2, last=8),
+        sample(real(6, 4, 3, 2), dims=(0, 2), norm=0, last=5),
+    ],
+}
+
 SAMPLES: dict[str, list[Sample]] = {
     **POINTWISE,
     **STRUCTURAL,
@@ -424,4 +436,5 @@ SAMPLES: dict[str, list[Sample]] = {
     **NEURAL,
     **IMAGES,
     **RECURRENT,
+    **SPECTRA,
 }

@@ -104,6 +104,7 @@ def rms_norm(eps: float, normalized_dims: int, x: Tensor, *affine: Tensor) -> Te
 sdpa = attention.sdpa
 resample, recurrent = layers.resample, layers.recurrent
 scatter_sum, scatter_max, scatter_put = layers.scatter_sum, layers.scatter_max, layers.scatter_put
+rfft, fft, irfft = layers.rfft, layers.fft, layers.irfft
 
 
 def cross_entropy_sum(logits: Tensor, target: Tensor, ignore_index: int, label_smoothing: float) -> Tensor:

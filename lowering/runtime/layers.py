@@ -1,4 +1,4 @@
-"""Kernels of layers as a whole, and of rows that go to places."""
+"""Kernels of layers as a whole, of rows that go to places, and of Fourier transforms."""
 
 from __future__ import annotations
 
@@ -68,3 +68,18 @@ def scatter_put(x: Tensor, index: Tensor, rows: Tensor, dim: int, offset: int | 
     index, count = _here(index, x.shape[dim], offset)
     wider = x.new_empty((*rows.shape[:dim], count, *rows.shape[dim + 1 :])).slice_scatter(x, dim, 0, x.shape[dim])
     return wider.scatter(dim, index.expand(rows.shape), rows).narrow(dim, 0, x.shape[dim]).contiguous()
+
+
+def rfft(x: Tensor, dims: Sequence[int], norm: int) -> Tensor:
+    """Transform real numbers along `dims`; complex numbers are pairs in a last dimension."""
+    return torch.view_as_real(torch.ops.aten._fft_r2c(x, dims, norm, True))
+
+
+def fft(x: Tensor, dims: Sequence[int], norm: int, forward: bool) -> Tensor:
+    """Transform pairs along `dims`."""
+    return torch.view_as_real(torch.ops.aten._fft_c2c(torch.view_as_complex(x.contiguous()), dims, norm, forward))
+
+
+def irfft(x: Tensor, dims: Sequence[int], norm: int, last: int) -> Tensor:
+    """Transform pairs along `dims` to real numbers, of which the last dimension has `last`."""
+    return torch.ops.aten._fft_c2r(torch.view_as_complex(x.contiguous()), dims, norm, last)

@@ -11,6 +11,7 @@
     networks       normalization, dropout, recurrent layers
     images         pooling, resampling, padding, patches
     attention      scaled dot-product attention
+    complexes      complex numbers as pairs of real ones
     losses         sums over the batch, divided by global counts
 
     lift(builder, "aten.addmm.default", args, …) ──HANDLERS["addmm"]──▶ matmul, add
@@ -31,9 +32,10 @@ from shardwright.pcg.aten import (
     reductions,
     structure,
 )
+from shardwright.pcg.aten.complexes import PARTS, Pair, Value
 from shardwright.pcg.aten.lift import find_handler, lift
 from shardwright.pcg.aten.registry import HANDLERS, IGNORED, Ref, dtype_name
 
 TOPICS = (pointwise, structure, constants, reductions, contractions, lookups, networks, images, attention, losses)
 
-__all__ = ["HANDLERS", "IGNORED", "TOPICS", "Ref", "dtype_name", "find_handler", "lift"]
+__all__ = ["HANDLERS", "IGNORED", "PARTS", "TOPICS", "Pair", "Ref", "Value", "dtype_name", "find_handler", "lift"]

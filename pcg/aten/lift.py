@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from typing import Any
 
+from shardwright.pcg.aten.complexes import PARTS, Pair, Value, lift_complex
 from shardwright.pcg.aten.registry import HANDLERS, Handler, NotCovered, Ref
 from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.errors import GraphError
@@ -26,12 +27,19 @@ def lift(
     kwargs: Mapping[str, Any],
     types: Sequence[ResultType | None],
     read: Collection[int],
-) -> tuple[str | None, ...]:
+) -> tuple[Value | None, ...]:
     """Append what `target`, such as "aten.add.Tensor", computes, and return one node name per result.
 
-    Tensors among the arguments are `Ref`s. `types` are shapes and dtypes that torch gives the results, `read` the
-    indices of those that something reads; others may be None. Raises `GraphError` where a row gives another shape.
+    Tensors among the arguments are `Ref`s, complex ones `Pair`s. `types` are shapes and dtypes that torch gives the
+    results, `read` the indices of those that something reads; others may be None. Raises `GraphError` where a row gives
+    another shape, and for complex numbers in operators that have no rows.
     """
+    if any(dtype in PARTS for _, dtype in filter(None, types)) or _has_pairs((args, kwargs)):
+        given = {key: value for key, value in kwargs.items() if key not in _PLACEMENT}
+        return tuple(
+            name if name is None or kind is None else _checked_parts(b, name, kind)
+            for name, kind in zip(lift_complex(b, target, args, given), types, strict=True)
+        )
     for _, dtype in filter(None, types):
         if dtype not in ITEM_BYTES:
             raise GraphError(f"a result is {dtype}; expected one of {', '.join(ITEM_BYTES)}: compute with real numbers")
@@ -42,6 +50,21 @@ def lift(
         name if name is None or kind is None else _checked(b, name, kind)
         for name, kind in zip(names, types, strict=True)
     )
+
+
+def _has_pairs(value: object) -> bool:
+    if isinstance(value, (list, tuple)):
+        return any(map(_has_pairs, value))
+    return any(map(_has_pairs, value.values())) if isinstance(value, Mapping) else isinstance(value, Pair)
+
+
+def _checked_parts(b: GraphBuilder, value: Value, kind: ResultType) -> Value:
+    shape, dtype = kind
+    if isinstance(value, Pair) != (dtype in PARTS):
+        raise GraphError(f"expected {dtype}, its row gives {'complex' if isinstance(value, Pair) else 'real'} numbers")
+    if isinstance(value, Pair):
+        return Pair(*(_checked(b, part, (shape, PARTS[dtype])) for part in (value.real, value.imag)))
+    return _checked(b, value, kind)
 
 
 def find_handler(target: str) -> Handler | None:

@@ -43,7 +43,7 @@ def _var(
 def _std(
     b: GraphBuilder, x: str, dims: Ints | None = None, *, correction: float | None = 1, keepdim: bool = False
 ) -> str:
-    return _root(b, _var(b, x, dims, correction=correction, keepdim=keepdim))
+    return root(b, _var(b, x, dims, correction=correction, keepdim=keepdim))
 
 
 @handles("std_mean.correction")
@@ -53,7 +53,7 @@ def _std_mean(
     return _std(b, x, dims, correction=correction, keepdim=keepdim), mean(b, x, dims, keepdim)
 
 
-def _root(b: GraphBuilder, squares: str) -> str:
+def root(b: GraphBuilder, squares: str) -> str:
     """Append the square root, through which no gradient passes at 0."""
     nothing, zero, one = b.op("eq", squares, 0), *(b.scalar(n, b.types[squares].dtype) for n in (0, 1))
     return b.op("where", nothing, zero, b.op("sqrt", b.op("where", nothing, one, squares)))
@@ -118,7 +118,7 @@ def _vector_norm(
     x = wide(b, b.wide(cast(b, x, dtype)))
     if order == 1:
         return total(b, b.op("abs", x), dims, keepdim)
-    return _root(b, total(b, b.op("mul", x, x), dims, keepdim))
+    return root(b, total(b, b.op("mul", x, x), dims, keepdim))
 
 
 @handles("norm.ScalarOpt_dim")

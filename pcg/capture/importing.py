@@ -17,7 +17,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_flatten_with_path
 
-from shardwright.pcg.aten import IGNORED, Ref, dtype_name, lift
+from shardwright.pcg.aten import IGNORED, Pair, Ref, dtype_name, lift
 from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.capture.exporting import is_library, line_of
 from shardwright.pcg.capture.regions import Regions
@@ -147,12 +147,30 @@ class Importer:
                     )
                 target = _constant_name(target, constant)
                 self.constants[target] = constant
+            if value.is_complex():
+                self.values[node] = self._complex_leaf(node, kind, target)
+                continue
             if (kind, target) not in made:
                 name = re.sub(r"\W", "_", target)
                 made[kind, target] = self.builder.leaf(
                     name, kind, tuple(value.shape), dtype_name(value.dtype), target, grad
                 )
             self.values[node] = made[kind, target]
+
+    def _complex_leaf(self, node: torch.fx.Node, kind: str, target: str) -> Pair:
+        """Return a constant of complex numbers as two of real ones; other tensors of the model are held as they are."""
+        if kind != "constant":
+            where = self._where(next(iter(node.users), node))
+            what = f"{kind} {target!r} is of complex numbers"
+            remedy = "hold it as real pairs, and take torch.view_as_complex of it in forward"
+            raise CaptureError(f"{where}: {what}; {remedy}").inside(where.module, what)
+        whole, parts = torch.view_as_real(self.constants.pop(target)), list[str]()
+        for part, name in enumerate(("real", "imag")):
+            own = f"{target}.{name}"
+            self.constants[own] = whole[..., part].contiguous()
+            shape, dtype = tuple(whole.shape[:-1]), dtype_name(whole.dtype)
+            parts.append(self.builder.leaf(re.sub(r"\W", "_", own), "constant", shape, dtype, own))
+        return Pair(*parts)
 
     def _target(self, target: str | None) -> str:
         """Return the model's own name of a tensor, from its name in the wrapper."""
@@ -213,7 +231,7 @@ class Importer:
                 names = lift(self.builder, target, args, kwargs, types, read)
             if order is not None:
                 back = tuple(order.index(d) for d in range(len(order)))
-                names = tuple(name and self.builder.op("permute", name, dims=back) for name in names)
+                names = tuple(name and self.builder.op("permute", str(name), dims=back) for name in names)
         except GraphError as error:
             where = self._where(node)
             why = f"{where.line}: {node.target}: {str(error).partition(';')[0]}"

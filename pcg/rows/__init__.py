@@ -8,6 +8,7 @@
     neural         normalization, attention, pooling, dropout, cross-entropy
     images         resampling, patches
     recurrent      LSTM, GRU, RNN
+    spectra        Fourier transforms
     declared       what holds because a user says so; `ROWS` finds these rows and does not list them
     experts        mixtures of experts, token by token
 

@@ -401,7 +401,7 @@ def test_recurrent_layers_are_not_unrolled() -> None:
             return self.cell(self.inner(x)[0])[0].sum()
 
     graph = capture(Recurrent(), BATCH).graph
-    assert [n.attr("target") for n in graph.nodes if n.op == OPAQUE] == ["aten.lstm.input"]
+    assert [n.attr("cell") for n in graph.leaves("recurrent")] == ["lstm"]
 
 
 def test_random_operators_without_a_row_are_drawn_each_time() -> None:
@@ -579,7 +579,7 @@ def test_refusals_inside_no_grad_name_the_module_and_its_forward() -> None:
     class Rotary(nn.Module):
         @torch.no_grad()
         def forward(self, x: Tensor) -> Tensor:
-            return torch.polar(torch.ones_like(x), x).real
+            return torch.polar(torch.ones_like(x), x).tanh().real
 
     class Turned(Small):
         def __init__(self) -> None:
@@ -589,7 +589,7 @@ def test_refusals_inside_no_grad_name_the_module_and_its_forward() -> None:
         def forward(self, x: Tensor) -> Any:
             return (self.inner(x).mean() * self.rotary(x)).sum()
 
-    with pytest.raises(CaptureError, match=r"^rotary \(test_capture\.py:\d+\): aten\.polar.*a result is complex64"):
+    with pytest.raises(CaptureError, match=r"^rotary \(test_capture\.py:\d+\): aten\.tanh.*no row for complex"):
         capture(Turned(), BATCH)
 
 
@@ -651,15 +651,6 @@ def test_cumulative_averages_of_statistics_are_refused() -> None:
 
     with pytest.raises(CaptureError, match="in module 'norm'"):
         capture(Cumulative(), BATCH)
-
-
-def test_complex_numbers_are_refused() -> None:
-    class Rotated(Small):
-        def forward(self, x: Tensor) -> Any:
-            return torch.fft.rfft(self.inner(x)).abs().sum()
-
-    with pytest.raises(CaptureError, match=r"fft.* could not be lifted: a result is complex64; expected one of bool"):
-        capture(Rotated(), BATCH)
 
 
 class Drawing(Small):

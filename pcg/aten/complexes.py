@@ -1,0 +1,234 @@
+"""Complex numbers as pairs of real tensors: their real and imaginary parts, each a value of its own in the graph.
+
+    view_as_complex(x)  ──▶  Pair(x[..., 0], x[..., 1])
+    a · b               ──▶  Pair(aᵣbᵣ - aᵢbᵢ, aᵣbᵢ + aᵢbᵣ)
+    reshape(a)          ──▶  Pair(reshape(aᵣ), reshape(aᵢ))        and all else that works on each part by itself
+    fft(a)              ──▶  the row `fft`, of both parts in a last dimension
+
+Gradients of real and imaginary parts are those of torch's convention, ∂L/∂aᵣ + i ∂L/∂aᵢ. An operator that stands in
+none of these lists is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from shardwright.pcg.aten.reductions import root
+from shardwright.pcg.aten.registry import HANDLERS, Handler, Ref, cast, dimensions, dtype_name
+from shardwright.pcg.aten.structure import reshape, select
+from shardwright.pcg.builder import GraphBuilder
+from shardwright.pcg.errors import GraphError
+from shardwright.pcg.types import is_float
+
+PARTS = {"complex64": "float32", "complex128": "float64"}
+"""The dtype of the parts, by that of complex numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """The names of the real and of the imaginary part of a complex value."""
+
+    real: str
+    imag: str
+
+
+Value = Pair | str
+_BY_PART = frozenset({
+    "_unsafe_view", "alias", "cat", "clone", "constant_pad_nd", "copy", "detach", "diagonal", "expand",
+    "flip", "gather", "index", "index_put", "index_select", "mean", "neg", "permute", "repeat", "roll", "select",
+    "select_scatter", "slice", "slice_scatter", "split", "split_with_sizes", "squeeze", "stack", "sum", "t",
+    "transpose", "tril", "triu", "unbind", "unfold", "unsqueeze", "view", "zeros_like",
+})  # fmt: skip
+"""Operators that do to each part what they do to real numbers; a real operand has the imaginary part 0."""
+
+
+def pair_of(b: GraphBuilder, value: Any) -> Pair:
+    """Return a value, real or complex, as a pair."""
+    if isinstance(value, Pair):
+        return value
+    if isinstance(value, str):
+        return Pair(value, b.op("full", shape=b.shape(value), value=0.0, dtype=b.types[value].dtype))
+    raise GraphError(f"expected a tensor, got {value!r}")
+
+
+def _number(b: GraphBuilder, value: complex, dtype: str) -> Pair:
+    return Pair(*(b.scalar(part, dtype) for part in (value.real, value.imag)))
+
+
+def _parts(b: GraphBuilder, handler: Handler, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Call a handler of real numbers for the real parts and for the imaginary ones."""
+
+    def given(value: Any, *, imag: bool) -> Any:
+        if isinstance(value, Pair):
+            return Ref(value.imag if imag else value.real)
+        if isinstance(value, (list, tuple)):
+            return type(value)(given(v, imag=imag) for v in value)
+        if isinstance(value, Ref) and imag and is_float(b.types[value].dtype):
+            return Ref(pair_of(b, value).imag)
+        return PARTS.get(dtype_name(value), value)
+
+    real, imag = (
+        handler(b, *given(list(args), imag=imag), **{k: given(v, imag=imag) for k, v in kwargs.items()})
+        for imag in (False, True)
+    )
+    if isinstance(real, tuple):
+        return tuple(Pair(*both) for both in zip(real, imag, strict=True))
+    return Pair(real, imag)
+
+
+def _mul(b: GraphBuilder, x: Any, y: Any) -> Pair:
+    x, y = (x, y) if isinstance(x, Pair) else (y, x)
+    if isinstance(y, complex):
+        y = _number(b, y, b.types[x.real].dtype)
+    if not isinstance(y, Pair):
+        return Pair(b.op("mul", x.real, y), b.op("mul", x.imag, y))
+    return _product(b, HANDLERS["mul"], x, y)
+
+
+def _product(b: GraphBuilder, row: Handler, x: Pair, y: Pair) -> Pair:
+    """Multiply numbers or matrices: (xᵣ + i xᵢ)(yᵣ + i yᵢ)."""
+    real = b.op("sub", row(b, x.real, y.real), row(b, x.imag, y.imag))
+    return Pair(real, b.op("add", row(b, x.real, y.imag), row(b, x.imag, y.real)))
+
+
+def _matmul(b: GraphBuilder, x: Any, y: Any) -> Pair:
+    if isinstance(x, Pair) and isinstance(y, Pair):
+        return _product(b, HANDLERS["matmul"], x, y)
+    row = HANDLERS["matmul"]
+    if isinstance(x, Pair):
+        return Pair(row(b, x.real, y), row(b, x.imag, y))
+    return Pair(row(b, x, y.real), row(b, x, y.imag))
+
+
+def _div(b: GraphBuilder, x: Any, y: Any) -> Pair:
+    if not isinstance(y, Pair):
+        return Pair(b.op("div", x.real, y), b.op("div", x.imag, y))
+    size = _squares(b, y)
+    top = _mul(b, Pair(y.real, b.op("neg", y.imag)), x)
+    return Pair(b.op("div", top.real, size), b.op("div", top.imag, size))
+
+
+def _add_number(row: str) -> Handler:
+    def handler(b: GraphBuilder, x: Any, y: Any, alpha: float = 1) -> Any:
+        if isinstance(y, (int, float)) and isinstance(x, Pair):
+            return Pair(b.op(row, x.real, y * alpha), x.imag)
+        return _parts(b, HANDLERS[row], (x, y, alpha), {})
+
+    return handler
+
+
+def _squares(b: GraphBuilder, x: Pair) -> str:
+    return b.op("add", b.op("mul", x.real, x.real), b.op("mul", x.imag, x.imag))
+
+
+def _abs(b: GraphBuilder, x: Pair) -> str:
+    return root(b, _squares(b, x))
+
+
+def _exp(b: GraphBuilder, x: Pair) -> Pair:
+    return _polar(b, b.op("exp", x.real), x.imag)
+
+
+def _polar(b: GraphBuilder, size: str, angle: str) -> Pair:
+    return Pair(b.op("mul", size, b.op("cos", angle)), b.op("mul", size, b.op("sin", angle)))
+
+
+def _to_copy(b: GraphBuilder, x: Any, *, dtype: Any = None) -> Value:
+    """Cast to complex numbers, or to complex numbers of another width."""
+    part = PARTS.get(dtype_name(dtype)) if dtype is not None else None
+    if dtype is not None and part is None:
+        raise GraphError(f"it drops imaginary parts in a cast to {dtype_name(dtype)}; take x.real")
+    x = pair_of(b, x)
+    return Pair(cast(b, x.real, part), cast(b, x.imag, part))
+
+
+def _packed(b: GraphBuilder, x: Pair) -> str:
+    """Return both parts in a last dimension."""
+    parts = (reshape(b, part, (*b.shape(part), 1)) for part in (x.real, x.imag))
+    return b.op("concat", *parts, dim=len(b.shape(x.real)))
+
+
+def _unpacked(b: GraphBuilder, x: str) -> Pair:
+    return Pair(*(select(b, x, -1, part) for part in (0, 1)))
+
+
+def _fft_r2c(b: GraphBuilder, x: str, dims: Sequence[int], norm: int, onesided: bool) -> Pair:
+    dims = dimensions(b, x, dims)
+    if not onesided:
+        return _fft_c2c(b, pair_of(b, x), dims, norm, True)
+    return _unpacked(b, b.op("rfft", x, dims=dims, norm=norm))
+
+
+def _fft_c2c(b: GraphBuilder, x: Any, dims: Sequence[int], norm: int, forward: bool) -> Pair:
+    x = pair_of(b, x)
+    dims = dimensions(b, x.real, dims)
+    return _unpacked(b, b.op("fft", _packed(b, x), dims=dims, norm=norm, forward=forward)) if dims else x
+
+
+def _fft_c2r(b: GraphBuilder, x: Any, dims: Sequence[int], norm: int, last: int) -> str:
+    x = pair_of(b, x)
+    dims = dimensions(b, x.real, dims)
+    return b.op("irfft", _packed(b, x), dims=dims, norm=norm, last=last)
+
+
+def _fill(value: float) -> Handler:
+    def handler(b: GraphBuilder, shape: Sequence[int], *, dtype: Any = None) -> Pair:
+        parts = (b.op("full", shape=tuple(shape), value=n, dtype=PARTS[dtype_name(dtype)]) for n in (value, 0.0))
+        return Pair(*parts)
+
+    return handler
+
+
+def _where(b: GraphBuilder, condition: str, x: Any, y: Any) -> Pair:
+    dtype = next((b.types[v.real].dtype for v in (x, y) if isinstance(v, Pair)), b.default_float)
+    x, y = (_number(b, v, dtype) if isinstance(v, (int, float, complex)) else pair_of(b, v) for v in (x, y))
+    return Pair(b.op("where", condition, x.real, y.real), b.op("where", condition, x.imag, y.imag))
+
+
+_COMPLEX: dict[str, Handler] = {
+    "_conj": lambda b, x: Pair(x.real, b.op("neg", x.imag)),
+    "_conj_physical": lambda b, x: Pair(x.real, b.op("neg", x.imag)),
+    "conj_physical": lambda b, x: Pair(x.real, b.op("neg", x.imag)),
+    "_fft_c2c": _fft_c2c,
+    "_fft_c2r": _fft_c2r,
+    "_fft_r2c": _fft_r2c,
+    "_to_copy": _to_copy,
+    "abs": _abs,
+    "add": _add_number("add"),
+    "angle": lambda b, x: b.op("atan2", x.imag, x.real),
+    "bmm": _matmul,
+    "complex": lambda b, real, imag: Pair(real, imag),
+    "div": _div,
+    "empty": _fill(0.0),
+    "exp": _exp,
+    "imag": lambda b, x: x.imag,
+    "matmul": _matmul,
+    "mm": _matmul,
+    "mul": _mul,
+    "ones": _fill(1.0),
+    "polar": _polar,
+    "real": lambda b, x: x.real,
+    "resolve_conj": lambda b, x: x,
+    "resolve_neg": lambda b, x: x,
+    "sub": _add_number("sub"),
+    "view_as_complex": _unpacked,
+    "view_as_real": _packed,
+    "where": _where,
+    "zeros": _fill(0.0),
+}
+
+
+def lift_complex(
+    b: GraphBuilder, target: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[Value | None, ...]:
+    """Append what an operator with complex operands or results computes; refuse what the lists here lack by name."""
+    namespace, name, _ = (*target.split("."), "", "")[:3]
+    if namespace == "aten" and name in _COMPLEX:
+        found = _COMPLEX[name](b, *args, **kwargs)
+    elif namespace == "aten" and name in _BY_PART and (handler := HANDLERS.get(name)) is not None:
+        found = _parts(b, handler, args, kwargs)
+    else:
+        raise GraphError("it has no row for complex numbers; compute with their real and imaginary parts")
+    return found if isinstance(found, tuple) else (found,)

@@ -1,0 +1,118 @@
+"""Complex numbers inside of a model, as pairs of real ones: results and gradients are torch's."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from shardwright.pcg.capture.capture import capture
+from shardwright.pcg.errors import CaptureError
+from shardwright.pcg.interpret import run_serial
+from tests.pcg.aten_cases.case import Case, case, ints, real
+from tests.pcg.run_torch import run_torch
+from tests.pcg.test_aten import Lifted, gradients, lift_all, to_numpy
+
+
+def parts(x: Tensor) -> Tensor:
+    return torch.view_as_real(x.resolve_conj())
+
+
+def numbers(x: Tensor) -> Tensor:
+    return torch.view_as_complex(x)
+
+
+def unit(x: Tensor) -> Tensor:
+    return torch.polar(torch.ones_like(x), x)
+
+
+def written(x: Tensor) -> Tensor:
+    """The lowest frequencies, each channel times a matrix: what neural operators do."""
+    z = torch.fft.rfft2(x)
+    out = torch.zeros_like(z)
+    out[..., :2] = torch.einsum("bihw,io->bohw", z[..., :2], unit(torch.ones(3, 3, dtype=torch.float64)))
+    return torch.fft.irfft2(out, s=(4, 6))
+
+
+WINDOW = torch.hann_window(4, dtype=torch.float64)
+CASES: list[Case] = [
+    case(lambda x, y: parts(numbers(x) * numbers(y)), real(3, 4, 2), real(4, 2)),
+    case(lambda x, y: parts(numbers(x) * unit(y)), real(3, 4, 2), real(3, 4)),
+    case(lambda x, y: parts(numbers(x) * y + y), real(3, 2), real(3)),
+    case(lambda x: parts(numbers(x) * (2 + 1j) - 1.5), real(3, 2)),
+    case(lambda x, y: parts(numbers(x) / numbers(y) / 2), real(3, 2), real(3, 2)),
+    case(lambda x, y: parts(y / numbers(x)), real(3, 2), real(3)),
+    case(lambda x, y: parts(numbers(x) @ numbers(y)), real(3, 4, 2), real(4, 5, 2)),
+    case(lambda x, y: parts(numbers(x) @ y.to(torch.complex128)), real(3, 4, 2), real(4, 5)),
+    case(lambda x: (numbers(x).abs(), numbers(x).angle()), real(3, 2)),
+    case(lambda x: numbers(x * 0).abs(), real(3, 2)),
+    case(lambda x: (numbers(x).real, numbers(x).imag.conj(), parts(numbers(x).conj().exp())), real(3, 2)),
+    case(lambda x, y: parts(torch.complex(x, y)[1:].mT.flatten(1).sum(0)), real(4, 3, 2), real(4, 3, 2)),
+    case(lambda x, y: parts(torch.where(x > 0, torch.complex(x, y), 0)), real(4, 3), real(4, 3)),
+    case(lambda x, i: parts(torch.cat([numbers(x), numbers(x)[i]]).mean(0, keepdim=True)), real(4, 3, 2), ints(4, 5)),
+    *(case(lambda x, n=n: parts(torch.fft.rfft(x, norm=n)), real(3, 5)) for n in (None, "ortho", "forward")),
+    *(case(lambda x, n=n: torch.fft.irfft(numbers(x), norm=n), real(3, 5, 2)) for n in (None, "ortho", "forward")),
+    case(lambda x: parts(torch.fft.fft2(numbers(x), dim=(0, 1))), real(3, 4, 5, 2)),
+    case(lambda x: parts(torch.fft.ifft(torch.fft.fftshift(torch.fft.fft(x, dim=0)), 6, dim=0)), real(4, 3)),
+    case(lambda x: torch.fft.irfft2(torch.fft.rfft2(x), s=(4, 5)), real(2, 4, 6)),
+    case(written, real(2, 3, 4, 6)),
+    case(lambda x: torch.stft(x, 4, 2, window=WINDOW, return_complex=True).abs(), real(2, 12)),
+    case(
+        lambda x: parts(torch.view_as_complex(x) * torch.tensor([1 + 2j, 0.5j], dtype=torch.complex128)), real(3, 2, 2)
+    ),
+]
+
+
+@cache
+def lifted() -> Lifted:
+    return lift_all({"complex": CASES})["complex"]
+
+
+def test_results_are_torchs() -> None:
+    one = lifted()
+    assert not one.opaque()
+    values = run_serial(one.graph, {name: to_numpy(value) for name, value in one.leaves.items()})
+    for name, want, where in one.results:
+        np.testing.assert_allclose(values[name], to_numpy(want), rtol=1e-11, atol=1e-11, err_msg=where)
+
+
+def test_gradients_are_torchs() -> None:
+    one = lifted()
+    values, parameters = run_torch(one.graph, one.leaves), dict(one.after.named_parameters())
+    leaves = {str(n.attr("target")): one.leaves[n.name] for n in one.graph.leaves("parameter")}
+    got = gradients([values[name] for name, _, _ in one.results], {k: leaves[k] for k in parameters if k in leaves})
+    for name, want in gradients([want for _, want, _ in one.results], parameters).items():
+        found = got.get(name, torch.zeros_like(want))
+        np.testing.assert_allclose(to_numpy(found), to_numpy(want), rtol=1e-11, atol=1e-11, err_msg=name)
+
+
+class Refused(nn.Module):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        if kind == "parameter":
+            self.x = nn.Parameter(torch.ones(4, dtype=torch.complex64))
+        self.scale = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = torch.fft.fft(x * self.scale)
+        if self.kind == "parameter":
+            z = z * self.x
+        if self.kind == "operator":
+            z = torch.linalg.inv(z.unsqueeze(-1) * z.unsqueeze(-2))
+        return z.abs().sum()
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("parameter", r"parameter 'x' is of complex numbers; hold it as real pairs, and take torch.view_as_complex"),
+        ("operator", r"aten.linalg_inv.default could not be lifted: it has no row for complex numbers; compute"),
+    ],
+)
+def test_what_has_no_pairs_is_refused_by_name(kind: str, message: str) -> None:
+    with pytest.raises(CaptureError, match=message):
+        capture(Refused(kind), {"x": torch.ones(2, 4)}, strict=True)
