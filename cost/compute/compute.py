@@ -26,7 +26,7 @@ from math import ceil
 
 from shardwright.cost.clusters.device import Device
 from shardwright.cost.compute.kernels import KernelTable
-from shardwright.cost.compute.work import Passes, Work
+from shardwright.cost.compute.work import Passes, Timed, Work
 from shardwright.pcg.types import ITEM_BYTES
 
 _TILES = ((128, 256), (256, 128), (128, 128), (128, 64), (64, 128), (64, 64))
@@ -97,8 +97,8 @@ class Compute:
     def _work_s(self, work: Work) -> float:
         if work.kind == "view":
             return 0.0
-        if work.measured is not None and work.measured[0] == self.device.kind:
-            return work.measured[1]
+        if isinstance(work, Timed) and work.device == self.device.kind:
+            return work.seconds
         found = self._table.seconds(work) if self._table is not None else None
         if found is not None:
             return found

@@ -15,7 +15,7 @@ and the values that its backward kept.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, field, replace
 from math import prod
 from typing import Literal, get_args
 
@@ -43,7 +43,6 @@ class Work:
         num_bytes: read from memory and written to it.
         dtype: of the operands, by the graph's names.
         causal: attention that leaves out keys after the query.
-        measured: the kind of device on which it was measured, and the seconds, for work that no formula describes.
         backward: a kernel that only a backward pass has: attention's, which recomputes the scores, and those of the two
             gradients of a convolution. A matrix multiplication's gradients are matrix multiplications like others.
     """
@@ -55,7 +54,14 @@ class Work:
     dtype: str
     causal: bool = False
     backward: bool = False
-    measured: tuple[str, float] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Timed(Work):
+    """Work that no formula describes, with the seconds that it took on a `device` of some kind."""
+
+    device: str = field(kw_only=True)
+    seconds: float = field(kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,8 +384,8 @@ def _foreign(part: Local) -> Passes:
         side = max(1, round((call.flops / 2) ** (1 / 3)))
         found = Work("matmul", (1, side, side, side), 0.0, passes * num_bytes, part.dtype)
         found = found if call.flops else _work(part, "pointwise", passes * num_bytes)
-        measured = (call.device, times * call.seconds) if call.seconds else None
-        return replace(found, flops=times * call.flops or passes * found.flops, measured=measured)
+        found = replace(found, flops=times * call.flops or passes * found.flops)
+        return Timed(*astuple(found), device=call.device, seconds=times * call.seconds) if call.seconds else found
 
     return Passes((work(1),), (work(2),) if part.result.grad else ())
 

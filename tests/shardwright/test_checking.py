@@ -18,7 +18,7 @@ from torch.autograd import Function
 from torch.nn import functional as F
 
 from bench.accuracy import prepare
-from shardwright import api, checking
+from shardwright import checking, planning
 from shardwright.api import compile, plan
 from shardwright.checking import check_capture, check_when, same_but_for_sizes
 from shardwright.cost.clusters.cluster import Cluster
@@ -460,7 +460,7 @@ def test_every_rank_is_told_what_rank_0_compares(
     assert Plan.from_json(json.loads(compared.text())) == compared
     assert "captured graph  equal to an eager step: losses to " in str(PlanReport(compared))
     assert plan(model, CLUSTER, kwargs=BATCH, mesh={"x": 2}).capture_check is None
-    monkeypatch.setattr(api, "capture", _untruthful(captured))
+    monkeypatch.setattr(planning, "capture", _untruthful(captured))
     first, second = run_ranks(_refused, 2, args=(model, None))
     line = "Model: a step of the captured graph is not the eager one, on this batch (rounding alone moves gradients by"
     assert first[0].startswith(f"CaptureError: {line}")

@@ -9,19 +9,23 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from shardwright.cli import calibrate as calibrate_command
+from shardwright.cli import run as run_command
+from shardwright.cli.main import cli
 from shardwright.cli.numeric import _worst
 from shardwright.cli.options import parse_cluster
 from shardwright.cli.run import DEFAULTS, environment
 from shardwright.cli.train import train
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.lowering.ranks.launch import run_ranks
+from shardwright.options import PlanOptions
 from shardwright.pcg import versions
 from shardwright.pcg.errors import DistributedError, ShardwrightError
 from shardwright.reports.shown import Shown
@@ -689,3 +693,38 @@ def test_a_rank_that_is_killed_is_no_failure_of_the_script(run: Run) -> None:
     Path("train.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
     status, _, err = run("run", "train.py", "--cluster", "local:1")
     assert (status, err) == (4, "rank 0 was ended by SIGKILL\n")
+
+
+def test_ranks_get_every_option_that_run_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a file, of which `compile` on each rank makes the same options."""
+    seen = list[dict[str, Any]]()
+
+    def launched(command: Sequence[str], *_: object, **__: object) -> int:
+        seen.append(json.loads(Path(command[-1]).read_text()))
+        return 0
+
+    monkeypatch.setattr(run_command, "launch", launched)
+    words = [
+        "--mesh",
+        "x=2",
+        "--roles",
+        "zero",
+        "--microbatches",
+        "2",
+        "--pin",
+        "no context",
+        "--precision",
+        "amp_bf16",
+    ]
+    result = CliRunner().invoke(
+        cli, ["run", "models.py:net", "--cluster", "local:2", "--strict", "--pin", "no context", *words]
+    )
+    assert result.exit_code == 0, result.output
+    own: dict[str, Any] = {
+        "mesh": {"x": 2},
+        "roles": ["zero"],
+        "microbatches": 2,
+        "pins": ["no context"],
+        "precision": ["amp_bf16"],
+    }
+    assert PlanOptions.of(**seen[0]["options"]) == PlanOptions.of(**own, strict=True)
