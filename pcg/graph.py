@@ -24,10 +24,9 @@ from shardwright.pcg.factors import Shape, Signature
 from shardwright.pcg.inference import fits, infer
 from shardwright.pcg.layout import S
 from shardwright.pcg.mesh import Mesh
-from shardwright.pcg.node import LEAVES, OPAQUE, RECEIVED, Node, Source, leaf, make_attrs
+from shardwright.pcg.node import LEAVES, OPAQUE, RECEIVED, Node, Source, is_result, leaf, make_attrs
 from shardwright.pcg.optable import ROWS, LocalShapes
 from shardwright.pcg.parallel import SEND
-from shardwright.pcg.results import is_result
 from shardwright.pcg.types import TensorType
 
 SERIAL = Mesh()

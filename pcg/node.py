@@ -113,3 +113,18 @@ def leaf(name: str, op: str, shape: Shape, dtype: str, target: str, *, grad: boo
     return Node(
         name, op, (), make_attrs(shape=tuple(shape), dtype=dtype, target=target, grad=grad, layouts=text), (), source
     )
+
+
+# ---- names of outputs ----
+
+_RESULT = "result."
+
+
+def result_key(number: int) -> str:
+    """Return the name of an output that is one of the model's results."""
+    return f"{_RESULT}{number}"
+
+
+def is_result(key: str) -> bool:
+    """Return whether an output is one of the model's results, and neither its loss nor a buffer."""
+    return key.startswith(_RESULT) and key.removeprefix(_RESULT).isdecimal()

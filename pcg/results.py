@@ -7,25 +7,11 @@ each, if they can be shared out, and else the whole. So nothing gathers logits.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
+from shardwright.pcg.graph import Graph
 from shardwright.pcg.layout import Layout, Layouts, R, S
 from shardwright.pcg.mesh import TIME, Mesh
-
-if TYPE_CHECKING:
-    from shardwright.pcg.graph import Graph
-
-_KEY = "result."
-
-
-def result_key(number: int) -> str:
-    """Return the name of an output that is one of the model's results."""
-    return f"{_KEY}{number}"
-
-
-def is_result(key: str) -> bool:
-    """Return whether an output is one of the model's results, and neither its loss nor a buffer."""
-    return key.startswith(_KEY) and key.removeprefix(_KEY).isdecimal()
+from shardwright.pcg.node import is_result
 
 
 def gives_results(graph: Graph) -> bool:

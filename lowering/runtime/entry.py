@@ -39,7 +39,7 @@ from shardwright.lowering.store.storage import Held, with_others
 from shardwright.lowering.text.outside import find_inputs, find_outside
 from shardwright.pcg import pieces
 from shardwright.pcg.errors import ShardwrightError
-from shardwright.pcg.results import is_result, result_key
+from shardwright.pcg.node import is_result, result_key
 from shardwright.pcg.stages import Stages, cut
 from shardwright.pcg.step.additive import find_additive
 from shardwright.pcg.step.late import LOSS, check_backward, sums_of_loss

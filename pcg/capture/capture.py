@@ -44,8 +44,8 @@ from shardwright.pcg.capture.writing import Shared
 from shardwright.pcg.errors import CaptureError, PlanError, UnsupportedOperatorError
 from shardwright.pcg.foreign import Call, Way, is_foreign
 from shardwright.pcg.graph import OPAQUE, Graph
+from shardwright.pcg.node import result_key
 from shardwright.pcg.precision import check_precision, low_dtype
-from shardwright.pcg.results import result_key
 from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.precisions import PrecisionMode, base_of
 
