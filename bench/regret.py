@@ -6,6 +6,7 @@ once; every second pin is what the free plan chose, with one thing moved. The *r
 free plan is than the pinned one, by the cost model; below 0 the pin costs time. No regret may be above 0.5 %.
 
     python -m bench.regret [--only TEXT] [--pins N]     goes on where it was ended; writes a section of docs/search.md
+    python -m bench.regret --free [--only TEXT]         plans the free plans anew, and compares them with what is kept
 
 `bench/data/regret.jsonl` has a line for each case; delete lines to have these cases planned again.
 """
@@ -384,6 +385,53 @@ def captured(model: Model, precision: Precision | None) -> Graph:
     return capture(own, batch, precision=precision).graph
 
 
+# ---- free plans anew ----
+
+
+class Anew(NamedTuple):
+    """A free plan that was planned again: its step beside the free one that is kept, and the least of all kept ones."""
+
+    case: str
+    step_s: float
+    before_s: float
+    least_s: float
+    cpu_s: float
+    way: str
+
+    @property
+    def regret(self) -> float:
+        """How much slower it is than the fastest plan that is kept."""
+        return self.step_s / self.least_s - 1 if self.least_s < inf else 0.0
+
+    def __str__(self) -> str:
+        return (
+            f"{self.case}: {self.step_s:.4f} s, was {self.before_s:.4f} s, regret {self.regret:+.2%}, planned in "
+            f"{self.cpu_s:.1f} s ({self.way})"
+        )
+
+
+def anew(only: str = "", path: Path = KEPT) -> Iterator[Anew]:
+    """Plan the kept cases that hold a text again, free, and print each beside what is kept."""
+    known = kept(path)
+    for model, clusters in CASES:
+        todo = [on for on in clusters if (model, on) in known and only in f"{model}, {on}"]
+        if not todo:
+            continue
+        bench = Bench(model, MODELS[model], captured)
+        for on in todo:
+            result, start = known[model, on], time.process_time()
+            plan = bench.plan(cluster(on), {})
+            step = None if plan is None else step_s(cluster(on), plan)
+            steps = [result.free_s, *(pin.step_s for pin in result.pinned)]
+            again = Anew(
+                f"{model}, {on}", inf if step is None else step, result.free_s or inf,
+                min((s for s in steps if s is not None), default=inf), time.process_time() - start,
+                "" if plan is None else f"{plan.mesh}, {plan.execution.schedule.num_stages} stages",
+            )  # fmt: skip
+            print(again, flush=True)
+            yield again
+
+
 # ---- what is kept, and the page ----
 
 
@@ -447,9 +495,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.regret", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     parser.add_argument("--only", default="", metavar="TEXT", help="cases that hold it; prints only")
+    parser.add_argument(
+        "--free", action="store_true", help="plan only the free plans, beside what is kept; prints only"
+    )
     parser.add_argument("--pins", type=int, default=20, metavar="N", help="of each case")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
+    if options.free:
+        return int(max((again.regret for again in anew(options.only)), default=0.0) > MOST)
     found = {} if options.only else kept()
     for model, clusters in CASES:
         todo = [on for on in clusters if (model, on) not in found and options.only in f"{model}, {on}"]

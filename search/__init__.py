@@ -12,6 +12,7 @@ A captured graph, a cluster and a request come in; a `Plan` goes out. Each folde
     admission    what a plan file may say beyond its schema
     checked      whether one eager step was compared with the captured graph
     check        the proof before a plan runs: its graph denotes the captured one
+    effort       how much is tried, and the factors by which something is left out
     collector    pauses Python's cyclic garbage collector
 
 Imports `pcg`, `cost` and of `substitutions` what matches and applies equations; which rules and choices are certified

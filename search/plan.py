@@ -111,7 +111,8 @@ class SearchReport:
     there is no bound.
 
     `obstacle`: why the batch cannot be cut into microbatches, or "". `remedies`: the changes with which a plan would
-    fit, where none does. `stopped`: what ended the search early, or "".
+    fit, where none does. `stopped`: what ended the search early, or "". `left`: the number of attempts that might have
+    won and were not made then.
     """
 
     seconds: float
@@ -122,6 +123,7 @@ class SearchReport:
     obstacle: str = ""
     remedies: tuple[Remedy, ...] = ()
     stopped: str = ""
+    left: int = 0
 
 
 @dataclass(frozen=True, slots=True)

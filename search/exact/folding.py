@@ -18,6 +18,7 @@ from shardwright.pcg.analysis import constant_nodes, read_again
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.step.parameters import module_block
 from shardwright.search.choices.problem import Problem
+from shardwright.search.effort import WHOLE, Effort
 
 MIN_TIMES = 4
 """The length from which runs are folded; beside a longer run, which decides about memory, one less is enough."""
@@ -53,7 +54,7 @@ class Folded:
         copies: for each block that stands for several, one table per copy, in order: the copy's names of the block's
             nodes and of the values that the block reads of the one before it.
         last: the values that are read behind a run, each with its name in the run's last block.
-        is_large: whether one attempt takes so long that a search makes only the likeliest.
+        effort: how much of it a search tries, by its size.
     """
 
     graph: Graph
@@ -62,7 +63,7 @@ class Folded:
     alike: Mapping[str, str] = field(default_factory=dict)
     copies: Mapping[str, Sequence[Mapping[str, str]]] = field(default_factory=dict)
     last: Mapping[str, str] = field(default_factory=dict)
-    is_large: bool = False
+    effort: Effort = WHOLE
 
     @cached_property
     def repeats(self) -> Mapping[str, int]:

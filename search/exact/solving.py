@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import pairwise
@@ -78,7 +77,7 @@ class Candidate:
 
     Attributes:
         bound_s: a lower bound of the sum on this mesh, over layouts within the memory for the `priced` lifetime, with
-            folded blocks laid out alike. It says nothing of other lifetimes: `Tuner.bound_s` is for all of them.
+            folded blocks laid out alike. It says nothing of other lifetimes: `Ways.bound_s` is for all of them.
         graph: of the whole model, or of one whose blocks are `folded`.
         roles: of the axes of devices; `limits`: what else its layouts keep to.
         lifetimes: of gathered parameters; `priced`: the lifetime that the layouts were chosen for.
@@ -136,38 +135,57 @@ class _Draft(NamedTuple):
     limits: Limits
 
 
+class Known:
+    """What solvers for one cluster know already.
+
+    Attributes:
+        blocked: the choices of a graph's parameters in blocks.
+        again: what backward makes again of a graph.
+        restricted: what roles leave of a graph's choices.
+        programs: the programs of a graph whose blocks occur so often; the last few.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.builders: dict[tuple[object, ...], tuple[ProblemBuilder, Eliminator]] = {}
+        self.problems: dict[tuple[object, ...], Problem] = {}
+        self.predictions: dict[tuple[object, ...], Prediction] = {}
+        costs: KnownCosts = {}
+        self.programs = lru_cache(maxsize=_MOST_PROGRAMS)(partial(_programs, cluster, costs))
+        self.blocked = lru_cache(maxsize=None)(_blocked_choices)
+        self.again = lru_cache(maxsize=None)(made_again)
+        self.restricted = lru_cache(maxsize=None)(restriction)
+
+
 class Solver:
     """A solver of layout problems for one cluster; what they have in common is made once.
 
     `check` is called before a problem is made and before a program is judged: a search that has to end raises there.
     """
 
-    def __init__(self, cluster: Cluster, certified: CertifiedSplits) -> None:
-        self.cluster, self.certified = cluster, certified
-        self.limit_bytes = safe_bytes(cluster.device.memory_bytes)
+    def __init__(
+        self,
+        cluster: Cluster,
+        certified: CertifiedSplits,
+        limit_bytes: int | None = None,
+        known: Known | None = None,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`limit_bytes`: of memory on each device, if that is less than there is; `known`: by another solver."""
+        self.cluster, self.certified, self.check = cluster, certified, check
+        safe = safe_bytes(cluster.device.memory_bytes)
+        self.limit_bytes = safe if limit_bytes is None else limit_bytes
         self.besides = tuple(dict.fromkeys((1.0, SHARING[cluster.device.kind].least)))
-        self._builders: dict[tuple[object, ...], tuple[ProblemBuilder, Eliminator]] = {}
-        self._problems: dict[tuple[object, ...], Problem] = {}
-        self._predictions: dict[tuple[object, ...], Prediction] = {}
+        self.known = known or Known(cluster)
         self._usual: dict[RecomputeMode, float] = {}  # the last price of a byte, as a part of the least sum
-        costs: KnownCosts = {}
-        self._programs = lru_cache(maxsize=_MOST_PROGRAMS)(partial(_programs, cluster, costs))
-        self.blocked = lru_cache(maxsize=None)(_blocked_choices)
-        self.again = lru_cache(maxsize=None)(made_again)
-        self.restricted = lru_cache(maxsize=None)(restriction)
-        self.check: Callable[[], None] = lambda: None
 
     def until(self, check: Callable[[], None]) -> Solver:
-        """Return this solver for one search, which `check` ends: it knows the same, but no prices of other searches."""
-        own = copy(self)
-        own.check, own._usual = check, {}
-        return own
+        """Return a solver for one search, which `check` ends: it knows the same, but no prices of other searches."""
+        return type(self)(self.cluster, self.certified, self.limit_bytes, self.known, check)
 
     def within(self, limit_bytes: int) -> Solver:
-        """Return this solver, with what it knows, for less memory on each device, if `limit_bytes` is less."""
-        smaller = copy(self)
-        smaller.limit_bytes = min(self.limit_bytes, limit_bytes)
-        return smaller
+        """Return a solver that knows the same, for less memory on each device, if `limit_bytes` is less."""
+        smaller = min(self.limit_bytes, limit_bytes)
+        return type(self)(self.cluster, self.certified, smaller, self.known, self.check)
 
     def limit_of(self, device_bytes: int) -> int:
         """Return the bytes that plans may use on devices with this memory: all devices, or those of one stage."""
@@ -188,10 +206,10 @@ class Solver:
         """Return one builder for all meshes of these sizes, and its eliminator: names of device axes play no part."""
         by_microbatch = bool(execution.per_microbatch)
         key = mesh.num_microbatches, mesh.sizes, by_microbatch
-        if key not in self._builders:
+        if key not in self.known.builders:
             builder = ProblemBuilder(self.cluster, mesh, self.certified, by_microbatch=by_microbatch)
-            self._builders[key] = (builder, Eliminator(builder.interner))
-        return self._builders[key]
+            self.known.builders[key] = (builder, Eliminator(builder.interner))
+        return self.known.builders[key]
 
     def problem(
         self,
@@ -210,19 +228,18 @@ class Solver:
         """
         builder, eliminator = self.builder(mesh, execution)
         key = folded.graph, folded.repeated, mesh, tuple(roles), execution, zero, limits, relaxed
-        if key in self._problems:
-            return self._problems[key], eliminator
+        if key in self.known.problems:
+            return self.known.problems[key], eliminator
         self.check()
-        way = Way(self.again(folded.graph, execution), zero, execution, relaxed)
-        restrict = self.restricted(folded.graph, tuple(roles), mesh)
-        limited, blocked = limited_to(limits, folded.graph, mesh), self.blocked(folded.graph)
+        way = Way(self.known.again(folded.graph, execution), zero, execution, relaxed)
+        restrict = self.known.restricted(folded.graph, tuple(roles), mesh)
+        limited, blocked = limited_to(limits, folded.graph, mesh), self.known.blocked(folded.graph)
         if limited is not None:
             limited.check(lambda node: builder.certified_of(node, folded.graph, blocked))
         problem = builder.build(folded, restrict, blocked=blocked, way=way, limited=limited)
         if limited is not None:
             limited.check_met(problem.domains)
-        problem.mesh = mesh
-        self._problems[key] = problem
+        problem = self.known.problems[key] = replace(problem, mesh=mesh)
         return problem, eliminator
 
     def floor_s(
@@ -378,14 +395,14 @@ class Solver:
     def predicted(self, graph: Graph, execution: Execution, repeats: Mapping[str, int]) -> Prediction:
         """Return the result of `predict`, remembered: several lifetimes or plans often have the same graph."""
         key = graph, execution, tuple(repeats.items())
-        if key not in self._predictions:
+        if key not in self.known.predictions:
             self.check()
-            self._predictions[key] = predicted(self.programs(graph, repeats), execution)
-        return self._predictions[key]
+            self.known.predictions[key] = predicted(self.programs(graph, repeats), execution)
+        return self.known.predictions[key]
 
     def programs(self, graph: Graph, repeats: Mapping[str, int]) -> Programs:
         """Return the programs of a graph whose blocks occur so often; the last few are remembered."""
-        return self._programs(graph, tuple(repeats.items()))
+        return self.known.programs(graph, tuple(repeats.items()))
 
     def again_whole(self, graph: Graph, folded: Folded, candidate: Candidate, *, judged: bool = True) -> Candidate:
         """Return a candidate for the whole graph, from one for a few blocks: equal blocks are laid out alike.
@@ -433,7 +450,7 @@ class Solver:
         """Return `_stored` for the graph that the problem is of."""
         problem, solution, _ = draft.solved
         graph = materialize(problem, solution, self.certified)
-        return self._stored(draft, graph, folded.repeats, zeros, first=folded.is_large)
+        return self._stored(draft, graph, folded.repeats, zeros, first=folded.effort.is_least)
 
     def _stored(
         self, draft: _Draft, solved: Graph, repeats: Mapping[str, int], zeros: Sequence[Lifetimes], *,

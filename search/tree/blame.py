@@ -14,17 +14,17 @@ from shardwright.search.request.asked import Bound, LayoutPin, parse
 from shardwright.search.request.options import SearchOptions
 from shardwright.search.request.pins import Pins
 from shardwright.search.request.restrict import TENSOR
-from shardwright.search.tree.tuning import Tuner, folded
+from shardwright.search.tree.ways import Ways, folded
 
 
-def blamed(error: NoLayoutsError, graph: Graph, asked: SearchOptions, tuner: Tuner) -> PlanError:
+def blamed(error: NoLayoutsError, graph: Graph, asked: SearchOptions, ways: Ways) -> PlanError:
     """Return the same error, with the request and, if it has several parts, those whose omission would give a plan."""
     things = list(asked)
     if not things:
         return error
     lines = [str(error), f"asked for: {asked}", *_in_use(asked)]
     if len(things) > 1:
-        found = "; ".join(words for words, rest in things if any(_has_layouts(graph, rest, tuner)))
+        found = "; ".join(words for words, rest in things if any(_has_layouts(graph, rest, ways)))
         lines.append(f"without one of these there is a plan: {found}" if found else "leave out more than one of them")
     return NoLayoutsError("\n".join(lines))
 
@@ -41,14 +41,14 @@ def _in_use(asked: SearchOptions) -> Iterator[str]:
                 )
 
 
-def _has_layouts(graph: Graph, asked: SearchOptions, tuner: Tuner) -> Iterator[bool]:
+def _has_layouts(graph: Graph, asked: SearchOptions, ways: Ways) -> Iterator[bool]:
     """Yield, for every space of the request, whether it has layouts in the fewest microbatches, with any memory."""
-    solver = tuner.solver
+    solver = ways.solver
     try:
         pins = Pins.of(graph, solver.cluster, asked)
     except PlanError:
         return
-    same, execution = folded(graph, pins), tuner.execution
+    same, execution = folded(graph, pins), ways.execution
     for space in (*pins.spaces, *chain.from_iterable(pins.staged.values())):
         mesh = over_time(space.mesh, pins.microbatches or 1)
         try:

@@ -18,22 +18,11 @@ from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.lifetimes import ZEROS, Zero, with_lifetimes
 from shardwright.pcg.step.operations import Operations
 from shardwright.pcg.step.parameters import blocks_of, module_block
+from shardwright.search.effort import LITTLE, MIXTURES, MUCH_SENT, WITHOUT, WORTH
 from shardwright.search.exact.folding import Folded
 from shardwright.search.exact.keeping import Keeping, KeepingProblem, Kept, expanded
 from shardwright.search.exact.solving import NEARLY, Candidate, Solver, different
 
-_HULL_STEPS = 8
-_MIXTURES = 3
-_MUCH = 0.2
-"""The share of a step from which communication may be worth memory, even where compute hides it now."""
-_MOST_WALKS = 8
-"""The most plans that are walked, the fastest with everything kept first; each takes some ten predictions."""
-_WITHOUT = {"none": 1.0, "selective": 0.9, "full": 0.75}
-"""The part of a step that is left where nothing is recomputed: forward is a third of the work."""
-LITTLE = 1e-3
-"""The share of a step below which no try is worth its time; plans of folded and whole graphs differ by no more."""
-_WORTH = 2 * LITTLE
-"""The share of a step below which no further plan of the whole graph is judged, once some fit."""
 _HIGHEST_PRICE = 1e3
 """The price of all bytes kept, in steps: at that price nothing is worth keeping."""
 
@@ -82,7 +71,7 @@ class Fitter:
         """
         able = {(id(c.solved), c.execution): c for c in candidates if self._is_able(c)}.values()
         ranked = sorted(able, key=lambda c: (self.is_far(c), kept_s(c)))
-        for candidate in ranked[: 1 if self.folded.is_large else _MOST_WALKS]:
+        for candidate in ranked[: self.folded.effort.walks]:
             if kept_s(candidate) >= best_s or (best_s < inf and self.is_far(candidate)):
                 return
             if (found := _Walk(self, candidate).run(best_s)) is not None:
@@ -151,7 +140,7 @@ def may_keep_more(candidate: Candidate) -> bool:
 def kept_s(candidate: Candidate) -> float:
     """Return an estimate of the step, or less, with everything kept: compute then waits for no gathers."""
     mode, own = candidate.execution.recompute, candidate.prediction
-    kept = own.step_s * (_WITHOUT[mode] if isinstance(mode, str) else 1.0)
+    kept = own.step_s * (WITHOUT[mode] if isinstance(mode, str) else 1.0)
     return kept - own.exposed_s if candidate.lifetimes in ("zero-2", "zero-3") else kept
 
 
@@ -208,7 +197,7 @@ class _Walk:
         best = problem.solve(_HIGHEST_PRICE * step_s / max(over.num_bytes, 1.0))
         if not self.candidate.fits and not (found := self._fitted(best)).candidate.fits:
             return None
-        for _ in range(1 if self.fitter.folded.is_large else _HULL_STEPS):
+        for _ in range(self.fitter.folded.effort.prices):
             if over.num_bytes <= best.num_bytes or best.seconds <= over.seconds:
                 break
             price = (best.seconds - over.seconds) / (over.num_bytes - best.num_bytes)
@@ -241,7 +230,7 @@ def _exposed(candidate: Candidate) -> Sequence[float]:
     """Return the shares of communication that count: the exposed one now; and all, as recomputation hides much."""
     p = candidate.prediction
     own = min(1.0, p.exposed_s / p.communication_s) if p.communication_s else 0.0
-    return (own,) if p.communication_s < _MUCH * p.step_s else (own, 1.0)
+    return (own,) if p.communication_s < MUCH_SENT * p.step_s else (own, 1.0)
 
 
 def by_block(fitter: Fitter, found: Fitted, whole: Candidate, best_s: float = inf) -> Iterator[Candidate]:
@@ -254,10 +243,10 @@ def by_block(fitter: Fitter, found: Fitted, whole: Candidate, best_s: float = in
         return
     names, home, limit = blocks_of(whole.graph), _home(whole.graph), fitter.solver.limit_bytes
     fits, gained_s, (fewest, least), (most, largest) = 0, 0.0, (0, _bytes(whole)), (len(names) + 1, found.larger_bytes)
-    for _ in range(_MIXTURES):
+    for _ in range(MIXTURES):
         share = (limit - least) / (largest - least) if largest > least else 0.0
         number = min(int(fewest + share * (most - fewest)), most - 1)
-        if number <= fits or (fits and (number - fits) / fits * gained_s < _WORTH * whole.prediction.step_s):
+        if number <= fits or (fits and (number - fits) / fits * gained_s < WORTH * whole.prediction.step_s):
             return
         mixed = found.own.mixed(found.larger, frozenset(names[-number:]), home)
         tried = fitter.judged(whole, mixed)

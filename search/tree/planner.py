@@ -1,22 +1,19 @@
 """The search: every mesh, the best layouts on each, memory as a hard limit, baselines on the same terms.
 
 On one mesh, run in one way, the search is exact for two sums of compute and communication: without overlap, and with as
-much overlap as can be. The rest is not exact. Microbatches, recomputation and lifetimes are tuned one after the other
-(`search.tree.tuning`). Then values are kept or recomputed one by one (`search.tree.fitting`). The timeline, in which
-compute and communication overlap, judges all that was found, plans of all meshes and baselines alike. Its time has a
-bound (`search.exact.least`).
+much overlap as can be. The rest is not exact. Ways to run a graph are tried by queues (`search.tree.attempts`), the
+likeliest first. The timeline, in which compute and communication overlap, judges all that was found, plans of all
+meshes and baselines alike. Its time has a bound (`search.exact.least`).
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from copy import copy
-from dataclasses import replace
-from itertools import chain, groupby
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from math import inf
-from operator import itemgetter
 from typing import Unpack
 
 from shardwright.cost.clusters.cluster import Cluster
@@ -31,6 +28,7 @@ from shardwright.pcg.step.time import check_time
 from shardwright.search.choices.domain import CertifiedSplits
 from shardwright.search.choices.problem import NoLayoutsError
 from shardwright.search.collector import collector_paused
+from shardwright.search.effort import FAR, LITTLE, MOST_WHOLE, ORDERS
 from shardwright.search.exact.folding import Folded
 from shardwright.search.exact.solving import Candidate, Solver, different, rank
 from shardwright.search.plan import Alternative, Plan, Rewrite, SearchReport, fingerprint, most_frequent
@@ -39,33 +37,41 @@ from shardwright.search.request.options import SearchOptions, SearchWords
 from shardwright.search.request.pins import Pins
 from shardwright.search.request.spaces import Space
 from shardwright.search.rewrites.rewriting import Rewriter
+from shardwright.search.tree.attempts import Queue
 from shardwright.search.tree.blame import blamed
-from shardwright.search.tree.descent import Descent
-from shardwright.search.tree.fitting import LITTLE, Fitted, Fitter, by_block, may_keep_more
+from shardwright.search.tree.byhand import Strategy, by_people, by_people_in_sequence
+from shardwright.search.tree.fitting import Fitted, Fitter, by_block
 from shardwright.search.tree.idle import asked_for, on_a_part, with_idle
+from shardwright.search.tree.meshes import Meshes
+from shardwright.search.tree.phases import Phases
 from shardwright.search.tree.remedies import remedied, remedies
 from shardwright.search.tree.spreading import said_by_block, sent_in_pieces, spread_out, stored_by_stage
-from shardwright.search.tree.staging import Stager
-from shardwright.search.tree.tuning import Progress, Tuner, named
+from shardwright.search.tree.staging import Stages, StagesByHand
+from shardwright.search.tree.ways import Progress, Way, Ways, named
 from shardwright.substitutions.equations import Equation
 
 _Way = tuple[str, Mesh, Execution, tuple[Rewrite, ...]]
-_MOST_WHOLE = 4
-"""The most plans that are laid out and judged on the whole graph, because an estimate says that they are faster. Each
-takes as long as ten tries.
-"""
-_MOST_ORDERS = 2
-"""The number of other orders in which a plan with stages is judged with lifetimes by stage."""
-_NEAR = 1.03
-"""The factor on the best plan's step up to which another order is judged so: it saved 2.4 % at most."""
-_MOST_NESTED = 2
-"""The number of meshes cut from the likeliest ones on which three axes are tried."""
-_BEHIND = 1.25
-"""The factor on the best step from which the best plan of a mesh gains less by a third axis."""
-_FAR = 1.03
-"""The factor on an equal share of all work from which stages are tried unasked, by the best plan's step. Below it they
-hardly ever gain, as they idle and exchange messages themselves.
-"""
+
+
+@dataclass
+class _Attempted:
+    """What the queues of a search found: the best `own` plans of each kind, those by hand, and all that may be best."""
+
+    queues: list[Queue] = field(default_factory=list)
+    own: list[Candidate] = field(default_factory=list)
+    by_hand: list[Candidate] = field(default_factory=list)
+    rivals: list[Candidate] = field(default_factory=list)
+
+    @property
+    def fits(self) -> list[Fitted]:
+        """The plans of which it was decided what they keep."""
+        return [fitted for queue in self.queues for fitted in queue.fits]
+
+    def tried(self, ways: Ways) -> list[Candidate]:
+        """Return all layouts that were solved, in every order of stages; under a request, those that keep to it."""
+        attempts = chain.from_iterable(queue.solved for queue in self.queues)
+        known = [] if ways.pins.guided else ways.known.values()
+        return [*known, *(plan for attempt in attempts for plan in attempt.plans)]
 
 
 class Planner:
@@ -154,7 +160,7 @@ class Planner:
         asked, mesh = replace(options, time_limit_s=None), options.mesh
 
         def planned(cluster: Cluster) -> Plan:
-            return self._on(cluster)._plan(graph, model, asked, spaces, compared, stop, by_hand=by_hand)
+            return self._plan(self._solver(cluster), graph, model, asked, spaces, compared, stop, by_hand=by_hand)
 
         given = mesh is not None or spaces is not None or asked.stages not in (None, 1, "auto")
         if isinstance(asked.stages, tuple) and sum(asked.stages) < self.cluster.num_devices:
@@ -176,23 +182,13 @@ class Planner:
         seconds = round(time.perf_counter() - start, 3)
         return replace(best, report=replace(best.report, seconds=seconds, stopped=stop.reason))
 
-    def _on(self, cluster: Cluster) -> Planner:
-        """Return a planner that searches in the same way, on this cluster."""
-        if cluster == self.cluster:
-            return self
-        own = copy(self)
-        own.cluster, own.solver = cluster, Solver(cluster, self.certified)
-        own.limit_bytes = own.solver.limit_bytes
-        return own
+    def _solver(self, cluster: Cluster) -> Solver:
+        """Return a solver for a cluster; that for the planner's own knows what it has solved."""
+        return self.solver if cluster == self.cluster else Solver(cluster, self.certified)
 
-    def _solver(self, kept: Pins, stop: Stop) -> Solver:
-        """Return a solver for the memory that is asked for, which gives up where the search has to end."""
-        solver = self.solver if kept.memory_bytes is None else self.solver.within(kept.memory_bytes)
-        return solver.until(stop.check)
-
-    def _pins(self, graph: Graph, asked: SearchOptions, spaces: Sequence[Space] | None) -> Pins:
+    def _pins(self, cluster: Cluster, graph: Graph, asked: SearchOptions, spaces: Sequence[Space] | None) -> Pins:
         """Return the checked request, without pipeline stages where the graph does not run in them."""
-        kept = Pins.of(graph, self.cluster, asked, spaces)
+        kept = Pins.of(graph, cluster, asked, spaces)
         if not kept.staged or (problem := not_run(graph, self.execution.base)) is None:
             return kept
         if not kept.spaces:
@@ -200,96 +196,121 @@ class Planner:
         return replace(kept, staged={})
 
     def _plan(
-        self, graph: Graph, model: str, asked: SearchOptions, spaces: Sequence[Space] | None, compared: bool,
-        stop: Stop, *, by_hand: bool = False,
+        self, solver: Solver, graph: Graph, model: str, asked: SearchOptions, spaces: Sequence[Space] | None,
+        compared: bool, stop: Stop, *, by_hand: bool = False,
     ) -> Plan:  # fmt: skip
-        """Return the best plan on all devices."""
-        start = time.perf_counter()
-        kept = self._pins(graph, asked, spaces)
-        solver = self._solver(kept, stop)
-        tuner = Tuner(solver, graph, self.execution, kept, self.progress)
-        compared &= self.cluster.num_devices > 1 and not (tuner.folded.is_large and tuner.nothing_fits)
-        alternatives = list(stop.within(tuner.baselines())) if compared else []
-        num_by_hand, needed = len(tuner.tried), kept.guided or not alternatives
+        """Return the best plan on all devices of the solver's cluster."""
+        phases, kept = Phases(self.progress), self._pins(solver.cluster, graph, asked, spaces)
+        solver = (solver if kept.memory_bytes is None else solver.within(kept.memory_bytes)).until(stop.check)
+        ways = Ways(solver, graph, self.execution, kept, self.progress)
+        zeros = kept.spaces[0].zeros if spaces is not None and kept.spaces else ZEROS
+        fitter = Fitter(solver, ways.folded, values=kept.recompute is None and not by_hand, zeros=zeros)
         try:
-            searched = tuner.by_hand() if by_hand else tuner.searched(alternatives)
-            found = list(stop.within(searched, needed=needed)) if kept.spaces else []
+            found = self._attempted(ways, fitter, phases, stop, compared=compared, by_hand=by_hand)
         except NoLayoutsError as error:
-            raise blamed(error, graph, asked, tuner) from error
-        tried = [tuner.tried[num_by_hand:] if kept.guided else list(tuner.tried)]
-        if compared:
-            alternatives += stop.within(tuner.sequence_baselines())
-            shared = () if kept.guided else groupby(tuner.tried[len(tried[0]) :], key=lambda c: c.name)
-            tried += [list(own) for _, own in shared]
-        pool = found if kept.guided else [*found, *alternatives]
-        zeros = kept.spaces[0].zeros if spaces is not None else ZEROS
-        fitter = Fitter(solver, tuner.folded, values=kept.recompute is None and not by_hand, zeros=zeros)
-        fits, on_the_way = ([], []) if by_hand else _kept(fitter, tuner, tried, stop, any(c.fits for c in pool))
-        tried.append(on_the_way)
-        staged, beside, megatrons = self._staged(tuner, pool, fits, stop, needed=not found, compared=compared)
-        if staged:
-            pool = [*staged, *(megatrons if spaces is None and not (kept.mesh or kept.limits) else ()), *pool]
-            found, tried, alternatives = [*found, *staged], [*tried, beside], [*alternatives, *megatrons]
-            fits += _fits(fitter, [beside], stop)
-        elif not found and needed:
-            raise blamed(tuner.refused, graph, asked, tuner)
-        if finer := list(stop.within(tuner.nested(_likeliest(fits, pool, solver.limit_bytes)))):
-            pool, found, tried = [*finer, *pool], [*found, *finer], [*tried, finer]
-            fits += _fits(fitter, [finer], stop)
-        rewriter = Rewriter(solver, graph, tuner.folded, {} if by_hand else self.rules)
-        rewritten = self._rewritten(rewriter, list(chain.from_iterable(tried)), fits, stop)
-        fits += _fits(fitter, [rewritten], stop)
+            raise blamed(error, graph, asked, ways) from error
+        rewriter = Rewriter(solver, graph, ways.folded, {} if by_hand else self.rules)
+        rewritten = self._rewritten(rewriter, found.tried(ways), found.fits, stop, phases)
+        fits = [*found.fits, *phases("kept of rewritten plans", stop.within(fitter.best(rewritten)))]
         best_last = sorted(fits, key=lambda f: rank(f.candidate), reverse=True)
-        fitted, pool = {_way(f.candidate): f for f in best_last}, [*pool, *rewritten]
-        ranked = sorted([*(f.candidate for f in fitted.values()), *pool], key=rank)
-        best, whole = self._finished(rewriter, fitter, fitted, ranked, stop)
-        chosen, best = self._by_stage(rewriter, best, whole, ranked, zeros, stop)
+        fitted = {_way(f.candidate): f for f in best_last}
+        ranked = sorted([*(f.candidate for f in fitted.values()), *found.rivals, *rewritten], key=rank)
+        best, whole = self._finished(rewriter, fitter, fitted, ranked, stop, phases)
+        chosen, best = self._by_stage(rewriter, best, whole, ranked, zeros, stop, phases)
         if best.mesh.num_microbatches > 1:
             check_time(best.graph, best.execution)
         if kept.guided and not stop.reached:
-            whole |= self._rivals(rewriter, best, alternatives)
-        costed = list({_way(c): whole.get(_way(c), c) for c in [*alternatives, *found]}.values())
+            whole |= self._rivals(rewriter, best, found.by_hand)
+        costed = list({_way(c): whole.get(_way(c), c) for c in [*found.by_hand, *found.own]}.values())
+        with phases.timed("bound"):
+            bound_s = self._bound_s(ways, best, found.own if kept.guided else costed)
         report = SearchReport(
-            round(time.perf_counter() - start, 3),
-            len({space.mesh.sizes for space in tuner.spaces_like(best.execution)}),
-            self._bound_s(tuner, best, found if kept.guided else costed),
+            phases.seconds,
+            len({space.mesh.sizes for space in ways.spaces_like(best.execution)}),
+            bound_s,
             solver.limit_of(best.prediction.device_bytes),
             best.rewrites,
-            tuner.obstacle,
-            () if best.fits or stop.reached else remedies(graph, best, tuner),
+            ways.obstacle,
+            () if best.fits or stop.reached else remedies(graph, best, ways),
             stop.reason,
+            sum(queue.left for queue in found.queues),
         )
         return Plan(
-            best.graph, self.cluster, model, fingerprint(graph), best.prediction,
-            _others(chosen, costed, {} if stop.reached or tuner.folded.is_large else remedied(costed, tuner)),
+            best.graph, solver.cluster, model, fingerprint(graph), best.prediction,
+            _others(chosen, costed, {} if stop.reached else remedied(costed, ways)),
             report, best.execution, asked,
         )  # fmt: skip
 
-    def _staged(
-        self, tuner: Tuner, pool: Sequence[Candidate], fits: Sequence[Fitted], stop: Stop, *, needed: bool,
-        compared: bool,
-    ) -> tuple[list[Candidate], list[Candidate], list[Candidate]]:  # fmt: skip
-        """Return the best plan of each number of stages that may win, all that was tried of these, and one by hand.
+    def _attempted(
+        self, ways: Ways, fitter: Fitter, phases: Phases, stop: Stop, *, compared: bool, by_hand: bool
+    ) -> _Attempted:
+        """Return what the queues found. Raises `NoLayoutsError` where nothing has layouts that can be run."""
+        kept, found = ways.pins, _Attempted()
+        compared &= ways.solver.cluster.num_devices > 1 and not (ways.effort.is_least and ways.nothing_fits)
+        people = phases("plans by hand", stop.within(by_people(ways) if compared else ()))
+        if not kept.guided:  # else what was not asked for is no rival
+            found.by_hand += people
+        needed, goes_on = not found.by_hand, not (kept.guided or by_hand)
+        meshes: Queue = Strategy(ways, kept.spaces) if by_hand else Meshes(ways, fitter, kept.spaces)
+        if isinstance(meshes, Meshes) and goes_on:
+            meshes.go_on_from(_likeliest(ways))
+        found.queues.append(meshes)
+        _ran(phases("meshes", stop.within(meshes.run(), needed=needed)))
+        if kept.spaces and not meshes.solved and not any(c.fits for c in found.by_hand):
+            raise ways.refused
+        found.by_hand += people
+        if compared:
+            by_sequence = by_people_in_sequence(ways, ways.fastest_s)
+            found.by_hand += phases("plans by hand that share the sequence", stop.within(by_sequence))
+        if isinstance(meshes, Meshes) and goes_on:
+            meshes.go_on_from(_likeliest(ways))
+            _ran(phases("meshes of plans by hand", stop.within(meshes.run())))
+        found.own += sorted(meshes.bests(ways.searched), key=rank)[:1] if by_hand else meshes.bests(ways.searched)
+        found.rivals += found.own if kept.guided else [*found.own, *found.by_hand]
+        fastest_s = _fastest_s(meshes.fits, found.rivals, ways.solver.limit_bytes)
+        if self._may_pay(ways, fastest_s):
+            self._try_stages(ways, fitter, fastest_s, found, phases, stop, compared=compared)
+        if not found.own and needed:
+            raise ways.refused
+        return found
+
+    def _try_stages(
+        self, ways: Ways, fitter: Fitter, fastest_s: float, found: _Attempted, phases: Phases, stop: Stop,
+        *, compared: bool,
+    ) -> None:  # fmt: skip
+        """Add plans with stages, and the one by hand that they are compared with."""
+        stages = Stages(ways, fitter, fastest_s)
+        found.queues.append(stages)
+        _ran(phases("stages", stop.within(stages.run(), needed=not found.own)))
+        bests = stages.bests_by(lambda way: way.space.pipeline)
+        found.own += bests
+        found.rivals += [*bests, *(plan for attempt in stages.solved for plan in attempt.plans)]
+        if bests and compared:
+            by_hand = StagesByHand(ways, stages)
+            _ran(phases("stages by hand", stop.within(by_hand.run())))
+            best = sorted(by_hand.bests(), key=rank)[:1]
+            found.by_hand += best
+            kept = ways.pins  # where only the number of stages is asked for, this is what is asked for too
+            found.rivals += best if not (kept.guided and (kept.mesh or kept.limits or kept.spaces)) else ()
+
+    def _may_pay(self, ways: Ways, fastest_s: float) -> bool:
+        """Return whether stages are tried: `fastest_s` is the step of the best plan without them.
 
         Where no stages are asked for, they are tried if no known plan fits, if devices are unlike, or if the best plan
         takes so much longer than its work that stages may save some of the rest. The last reason is none on CPUs: a
         stage that waits leaves memory bandwidth to others, which the timeline does not know of.
         """
-        limit_bytes = tuner.solver.limit_bytes
-        fastest_s = _fastest_s(fits, pool, limit_bytes)
-        may_be_far = self.cluster.device.kind != "cpu" and not tuner.folded.is_large
-        is_far = may_be_far and fastest_s > _FAR * tuner.ideal_s(tuner.modes[0])
-        unasked = tuner.pins.asked.stages is None and not self.cluster.parts
-        if unasked and ((fastest_s < inf and not is_far) or (fastest_s == inf and tuner.nothing_fits)):
-            return [], [], []
-        stager = Stager(tuner, fastest_s)
-        plans = stop.within(stager.plans(), needed=needed)
-        found = {(c.execution.schedule.num_stages, c.execution.schedule.stage_sizes): c for c in plans}
-        by_hand = list(stop.within(stager.by_hand()))[-1:] if found and compared else []
-        return list(found.values()), stager.tried, list(map(tuner.told, by_hand))
+        if not ways.pins.staged:
+            return False
+        if ways.pins.asked.stages is not None or ways.solver.cluster.parts:
+            return True
+        if fastest_s == inf:
+            return not ways.nothing_fits
+        may_be_far = ways.solver.cluster.device.kind != "cpu" and ways.effort.unasked
+        return may_be_far and fastest_s > FAR * ways.ideal_s(ways.modes[0])
 
     def _rewritten(
-        self, rewriter: Rewriter, tried: Sequence[Candidate], fits: Sequence[Fitted], stop: Stop
+        self, rewriter: Rewriter, tried: Sequence[Candidate], fits: Sequence[Fitted], stop: Stop, phases: Phases
     ) -> list[Candidate]:
         """Return faster plans with rewrites, those of the fewest axes first.
 
@@ -299,19 +320,32 @@ class Planner:
         keeping = {id(c.solved): c for c in fastest_last}
         able = [c for c in tried if _order(c) == _order(keeping.get(id(c.solved), c))]
         estimates = {id(c): keeping[id(c.solved)].prediction.step_s for c in able if id(c.solved) in keeping}
-        found = sorted(stop.within(rewriter.best(able, estimates)), key=lambda c: len(c.mesh))
+        rewrites = phases("rewrites", stop.within(rewriter.best(able, estimates)))
+        found = sorted(rewrites, key=lambda c: len(c.mesh))
         self.places.update(rewriter.places)
         return found
 
     def _finished(
-        self, rewriter: Rewriter, fitter: Fitter, fitted: Mapping[_Way, Fitted], ranked: Sequence[Candidate], stop: Stop
+        self,
+        rewriter: Rewriter,
+        fitter: Fitter,
+        fitted: Mapping[_Way, Fitted],
+        ranked: Sequence[Candidate],
+        stop: Stop,
+        phases: Phases,
     ) -> tuple[Candidate, dict[_Way, Candidate]]:
         """Return the best plan of the whole graph, and all plans judged for it whose blocks keep the same."""
+        with phases.timed("whole graph"):
+            return self._of_all_blocks(rewriter, fitter, fitted, ranked, stop)
+
+    def _of_all_blocks(
+        self, rewriter: Rewriter, fitter: Fitter, fitted: Mapping[_Way, Fitted], ranked: Sequence[Candidate], stop: Stop
+    ) -> tuple[Candidate, dict[_Way, Candidate]]:
         apart = list(stop.within(self._apart(rewriter, fitter, fitted, {}, ranked[0])))
         whole = {_way(c): c for c in stop.within(self._whole(rewriter, ranked, apart), needed=not apart)}
         best = min([*apart, *whole.values()], key=rank)
         if not best.fits and any(c.fits for c in ranked):  # the estimate was too low
-            folded = Folded(rewriter.whole(best), is_large=fitter.folded.is_large)
+            folded = Folded(rewriter.whole(best), effort=fitter.folded.effort)
             again = Fitter(fitter.solver, folded, values=fitter.values, zeros=fitter.zeros).best([best])
             best = min([best, *(f.candidate for f in stop.within(again))], key=rank)
         if best not in apart:
@@ -323,13 +357,13 @@ class Planner:
     ) -> Iterator[Candidate]:
         """Yield the best candidates for the whole graph, which candidates for folded graphs estimate closely.
 
-        Once a plan fits, at most `_MOST_WHOLE` plans are solved in all. They have to be estimated faster than the best
+        Once a plan fits, at most `MOST_WHOLE` plans are solved in all. They have to be estimated faster than the best
         of these and of the `known` ones.
         """
         found: dict[_Way, Candidate] = {}
         for candidate in ranked:
             best = min([*known, *found.values()], key=rank, default=None)
-            if best and (_about(best) <= rank(candidate) or (best.fits and len(found) >= _MOST_WHOLE)):
+            if best and (_about(best) <= rank(candidate) or (best.fits and len(found) >= MOST_WHOLE)):
                 break
             if _way(candidate) in found:  # the same way, keeping less
                 continue
@@ -355,7 +389,7 @@ class Planner:
         if not best.fits:
             return
         best_s, about = best.prediction.step_s, {way: f.mixed_s(fitter.solver.limit_bytes) for way, f in fitted.items()}
-        for way in sorted(about, key=lambda way: about[way])[:_MOST_WHOLE]:
+        for way in sorted(about, key=lambda way: about[way])[:MOST_WHOLE]:
             is_plan = way == _way(best) and best_s == best.prediction.step_s and not best.folded
             if about[way] >= best_s * (1 - LITTLE) and not is_plan:
                 continue
@@ -368,7 +402,7 @@ class Planner:
 
     def _by_stage(
         self, rewriter: Rewriter, best: Candidate, whole: Mapping[_Way, Candidate], ranked: Sequence[Candidate],
-        zeros: Sequence[Zero], stop: Stop,
+        zeros: Sequence[Zero], stop: Stop, phases: Phases,
     ) -> tuple[_Way, Candidate]:  # fmt: skip
         """Return how the best plan was run, and the plan once each stage has its own blocks and lifetimes.
 
@@ -381,21 +415,23 @@ class Planner:
             return sent_in_pieces(solver, own)
 
         orders, near = {_order(best)}, list[Candidate]()
-        for other in ranked if best.fits and not rewriter.folded.is_large else ():
-            is_near = other.fits and other.prediction.step_s <= _NEAR * best.prediction.step_s
+        for other in ranked if best.fits else ():
+            is_near = other.fits and other.prediction.step_s <= ORDERS * best.prediction.step_s
             if is_near and other.execution.schedule.num_stages > 1 and _order(other) not in orders:
                 orders.add(_order(other))
                 near.append(other)
-        wholes = (whole.get(_way(c)) or (rewriter.again_whole(c) if c.folded else c) for c in near[:_MOST_ORDERS])
-        ways = [(_way(best), by_stage(best)), *((_way(c), by_stage(c)) for c in stop.within(wholes))]
+        del near[rewriter.folded.effort.orders :]
+        wholes = (whole.get(_way(c)) or (rewriter.again_whole(c) if c.folded else c) for c in near)
+        with phases.timed("by stage"):
+            ways = [(_way(best), by_stage(best)), *((_way(c), by_stage(c)) for c in stop.within(wholes))]
         return min(ways, key=lambda own: rank(own[1]))
 
     def _rivals(self, rewriter: Rewriter, best: Candidate, others: Sequence[Candidate]) -> dict[_Way, Candidate]:
         """Return plans beside the requested one, for the whole graph, where an estimate says that they are faster."""
         faster = sorted((c for c in others if c.folded and rank(c) < _about(best)), key=rank)
-        return {_way(c): rewriter.again_whole(c) for c in faster[:_MOST_WHOLE]}
+        return {_way(c): rewriter.again_whole(c) for c in faster[:MOST_WHOLE]}
 
-    def _bound_s(self, tuner: Tuner, best: Candidate, costed: Sequence[Candidate]) -> float:
+    def _bound_s(self, ways: Ways, best: Candidate, costed: Sequence[Candidate]) -> float:
         """Return `SearchReport.bound_s` for the way in which the plan is run.
 
         For values that are recomputed one by one, the bound is of a plan that keeps everything: recomputation adds to
@@ -409,7 +445,7 @@ class Planner:
             for c in (best, *costed)
             if c is best or ((c.mesh.num_microbatches, c.execution) == (many, execution) and not c.folded)
         ]
-        return min([tuner.bound_s(many, execution), *steps_s])
+        return min([ways.bound_s(many, execution), *steps_s])
 
 
 def _order(candidate: Candidate) -> tuple[str, int]:
@@ -425,45 +461,24 @@ def _alternative(c: Candidate, remedy: str) -> Alternative:
     return Alternative(c.name, c.mesh, c.prediction, c.fits, c.execution, most_frequent(c.graph), c.folded, remedy)
 
 
-def _fits(fitter: Fitter, groups: Sequence[Sequence[Candidate]], stop: Stop) -> Iterator[Fitted]:
-    """Yield plans with what they should keep, group after group, as only so many of each group are worth a look.
-
-    Of a large model, only plans that would be faster than all that fit.
-    """
-    fitting = (c.prediction.step_s for c in chain.from_iterable(groups) if c.fits and fitter.folded.is_large)
-    best_s = min(fitting, default=inf)
-    for group in groups:
-        for fitted in stop.within(fitter.best(filter(may_keep_more, group), best_s)):
-            best_s = min(best_s, fitted.candidate.prediction.step_s)
-            yield fitted
+def _ran(attempts: Iterable[object]) -> None:
+    """Run a queue to its end, or to the end of the search."""
+    for _ in attempts:
+        pass
 
 
-def _kept(
-    fitter: Fitter, tuner: Tuner, tried: Sequence[Sequence[Candidate]], stop: Stop, fits: bool
-) -> tuple[list[Fitted], list[Candidate]]:
-    """Return plans with what they should keep, and what was tried for them beside known plans, if one of these fits."""
-    if tuner.folded.is_large or not fits:
-        return list(_fits(fitter, tried, stop)), []
-    descent, pins = Descent(tuner, fitter), tuner.pins
-    others = () if pins.guided else (space for space, *_ in tuner.known)  # plans by hand too
-    found = stop.within(descent.plans(tuple(dict.fromkeys((*pins.spaces, *others)))))
-    return list(found), descent.tried
+def _likeliest(ways: Ways) -> list[Way]:
+    """Return the best way of each space that was solved, if it fits: the search goes on from plans by hand."""
+    found = dict[Space, Way]()
+    for way in sorted((way for way, c in ways.known.items() if c.fits), key=lambda way: rank(ways.known[way])):
+        found.setdefault(way.space, way)
+    return list(found.values())
 
 
 def _fastest_s(fits: Sequence[Fitted], pool: Sequence[Candidate], limit_bytes: int) -> float:
     """Return the step of the best plan that is known before the whole graph is solved; inf if none fits."""
     known_s = [c.prediction.step_s for c in pool if c.fits]
     return min(known_s + [f.mixed_s(limit_bytes) for f in fits if f.candidate.fits], default=inf)
-
-
-def _likeliest(fits: Sequence[Fitted], pool: Sequence[Candidate], limit_bytes: int) -> list[Candidate]:
-    """Return the best plans of the likeliest meshes, by what is known before the whole graph is solved."""
-    by_blocks = [((not f.candidate.fits, f.mixed_s(limit_bytes)), f.candidate) for f in fits]
-    known, found = sorted([*by_blocks, *((rank(c), c) for c in pool)], key=itemgetter(0)), dict[object, Candidate]()
-    for (unfit, measure), candidate in known:
-        if (unfit, measure) <= (known[0][0][0], _BEHIND * known[0][0][1]):
-            found.setdefault(candidate.mesh.devices.sizes, candidate)
-    return list(found.values())[:_MOST_NESTED]
 
 
 def _way(candidate: Candidate) -> _Way:

@@ -33,11 +33,10 @@ from shardwright.search.plan import Remedy, most_frequent
 from shardwright.search.request.pins import Pins
 from shardwright.search.request.restrict import DATA, EXPERT, FREE, ZERO
 from shardwright.search.request.spaces import microbatch_counts
-from shardwright.search.tree.tuning import Tuner, named
+from shardwright.search.tree.byhand import by_people
+from shardwright.search.tree.ways import Ways, named
 
 _LARGER = (2, 4, 8, 16)
-_MOST_REMEDIED = 3
-"""The most alternatives that do not fit for which a remedy is sought, the smallest ones."""
 _MOST_SOLVED = 2
 """The most larger clusters on which a plan's layouts are solved anew: a tenth of a second each for 80 layers."""
 _MOST_TIMES = 4
@@ -45,23 +44,23 @@ _MOST_TIMES = 4
 _BY_BATCH = (DATA, ZERO, EXPERT)
 
 
-def remedies(graph: Graph, best: Candidate, tuner: Tuner) -> tuple[Remedy, ...]:
+def remedies(graph: Graph, best: Candidate, ways: Ways) -> tuple[Remedy, ...]:
     """Return the changes after which the smallest plan, or another one, fits, the fastest first."""
-    solver, pins = tuner.solver, tuner.pins.by_hand
-    ways = (
-        _without_pins(best, tuner), _more_devices(graph, solver, pins, tuner), _smaller_batch(tuner),
+    solver, pins = ways.solver, ways.pins.by_hand
+    changes = (
+        _without_pins(best, ways), _more_devices(graph, solver, pins, ways), _smaller_batch(ways),
         _offload(best, solver),
     )  # fmt: skip
-    return tuple(sorted((found for way in ways for found in way), key=lambda remedy: remedy.step_s))
+    return tuple(sorted((found for change in changes for found in change), key=lambda remedy: remedy.step_s))
 
 
-def _without_pins(best: Candidate, tuner: Tuner) -> Iterator[Remedy]:
+def _without_pins(best: Candidate, ways: Ways) -> Iterator[Remedy]:
     """Yield plans on the same devices that fit where more memory or other layouts may be used."""
-    if tuner.solver.limit_bytes < safe_bytes(tuner.solver.cluster.device.memory_bytes):
-        known = (c for c in (best, *tuner.tried) if _fits_the_device(c))
+    if ways.solver.limit_bytes < safe_bytes(ways.solver.cluster.device.memory_bytes):
+        known = (c for c in (best, *ways.known.values()) if _fits_the_device(c))
         if (fastest := min(known, key=lambda c: c.prediction.step_s, default=None)) is not None:
             yield Remedy(f"{named(fastest)}, without the pin of memory", fastest.prediction.step_s)
-    free = min((c for c in tuner.tried if tuner.pins.limits and not c.limits), key=rank, default=None)
+    free = min((c for c in ways.known.values() if ways.pins.limits and not c.limits), key=rank, default=None)
     if free is not None and free.fits:
         yield Remedy(f"{free.name}, without the pins", free.prediction.step_s)
 
@@ -73,12 +72,12 @@ def _fits_the_device(c: Candidate) -> bool:
     return in_loop and c.prediction.memory.total_bytes <= safe_bytes(c.prediction.device_bytes)
 
 
-def _more_devices(graph: Graph, solver: Solver, pins: Pins, tuner: Tuner) -> Iterator[Remedy]:
+def _more_devices(graph: Graph, solver: Solver, pins: Pins, ways: Ways) -> Iterator[Remedy]:
     for times in _LARGER:
         larger = _larger(solver.cluster, times)
         if larger is None:
             return
-        found = _by_hand(graph, larger, solver.certified, pins, tuner)
+        found = _by_hand(graph, larger, solver.certified, pins, ways)
         if found is not None:
             yield Remedy(f"{larger.num_devices} devices", found.prediction.step_s)
             return
@@ -92,34 +91,34 @@ def _larger(cluster: Cluster, times: int) -> Cluster | None:
     return replace(cluster, levels=(*cluster.levels[:-1], replace(last, size=times * last.size)))
 
 
-def _by_hand(graph: Graph, cluster: Cluster, certified: CertifiedSplits, pins: Pins, like: Tuner) -> Candidate | None:
+def _by_hand(graph: Graph, cluster: Cluster, certified: CertifiedSplits, pins: Pins, like: Ways) -> Candidate | None:
     """Return the first plan that fits of those that people choose by hand: these are quickly found."""
     solver = Solver(cluster, certified)
     if pins.memory_bytes is not None:
         solver = solver.within(pins.memory_bytes)
-    tuner = Tuner(solver, graph, like.execution, pins, lambda message: None)
-    return next((found for found in tuner.baselines(able=True) if found.fits), None)
+    ways = Ways(solver, graph, like.execution, pins, lambda message: None)
+    return next((found for found in by_people(ways, able=True) if found.fits), None)
 
 
-def _smaller_batch(tuner: Tuner) -> Iterator[Remedy]:
+def _smaller_batch(ways: Ways) -> Iterator[Remedy]:
     """Yield a smaller batch that fits, where the batch cannot be cut into microbatches; else that has been tried."""
-    size, n = tuner.pins.size, tuner.solver.cluster.num_devices
-    for count in microbatch_counts(size)[1:] if tuner.obstacle else ():
+    size, n = ways.pins.size, ways.solver.cluster.num_devices
+    for count in microbatch_counts(size)[1:] if ways.obstacle else ():
         mesh = over_time(Mesh(("dp",), (n,)), count)
-        for mode in tuner.modes:
-            execution = replace(tuner.execution, recompute=mode)
-            found = _solved(tuner, mesh, execution)
+        for mode in ways.modes:
+            execution = replace(ways.execution, recompute=mode)
+            found = _solved(ways, mesh, execution)
             if found is None:
                 continue
-            if tuner.solver.fits(found.prediction) and size // count % n == 0:
+            if ways.solver.fits(found.prediction) and size // count % n == 0:
                 yield Remedy(f"a batch of {size // count} in place of {size}", found.prediction.step_s / count)
                 return
 
 
-def _solved(tuner: Tuner, mesh: Mesh, execution: Execution) -> Candidate | None:
+def _solved(ways: Ways, mesh: Mesh, execution: Execution) -> Candidate | None:
     """Return ZeRO-3 on this mesh, if it has layouts."""
     try:
-        return tuner.solver.solve(tuner.folded, mesh, (ZERO,), "remedy", execution)
+        return ways.solver.solve(ways.folded, mesh, (ZERO,), "remedy", execution)
     except NoLayoutsError:
         return None
 
@@ -137,30 +136,32 @@ def _offload(best: Candidate, solver: Solver) -> Iterator[Remedy]:
 # ---- of plans that it is compared with ----
 
 
-def remedied(costed: Sequence[Candidate], tuner: Tuner) -> Mapping[int, str]:
+def remedied(costed: Sequence[Candidate], ways: Ways) -> Mapping[int, str]:
     """Return, by identity, the cheapest change with which each of the smallest plans that do not fit would fit."""
-    unfit = sorted((c for c in costed if not c.fits), key=rank)[:_MOST_REMEDIED]
-    larger = _Larger(tuner)
-    return {id(c): cheapest(c, tuner, larger) for c in unfit}
+    unfit = sorted((c for c in costed if not c.fits), key=rank)[: ways.effort.remedies]
+    larger = _Larger(ways)
+    return {id(c): cheapest(c, ways, larger) for c in unfit}
 
 
-def cheapest(candidate: Candidate, tuner: Tuner, larger: _Larger) -> str:
+def cheapest(candidate: Candidate, ways: Ways, larger: _Larger) -> str:
     """Return the change with which a plan would fit: `with ZeRO-3`, `on 512 devices`; "" where none near is known.
 
     The smallest change comes first: how the same layouts are run, the batch, more machines, offload, larger devices.
     """
-    ways = (
-        _run_otherwise(candidate, tuner), _in_microbatches(candidate, tuner), _on_a_batch(candidate, tuner),
-        larger.fitting(candidate), _offloaded(candidate, tuner),
+    changes = (
+        _run_otherwise(candidate, ways), _in_microbatches(candidate, ways), _on_a_batch(candidate, ways),
+        larger.fitting(candidate), _offloaded(candidate, ways),
     )  # fmt: skip
     needed_bytes = ceil(candidate.prediction.memory.total_bytes / SAFE_SHARE)
     is_near = needed_bytes <= _MOST_TIMES * candidate.prediction.device_bytes
-    return next((found for way in ways for found in way), f"on devices of {said(needed_bytes)}" if is_near else "")
+    return next(
+        (found for change in changes for found in change), f"on devices of {said(needed_bytes)}" if is_near else ""
+    )
 
 
-def _run_otherwise(c: Candidate, tuner: Tuner) -> Iterator[str]:
+def _run_otherwise(c: Candidate, ways: Ways) -> Iterator[str]:
     """Yield ways to run the same layouts: with more recomputation, or with weights gathered for every use."""
-    solver, repeats = tuner.solver, tuner.folded.repeats if c.folded else {}
+    solver, repeats = ways.solver, ways.folded.repeats if c.folded else {}
     if isinstance(c.execution.recompute, str):
         for mode in RECOMPUTES[RECOMPUTES.index(c.execution.recompute) + 1 :]:
             with suppress(PlanError):
@@ -174,25 +175,25 @@ def _run_otherwise(c: Candidate, tuner: Tuner) -> Iterator[str]:
             yield "with ZeRO-3"
 
 
-def _in_microbatches(c: Candidate, tuner: Tuner) -> Iterator[str]:
+def _in_microbatches(c: Candidate, ways: Ways) -> Iterator[str]:
     """Yield as many microbatches as leave every device an example, where another number was asked for."""
-    if tuner.pins.microbatches is None or tuner.obstacle or FREE in c.roles:
+    if ways.pins.microbatches is None or ways.obstacle or FREE in c.roles:
         return
     degree, devices = _data_degree(c), _devices(c)
-    counts = [n for n in microbatch_counts(tuner.pins.size) if tuner.pins.size // n % degree == 0]
+    counts = [n for n in microbatch_counts(ways.pins.size) if ways.pins.size // n % degree == 0]
     if counts and counts[-1] > c.mesh.num_microbatches:
-        found = _alike(c, tuner.solver, tuner, over_time(devices, counts[-1]))
+        found = _alike(c, ways.solver, ways, over_time(devices, counts[-1]))
         if found is not None and found.fits:
             yield f"in {counts[-1]} microbatches"
 
 
-def _on_a_batch(c: Candidate, tuner: Tuner) -> Iterator[str]:
+def _on_a_batch(c: Candidate, ways: Ways) -> Iterator[str]:
     """Yield a batch with one example per device, if the plan would fit by what it keeps.
 
     Only where the batch does not divide, and devices have more than one example.
     """
     degree, count = _data_degree(c), c.mesh.num_microbatches
-    examples = tuner.pins.size // count
+    examples = ways.pins.size // count
     if examples < 2 or examples % degree == 0:
         return
     for role, extent in zip(c.roles, _devices(c).sizes, strict=True):
@@ -200,37 +201,37 @@ def _on_a_batch(c: Candidate, tuner: Tuner) -> Iterator[str]:
     memory = c.prediction.memory
     values = memory.activations_bytes + memory.temporary_bytes + memory.slack_bytes
     used_bytes = memory.total_bytes - values * (1 - 1 / examples)
-    if used_bytes <= tuner.solver.limit_of(c.prediction.device_bytes):
+    if used_bytes <= ways.solver.limit_of(c.prediction.device_bytes):
         yield f"with a batch of {degree * count}"
 
 
-def _offloaded(c: Candidate, tuner: Tuner) -> Iterator[str]:
-    if tuner.solver.cluster.device.kind == "cpu" or c.execution.schedule.num_stages > 1:
+def _offloaded(c: Candidate, ways: Ways) -> Iterator[str]:
+    if ways.solver.cluster.device.kind == "cpu" or c.execution.schedule.num_stages > 1:
         return
-    repeats = tuner.folded.repeats if c.folded else {}
+    repeats = ways.folded.repeats if c.folded else {}
     with suppress(PlanError):
-        if tuner.solver.fits(tuner.solver.predicted(c.graph, c.execution.assuming(stored=Fate.HOST), repeats)):
+        if ways.solver.fits(ways.solver.predicted(c.graph, c.execution.assuming(stored=Fate.HOST), repeats)):
             yield "with activations offloaded to the host's memory (costed, not run)"
 
 
 class _Larger:
     """Clusters of more machines, on which plans are laid out in the same way along longer axes."""
 
-    def __init__(self, tuner: Tuner) -> None:
-        self.tuner, self._solvers = tuner, dict[int, Solver]()
+    def __init__(self, ways: Ways) -> None:
+        self.ways, self._solvers = ways, dict[int, Solver]()
 
     def fitting(self, c: Candidate) -> Iterator[str]:
         """Yield more devices along the outermost axis; clusters are left out on which the plan cannot shrink enough."""
         if FREE in c.roles or c.roles[0] not in _BY_BATCH or c.limits or c.execution.schedule.stage_sizes:
             return
-        likely = [times for times in _LARGER if self._least_bytes(c, times) <= self.tuner.solver.limit_bytes]
+        likely = [times for times in _LARGER if self._least_bytes(c, times) <= self.ways.solver.limit_bytes]
         for times in likely[:_MOST_SOLVED]:
             solver = self._solver(times)
             if solver is None:
                 return
             devices = _devices(c)
             wider = Mesh(devices.names, (times * devices.sizes[0], *devices.sizes[1:]))
-            found = _alike(c, solver, self.tuner, over_time(wider, c.mesh.num_microbatches))
+            found = _alike(c, solver, self.ways, over_time(wider, c.mesh.num_microbatches))
             if found is not None and found.fits:
                 yield f"on {solver.cluster.num_devices} devices"
 
@@ -238,24 +239,24 @@ class _Larger:
         """Return the least that is left of a plan's memory with so many times the devices."""
         memory, share = c.prediction.memory, 1 - 1 / times
         sharded = memory.stored_bytes if c.roles[0] == ZERO else 0
-        divides = self.tuner.pins.size // c.mesh.num_microbatches % (times * _data_degree(c)) == 0
+        divides = self.ways.pins.size // c.mesh.num_microbatches % (times * _data_degree(c)) == 0
         values = memory.activations_bytes + memory.temporary_bytes + memory.slack_bytes if divides else 0
         return memory.total_bytes - share * (sharded + values)
 
     def _solver(self, times: int) -> Solver | None:
         if times not in self._solvers:
-            cluster = _larger(self.tuner.solver.cluster, times)
+            cluster = _larger(self.ways.solver.cluster, times)
             if cluster is None:
                 return None
-            self._solvers[times] = Solver(cluster, self.tuner.solver.certified).within(self.tuner.solver.limit_bytes)
+            self._solvers[times] = Solver(cluster, self.ways.solver.certified).within(self.ways.solver.limit_bytes)
         return self._solvers[times]
 
 
-def _alike(c: Candidate, solver: Solver, tuner: Tuner, mesh: Mesh) -> Candidate | None:
+def _alike(c: Candidate, solver: Solver, ways: Ways, mesh: Mesh) -> Candidate | None:
     """Return a plan with the same roles, run in the same way, on another mesh, or None where there is none."""
     with suppress(PlanError):
         run = c.execution.scheduled(split=(), recompute_by_stage=())
-        found = solver.solve(tuner.folded, mesh, c.roles, c.name, run, (c.lifetimes,), c.priced, limits=c.limits)
+        found = solver.solve(ways.folded, mesh, c.roles, c.name, run, (c.lifetimes,), c.priced, limits=c.limits)
         if mesh.num_microbatches > 1:
             check_time(found.graph, found.execution)
         return found

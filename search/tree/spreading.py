@@ -23,11 +23,9 @@ from shardwright.pcg.step.operations import Operations
 from shardwright.pcg.step.recompute import BlockRecompute, Recompute
 from shardwright.pcg.step.sections import sections, spread
 from shardwright.pcg.step.time import as_run
+from shardwright.search.effort import MOST_SPREADS
 from shardwright.search.exact.keeping import Keeping
 from shardwright.search.exact.solving import Candidate, Solver, different, rank
-
-_MOST_SPREADS = 4
-"""The most spreads of a plan's blocks: each is judged, and says what the next one may use."""
 
 
 def spread_out(
@@ -47,7 +45,7 @@ def spread_out(
     limits = solver.stage_limits(run, found.mesh)
     programs, best = solver.programs(found.graph, repeats), (inf, inf)
     run = chosen = run if run.schedule.split else programs.spread(run)
-    for _ in range(_MOST_SPREADS):
+    for _ in range(MOST_SPREADS):
         timeline = simulate(programs.program(run))
         room = [limit - s.memory.total_bytes for limit, s in zip(limits, timeline.stages, strict=True)]
         fits, measure = min(room) >= 0, (max(0.0, -min(room)), timeline.step_s)

@@ -26,12 +26,16 @@ ASKED: list[Mapping[str, Any]] = [
 ]  # fmt: skip
 
 
+COSTED = list[tuple[Candidate, float]]()
+"""By all solvers of a search."""
+
+
 class Recorded(Solver):
     """A solver that notes every plan it finishes: the way it is run, and the sum by the search's model."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.costed = list[tuple[Candidate, float]]()
+        self.costed = COSTED
 
     def _finish(self, draft: Any, folded: Folded, zeros: Any) -> Candidate:
         found = super()._finish(draft, folded, zeros)

@@ -67,9 +67,9 @@ def test_a_rewritten_graph_is_known_by_what_it_computes() -> None:
     assert all_blocks is not None
     assert difference(materialize(all_blocks, new.solved[1], every_choice).erased(), whole) is None
     assert unfolded(problem, fold(serial), serial) is None
-    num_problems = len(found.solver._problems)
+    num_problems = len(found.solver.known.problems)
     assert found.again_whole(new).rewrites == new.rewrites
-    assert len(found.solver._problems) == num_problems
+    assert len(found.solver.known.problems) == num_problems
 
 
 def test_what_the_first_copy_reads_in_other_layouts_is_handed_on_in_them() -> None:

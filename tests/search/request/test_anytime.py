@@ -11,9 +11,10 @@ from shardwright.pcg.checks import FieldError
 from shardwright.pcg.mesh import Mesh
 from shardwright.reports.plan import PlanReport
 from shardwright.search.check import check_plan
+from shardwright.search.exact.solving import Candidate
 from shardwright.search.request.anytime import Stop
 from shardwright.search.tree.planner import Planner
-from shardwright.search.tree.tuning import Tuner
+from shardwright.search.tree.ways import Way, Ways
 from tests.search.graphs import blocks, cluster, every_choice
 
 
@@ -89,17 +90,18 @@ def test_a_plan_that_was_stopped_says_so_and_is_bounded_over_all_meshes(monkeypa
         said = "ended by the time limit of 1e-06 s before it was through, may have left out some"
         assert said in " ".join(str(PlanReport(early)).split())
     assert early.report.num_meshes == 1
-    ways, searched = Tuner.ways, list[object]()
+    solved, searched = Ways.solved, list[object]()
 
-    def ended(tuner: Tuner, space: object, *how: object, **options: object) -> Iterator[object]:
-        searched.extend([space] if "search" in getattr(space, "name", "") else [])
+    def ended(ways: Ways, way: Way) -> Candidate:
+        searched.extend([way.space] if "search" in way.space.name and way.space not in searched else [])
         if len(searched) == 2:
             raise KeyboardInterrupt
-        yield from ways(tuner, space, *how, **options)  # type: ignore[arg-type]
+        return solved(ways, way)
 
-    monkeypatch.setattr(Tuner, "ways", ended)
+    monkeypatch.setattr(Ways, "solved", ended)
     stopped = planner.plan(graph)
     assert stopped.report.stopped == "Ctrl-C"
+    assert stopped.report.left > whole.report.left == 0
     assert stopped.report.bound_s == pytest.approx(whole.report.bound_s)
     of_meshes = [{a.name for a in p.alternatives if "search" in a.name} for p in (stopped, whole)]
     assert len(of_meshes[0]) <= 1 < len(of_meshes[1])

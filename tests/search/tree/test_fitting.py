@@ -28,7 +28,7 @@ from shardwright.search.tree.fitting import Fitted, Fitter, _Walk, by_block
 from shardwright.search.tree.planner import _way
 from tests.each import each
 from tests.search.graphs import branched, every_choice
-from tests.search.tree.test_tuning import limited, planner
+from tests.search.tree.test_ways import limited, planner
 
 
 class Mlp(nn.Module):

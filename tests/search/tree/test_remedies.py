@@ -23,31 +23,31 @@ from shardwright.search.request.options import SearchOptions
 from shardwright.search.request.pins import Pins
 from shardwright.search.tree.planner import Planner
 from shardwright.search.tree.remedies import remedied
-from shardwright.search.tree.tuning import Tuner
+from shardwright.search.tree.ways import Ways
 from tests.search.graphs import blocks, cluster, every_choice, mlp
 
 BLOCKS, WEIGHTS = blocks(16, 64, layers=4, seq=16), mlp(64, 128, 256, layers=4)
 
 
-def tuned(graph: Graph, devices: int = 4, **asked: Any) -> Tuner:
+def tuned(graph: Graph, devices: int = 4, **asked: Any) -> Ways:
     own = cluster(devices)
-    return Tuner(
+    return Ways(
         Solver(own, every_choice), graph, Execution(), Pins.of(graph, own, SearchOptions(**asked)), lambda told: None
     )
 
 
 def solved(
-    tuner: Tuner, roles: tuple[str, ...] = ("zero",), zero: Zero = "zero-3", microbatches: int = 1, **run: Any
+    ways: Ways, roles: tuple[str, ...] = ("zero",), zero: Zero = "zero-3", microbatches: int = 1, **run: Any
 ) -> Candidate:
-    n = tuner.solver.cluster.num_devices
+    n = ways.solver.cluster.num_devices
     mesh = over_time(Mesh(("x",), (n,)) if len(roles) == 1 else Mesh(("x", "y"), (n // 2, 2)), microbatches)
-    return tuner.solver.solve(tuner.folded, mesh, roles, "by hand", Execution.of(**run), (zero,))
+    return ways.solver.solve(ways.folded, mesh, roles, "by hand", Execution.of(**run), (zero,))
 
 
-def told(tuner: Tuner, candidate: Candidate, limit_bytes: float) -> str:
+def told(ways: Ways, candidate: Candidate, limit_bytes: float) -> str:
     """Its remedy where so much may be used."""
-    tuner.solver.limit_bytes = int(limit_bytes)
-    (found,) = remedied([replace(candidate, fits=False)], tuner).values()
+    ways.solver.limit_bytes = int(limit_bytes)
+    (found,) = remedied([replace(candidate, fits=False)], ways).values()
     return found
 
 
@@ -58,47 +58,47 @@ def between(one: Candidate, other: Candidate) -> float:
 
 
 def test_the_same_layouts_run_otherwise_come_first() -> None:
-    tuner = tuned(BLOCKS)
-    plain = solved(tuner)
-    assert told(tuner, plain, between(plain, solved(tuned(BLOCKS), recompute="full"))) == "with full recomputation"
-    tuner = tuned(BLOCKS)
-    stays = solved(tuner, zero="zero-2", recompute="full")
-    assert told(tuner, stays, between(stays, solved(tuned(BLOCKS), recompute="full"))) == "with ZeRO-3"
+    ways = tuned(BLOCKS)
+    plain = solved(ways)
+    assert told(ways, plain, between(plain, solved(tuned(BLOCKS), recompute="full"))) == "with full recomputation"
+    ways = tuned(BLOCKS)
+    stays = solved(ways, zero="zero-2", recompute="full")
+    assert told(ways, stays, between(stays, solved(tuned(BLOCKS), recompute="full"))) == "with ZeRO-3"
 
 
 def test_more_microbatches_are_named_where_another_number_was_asked_for() -> None:
-    tuner = tuned(WEIGHTS, microbatches=1)
-    whole, many = solved(tuner), solved(tuned(WEIGHTS), microbatches=16)
-    assert told(tuner, whole, between(whole, many)) == "in 16 microbatches"
-    tuner = tuned(WEIGHTS)
-    assert "microbatches" not in told(tuner, whole, between(whole, many))
+    ways = tuned(WEIGHTS, microbatches=1)
+    whole, many = solved(ways), solved(tuned(WEIGHTS), microbatches=16)
+    assert told(ways, whole, between(whole, many)) == "in 16 microbatches"
+    ways = tuned(WEIGHTS)
+    assert "microbatches" not in told(ways, whole, between(whole, many))
 
 
 def test_a_batch_that_does_not_divide_should() -> None:
     """6 examples on each of 4 devices are much more than one."""
     graph = blocks(6, 16, layers=2, seq=16)
-    tuner = tuned(graph)
-    whole = solved(tuner, recompute="full")
+    ways = tuned(graph)
+    whole = solved(ways, recompute="full")
     each = solved(tuned(blocks(4, 16, layers=2, seq=16)), recompute="full")
-    assert told(tuner, whole, 1.1 * each.prediction.memory.total_bytes) == "with a batch of 4"
+    assert told(ways, whole, 1.1 * each.prediction.memory.total_bytes) == "with a batch of 4"
 
 
 def test_more_machines_are_those_on_which_the_same_plan_fits() -> None:
-    tuner = tuned(WEIGHTS)
+    ways = tuned(WEIGHTS)
     own, twice, often = (solved(tuned(WEIGHTS, n)) for n in (4, 8, 16))
-    assert told(tuner, own, between(own, twice)) == "on 8 devices"
+    assert told(ways, own, between(own, twice)) == "on 8 devices"
     assert told(tuned(WEIGHTS), own, between(twice, often)) == "on 16 devices"
 
 
 def test_else_larger_devices_are_named() -> None:
-    tuner = tuned(WEIGHTS)
-    parts = solved(tuner, ("tensor",))
+    ways = tuned(WEIGHTS)
+    parts = solved(ways, ("tensor",))
     needed = ceil(parts.prediction.memory.total_bytes / SAFE_SHARE)
-    assert told(tuner, parts, 0.5 * parts.prediction.memory.total_bytes) == f"on devices of {size(needed)}"
-    device = replace(tuner.solver.cluster.device, memory_bytes=needed // 5)
+    assert told(ways, parts, 0.5 * parts.prediction.memory.total_bytes) == f"on devices of {size(needed)}"
+    device = replace(ways.solver.cluster.device, memory_bytes=needed // 5)
     small = replace(parts, prediction=replace(parts.prediction, device_bytes=device.memory_bytes))
-    tuner.solver.cluster = replace(tuner.solver.cluster, device=device)
-    assert not told(tuner, small, 0.9 * device.memory_bytes)
+    ways.solver.cluster = replace(ways.solver.cluster, device=device)
+    assert not told(ways, small, 0.9 * device.memory_bytes)
 
 
 def test_the_smallest_have_a_remedy_that_files_and_tables_tell() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from math import inf
@@ -21,24 +21,27 @@ from shardwright.pcg.stages import Stages as Cut
 from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.meshes import stage_meshes
 from shardwright.pcg.step.pipelining import Schedule, ScheduleName
-from shardwright.pcg.step.recompute import Recompute
 from shardwright.pcg.step.schedules import Item, orders
 from shardwright.search.check import check_plan
+from shardwright.search.effort import AGAIN
 from shardwright.search.exact.folding import Folded, fold
 from shardwright.search.exact.solving import Candidate, Solver
 from shardwright.search.exact.within import least_bytes, stored_bytes, within_memory
 from shardwright.search.plan import Plan
-from shardwright.search.request.anytime import Stop
-from shardwright.search.request.asked import RecomputeMode, Stages
-from shardwright.search.request.options import NOTHING, SearchOptions
+from shardwright.search.request.asked import RecomputeMode
+from shardwright.search.request.asked import Stages as StagesLike
+from shardwright.search.request.options import NOTHING
 from shardwright.search.request.pins import Pins
-from shardwright.search.request.spaces import Pipeline, Space, staged_by_hand
+from shardwright.search.request.spaces import Pipeline, staged_by_hand
 from shardwright.search.tree import planner as search_planner
+from shardwright.search.tree.attempts import Attempt
+from shardwright.search.tree.fitting import Fitter
 from shardwright.search.tree.planner import Planner
-from shardwright.search.tree.staging import _AGAIN, _PATIENCE, Stager, _is_beyond, _Way
-from shardwright.search.tree.tuning import Tuner
+from shardwright.search.tree.staging import Orders, Stages, StagesByHand
+from shardwright.search.tree.ways import Way, Ways
 from tests.each import each
 from tests.search.graphs import blocks, cluster, every_choice, mixed, planner
+from tests.search.tree.test_ways import ways_of
 
 
 def test_plans_with_stages_have_a_split_and_come_back_from_a_file(tmp_path: Path) -> None:
@@ -102,7 +105,7 @@ def test_a_pin_that_asks_for_stages_is_kept_to() -> None:
     """Also where a plan without stages is faster, and where nothing else asks for any."""
     graph, search = blocks(batch=16, width=1024, layers=8, seq=1), planner(4, link_bytes_per_s=1e12)
     assert search.plan(graph, stages="auto").execution.schedule.num_stages == 1
-    asked: list[tuple[Stages | None, str, int]] = [
+    asked: list[tuple[StagesLike | None, str, int]] = [
         ("auto", "stages>=2", 2), (None, "stages=4", 4), ("auto", "stages=2", 2),
     ]  # fmt: skip
     for stages, pin, least in asked:
@@ -227,125 +230,6 @@ def test_stages_that_wait_for_each_other_are_refused(monkeypatch: pytest.MonkeyP
         check_plan(plan, graph, every_choice)
 
 
-def climbed(
-    stages: Stages,
-    floors_s: dict[int, float],
-    steps_s: dict[int, float],
-    too_large: Sequence[int] = (),
-    recompute: Recompute = "none",
-    inner_s: Callable[[int], float] = lambda inner: 1e-3 * abs(inner - 2),
-) -> tuple[list[int], list[tuple[int, tuple[int, ...], int]]]:
-    """The numbers of stages of the plans that come, and the ways that are tried, where numbers decide alone.
-
-    `inner_s`: what the size of the inner axis adds to floors.
-    """
-    graph, own, tried = (
-        blocks(batch=64, width=64, layers=8, seq=8),
-        planner(16),
-        list[tuple[int, tuple[int, ...], int]](),
-    )
-    kept = Pins.of(graph, own.cluster, SearchOptions(stages=stages), None)
-
-    class Told(Stager):
-        def _may_win(self, stages: int) -> bool:
-            return stages in floors_s
-
-        def _floor_s(self, space: Space, count: int) -> float:
-            return floors_s[space.pipeline.stages] + inner_s(space.mesh.sizes[-1]) + 1e-4 / count
-
-        def _best(self, way: _Way) -> Any:
-            stages, count = way.space.pipeline.stages, self._counts(way.space)[way.number]
-            tried.append((stages, way.space.mesh.sizes, count))
-            prediction = SimpleNamespace(
-                step_s=steps_s[stages] + 1e-3 * len(tried), memory=SimpleNamespace(total_bytes=100 - stages)
-            )
-            mesh, fits = Mesh(("mb", *way.space.mesh.names), (count, *way.space.mesh.sizes)), stages not in too_large
-            run = Execution(recompute=recompute)
-            return SimpleNamespace(
-                fits=fits, prediction=prediction, mesh=mesh, stages=stages, execution=run, is_tight=False
-            )
-
-    tuner: Any = Tuner(own.solver, graph, own.execution, kept, own.progress)
-    tuner.told = lambda candidate: candidate
-    found: Any = list(Told(tuner, inf).plans())
-    return [candidate.stages for candidate in found], tried
-
-
-def test_numbers_of_stages_are_climbed_from_the_least_floor() -> None:
-    """More or fewer while steps get shorter; the first way of another number is like the best."""
-    floors_s = {2: 3.0, 4: 2.0, 8: 2.5}
-    found, tried = climbed("auto", floors_s, {2: 3.0, 4: 5.0, 8: 6.0})
-    assert found == [4, 8, 2]
-    assert list(dict.fromkeys(stages for stages, *_ in tried)) == [4, 8, 2]
-    assert len({sizes for stages, sizes, _ in tried if stages == 8}) == 1
-    assert next(way for way in tried if way[0] == 4)[1:] == ((2, 2), 16)
-    assert next(way for way in tried if way[0] == 2)[1:] == ((4, 2), 8)
-    found, tried = climbed("auto", floors_s, {2: 3.0, 4: 5.0, 8: 4.0})
-    assert found[:2] == [4, 8]
-    order = [stages for stages, *_ in tried]
-    assert order.index(2) > order.index(8)  # by itself, at the end
-
-
-def test_a_number_of_stages_all_of_whose_meshes_are_unlikely_has_one() -> None:
-    """That whose inner axis is nearest to the likeliest one of another number."""
-    found, tried = climbed("auto", {2: 3.0, 4: 1.0}, {2: 5.0, 4: 4.0}, inner_s=lambda inner: 0.2 * abs(inner - 8))
-    assert found[0] == 4
-    assert next(sizes for stages, sizes, _ in tried if stages == 4) == (4,)
-
-
-def test_so_many_meshes_that_are_no_better_end_a_number_of_stages() -> None:
-    found, tried = climbed(2, {2: 2.0}, {2: 3.0})
-    assert (found, len({sizes for _, sizes, _ in tried})) == ([2], 1 + _PATIENCE)
-
-
-def test_where_memory_decides_more_microbatches_follow() -> None:
-    """Else fewer too; once the numbers of a mesh are no better than the first, only that in which stages idle least."""
-    ways = [climbed(2, {2: 2.0}, {2: 3.0}, recompute=mode)[1] for mode in ("none", "full")]
-    counts, tight = ([count for _, sizes, count in tried if sizes == tried[0][1]] for tried in ways)
-    assert counts[0] == tight[0]
-    assert min(counts) < counts[0] < max(counts)
-    assert tight == sorted(tight)
-    assert len(tight) == 3
-
-
-def test_more_microbatches_follow_where_no_number_of_them_leaves_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Tuner, "crowding", lambda tuner, space, mode, count: 1e9 / count)
-    for too_large in ((), (2,)):
-        _, tried = climbed(2, {2: 2.0}, {2: 3.0}, recompute="full", too_large=too_large)
-        counts = [count for _, sizes, count in tried if sizes == tried[0][1]]
-        assert counts[:2] == [8, 16]
-
-
-def test_what_lies_beyond_a_worse_mesh_is_left_out() -> None:
-    """As seen from the best: nothing on its other side, nor where there is none that is worse."""
-    left = [[i for i in (1, 2, 4, 8, 16) if not _is_beyond(i, 4, worse)] for worse in ((), (2,), (8,), (4, 1, 16))]
-    assert left == [[1, 2, 4, 8, 16], [4, 8, 16], [1, 2, 4], [2, 4, 8]]
-
-
-def test_where_no_mesh_is_likely_those_that_are_known_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    graph, search = blocks(batch=32, width=64, layers=8, seq=8), planner()
-    monkeypatch.setattr(Stager, "_likely", lambda *_: [])
-    assert search.plan(graph, pins="stages>=2").execution.schedule.num_stages > 1
-
-
-def test_microbatches_begin_where_there_is_room_for_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where no number of them leaves room, as many as else, and something is made again."""
-    graph, own = blocks(batch=64, width=64, layers=8, seq=8), planner(8)
-    kept = Pins.of(graph, own.cluster, SearchOptions(stages=2), None)
-    (spaces,) = kept.staged.values()
-    space, started = next(s for s in spaces if len(s.mesh) == 1), list[tuple[list[int], bool]]()
-    for room in (1e9, 64.0, 1.0):
-        tuner = Tuner(own.solver, graph, own.execution, kept, own.progress)
-        monkeypatch.setattr(tuner, "crowding", lambda space, mode, count, most=room: 128 / (count * most / 8))
-        stager = Stager(tuner, inf)
-        counts = stager._counts(space)
-        found = [counts[way.number] for way in stager._first(space)]
-        started.append((found, stager._is_crowded(space, found[0])))
-        plain_s = stager._floor_s(space, found[0])
-        assert stager._way(space, counts.index(found[0])).floor_s == plain_s * (_AGAIN if started[-1][1] else 1.0)
-    assert started == [([8], False), ([16], False), ([8], True)]
-
-
 def test_no_layouts_keep_less_than_their_least() -> None:
     """Where that is more than there is room for, nothing is found within memory."""
     graph, run, solver = blocks(batch=64, width=64, layers=4, seq=64), Execution(), Solver(cluster(4), every_choice)
@@ -362,41 +246,138 @@ def test_no_layouts_keep_less_than_their_least() -> None:
     assert solver.within(round(stored)).crowding(problem, run) == inf
 
 
-def test_where_the_likeliest_number_of_stages_does_not_fit_others_are_tried() -> None:
+class Numbers(Stages):
+    """A queue where numbers decide alone: floors and steps by the number of stages; inner axes but 2 add to floors."""
+
+    def __init__(self, floors_s: dict[int, float], steps_s: dict[int, float], too_large: Sequence[int] = ()) -> None:
+        graph, own = blocks(batch=64, width=64, layers=8, seq=8), planner(16)
+        self.floors_s, self.steps_s, self.too_large = floors_s, steps_s, too_large
+        self.order = list[Way]()
+        ways = ways_of(own, graph, stages="auto")
+        super().__init__(ways, Fitter(own.solver, ways.folded, values=False), inf)
+
+    def floor_s(self, way: Way) -> float:
+        inner = abs(way.space.mesh.sizes[-1] - 2)
+        return self.floors_s[way.space.pipeline.stages] + 1e-3 * inner + 1e-4 / way.many
+
+    def plans(self, way: Way) -> list[Candidate]:
+        stages = way.space.pipeline.stages
+        self.order.append(way)
+        memory: Any = SimpleNamespace(total_bytes=100 - stages)
+        prediction: Any = SimpleNamespace(step_s=self.steps_s[stages] + 1e-3 * len(self.order), memory=memory)
+        found: Any = SimpleNamespace(
+            fits=stages not in self.too_large, prediction=prediction, is_tight=False, execution=Execution(),
+            lifetimes="zero-1", name=way.space.name, mesh=way.space.mesh,
+        )  # fmt: skip
+        return [found]
+
+    def judged(self, attempt: Attempt, fitter: Fitter) -> Attempt:
+        return attempt
+
+    def stages(self) -> list[int]:
+        """The numbers of stages in the order in which they were solved first."""
+        assert list(self.run())
+        return list(dict.fromkeys(way.space.pipeline.stages for way in self.order))
+
+
+def test_the_number_of_stages_of_the_least_floor_is_tried_first() -> None:
+    """Others once their floors are the least; and none whose floor cannot beat the best step."""
     floors_s = {2: 3.0, 4: 2.0, 8: 2.5}
-    found, tried = climbed("auto", floors_s, dict.fromkeys(floors_s, 5.0), too_large=(2, 4))
-    assert 8 in found
-    assert {stages for stages, *_ in tried} >= {4, 8}
+    assert Numbers(floors_s, {2: 9.0, 4: 9.0, 8: 9.0}).stages() == [4, 8, 2]
+    assert Numbers(floors_s, {2: 9.0, 4: 2.1, 8: 9.0}).stages() == [4]
 
 
-def test_a_mesh_is_judged_by_its_best_number_of_microbatches() -> None:
-    """One whose devices have no example each in the number that is tried first may be the best in fewer."""
-    graph, own = blocks(batch=16, width=64, layers=8, seq=8), planner(8)
-    kept = Pins.of(graph, own.cluster, SearchOptions(stages=2), None)
+def test_what_steps_of_a_number_took_of_their_floors_says_what_loses() -> None:
+    """A quarter of what is above the floor is taken for other meshes; while none is known, floors may be too high."""
+    floors_s = {2: 1.0, 4: 1.06, 8: 9.0}
+    assert Numbers(floors_s, {2: 1.1, 4: 1.0, 8: 9.0}).stages() == [2, 4]  # 0.95 of its floor is less than 1.1
+    queue = Numbers({2: 1.0, 4: 9.0, 8: 9.0}, {2: 2.0, 4: 9.0, 8: 9.0})
+    queue.fastest_s = 1.2
+    assert queue.stages() == [2]
+    assert len(queue.order) == 1  # as others are taken to need 1.25
 
-    class Told(Stager):
-        def _floor_s(self, space: Space, count: int) -> float:
-            return 1.0 if (space.mesh.sizes, count) == ((4,), 4) else 2.0 + 1 / len(space.mesh)
 
-    stager = Told(Tuner(own.solver, graph, own.execution, kept, own.progress), inf)
-    (spaces,) = kept.staged.values()
-    found = {(way.space.mesh.sizes, way.number): way.floor_s for way in stager._likeliest(spaces)}
-    assert min(found.values()) == 1.0
+def test_numbers_of_stages_that_fit_are_tried_where_the_likeliest_does_not() -> None:
+    floors_s = {2: 3.0, 4: 2.0, 8: 2.5}
+    assert set(Numbers(floors_s, dict.fromkeys(floors_s, 5.0), too_large=(2, 4)).stages()) == {2, 4, 8}
+
+
+def test_from_a_mesh_its_neighbours_are_tried() -> None:
+    """Those with the next smaller and larger inner axis, and as many microbatches as are best."""
+    queue = Numbers({2: 1.0, 4: 9.0, 8: 9.0}, {2: 1.0, 4: 9.0, 8: 9.0})
+    queue.stages()
+    dimensions = {attempt.dimension for attempt in queue.attempts.values()}
+    assert dimensions >= {"", "mesh", "microbatches"}
+    assert all(attempt.origin in queue.attempts for attempt in queue.attempts.values() if attempt.dimension)
+
+
+def test_microbatches_begin_where_there_is_room_for_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no number of them leaves room, as many as else, and something is made again."""
+    graph, own = blocks(batch=64, width=64, layers=8, seq=8), planner(8)
+    started, queue = list[list[int]](), Stages(*_fitted(own, graph, stages=2), inf)
+    (line,) = queue.lines.values()
+    space = next(s for s in line if len(s.mesh) == 1)
+    for room in (1e9, 64.0, 1.0):
+        monkeypatch.setattr(queue.ways, "crowding", lambda way, most=room: 128 / (way.many * most / 8))
+        plain_s = queue.ways.floor_s(Way(space, "none", 8))
+        found = list(queue.starts(space))
+        started.append([way.many for way, _ in found])
+        assert (found[0][1] > 0.99 * AGAIN * plain_s * share_of_step_of_zero_bubble(8, 2)) == (room == 1.0)
+    assert started == [[8], [16], [8]]
+
+
+def _fitted(own: Planner, graph: Graph, **asked: Any) -> tuple[Ways, Fitter]:
+    ways = ways_of(own, graph, **asked)
+    return ways, Fitter(own.solver, ways.folded, values=True)
+
+
+def share_of_step_of_zero_bubble(many: int, stages: int) -> float:
+    """What zero-bubble takes of the step that 1F1B takes."""
+    return (1 + (stages - 1) / (3 * many)) / (1 + (stages - 1) / many)
+
+
+def test_microbatches_that_turn_out_to_leave_no_room_give_way_to_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, own = blocks(batch=64, width=64, layers=8, seq=8), planner(8)
+    queue = Stages(*_fitted(own, graph, stages=2), inf)
+    monkeypatch.setattr(queue.ways, "crowding", lambda way: 1.2 if way.many < 32 else 0.9)
+    assert list(queue.run())
+    assert {way.many for way in queue.attempts} >= {8, 16, 32}
 
 
 def test_no_more_chunks_are_interleaved_than_there_are_blocks() -> None:
     """What lies between blocks may be cut otherwise where a few of them stand for all."""
     graph, own = blocks(batch=18, width=64, layers=5, seq=8), planner(3)
-    tuner = Tuner(
-        own.solver, graph, own.execution, Pins.of(graph, own.cluster, SearchOptions(stages=3), None), own.progress
-    )
-    stager = Stager(tuner, inf)
+    ways = ways_of(own, graph, stages=3)
+    orders = Orders(ways)
     found = own.plan(graph, stages=3, schedule="1f1b", microbatches=6, compared=False)
-    whole = own.solver.solve(tuner.folded, found.mesh, ("data",), "test", found.execution)
-    assert stager._ordered(whole, Pipeline(3, "1f1b")) is not None
-    assert stager._ordered(whole, Pipeline(3, "interleaved", 2)) is None  # six of the seven sections that there are
-    stager._num_blocks += 1
-    assert stager._ordered(whole, Pipeline(3, "interleaved", 2)) is not None
+    whole = own.solver.solve(ways.folded, found.mesh, ("data",), "test", found.execution)
+    assert orders.ordered(whole, Pipeline(3, "1f1b")) is not None
+    assert orders.ordered(whole, Pipeline(3, "interleaved", 2)) is None  # six of the seven sections that there are
+    orders.num_blocks += 1
+    assert orders.ordered(whole, Pipeline(3, "interleaved", 2)) is not None
+
+
+def test_by_hand_the_least_that_has_to_be_made_again_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is no room for all values, what makes all of them again is not tried before what makes some."""
+    graph, own, tried = blocks(batch=64, width=64, layers=8, seq=8), planner(8), list[object]()
+    ways, fitter = _fitted(own, graph, stages=2, schedule="1f1b")
+    modes: list[RecomputeMode] = ["none", "selective", "full"]
+    monkeypatch.setattr(ways, "modes", modes)
+    queue, space = StagesByHand(ways, Stages(ways, fitter, inf)), staged_by_hand(own.cluster, Pipeline(2))[0]
+
+    def solve(folded: object, mesh: object, roles: object, name: object, run: Execution, *rest: object) -> object:
+        tried.append(run.recompute)
+        memory = SimpleNamespace(total_bytes=0)
+        return SimpleNamespace(
+            fits=run.recompute == "selective", prediction=SimpleNamespace(memory=memory, device_bytes=1)
+        )
+
+    monkeypatch.setattr(own.solver, "solve", solve)
+    for crowding, expected in ((0.5, ["none", "selective"]), (2.0, ["selective"])):
+        tried.clear()
+        monkeypatch.setattr(ways, "crowding", lambda way, share=crowding: share)
+        queue.plans(Way(space, "none", 8))
+        assert tried == expected
 
 
 def test_stages_that_no_number_of_microbatches_divides_are_not_interleaved() -> None:
@@ -404,36 +385,6 @@ def test_stages_that_no_number_of_microbatches_divides_are_not_interleaved() -> 
     graph, search = blocks(batch=32, width=64, layers=6, seq=8), planner(6)
     with pytest.raises(PlanError, match=r"batch of 32 is cut into no number .* multiple of the 6 stages; choose"):
         search.plan(graph, stages=6, schedule="interleaved", compared=False)
-
-
-def test_what_steps_took_of_their_floors_says_what_loses() -> None:
-    """Half of what is above the floor may be saved; while no step is known, a floor may be a little too high."""
-    graph, own = blocks(batch=16, width=64, layers=8, seq=8), planner(8)
-    kept = Pins.of(graph, own.cluster, SearchOptions(stages=2), None)
-    stager = Stager(Tuner(own.solver, graph, own.execution, kept, own.progress), 10.0)
-    ((space, *_),) = kept.staged.values()
-    for over, floors_s in ((inf, [7.0, 8.0, 9.0, 10.0]), (1.6, [7.0]), (0.5, [7.0, 8.0, 9.0])):
-        stager._over = over
-        assert [f for f in (7.0, 8.0, 9.0, 10.0, inf) if not stager._loses(_Way(f, space, 0))] == floors_s
-
-
-def test_unasked_stages_are_tried_where_a_step_is_far_from_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As it will be once some blocks keep more."""
-    search, began = Planner(Cluster.preset("dgx-h100"), every_choice), list[float]()
-    solver, pins = search.solver, SimpleNamespace(asked=NOTHING)
-    own = {"folded": Folded(blocks()), "ideal_s": lambda mode: 1.0}
-    tuner: Any = SimpleNamespace(solver=solver, pins=pins, modes=["none"], told=None, **own)
-    slow: Any = SimpleNamespace(fits=True, prediction=SimpleNamespace(step_s=1.4))
-
-    def stager(tuner: object, fastest_s: float) -> Any:
-        began.append(fastest_s)
-        return SimpleNamespace(plans=lambda: iter(()), by_hand=lambda: iter(()), tried=[])
-
-    monkeypatch.setattr("shardwright.search.tree.planner.Stager", stager)
-    for mixed_s in (1.02, 1.3):
-        fitted: Any = SimpleNamespace(candidate=slow, mixed_s=lambda limit_bytes, own_s=mixed_s: own_s)
-        search._staged(tuner, [slow], [fitted], Stop(None), needed=False, compared=True)
-    assert began == [1.3]
 
 
 def test_plans_with_stages_are_compared_with_the_best_by_hand_that_has_them() -> None:
@@ -464,44 +415,6 @@ def test_plans_with_stages_are_compared_with_the_best_by_hand_that_has_them() ->
         assert other.prediction.step_s == pytest.approx(min(found), rel=1e-9)
 
 
-def test_by_hand_the_least_that_has_to_be_made_again_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where there is no room for all values, what makes all of them again is not tried before what makes some."""
-    graph, own, tried = blocks(batch=64, width=64, layers=8, seq=8), planner(8), list[object]()
-    kept = Pins.of(graph, own.cluster, SearchOptions(stages=2, schedule="1f1b"), None)
-    tuner: Any = Tuner(own.solver, graph, own.execution, kept, own.progress)
-    tuner.modes = ["none", "selective", "full"]
-    stager, space = Stager(tuner, inf), staged_by_hand(own.cluster, Pipeline(2))[0]
-
-    def solve(folded: object, mesh: object, roles: object, name: object, run: Execution, *rest: object) -> object:
-        tried.append(run.recompute)
-        memory = SimpleNamespace(total_bytes=0)
-        return SimpleNamespace(
-            fits=run.recompute == "selective", prediction=SimpleNamespace(memory=memory, device_bytes=1)
-        )
-
-    monkeypatch.setattr(own.solver, "solve", solve)
-    for crowding, modes in ((0.5, ["none", "selective"]), (2.0, ["selective"])):
-        tried.clear()
-        monkeypatch.setattr(tuner, "crowding", lambda *_, share=crowding: share)
-        list(stager._ways_by_hand(space, 8))
-        assert tried == modes
-
-
-def test_by_hand_larger_groups_of_tensor_parallelism_are_tried_where_others_do_not_fit() -> None:
-    """Each device has less of the weights; fewer examples, or other stages, may fit as well."""
-    graph, own = blocks(batch=64, width=64, layers=8, seq=8), planner(8)
-    kept = Pins.of(graph, own.cluster, SearchOptions(stages=2), None)
-    stager = Stager(Tuner(own.solver, graph, own.execution, kept, own.progress), inf)
-    wide, narrow = (s for s in staged_by_hand(own.cluster, Pipeline(2)) if len(s.mesh) == 1)
-    other = next(s for s in staged_by_hand(own.cluster, Pipeline(4)) if len(s.mesh) == 1)
-    counts = stager._counts(wide)
-    least, most = _Way(1.0, wide, 0), _Way(1.0, wide, len(counts) - 1)
-    assert [stager._needs_more(way, most) for way in (least, most)] == [True, True]
-    assert not stager._needs_more(most, least)
-    assert not stager._needs_more(_Way(1.0, narrow, 0), least)
-    assert not stager._needs_more(_Way(1.0, other, 0), least)
-
-
 def test_stages_by_hand_keep_to_machines_and_have_all_devices() -> None:
     boxes = Cluster.preset("dgx-h100", 4)
     found = {s.name: (s.mesh.sizes, s.roles) for s in staged_by_hand(boxes, Pipeline(2))}
@@ -517,13 +430,12 @@ def test_stages_by_hand_keep_to_machines_and_have_all_devices() -> None:
 
 def test_a_plan_by_hand_with_stages_is_chosen_where_it_is_better(monkeypatch: pytest.MonkeyPatch) -> None:
     """But not against a mesh or pins that it does not know; nor is it made where nothing is compared."""
-    graph, real = blocks(batch=32, width=64, layers=8, seq=8), Stager.by_hand
+    graph, real = blocks(batch=32, width=64, layers=8, seq=8), StagesByHand.plans
 
-    def quick(self: Stager) -> Iterator[Candidate]:
-        for found in real(self):
-            yield replace(found, prediction=replace(found.prediction, step_s=1e-9))
+    def quick(self: StagesByHand, way: Way) -> list[Candidate]:
+        return [replace(c, prediction=replace(c.prediction, step_s=1e-9)) for c in real(self, way)]
 
-    monkeypatch.setattr(Stager, "by_hand", quick)
+    monkeypatch.setattr(StagesByHand, "plans", quick)
     again: RecomputeMode = {"layers.0": "full"}  # blocks told apart are not folded, nor solved once more
     plan = planner().plan(graph, stages=2, recompute=again)
     assert plan.mesh.names[1] in ("dp", "tp")

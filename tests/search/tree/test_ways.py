@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from itertools import product
 from math import inf
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -20,7 +17,7 @@ from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.again import made_again
 from shardwright.pcg.step.execution import Execution
-from shardwright.pcg.step.lifetimes import ZEROS, Zero
+from shardwright.pcg.step.lifetimes import ZEROS
 from shardwright.pcg.step.parameters import find_parameters
 from shardwright.pcg.step.time import check_time
 from shardwright.reports.facts import fits
@@ -30,14 +27,15 @@ from shardwright.search.exact.folding import Folded
 from shardwright.search.exact.solving import Candidate, Solver, different, over_time
 from shardwright.search.exact.within import stored_bytes
 from shardwright.search.plan import Plan
-from shardwright.search.request.asked import texts
-from shardwright.search.request.options import NOTHING, SearchOptions
+from shardwright.search.request.options import SearchOptions
 from shardwright.search.request.pins import Pins
-from shardwright.search.request.restrict import DATA, FREE, TENSOR, ZERO
+from shardwright.search.request.restrict import FREE, ZERO
 from shardwright.search.request.spaces import Space, batch_size, meshes, microbatch_counts, nested, sequence_baselines
-from shardwright.search.tree.counts import Counts
+from shardwright.search.tree.byhand import Strategy, by_people
+from shardwright.search.tree.fitting import Fitter
+from shardwright.search.tree.meshes import Meshes
 from shardwright.search.tree.planner import Planner
-from shardwright.search.tree.tuning import Tuner, _alike
+from shardwright.search.tree.ways import Way, Ways
 from tests.each import each
 from tests.search.graphs import blocks, cluster, every_choice, mlp
 
@@ -117,18 +115,18 @@ def test_every_mesh_is_searched_to_its_end_and_shown(share: float) -> None:
         assert not fits(alone) or not beside or any(a.fits for a in beside)
 
 
-def test_no_alternative_is_shown_faster_than_the_plan() -> None:
+def test_no_alternative_is_shown_faster_than_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was solved whole is shown whole: of folded blocks it was an estimate, here of half the time."""
     search = planner(2, link_bytes_per_s=1e9)
-    again_whole, solved = search.solver.again_whole, list[Candidate]()
+    again_whole, solved = Solver.again_whole, list[Candidate]()
 
-    def slower(graph: Graph, folded: Folded, candidate: Candidate, *, judged: bool = True) -> Candidate:
-        found = again_whole(graph, folded, candidate, judged=judged)
+    def slower(self: Solver, graph: Graph, folded: Folded, candidate: Candidate, *, judged: bool = True) -> Candidate:
+        found = again_whole(self, graph, folded, candidate, judged=judged)
         p = replace(found.prediction, step_s=(2.0 + len(solved)) * found.prediction.step_s)
         solved.append(replace(found, prediction=p))
         return solved[-1]
 
-    search.solver.again_whole = slower
+    monkeypatch.setattr(Solver, "again_whole", slower)
     plan = search.plan(GRAPH, recompute="none", microbatches=1)
     assert len(solved) > 1
     assert all(a.prediction.step_s > (1 - 2e-3) * plan.prediction.step_s for a in plan.alternatives if a.fits)
@@ -303,6 +301,12 @@ def test_a_baseline_is_the_best_over_its_grid() -> None:
     assert any(a.mesh.num_microbatches > 1 for a in tight.alternatives if not a.name.startswith("search"))
 
 
+def ways_of(search: Planner, graph: Graph = GRAPH, **asked: Any) -> Ways:
+    """The ways to run a graph on a planner's cluster."""
+    pins = Pins.of(graph, search.cluster, SearchOptions.of(**asked))
+    return Ways(search.solver, graph, search.execution, pins, lambda message: None)
+
+
 def test_where_what_is_stored_is_too_much_little_is_tried() -> None:
     """What keeps the least, of each strategy and one mesh; nothing against a plan that fits. The bound is below all."""
     search = planner(4)
@@ -316,59 +320,83 @@ def test_where_what_is_stored_is_too_much_little_is_tried() -> None:
         assert least_bytes + context <= way.prediction.memory.total_bytes, (mesh, role, zero)
     sharded = stored_bytes(search.solver.problem(folded, Mesh.of(x=4), ("zero",), execution, "zero-3")[0])
     for times, hopeless in ((0.99, ("data", "zero", "tensor", "free")), (1.5, ("data",))):
-        tight = limited(planner(4), search.cluster.device.context_bytes + times * sharded)
-        pins = Pins.of(GRAPH, tight.cluster, NOTHING)
-        tuner = Tuner(tight.solver, GRAPH, tight.execution, pins, lambda message: None)
+        ways = ways_of(limited(planner(4), search.cluster.device.context_bytes + times * sharded))
         for role in ("data", "zero", "tensor", "free"):
             space = Space(role, Mesh.of(x=4), (role,))
-            assert bool(tuner._excess_bytes(space, "none")) == (role in hopeless), (times, role)
+            assert bool(ways.excess_bytes(space)) == (role in hopeless), (times, role)
             if role in hopeless:
-                assert [(c.execution.recompute, c.fits) for c in tuner.ways(space)] == [("full", False)]
-                assert not list(tuner.ways(space, rival_s=1.0))
+                tried = [attempt.way for attempt in Strategy(ways, [space]).run() if attempt.is_judged]
+                assert [(way.mode, way.many) for way in tried] == [("full", ways.counts_on(space)[-1])]
         if times < 1:
-            tuner.tried.clear()
-            known = list(tuner.baselines())
-            assert not any(c.fits for c in (*known, *tuner.searched(known)))
-            assert len(tuner.tried) == len(known) + 1
+            ways = ways_of(limited(planner(4), search.cluster.device.context_bytes + times * sharded))
+            known = list(by_people(ways))
+            queue = Meshes(ways, None, ways.spaces)
+            assert list(queue.run())
+            assert not any(c.fits for c in (*known, *queue.bests()))
+            assert len(ways.known) == len(known) + 1
 
 
-def test_degrees_of_a_strategy_have_to_win_against_the_likeliest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where what is stored fits comes first, then the least floor; of the others one is tried, if nothing else is."""
-    search = planner(4)
-    tuner = Tuner(search.solver, GRAPH, search.execution, Pins.of(GRAPH, search.cluster, NOTHING), lambda message: None)
-    spaces = [Space(f"{i}", Mesh.of(x=4), ("zero",)) for i in range(4)]
-    floors_s, steps_s = {"0": 4.0, "1": 2.0, "2": 3.0, "3": 1.0}, {"0": 5.0, "1": 6.0, "2": 4.0, "3": 9.0}
-    asked = list[tuple[str, float]]()
-
-    def ways(space: Space, modes: object = None, rival_s: float = inf, **_: bool) -> list[Any]:
-        asked.append((space.name, rival_s))
-        return [SimpleNamespace(name=space.name, fits=True, prediction=SimpleNamespace(step_s=steps_s[space.name]))]
-
-    monkeypatch.setattr(tuner, "ways", ways)
-    monkeypatch.setattr(tuner, "floor_s", lambda space, mode, count: floors_s[space.name])
-    monkeypatch.setattr(tuner, "_excess_bytes", lambda space, mode: 1.0 if space.name == "3" else 0.0)
-    best = tuner._best(spaces)
-    assert best is not None
-    assert best[1].name == "2"
-    assert asked == [("1", inf), ("2", 6.0), ("0", 4.0)]
-    for fastest_s, expected in ((5.0, [("1", inf), ("2", 5.0), ("0", 4.0)]), (4.0, [("1", inf)])):  # it is far behind
-        asked.clear()
-        tuner._best(spaces, fastest_s)
-        assert asked == expected
-    asked.clear()
-    monkeypatch.setattr(tuner, "_excess_bytes", lambda space, mode: 4.0 - floors_s[space.name])
-    tuner._best(spaces[1:])
-    assert asked == [("2", inf)]
+def test_degrees_of_a_strategy_have_to_win_against_the_likeliest() -> None:
+    """The least floor comes first. Against a plan that is far faster, no more than one degree is tried."""
+    search = planner(8, link_bytes_per_s=1e9)
+    spaces = [Space(f"{n}", Mesh.of(x=8 // n, y=n), ("zero", "tensor")) for n in (2, 4)]
+    for rival_s, number in ((inf, 2), (1e-9, 1)):
+        ways = ways_of(search)
+        strategy = Strategy(ways, spaces, rival_s)
+        first = min(spaces, key=lambda space: ways.floor_s(Way(space, "none", 1)))
+        solved = [attempt.way.space for attempt in strategy.run() if not attempt.is_judged]
+        assert solved[0] == first
+        assert len(dict.fromkeys(solved)) <= number
+        assert strategy.best is not None
 
 
 def test_no_problem_is_built_of_recomputation_that_is_not_needed() -> None:
     search = planner(2)
-    pins = Pins.of(GRAPH, search.cluster, NOTHING)
-    tuner = Tuner(search.solver, GRAPH, search.execution, pins, lambda message: None)
-    before = set(search.solver._problems)
-    assert [c.is_tight for c in tuner.ways(Space("zero", Mesh.of(x=2), ("zero",)))] == [False]
-    built = set(search.solver._problems) - before
-    assert all(cast("Execution", key[4]).recompute == "none" for key in built)
+    ways = ways_of(search)
+    queue = Meshes(ways, None, [Space("zero", Mesh.of(x=2), ("zero",))])
+    assert {c.is_tight for attempt in queue.run() for c in attempt.plans} == {False}
+    assert all(way.mode == "none" for way in queue.attempts)
+
+
+def test_a_way_is_solved_once() -> None:
+    ways = ways_of(planner(2))
+    way = Way(ways.spaces[0], "none", 1)
+    assert ways.solved(way) is ways.solved(way)
+    assert list(ways.known) == [way]
+
+
+def test_weights_that_have_to_stay_gathered_count_as_stored() -> None:
+    """Beside the parts that are stored, in 16 bits, as their products may be; but not where they may be let go."""
+    search = planner(8)
+    whole = 2 * sum(GRAPH.types[leaf.name].num_elements for leaf in GRAPH.leaves("parameter"))
+    space = Space("", Mesh.of(x=8), (ZERO,), ("zero-1",))
+    problem, _ = search.solver.problem(Folded(GRAPH), space.mesh, space.roles, Execution(), "kept")
+    stored = stored_bytes(problem) + search.cluster.device.context_bytes
+    ways = ways_of(limited(search, stored + whole / 2))
+    assert ways.excess_bytes(space) == pytest.approx(3 / 8 * whole, abs=1)
+    assert not ways.excess_bytes(space._replace(zeros=("zero-3",)))
+    assert not ways.excess_bytes(space._replace(roles=(FREE,)))
+
+
+def test_on_many_devices_the_best_mesh_is_cut_to_three_axes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run as the best plan is, where nothing is asked for."""
+    levels = (Level("inside", 4, 1e10, 1e-6), Level("across", 2, 1e8, 1e-6))
+    search, graph = Planner(replace(cluster(8), levels=levels), every_choice), blocks(16, 64, layers=4, seq=16)
+
+    def cut(**asked: Any) -> list[Way]:
+        ways = ways_of(search, graph, **asked)
+        queue = Meshes(ways, Fitter(search.solver, ways.folded, values=True), ways.spaces)
+        assert list(queue.run())
+        return [way for way, attempt in queue.attempts.items() if attempt.dimension == "axes"]
+
+    assert cut() == []
+    monkeypatch.setattr("shardwright.search.tree.meshes.MANY_DEVICES", 8)
+    monkeypatch.setattr("shardwright.search.tree.meshes.BEHIND", 1e9)  # of the best plan, whose mesh has one axis
+    assert {way.space.mesh.sizes for way in cut()} == {(2, 2, 2)}
+    assert cut(pins=("y<=4",)) == []
+    plan = search.plan(graph)
+    assert plan.report.num_meshes == len(list(meshes(8))) + 1
+    assert plan.report.bound_s <= plan.prediction.step_s
 
 
 def test_too_few_examples_for_all_devices_are_compared_with_plans_that_share_the_sequence() -> None:
@@ -404,185 +432,6 @@ def test_executions_of_other_precisions_are_kept() -> None:
     assert replace(plan.execution, precision=None) == Execution(recompute="full")
 
 
-def _tried(monkeypatch: pytest.MonkeyPatch, floors_s: dict[str, dict[int, float]], steps_s: dict[int, float],
-           rival_s: float, start: int = 0, over: float = 1.0,
-           eased_s: float = 0.0) -> list[tuple[str, int]]:  # fmt: skip
-    """What a tuner tries on one space, of kinds of recomputation and numbers with these floors, all of which fit.
-
-    `eased_s`: of each of them, if memory were ample.
-    """
-    search, tried = planner(), list[tuple[str, int]]()
-    space = Pins.of(GRAPH, search.cluster, SearchOptions(Mesh.of(x=2), ("data",))).spaces[0]
-    tuner = Tuner(search.solver, GRAPH, search.execution, Pins.of(GRAPH, search.cluster, NOTHING), lambda message: None)
-
-    def found(space: object, mode: str, count: int) -> Candidate:
-        tried.append((mode, count))
-        prediction, mesh = SimpleNamespace(step_s=steps_s[count]), SimpleNamespace(num_microbatches=count)
-        execution = Execution(recompute=cast("Any", mode))
-        return cast("Candidate", SimpleNamespace(
-            prediction=prediction, fits=True, is_tight=True, execution=execution, mesh=mesh))  # fmt: skip
-
-    tuner.counts = list(steps_s)
-    tuner._start = dict.fromkeys(cast("Any", floors_s), start)
-    tuner._over = {_alike(space): over}
-    monkeypatch.setattr(tuner, "tried_with", found)
-    monkeypatch.setattr(tuner, "floor_s", lambda space, mode, count: floors_s[mode][count])
-    monkeypatch.setattr(tuner, "_eased_s", lambda space, mode, found: eased_s)
-    monkeypatch.setattr("shardwright.search.tree.tuning.divided", lambda space, counts, size: counts)
-    list(tuner.ways(space, cast("Any", list(floors_s)), rival_s))
-    return tried
-
-
-def test_the_fewest_microbatches_are_tried_first_then_where_another_mesh_left_off(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Where that is eight of them, four are slower, and one is the fastest. What cannot win is not tried."""
-    steps_s = {1: 3.0, 4: 5.0, 8: 4.0, 16: 6.0}
-    low, high = {1: 2.0, 4: 2.8, 8: 3.0, 16: 3.5}, {1: 2.6, 4: 2.8, 8: 3.0, 16: 3.5}
-    for floors_s, rival_s, over, counts in (
-        (low, 4.0, 0.9, [1, 8, 4]), (high, 2.5, 0.9, [1]), (high, 2.5, 0.8, [1, 8, 4]), (high, 2.5, 1.0, []),
-    ):  # fmt: skip
-        tried = _tried(monkeypatch, {"none": floors_s}, steps_s, rival_s, 2, over)
-        assert [count for _, count in tried] == counts, (floors_s, rival_s, over)
-
-
-def test_the_likeliest_kind_of_recomputation_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """More microbatches of one kind are tried after fewer of another whose floor is lower, and not if that has won."""
-    floors_s = {"none": {1: 1.0, 2: 7.0}, "full": {1: 2.0, 2: 3.0}}
-    assert _tried(monkeypatch, floors_s, {1: 5.0, 2: 4.0}, inf) == [("none", 1), ("full", 1), ("full", 2)]
-
-
-def test_a_number_that_cannot_win_any_more_gives_way_to_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the other kind has become faster meanwhile."""
-    floors_s = {"none": {1: 1.0, 4: 9.0, 8: 9.0}, "full": {1: 2.0, 4: 3.0, 8: 6.0}}
-    tried = _tried(monkeypatch, floors_s, {1: 5.0, 4: 4.0, 8: 6.0}, inf, 2)
-    assert tried == [("none", 1), ("full", 1), ("full", 4)]
-
-
-def test_more_microbatches_are_tried_where_memory_costs_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    for eased_s, counts in ((3.9, [1, 2]), (4.0, [1])):
-        tried = _tried(monkeypatch, {"none": {1: 1.0, 2: 1.5}}, {1: 4.0, 2: 3.0}, inf, eased_s=eased_s)
-        assert [count for _, count in tried] == counts
-
-
-def test_memory_costs_what_layouts_within_it_take_more() -> None:
-    """Nothing where it is ample, if parameters stay for as long as they can; the more, the less of it there is."""
-    space, shares = Space("", Mesh.of(x=2), (FREE,), ("zero-1",)), list[float]()
-    free = planner(link_bytes_per_s=1e8)
-    ample = free.solver.solve(Folded(GRAPH), space.mesh, space.roles, "", Execution(), space.zeros, "kept")
-    for share in (1.0, 0.9, 0.5):
-        search = limited(planner(link_bytes_per_s=1e8), share * ample.prediction.memory.total_bytes)
-        pins = Pins.of(GRAPH, search.cluster, NOTHING)
-        tuner = Tuner(search.solver, GRAPH, search.execution, pins, lambda message: None)
-        found = search.solver.solve(tuner.folded, space.mesh, space.roles, "", Execution(), space.zeros, "kept")
-        shares.append(tuner._eased_s(space, "none", found) / found.prediction.step_s)
-    assert shares[0] == pytest.approx(1.0)
-    assert shares[0] > shares[1] > shares[2] > 0
-
-
-def test_while_nothing_fits_what_takes_long_is_left_for_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every mesh is tried up to a few times the least bound; then all of them up to any time, what keeps the least."""
-    search, asked = planner(4), list[tuple[float, tuple[str, ...]]]()
-    tuner = Tuner(search.solver, GRAPH, search.execution, Pins.of(GRAPH, search.cluster, NOTHING), lambda message: None)
-    bounds_s = {space.mesh.sizes: 2.0 + i for i, space in enumerate(tuner.spaces)}
-
-    def ways(space: Space, modes: Sequence[str], rival_s: float) -> list[Any]:
-        asked.append((rival_s, tuple(modes)))
-        return [_found(fits=True)] if rival_s == inf else []
-
-    monkeypatch.setattr(tuner, "ways", ways)
-    monkeypatch.setattr(tuner, "told", lambda candidate: candidate)
-    monkeypatch.setattr(tuner, "_least_s", lambda space: bounds_s[space.mesh.sizes])
-    monkeypatch.setattr(tuner, "_excess_bytes", lambda space, mode: 0.0)
-    assert len(list(tuner.searched([_found(fits=False)]))) == len(tuner.spaces) == 2
-    last = (tuner.modes[-1],)
-    assert asked == [(8.0, last), (8.0, last), (inf, last), (inf, ("none",))]
-    asked.clear()
-    tuner.fastest_s = 9.0
-    assert not list(tuner.searched([_found(fits=True)]))
-    assert asked == [(9.0, ("none",))] * 2  # that of a plan that fits, however long it is
-
-
-def test_a_way_is_tried_once() -> None:
-    search = planner(2)
-    tuner = Tuner(search.solver, GRAPH, search.execution, Pins.of(GRAPH, search.cluster, NOTHING), lambda message: None)
-    (space,) = tuner.spaces
-    assert tuner.tried_with(space, "none", 1) is tuner.tried_with(space, "none", 1)
-    assert len(tuner.tried) == 1
-
-
-def test_weights_that_have_to_stay_gathered_are_there_whole() -> None:
-    """Beside the parts that are stored; in 16 bits, as their products may be."""
-    search = planner(8)
-    tuner = Tuner(search.solver, GRAPH, search.execution, Pins.of(GRAPH, search.cluster, NOTHING), lambda message: None)
-    whole = 2 * sum(GRAPH.types[leaf.name].num_elements for leaf in GRAPH.leaves("parameter"))
-    for roles, sizes, zeros, share in (
-        ((ZERO,), (8,), ("zero-1",), 7 / 8),
-        ((ZERO, TENSOR), (4, 2), ("zero-1",), 3 / 4 / 2),
-        ((DATA, ZERO), (4, 2), ("zero-2",), 1 / 2),
-        ((DATA,), (8,), ("zero-1",), 0.0),  # that is what is stored
-        ((ZERO,), (8,), ("zero-1", "zero-3"), 0.0),
-        ((ZERO, FREE), (4, 2), ("zero-1",), 0.0),
-    ):
-        space = Space("", Mesh(("x", "y")[: len(sizes)], sizes), roles, cast("tuple[Zero, ...]", zeros))
-        assert tuner._gathered_bytes(space) == pytest.approx(share * whole)
-    space = Space("", Mesh(("x",), (8,)), (ZERO,), ("zero-1",))
-    problem, _ = search.solver.problem(*tuner._longest(space, "none", 1))
-    stored = stored_bytes(problem) + search.cluster.device.context_bytes
-    search.solver.limit_bytes = int(stored + whole / 2)
-    assert tuner._excess_bytes(space, "none") == pytest.approx(3 / 8 * whole, abs=1)
-    assert not tuner._excess_bytes(space._replace(zeros=("zero-3",)), "none")
-
-
-def _found(*, fits: bool) -> Any:
-    mesh, memory = SimpleNamespace(num_microbatches=1), SimpleNamespace(total_bytes=1.0)
-    prediction = SimpleNamespace(step_s=9.0, memory=memory)
-    return SimpleNamespace(fits=fits, is_tight=False, execution=Execution(), mesh=mesh, prediction=prediction)
-
-
-def test_counts_go_up_until_they_fit_and_down_until_they_do_not() -> None:
-    """From one with which another mesh fitted, or half as many until they may win."""
-    fits = {1: False, 2: False, 4: True, 8: True}
-    memory = SimpleNamespace(activations_bytes=80.0, temporary_bytes=0.0, slack_bytes=0.0, total_bytes=110.0)
-
-    def run(
-        rival_s: float, start: int, most: int = 8, *, first: bool = False, crowding: float = 0.0, alone: bool = True
-    ) -> list[int]:
-        tried = list[int]()
-
-        def at(count: int) -> Candidate:
-            tried.append(count)
-            prediction = SimpleNamespace(step_s=count, memory=memory)
-            return cast("Candidate", SimpleNamespace(prediction=prediction, fits=fits[count], is_tight=True))
-
-        numbers = [n for n in fits if n <= most]
-        counts = Counts(
-            numbers, at, float, lambda found: 0.0, lambda count: crowding / count, 100.0, start, first=first,
-            unrivalled=alone,
-        )  # fmt: skip
-        floors = counts.proposals()
-        with suppress(StopIteration):
-            floor_s = next(floors)
-            while True:
-                floor_s = floors.send(floor_s < rival_s)
-        return tried
-
-    assert run(inf, 3) == [1, 8, 4, 2]
-    assert run(5.0, 3) == [1, 2, 4]
-    assert run(3.0, 3) == [1, 2]
-    assert run(inf, 0, most=2) == [1, 2]  # none fits
-    assert run(inf, 3, first=True) == [1, 8]  # which is enough
-    assert run(inf, 0, crowding=12.0, alone=False) == run(inf, 0) == [1, 2, 4, 8]
-    assert run(inf, 0, crowding=13.0, alone=False) == []  # in none does even what layouts keep at least fit
-    assert run(inf, 0, crowding=13.0) == run(inf, 0)
-    memory.total_bytes = 190.0  # of which activations are not what is too much
-    assert run(inf, 0) == [1, 8, 4, 2]
-    assert run(inf, 0, alone=False) == [1]
-    memory.total_bytes = 110.0
-    fits[1] = True
-    assert run(inf, 3, first=True) == [1]
-
-
 def test_two_axes_are_cut_at_the_boundary_of_machines() -> None:
     """The inner one that crosses it, or of the outer one what fills a machine; that in the middle shares examples."""
     many = Cluster.preset("dgx-h100", nodes=4)
@@ -592,30 +441,6 @@ def test_two_axes_are_cut_at_the_boundary_of_machines() -> None:
         assert found is None or (found.roles == (FREE, ZERO, FREE) and str(found.mesh) in found.name)
     for roles, sizes in (((FREE,), (32,)), ((ZERO, FREE), (2, 16))):
         assert nested(Space("", Mesh(("x", "y")[: len(sizes)], sizes), roles), many) is None
-
-
-def test_on_many_devices_the_best_mesh_is_cut_to_three_axes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As what was tried there is run, where it may win, and where nothing is asked for."""
-    levels = (Level("inside", 4, 1e10, 1e-6), Level("across", 2, 1e8, 1e-6))
-    search, graph = Planner(replace(cluster(8), levels=levels), every_choice), blocks(16, 64, layers=4, seq=16)
-
-    def tried(asked: SearchOptions, fastest_s: float = inf) -> list[Candidate]:
-        kept = Pins.of(graph, search.cluster, asked)
-        tuner = Tuner(search.solver, graph, search.execution, kept, lambda message: None)
-        space = next(space for space in tuner.spaces if space.mesh == Mesh.of(x=4, y=2))
-        tuner.tried = [tuner.tried_with(space, mode, 2) for mode in ("none", "full")]
-        tuner.fastest_s = fastest_s
-        return list(tuner.nested(tuner.tried[:1]))
-
-    assert tried(NOTHING) == []
-    monkeypatch.setattr("shardwright.search.tree.tuning._MANY", 8)
-    (found,) = tried(NOTHING)
-    assert (found.mesh.sizes, found.execution.recompute, found.fits) == ((2, 2, 2, 2), "none", True)
-    assert search.plan(graph).prediction.step_s <= found.prediction.step_s
-    assert tried(NOTHING, fastest_s=1e-9) == tried(SearchOptions(pins=texts("y<=4"))) == []
-    for least_s, number in ((0.9e-6, 1), (1e-6, 0), (2e-6, 0)):  # against that of two axes, which steps do not go below
-        monkeypatch.setattr(Tuner, "floor_s", lambda self, space, *run, n=least_s: n if len(space.mesh) > 2 else 1e-6)
-        assert len(tried(NOTHING)) == number
 
 
 def test_where_nothing_fits_meshes_are_told_once() -> None:

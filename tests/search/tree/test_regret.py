@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 
-from bench.regret import MOST, Bench, Model, Pinned, Result, add, kept, section
+import pytest
+
+from bench.regret import MOST, Anew, Bench, Model, Pinned, Result, add, kept, section
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.pcg.mesh import Mesh
 from shardwright.search.tree.planner import Planner
@@ -51,3 +54,10 @@ def test_results_are_kept_and_shown(tmp_path: Path) -> None:
     assert "+inf%" in rows[0]
     assert "+1.00% | mesh [x=2], roles zero |" in rows[1]
     assert "1 of 2" in rows[1]
+
+
+def test_a_free_plan_anew_is_compared_with_all_that_is_kept() -> None:
+    slower, alone = Anew("a", 1.02, 1.0, 1.0, 1.0, "way"), Anew("b", 1.0, inf, inf, 1.0, "way")
+    assert slower.regret == pytest.approx(0.02)
+    assert "1.0200 s, was 1.0000 s, regret +2.00%" in str(slower)
+    assert alone.regret == 0.0
