@@ -74,7 +74,8 @@ class Limits:
     def tell_apart(self, graph: Graph, alike: Mapping[str, str]) -> bool:
         """Return whether some pin names only one of two parameters that stand for each other."""
         target = {leaf.name: str(leaf.attr("target")) for leaf in graph.leaves("parameter")}
-        stored, pairs = dict(self.stored), [(target[a], target[b]) for a, b in alike.items()]
+        stored = dict(self.stored)
+        pairs = [(target[a], target[b]) for a, b in alike.items() if a in target]  # else a buffer
         named = any(pin.names(a) != pin.names(b) for pin in self.layouts for a, b in pairs)
         return named or any(stored.get(a) != stored.get(b) for a, b in pairs)
 

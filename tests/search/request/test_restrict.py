@@ -11,6 +11,7 @@ from shardwright.pcg.graph import OPAQUE, Graph
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.moves import fused_moves
 from shardwright.planning import certified_choices
+from shardwright.search.request.limits import NO_LIMITS
 from shardwright.search.request.restrict import (
     CONTEXT,
     DATA,
@@ -142,3 +143,12 @@ def test_keys_that_heads_share_are_gathered_before_they_are_repeated() -> None:
         assert whole == {grouped, repeated}
         assert not any(allowed(graph.by_name[name], 0, WHOLE) for name in whole)
     assert not role_restriction(graph, (DATA,), (2,))(graph.by_name[grouped], 0, COPIED)
+
+
+def test_buffers_that_stand_for_each_other_are_told_apart_by_nothing() -> None:
+    """They are folded with their blocks, as DeepSeek-V3's corrections of scores are."""
+    b = GraphBuilder()
+    for name in ("a", "b"):
+        b.leaf(name, "buffer", (4,), "float32", name)
+    graph = b.graph([("loss", b.op("sum", b.op("mul", "a", "b"), dims=(0,), keepdim=False))])
+    assert not NO_LIMITS.tell_apart(graph, {"b": "a"})
