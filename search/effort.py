@@ -126,6 +126,8 @@ DEEP: Final = 4
 """The microbatches per stage that are tried first: the bubble is a fifth of the step."""
 MANY_DEVICES: Final = 1024
 """The devices from which two axes are too coarse, and a mesh of three is tried; on fewer, none was found to gain."""
+MOST_NESTED: Final = 4
+"""The most meshes of three axes that are cut from others: each is followed as they are."""
 
 # ---- the whole graph ----
 

@@ -18,6 +18,7 @@ from shardwright.search.effort import (
     LITTLE,
     MADE_AGAIN,
     MANY_DEVICES,
+    MOST_NESTED,
     OF_FLOOR,
     PROMISING,
     SAVES,
@@ -156,6 +157,8 @@ class Meshes(Queue):
         """Yield the mesh of three axes that is cut from that of a likely plan, on many devices."""
         space = attempt.way.space
         finer = self.ways.pins.nested.get(space.mesh.sizes)
+        if sum(other.dimension == "axes" for other in self.attempts.values()) >= MOST_NESTED:
+            return
         if self.is_followed(attempt, "axes") and space.mesh.num_devices >= MANY_DEVICES and finer is not None:
             yield from self._like(attempt, [finer])
 
