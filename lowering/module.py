@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,7 +18,7 @@ from shardwright.lowering.ranks.ranks import Ranks
 from shardwright.lowering.runtime.entries import Entries
 from shardwright.lowering.runtime.entry import Entry
 from shardwright.lowering.runtime.inputs import CheckInputs
-from shardwright.lowering.runtime.spec import EntrySpec
+from shardwright.lowering.runtime.spec import EntrySpec, Maker
 from shardwright.lowering.store.parameter_store import ParameterStore
 from shardwright.lowering.store.parts import Fixed, bake, mirror, names_of, refuse_own_hooks, show_carried
 from shardwright.lowering.store.sources import ModelValues, Source
@@ -32,20 +32,7 @@ from shardwright.search.plan import CaptureCheck
 
 _OF_AN_ENTRY = {
     "graph", "ranks", "execution", "capture_check", "program", "source", "input_layouts", "options", "elsewhere",
-    "clip_grad_norm_", "mark",
 }  # fmt: skip
-
-
-class Maker(Protocol):
-    """The maker of a module's programs, for batches of global tensors. Every rank calls it."""
-
-    def for_batch(self, parallel: ParallelModule, batch: Mapping[str, Any]) -> None:
-        """Enter a program for steps with a batch, in the module's mode."""
-        ...
-
-    def for_evaluation(self, parallel: ParallelModule, batch: Mapping[str, Any]) -> None:
-        """Enter a program that gives what the model returns for a batch, in eval mode."""
-        ...
 
 
 def lower(
@@ -79,29 +66,22 @@ class ParallelModule(Fixed):
     """A model lowered onto this rank. Parameters carry the model's own names and are DTensors on one mesh.
 
     `forward_backward(**batch)` computes the loss and every gradient; `parallel(**batch)` returns the loss, and its
-    `backward()` does the rest. `source` is the program's text. `input_layouts` are the layouts of the batch's tensors,
-    for callers that pass a rank's own shard instead of the global tensor. With a `scaler`, `forward_backward` scales
-    the loss before its backward, and `scaler.step(optimizer)` undoes this in the gradients. `elsewhere`: the names of
-    parameters and buffers that other pipeline stages have. `capture_check`: the comparison that `compile` has made of
-    the captured graph and an eager step.
+    `backward()` does the rest. `input_layouts` are for callers that pass a rank's own shard. With a `scaler`,
+    `forward_backward` scales the loss, and `scaler.step(optimizer)` undoes this in the gradients. `elsewhere`: the
+    names of parameters and buffers that other pipeline stages have. `capture_check`: the comparison that `compile` has
+    made of the captured graph and an eager step.
 
-    A batch contains all microbatches. With several microbatches, `parallel(**batch)` runs their backwards itself, and
-    `backward()` of its loss only scales the gradients and hands them over (so with fp16, use `forward_backward`).
+    A batch contains all microbatches. With several, `parallel(**batch)` runs their backwards itself, and `backward()`
+    of its loss only scales the gradients and hands them over (so with fp16, use `forward_backward`).
 
     A model that was compiled without a batch captures and plans at its first call. Its parameters exist from the start
-    and remain the same objects, so an optimizer may be made before. Until the first call they are replicated and share
-    the model's storage; afterwards they have the plan's layouts.
+    and remain the same objects. Until then they are replicated and share the model's storage.
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        maker: Maker | None = None,
-        *,
-        source: Source | None = None,
-        stands_in: bool = False,
+        self, model: nn.Module, maker: Maker | None = None, *, source: Source | None = None, stands_in: bool = False,
         order: Sequence[str] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Make a module over a store of the model's values, or of another `source`; `enter` gives it a program.
 
         With a `maker`, a call for whose batch and mode there is no program does so. `stands_in`: whether parameters are
@@ -116,6 +96,7 @@ class ParallelModule(Fixed):
         self._entries = Entries()
         self._evaluations = Entries()
         self._stream, self._maker = Stream(), maker
+        self._modes: dict[nn.Module, bool] = {self: self.training}  # as compiled, to which train or eval comes back
         self._prepare: Callable[[Entry], None] | None = None
         if stands_in:
             self._store.stand_in()
@@ -134,6 +115,7 @@ class ParallelModule(Fixed):
         if self._model:
             self._show(entry.ranks)
             self.__dict__["training"] = spec.training
+            self._modes = {module: module.training for module in self.modules()}
         (self._entries if spec.returned is None else self._evaluations).add(entry)
 
     def _show(self, ranks: Ranks) -> None:
@@ -170,18 +152,21 @@ class ParallelModule(Fixed):
     def evaluate(self, **batch: Any) -> Any:  # noqa: ANN401 - what the model returns
         """Return what the model returns in eval mode, without gradients: logits, a loss, any nest of them.
 
-        A tensor whose rows the ranks can share is a DTensor, of which each rank has its rows; `full_tensor()` gathers
-        it on every rank. Other tensors are whole on every rank. The batch is that of the model's forward, so labels may
-        be left out where the model does without. Each shape of batch gets a program at its first call.
+        A tensor whose rows the ranks can share is a DTensor of these; others are whole on every rank. Labels may be
+        left out where the model does without. Other values than tensors are those given to `compile`, or those passed.
 
-        Raises `ShardwrightError` if the module has pipeline stages, or was not made by `shardwright.compile`.
+        Raises `AttributeError` before the first step. Raises `ShardwrightError` if the module has pipeline stages, or
+        was not made by `shardwright.compile`.
         """
         if self._maker is None:
             raise ShardwrightError("evaluate: only shardwright.compile gives modules that return more than their loss")
-        if not self._evaluations.takes(batch):
-            self._planned("evaluate")
+        self._planned("evaluate")
+        batch = self._entries.with_options(batch)
+        if (entry := self._evaluations.find(batch)) is None:
             self._maker.for_evaluation(self, batch)
-        return self._evaluations.of(batch, training=False).results(batch)
+            entry = self._evaluations.find(batch)
+        assert entry is not None
+        return entry.results(batch)
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Scale all gradients so that their global norm is at most `max_norm`; return the norm before."""
@@ -193,7 +178,7 @@ class ParallelModule(Fixed):
         if mode == self.training or not (self._maker or self._entries.has_mode(training=mode)):
             return super().train(mode)
         for module in self.modules():
-            module.__dict__["training"] = mode
+            module.__dict__["training"] = self._modes.get(module, mode) if mode == self._modes[self] else mode
         return self
 
     # ---- what users look at ----

@@ -27,14 +27,14 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules.module import _IncompatibleKeys as IncompatibleKeys
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter, tree_leaves, tree_map_only
+from torch.utils._pytree import tree_iter, tree_leaves, tree_map, tree_map_only
 
 # pyright: reportPrivateUsage=false, reportCallIssue=false, reportArgumentType=false, reportPrivateImportUsage=false
 
 __all__ = [
     "DTensor", "FakeStore", "FakeTensor", "FakeTensorMode", "HashStore", "IncompatibleKeys", "OpOverload",
     "PrefixStore", "StorageWeakRef", "Store", "TCPStore", "TorchDispatchMode", "tree_iter", "tree_leaves",
-    "tree_map_only", "unset_fake_temporarily",
+    "tree_map", "tree_map_only", "unset_fake_temporarily",
 ]  # fmt: skip
 
 FAKE = "fake"  # the backend of process groups whose other ranks do not exist
@@ -269,6 +269,11 @@ def _replaced(original: Kernel, kernel: Kernel) -> Kernel:
 def argument_names(operator: str) -> list[str]:
     """Return the names of the arguments of one of torch's operators."""
     return [argument.name for argument in getattr(torch.ops.aten, operator).default._schema.arguments]
+
+
+def fourier(name: str) -> Callable[..., Tensor]:
+    """Return torch's transform `_fft_r2c`, `_fft_c2c` or `_fft_c2r`, by the end of its name."""
+    return getattr(torch.ops.aten, f"_fft_{name}")
 
 
 def world_store() -> Store:

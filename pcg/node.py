@@ -117,7 +117,7 @@ def leaf(name: str, op: str, shape: Shape, dtype: str, target: str, *, grad: boo
 
 # ---- names of outputs ----
 
-_RESULT = "result."
+_RESULT = ".result."
 
 
 def result_key(number: int) -> str:

@@ -1,6 +1,6 @@
 """The results of a program that gives what the model returns, and not only its loss.
 
-They are outputs of the graph called `result.0`, `result.1`, … in the order of their leaves. A device has some rows of
+They are outputs of the graph called `.result.0`, `.result.1`, … in the order of their leaves. A device has some rows of
 each, if they can be shared out, and else the whole. So nothing gathers logits.
 """
 

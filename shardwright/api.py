@@ -196,12 +196,12 @@ def compile(
         check_device(base_of(own), default_device().type)
     programs = Programs(model, target, asked, given, progress, timeout_s, check_inputs, check_capture)
     if args or kwargs:
-        parallel = ParallelModule(model, programs)
+        parallel = ParallelModule(model, programs.maker)
         programs.first(parallel, args, kwargs or {})
         return parallel
     with start_up(timeout_s):
         order = from_rank_0(lambda: names_of(model), "the order of its modules")
-        return ParallelModule(model, programs, stands_in=True, order=order)
+        return ParallelModule(model, programs.maker, stands_in=True, order=order)
 
 
 def _load(plan: Plan | str | os.PathLike[str] | None) -> Plan | None:

@@ -25,7 +25,7 @@ from shardwright.cost.clusters.cluster import Cluster
 from shardwright.lowering.module import ParallelModule
 from shardwright.lowering.ranks.waits import meet, start_up
 from shardwright.lowering.runtime.inputs import CheckInputs
-from shardwright.lowering.runtime.spec import EntrySpec
+from shardwright.lowering.runtime.spec import EntrySpec, Maker
 from shardwright.options import PlanOptions
 from shardwright.pcg.capture.capture import Captured, baked_in
 from shardwright.pcg.capture.returned import Returned
@@ -69,13 +69,18 @@ class Programs:
         self._first: Plan | None = None
         self._checked, self._made = set[bool](), 1
 
+    @property
+    def maker(self) -> Maker:
+        """What the compiled model calls for a program that it lacks."""
+        return Maker(self.for_batch, self.for_evaluation)
+
     def for_batch(self, parallel: ParallelModule, batch: Mapping[str, Any]) -> None:
         """Enter a program for a batch of global tensors, in the mode of the module. Every rank calls it."""
         with (
             torch.inference_mode(mode=False),
             torch.enable_grad(),
         ):  # whatever the call is for, a program has a backward
-            batch = tree_map_only(Tensor, lambda x: x.clone() if x.is_inference() else x, dict(batch))
+            batch = _as_ordinary(batch)
             if self._first is None:
                 self.first(parallel, (), batch)
             else:
@@ -129,6 +134,7 @@ class Programs:
                 return found, constants, returned, baked_in(model, (), batch)
 
         with torch.inference_mode(mode=False), torch.enable_grad(), start_up(self._timeout_s):
+            batch = _as_ordinary(batch)
             same_on_all_ranks(lambda: batch_facts(batch))
             agreed, constants, returned, options = from_rank_0(planned, "the plan for this evaluation")
             spec = self._spec(agreed, constants, options, training=False)
@@ -233,6 +239,11 @@ def _without_gradients(model: nn.Module) -> Generator[None]:
     finally:
         for parameter in trained:
             parameter.requires_grad_(True)
+
+
+def _as_ordinary(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a batch without tensors of inference mode, of which nothing can be captured."""
+    return tree_map_only(Tensor, lambda x: x.clone() if x.is_inference() else x, dict(batch))
 
 
 def _constants(captured: Captured) -> dict[str, Tensor]:

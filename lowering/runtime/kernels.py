@@ -165,8 +165,7 @@ _ACTIVATIONS = {
 def expert_linear(x: Tensor, w: Tensor, index: Tensor, offset: int | None, *to: To) -> Tensor:
     """Multiply rows of `x` [..., i] by the matrices of `w` [e, i, o] that `index` [...] names: [..., o].
 
-    With an `offset`, `w` holds experts [offset, offset + e). Rows of other experts give zeros, unless routes `to` their
-    ranks are given.
+    With an `offset`, `w` holds experts [offset, offset + e). Rows of others give zeros, unless there are routes `to`.
     """
     lead = torch.broadcast_shapes(x.shape[:-1], index.shape)
     if to:

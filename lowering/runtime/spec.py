@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -41,6 +41,17 @@ class EntrySpec:
     training: bool = True
     capture_check: CaptureCheck | None = None
     returned: Returned | None = None
+
+
+Make = Callable[[Any, Mapping[str, Any]], None]
+"""A function that enters a program for a batch of global tensors into a `ParallelModule`. Every rank calls it."""
+
+
+class Maker(NamedTuple):
+    """The maker of a module's programs: for steps in the module's mode, and for what the model returns in eval mode."""
+
+    for_batch: Make
+    for_evaluation: Make
 
 
 class Key(NamedTuple):

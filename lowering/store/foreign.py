@@ -82,7 +82,8 @@ class ForeignCalls:
             given = [own[_NUM_SEEN * place :][:_NUM_SEEN] for own in rows]
             by_rank = {rank: own for rank, own in enumerate(given) if own[0]}
             first = next(iter(by_rank.values()), [])
-            if other := next((rank for rank, own in by_rank.items() if not _alike(own, first)), None):
+            other = next((rank for rank, own in by_rank.items() if not _alike(own, first)), None)
+            if other is not None:
                 raise ForeignError(
                     f"{name} is foreign, and gives other values on rank {other} than on rank {next(iter(by_rank))}. "
                     "Every rank runs it whole, so that it has to compute the same everywhere: seed what it draws from "
@@ -146,7 +147,7 @@ _NUM_SEEN = 4
 
 def _summary(results: Sequence[Tensor]) -> list[float]:
     """Return numbers that differ between ranks if results differ by more than rounding."""
-    flat = torch.cat([x.detach().double().flatten() for x in results]).nan_to_num()
+    flat = torch.cat([x.detach().double().flatten() for x in results]).nan_to_num(nan=3.0, posinf=5.0, neginf=-7.0)
     generator = torch.Generator(flat.device).manual_seed(0)
     drawn = torch.rand(2, flat.numel(), generator=generator, device=flat.device, dtype=flat.dtype)
     norm = flat.norm().clamp(min=1e-300)

@@ -141,6 +141,7 @@ class ParameterStore:
         if self.ranks is None:
             self._lay_out(wanted, ranks, carried)
         else:
+            self._check_state(wanted, carried)
             self._check(wanted, ranks, self.ranks, trains=trains)
 
     def _lay_out(self, wanted: Mapping[str, Place], ranks: Ranks, carried: Mapping[str, Tensor]) -> None:
@@ -175,6 +176,15 @@ class ParameterStore:
         self._unique = list({id(held): held for held in self.held.values()}.values())
         self._frozen = [held for held in self._unique if not held.inside.requires_grad]
         self._parameters = [held for held in self._unique if isinstance(held.outside, nn.Parameter)]
+
+    def _check_state(self, wanted: Mapping[str, Place], carried: Mapping[str, Tensor]) -> None:
+        """Raise `PlanError` unless an entry carries the state that steps have changed, and no other."""
+        odd = [name for name in self.carried if name not in wanted] or [n for n in carried if n not in self.held]
+        if odd:
+            raise PlanError(
+                f"{odd[0]}: forward changes it in one mode or shape alone, and is no buffer of the model, so that a "
+                "program for the other would not see its value; make it a buffer (register_buffer) before compiling"
+            )
 
     def _check(self, wanted: Mapping[str, Place], ranks: Ranks, own: Ranks, *, trains: bool) -> None:
         meshes, stored = ([str(mesh.devices) for mesh in some.meshes] for some in (ranks, own))

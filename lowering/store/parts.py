@@ -247,7 +247,7 @@ def mirror(target: Fixed, model: nn.Module, values: Mapping[str, Tensor], order:
         names = path.split(".") if path else []
         for depth, part in enumerate(names):
             if here._modules.get(part) is None:
-                here._modules[part] = _part_of(module)(".".join(names[: depth + 1]), training=target.training)
+                here._modules[part] = _part_of(module)(".".join(names[: depth + 1]), training=module.training)
             here = here.get_submodule(part)
         if None in module._modules.values():  # so that others keep their numbers
             here._modules.update(dict.fromkeys(module._modules))

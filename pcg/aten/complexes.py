@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torch.utils._pytree import tree_leaves
+
 from shardwright.pcg.aten.reductions import root
 from shardwright.pcg.aten.registry import HANDLERS, Handler, Ref, cast, dimensions, dtype_name
 from shardwright.pcg.aten.structure import reshape, select
@@ -55,6 +57,21 @@ def pair_of(b: GraphBuilder, value: Any) -> Pair:
 
 def _number(b: GraphBuilder, value: complex, dtype: str) -> Pair:
     return Pair(*(b.scalar(part, dtype) for part in (value.real, value.imag)))
+
+
+_INDEXED = frozenset({"gather", "index", "index_put", "index_select"})
+"""Operators by part that take integers as indices; elsewhere integers would be added to the imaginary part too."""
+
+
+def _refuse_mixed(b: GraphBuilder, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Raise `GraphError` for operands of an operator by part that have no real and imaginary part."""
+    leaves = tree_leaves((list(args), dict(kwargs)))
+    if any(isinstance(x, complex) for x in leaves):
+        raise GraphError("it has a complex number beside tensors; add it as a tensor of complex numbers")
+    if name not in _INDEXED and any(isinstance(x, Ref) and not is_float(b.types[x].dtype) for x in leaves):
+        raise GraphError("it joins complex numbers and integers; cast the integers by .to(torch.complex64)")
+    if name == "constant_pad_nd" and (any(args[2:]) or kwargs.get("value")):
+        raise GraphError("it pads complex numbers with another value than 0; pad real and imaginary parts")
 
 
 def _parts(b: GraphBuilder, handler: Handler, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -103,6 +120,8 @@ def _matmul(b: GraphBuilder, x: Any, y: Any) -> Pair:
 
 
 def _div(b: GraphBuilder, x: Any, y: Any) -> Pair:
+    if isinstance(y, complex):
+        return _mul(b, pair_of(b, x), 1 / y)
     if not isinstance(y, Pair):
         return Pair(b.op("div", x.real, y), b.op("div", x.imag, y))
     size = _squares(b, y)
@@ -114,6 +133,10 @@ def _add_number(row: str) -> Handler:
     def handler(b: GraphBuilder, x: Any, y: Any, alpha: float = 1) -> Any:
         if isinstance(y, (int, float)) and isinstance(x, Pair):
             return Pair(b.op(row, x.real, y * alpha), x.imag)
+        if isinstance(y, complex):
+            x = pair_of(b, x)
+            return Pair(b.op(row, x.real, y.real * alpha), b.op(row, x.imag, y.imag * alpha))
+        _refuse_mixed(b, row, (x, y), {})
         return _parts(b, HANDLERS[row], (x, y, alpha), {})
 
     return handler
@@ -228,6 +251,7 @@ def lift_complex(
     if namespace == "aten" and name in _COMPLEX:
         found = _COMPLEX[name](b, *args, **kwargs)
     elif namespace == "aten" and name in _BY_PART and (handler := HANDLERS.get(name)) is not None:
+        _refuse_mixed(b, name, args, kwargs)
         found = _parts(b, handler, args, kwargs)
     else:
         raise GraphError("it has no row for complex numbers; compute with their real and imaginary parts")

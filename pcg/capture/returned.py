@@ -32,6 +32,8 @@ class Returned:
         leaves, spec = tree_flatten(result)
         tensors = tuple(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
         odd = [leaf for leaf in leaves if not isinstance(leaf, (torch.Tensor, *_PLAIN))]
+        if any(tensor.is_complex() for tensor in tensors):
+            raise CaptureError("the model returns complex numbers, which no program gives; return torch.view_as_real")
         if odd or not tensors:
             what = f"a {type(odd[0]).__name__}" if odd else "no tensor"
             raise CaptureError(

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, product
 
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
@@ -54,9 +54,9 @@ def reshaped(plan: Plan, graph: Graph, certified: CertifiedSplits, rules: Mappin
     serial, rewrites = _rewritten(plan, graph, rules)
     best: Candidate | None = None
     refused: PlanError | None = None
-    for count in _counts(plan, serial):
+    for count, run in product(_counts(plan, serial), _runs(plan, serial)):
         try:
-            found = _laid_out(plan, serial, count, solver)
+            found = _laid_out(plan, serial, count, run, solver)
         except PlanError as error:
             refused = error
             continue
@@ -115,11 +115,18 @@ def _degrees(plan: Plan) -> set[int]:
     return found
 
 
-def _laid_out(plan: Plan, graph: Graph, count: int, solver: Solver) -> Candidate:
-    """Return the best layouts in so many microbatches. Raises `PlanError` where there are none."""
-    run, mesh, devices = plan.execution, over_time(plan.mesh.devices, count), plan.mesh.devices
+def _runs(plan: Plan, graph: Graph) -> list[Execution]:
+    """Return how a step may be run: as in the plan, or with other recomputation if the graph lacks what that names."""
     if gives_results(graph):  # there is no backward for which to make anything again
-        run = replace(run, recompute="none")
+        return [replace(plan.execution, recompute="none")]
+    if isinstance(plan.execution.recompute, str):
+        return [plan.execution]
+    return [plan.execution, *(replace(plan.execution, recompute=mode) for mode in ("full", "none"))]
+
+
+def _laid_out(plan: Plan, graph: Graph, count: int, run: Execution, solver: Solver) -> Candidate:
+    """Return the best layouts in so many microbatches. Raises `PlanError` where there are none."""
+    mesh, devices = over_time(plan.mesh.devices, count), plan.mesh.devices
     limits, _ = limits_of(graph, devices, plan.asked.pins)
     limits = replace(limits, stored=tuple(sorted(stored(plan.graph).items())))
     folded = _folded(graph, run, limits)

@@ -44,6 +44,7 @@ CASES: list[Case] = [
     case(lambda x, y: parts(numbers(x) * y + y), real(3, 2), real(3)),
     case(lambda x: parts(numbers(x) * (2 + 1j) - 1.5), real(3, 2)),
     case(lambda x, y: parts(numbers(x) / numbers(y) / 2), real(3, 2), real(3, 2)),
+    case(lambda x, y: parts((numbers(x) + (1 + 2j)) / (2 - 1j) + (y - 1j)), real(3, 2), real(3)),
     case(lambda x, y: parts(y / numbers(x)), real(3, 2), real(3)),
     case(lambda x, y: parts(numbers(x) @ numbers(y)), real(3, 4, 2), real(4, 5, 2)),
     case(lambda x, y: parts(numbers(x) @ y.to(torch.complex128)), real(3, 4, 2), real(4, 5)),
@@ -103,6 +104,12 @@ class Refused(nn.Module):
             z = z * self.x
         if self.kind == "operator":
             z = torch.linalg.inv(z.unsqueeze(-1) * z.unsqueeze(-2))
+        if self.kind == "integers":
+            z = z + torch.arange(4)
+        if self.kind == "joined":
+            z = torch.cat([z, torch.ones(2, 4, dtype=torch.long)])
+        if self.kind == "padding":
+            z = nn.functional.pad(z, (1, 1), value=2.0)
         return z.abs().sum()
 
 
@@ -110,6 +117,9 @@ class Refused(nn.Module):
     ("kind", "message"),
     [
         ("parameter", r"parameter 'x' is of complex numbers; hold it as real pairs, and take torch.view_as_complex"),
+        ("integers", r"joins complex numbers and integers; cast the integers"),
+        ("joined", r"joins complex numbers and integers; cast the integers"),
+        ("padding", r"pads complex numbers with another value than 0"),
         ("operator", r"aten.linalg_inv.default could not be lifted: it has no row for complex numbers; compute"),
     ],
 )

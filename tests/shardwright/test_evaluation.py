@@ -17,6 +17,7 @@ import shardwright as sw
 from shardwright.lowering.module import lower
 from shardwright.lowering.ranks.launch import run_ranks
 from shardwright.pcg.capture.capture import capture
+from shardwright.pcg.capture.returned import Returned
 from shardwright.pcg.errors import CaptureError, DistributedError, PlanError, ShardwrightError
 from tests.shardwright.test_programs import Net, batch_of, model_of
 
@@ -121,6 +122,19 @@ def test_results_of_transformers_keep_their_classes() -> None:
     for found in run_ranks(body, 2, 60):
         assert isinstance(found, CausalLMOutputWithCrossAttentions)
         torch.testing.assert_close(dict(found), dict(expected), rtol=1e-4, atol=1e-5)
+
+
+def test_complex_results_are_refused() -> None:
+    class Waves(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.fft.rfft(self.inner(x))
+
+    with pytest.raises(CaptureError, match="returns complex numbers, which no program gives"):
+        capture(Waves(), {"x": torch.ones(2, 4)}, returned=Returned())
 
 
 class Odd(nn.Module):

@@ -16,7 +16,7 @@ import shardwright as sw
 from shardwright.lowering.module import ParallelModule
 from shardwright.lowering.random.exact import seed_exactly
 from shardwright.lowering.ranks.launch import run_ranks
-from shardwright.pcg.errors import BatchError, DistributedError, ShardwrightError
+from shardwright.pcg.errors import BatchError, DistributedError, PlanError, ShardwrightError
 from shardwright.pcg.layout import S
 
 VOCAB, WIDTH = 32, 16
@@ -232,3 +232,96 @@ def test_a_model_without_a_batch_may_begin_in_eval_mode() -> None:
     for first, after in run_ranks(body, 2, 60):
         assert first == pytest.approx(expected, rel=1e-10)
         assert after == pytest.approx(trained(model_of(), [Call(8, 6)]).losses[0], rel=1e-10)
+
+
+class Stateful(nn.Module):
+    """It counts its steps in Python, in train mode alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.step = nn.Linear(4, 4), 0
+
+    def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
+        if self.training:
+            self.step += 1
+        return self.inner(x).square().sum() * scale * (1 + self.step)
+
+
+class Summed(nn.Module):
+    """A loss that is a sum, a buffer with an odd name, and a batch norm that stays in eval mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.result, self.norm = nn.Linear(4, 4), nn.Module(), nn.BatchNorm1d(4).eval()
+        self.result.register_buffer("0", torch.zeros(4))
+
+    def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
+        y = self.norm(self.inner(x))
+        dict(self.result.named_buffers())["0"].add_(y.detach().sum(0))
+        return scale * y.square().sum()
+
+
+def rows(number: int) -> Tensor:
+    return torch.randn(number, 4, generator=torch.Generator().manual_seed(number), dtype=torch.double)
+
+
+def edges() -> dict[str, Any]:
+    """By what was tried: a loss, or the words of an error."""
+    two, found = sw.Cluster.local(2), dict[str, Any]()
+    torch.manual_seed(0)
+    counting = Stateful().double()
+    parallel = sw.compile(counting, two, kwargs={"x": rows(8)}, mesh={"x": 2}, roles="data", timeout_s=60)
+    parallel.forward_backward(x=rows(8))
+    with pytest.raises((PlanError, DistributedError)) as error:
+        parallel.eval()(x=rows(8))
+    found["state"] = str(error.value)
+    torch.manual_seed(0)
+    model = Summed().double()
+    given = {"x": rows(8), "scale": 2.0}
+    parallel = sw.compile(model, two, kwargs=given, mesh={"x": 2}, roles="data", timeout_s=60)
+    rank = torch.distributed.get_rank()
+    own = rows(8)[4 * rank :][:4]
+    found["first"] = parallel(x=rows(8)).item()
+    with pytest.raises(BatchError, match="captured"):
+        parallel(x=rows(6), scale=3.0)
+    found["after another option"] = parallel(x=rows(6), scale=2.0).item()
+    parallel.eval()
+    norm = parallel.train().get_submodule("norm")
+    found["norm"] = [norm.training, norm.eval().training]
+    again = Summed().double()
+    again.load_state_dict(model.state_dict())
+    by_shard = sw.compile(again, two, kwargs=given, mesh={"x": 2}, roles="data", timeout_s=60)
+    for name, x in (("shard", own), ("global", rows(8)), ("shard again", own)):
+        found[name] = by_shard(x=x).item()
+    found["evaluated"] = by_shard.eval()(x=rows(8)).item()
+    for scale in (2.0, 3.0, 2.0):
+        found[f"evaluate {scale}"] = parallel.evaluate(x=rows(8), scale=scale).item()
+    found["evaluate"] = parallel.evaluate(x=rows(8)).item()
+    return found
+
+
+def test_what_is_between_programs_is_told_or_right() -> None:
+    """State, options, shards, modes of submodules, and names of buffers that look like those of results."""
+    torch.manual_seed(0)
+    model = Summed().double()
+    whole, part = model(rows(8)).item(), model(rows(6)).item()
+    for found in run_ranks(edges, 2, 120):
+        assert "forward changes it in one mode or shape alone" in found.pop("state")
+        assert found.pop("norm") == [False, False]
+        assert found.pop("after another option") == pytest.approx(2 * part, rel=1e-10)
+        assert found.pop("evaluate 3.0") == pytest.approx(3 * whole, rel=1e-10)
+        assert len(found) == 7
+        for name, loss in found.items():
+            assert loss == pytest.approx(2 * whole, rel=1e-10), name
+
+
+def test_recomputation_by_place_is_left_out_where_a_mode_has_no_such_place() -> None:
+    expected = trained(model_of(norm=False), [Call(8, 6), Call(8, 6, False), Call(4, 6)])
+
+    def body() -> list[float]:
+        model = model_of(norm=False)
+        parallel = compiled(model, mesh={"x": 2}, roles="data", recompute={"blocks.*": ["drop"]})
+        return trained(parallel, [Call(8, 6), Call(8, 6, False), Call(4, 6)]).losses
+
+    for losses in run_ranks(body, 2, 60):
+        assert losses == pytest.approx(expected.losses, rel=1e-10)
