@@ -96,7 +96,7 @@ class ParallelModule(Fixed):
         self._entries = Entries()
         self._evaluations = Entries()
         self._stream, self._maker = Stream(), maker
-        self._modes: dict[nn.Module, bool] = {self: self.training}  # as compiled, to which train or eval comes back
+        self._modes = {"": self.training}  # as compiled, by the names of modules, to which train or eval comes back
         self._prepare: Callable[[Entry], None] | None = None
         if stands_in:
             self._store.stand_in()
@@ -115,7 +115,7 @@ class ParallelModule(Fixed):
         if self._model:
             self._show(entry.ranks)
             self.__dict__["training"] = spec.training
-            self._modes = {module: module.training for module in self.modules()}
+            self._modes = {name: module.training for name, module in self.named_modules()}
         (self._entries if spec.returned is None else self._evaluations).add(entry)
 
     def _show(self, ranks: Ranks) -> None:
@@ -177,8 +177,8 @@ class ParallelModule(Fixed):
         """Set the mode, which is part of a program. A program that is missing is made at the next call, if it can."""
         if mode == self.training or not (self._maker or self._entries.has_mode(training=mode)):
             return super().train(mode)
-        for module in self.modules():
-            module.__dict__["training"] = self._modes.get(module, mode) if mode == self._modes[self] else mode
+        for name, module in self.named_modules():
+            module.__dict__["training"] = self._modes.get(name, mode) if mode == self._modes[""] else mode
         return self
 
     # ---- what users look at ----

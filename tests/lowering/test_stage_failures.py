@@ -186,7 +186,7 @@ STUCK = [
     Stuck("forward", in_item(sleep, "forward", 1), [0, 2, 3], WAITED),
     Stuck("last backward", in_item(sleep, "backward", 3), [0, 2, 3], WAITED),
     # the last stage has the loss; the first and the last one have the embedding
-    Stuck("loss", instead_of("_share", sleep), [0, 1, 2], "the loss, which comes from stage 3", 3),
+    Stuck("loss", instead_of("tell", sleep), [0, 1, 2], "the loss, which comes from stage 3", 3),
     Stuck("sums", in_sums, [3], "the sum of gradients that several stages have", 0),
     Stuck("tensor", in_item(sleep, "forward", 1), [0, 2, 3], WAITED, roles=("tensor",)),
     Stuck("zero", in_item(sleep, "forward", 1), [0, 2, 3], WAITED, roles=("zero",)),

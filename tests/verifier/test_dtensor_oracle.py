@@ -158,7 +158,7 @@ OFFERED: dict[tuple[str, str], str] = {
     ("argmax", "S(2) -> R"): INSIDE,
     ("argmax", "P -> R"): INSIDE,
 }
-WRONG = {"conv2d": WRONG_CONV}
+WRONG = {"conv2d": WRONG_CONV, "conv3d": WRONG_CONV}
 """Rows of which DTensor accepts what is false: no acceptance of theirs is a hint."""
 
 
