@@ -1,7 +1,7 @@
 """The options of `plan` and `compile`: the words in which callers give them, and the value that they become.
 
 A new option is a line in `PlanWords` (or `SearchWords`, if the search itself keeps to it), a field of the value beside
-it, a line in the docstring of `shardwright.plan`, and an option of the command line (`cli.options.plan_options`).
+it, a line in the docstring of `shardwright.plan`, and an option of the command line (`cli.options.search_options`).
 """
 
 from __future__ import annotations

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +40,7 @@ from shardwright.search.plan import Plan
 from shardwright.search.tree.planner import Progress
 from shardwright.search.tree.reshaped import reshaped
 
+_T = TypeVar("_T")
 MANY = 16
 """The number of programs from which on a warning says how many there are: each holds its code, and took a capture."""
 _Made = tuple[Plan, dict[str, Tensor]]
@@ -76,10 +77,7 @@ class Programs:
 
     def for_batch(self, parallel: ParallelModule, batch: Mapping[str, Any]) -> None:
         """Enter a program for a batch of global tensors, in the mode of the module. Every rank calls it."""
-        with (
-            torch.inference_mode(mode=False),
-            torch.enable_grad(),
-        ):  # whatever the call is for, a program has a backward
+        with _ordinary():
             batch = _as_ordinary(batch)
             if self._first is None:
                 self.first(parallel, (), batch)
@@ -102,18 +100,15 @@ class Programs:
     def _another(self, parallel: ParallelModule, batch: Mapping[str, Any], first: Plan) -> None:
         """Enter a program for another batch or mode, over the parameters as they are stored."""
         training = parallel.training
-        self._count()
-        meet("a program for a batch of another shape, or another mode", self._timeout_s)
 
         def planned() -> _Made:
             model = self._alive()
             with _in_mode(model, self._modes, training=training):
                 return self._reshaped(model, batch, first)
 
-        with start_up(self._timeout_s):
-            same_on_all_ranks(lambda: batch_facts(batch) | {"the mode": "train" if training else "eval"})
-            agreed, constants = from_rank_0(planned, "the plan for this batch")
-            parallel.enter(self._spec(agreed, constants, parallel.options, training=training))
+        facts = batch_facts(batch) | {"the mode": "train" if training else "eval"}
+        with self._agreed("a program for a batch of another shape, or another mode", facts, planned) as made:
+            parallel.enter(self._spec(*made, parallel.options, training=training))
 
     def for_evaluation(self, parallel: ParallelModule, batch: Mapping[str, Any]) -> None:
         """Enter a program that gives what the model returns for a batch of global tensors, in eval mode."""
@@ -124,24 +119,24 @@ class Programs:
                 "evaluate: a plan with pipeline stages gives the loss alone, by parallel.eval() and parallel(**batch); "
                 "for logits plan with stages=1"
             )
-        self._count()
-        meet("a program that gives the model's results", self._timeout_s)
+        batch = _as_ordinary(batch)
 
-        def planned() -> tuple[Plan, dict[str, Tensor], Returned, dict[str, Any]]:
+        def planned() -> tuple[_Made, Returned, dict[str, Any]]:
             model, returned = self._alive(), Returned()
             with _in_mode(model, self._modes, training=False), _without_gradients(model):
-                found, constants = self._reshaped(model, batch, first, returned)
-                return found, constants, returned, baked_in(model, (), batch)
+                return self._reshaped(model, batch, first, returned), returned, baked_in(model, (), batch)
 
-        with torch.inference_mode(mode=False), torch.enable_grad(), start_up(self._timeout_s):
-            batch = _as_ordinary(batch)
-            same_on_all_ranks(lambda: batch_facts(batch))
-            agreed, constants, returned, options = from_rank_0(planned, "the plan for this evaluation")
-            spec = self._spec(agreed, constants, options, training=False)
-            parallel.enter(replace(spec, returned=returned))
+        what = "a program that gives the model's results"
+        with _ordinary(), self._agreed(what, batch_facts(batch), planned) as (made, returned, options):
+            parallel.enter(replace(self._spec(*made, options, training=False), returned=returned))
 
-    def _count(self) -> None:
-        """Count the programs, and warn of many."""
+    @contextmanager
+    def _agreed(self, what: str, facts: Mapping[str, str], make: Callable[[], _T]) -> Generator[_T]:
+        """Meet the other ranks, compare facts with theirs, and yield rank 0's object, of which a program is made."""
+        meet(what, self._timeout_s)
+        with start_up(self._timeout_s):
+            same_on_all_ranks(lambda: facts)
+            yield from_rank_0(make, f"the plan of {what}")
         self._made += 1
         if self._made >= MANY:
             warnings.warn(
@@ -239,6 +234,13 @@ def _without_gradients(model: nn.Module) -> Generator[None]:
     finally:
         for parameter in trained:
             parameter.requires_grad_(True)
+
+
+@contextmanager
+def _ordinary() -> Generator[None]:
+    """Capture as in training, whatever the call is made under."""
+    with torch.inference_mode(mode=False), torch.enable_grad():
+        yield
 
 
 def _as_ordinary(batch: Mapping[str, Any]) -> dict[str, Any]:

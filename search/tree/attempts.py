@@ -219,6 +219,28 @@ class Queue(ABC):
             for way, about_s in beside(attempt):
                 self.propose(way, about_s, name, attempt.way)
 
+    def begin(self, able: Sequence[Space], spaces: Sequence[Space], modes: Sequence[RecomputeMode]) -> None:
+        """Propose where each space begins: with the fewest microbatches that have room, for each kind until all have.
+
+        `able`: the spaces that can hold what is always there. Where there are none, one of all `spaces` is proposed.
+        """
+        for space in able:
+            for way in self._first(space, modes):
+                self.propose(way, self.floor_s(way))
+        if not able and spaces:
+            space = min(spaces, key=self.ways.excess_bytes)
+            self.propose(Way(space, self.modes[-1], self.ways.counts_on(space)[-1]), 0.0)
+
+    def _first(self, space: Space, modes: Sequence[RecomputeMode]) -> Iterator[Way]:
+        """Yield, for each kind of recomputation until one has room in the fewest microbatches, the fewest with room."""
+        counts = self.ways.counts_on(space)
+        for mode in modes:
+            many = self.fewest_roomy(space, mode, counts)
+            if many is not None or mode == modes[-1]:
+                yield Way(space, mode, many or counts[-1])
+            if many == counts[0]:
+                return
+
     def fewest_roomy(self, space: Space, mode: RecomputeMode, counts: Sequence[int]) -> int | None:
         """Return the first number of microbatches with which what is kept may fit; None: none of them.
 

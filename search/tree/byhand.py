@@ -24,27 +24,12 @@ class Strategy(Queue):
         self.modes, self.rival_s = list(ways.modes), rival_s
         self._over = inf  # the least ratio of a step to its floor
         able = [space for space in spaces if not ways.cannot_hold(space)]
-        for space in able:
-            for way in self._first(space):
-                self.propose(way, self.floor_s(way))
-        if not able:
-            space = min(spaces, key=ways.excess_bytes)
-            self.propose(Way(space, self.modes[-1], ways.counts_on(space)[-1]), 0.0)
+        self.begin(able, spaces, self.modes[:1] if ways.effort.is_least else self.modes)
 
     @property
     def best(self) -> Candidate | None:
         """The best plan, if any has layouts."""
         return min(self.bests(), key=rank, default=None)
-
-    def _first(self, space: Space) -> Iterator[Way]:
-        """Yield, for each kind of recomputation until one has room in the fewest microbatches, the fewest with room."""
-        counts = self.ways.counts_on(space)
-        for mode in self.modes if not self.ways.effort.is_least else self.modes[:1]:
-            many = self.fewest_roomy(space, mode, counts)
-            if many is not None or mode == self.modes[-1] or self.ways.effort.is_least:
-                yield Way(space, mode, many or counts[-1])
-            if many == counts[0]:
-                return
 
     def _least_s(self, attempt: Attempt) -> float:
         return attempt.about_s * (UNTRIED if self._over == inf else (1 + max(1.0, self._over)) / 2)

@@ -44,34 +44,14 @@ class Meshes(Queue):
 
     def __init__(self, ways: Ways, fitter: Fitter | None, spaces: Sequence[Space]) -> None:
         super().__init__(ways, fitter)
-        self._begin(spaces)
+        hopeless = ways.effort.is_least and ways.nothing_fits
+        able = [] if hopeless else [space for space in spaces if not ways.cannot_hold(space)]
+        self.begin(able, spaces, list(dict.fromkeys((self.modes[0], self.modes[-1]))))
 
     def go_on_from(self, known: Iterable[Way]) -> None:
         """Propose ways that are solved already, such as those of plans by hand."""
         for way in known:
             self.propose(way, self.floor_s(way))
-
-    def _begin(self, spaces: Sequence[Space]) -> None:
-        """Propose where each mesh begins; of those on which nothing can fit, only one, and if there is no other."""
-        able = [space for space in spaces if not self.ways.cannot_hold(space)]
-        if self.ways.effort.is_least and self.ways.nothing_fits:
-            able = []
-        for space in able:
-            for way in self._first(space):
-                self.propose(way, self.floor_s(way))
-        if not able and spaces:
-            space = min(spaces, key=self.ways.excess_bytes)
-            self.propose(Way(space, self.modes[-1], self.ways.counts_on(space)[-1]), 0.0)
-
-    def _first(self, space: Space) -> Iterator[Way]:
-        """Yield the ways with the fewest microbatches that may leave room: with all kept, and with all made again."""
-        counts = self.ways.counts_on(space)
-        for mode in dict.fromkeys((self.modes[0], self.modes[-1])):
-            many = self.fewest_roomy(space, mode, counts)
-            if many is not None or mode == self.modes[-1]:
-                yield Way(space, mode, many or counts[-1])
-            if many == counts[0]:
-                return
 
     @property
     def dimensions(self) -> Mapping[str, Neighbours]:

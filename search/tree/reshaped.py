@@ -8,10 +8,10 @@ and optimizer states keep their place.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
-from itertools import chain, product
+from itertools import product
 
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
@@ -82,37 +82,19 @@ def _rewritten(plan: Plan, graph: Graph, rules: Mapping[str, Equation]) -> tuple
     return graph, ()
 
 
-def _counts(plan: Plan, graph: Graph) -> Iterator[int]:
+def _counts(plan: Plan, graph: Graph) -> list[int]:
     """Return numbers of microbatches with no more examples in each than in the plan's, the fewest first; then 1.
 
-    Those come first that leave examples for as many devices as before. Where modules have statistics of each
-    microbatch by itself, the number is the plan's. It is 1 where the batch cannot be cut, or the program gives the
-    model's results.
+    Where modules have statistics of each microbatch by itself, the number is the plan's. It is 1 where the batch cannot
+    be cut, or the program gives the model's results.
     """
     if gives_results(graph):
-        return iter([1])
+        return [1]
     if plan.execution.per_microbatch or plan.report.obstacle:
-        return iter([plan.mesh.num_microbatches])
+        return [plan.mesh.num_microbatches]
     size, most = batch_size(graph), batch_size(plan.graph) // plan.mesh.num_microbatches
     counts = [n for n in microbatch_counts(size) if size // n <= most] or [size or 1]
-    shares = max((degree for degree in _degrees(plan) if most % degree == 0), default=1)
-    even = [n for n in counts if (size // n) % shares == 0]
-    likely = list(dict.fromkeys(chain(even, counts)))[:_MOST_TRIES]
-    return iter(dict.fromkeys([*likely, 1]))
-
-
-def _degrees(plan: Plan) -> set[int]:
-    """Return the numbers of devices among which the plan divides the examples of its inputs."""
-    sizes = plan.mesh.device_sizes
-    kinds = (plan.graph.types[leaf.name] for leaf in plan.graph.leaves("input"))
-    split = ((x for x in zip(kind.layouts, sizes, strict=True) if x[0].is_shard and x[0].dim == 0) for kind in kinds)
-    found = set[int]()
-    for axes in split:
-        degree = 1
-        for _, size in axes:
-            degree *= size
-        found.add(degree)
-    return found
+    return list(dict.fromkeys([*counts[:_MOST_TRIES], 1]))
 
 
 def _runs(plan: Plan, graph: Graph) -> list[Execution]:

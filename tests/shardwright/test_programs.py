@@ -207,7 +207,7 @@ def test_what_no_program_can_be_made_for_is_refused_on_every_rank() -> None:
         "a dtype": "'ids' has dtype torch.int32",
         "a name": "'labels' is missing",
         "dimensions": "has shape [10], expected",
-        "a shape that the model refuses": "batch",
+        "a shape that the model refuses": "could not be captured",
         "unlike ranks": "batch: 'ids' is int64[5, 7] on rank 1 and int64[4, 7] on rank 0",
         "unlike modes": "the mode is eval on rank 1 and train on rank 0",
         "a model that is gone": "keep the model that was compiled",
