@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
+from torch._C._distributed_c10d import FileStore, HashStore, PrefixStore, Store
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.autograd import Variable
@@ -32,9 +32,9 @@ from torch.utils._pytree import tree_iter, tree_leaves, tree_map, tree_map_only
 # pyright: reportPrivateUsage=false, reportCallIssue=false, reportArgumentType=false, reportPrivateImportUsage=false
 
 __all__ = [
-    "DTensor", "FakeStore", "FakeTensor", "FakeTensorMode", "HashStore", "IncompatibleKeys", "OpOverload",
-    "PrefixStore", "StorageWeakRef", "Store", "TCPStore", "TorchDispatchMode", "tree_iter", "tree_leaves",
-    "tree_map", "tree_map_only", "unset_fake_temporarily",
+    "DTensor", "FakeStore", "FakeTensor", "FakeTensorMode", "FileStore", "HashStore", "IncompatibleKeys", "OpOverload",
+    "PrefixStore", "StorageWeakRef", "Store", "TorchDispatchMode", "tree_iter", "tree_leaves", "tree_map",
+    "tree_map_only", "unset_fake_temporarily",
 ]  # fmt: skip
 
 FAKE = "fake"  # the backend of process groups whose other ranks do not exist

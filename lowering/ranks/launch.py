@@ -7,12 +7,13 @@ import gc
 import os
 import pickle
 import signal
-import socket
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from multiprocessing.connection import Connection, Pipe, wait
+from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
@@ -162,25 +163,13 @@ def run_ranks(
     it finds a GPU; after any `torch.export`, CUDA builds of torch find one even if there is none. So run no backward in
     this process.
     """
-    store = _served(timeout_s)
-    ranks = [_fork(fn, args, rank, num_ranks, store.port, timeout_s) for rank in range(num_ranks)]
-    try:
-        return _collect(ranks, timeout_s, grace_s)
-    finally:
-        for rank in ranks:
-            rank.end()
-
-
-def _served(timeout_s: float) -> private.TCPStore:
-    """Return a store in which ranks on this machine meet; this process serves it while the result lives."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port, file = listening.getsockname()[1], listening.detach()
-    return _store(port, timeout_s, is_master=True, master_listen_fd=file)
-
-
-def _store(port: int, timeout_s: float, **options: Any) -> private.TCPStore:
-    timeout = timedelta(seconds=timeout_s)
-    return private.TCPStore("127.0.0.1", port, timeout=timeout, wait_for_workers=False, **options)
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = [_fork(fn, args, rank, num_ranks, Path(folder) / "store", timeout_s) for rank in range(num_ranks)]
+        try:
+            return _collect(ranks, timeout_s, grace_s)
+        finally:
+            for rank in ranks:
+                rank.end()
 
 
 class _Rank:
@@ -205,7 +194,9 @@ class _Rank:
         self.pipe.close()
 
 
-def _fork(fn: Callable[..., Any], args: Sequence[Any], rank: int, num_ranks: int, port: int, timeout_s: float) -> _Rank:
+def _fork(
+    fn: Callable[..., Any], args: Sequence[Any], rank: int, num_ranks: int, store: Path, timeout_s: float
+) -> _Rank:
     receive, send = Pipe(duplex=False)
     pid = os.fork()
     if pid:
@@ -214,21 +205,21 @@ def _fork(fn: Callable[..., Any], args: Sequence[Any], rank: int, num_ranks: int
     receive.close()
     gc.freeze()  # the parent's objects are not searched for garbage, which would copy their pages
     try:
-        send.send_bytes(_run_child(fn, args, rank, num_ranks, port, timeout_s))
+        send.send_bytes(_run_child(fn, args, rank, num_ranks, store, timeout_s))
         send.close()
     finally:
         os._exit(0)  # without the parent's exit handlers
 
 
 def _run_child(
-    fn: Callable[..., Any], args: Sequence[Any], rank: int, num_ranks: int, port: int, timeout_s: float
+    fn: Callable[..., Any], args: Sequence[Any], rank: int, num_ranks: int, store: Path, timeout_s: float
 ) -> bytes:
     torch.set_num_threads(1)
     os.environ.setdefault("TORCH_DIST_INIT_BARRIER", "1")  # ranks may leave while others still connect
     try:
         dist.init_process_group(
             "gloo",
-            store=_store(port, timeout_s, is_master=False),
+            store=private.FileStore(str(store), num_ranks),
             rank=rank,
             world_size=num_ranks,
             timeout=timedelta(seconds=timeout_s),
