@@ -23,6 +23,7 @@ Ways to carry operators out on devices:
     results                   what a model returns, as outputs of its graph
     pieces, stages            transfers between ranks of unlike stages; a graph cut into pipeline stages
     step/                     one training step as a list of actions
+    collectives/              networks, collectives and their schedules as data
 
 Sources of graphs:
 

@@ -57,6 +57,10 @@ class ClusterError(ShardwrightError):
     """A cluster description has missing or impossible values."""
 
 
+class ScheduleError(ShardwrightError):
+    """A schedule of a collective, or a file of one, is malformed: a rank, chunk or step that does not exist."""
+
+
 class PlanError(ShardwrightError):
     """A plan cannot be read, does not belong to this model, or does not fit this cluster."""
 

@@ -9,6 +9,8 @@
     local         the local machine
     detect        the cluster that this process runs on
     imported      clusters from the output of `nvidia-smi`, NCCL and Slurm
+    shapes        networks link by link: rings, grids, switches, trees, and the levels of a cluster
+    networks      known machines link by link, and the table of topologies with a name
     changes       a cluster with other machines, links or devices
     smaller       fewer devices of a cluster
 

@@ -1,0 +1,9 @@
+"""Collectives as data: the network, what has to be moved, and who sends what when.
+
+    topology     a network as a directed graph of links, with resources that links share and relays between ranks
+    collective   what every rank holds before and after, chunk by chunk
+    schedule     transfers in steps: chunk, from, to, copy or reduce; the rate and latency that a topology gives them
+
+A schedule says what happens, not that it is right: `verifier.collectives` proves that. docs/inside/collectives.md has
+the whole map.
+"""
