@@ -152,11 +152,12 @@ class ParallelModule(Fixed):
     def evaluate(self, **batch: Any) -> Any:  # noqa: ANN401 - what the model returns
         """Return what the model returns in eval mode, without gradients: logits, a loss, any nest of them.
 
-        A tensor whose rows the ranks can share is a DTensor of these; others are whole on every rank. Labels may be
-        left out where the model does without. Other values than tensors are those given to `compile`, or those passed.
+        A tensor whose rows the ranks can share is a DTensor of these; others are whole on every rank. All pipeline
+        stages get them. Labels may be left out where the model does without. Other values than tensors are those given
+        to `compile`, or those passed.
 
-        Raises `AttributeError` before the first step. Raises `ShardwrightError` if the module has pipeline stages, or
-        was not made by `shardwright.compile`.
+        Raises `AttributeError` before the first step. Raises `ShardwrightError` if stages are of unlike sizes, or the
+        module was not made by `shardwright.compile`.
         """
         if self._maker is None:
             raise ShardwrightError("evaluate: only shardwright.compile gives modules that return more than their loss")

@@ -20,11 +20,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
+from typing import NamedTuple
 
 from shardwright.pcg.errors import GraphError, PlanError
 from shardwright.pcg.graph import Graph, Node, make_attrs
 from shardwright.pcg.mesh import Mesh
-from shardwright.pcg.node import RECEIVED, leaf
+from shardwright.pcg.node import RECEIVED, is_result, leaf
 from shardwright.pcg.parallel import COMBINE, PARTITION, REDUCE, REPLICATE, SEND
 from shardwright.pcg.pieces import Piece, Tensor, received, sent
 from shardwright.pcg.step.actions import end_of_step
@@ -46,6 +47,14 @@ FORWARD, BACKWARD = "forward", "backward"
 STAGES = "stages"
 """The name, as an axis to sum over, of the ranks at one place of several stages' meshes."""
 _GIVEN = "to the next stage: "
+
+
+class Told(NamedTuple):
+    """A value that the ranks of one stage tell those of the others: its key among the outputs, its node, its stage."""
+
+    key: str
+    name: str
+    stage: int
 
 
 @dataclass(frozen=True)
@@ -114,6 +123,12 @@ class Stages:
         shared = any(stage in holders for holders in self.shared.values())
         return end_of_step(told=self.num_stages > 1, shared=trains and shared)
 
+    @cached_property
+    def told(self) -> tuple[Told, ...]:
+        """The values that all stages learn at the end of a step: the loss, or the model's results."""
+        of_model = [(key, name) for key, name in self.graph.outputs if key == LOSS or is_result(key)]
+        return tuple(Told(key, name, self.where.get(name, 0) % self.num_stages) for key, name in of_model)
+
     def messages(self, rank: int) -> Counter[Message]:
         """Return the messages of a rank to and from other stages in a step, and its sums with them."""
         stage, found = stage_of(self.meshes, rank), Counter[Message]()
@@ -124,8 +139,8 @@ class Stages:
         for verb, _, _ in self.end(stage):
             match verb:
                 case "tell":
-                    num_bytes = self.graph.types[self.graph.loss].local_bytes(self.meshes[stage])
-                    found[_message(verb, STAGES, num_bytes)] += 1
+                    types, mesh = self.graph.types, self.meshes[stage]
+                    found.update(_message(verb, STAGES, types[name].local_bytes(mesh)) for _, name, _ in self.told)
                 case "share":
                     found.update(self._summed(stage, place))
                 case _:

@@ -31,6 +31,7 @@ from shardwright.pcg.capture.capture import Captured, baked_in
 from shardwright.pcg.capture.returned import Returned
 from shardwright.pcg.errors import BatchError, InfeasibleError, PlanError
 from shardwright.pcg.foreign import Call, calls
+from shardwright.pcg.step.meshes import stage_meshes
 from shardwright.planning import captured_for, certified_by, searched, statistics_of
 from shardwright.ranks import batch_facts, check_world, from_rank_0, model_facts, same_on_all_ranks
 from shardwright.reports.facts import memory_verdict
@@ -114,10 +115,10 @@ class Programs:
         """Enter a program that gives what the model returns for a batch of global tensors, in eval mode."""
         first = self._first
         assert first is not None, "the first program fixes the layouts of parameters"
-        if first.execution.schedule.num_stages > 1:
+        if len({mesh.sizes for mesh in stage_meshes(first.mesh, first.execution)}) > 1:
             raise PlanError(
-                "evaluate: a plan with pipeline stages gives the loss alone, by parallel.eval() and parallel(**batch); "
-                "for logits plan with stages=1"
+                "evaluate: a plan with stages of unlike sizes gives the loss alone, by parallel.eval() and "
+                "parallel(**batch), since ranks of another stage have other rows; for logits plan with equal stages"
             )
         batch = _as_ordinary(batch)
 

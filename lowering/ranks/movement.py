@@ -103,6 +103,11 @@ def exchange(x: Tensor, axis: Axis, old: tuple[int, int], new: tuple[int, int]) 
     return _merge(received, *old)
 
 
+def broadcast(x: Tensor, source: int, group: dist.ProcessGroup) -> None:
+    """Overwrite a contiguous tensor by that of `source`, a rank of the whole run."""
+    dist.broadcast(x.view(torch.uint8) if x.dtype == torch.bool else x, source, group)
+
+
 # ---- started, and waited for by whoever needs the result ----
 
 

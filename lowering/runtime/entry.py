@@ -27,7 +27,7 @@ from shardwright.lowering.ranks.waits import blame
 from shardwright.lowering.runtime.batch import BatchCheck
 from shardwright.lowering.runtime.collectives import reduce, start_total
 from shardwright.lowering.runtime.inputs import Inputs
-from shardwright.lowering.runtime.pipeline import Pipeline, Scale
+from shardwright.lowering.runtime.pipeline import Outcome, Pipeline, Scale
 from shardwright.lowering.runtime.precision import check_device, check_products, set_products
 from shardwright.lowering.runtime.reducer import Finished
 from shardwright.lowering.runtime.runner import Runner
@@ -152,11 +152,14 @@ class Entry:
         assert self._returned is not None, "the program of a step gives its loss"
         with torch.inference_mode(False), torch.no_grad():
             (local,) = self._take(batch)
-            outputs = self._run(local)
-            self.runner.write_back({k: v for k, v in outputs.items() if not is_result(k)})
-            types = {key: self.graph.types[name] for key, name in self.graph.outputs}
+            if self.pipeline is None:
+                outputs = self._run(local)
+                self.runner.write_back({k: v for k, v in outputs.items() if not is_result(k)})
+            else:
+                outputs = self._in_stages(self.pipeline, [local], None)
+            types = {key: self.graph.types[name].layouts for key, name in self.graph.outputs}
             keys = [result_key(i) for i in range(self._returned.size)]
-            return self._returned.filled([with_others(outputs[k], types[k].layouts, self.ranks) for k in keys])
+            return self._returned.filled([with_others(outputs[k], types[k], self.ranks) for k in keys])
 
     def loss(self, batch: Mapping[str, Any]) -> Tensor:
         """Return the loss, with a backward, of a batch of global tensors or of this rank's own shards of them."""
@@ -171,7 +174,7 @@ class Entry:
                     stack.enter_context(runner.reducer.keeping(kept))
                 return hand_over(self._forward_backward(local, None), kept)
         if self.pipeline is not None:
-            return self._in_stages(self.pipeline, local, None)
+            return self._in_stages(self.pipeline, local, None)[LOSS]
         if len(local) == 1:
             summand = self._forward(local[0])
         else:
@@ -198,7 +201,7 @@ class Entry:
         if self.pipeline is not None:
             if scaler is not None:  # the first call initialises the scale, and only the last stage has a loss to scale
                 scaler.scale(torch.zeros((), device=self.ranks.device))
-            return self._in_stages(self.pipeline, local, scaler.scale if scaler is not None else _as_it_is)
+            return self._in_stages(self.pipeline, local, scaler.scale if scaler is not None else _as_it_is)[LOSS]
         work: dist.Work | None = None
 
         def backward(summand: Tensor, loss: Tensor) -> None:
@@ -219,8 +222,8 @@ class Entry:
             raise blame(error, "backward") from error
         return loss
 
-    def _in_stages(self, pipeline: Pipeline, local: Sequence[Mapping[str, Tensor]], scale: Scale | None) -> Tensor:
-        """Run a step through pipeline stages, and return the loss."""
+    def _in_stages(self, pipeline: Pipeline, local: Sequence[Mapping[str, Tensor]], scale: Scale | None) -> Outcome:
+        """Run a step through stages, and return the loss or the model's results."""
         try:
             with self.drawing.by_number(self._num_draws) as draw, self._compared():
                 return pipeline.step(local, draw, scale)

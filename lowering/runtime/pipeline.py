@@ -11,7 +11,7 @@ other. So the first step takes one microbatch after the other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -21,19 +21,22 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from shardwright.lowering.random.exact import Draw
 from shardwright.lowering.ranks.channels import Incoming, Kind, Message, Outgoing, channels, waits_in_kernels
 from shardwright.lowering.ranks.groups import first_in
-from shardwright.lowering.ranks.movement import Axis
+from shardwright.lowering.ranks.movement import Axis, broadcast
 from shardwright.lowering.ranks.ranks import Ranks
 from shardwright.lowering.runtime.apart import Apart, give_to_weights
 from shardwright.lowering.runtime.collectives import start_total
 from shardwright.lowering.runtime.runner import Runner
 from shardwright.lowering.runtime.shared import Shared
 from shardwright.pcg.errors import DistributedError
+from shardwright.pcg.node import is_result
 from shardwright.pcg.stages import BACKWARD, FORWARD, Stages, given
 from shardwright.pcg.step.late import LOSS
 from shardwright.pcg.step.schedules import Item, Transfer, one_by_one
 from shardwright.pcg.step.verbs import VERBS
 
 Scale = Callable[[Tensor], Tensor]
+Outcome = Mapping[str, Tensor]
+"""What every rank knows after a step, by key: the loss, or its parts of the model's results."""
 _List = tuple[list[tuple[Incoming, list[Message]]], list[tuple[str, str, Item | Transfer]]]
 """What every receiving end expects in a step, and the actions: in words, with the method that does a transfer."""
 
@@ -73,17 +76,17 @@ class Pipeline:
         self.kinds = {(each.verb, each.item.direction, each.boundary): self._kinds(each) for each in own}
         self.lists: dict[tuple[bool, bool], _List] = {}
         self.stepped = set[bool]()  # whether there was a step without backward, and one with
-        self.last = (len(stages) - 1) % size
-        self.teller = first_in(ranks.meshes, range(size), dist.get_rank(), self.last)
+        tellers = {told.stage for told in stages.told}
+        self.tellers = {each: first_in(ranks.meshes, range(size), dist.get_rank(), each) for each in tellers}
         self.mail: dict[tuple[str, int, int], list[Tensor]] = {}  # what a virtual stage needs in a microbatch, or sends
         self.alive: dict[tuple[int, int], tuple[dict[str, Tensor], list[GradientEdge | None]]] = {}
         self.put_off: dict[tuple[int, int], list[Apart]] = {}
-        self.loss = torch.zeros((), dtype=getattr(torch, types[stages.graph.loss].dtype), device=ranks.device)
+        self.outcome = dict[str, Tensor]()  # the loss, or the model's results
         self.work: dist.Work | None = None
         self.now, self.failed = "", ""
 
-    def step(self, local: Sequence[Mapping[str, Tensor]], draw: Draw, scale: Scale | None) -> Tensor:
-        """Run a step and return the loss, on every rank. `scale` scales the loss for backward; None: no backward."""
+    def step(self, local: Sequence[Mapping[str, Tensor]], draw: Draw, scale: Scale | None) -> Outcome:
+        """Run a step and return its outcome. `scale` scales the loss for backward; None: no backward."""
         trains = scale is not None
         in_turn = waits_in_kernels(self.ranks.device) and trains not in self.stepped
         if (in_turn, trains) not in self.lists:
@@ -92,7 +95,7 @@ class Pipeline:
         self.alive.clear()
         self.put_off.clear()
         self.mail.clear()
-        self.loss, self.work, self.now = torch.zeros_like(self.loss), None, "the beginning of the step"
+        self.outcome, self.work, self.now = dict(self._rooms()), None, "the beginning of the step"
         try:
             for channel, messages in coming:
                 channel.begin(messages)
@@ -110,7 +113,18 @@ class Pipeline:
         except BaseException as error:
             self.failed = f"{self.now}: {error}"
             raise
-        return self.loss
+        return self.outcome
+
+    def _rooms(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield memory for what a step gives. The loss is a sum over microbatches, and each result is of the only one.
+
+        A stage that gives a result has it in memory of its own.
+        """
+        for key, name, stage in self.stages.told:
+            kind = self.stages.graph.types[name]
+            shape, dtype = kind.local_shape(self.ranks.mesh), getattr(torch, kind.dtype)
+            if key == LOSS or stage != self.stage:
+                yield key, torch.zeros(shape, dtype=dtype, device=self.ranks.device)
 
     def check_alive(self) -> None:
         """Raise if an earlier step has failed, whose messages may still be on their way between stages."""
@@ -159,22 +173,23 @@ class Pipeline:
             outputs = runner.run({**batch, **got}, draw)
         sent = [outputs.pop(given(name)) for name in self.stages.given(stage)]
         loss = outputs.pop(LOSS, None)
+        self.outcome |= {key: outputs.pop(key).contiguous() for key in [*outputs] if is_result(key)}
         self.mail[FORWARD, stage + 1, item.microbatch] = [value.detach() for value in sent]
         if keep:
             self.alive[item.chunk, item.microbatch] = got, self._roots(stage, sent, loss)
         written = {k: v for k, v in outputs.items() if self._is_last(item) or k in self.by_microbatch}
         runner.write_back(written)
         if loss is not None:
-            self.loss += loss.detach()
+            self.outcome[LOSS] += loss.detach()
         if runner.sums_loss(first=not item.microbatch, last=self._is_last(item)):
-            self.work = start_total(self.loss, self.loss_axis)
+            self.work = start_total(self.outcome[LOSS], self.loss_axis)
 
     def _backward(self, item: Item, scale: Scale) -> None:
         runner, stage = self.runners[item.chunk], self._virtual(item)
         got, roots = self.alive.pop((item.chunk, item.microbatch))
         gradients = self.mail.pop((BACKWARD, stage, item.microbatch), [])
         if stage + 1 == len(self.stages):
-            gradients = [scale(torch.ones_like(self.loss))]
+            gradients = [scale(torch.ones_like(self.outcome[LOSS]))]
         self._begin(runner, item, frees=self._is_last(item))
         pairs = [(root, g) for root, g in zip(roots, gradients, strict=True) if root is not None]
         ends = self._is_last(item) and not runner.in_two
@@ -226,10 +241,11 @@ class Pipeline:
         channel.send(f"what {self.now} gives", values, [kind.pieces for kind in kinds])
 
     def tell(self) -> None:
-        """Send the loss from the last stage to all others."""
-        self.now = f"the loss, which comes from stage {self.last}"
-        if self.ranks.stages.group is not None:
-            dist.broadcast(self.loss, self.teller, self.ranks.stages.group)
+        """Send the loss, or each of the model's results, from its stage to all others."""
+        for key, _, stage in self.stages.told:
+            self.now = f"{key.lstrip('.')}, which comes from stage {stage}"
+            if self.ranks.stages.group is not None:
+                broadcast(self.outcome[key], self.tellers[stage], self.ranks.stages.group)
 
     def share(self) -> None:
         """Sum the gradients that several stages have, and hand them over."""

@@ -13,6 +13,7 @@ from shardwright.lowering.runtime.inputs import CheckInputs
 from shardwright.pcg.capture.returned import Returned
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
+from shardwright.pcg.results import gives_results
 from shardwright.pcg.stages import cut, not_run
 from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.pcg.step.precisions import DTYPES, Precision, in_bf16
@@ -67,7 +68,8 @@ def check_stages(graph: Graph, execution: Execution, precision: Precision | None
         return
     if (problem := not_run(graph, precision)) is not None:
         raise PlanError(problem)
-    if precision is not None and DTYPES[precision].is_scaled:  # every stage searches its gradients for overflows
+    has_gradients = not gives_results(graph)
+    if has_gradients and precision is not None and DTYPES[precision].is_scaled:  # each stage searches for overflows
         parts = cut(graph, execution).graphs
         for stage in range(execution.schedule.num_stages):
             own = parts[stage :: execution.schedule.num_stages]

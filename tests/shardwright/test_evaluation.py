@@ -24,6 +24,8 @@ from tests.shardwright.test_programs import Net, batch_of, model_of
 PLANS: dict[str, dict[str, Any]] = {
     "zero": {"mesh": {"x": 2}, "roles": "zero"},
     "tensor": {"mesh": {"x": 2}, "roles": "tensor", "recompute": "full"},
+    "chunks": {"stages": 2, "microbatches": 2, "schedule": "interleaved"},
+    "stages and data": {"stages": 2, "microbatches": 2, "schedule": "1f1b", "mesh": {"x": 2}, "roles": "zero"},
 }
 
 
@@ -80,30 +82,33 @@ def trained_and_evaluated(model: nn.Module, parallel: nn.Module | None = None) -
     return found
 
 
-def without_dropout() -> Model:
-    model = Model(model_of())
+def without_dropout(*, norm: bool = True) -> Model:
+    model = Model(model_of(norm=norm))
     for block in model.net.blocks:
         block.drop = nn.Dropout(0.0)  # masks are compared elsewhere
     return model
 
 
 @pytest.mark.filterwarnings("ignore:Model returns")
-def test_everything_that_the_model_returns_comes_back() -> None:
+@pytest.mark.parametrize(("names", "num_ranks"), [(("zero", "tensor", "chunks"), 2), (("stages and data",), 4)])
+def test_everything_that_the_model_returns_comes_back(names: tuple[str, ...], num_ranks: int) -> None:
     def body() -> list[tuple[list[Any], tuple[int, ...], bool]]:
-        found = list[tuple[list[Any], tuple[int, ...], bool]]()
-        for options in PLANS.values():
-            model = without_dropout()
-            parallel = sw.compile(model, sw.Cluster.local(2), kwargs=batch_of(8, 6), timeout_s=60, **options)
+        found, cluster = list[tuple[list[Any], tuple[int, ...], bool]](), sw.Cluster.local(num_ranks)
+        for options in (PLANS[name] for name in names):
+            model = without_dropout(norm="stages" not in options)  # microbatches share no statistics
+            parallel = sw.compile(model, cluster, kwargs=batch_of(8, 6), timeout_s=60, **options)
             results = trained_and_evaluated(model, parallel)
             logits = parallel.evaluate(**batch_of(8, 6))["logits"]
-            found.append((results, tuple(logits.to_local().shape), parallel.training))
+            own = logits.to_local() if isinstance(logits, DTensor) else logits
+            found.append((results, tuple(own.shape), parallel.training))
         return found
 
-    expected = trained_and_evaluated(without_dropout())
-    for by_plan in run_ranks(body, 2, 120):
-        for results, own, training in by_plan:
-            torch.testing.assert_close(results, expected, rtol=1e-9, atol=1e-11)
-            assert own == (4, 6, 32)
+    expected = {norm: trained_and_evaluated(without_dropout(norm=norm)) for norm in (True, False)}
+    for by_plan in run_ranks(body, num_ranks, 120):
+        for name, (results, own, training) in zip(names, by_plan, strict=True):
+            is_cut = "stages" in PLANS[name]
+            torch.testing.assert_close(results, expected[not is_cut], rtol=1e-9, atol=1e-11)
+            assert own == (8 if name == "chunks" else 4, 6, 32)
             assert training  # the mode stays
 
 
@@ -161,15 +166,22 @@ def test_what_cannot_be_given_is_refused() -> None:
         refused(AttributeError, sw.compile(Odd(), two, timeout_s=60), **x)
         odd = Odd()
         refused((CaptureError, DistributedError), sw.compile(odd, two, kwargs=x, mesh={"x": 2}, timeout_s=60), **x)  # pyright: ignore[reportArgumentType]
-        net = model_of(norm=False)
-        staged = sw.compile(net, two, kwargs=batch_of(8, 6), stages=2, microbatches=2, timeout_s=60)
-        refused(PlanError, staged, **batch_of(8, 6))
         return texts
 
     for found in run_ranks(body, 2, 120):
         assert "has no plan before its first call" in found[0]
         assert "returns a object, which no program gives" in found[1]
-        assert "stages=1" in found[2]
+
+
+def test_stages_of_unlike_sizes_are_refused() -> None:
+    def body() -> str:
+        net, words = model_of(norm=False), {"stages": [2, 1], "microbatches": 2, "mesh": {"x": 2}}
+        parallel = sw.compile(net, sw.Cluster.local(3), kwargs=batch_of(8, 6), timeout_s=60, **words)  # pyright: ignore[reportArgumentType]
+        with pytest.raises(PlanError) as error:
+            parallel.evaluate(**batch_of(8, 6))
+        return str(error.value)
+
+    assert all("plan with equal stages" in found for found in run_ranks(body, 3, 60))
 
 
 def test_a_program_that_was_lowered_by_hand_says_who_makes_others() -> None:
