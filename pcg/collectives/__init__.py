@@ -3,6 +3,8 @@
     topology     a network as a directed graph of links, with resources that links share and relays between ranks
     collective   what every rank holds before and after, chunk by chunk
     schedule     transfers in steps: chunk, from, to, copy or reduce; the rate and latency that a topology gives them
+    flows        maximum flows in networks with whole capacities
+    bounds       the least steps, and the least seconds per byte, of a collective on a topology
 
 A schedule says what happens, not that it is right: `verifier.collectives` proves that. docs/inside/collectives.md has
 the whole map.
