@@ -19,6 +19,7 @@ WIDTH = 96
 _METHODS = {
     shardwright.Cluster: ("local", "preset", "mixed", "detect", "load", "join", "part", "save", "summary"),
     shardwright.Plan: ("save", "load"),
+    shardwright.WeightFiles: (),
     ParallelModule: ("forward", "forward_backward", "evaluate", "clip_grad_norm_", "input_layouts", "source", "program",
                      "state_dict", "load_state_dict", "compile", "mark"),
 }  # fmt: skip

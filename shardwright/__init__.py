@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from shardwright.cost.clusters.cluster import Cluster as Cluster
     from shardwright.cost.clusters.topology import Level as Level
     from shardwright.lowering.random.exact import seed_exactly as seed_exactly
+    from shardwright.lowering.store.weights import WeightFiles as WeightFiles
     from shardwright.pcg.capture.fake import fake as fake
     from shardwright.pcg.errors import ShardwrightError as ShardwrightError
     from shardwright.search.plan import Plan as Plan
@@ -47,6 +48,7 @@ _EXPORTS = {
     "Level": "shardwright.cost.clusters.topology",
     "Plan": "shardwright.search.plan",
     "ShardwrightError": "shardwright.pcg.errors",
+    "WeightFiles": "shardwright.lowering.store.weights",
     "compile": "shardwright.api",
     "fake": "shardwright.pcg.capture.fake",
     "plan": "shardwright.api",
@@ -60,6 +62,7 @@ __all__ = [
     "Level",
     "Plan",
     "ShardwrightError",
+    "WeightFiles",
     "__version__",
     "compile",
     "fake",

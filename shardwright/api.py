@@ -20,13 +20,16 @@ from shardwright.lowering.ranks.launch import TIMEOUT_S, join
 from shardwright.lowering.ranks.waits import start_up
 from shardwright.lowering.runtime.inputs import CheckInputs
 from shardwright.lowering.runtime.precision import check_device
+from shardwright.lowering.store.deferred import DeferredValues, is_unreal
 from shardwright.lowering.store.parts import names_of
+from shardwright.lowering.store.weights import WeightFiles
 from shardwright.options import PlanOptions, PlanWords, guiding, precisions_of, takes_options
+from shardwright.pcg.capture.fake import off_meta
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.step.precisions import base_of
 from shardwright.planning import certified_by, searched
 from shardwright.programs import Programs
-from shardwright.ranks import check_world, from_rank_0
+from shardwright.ranks import check_world, from_rank_0, on_all_ranks, same_on_all_ranks
 from shardwright.search.plan import Plan
 from shardwright.search.tree.planner import Progress
 
@@ -134,6 +137,7 @@ def compile(
     timeout_s: float = TIMEOUT_S,
     check_inputs: CheckInputs = "first",
     check_capture: CheckCapture = "first",
+    weights: str | os.PathLike[str] | WeightFiles | None = None,
     **options: Unpack[PlanWords],
 ) -> ParallelModule:
     """Return this rank's program for training `model`, a module with DTensor parameters under the model's own names.
@@ -151,7 +155,9 @@ def compile(
 
     Args:
         model: with real weights. Where they differ between ranks, rank 0's count (and are copied into `model`), as with
-            DDP; so does its random state where ranks are seeded differently (docs/randomness.md).
+            DDP; so does its random state where ranks are seeded differently (docs/randomness.md). A model that was
+            built inside `with shardwright.fake():` has no weights yet: each rank makes its parts alone, with the values
+            that the model would have got outside of it. One on device meta gets them from `weights`.
         cluster: by default the cluster that this process runs on, `Cluster.detect()`.
         args: example inputs of one global batch, positional.
         kwargs: the same, by name.
@@ -164,19 +170,20 @@ def compile(
             and random state, on the model's own values, on a part of the batch where a step is large. Rank 0 does it,
             unless `plan` records that it was done, and restores everything that it changes; docs/limits.md lists the
             differences that it cannot see. "never" leaves it out. The result is the module's `capture_check`.
+        weights: files to read the model's values from, in parts: a path of safetensors, of `torch.save`, or of a
+            torch.distributed.checkpoint folder, or `WeightFiles`, which can also map names.
         options: as in `plan`. With `plan`, only `strict` and `rules`; rank 0 reads the rule file, which a plan that
             rewrites the model by rules of a file needs too.
 
     Raises:
-        CaptureError: the model cannot be captured with this batch, its captured graph computes something else, or it
-            has no weights of its own (fake or meta tensors).
-        PlanError: the plan is for another model, batch, precision or cluster, or cannot run on this device.
+        CaptureError: the model cannot be captured with this batch, or its captured graph computes something else.
+        PlanError: the plan is for another model, batch, precision or cluster, or cannot run on this device; or nothing
+            gives the model values, or the files in `weights` are not of this model.
         InfeasibleError: no plan is predicted to fit the devices; its `plan` is the smallest, in case you know better.
         RuleError: the rule file cannot be read, or no rule of it can be used.
         DistributedError: the number of running ranks is not the plan's (the best plan may leave some idle); another
             rank failed; or this rank has another model, or a batch of other shapes, than rank 0.
     """
-    refuse_unreal(model)
     check_when(check_capture)
     given = _load(plan)
     if given is not None and (named := [f"{name}=" for name in guiding(options)]):
@@ -194,11 +201,18 @@ def compile(
     join(timeout_s)
     for own in asked.precisions if given is None else precisions_of(given.precision):
         check_device(base_of(own), default_device().type)
-    programs = Programs(model, target, asked, given, progress, timeout_s, check_inputs, check_capture)
+    with start_up(timeout_s):
+        source = _deferred(model, weights)
+    programs = Programs(model, target, asked, given, progress, timeout_s, check_inputs, check_capture, source)
     if args or kwargs:
-        parallel = ParallelModule(model, programs.maker)
+        parallel = ParallelModule(model, programs.maker, source=source)
         programs.first(parallel, args, kwargs or {})
         return parallel
+    if source is not None:
+        raise PlanError(
+            f"{type(model).__name__}: a model without values, or with weights=, is compiled with its batch, as its "
+            "parameters have no layout before: compile(model, kwargs=batch)"
+        )
     with start_up(timeout_s):
         order = from_rank_0(lambda: names_of(model), "the order of its modules")
         return ParallelModule(model, programs.maker, stands_in=True, order=order)
@@ -221,12 +235,23 @@ def _target(cluster: Cluster | None, given: Plan | None) -> Cluster:
     return given.cluster
 
 
+def _deferred(model: nn.Module, weights: str | os.PathLike[str] | WeightFiles | None) -> DeferredValues | None:
+    """Return the source of a model's values if they are not in the model; all ranks have the same, or all raise."""
+    if weights is None and not any(map(is_unreal, (*model.parameters(), *model.buffers()))):
+        return None
+    off_meta(model)
+    files = weights if weights is None or isinstance(weights, WeightFiles) else WeightFiles(weights)
+    source = on_all_ranks(lambda: DeferredValues(model, files))
+    same_on_all_ranks(lambda: source.facts)
+    return source
+
+
 def refuse_unreal(model: nn.Module) -> None:
-    """Raise `PlanError` for a model with a parameter or buffer that has no values to train."""
+    """Raise `PlanError` for a model with a parameter or buffer that has no values."""
     for name, value in [*model.named_parameters(), *model.named_buffers()]:
-        if isinstance(value, FakeTensor) or value.device.type == "meta":
+        if is_unreal(value):
             kind = "a fake tensor" if isinstance(value, FakeTensor) else "on device meta"
             raise PlanError(
-                f"{type(model).__name__}: {name!r} is {kind} and has no values to train; shardwright.plan works on "
-                "such a model, compile needs one that is built outside of shardwright.fake(), on a real device"
+                f"{type(model).__name__}: {name!r} is {kind} and has no values, which one process needs here; build "
+                "the model outside of shardwright.fake(), on a real device"
             )

@@ -26,6 +26,7 @@ from shardwright.lowering.module import ParallelModule
 from shardwright.lowering.ranks.waits import meet, start_up
 from shardwright.lowering.runtime.inputs import CheckInputs
 from shardwright.lowering.runtime.spec import EntrySpec, Maker
+from shardwright.lowering.store.deferred import DeferredValues
 from shardwright.options import PlanOptions
 from shardwright.pcg.capture.capture import Captured, baked_in
 from shardwright.pcg.capture.returned import Returned
@@ -61,13 +62,18 @@ class Programs:
         timeout_s: float,
         check_inputs: CheckInputs,
         check_capture: CheckCapture,
+        source: DeferredValues | None = None,
     ) -> None:
-        """`target`: the cluster to plan for. `given`: the plan of the first batch; None: it is searched."""
+        """`target`: the cluster to plan for. `given`: the plan of the first batch; None: it is searched.
+
+        `source`: where values come from that the model does not have.
+        """
         self._model, self._modes = weakref.ref(model), {name: m.training for name, m in model.named_modules()}
         self._target, self._asked, self._given, self._progress = target, asked, given, progress
         self._timeout_s = timeout_s
         self._check_inputs: CheckInputs = check_inputs
         self._check_capture: CheckCapture = check_capture
+        self._source = source
         self._first: Plan | None = None
         self._checked, self._made = set[bool](), 1
 
@@ -171,7 +177,7 @@ class Programs:
                 found = self._compared(found, model, captured, args, kwargs)
         self._checked.add(model.training)
         _say_what_is_left_out(model, captured)
-        return found, _constants(captured)
+        return found, self._constants(captured)
 
     def _reshaped(
         self, model: nn.Module, batch: Mapping[str, Any], first: Plan, returned: Returned | None = None
@@ -184,7 +190,7 @@ class Programs:
         if returned is None and model.training not in self._checked:
             found = self._compared(found, model, captured, (), batch)
             self._checked.add(model.training)
-        return found, _constants(captured)
+        return found, self._constants(captured)
 
     def _captured(
         self, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], plan: Plan,
@@ -198,6 +204,10 @@ class Programs:
     ) -> Plan:
         check = check_capture_of(model, captured, args, kwargs, self._check_capture, self._progress)
         return replace(plan, capture_check=check)
+
+    def _constants(self, captured: Captured) -> dict[str, Tensor]:
+        values = captured.constants if self._source is None else self._source.real(captured.constants)
+        return {name: value.cpu() for name, value in values.items()}
 
     def _alive(self) -> nn.Module:
         """Return the model. Raises `BatchError` where nothing holds it any more."""
@@ -247,10 +257,6 @@ def _ordinary() -> Generator[None]:
 def _as_ordinary(batch: Mapping[str, Any]) -> dict[str, Any]:
     """Return a batch without tensors of inference mode, of which nothing can be captured."""
     return tree_map_only(Tensor, lambda x: x.clone() if x.is_inference() else x, dict(batch))
-
-
-def _constants(captured: Captured) -> dict[str, Tensor]:
-    return {name: value.cpu() for name, value in captured.constants.items()}
 
 
 def _say_what_is_left_out(model: nn.Module, captured: Captured) -> None:

@@ -1,6 +1,9 @@
 """A model's parameters and buffers on one rank, apart from the programs that read and write them.
 
-    sources          the origin of values: a model, a file, an initializer
+    sources          the origin of values: a model, or what makes them later
+    deferred         values that a model does not have yet: from files, or as its constructor makes them
+    weights          which tensor in files is which of the model's
+    files, spans     formats of files; the boxes of a whole tensor that a rank's part consists of
     storage          one parameter or buffer: a DTensor outside, this rank's part inside
     parameter_store  all of them, with their names, gradients and checkpoints
     loading          a state dict is loaded by all ranks alike, or not at all

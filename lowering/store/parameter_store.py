@@ -26,7 +26,15 @@ from shardwright.lowering.store.foreign import ForeignParts
 from shardwright.lowering.store.loading import load
 from shardwright.lowering.store.original import Original
 from shardwright.lowering.store.sources import Source, own_part
-from shardwright.lowering.store.storage import Held, hold_buffer, hold_parameter, refuse_replaced, refuse_thawed, slices
+from shardwright.lowering.store.storage import (
+    Held,
+    Hold,
+    hold_buffer,
+    hold_parameter,
+    refuse_replaced,
+    refuse_thawed,
+    slices,
+)
 from shardwright.pcg.capture.importing import names_by_first
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
@@ -151,22 +159,25 @@ class ParameterStore:
         for name, place in wanted.items():
             _check_shape(name, place, values.get(name))
         source.agree(ranks, carried)
-        held, elsewhere = dict[str, Held](), set[str]()
+        kinds, layouts, elsewhere = dict[tuple[str, ...], Hold](), dict[str, Layouts](), set[str]()
         for kind, tensors in ((hold_parameter, source.parameters), (hold_buffer, buffers)):
             for names in names_by_first(tensors).values():
                 read = [wanted[name] for name in names if name in wanted]
                 stages = tuple(sorted({stage for place in read for stage in place.stages})) or (0,)
                 self._stages.update(dict.fromkeys(names, stages))
-                if ranks.stages.rank not in stages:
+                if ranks.stages.rank in stages:
+                    kinds[names], layouts[names[0]] = kind, _layouts(read, ranks.mesh)
+                else:
                     elsewhere.update(names)
-                    continue
-                value, layouts = values[names[0]], _layouts(read, ranks.mesh)
-                cut = slices(tuple(value.shape), layouts, ranks)
-                is_carried = names[0] in carried and names[0] not in source.buffers
-                part = own_part(value, cut, ranks.device) if is_carried else source.part(names[0], cut, ranks.device)
-                one = kind(part, value, names, layouts, ranks)
-                one.counts = ranks.stages.rank == stages[0]
-                held.update(dict.fromkeys(names, one))
+        cuts = {name: slices(tuple(values[name].shape), own, ranks) for name, own in layouts.items()}
+        given = {name: cut for name, cut in cuts.items() if name in source.parameters or name in source.buffers}
+        parts = {name: own_part(carried[name], cuts[name], ranks.device) for name in cuts.keys() - given.keys()}
+        parts.update(source.parts(given, ranks.device))
+        held = dict[str, Held]()
+        for names, kind in kinds.items():
+            one = kind(parts[names[0]], values[names[0]], names, layouts[names[0]], ranks)
+            one.counts = ranks.stages.rank == self._stages[names[0]][0]
+            held.update(dict.fromkeys(names, one))
         _adopt(held, standins)
         self.held, self.elsewhere, self.ranks, self._source = held, elsewhere, ranks, None
         self.carried = tuple(name for name in carried if name in held)

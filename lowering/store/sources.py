@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 import torch
@@ -35,8 +35,8 @@ class Source(Protocol):
         """
         ...
 
-    def part(self, name: str, slices: Slices, device: torch.device) -> Tensor:
-        """Return this rank's part of a value, on the device, in memory of its own; all ranks ask in the same order."""
+    def parts(self, wanted: Mapping[str, Slices], device: torch.device) -> Iterator[tuple[str, Tensor]]:
+        """Yield this rank's part of every wanted value, on the device, in memory of its own, in any order."""
         ...
 
 
@@ -62,10 +62,10 @@ class ModelValues:
             )
         share_values({**others, **values}, ranks)
 
-    def part(self, name: str, slices: Slices, device: torch.device) -> Tensor:
-        """Return a part, copied if it shared memory with the model, so that the model can be freed."""
-        value = self._all[name]
-        return own_part(value, slices, device)
+    def parts(self, wanted: Mapping[str, Slices], device: torch.device) -> Iterator[tuple[str, Tensor]]:
+        """Yield parts, copied if they shared memory with the model, so that the model can be freed."""
+        values = self._all
+        return ((name, own_part(values[name], slices, device)) for name, slices in wanted.items())
 
 
 def own_part(value: Tensor, slices: Slices, device: torch.device) -> Tensor:

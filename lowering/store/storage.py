@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -158,6 +158,10 @@ def hold_buffer(part: Tensor, like: Tensor, names: tuple[str, ...], layouts: Lay
     is_sharded = any(layout.is_shard for layout in layouts)
     outside = private.wrap(part, _spec(like, layouts, ranks)) if is_sharded else part
     return Held(names, layouts, outside, part, slices(tuple(like.shape), layouts, ranks))
+
+
+Hold = Callable[[Tensor, Tensor, tuple[str, ...], Layouts, Ranks], Held]
+"""`hold_parameter` or `hold_buffer`."""
 
 
 def _spec(like: Tensor, layouts: Layouts, ranks: Ranks) -> private.DTensorSpec:

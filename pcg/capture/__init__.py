@@ -4,6 +4,8 @@
     exporting     calls `torch.export`, and says what to do where that fails
     importing     turns each ATen node of the exported program into rows of the op table, by `pcg.aten`
     fake          models of any size without memory
+    record, replay
+                  how their tensors were made, and the same on real memory, one tensor at a time
 
 Deep models are exported from a few of their layers:
 

@@ -28,6 +28,7 @@ from shardwright.pcg.capture.backwards import backwards_refused, check_backward
 from shardwright.pcg.capture.depth import Run, deepened, runs, shortened
 from shardwright.pcg.capture.eagerly import as_in_eager
 from shardwright.pcg.capture.exporting import export
+from shardwright.pcg.capture.fake import unnoted
 from shardwright.pcg.capture.finding import with_foreign
 from shardwright.pcg.capture.foreign import Parts, part_of
 from shardwright.pcg.capture.hooks import captured_hooks, guards_left_out, refuse_backward_hooks
@@ -267,7 +268,7 @@ def capture(
         with guards_left_out(model):
             forward(model, tensors)
 
-    with unset_fake_temporarily(), put_back(model):  # the caller may still be in the mode that the model was built in
+    with unset_fake_temporarily(), put_back(model), unnoted(mode):  # the caller may be in the mode of the model yet
         (graph, constants), _ = with_foreign(named, lambda parts: as_in_eager(partial(found, parts)), run, find=find)
     if strict:
         _refuse_opaque(graph)

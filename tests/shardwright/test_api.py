@@ -257,20 +257,6 @@ def test_a_model_without_inputs_is_an_error() -> None:
 # ---- compile: errors before anything runs ----
 
 
-def test_fake_models_cannot_be_compiled() -> None:
-    with FakeTensorMode():
-        model = Tied()
-    with pytest.raises(
-        PlanError, match=r"Tied: 'table.weight' is a fake tensor and has no values.*shardwright.plan works"
-    ):
-        compile(model, sw.Cluster.local(1))
-
-
-def test_meta_models_cannot_be_compiled() -> None:
-    with pytest.raises(PlanError, match=r"'table.weight' is on device meta"):
-        compile(Tied().to("meta"), sw.Cluster.local(1))
-
-
 def test_more_devices_than_ranks() -> None:
     model, batch = example()
     with pytest.raises(DistributedError, match=r"for 2 ranks, but 1 is running; .*torchrun --nproc-per-node 2"):

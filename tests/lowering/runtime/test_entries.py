@@ -278,8 +278,8 @@ class File:
     def agree(self, ranks: Ranks, others: Mapping[str, Tensor]) -> None:
         assert not others
 
-    def part(self, name: str, slices: Slices, device: torch.device) -> Tensor:
-        return own_part(self.state[name], slices, device)
+    def parts(self, wanted: Mapping[str, Slices], device: torch.device) -> Iterator[tuple[str, Tensor]]:
+        return ((name, own_part(self.state[name], slices, device)) for name, slices in wanted.items())
 
 
 def test_values_may_come_from_elsewhere_than_the_model(large: Case, tmp_path: Path) -> None:

@@ -1,0 +1,235 @@
+"""Tensors in files: what they are, and parts of them, read without the rest.
+
+    safetensors   a file, or a folder of files with an index
+    torch.save    a file (or several with an index, as `pytorch_model.bin.index.json`), mapped into memory
+    DCP           a folder of torch.distributed.checkpoint
+
+Pages of a mapped file count as memory of the process, so a mapping is closed after so many bytes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import LoadPlan, ReadItem
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+
+from shardwright.lowering.store.spans import Box, boxes, spans
+from shardwright.lowering.store.storage import Slices
+from shardwright.pcg.errors import MachineError, PlanError
+
+MAPPED_BYTES = 64 << 20
+"""The bytes that are read from a mapped file before it is closed and opened again."""
+
+
+class Kind(NamedTuple):
+    """A stored tensor's shape and dtype."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class TensorFiles(Protocol):
+    """Stored tensors by name."""
+
+    @property
+    def kinds(self) -> Mapping[str, Kind]: ...
+
+    def fill(self, part: Tensor, name: str, at: Iterator[tuple[Box, Box]]) -> None:
+        """Copy boxes of a stored tensor into a part of it: the place of each in the whole, and in the part."""
+        ...
+
+
+def read_part(files: TensorFiles, name: str, slices: Slices) -> Tensor:
+    """Return a rank's part of a stored tensor."""
+    kind = files.kinds[name]
+    along = spans(kind.shape, slices)
+    part = torch.empty([sum(stop - start for start, stop in own) for own in along], dtype=kind.dtype)
+    if part.numel():
+        with told(f"{name} cannot be read"):
+            files.fill(part, name, boxes(along))
+    return part
+
+
+def open_files(path: Path) -> TensorFiles:
+    """Return the tensors of a file or folder. Raises `PlanError` where it has none that can be read in parts."""
+    with told(f"{path} cannot be read"):
+        if not path.exists():
+            raise PlanError(f"{path}: there is no such file or folder")
+        if not path.is_dir():
+            return Mapped({"": path})
+        if (path / ".metadata").is_file():
+            return Checkpoint(path)
+        return Mapped(_files_in(path))
+
+
+@contextmanager
+def told(what: str) -> Generator[None]:
+    """Raise what libraries say of files as a `PlanError`."""
+    try:
+        yield
+    except (PlanError, MachineError):
+        raise
+    except Exception as error:
+        raise PlanError(f"{what}: {type(error).__name__}: {error}") from error
+
+
+def _files_in(folder: Path) -> dict[str, Path]:
+    """Return the files of a folder by the names of their tensors, as its index has them, or its only file."""
+    for kind in ("safetensors", "bin"):
+        found, alone = (sorted(folder.glob(f"*.{kind}{end}")) for end in (".index.json", ""))
+        if len(found) > 1 or (not found and len(alone) > 1):
+            names = ", ".join(path.name for path in found or alone)
+            raise PlanError(f"{folder} has {names}, and it is not clear which are meant; give one of them")
+        if found:
+            return _indexed(found[0])
+        if alone:
+            return {"": alone[0]}
+    raise PlanError(f"{folder} has no *.safetensors, *.bin or .metadata (of torch.distributed.checkpoint)")
+
+
+def _indexed(index: Path) -> dict[str, Path]:
+    names = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+    if missing := sorted({name for name in names.values() if not (index.parent / name).is_file()}):
+        raise PlanError(f"{index} names files that are not there: {', '.join(missing[:10])}")
+    return {name: index.parent / file for name, file in names.items()}
+
+
+# ---- mapped files ----
+
+Get = Callable[[str, Box], Tensor]
+"""A function that returns a box of a stored tensor, perhaps in mapped memory."""
+
+
+class Mapped:
+    """Files of safetensors or of `torch.save` that are mapped into memory.
+
+    `files`: by the names of their tensors, or one for all, under "".
+    """
+
+    def __init__(self, files: Mapping[str, Path]) -> None:
+        self.kinds, self._file_of = dict[str, Kind](), dict[str, Path]()
+        for file in dict.fromkeys(files.values()):
+            with told(f"{file} cannot be read"):
+                own = _opened(file)[0]
+            for name, kind in own.items():
+                if files.get(name, file) == file:
+                    self.kinds[name], self._file_of[name] = kind, file
+        if lacking := [f"{name} in {files[name].name}" for name in files if name and name not in self.kinds]:
+            raise PlanError(f"the index names tensors that are not there: {', '.join(lacking[:10])}")
+        self._open: tuple[Path, Get] | None = None
+        self._num_bytes = 0
+
+    def fill(self, part: Tensor, name: str, at: Iterator[tuple[Box, Box]]) -> None:
+        """Copy boxes out of the mapped file."""
+        kind, file = self.kinds[name], self._file_of[name]
+        row_bytes = prod(kind.shape[1:]) * kind.dtype.itemsize
+        for there, here in at:
+            if self._open is None or self._open[0] != file or self._num_bytes > MAPPED_BYTES:
+                self._open = None  # before another is opened
+                self._open, self._num_bytes = (file, _opened(file)[1]), 0
+            part[here].copy_(self._open[1](name, there))
+            self._num_bytes += row_bytes * (there[0].stop - there[0].start if there else 1)
+
+
+def _opened(file: Path) -> tuple[dict[str, Kind], Get]:
+    """Return the tensors of a file, and what reads them."""
+    return _safetensors(file) if file.suffix == ".safetensors" else _pickled(file)
+
+
+def _safetensors(file: Path) -> tuple[dict[str, Kind], Get]:
+    try:
+        from safetensors import safe_open
+    except ImportError as error:
+        raise MachineError(f"{file}: to read it, pip install safetensors") from error
+    handle: Any = safe_open(file, framework="pt", device="cpu")
+
+    def kind(name: str) -> Kind:
+        own = handle.get_slice(name)
+        return Kind(tuple(own.get_shape()), _SAFETENSORS[own.get_dtype()])
+
+    def get(name: str, box: Box) -> Tensor:
+        return handle.get_slice(name)[box] if box else handle.get_tensor(name)
+
+    return {name: kind(name) for name in handle.keys()}, get  # noqa: SIM118 - no dictionary
+
+
+_SAFETENSORS = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
+    "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "U16": torch.uint16, "U32": torch.uint32,
+    "U64": torch.uint64, "C64": torch.complex64,
+}  # fmt: skip
+
+
+def _pickled(file: Path) -> tuple[dict[str, Kind], Get]:
+    loaded = torch.load(file, map_location="cpu", mmap=True, weights_only=True)
+    tensors = dict(_flat(loaded))
+    if not tensors:
+        raise PlanError(f"{file} holds a {type(loaded).__name__} without tensors; save a state_dict() into it")
+    return {n: Kind(tuple(t.shape), t.dtype) for n, t in tensors.items()}, lambda name, box: tensors[name][box]
+
+
+def _flat(value: object, path: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of nested dictionaries, by the keys on the way to them, joined by dots."""
+    if isinstance(value, Tensor):
+        yield path, value.detach()
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _flat(inner, f"{path}.{key}" if path else str(key))
+
+
+# ---- checkpoints of torch.distributed ----
+
+
+class Checkpoint:
+    """A folder that torch.distributed.checkpoint has written."""
+
+    def __init__(self, folder: Path) -> None:
+        self._reader = FileSystemReader(folder)
+        self._metadata = self._reader.read_metadata()
+        self._reader.set_up_storage_reader(self._metadata, is_coordinator=True)
+        stored = self._metadata.state_dict_metadata
+        self._tensors = {name: own for name, own in stored.items() if isinstance(own, TensorStorageMetadata)}
+        self.kinds = {name: Kind(tuple(own.size), own.properties.dtype) for name, own in self._tensors.items()}
+
+    def fill(self, part: Tensor, name: str, at: Iterator[tuple[Box, Box]]) -> None:
+        """Read boxes from the shards in which they are."""
+        pairs = list(at)
+        chunks = [
+            ChunkStorageMetadata(torch.Size(s.start for s in there), torch.Size(s.stop - s.start for s in there))
+            for there, _ in pairs
+        ]
+        items = create_read_items_for_chunk_list(name, self._tensors[name], chunks)
+        if (found := sum(prod(item.lengths) for item in items)) != part.numel():
+            raise PlanError(f"{name}: the checkpoint has {found} of {part.numel()} elements that are needed here")
+        planner = _IntoBoxes([part[here] for _, here in pairs])
+        self._reader.read_data(LoadPlan(items), planner).wait()
+
+
+class _IntoBoxes(DefaultLoadPlanner):
+    """A planner by which a reader fills boxes, in their order."""
+
+    def __init__(self, targets: list[Tensor]) -> None:
+        super().__init__()
+        self._targets = targets
+
+    def resolve_tensor(self, read_item: ReadItem) -> Tensor:
+        index = read_item.dest_index.index
+        target = self._targets[index or 0]
+        for dim, (start, length) in enumerate(zip(read_item.dest_offsets, read_item.lengths, strict=True)):
+            target = target.narrow(dim, start, length)
+        return target
+
+    def commit_tensor(self, read_item: ReadItem, tensor: Tensor) -> None:
+        """Do nothing: the box is a view of the part."""
