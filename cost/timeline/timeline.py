@@ -28,7 +28,7 @@ from shardwright.cost.timeline.segments import ChunkSegments, SimulatedSegments,
 from shardwright.cost.timeline.streams import SegmentTimeline, run
 from shardwright.cost.timeline.tasks import COMPUTE, Segment
 from shardwright.pcg.step.pipelining import Schedule
-from shardwright.pcg.step.schedules import Item, Phase, Place, Transfer, orders, phases, progress, with_transfers
+from shardwright.pcg.step.schedules import Item, Phase, Transfer, orders, phases, progress, send
 
 SLACK: dict[DeviceKind, float] = {"cuda": 0.05, "cpu": 0.0}
 """Memory that the allocator holds beyond the memory in use, as a share of it. cuda: assumed; blocks are rounded up, and
@@ -196,14 +196,17 @@ def _course(schedule: Schedule, many: int) -> _Course:
         which.append(np.array([*found, chunks * len(kinds)]))
     places = list(progress(listed, schedule))
     at = {place: number for number, place in enumerate(places)}
-    sends = dict[Place, tuple[int, int]]()
-    for stage, items in enumerate(listed):
-        for each in with_transfers(items, stage, schedule):
-            if isinstance(each, Transfer) and each.verb == "send":
-                sends[stage, each.item] = at[each.target, each.reader], each.boundary
-    for number, (stage, item) in enumerate(places):
+    sends = dict[tuple[int, int, Phase], Transfer | None]()  # alike for all microbatches
+    for number, (stage, (chunk, microbatch, direction)) in enumerate(places):
         own[stage].append(number)
-        steps.append((stage, *sends.get((stage, item), (-1, 0))))
+        way = stage, chunk, direction
+        if way not in sends:
+            sends[way] = send(Item(chunk, microbatch, direction), stage, schedule)
+        if (sent := sends[way]) is None:
+            steps.append((stage, -1, 0))
+        else:
+            reader = Item(sent.reader.chunk, microbatch, sent.reader.direction)
+            steps.append((stage, at[sent.target, reader], sent.boundary))
     return _Course(listed, kinds, which, list(map(np.array, own)), steps)
 
 

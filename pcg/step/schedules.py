@@ -170,14 +170,25 @@ def with_transfers(items: Iterable[Item], stage: int, schedule: Schedule) -> Ite
 
 def _transfers(item: Item, stage: int, schedule: Schedule) -> tuple[list[Transfer], list[Transfer]]:
     """Return the transfers before and after an item."""
-    shape, number = (schedule.num_stages, schedule.chunks_per_stage), item.chunk * schedule.num_stages + stage
-    given, read, back = source(item, stage, *shape), target(item, stage, *shape), item.direction == "backward"
-    before, after = list[Transfer](), list[Transfer]()
+    given, before = source(item, stage, schedule.num_stages, schedule.chunks_per_stage), list[Transfer]()
     if given is not None and given[0] != stage:
-        before.append(Transfer("receive", item, item, number if back else number - 1, given[0], stage))
-    if read is not None and read[0] != stage:
-        after.append(Transfer("send", item, read[1], number - 1 if back else number, stage, read[0]))
-    return before, after
+        before.append(Transfer("receive", item, item, _boundary(item, stage, schedule, received=True), given[0], stage))
+    sent = send(item, stage, schedule)
+    return before, [] if sent is None else [sent]
+
+
+def send(item: Item, stage: int, schedule: Schedule) -> Transfer | None:
+    """Return the transfer of an item's result to the stage that reads it; None: no other stage does."""
+    read = target(item, stage, schedule.num_stages, schedule.chunks_per_stage)
+    if read is None or read[0] == stage:
+        return None
+    return Transfer("send", item, read[1], _boundary(item, stage, schedule, received=False), stage, read[0])
+
+
+def _boundary(item: Item, stage: int, schedule: Schedule, *, received: bool) -> int:
+    """Return the number of the virtual stage before the boundary over which an item receives or sends."""
+    number = item.chunk * schedule.num_stages + stage
+    return number if received == (item.direction == "backward") else number - 1
 
 
 def source(item: Item, stage: int, num_stages: int, num_chunks: int) -> Place | None:

@@ -21,6 +21,11 @@ from shardwright.pcg.errors import PlanError
 from shardwright.pcg.layout import Layout, Layouts, R, innermost, shard_order
 from shardwright.pcg.moves import Move, move_between
 
+_ALIKE_S = 1e-15
+"""Paths whose costs differ by no more are alike: the first one found stays."""
+_MANY_STATES = 128
+"""The number of states from which it saves time to leave out pairs without a path."""
+
 
 @dataclass(frozen=True)
 class Closure:
@@ -84,16 +89,33 @@ def close(tensor: TensorClass, states: tuple[Layouts, ...], costs: MoveCosts) ->
     seconds = np.array([costs.part_s(part, num_elements) for part in parts])
     cost = cost.copy()
     cost[pairs] += (times @ seconds)[kinds]
-    following = np.where(np.isfinite(cost), np.arange(len(states))[None, :], -1)
-    most = cost - 1e-15
-    for k in range(len(states)):
-        through = cost[:, k, None] + cost[k]
-        better = through < most
-        if np.count_nonzero(better):
-            cost = np.where(better, through, cost)
-            following = np.where(better, following[:, k, None], following)
-            most = cost - 1e-15
+    following = _shortened(cost)
     return Closure(states, {state: i for i, state in enumerate(states)}, cost, following, tensor.grad)
+
+
+def _shortened(cost: np.ndarray) -> np.ndarray:
+    """Make costs of moves those of the cheapest paths, and return the next state on each path (-1: there is none).
+
+    Most pairs of many states have no path. So only the states before and behind each one are looked at there.
+    """
+    size = len(cost)
+    following = np.where(np.isfinite(cost), np.arange(size), -1)
+    costs, nexts = cost.ravel(), following.ravel()  # views
+    for k in range(size):
+        into, out = cost[:, k], cost[k]
+        if size < _MANY_STATES:
+            through = into[:, None] + out
+            pairs = np.flatnonzero(through < cost - _ALIKE_S)
+            shorter = through.ravel()[pairs]
+        else:
+            before, behind = np.flatnonzero(into < inf), np.flatnonzero(out < inf)
+            places, through = before[:, None] * size + behind, into[before, None] + out[behind]
+            is_shorter = through < costs[places] - _ALIKE_S
+            pairs, shorter = places[is_shorter], through[is_shorter]
+        if len(pairs):
+            costs[pairs] = shorter
+            nexts[pairs] = following[pairs // size, k]
+    return following
 
 
 _Pairs = tuple[np.ndarray, np.ndarray]
