@@ -11,7 +11,7 @@ NEWEST_TESTS := tests/pcg/test_versions.py tests/pcg/capture/test_capture.py tes
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test cuda newest newest-setup mutants lint types matrix sweep operators writes bench bench-search regret bench-accuracy bench-rules bench-gains site site-check browser pages format clean
+.PHONY: help setup demo test cuda newest newest-setup mutants mutants-collectives lint types matrix sweep operators writes bench bench-search regret bench-accuracy bench-rules bench-gains site site-check browser pages format clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -40,6 +40,9 @@ newest-setup: ## install a wheel of this checkout with constraints-newest.txt in
 
 mutants: $(STAMP) ## put small faults into the core, one by one, and see whether its tests notice: 300 of them, 15 to 25 minutes
 	OMP_NUM_THREADS=1 $(PY) -m bench.mutants
+
+mutants-collectives: $(STAMP) ## put 3,000 small faults into programs of collectives, and see whether the judge notices those that an exhaustive walk calls wrong: 20 seconds
+	$(PY) -m tests.verifier.collectives.mutants 3000
 
 lint: $(STAMP) ## check style, formatting and who imports whom
 	$(PY) -m ruff check .

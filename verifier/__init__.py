@@ -2,6 +2,7 @@
 
 docs/proofs.md says what is claimed and trusted. Used from outside:
 
+    collectives/   judges schedules of collectives and programs of blocks, whoever wrote them
     choices        the choices and rules that a search may use, each certified
     judge          certifies or refutes one rule, and never fails
     certificates   certificates, which need all proofs of a rule's kind, and name their axioms

@@ -5,6 +5,10 @@
     schedule     transfers in steps: chunk, from, to, copy or reduce; the rate and latency that a topology gives them
     flows        maximum flows in networks with whole capacities
     bounds       the least steps, and the least seconds per byte, of a collective on a topology
+    program      blocks of steps on each rank, as MSCCL's files have them
+    threads      from a schedule to a program
+    builders/    schedules that are known by name
+    files/       files of other systems, read and written
 
 A schedule says what happens, not that it is right: `verifier.collectives` proves that. docs/inside/collectives.md has
 the whole map.
