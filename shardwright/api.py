@@ -25,6 +25,7 @@ from shardwright.lowering.store.parts import names_of
 from shardwright.lowering.store.weights import WeightFiles
 from shardwright.options import PlanOptions, PlanWords, guiding, precisions_of, takes_options
 from shardwright.pcg.capture.fake import off_meta
+from shardwright.pcg.capture.with_loss import LossFunction, with_loss
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.step.precisions import base_of
 from shardwright.planning import certified_by, searched
@@ -41,6 +42,7 @@ def plan(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
+    loss_fn: LossFunction | None = None,
     progress: Progress | None = None,
     check_capture: CheckCapture = "never",
     **options: Unpack[PlanWords],
@@ -56,6 +58,8 @@ def plan(
         cluster: what to plan for; see `Cluster`.
         args: example inputs of one global batch, positional; shapes are baked into the plan.
         kwargs: the same, by name.
+        loss_fn: `loss_fn(result, batch)` returns the scalar loss, where the model does not: from what the model
+            returns, and the batch by argument name. The batch may have tensors that only `loss_fn` reads.
         progress: called with a line of text now and then.
         check_capture: "first" runs one eager step of the model and compares it with the captured graph, as `compile`
             does by default; the plan then records it (`Plan.capture_check`), so that `compile(plan=...)` need not.
@@ -121,7 +125,7 @@ def plan(
         if own != "fp8":  # fp8 can be costed
             check_device(base_of(own), cluster.device.kind)
     check_when(check_capture)
-    certified = certified_by(asked.rules, progress)
+    certified, model = certified_by(asked.rules, progress), with_loss(model, loss_fn)
     return searched(model, cluster, args, kwargs, certified, asked, progress, check_capture)[0]
 
 
@@ -133,6 +137,7 @@ def compile(
     kwargs: Mapping[str, Any] | None = None,
     *,
     plan: Plan | str | os.PathLike[str] | None = None,
+    loss_fn: LossFunction | None = None,
     progress: Progress | None = None,
     timeout_s: float = TIMEOUT_S,
     check_inputs: CheckInputs = "first",
@@ -161,6 +166,7 @@ def compile(
         cluster: by default the cluster that this process runs on, `Cluster.detect()`.
         args: example inputs of one global batch, positional.
         kwargs: the same, by name.
+        loss_fn: as in `plan`. `parallel.evaluate` returns the model's result all the same.
         plan: use this plan, or plan file, instead of searching.
         progress: as in `plan`; called on rank 0 only.
         timeout_s: the time after which a collective that waits for another rank is an error.
@@ -203,7 +209,7 @@ def compile(
         check_device(base_of(own), default_device().type)
     with start_up(timeout_s):
         source = _deferred(model, weights)
-    programs = Programs(model, target, asked, given, progress, timeout_s, check_inputs, check_capture, source)
+    programs = Programs(model, loss_fn, target, asked, given, progress, timeout_s, check_inputs, check_capture, source)
     if args or kwargs:
         parallel = ParallelModule(model, programs.maker, source=source)
         programs.first(parallel, args, kwargs or {})

@@ -30,6 +30,7 @@ from shardwright.lowering.store.deferred import DeferredValues
 from shardwright.options import PlanOptions
 from shardwright.pcg.capture.capture import Captured, baked_in
 from shardwright.pcg.capture.returned import Returned
+from shardwright.pcg.capture.with_loss import LossFunction, with_loss, without_loss
 from shardwright.pcg.errors import BatchError, InfeasibleError, PlanError
 from shardwright.pcg.foreign import Call, calls
 from shardwright.pcg.step.meshes import stage_meshes
@@ -55,6 +56,7 @@ class Programs:
     def __init__(
         self,
         model: nn.Module,
+        loss_fn: LossFunction | None,
         target: Cluster,
         asked: PlanOptions,
         given: Plan | None,
@@ -64,10 +66,12 @@ class Programs:
         check_capture: CheckCapture,
         source: DeferredValues | None = None,
     ) -> None:
-        """`target`: the cluster to plan for. `given`: the plan of the first batch; None: it is searched.
+        """`loss_fn`: the loss of what the model returns, where that is none (`pcg.capture.with_loss`).
 
-        `source`: where values come from that the model does not have.
+        `target`: the cluster to plan for. `given`: the plan of the first batch; None: it is searched. `source`: where
+        values come from that the model does not have.
         """
+        self._loss_fn = loss_fn
         self._model, self._modes = weakref.ref(model), {name: m.training for name, m in model.named_modules()}
         self._target, self._asked, self._given, self._progress = target, asked, given, progress
         self._timeout_s = timeout_s
@@ -93,7 +97,7 @@ class Programs:
 
     def first(self, parallel: ParallelModule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Enter the program that fixes the layouts of parameters."""
-        model = self._alive()
+        model = with_loss(self._alive(), self._loss_fn)
         with start_up(self._timeout_s), _in_mode(model, self._modes, training=parallel.training):
             same_on_all_ranks(lambda: model_facts(model, args, kwargs))
             agreed, constants = from_rank_0(lambda: self._planned(model, args, kwargs), "the plan")
@@ -109,7 +113,7 @@ class Programs:
         training = parallel.training
 
         def planned() -> _Made:
-            model = self._alive()
+            model = with_loss(self._alive(), self._loss_fn)
             with _in_mode(model, self._modes, training=training):
                 return self._reshaped(model, batch, first)
 
@@ -129,7 +133,8 @@ class Programs:
         batch = _as_ordinary(batch)
 
         def planned() -> tuple[_Made, Returned, dict[str, Any]]:
-            model, returned = self._alive(), Returned()
+            returned, model = Returned(), self._alive()
+            model = model if self._loss_fn is None else without_loss(model)
             with _in_mode(model, self._modes, training=False), _without_gradients(model):
                 return self._reshaped(model, batch, first, returned), returned, baked_in(model, (), batch)
 

@@ -28,6 +28,7 @@ What a forward leaves behind is carried over, or refused by name:
     writing       buffers that a forward assigns are outputs of the graph
     state         other state that a forward leaves in the model
     returned      the form of what a model returns
+    with_loss     a model and a loss function as one module
     settling      checks that every later step is like the first
     hooks, backwards, unseen
                   things that no program would repeat: hooks, custom backwards, seeds and foreign generators

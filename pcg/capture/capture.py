@@ -143,7 +143,7 @@ class _LossOnly(nn.Module):
             raise CaptureError(
                 f"{type(self.model).__name__} returns {_describe(result)}, in which there is no scalar loss; return the"
                 " loss as a scalar, first in a tuple, or as `loss` in a dict (transformers models: pass `labels` in the"
-                " batch)"
+                " batch), or give loss_fn="
             )
         check_backward(loss, watch.ungraded, written=watch.written)
         self.beside[0].update(_beside(result, loss))

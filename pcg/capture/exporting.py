@@ -35,6 +35,7 @@ from shardwright.pcg.capture.regions import Marker, enter_regions
 from shardwright.pcg.capture.strided import STRIDED
 from shardwright.pcg.capture.unread import keep_unread_draws
 from shardwright.pcg.capture.unseen import Site, UnseenError
+from shardwright.pcg.capture.with_loss import calls_loss
 from shardwright.pcg.errors import CaptureError
 from shardwright.pcg.versions import newer_than_tested
 
@@ -109,7 +110,8 @@ class _Calls(list[traceback.FrameSummary]):
         while frame is not None and frame.f_code is not export.__code__:
             code = frame.f_code
             if not is_library(code.co_filename):
-                calls.append(traceback.FrameSummary(code.co_filename, frame.f_lineno, code.co_name, lookup_line=False))
+                name = "forward" if calls_loss(frame.f_back) else code.co_name  # torch drops all with other names
+                calls.append(traceback.FrameSummary(code.co_filename, frame.f_lineno, name, lookup_line=False))
             frame = frame.f_back
         return calls
 

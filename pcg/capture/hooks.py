@@ -33,12 +33,17 @@ def captured_hooks(model: nn.Module) -> Generator[None]:
         yield
 
 
+def is_guard(hook: Hook) -> bool:
+    """Return whether a compiled model has put a hook on a module of its original."""
+    return getattr(hook, "of_shardwright", False)
+
+
 @contextmanager
 def guards_left_out(model: nn.Module) -> Generator[None]:
     """Take off, around our forwards, the hooks that a compiled model has put on its original's modules."""
     removed = list[tuple[dict[int, Hook], int, Hook]]()
     for own in (module._forward_pre_hooks for module in model.modules()):
-        removed += [(own, key, hook) for key, hook in own.items() if getattr(hook, "of_shardwright", False)]
+        removed += [(own, key, hook) for key, hook in own.items() if is_guard(hook)]
     for own, key, _ in removed:
         del own[key]
     try:

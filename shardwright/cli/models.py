@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from shardwright.pcg.capture.with_loss import with_loss
 from shardwright.pcg.errors import ShardwrightError
 
 
@@ -56,7 +57,9 @@ def load(request: Request, *, fake: bool = False) -> Loaded:
 def load_model(spec: str) -> Loaded:
     """Return the model and batch of `file.py:function`, which returns `(model, batch)`.
 
-    The batch is a mapping of keyword arguments, a sequence of positional ones, or a tensor.
+    A third value may be the `loss_fn` of a model that returns no loss. The batch is a mapping of keyword arguments, a
+    sequence of positional ones, or a tensor.
+
     Raises `ShardwrightError` naming the file, and the line where the user's code failed.
     """
     path, _, name = spec.rpartition(":")
@@ -122,9 +125,13 @@ def _unpack(returned: object, spec: str) -> Loaded:
             return Loaded(model, (batch,))
         case (nn.Module() as model, (tuple() | list()) as batch):
             return Loaded(model, tuple(batch))
+        case (nn.Module() as model, Mapping() | torch.Tensor() | tuple() | list() as batch, loss_fn) if callable(
+            loss_fn
+        ):
+            return _unpack((with_loss(model, loss_fn), batch), spec)
         case _:
             problem = f"returns {type(returned).__name__}"
     raise ShardwrightError(
         f"model {spec!r}: the function {problem}; return (model, batch), the batch being the keyword arguments of one "
-        "call, such as dict(input_ids=..., labels=...)"
+        "call, such as dict(input_ids=..., labels=...); or (model, batch, loss_fn)"
     )

@@ -50,8 +50,9 @@ def plan(
     """Search the best plan for a model on a cluster.
 
     The model is FILE.py:FUNCTION, where the function returns (model, batch): a module whose forward gives a loss, and
-    one global batch of example inputs. With --hf-config it is built from a transformers config, without memory for its
-    weights. Nothing is run but what --check-capture says, and the cluster need not be at hand.
+    one global batch of example inputs; or (model, batch, loss_fn), as `shardwright.plan` takes them. With --hf-config
+    it is built from a transformers config, without memory for its weights. Nothing is run but what --check-capture
+    says, and the cluster need not be at hand.
 
     Ends with status 3 where no plan fits the memory; the smallest is shown, with what would fit.
     """
