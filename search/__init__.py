@@ -7,6 +7,7 @@ A captured graph, a cluster and a request come in; a `Plan` goes out. Each folde
     exact/       the best layouts of one graph on one mesh
     request/     what the user asks for, and what that leaves of the search space
     choices/     what each operator and tensor can choose, as a problem of pairs
+    collectives/ schedules of collectives for a network, beside the planner
 
     plan         the plan, and its versioned file
     admission    what a plan file may say beyond its schema

@@ -91,16 +91,15 @@ def _gather_bound(topology: Topology, chunks: Iterable[Chunk]) -> Bound:
     Newton's method on the ratio (Dinkelbach 1967): a time is too short if what a rank needs cannot flow to it, and the
     least cut then gives a longer time. The last time is the largest ratio, exactly.
     """
-    supplies, best = _supplies(chunks), Bound(Fraction(0), "nothing is moved")
-    graph = FlowGraph(topology)
-    for target, supply in sorted(supplies.items()):
+    graph, best = FlowGraph(topology), Bound(Fraction(0), "nothing is moved")
+    for target, supply in sorted(supplies(chunks).items()):
         while (cut := graph.cut(target, supply, best.seconds_per_byte)) is not None:
             best = cut
     return best
 
 
-def _supplies(chunks: Iterable[Chunk]) -> dict[int, dict[tuple[int, ...], Fraction]]:
-    """What each rank needs from elsewhere: the bytes that start at each set of sources."""
+def supplies(chunks: Iterable[Chunk]) -> dict[int, dict[tuple[int, ...], Fraction]]:
+    """Return what each rank needs from elsewhere: the bytes that start at each set of sources."""
     found: dict[int, dict[tuple[int, ...], Fraction]] = defaultdict(lambda: defaultdict(Fraction))
     for chunk in chunks:
         for target in chunk.targets:

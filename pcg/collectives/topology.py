@@ -107,6 +107,15 @@ class Topology:
         return _neighbours(self.num_nodes, ((dst, src) for src, dst in self.by_edge))
 
     @cached_property
+    def channels(self) -> Mapping[Edge, tuple[Edge, ...]]:
+        """The pairs of ranks between which a transfer can pass, with the links of its `path`."""
+        found = dict[Edge, tuple[Edge, ...]]()
+        for src in range(self.num_ranks):
+            near = {*self.successors[src], *(self._relayed[src] if self.relays else ())}
+            found |= {(src, dst): self.path(src, dst) for dst in sorted(near) if dst < self.num_ranks and dst != src}
+        return found
+
+    @cached_property
     def unit_rate(self) -> Fraction:
         """The largest rate, in bytes per second, of which every link and resource has a whole multiple."""
         return reduce(_gcd, (entry.rate_bytes_per_s for entry in (*self.links, *self.resources)), Fraction(0))
