@@ -60,7 +60,11 @@ def wired_box(
 
 
 def machines(
-    name: str, boxes: Sequence[Box], network_gb_per_s: Sequence[Fraction | int], ranks_per_nic: int = 1
+    name: str,
+    boxes: Sequence[Box],
+    network_gb_per_s: Sequence[Fraction | int],
+    ranks_per_nic: int = 1,
+    network_s: float = NETWORK_S,
 ) -> Topology:
     """Return boxes joined by one network switch, to which each rank of a box has a link of the box's rate.
 
@@ -76,7 +80,7 @@ def machines(
         relays += [f"{relay} {index}" for relay in box.relays]
         if len(boxes) > 1:
             ranks = range(start, start + box.num_ranks)
-            links += [(rank, switch, rate, NETWORK_S / 2) for rank in ranks]
+            links += [(rank, switch, rate, network_s / 2) for rank in ranks]
             if ranks_per_nic > 1:
                 nics += _nics(ranks, ranks_per_nic, switch, rate)
         start += box.num_ranks

@@ -1,5 +1,11 @@
-"""Files of other systems, read into our data and written from it. Nothing that is read is executed.
+"""Files of other systems, read into our data and written from it.
 
-documents    XML and JSON with bounds: size, depth, numbers; errors name the place
-msccl        MSCCL's XML: programs of blocks
+    documents    XML and JSON with bounds: size, depth, numbers; errors name the place
+    own          our own JSON of topologies and schedules
+    msccl        MSCCL's XML: programs of blocks
+    sccl         SCCL's JSON: topologies, and algorithms in steps and rounds
+    taccl        TACCL's JSON: a machine, and a sketch of a schedule
+    forestcoll   ForestColl's XML: spanning trees
+
+Nothing that is read is executed. A reader says that a file has its form, and not that it is right.
 """

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from xml.parsers import expat
 
 from shardwright.pcg.errors import ScheduleError
 
+Word = TypeVar("Word", bound=str)
 MOST_BYTES = 64 << 20
 MOST_ELEMENTS = 1 << 20
 MOST_DEPTH = 8
@@ -199,11 +202,12 @@ class Node:
             raise self.error(f"expected text, got {shown(self.value)}; correct it")
         return self.value
 
-    def one_of(self, words: Collection[str]) -> str:
+    def one_of(self, words: Collection[Word]) -> Word:
         """Return a string that is one of `words`."""
-        if self.text() not in words:
+        found = next((word for word in words if word == self.text()), None)
+        if found is None:
             raise self.error(f"expected one of {', '.join(words)}, got {shown(self.value)}; choose one of them")
-        return self.value
+        return found
 
     def flag(self) -> bool:
         """Return true or false."""
@@ -218,6 +222,20 @@ class Node:
             problem = f"expected a whole number from {least} to {most}, got {shown(value)}; correct it"
             raise self.error(problem)
         return value
+
+    def real(self) -> float:
+        """Return a finite number of at least 0."""
+        value = self.value
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1e30:
+            raise self.error(f"expected a number of at least 0, got {shown(value)}; correct it")
+        return value
+
+    def fraction(self) -> Fraction:
+        """Return an exact number of at least 0: a whole one, or a text such as "3/8"."""
+        text = str(self.value) if isinstance(self.value, int) and not isinstance(self.value, bool) else self.value
+        if isinstance(text, str) and len(text) <= 200 and re.fullmatch(r"[0-9]+(/0*[1-9][0-9]*)?", text, re.ASCII):
+            return Fraction(text)
+        raise self.error(f'expected a whole number or a fraction such as "3/8", got {shown(self.value)}; correct it')
 
     def numbers(self, least: int, most: int) -> tuple[int, ...]:
         """Return a list of whole numbers of a range."""
