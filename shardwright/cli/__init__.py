@@ -15,6 +15,7 @@
     rules          `rules`; `coverage`: rules that the search used
     calibrate      `calibrate`
     cluster        `cluster import`
+    collectives    `collectives`
     doctor         `doctor`; `examining`: its checks
 
 Imports everything; imported by `shardwright.__main__`.

@@ -13,6 +13,7 @@ import click
 from shardwright import __version__
 from shardwright.cli.calibrate import calibrate
 from shardwright.cli.cluster import cluster
+from shardwright.cli.collectives import collectives
 from shardwright.cli.doctor import doctor
 from shardwright.cli.inspect import compare, explain, view
 from shardwright.cli.plan import plan
@@ -51,7 +52,21 @@ def cli() -> None:
     """
 
 
-for _command in (plan, explain, timeline, compare, view, verify, run, profile, calibrate, cluster, doctor, rules):
+for _command in (
+    plan,
+    explain,
+    timeline,
+    compare,
+    view,
+    verify,
+    run,
+    profile,
+    calibrate,
+    cluster,
+    collectives,
+    doctor,
+    rules,
+):
     cli.add_command(_command)
 
 

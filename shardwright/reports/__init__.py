@@ -23,6 +23,7 @@ Reports, each a `Report` with `paragraphs()` for people and `data()` for program
     profile        measured steps beside the prediction
     rules          `rules`; `coverage`: rules that the search used
     calibration    `calibrate`
+    collectives    `collectives`: networks, schedules step by step, verdicts
     answer         an answer in a file, for the page
 
 Words:

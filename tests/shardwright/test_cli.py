@@ -98,6 +98,7 @@ def test_help_answers_at_once() -> None:
         "run",
         "profile",
         "calibrate",
+        "collectives",
         "doctor",
         "rules",
     ):

@@ -62,12 +62,13 @@ GRID_OF_POWERS = Sizes(
 )
 
 
-def gathered(gather: Make) -> dict[str, Make]:
-    """Return an all-gather, the reduce-scatter that is its reverse, and the all-reduce of both."""
+def gathered(gather: Make, mirrored: Make | None = None) -> dict[str, Make]:
+    """Return an all-gather, a reduce-scatter, the reverse of it or of another one, and the all-reduce of both."""
+    back = mirrored or gather
     return {
         "all_gather": gather,
-        "reduce_scatter": lambda dims, pieces: gather(dims, pieces).reversed(),
-        "all_reduce": lambda dims, pieces: all_reduce_of(gather(dims, pieces).reversed()),
+        "reduce_scatter": lambda dims, pieces: back(dims, pieces).reversed(),
+        "all_reduce": lambda dims, pieces: all_reduce_of(back(dims, pieces).reversed(), gather(dims, pieces)),
     }
 
 
@@ -85,6 +86,11 @@ def _direct(kind: str) -> Make:
     return lambda dims, pieces: direct(collective(kind, prod(dims), pieces))
 
 
+def _ring_back(num_ranks: int, pieces: int) -> Schedule:
+    """Return a ring the other way round: its reverse goes the way of `ring_all_gather`."""
+    return ring_all_gather(num_ranks, pieces, range(num_ranks)[::-1])
+
+
 def hierarchical_all_gather(dims: Dims, pieces: int = 1) -> Schedule:
     """Return rings across, from the outermost level on, and all-pairs inside of the innermost."""
     inner = [lambda n: direct(collective("all_gather", n))]
@@ -97,7 +103,7 @@ BUILDERS: Mapping[str, Builder] = {
     }),
     "one-shot": Builder("all-pairs of whole buffers, in one step", ANY, {"all_reduce": _direct("all_reduce")}),
     "ring": Builder("a ring one way; broadcast as a chain", ANY, {
-        **gathered(_flat(ring_all_gather)), **both("broadcast", _flat(chain_broadcast)),
+        **gathered(_flat(ring_all_gather), _flat(_ring_back)), **both("broadcast", _flat(chain_broadcast)),
     }),
     "two-way-ring": Builder("a ring each way, pieces in either", ANY, gathered(_flat(two_way_ring_all_gather))),
     "short-ring": Builder("a ring half of the way round, both ways", ANY, gathered(_flat(short_ring_all_gather))),

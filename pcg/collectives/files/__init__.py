@@ -6,6 +6,7 @@
     sccl         SCCL's JSON: topologies, and algorithms in steps and rounds
     taccl        TACCL's JSON: a machine, and a sketch of a schedule
     forestcoll   ForestColl's XML: spanning trees
+    anyfile      which of these a file is
 
 Nothing that is read is executed. A reader says that a file has its form, and not that it is right.
 """

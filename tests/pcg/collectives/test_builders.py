@@ -124,6 +124,12 @@ def test_the_two_trees_have_other_leaves(n: int) -> None:
         assert len(busy_in_both) <= 1, busy_in_both
 
 
+def test_a_ring_goes_one_way_round() -> None:
+    one_way = ring(5, 1, both_ways=False)
+    for kind in ("all_gather", "reduce_scatter", "all_reduce", "broadcast"):
+        assert verify_schedule(build("ring", kind, (5,)), one_way).is_certified
+
+
 def test_an_order_of_the_ring() -> None:
     schedule = ring_all_gather(4, order=[2, 0, 3, 1])
     assert verify_schedule(schedule).is_certified

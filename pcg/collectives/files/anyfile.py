@@ -1,0 +1,64 @@
+"""Any file of a schedule, a program or a topology: what it is, is in the file itself."""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+from shardwright.pcg.collectives.files.documents import read_json, read_text
+from shardwright.pcg.collectives.files.forestcoll import read_forest
+from shardwright.pcg.collectives.files.msccl import read_msccl
+from shardwright.pcg.collectives.files.own import SCHEDULE, TOPOLOGY, read_schedule, read_topology
+from shardwright.pcg.collectives.files.sccl import read_sccl, read_sccl_topology
+from shardwright.pcg.collectives.program import Program
+from shardwright.pcg.collectives.schedule import Schedule
+from shardwright.pcg.collectives.topology import Topology
+from shardwright.pcg.errors import ScheduleError
+
+
+class Found(NamedTuple):
+    """What a file holds: a schedule or a program, and the topology that it names, if it does."""
+
+    form: str
+    subject: Schedule | Program
+    topology: Topology | None = None
+
+
+def read_collective(path: str | os.PathLike[str]) -> Found:
+    """Return the schedule or program of a file: ours, MSCCL's XML, SCCL's JSON, or ForestColl's trees.
+
+    Raises:
+        ScheduleError, ClusterError: naming the file and the place, what was expected, what was found and what to do.
+    """
+    text, source = read_text(path), str(path)
+    if text.lstrip("\ufeff \t\r\n").startswith("<"):
+        return _of_xml(text, source)
+    node = read_json(text, source)
+    if node.has("format") and node.get("format").value == SCHEDULE:
+        return Found("schedule", read_schedule(text, source))
+    if node.has("msccl_type") or node.has("sccl_type"):
+        return Found("SCCL algorithm", *read_sccl(text, source))
+    known = "a schedule of ours, MSCCL's XML, SCCL's JSON or ForestColl's trees"
+    raise ScheduleError(f"{source}: expected {known}, got other JSON; is it another file?")
+
+
+def read_links(path: str | os.PathLike[str]) -> Topology:
+    """Return the topology of a file: ours or SCCL's.
+
+    Raises:
+        ScheduleError, ClusterError: naming the file and the place, what was expected, what was found and what to do.
+    """
+    text, source = read_text(path), str(path)
+    node = read_json(text, source)
+    if node.has("format") and node.get("format").value == TOPOLOGY:
+        return read_topology(text, source)
+    if node.has("msccl_type") or node.has("sccl_type"):
+        return read_sccl_topology(text, source)
+    raise ScheduleError(f"{source}: expected a topology of ours or SCCL's, got other JSON; is it another file?")
+
+
+def _of_xml(text: str, source: str) -> Found:
+    start = text.find("<Algo")
+    if 0 <= start < (text.find("<algo") if "<algo" in text else len(text)):
+        return Found("ForestColl trees", read_forest(text, source))
+    return Found("MSCCL program", read_msccl(text, source))

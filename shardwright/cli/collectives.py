@@ -1,0 +1,225 @@
+"""`shardwright collectives`: networks, and schedules of collectives built, checked, shown and exported."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from shardwright.cli import terminal
+from shardwright.cli.options import FILE_PATH, examples, format_option, output_option, parse_cluster
+from shardwright.cli.status import FINDING
+from shardwright.pcg.errors import ScheduleError, ShardwrightError
+
+if TYPE_CHECKING:
+    from shardwright.pcg.collectives.files.anyfile import Found
+    from shardwright.pcg.collectives.program import Program
+    from shardwright.pcg.collectives.schedule import Schedule
+    from shardwright.pcg.collectives.topology import Topology
+    from shardwright.verifier.collectives.verdict import ScheduleVerdict
+
+TOPOLOGY_HELP = (
+    "A name with numbers, such as dgx1, mi250:2 or torus:4x4; cluster:CLUSTER for the levels of a cluster, such as "
+    "cluster:preset:dgx-h100:2; or a file."
+)
+
+
+@click.group(
+    epilog=examples(
+        "collectives topologies dgx1",
+        "collectives build ring all_reduce --ranks 8 -o ring.json",
+        "collectives check ring.json --topology dgx1",
+        "collectives show ring.json --topology dgx1 --steps 2",
+        "collectives export ring.json -o ring.xml --in-place",
+    )
+)
+def collectives() -> None:
+    """Schedules of collectives: who sends which chunk to whom, and when.
+
+    Files are read by their content: schedules as JSON, MSCCL's XML, SCCL's JSON, ForestColl's trees.
+    """
+
+
+topology_option = click.option("--topology", metavar="TOPOLOGY", help=TOPOLOGY_HELP)
+
+
+@collectives.command(epilog=examples("collectives topologies", "collectives topologies mi250:2 -o mi250.json"))
+@click.argument("topology", required=False)
+@output_option("Save the topology in this file, to be changed by hand.")
+@format_option
+def topologies(topology: str | None, output: Path | None, form: str) -> None:
+    """List networks and builders that have a name, or show the links of TOPOLOGY."""
+    from shardwright.cost.clusters.networks import PRESETS
+    from shardwright.pcg.collectives.files.own import write_topology
+    from shardwright.reports.collectives import PresetsReport, TopologyReport
+
+    if topology is None:
+        if output is not None:
+            raise click.UsageError("--output saves a topology; name one.")
+        terminal.show(PresetsReport(PRESETS), form)
+        return
+    found = parse_topology(topology)
+    if output is not None:
+        _save(output, write_topology(found))
+    terminal.show(TopologyReport(found), form)
+
+
+@collectives.command(
+    epilog=examples(
+        "collectives build ring all_reduce --ranks 8 -o ring.json",
+        "collectives build torus all_gather --ranks 4x4 --pieces 2 --topology torus:4x4",
+    )
+)
+@click.argument("builder")
+@click.argument("collective")
+@click.option("--ranks", required=True, metavar="N[xM…]", help="How many ranks, or the grid of them.")
+@click.option("--pieces", type=click.IntRange(1, 1 << 16), default=1, show_default=True,
+              help="Chunks of each unit of data, as the builder counts them.")  # fmt: skip
+@topology_option
+@output_option("Save the schedule in this file.")
+@format_option
+def build(
+    builder: str, collective: str, ranks: str, pieces: int, topology: str | None, output: Path | None, form: str
+) -> int:
+    """Build the schedule of COLLECTIVE by BUILDER and prove it.
+
+    `collectives topologies` lists the builders.
+    """
+    from shardwright.pcg.collectives.builders.table import build as built
+    from shardwright.pcg.collectives.files.own import write_schedule
+    from shardwright.verifier.collectives import verify_schedule
+
+    schedule = built(builder, collective, _grid(ranks), pieces)
+    verdict = verify_schedule(schedule, None if topology is None else parse_topology(topology))
+    if output is not None and verdict.is_certified:
+        _save(output, write_schedule(schedule))
+    return _show_verdict(schedule.name, "schedule", verdict, form)
+
+
+@collectives.command(epilog=examples("collectives check ring.json --topology dgx1", "collectives check allreduce.xml"))
+@click.argument("file", type=FILE_PATH)
+@topology_option
+@click.option(
+    "--root", type=click.IntRange(0), default=0, help="Of a broadcast, reduce, gather or scatter in MSCCL's XML."
+)
+@format_option
+def check(file: Path, topology: str | None, root: int, form: str) -> int:
+    """Prove that FILE does what it claims, in every order of its events, or say where it does not.
+
+    The status is 1 where it does not. Without --topology, the links of an SCCL file are its own.
+    """
+    found = _read(file, root)
+    return _show_verdict(str(file), found.form, _verdict(found, topology), form)
+
+
+@collectives.command(epilog=examples("collectives show ring.json --topology dgx1 --steps 2"))
+@click.argument("file", type=FILE_PATH)
+@topology_option
+@click.option(
+    "--steps", type=click.IntRange(0), metavar="N", help="Show the first steps, or the first ranks of a program."
+)
+@format_option
+def show(file: Path, topology: str | None, steps: int | None, form: str) -> None:
+    """Show FILE: in each step who sends what to whom, and how busy the links are; of a program, the blocks."""
+    from shardwright.pcg.collectives.schedule import Schedule
+    from shardwright.reports.collectives import ProgramReport, ScheduleReport
+
+    found = _read(file)
+    if isinstance(found.subject, Schedule):
+        links = found.topology if topology is None else parse_topology(topology)
+        _check_ranks(found.subject, links)
+        total = found.subject.num_steps
+        terminal.show(ScheduleReport(found.subject, links, range(total)[:steps]), form)
+    else:
+        terminal.show(ProgramReport(found.subject, range(found.subject.num_ranks)[:steps]), form)
+
+
+@collectives.command(epilog=examples("collectives export ring.json -o ring.xml --in-place --channels 4"))
+@click.argument("file", type=FILE_PATH)
+@output_option("Save MSCCL's XML in this file.")
+@click.option("--in-place", is_flag=True, help="For buffers in which the output is the input, or a part of it.")
+@click.option("--channels", type=click.IntRange(1, 32), default=1, show_default=True, help="Chunks take them in turn.")
+def export(file: Path, output: Path | None, in_place: bool, channels: int) -> None:
+    """Write FILE as MSCCL's XML, read it again and prove it."""
+    from shardwright.pcg.collectives.files.msccl import read_msccl, write_msccl
+    from shardwright.verifier.collectives import verify_program
+
+    text = write_msccl(_program(_read(file).subject, in_place, channels))
+    verdict = verify_program(read_msccl(text, str(output or file)))
+    if not verdict.is_certified:
+        raise ScheduleError(f"{file}: {verdict.refusals[0]}")
+    if output is None:
+        click.echo(text, nl=False)
+    else:
+        _save(output, text)
+
+
+def parse_topology(text: str) -> Topology:
+    """Return the topology that an option names.
+
+    Raises:
+        ShardwrightError: it names none, or a file that holds none.
+    """
+    from shardwright.cost.clusters.networks import preset_topology
+    from shardwright.cost.clusters.shapes import of_cluster
+    from shardwright.pcg.collectives.files.anyfile import read_links
+
+    kind, _, rest = text.partition(":")
+    if kind == "cluster":
+        return of_cluster(parse_cluster(rest))
+    return read_links(text) if text.endswith(".json") or Path(text).is_file() else preset_topology(text)
+
+
+def _read(file: Path, root: int = 0) -> Found:
+    from dataclasses import replace
+
+    from shardwright.pcg.collectives.files.anyfile import read_collective
+    from shardwright.pcg.collectives.program import Program
+
+    found = read_collective(file)
+    return found._replace(subject=replace(found.subject, root=root)) if isinstance(found.subject, Program) else found
+
+
+def _verdict(found: Found, topology: str | None) -> ScheduleVerdict:
+    from shardwright.pcg.collectives.schedule import Schedule
+    from shardwright.verifier.collectives import verify_program, verify_schedule
+
+    if isinstance(found.subject, Schedule):
+        return verify_schedule(found.subject, found.topology if topology is None else parse_topology(topology))
+    if topology is not None:
+        raise click.UsageError("--topology is for schedules; a program's messages have no links of their own.")
+    return verify_program(found.subject)
+
+
+def _program(subject: Schedule | Program, in_place: bool, channels: int) -> Program:
+    from shardwright.pcg.collectives.schedule import Schedule
+    from shardwright.pcg.collectives.threads import program_of
+
+    return program_of(subject, in_place=in_place, channels=channels) if isinstance(subject, Schedule) else subject
+
+
+def _show_verdict(source: str, form: str, verdict: ScheduleVerdict, output_form: str) -> int:
+    from shardwright.reports.collectives import VerdictReport
+
+    terminal.show(VerdictReport(source, form, verdict), output_form)
+    return 0 if verdict.is_certified else FINDING
+
+
+def _check_ranks(schedule: Schedule, topology: Topology | None) -> None:
+    if topology is not None and topology.num_ranks != schedule.num_ranks:
+        problem = f"expected a topology of {schedule.num_ranks} ranks, got {topology.num_ranks}"
+        raise ShardwrightError(f"{schedule.name}: {problem}; take another topology")
+
+
+def _grid(text: str) -> tuple[int, ...]:
+    parts = text.split("x")
+    if not all(part.isascii() and part.isdigit() and len(part) < 6 for part in parts):
+        raise click.UsageError(f"--ranks wants numbers such as 8 or 4x4, got {text!r}.")
+    return tuple(map(int, parts))
+
+
+def _save(path: Path, text: str) -> None:
+    from shardwright.pcg.files import write_whole
+
+    write_whole(path, text, "the file", ShardwrightError)

@@ -1,0 +1,116 @@
+"""`shardwright collectives`: networks listed, schedules built, checked, shown, exported; a status for each finding."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.each import each
+from tests.shardwright.command import Run
+
+COMMANDS = ["", "topologies", "build", "check", "show", "export"]
+pytestmark = pytest.mark.usefixtures("in_tmp")
+
+
+@pytest.fixture(name="in_tmp")
+def _in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def built(run: Run, *more: str, name: str = "ring.json") -> str:
+    status, _, error = run("collectives", "build", "ring", "all_reduce", "--ranks", "4", "-o", name, *more)
+    assert (status, error) == (0, "")
+    return name
+
+
+@each("command", COMMANDS)
+def test_every_command_has_help_with_examples(run: Run, command: str) -> None:
+    status, out, _ = run("collectives", *filter(None, [command]), "--help")
+    assert status == 0
+    assert f"  shardwright collectives {command or 'build'}" in out
+
+
+def test_topologies(run: Run) -> None:
+    status, out, _ = run("collectives", "topologies")
+    assert status == 0
+    assert "dgx1" in out
+    assert "halving-doubling  2, 4, 8, … ranks" in out
+    status, out, _ = run("collectives", "topologies", "ndv2", "-o", "ndv2.json")
+    assert "9.524 GB/s" in out
+    assert "NIC of rank 8 in" in out
+    assert run("collectives", "topologies", "ndv2.json")[1] == out
+    assert "2 ranks" in run("collectives", "topologies", "cluster:local:2")[1]
+    data = json.loads(run("collectives", "topologies", "ring:3", "--format", "json")[1])
+    assert len(data["links"]) == 6
+    assert {"topologies", "builders"} == json.loads(run("collectives", "topologies", "--format", "json")[1]).keys()
+
+
+def test_build_check_show_export(run: Run) -> None:
+    ring = built(run, "--topology", "ring:4")
+    status, out, _ = run("collectives", "check", ring, "--topology", "ring:4")
+    assert status == 0
+    assert out.startswith("ring.json: schedule, certified\n  ring all_reduce 4: all_reduce of 4 ranks in 6 steps\n")
+    status, out, _ = run("collectives", "show", ring, "--topology", "ring:4", "--steps", "1")
+    assert status == 0
+    assert "  0 → 1  +3" in out
+    assert "links are used 50% of the step on average; 4 of 8 are idle" in out
+    assert "step 1" not in out
+    assert "████" in run("collectives", "show", ring)[1]
+    for more in ([], ["--in-place", "--channels", "2"]):
+        assert run("collectives", "export", ring, "-o", "ring.xml", *more)[0] == 0
+        status, out, _ = run("collectives", "check", "ring.xml")
+        assert (status, "ring.xml: MSCCL program, certified" in out) == (0, True)
+    assert "block" in run("collectives", "show", "ring.xml", "--steps", "1")[1]
+    assert run("collectives", "export", "ring.xml")[1] == Path("ring.xml").read_text()
+
+
+@each("command", ["check", "show"])
+def test_data_for_programs(run: Run, command: str) -> None:
+    ring = built(run)
+    data = json.loads(run("collectives", command, ring, "--format", "json")[1])
+    assert data["certified"] if command == "check" else len(data["steps"]) == 6
+    run("collectives", "export", ring, "-o", "ring.xml")
+    data = json.loads(run("collectives", command, "ring.xml", "--format", "json")[1])
+    assert data["certified"] if command == "check" else len(data["ranks"]) == 4
+    assert run("collectives", command, ring, "--format", "markdown")[0] == 0
+
+
+def test_what_is_wrong_is_a_finding(run: Run) -> None:
+    data = json.loads(Path(built(run)).read_text())
+    Path("less.json").write_text(json.dumps(data | {"transfers": data["transfers"][:-1]}))
+    status, out, _ = run("collectives", "check", "less.json")
+    assert status == 1
+    assert out.startswith("less.json: schedule, refused\n  incomplete: rank 0, step 5, chunk 1: expected")
+    status, out, _ = run("collectives", "check", "ring.json", "--topology", "mesh:4")
+    assert (status, "rate: rank 3, step 0, chunk" in out) == (1, True)
+    status, out, _ = run(
+        "collectives", "build", "ring", "all_gather", "--ranks", "4", "--topology", "mesh:4", "-o", "no.json"
+    )
+    assert (status, Path("no.json").exists()) == (1, False)
+
+
+@each(
+    ("arguments", "problem"),
+    [
+        (["topologies", "-o", "x.json"], "--output saves a topology; name one"),
+        (["topologies", "dgx9"], "unknown name 'dgx9'"),
+        (["topologies", "none.json"], "cannot read it"),
+        (["build", "ring", "all_gather", "--ranks", "four"], "--ranks wants numbers such as 8 or 4x4, got 'four'"),
+        (["build", "rings", "all_gather", "--ranks", "4"], "expected one of direct"),
+        (["check", "none.json"], "none.json: cannot read it"),
+        (["check", "other.json"], "other.json: expected a schedule of ours, MSCCL's XML"),
+        (["topologies", "other.json"], "other.json: expected a topology of ours or SCCL's"),
+        (["check", "ring.xml", "--topology", "ring:4"], "--topology is for schedules"),
+        (["show", "ring.json", "--topology", "ring:3"], "expected a topology of 4 ranks, got 3"),
+        (["export", "all.json", "--in-place"], "expected an all_to_all out of place"),
+    ],
+)
+def test_what_cannot_be_used(run: Run, arguments: list[str], problem: str) -> None:
+    built(run)
+    run("collectives", "build", "direct", "all_to_all", "--ranks", "4", "-o", "all.json")
+    run("collectives", "export", "ring.json", "-o", "ring.xml")
+    Path("other.json").write_text("{}")
+    status, _, error = run("collectives", *arguments)
+    assert (status, problem in error) == (2, True), error
