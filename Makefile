@@ -11,7 +11,7 @@ NEWEST_TESTS := tests/pcg/test_versions.py tests/pcg/capture/test_capture.py tes
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test cuda newest newest-setup mutants mutants-collectives lint types matrix sweep operators writes bench bench-search regret bench-accuracy bench-rules bench-gains site site-check browser pages format clean
+.PHONY: help setup demo test cuda newest newest-setup mutants mutants-collectives lint types matrix sweep operators writes bench bench-start bench-search regret bench-accuracy bench-rules bench-gains site site-check browser pages format clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -69,6 +69,9 @@ bench: $(STAMP) ## time lowered programs against hand-written torch.distributed 
 	$(PY) -m bench.speed
 	OMP_NUM_THREADS=1 $(PY) -m bench.pipelines
 	$(PY) -m bench.timeline
+
+bench-start: $(STAMP) ## start one rank of a model larger than this machine; writes a section of docs/large.md: ten minutes
+	OMP_NUM_THREADS=1 $(PY) -m bench.start
 
 bench-search: $(STAMP) ## compare plans with the best of a grid, and time planning; writes docs/search.md: two hours; goes on where it was ended
 	OMP_NUM_THREADS=1 $(PY) -m bench.grid

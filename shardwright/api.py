@@ -9,6 +9,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Unpack
 
+import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
@@ -190,6 +191,8 @@ def compile(
         DistributedError: the number of running ranks is not the plan's (the best plan may leave some idle); another
             rank failed; or this rank has another model, or a batch of other shapes, than rank 0.
     """
+    if is_unreal(torch.empty(0)):
+        raise PlanError("compile makes memory for this rank's part of the model: call it outside of shardwright.fake()")
     check_when(check_capture)
     given = _load(plan)
     if given is not None and (named := [f"{name}=" for name in guiding(options)]):

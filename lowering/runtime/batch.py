@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from shardwright.lowering.ranks.movement import Time, take
 from shardwright.lowering.ranks.ranks import Ranks
+from shardwright.lowering.store.deferred import is_unreal
 from shardwright.lowering.store.storage import slices
 from shardwright.lowering.text.outside import Input
 from shardwright.pcg.capture.importing import flat_batch
@@ -113,6 +114,11 @@ class BatchCheck:
         if not isinstance(value, Tensor) or isinstance(value, DTensor):
             raise BatchError(
                 f"batch: {key!r} is a {type(value).__name__}, expected a plain tensor {kind.dtype}{list(kind.shape)}"
+            )
+        if is_unreal(value) and not self.ranks.is_dry:
+            raise BatchError(
+                f"batch: {key!r} has no values (it is a fake tensor, or on device meta); make it outside of "
+                "`with shardwright.fake()`"
             )
         if value.dtype != dtype:
             raise BatchError(f"batch: {key!r} has dtype {value.dtype}, expected {dtype}; cast it with .to({dtype})")

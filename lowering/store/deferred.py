@@ -7,6 +7,7 @@ A rank holds its parts, and one whole tensor while it makes that.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
@@ -23,6 +24,9 @@ from shardwright.pcg.capture.importing import names_by_first
 from shardwright.pcg.capture.record import Record
 from shardwright.pcg.capture.replay import replay
 from shardwright.pcg.errors import PlanError
+
+TRIMMED_BYTES = 1 << 20
+"""The bytes of a tensor from which on its memory is returned to the system as soon as it is free."""
 
 
 class DeferredValues:
@@ -69,12 +73,22 @@ class DeferredValues:
                 yield name, own_part(self._real[name], slices, device)
         for name, value in self._made.values(name for name in wanted if name in self._made.windows):
             yield name, own_part(value, wanted[name], device)
+            num_bytes = value.nbytes
+            del value
+            if num_bytes >= TRIMMED_BYTES:
+                _trim()
 
     def real(self, constants: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the values of tensors that are neither parameters nor buffers, and that the constructor has made."""
         unreal = {name: value for name, value in constants.items() if is_unreal(value)}
         made = {name: value.clone() for name, value in _Recipes(unreal, "the model").values(unreal)}
         return {name: made.get(name, value) for name, value in constants.items()}
+
+
+def _trim() -> None:
+    """Return free memory to the system. glibc keeps what lies between pieces that are alive, as parts do."""
+    if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+        trim(0)
 
 
 def is_unreal(value: Tensor) -> bool:

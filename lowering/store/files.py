@@ -4,7 +4,8 @@
     torch.save    a file (or several with an index, as `pytorch_model.bin.index.json`), mapped into memory
     DCP           a folder of torch.distributed.checkpoint
 
-Pages of a mapped file count as memory of the process, so a mapping is closed after so many bytes.
+Pages of a mapped file that were read count as memory of the process. So it is closed before they are more than the
+largest tensor.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from shardwright.lowering.store.spans import Box, boxes, spans
 from shardwright.lowering.store.storage import Slices
 from shardwright.pcg.errors import MachineError, PlanError
 
-MAPPED_BYTES = 64 << 20
-"""The bytes that are read from a mapped file before it is closed and opened again."""
+MAPPED_BYTES = 1 << 20
+"""The bytes that may be read from a mapped file in any case before it is closed and opened again."""
 
 
 class Kind(NamedTuple):
@@ -127,19 +128,21 @@ class Mapped:
                     self.kinds[name], self._file_of[name] = kind, file
         if lacking := [f"{name} in {files[name].name}" for name in files if name and name not in self.kinds]:
             raise PlanError(f"the index names tensors that are not there: {', '.join(lacking[:10])}")
+        largest = max((prod(kind.shape) * kind.dtype.itemsize for kind in self.kinds.values()), default=0)
+        self._most_bytes, self._num_bytes = max(MAPPED_BYTES, largest), 0
         self._open: tuple[Path, Get] | None = None
-        self._num_bytes = 0
 
     def fill(self, part: Tensor, name: str, at: Iterator[tuple[Box, Box]]) -> None:
         """Copy boxes out of the mapped file."""
         kind, file = self.kinds[name], self._file_of[name]
         row_bytes = prod(kind.shape[1:]) * kind.dtype.itemsize
         for there, here in at:
-            if self._open is None or self._open[0] != file or self._num_bytes > MAPPED_BYTES:
+            num_bytes = row_bytes * (there[0].stop - there[0].start if there else 1)
+            if self._open is None or self._open[0] != file or self._num_bytes + num_bytes > self._most_bytes:
                 self._open = None  # before another is opened
                 self._open, self._num_bytes = (file, _opened(file)[1]), 0
             part[here].copy_(self._open[1](name, there))
-            self._num_bytes += row_bytes * (there[0].stop - there[0].start if there else 1)
+            self._num_bytes += num_bytes
 
 
 def _opened(file: Path) -> tuple[dict[str, Kind], Get]:

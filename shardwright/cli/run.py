@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from shardwright.cost.clusters.cluster import Cluster
 
 DEFAULTS: Mapping[str, object] = {
-    "plan": None, "options": {}, "check_capture": "first", "lr": 1e-3, "seed": 0,
+    "plan": None, "options": {}, "check_capture": "first", "lr": 1e-3, "seed": 0, "weights": None,
 }  # fmt: skip
 """Settings of ranks that a command does not give."""
 FAILURES = "failed-*.json"
@@ -43,6 +43,7 @@ FAILURES = "failed-*.json"
         "run examples/zoo.py:gpt2 --cluster local:2 --steps 20",
         "run train.py --cluster local:4 -- --epochs 3",
         "run train.py:make --plan plan.json",
+        "run train.py:make --plan plan.json --weights checkpoint/",
     )
 )
 @click.argument("target", metavar="SCRIPT.py|FILE.py:FUNCTION")
@@ -56,6 +57,12 @@ FAILURES = "failed-*.json"
     "--lr", type=float, default=1e-3, show_default=True, help="Learning rate of AdamW, with FILE.py:FUNCTION."
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="With FILE.py:FUNCTION.")
+@click.option(
+    "--weights",
+    type=PATH,
+    help="Read the weights from safetensors, a file of torch.save or a DCP folder, each rank its own part, with "
+    "FILE.py:FUNCTION; the model may be built inside shardwright.fake().",
+)
 def run(
     target: str,
     arguments: tuple[str, ...],
@@ -66,6 +73,7 @@ def run(
     steps: int,
     lr: float,
     seed: int,
+    weights: Path | None,
 ) -> int:
     """Train on ranks of this machine (torchrun).
 
@@ -83,13 +91,15 @@ def run(
     with tempfile.TemporaryDirectory(prefix="shardwright-run-") as folder:
         if ":" in target:
             values = {"plan": str(plan_file) if plan_file else None, "options": _plain(options),
-                      "check_capture": check_capture, "steps": steps, "lr": lr, "seed": seed}  # fmt: skip
+                      "check_capture": check_capture, "steps": steps, "lr": lr, "seed": seed,
+                      "weights": str(weights.resolve()) if weights else None}  # fmt: skip
             return train_on_ranks(target, cluster, Path(folder), values)
         if not Path(target).is_file():
             raise ShardwrightError(f"run: there is no file {target}; give a script, or a model as FILE.py:FUNCTION")
         if plan_file is not None:
             terminal.note("--plan is the script's own business: pass it to shardwright.compile(plan=...)")
         own = {**options, **({"check_capture": check_capture} if check_capture != "first" else {})}
+        own |= {"weights": weights} if weights else {}
         for name in own:
             terminal.note(f"{name} is the script's own business: pass it to shardwright.compile({name}=...)")
         return launch([target, *arguments], cluster.num_devices)

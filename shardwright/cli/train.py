@@ -39,8 +39,9 @@ def train(settings: dict[str, Any]) -> None:
     batch = bind_arguments(loaded.model, loaded.args, loaded.kwargs)
     plan = Plan.load(settings["plan"]) if settings["plan"] else None
     parallel = compile(
-        loaded.model, cluster, kwargs=batch, plan=plan, check_capture=settings["check_capture"], **settings["options"]
-    )
+        loaded.model, cluster, kwargs=batch, plan=plan, check_capture=settings["check_capture"],
+        weights=settings["weights"], **settings["options"],
+    )  # fmt: skip
     check_backward(parallel.graph)
     optimizer = torch.optim.AdamW(parallel.parameters(), lr=settings["lr"])
     told = dist.get_rank() == 0

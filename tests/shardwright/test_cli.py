@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from click.testing import CliRunner
 
 from shardwright.cli import calibrate as calibrate_command
@@ -36,6 +37,7 @@ from tests.shardwright.command import MODELS, Run
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 OTHERS = """
+import shardwright as sw
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 def scaled():
@@ -63,6 +65,14 @@ def idle():
 def unreal():
     with FakeTensorMode():
         return Net(), {"x": torch.randn(4, 8)}
+
+def hollow():
+    with sw.fake():
+        model = Net()
+    return model, {"x": torch.ones(4, 8)}
+
+def whole():
+    return Net(), {"x": torch.ones(4, 8)}
 
 def broken():
     raise ValueError("no such data set")
@@ -677,6 +687,24 @@ def test_run_a_model(run: Run) -> None:
     assert "step    3  loss " in out
     assert "median step " in out
     assert "predicted " in out
+
+
+@pytest.mark.usefixtures("forked")
+def test_run_a_model_without_memory(run: Run) -> None:
+    """It trains like one with memory; with weights from a file, from other values."""
+    torch.save({f"{name}.{kind}": torch.full(shape, 0.5) for name, kind, shape in SHAPES}, "weights.pt")
+    losses = list[list[str]]()
+    for model, *more in (("hollow",), ("whole",), ("hollow", "--weights", "weights.pt")):
+        status, out, err = run("run", f"models.py:{model}", "--cluster", "local:2", "--steps", "2", *more)
+        assert status == 0, err
+        losses.append([line.split()[3] for line in out.splitlines() if line.startswith("step")])
+    assert losses[0] == losses[1] != losses[2]
+    assert losses[2][0] == "1332.250000"  # (16 · (8 · 0.5 + 0.5) · 0.5 + 0.5)²
+    status, _, err = run("run", "models.py:hollow", "--cluster", "local:2", "--weights", "none.pt")
+    assert (status, "none.pt: there is no such file or folder" in err) == (2, True)
+
+
+SHAPES = [("up", "weight", (16, 8)), ("up", "bias", (16,)), ("down", "weight", (8, 16)), ("down", "bias", (8,))]
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 import shardwright as sw
 from shardwright.lowering.ranks.launch import run_ranks
-from shardwright.pcg.errors import PlanError
+from shardwright.pcg.errors import BatchError, PlanError
 from tests.each import each
 from tests.lowering.runs import whole
 
@@ -137,6 +137,25 @@ def test_a_model_without_memory_trains_as_one_with_memory(name: str) -> None:
         values = dict(real().named_parameters()) | dict(real().named_buffers())
         for own, value in found.before.items():
             assert torch.equal(value, values[own]), own
+
+    run_ranks(body, 2, 120)
+
+
+def test_later_programs_of_a_model_without_memory() -> None:
+    """Other sizes, the other mode, and what the model returns; each reads a table that is no buffer."""
+
+    def body() -> None:
+        found = list[list[Tensor]]()
+        for model in (real(), fake()):
+            parallel = sw.compile(model, sw.Cluster.local(2), kwargs=batch(), timeout_s=30, **PLANS["zero3"])
+            fewer = {name: value[:4] for name, value in batch().items()}
+            torch.manual_seed(5)
+            losses = [parallel.forward_backward(**given) for given in (batch(), fewer)]
+            losses.append(whole(parallel.evaluate(**batch())))
+            with torch.no_grad():
+                losses.append(parallel.eval()(**batch()))
+            found.append([loss.detach() for loss in losses])
+        assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
 
     run_ranks(body, 2, 120)
 
@@ -346,6 +365,24 @@ def test_a_tensor_on_meta_that_is_no_buffer(files: Path) -> None:
     model = nn.Sequential(on_meta())
     told = refused(model, files / "one.safetensors", batch())
     assert told.startswith("0.table is on device meta, and neither a parameter nor a buffer that could be read from fi")
+
+
+def test_what_has_to_be_outside_of_fake() -> None:
+    """The call of `compile`, and the batch of a step."""
+
+    def body() -> None:
+        with sw.fake():
+            model, hollow = Plain(), {"x": torch.ones(4, 8)}
+            with pytest.raises(PlanError, match=r"^compile makes memory for this rank's part of the model: call"):
+                sw.compile(model, sw.Cluster.local(1), kwargs=hollow)
+        parallel = sw.compile(model, sw.Cluster.local(1), kwargs=hollow)
+        assert str(parallel.capture_check) == "not checked: the model has no values"
+        for batch in (hollow, {"x": torch.ones(4, 8, device="meta")}):
+            with pytest.raises(BatchError, match=r"^batch: 'x' has no values \(it is a fake tensor, or on device"):
+                parallel.forward_backward(**batch)
+        parallel.forward_backward(x=torch.ones(4, 8))
+
+    run_ranks(body, 1, 60)
 
 
 def test_a_model_without_values_needs_its_batch() -> None:

@@ -74,7 +74,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", ["x.safetensors", "x.pt", "dcp"])
-@pytest.mark.parametrize("most", [0, 1 << 20], ids=["opened each time", "opened once"])
+@pytest.mark.parametrize("most", [0, 1 << 20], ids=["opened often", "opened once"])
 def test_parts_of_each_format(name: str, most: int, folder: Path) -> None:
     with mock.patch.object(files, "MAPPED_BYTES", most):
         opened = open_files(folder / name)
