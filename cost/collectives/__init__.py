@@ -7,6 +7,7 @@
     communication  seconds of a collective along axes of a mesh
     moves          seconds of a change of layout
     resharding     seconds from the mesh of one stage to that of another
+    simulation     seconds of a schedule on a network of links
     buffers        device memory that NCCL keeps for its connections
 
 The rest of the cost model calls `moves` and `resharding`.
