@@ -17,7 +17,7 @@ from shardwright.pcg.attrs import Attr
 from shardwright.pcg.choice import Choice, Choices, Exchange, Running, degrees, exchanges, num_senders, sends
 from shardwright.pcg.graph import Node
 from shardwright.pcg.layout import Layout, Layouts, local_shape
-from shardwright.pcg.optable import ROWS, LocalShapes
+from shardwright.pcg.optable import LocalShapes
 from shardwright.pcg.step.execution import draws_whole
 from shardwright.pcg.types import ITEM_BYTES, TensorType
 
@@ -64,6 +64,7 @@ class NodeCost:
         self.written: Written = written
         self.op, self.attrs = node.op, node.attrs
         self.row = node.row
+        self._known = _known_parts(compute, self.op, self.attrs, self.operands, result, written)
         self.signature = self.row.signature([t.shape for t in operands], dict(self.attrs)) if self.row else None
 
     def passes(self, split: Choices, needs: tuple[Layouts, ...], result: Layouts) -> Passes:
@@ -79,7 +80,19 @@ class NodeCost:
         return self._costed(part)[1]
 
     def _costed(self, part: Part) -> tuple[Passes, tuple[float, float]]:
-        return _part_costs(self.compute, self.op, self.attrs, self.operands, self.result, *part, self.written)
+        if (found := self._known.get(part)) is None:
+            found = self._known[part] = self._part_costs(part)
+        return found
+
+    def _part_costs(self, part: Part) -> tuple[Passes, tuple[float, float]]:
+        """Return the kernels of a part, and their seconds."""
+        shaped = zip(self.operands, part.operands, strict=True)
+        operands = tuple(TensorType(shape, t.dtype, (), t.grad) for t, shape in shaped)
+        result = TensorType(part.result, self.result.dtype, (), self.result.grad)
+        drawn = num_drawn(self.compute.device.kind, self.result, part.result) if self.row and self.row.random else 0
+        own = dict(self.attrs)
+        local = Local(self.row, own, self.signature, part.extents, operands, result, drawn, self.written, part.senders)
+        return (found := passes(local)), self.compute.passes_s(self.op, found)
 
     def part(self, split: Choices, needs: tuple[Layouts, ...], result: Layouts) -> Part:
         """Return the part that a split leaves a device."""
@@ -170,24 +183,14 @@ def num_drawn(kind: str, result: TensorType, local: Sequence[int]) -> int:
     return result.num_elements if draws_whole(kind) else prod(local)
 
 
-@lru_cache(maxsize=1 << 16)
-def _part_costs(
+@lru_cache(maxsize=1 << 12)
+def _known_parts(
     compute: Compute,
     op: str,
     attrs: tuple[tuple[str, Attr], ...],
     operands: tuple[TensorType, ...],
     result: TensorType,
-    shapes: tuple[_Shape, ...],
-    returned: _Shape,
-    extents: _Shape,
-    senders: int,
     written: Written,
-) -> tuple[Passes, tuple[float, float]]:
-    """Return the kernels of an operator's part and their seconds, on any mesh; cached, as searches ask very often."""
-    row, own = ROWS.find(op), dict(attrs)
-    signature = row.signature([t.shape for t in operands], own) if row else None
-    local = tuple(TensorType(shape, t.dtype, (), t.grad) for t, shape in zip(operands, shapes, strict=True))
-    mine = TensorType(returned, result.dtype, (), result.grad)
-    drawn = num_drawn(compute.device.kind, result, returned) if row is not None and row.random else 0
-    found = passes(Local(row, own, signature, extents, local, mine, drawn, written, senders))
-    return found, compute.passes_s(op, found)
+) -> dict[Part, tuple[Passes, tuple[float, float]]]:
+    """Return where the costs of an operator's parts are kept, on all meshes: searches ask very often."""
+    return {}

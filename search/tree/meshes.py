@@ -20,6 +20,7 @@ from shardwright.search.effort import (
     MANY_DEVICES,
     MOST_NESTED,
     OF_FLOOR,
+    OTHER_LAYOUTS,
     PROMISING,
     SAVES,
     SLACK,
@@ -28,7 +29,7 @@ from shardwright.search.exact.solving import Candidate, rank
 from shardwright.search.request.restrict import DATA, FREE, TENSOR, ZERO
 from shardwright.search.request.spaces import Space
 from shardwright.search.tree.attempts import Attempt, Neighbours, Queue
-from shardwright.search.tree.fitting import Fitter, may_keep_more
+from shardwright.search.tree.fitting import Fitter, kept_s, may_keep_more
 from shardwright.search.tree.ways import Way, Ways
 
 _ROLES: dict[int, tuple[tuple[str, ...], ...]] = {
@@ -85,9 +86,12 @@ class Meshes(Queue):
         return floor_s if step_s == inf else step_s - max(0.0, origin.floor_s - floor_s)
 
     def plans(self, way: Way) -> list[Candidate]:
-        if self.ways.pins.size % way.space.mesh.num_devices and self.fitter is not None:
-            return [min(self.ways.solved(way), self.ways.between(way), key=rank)]
-        return [self.ways.solved(way)]
+        """Where examples do not divide over the devices, layouts between the two prices may be faster, but not much."""
+        best = self.ways.solved(way)
+        uneven = self.ways.pins.size % way.space.mesh.num_devices and self.fitter is not None
+        if uneven and kept_s(best) <= OTHER_LAYOUTS * self.fastest_s:
+            best = min(best, self.ways.between(way), key=rank)
+        return [best]
 
     def is_followed(self, attempt: Attempt, dimension: str) -> bool:
         """Where the floor is far below the best step, what is slow may be so for want of memory."""
