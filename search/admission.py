@@ -36,7 +36,7 @@ def admit(graph: Graph, cluster: Cluster, told: Mapping[str, Any]) -> None:
     _check_split(told)
     _check_times(told)
     for node in graph.nodes:
-        if wrong := _wrong_attribute(node) or _wrong_type(node, graph):
+        if wrong := wrong_attribute(node) or _wrong_type(node, graph):
             raise PlanError(f"{node}: {wrong}")
     _check_outputs(graph)
 
@@ -162,13 +162,14 @@ _KINDS: tuple[tuple[str, Callable[[Attr], bool], str], ...] = (
     ("a dtype", lambda x: x in ITEM_BYTES, "dtype"),
     ("the name of a tensor", lambda x: isinstance(x, str) and all(x.split(".")), "target"),
 )
-_KIND_OF = {name: (told, check) for told, check, names in _KINDS for name in names.split()}
+ATTRIBUTE_KINDS = {name: (told, check) for told, check, names in _KINDS for name in names.split()}
 """The kind of value that each attribute has, in every operator. An unlisted attribute may be any plain value."""
 _MADE = {"*", "*1", "draw", "offset", "shard"}
 """The fields of a torch expression that the emitter fills in."""
 
 
-def _wrong_attribute(node: Node) -> str:
+def wrong_attribute(node: Node) -> str:
+    """Return what is wrong with an operator's attributes, or ""."""
     attrs = dict(node.attrs)
     if len(attrs) < len(node.attrs):
         return "an attribute is given twice"
@@ -180,7 +181,7 @@ def _wrong_attribute(node: Node) -> str:
     if missing := sorted(needed - attrs.keys()):
         return f"attribute {missing[0]!r} is missing; there are {sorted(attrs)}"
     for name, value in node.attrs:
-        told, check = _KIND_OF.get(name, ("", lambda _: True))
+        told, check = ATTRIBUTE_KINDS.get(name, ("", lambda _: True))
         if not check(value):
             return f"attribute {name!r}: expected {told}, got {value!r}"
     return problem_of(node) if is_foreign(node) else ""

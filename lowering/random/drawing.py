@@ -51,7 +51,7 @@ class Drawing:
         self._from_torch = any(node.may_draw and not node.is_random for node in graph.nodes)
         self._first: Tensor | None = None  # the state before the first microbatch
         self._step = Draw()  # where masks have numbers, the first draw of this step
-        self._begun: _Comparison | None = None
+        self.comparison: _Comparison | None = None
         self._history = self._num_watched = 0
 
     @property
@@ -98,12 +98,12 @@ class Drawing:
         """
         if not self.draws:
             return
-        begun, self._begun = self._begun, None
+        begun, self.comparison = self.comparison, None
         if begun is not None and not begun.is_same():
             raise ShardwrightError(_LATE)
         self._history, self._num_watched = hash((self._history, *self.state())), self._num_watched + 1
         if self._num_watched % WATCH_EVERY == 0:
-            self._begun = _Comparison(self._history, self.ranks)
+            self.comparison = _Comparison(self._history, self.ranks)
 
     @contextmanager
     def by_number(self, num_draws: int) -> Generator[Draw]:
@@ -115,9 +115,9 @@ class Drawing:
             with step_draws(num_draws) as draw:
                 yield draw
             return
-        yield self._numbered()
+        yield self.numbered()
 
-    def _numbered(self) -> Draw:
+    def numbered(self) -> Draw:
         """Return the first draw of a step with numbered masks; its seed is a number drawn by torch's generator."""
         if self.ranks.is_dry:
             return Draw(0, 0, self.by_part)
@@ -135,7 +135,7 @@ class Drawing:
         """Surround the forward of one microbatch, in a step that draws `num_draws` masks; yield the first draw."""
         numbered = self.by_part and self.draws and current_draw().seed is None
         if numbered and first:
-            self._step = self._numbered()
+            self._step = self.numbered()
         with self._alike(first=first, last=last), step_draws(num_draws if last else 0) as draw:
             yield self._step if numbered else draw
 

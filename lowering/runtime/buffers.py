@@ -148,11 +148,11 @@ class BufferPool:
     """The buffer sets that are not in use, by the parameters that they can hold."""
 
     def __init__(self) -> None:
-        self._free: dict[tuple[SlicedParameter, ...], list[BufferSet]] = {}
+        self.free: dict[tuple[SlicedParameter, ...], list[BufferSet]] = {}
 
     def get(self, shares: Sequence[SlicedParameter]) -> BufferSet:
-        free = self._free.get(tuple(shares))
+        free = self.free.get(tuple(shares))
         return free.pop() if free else BufferSet(shares)
 
     def give(self, memory: BufferSet) -> None:
-        self._free.setdefault(tuple(memory.shares), []).append(memory)
+        self.free.setdefault(tuple(memory.shares), []).append(memory)

@@ -59,7 +59,7 @@ def dispatch(local: Local, to: Sequence[To], index: Tensor, *parts: Tensor) -> T
     """Return [n, o]: the sum, by row, of `local` on the ranks with the items `index` [n, k]; `parts` travel along."""
     ways = list[Sent]()
     for each in to:
-        sent = _sent(index.detach(), each)
+        sent = sent_rows(index.detach(), each)
         index, *floats = _There.apply(sent, index, *parts)
         parts = tuple(floats)
         ways.append(sent)
@@ -70,7 +70,7 @@ def dispatch(local: Local, to: Sequence[To], index: Tensor, *parts: Tensor) -> T
     return y
 
 
-def _sent(index: Tensor, to: To) -> Sent:
+def sent_rows(index: Tensor, to: To) -> Sent:
     """Return the rows to send along a route, rank by rank, in their order."""
     axis, size = to.axis, to.axis.size
     if isinstance(index, FakeTensor):

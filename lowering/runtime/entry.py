@@ -66,8 +66,8 @@ class Entry:
         self.ranks = ranks = connect(stage_meshes(graph.mesh, self.execution), spec.timeout_s)
         check_device(spec.precision, ranks.device.type)
         self.capture_check = spec.capture_check
-        self._products: Precision | None = spec.precision if ranks.device.type == "cuda" else None
-        set_products(self._products)
+        self.products: Precision | None = spec.precision if ranks.device.type == "cuda" else None
+        set_products(self.products)
         stages = cut(graph, self.execution)
         self.graph = graph = replace(graph, mesh=ranks.mesh) if graph.mesh != ranks.mesh else graph
         self.store, wanted = store, places(graph, stages)
@@ -189,7 +189,7 @@ class Entry:
         if self.pipeline is not None:
             self.pipeline.check_alive()
         self.store.check()
-        check_products(self._products)
+        check_products(self.products)
         try:
             return self._inputs.take(batch)
         except RuntimeError as error:

@@ -275,10 +275,10 @@ def ahead(shape: Sequence[int], p: float, draw: Draw, dtype: torch.dtype, device
 
 def drop(x: Tensor, p: float, drawn: Tensor | Draw, shard: Shard | None) -> Tensor:
     """Apply dropout by a mask of the whole tensor, or by a draw with a seed; `x` is the `shard` of that tensor."""
-    return _Dropout.apply(x, _own(x, p, drawn, shard), 1 / (1 - p) if p < 1 else 0.0)
+    return _Dropout.apply(x, own_mask(x, p, drawn, shard), 1 / (1 - p) if p < 1 else 0.0)
 
 
-def _own(x: Tensor, p: float, drawn: Tensor | Draw, shard: Shard | None) -> Tensor:
+def own_mask(x: Tensor, p: float, drawn: Tensor | Draw, shard: Shard | None) -> Tensor:
     """Return the mask of this rank's part."""
     if isinstance(drawn, Tensor):
         return drawn if shard is None else shard.take(drawn)

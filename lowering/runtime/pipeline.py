@@ -103,11 +103,11 @@ class Pipeline:
                 if isinstance(each, Transfer):
                     getattr(self, executor)(each)
                 elif each.direction == FORWARD:
-                    self._forward(each, local[each.microbatch], draw, keep=trains)
+                    self.forward(each, local[each.microbatch], draw, keep=trains)
                 elif each.direction == BACKWARD and scale is not None:
-                    self._backward(each, scale)
+                    self.backward(each, scale)
                 else:
-                    self._weights(each)
+                    self.weights(each)
             self._end(trains=trains)
             self.stepped.add(trains)
         except BaseException as error:
@@ -161,7 +161,7 @@ class Pipeline:
 
     # ---- actions ----
 
-    def _forward(self, item: Item, batch: Mapping[str, Tensor], draw: Draw, *, keep: bool) -> None:
+    def forward(self, item: Item, batch: Mapping[str, Tensor], draw: Draw, *, keep: bool) -> None:
         """Run a forward, and add the microbatch's summand of the loss if this stage computes it."""
         runner, stage = self.runners[item.chunk], self._virtual(item)
         arrived = self.mail.pop((FORWARD, stage, item.microbatch), [])
@@ -184,7 +184,7 @@ class Pipeline:
         if runner.sums_loss(first=not item.microbatch, last=self._is_last(item)):
             self.work = start_total(self.outcome[LOSS], self.loss_axis)
 
-    def _backward(self, item: Item, scale: Scale) -> None:
+    def backward(self, item: Item, scale: Scale) -> None:
         runner, stage = self.runners[item.chunk], self._virtual(item)
         got, roots = self.alive.pop((item.chunk, item.microbatch))
         gradients = self.mail.pop((BACKWARD, stage, item.microbatch), [])
@@ -208,7 +208,7 @@ class Pipeline:
         results = results if loss is None else [loss]
         return [get_gradient_edge(y) if y.requires_grad else None for y in results]
 
-    def _weights(self, item: Item) -> None:
+    def weights(self, item: Item) -> None:
         """Run the second part of a backward and, for the last microbatch, the sums over devices."""
         runner, last = self.runners[item.chunk], self._is_last(item)
         if not runner.in_two:

@@ -203,8 +203,8 @@ class Checkpoint:
         self._metadata = self._reader.read_metadata()
         self._reader.set_up_storage_reader(self._metadata, is_coordinator=True)
         stored = self._metadata.state_dict_metadata
-        self._tensors = {name: own for name, own in stored.items() if isinstance(own, TensorStorageMetadata)}
-        self.kinds = {name: Kind(tuple(own.size), own.properties.dtype) for name, own in self._tensors.items()}
+        self.stored = {name: own for name, own in stored.items() if isinstance(own, TensorStorageMetadata)}
+        self.kinds = {name: Kind(tuple(own.size), own.properties.dtype) for name, own in self.stored.items()}
 
     def fill(self, part: Tensor, name: str, at: Iterator[tuple[Box, Box]]) -> None:
         """Read boxes from the shards in which they are."""
@@ -213,7 +213,7 @@ class Checkpoint:
             ChunkStorageMetadata(torch.Size(s.start for s in there), torch.Size(s.stop - s.start for s in there))
             for there, _ in pairs
         ]
-        items = create_read_items_for_chunk_list(name, self._tensors[name], chunks)
+        items = create_read_items_for_chunk_list(name, self.stored[name], chunks)
         if (found := sum(prod(item.lengths) for item in items)) != part.numel():
             raise PlanError(f"{name}: the checkpoint has {found} of {part.numel()} elements that are needed here")
         planner = _IntoBoxes([part[here] for _, here in pairs])

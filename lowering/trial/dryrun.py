@@ -84,7 +84,7 @@ def dry_run(graph: Graph, rank: int = 0, execution: Execution = DEFAULT, kind: s
     if not 0 <= rank < size:
         what, verb = (f"the mesh {graph.mesh}", "has") if len(meshes) == 1 else (in_words(meshes), "have")
         raise PlanError(f"rank {rank}: {what} {verb} ranks 0 to {size - 1}; choose one of them")
-    with _pretended(rank, size), private.FakeTensorMode() as mode, Tape(mode) as tape:
+    with as_rank(rank, size), private.FakeTensorMode() as mode, Tape(mode) as tape:
         mend_dtensors()
         entry = _entry(graph, execution)
         entry.drawing.by_part = not draws_whole(kind)
@@ -133,7 +133,7 @@ def _failure(error: RuntimeError) -> str:
 
 
 @contextmanager
-def _pretended(rank: int, size: int) -> Generator[None]:
+def as_rank(rank: int, size: int) -> Generator[None]:
     """Run as a rank among `size` ranks that do not exist. Raises `DistributedError` if there is a process group."""
     if dist.is_initialized():
         raise DistributedError("a dry run needs a process of its own, without ranks; start it without torchrun")

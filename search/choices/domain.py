@@ -119,7 +119,7 @@ def node_options(
             per_axis[axis] = [o for o in per_axis[axis] if not o[0].sends]
         if not result.grad:
             per_axis = [[o for o in axis if o[0] != COPIED] for axis in per_axis]
-        choices = _combine(per_axis, signature, operands, result.shape, sizes)
+        choices = combine(per_axis, signature, operands, result.shape, sizes)
     cost = NodeCost(node, operands, result, sizes, compute, (), written)
     parts, of = cost.parts(choices)
     forward_s, backward_s = np.array([cost.part_s(part) for part in parts]).T[:, of]
@@ -131,7 +131,7 @@ def node_options(
     return Options(cost, choices, parts, of, many * forward_s, many * backward_s)
 
 
-def _combine(
+def combine(
     per_axis: Sequence[Sequence[AxisOption]],
     signature: Signature,
     operands: Sequence[TensorType],
@@ -148,11 +148,11 @@ def _combine(
 
     factors = tuple(replace(f, size=gcd(f.size, parts)) for f in signature.factors)
     shapes = tuple(alike(extents) for extents in (shape, *(t.shape for t in operands)))
-    return _combined(tuple(map(tuple, per_axis)), replace(signature, factors=factors), shapes, sizes)
+    return combined_alike(tuple(map(tuple, per_axis)), replace(signature, factors=factors), shapes, sizes)
 
 
 @lru_cache(maxsize=4096)
-def _combined(
+def combined_alike(
     per_axis: tuple[tuple[AxisOption, ...], ...],
     signature: Signature,
     shapes: tuple[tuple[int, ...], ...],

@@ -24,13 +24,13 @@ class Interner:
     """Keeps one object per key, so that equal things are identical."""
 
     def __init__(self) -> None:
-        self._made: dict[Hashable, Any] = {}
+        self.made: dict[Hashable, Any] = {}
 
     def get(self, key: Hashable, make: Callable[[], T]) -> T:
         """Return the object made for an equal key before, or make a new one."""
-        found = self._made.get(key, _NOTHING)
+        found = self.made.get(key, _NOTHING)
         if found is _NOTHING:
-            found = self._made[key] = make()
+            found = self.made[key] = make()
         return found
 
     def of(self, value: T) -> Interned[T]:
@@ -40,10 +40,10 @@ class Interner:
     def call(self, function: Callable[..., T], *args: Hashable) -> Interned[T]:
         """Return `function(*args)`, computed once; interned arguments reach the function as their values."""
         key = (function, *args)
-        found = self._made.get(key)
+        found = self.made.get(key)
         if found is None:
             plain = (a.value if isinstance(a, Interned) else a for a in args)
-            found = self._made[key] = Interned(function(*plain))
+            found = self.made[key] = Interned(function(*plain))
         return found
 
 

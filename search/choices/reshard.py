@@ -84,7 +84,7 @@ def can_hold(shape: tuple[int, ...], state: Layouts, sizes: tuple[int, ...]) -> 
 def close(tensor: TensorClass, states: tuple[Layouts, ...], costs: MoveCosts) -> Closure:
     """Return the cheapest paths, by Floyd and Warshall over the single-axis moves."""
     sizes = costs.sizes if any(x.blocks > 1 for state in states for x in state) else None
-    cost, (pairs, kinds, parts, times) = _priced(replace(tensor, shape=()), states, costs.loop, sizes)
+    cost, (pairs, kinds, parts, times) = priced_moves(replace(tensor, shape=()), states, costs.loop, sizes)
     num_elements = prod(tensor.shape)
     seconds = np.array([costs.part_s(part, num_elements) for part in parts])
     cost = cost.copy()
@@ -122,7 +122,7 @@ _Pairs = tuple[np.ndarray, np.ndarray]
 
 
 @lru_cache(maxsize=256)
-def _priced(
+def priced_moves(
     tensor: TensorClass, states: tuple[Layouts, ...], loop: Loop, sizes: tuple[int, ...] | None
 ) -> tuple[np.ndarray, tuple[_Pairs, np.ndarray, tuple[MovePart, ...], np.ndarray]]:
     """Return the costs of moves between states, for any shape: fixed costs, and the parts that are priced by shape.

@@ -99,17 +99,17 @@ def _solve(model: Model, order: Order, rounds: int, ceiling: float) -> Solution:
 
     `ceiling`: some solution costs no more.
     """
-    elimination = _Elimination(model)
+    elimination = Elimination(model)
     if _is_small(order):
         return elimination.run(order.variables)
     for v in order.variables:
         if elimination.is_series(v):
             elimination.eliminate(v)
     most = ceiling * (1 + TOLERANCE) - elimination.constant  # the constant may be nearly all of it, but for rounding
-    return elimination.with_rest(_within_bounds(elimination.rest(), rounds, most))
+    return elimination.with_rest(within_bounds(elimination.rest(), rounds, most))
 
 
-def _within_bounds(model: Model, rounds: int, ceiling: float) -> Solution:
+def within_bounds(model: Model, rounds: int, ceiling: float) -> Solution:
     """Solve without the choices whose lower bound exceeds the cost of a solution."""
     tables = {scope: table.value for scope, table in model.edges.items()}
     found = relax([u.value for u in model.unary], tables, ceiling)
@@ -118,7 +118,7 @@ def _within_bounds(model: Model, rounds: int, ceiling: float) -> Solution:
         return first
     left = model.left_with(found.left)
     left.drop_dominated()
-    if (exact := _eliminated(left, MOST_ENTRIES)) is not None:
+    if (exact := eliminated(left, MOST_ENTRIES)) is not None:
         return exact
     if rounds and sum(left.sizes) < _FEWER * sum(model.sizes):
         best = min(_solve(left, left.min_fill(), rounds - 1, found.ceiling), first, key=lambda s: s.objective)
@@ -130,19 +130,21 @@ def _within_bounds(model: Model, rounds: int, ceiling: float) -> Solution:
 
 def _solved_alone(part: Model) -> tuple[int, ...] | None:
     """Return the choices of the optimum of a part of a model, or None where its tables are too large."""
-    solution = _eliminated(part, _PART_ENTRIES)
+    solution = eliminated(part, _PART_ENTRIES)
     return None if solution is None else solution.choices
 
 
-def _eliminated(model: Model, most: int) -> Solution | None:
+def eliminated(model: Model, most: int) -> Solution | None:
     """Return the optimum, or None where tables are too large or have more than `most` entries; they are not kept."""
     order = model.min_fill()
     if order.entries > most or order.largest_table > LARGEST:
         return None
-    return _Elimination(model, Forgetful()).run(order.variables)
+    return Elimination(model, Forgetful()).run(order.variables)
 
 
-class _Elimination:
+class Elimination:
+    """A model whose variables are eliminated, one after the other."""
+
     def __init__(self, model: Model, interner: Interner | None = None) -> None:
         self.interner, self.kept = interner or model.interner, model.kept
         self.unary = list(model.unary)

@@ -30,7 +30,7 @@ _RISES = 1e-4
 """The share by which the bound has to rise, unless a better solution is found, to make more sweeps worth their time."""
 _FEWER = 0.8
 """The largest share of choices left at which the others are dropped between sweeps."""
-_COMPARED = 2**16
+MOST_COMPARED = 2**16
 """The number of entries that are compared in one step, about."""
 TOLERANCE = 1e-9
 """A tolerance relative to the costs that bounds are made of: far above their rounding, far below what matters."""
@@ -48,7 +48,7 @@ def undominated(unary: np.ndarray, tables: Sequence[np.ndarray]) -> np.ndarray:
     if len(set(rows.argmin(0).tolist())) == len(left):  # the first choice of least cost somewhere is never beaten
         return np.sort(left)
     while len(left):
-        first = max(1, _COMPARED // rows.size)
+        first = max(1, MOST_COMPARED // rows.size)
         beats = np.logical_and.reduce(rows[:first, None] <= rows, axis=2)
         beaten: np.ndarray = np.triu(beats, 1).any(0)  # by an earlier one that is left, or that one left beats
         winners += left[:first][~beaten[:first]].tolist()

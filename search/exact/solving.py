@@ -69,6 +69,8 @@ NEARLY = 1.5
 
 Lifetimes = Zero | tuple[tuple[str, Zero], ...]
 """The lifetimes of gathered parameters: one for all, or each by the name of its leaf."""
+Identity = tuple[str, Mesh, Execution, tuple[Rewrite, ...]]
+"""How a plan is run, apart from what it keeps and where its blocks lie."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,16 @@ class Candidate:
     @property
     def mesh(self) -> Mesh:
         return self.graph.mesh
+
+    @property
+    def identity(self) -> Identity:
+        """Its name, mesh, execution and rewrites: plans of one graph that agree in these differ in what they keep."""
+        return self.name, self.mesh, self.execution.scheduled(split=()), self.rewrites
+
+    @property
+    def order(self) -> tuple[str, int]:
+        """The schedule of its microbatches, and the chunks of a stage."""
+        return self.execution.schedule.name, self.execution.schedule.chunks_per_stage
 
 
 def rank(candidate: Candidate) -> tuple[bool, float]:
@@ -360,7 +372,7 @@ class Solver:
         is_near = limit < kept_bytes(problem, fastest) <= NEARLY * limit
         if is_near and not self.excess_bytes(stored_bytes(problem)):
             draft = _Draft(name, fastest.bound, (problem, fastest, free), tuple(roles), execution, priced, limits)
-            found = self._finish(draft, folded, different(zeros, mesh))
+            found = self.finished(draft, folded, different(zeros, mesh))
             if found.fits:
                 return found
         best: Candidate | None = None
@@ -374,7 +386,7 @@ class Solver:
             if feasible and prices.byte:
                 near, self._usual[execution.recompute] = prices.byte, prices.byte / fastest.objective
             draft = _Draft(name, bound_s, (problem, solution, prices), tuple(roles), execution, priced, limits)
-            found = self._finish(draft, folded, different(zeros, mesh)[0 if feasible else -1 :])
+            found = self.finished(draft, folded, different(zeros, mesh)[0 if feasible else -1 :])
             best = found if best is None else min(best, found, key=rank)
             only_in_the_graph = found.prediction.memory.total_bytes - kept_bytes(problem, solution)
             limit = usable - only_in_the_graph
@@ -446,7 +458,7 @@ class Solver:
             limits=c.limits,
         )
 
-    def _finish(self, draft: _Draft, folded: Folded, zeros: Sequence[Lifetimes]) -> Candidate:
+    def finished(self, draft: _Draft, folded: Folded, zeros: Sequence[Lifetimes]) -> Candidate:
         """Return `_stored` for the graph that the problem is of."""
         problem, solution, _ = draft.solved
         graph = materialize(problem, solution, self.certified)

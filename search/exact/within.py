@@ -5,7 +5,7 @@ solution within the limit (Lagrange). The price walks along the lower hull of (b
 the limit. No price finds a solution above the hull. So the choices of one variable are divided into those that keep few
 bytes and those that keep many, such that each part lacks a solution of one end of that edge, and the walk is taken in
 each part (Shapiro, "A survey of Lagrangean techniques for discrete optimization", 1979, on branch and bound with such
-bounds). The search ends where no part can hold a solution faster by `_GAP`, or at a number of solved models that falls
+bounds). The search ends where no part can hold a solution faster by `GAP`, or at a number of solved models that falls
 with their size: large models have so many solutions on the hull that little is lost.
 """
 
@@ -32,11 +32,11 @@ _CLOSE = 1e-3
 _HIGHEST_PRICE = 1e6
 _NEARBY = (1.0, 4.0, 16.0)
 """The factors on a likely price that are tried before the highest price."""
-_GAP = 0.01
+GAP = 0.01
 """The share by which another solution would have to be faster to be looked for."""
-_MOST_WORK = 2**24
+MOST_WORK = 2**24
 """The most entries of tables of all models together that are solved in branches."""
-_VARIABLE = 512
+WORK_OF_VARIABLE = 512
 """The number of table entries that take as long as a variable does whatever its tables are."""
 
 Solve = Callable[[Prices], Solution]
@@ -157,7 +157,7 @@ class _Branches:
     def __init__(self, problem: Problem, limit: float, cutoff_s: float, beside: float) -> None:
         self.problem, self.limit, self.cutoff_s, self.beside = problem, limit, cutoff_s, beside
         entries = problem.order.entries if problem.order is not None else 0
-        self.most = _MOST_WORK // (entries + _VARIABLE * len(problem.time_s))
+        self.most = MOST_WORK // (entries + WORK_OF_VARIABLE * len(problem.time_s))
         self.num_solved = 0
         self.eliminator = Eliminator(Interner())  # its tables, which others do not share, are soon forgotten
 
@@ -184,7 +184,7 @@ class _Branches:
 
     def _enough(self, best: _Point) -> float:
         """Return the time below which no branch has to go."""
-        return min(self.cutoff_s, best.seconds * (1 - _GAP))
+        return min(self.cutoff_s, best.seconds * (1 - GAP))
 
     def _solve(self, allowed: Allowed, prices: Prices) -> Solution:
         self.num_solved += 1

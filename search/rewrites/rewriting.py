@@ -86,7 +86,7 @@ class Rewriter:
             if not candidate.fits:  # the fitter decides later what is kept
                 prices = prices._replace(byte=0.0)
             found = search.improve(problem, solution, prices)
-            rewrites = tuple(self._told(found))
+            rewrites = tuple(self.in_all_blocks(found))
             if not rewrites or rewrites == best.rewrites or sum(leaf.gain for leaf in found) < needed_s:
                 break
             new = self._solved(candidate, found, rewrites)
@@ -149,7 +149,7 @@ class Rewriter:
             return None
         return replace(new, rewrites=rewrites)
 
-    def _told(self, found: Iterable[Rewritten]) -> Iterator[Rewrite]:
+    def in_all_blocks(self, found: Iterable[Rewritten]) -> Iterator[Rewrite]:
         """Yield the rewrites of the whole graph, from those of the folded one."""
         for leaf in found:
             where = self.folded.home.get(next(iter(leaf.part.operators)), "")

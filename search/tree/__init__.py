@@ -1,6 +1,6 @@
 """The order in which ways to run a step are tried, and when one is dropped.
 
-    planner      the whole search: queues, rewrites, the whole graph; the best plan and the report
+    planner      the whole search: queues, rewrites and the whole graph in turn; the report
     phases       their names and times
     attempts     the queue: the likeliest attempt is refined, and names its neighbours
     ways         the ways to run one graph: floors, crowding, layouts, bounds
@@ -9,6 +9,7 @@
     staging      the queues of ways with stages, and the orders of their microbatches
     fitting      the values that are kept and the weights that are gathered again, until a plan fits
     spreading    each stage's blocks, recomputation, and lifetimes of gathered weights
+    whole        the best plans with all blocks; mixtures of what blocks keep
     reshaped     the plan of another batch or mode, over parameters as they are stored
     idle         fewer devices than the cluster has, where the batch does not divide among all
     blame        the part of a request that leaves no plan

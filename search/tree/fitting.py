@@ -74,7 +74,7 @@ class Fitter:
         for candidate in ranked[: self.folded.effort.walks]:
             if kept_s(candidate) >= best_s or (best_s < inf and self.is_far(candidate)):
                 return
-            if (found := _Walk(self, candidate).run(best_s)) is not None:
+            if (found := Walk(self, candidate).run(best_s)) is not None:
                 best_s = min(best_s, found.candidate.prediction.step_s)
                 yield found
 
@@ -82,7 +82,7 @@ class Fitter:
         """Return the plan with what it should keep; None where it does not fit, or does not come near `best_s`."""
         if not may_keep_more(candidate):
             return Fitted(candidate, Keeping())
-        return _Walk(self, candidate).run(best_s) if self._is_able(candidate) else None
+        return Walk(self, candidate).run(best_s) if self._is_able(candidate) else None
 
     def _is_able(self, candidate: Candidate) -> bool:
         """Return whether the parameters, gradients and moments of a plan leave room."""
@@ -144,7 +144,7 @@ def kept_s(candidate: Candidate) -> float:
     return kept - own.exposed_s if candidate.lifetimes in ("zero-2", "zero-3") else kept
 
 
-class _Walk:
+class Walk:
     """A walk along the lower hull of (bytes, seconds) of one candidate, to the edge that crosses the limit.
 
     `most`: the plan with everything kept; None where that is far too much.
@@ -158,7 +158,7 @@ class _Walk:
         self.num_blocks = sum(len(fitter.blocks.get(block, (block,))) for block in blocks_of(candidate.graph))
         self.problems = [self._problem(share) for share in _exposed(candidate)]
         kept = self.problems[0].solve(0.0)
-        self.most = self._fitted(kept) if self._may_fit(kept) else None
+        self.most = self.fitted(kept) if self._may_fit(kept) else None
 
     def _problem(self, exposed: float) -> KeepingProblem:
         times = self.fitter.folded.repeats if self.candidate.folded else {}
@@ -169,7 +169,7 @@ class _Walk:
         limit_bytes = self.fitter.solver.limit_of(self.candidate.prediction.device_bytes)
         return kept.num_bytes <= NEARLY * limit_bytes
 
-    def _fitted(self, kept: Kept) -> Fitted:
+    def fitted(self, kept: Kept) -> Fitted:
         return Fitted(self.fitter.judged(self.candidate, kept.keeping), self.fitter.expanded(kept.keeping))
 
     def run(self, best_s: float) -> Fitted | None:
@@ -195,7 +195,7 @@ class _Walk:
         over, larger, found = problem.solve(0.0), self.most, None
         step_s = self.candidate.prediction.step_s
         best = problem.solve(_HIGHEST_PRICE * step_s / max(over.num_bytes, 1.0))
-        if not self.candidate.fits and not (found := self._fitted(best)).candidate.fits:
+        if not self.candidate.fits and not (found := self.fitted(best)).candidate.fits:
             return None
         for _ in range(self.fitter.folded.effort.prices):
             if over.num_bytes <= best.num_bytes or best.seconds <= over.seconds:
@@ -211,7 +211,7 @@ class _Walk:
             if not self._may_fit(between):
                 over, larger = between, None
                 continue
-            tried = self._fitted(between)
+            tried = self.fitted(between)
             if tried.candidate.fits:
                 best, found = between, min(found or tried, tried, key=_step_s)
             elif _step_s(tried) >= best_s and (found is None or _step_s(found) >= best_s):
@@ -220,7 +220,7 @@ class _Walk:
                 over, larger = between, tried
             if found and larger and _step_s(found) - _step_s(larger) < LITTLE * step_s:
                 break
-        found, larger = found or self._fitted(best), larger or self._fitted(over)
+        found, larger = found or self.fitted(best), larger or self.fitted(over)
         if not found.candidate.fits:
             return None
         return replace(found, larger=larger.own, larger_s=_step_s(larger), larger_bytes=_bytes(larger.candidate))

@@ -120,7 +120,7 @@ def _promising(
     folded, solver = fold(graph), Solver(whole, certified)
     work_s = cache(lambda mesh: solver.work_s(folded, execution, mesh))
     found = dict[int, _Smaller]()
-    for cluster, mesh in _shared(whole, size, _extents(graph)):
+    for cluster, mesh in parts_with_shares(whole, graph):
         if any(work_s(part) / (cluster.num_devices // part.num_devices) >= most_s for part in _odd(cluster)):
             continue
         solver = Solver(cluster, certified)
@@ -146,17 +146,13 @@ def _odd(cluster: Cluster) -> Iterator[Mesh]:
         yield Mesh(tuple("xy"[: len(primes)]), tuple(primes))
 
 
-def _extents(graph: Graph) -> set[int]:
-    """Return all sizes that dimensions have."""
-    return {extent for kind in graph.types.values() for extent in kind.shape}
-
-
-def _shared(cluster: Cluster, size: int, extents: set[int]) -> Iterator[tuple[Cluster, Mesh]]:
+def parts_with_shares(cluster: Cluster, graph: Graph) -> Iterator[tuple[Cluster, Mesh]]:
     """Yield, per degree that divides the batch, the most devices to which other dimensions give shares; and one device.
 
     Also the most that divide the number of devices: all work that has shares on those has shares on these.
     """
-    n, known = cluster.num_devices, set[Mesh]()
+    n, size, known = cluster.num_devices, batch_size(graph), set[Mesh]()
+    extents = {extent for kind in graph.types.values() for extent in kind.shape}
     batches = [1, *(degrees(size) if size > 1 else ())]
     most = [((n - 1) // data, data) for data in batches if data < n]
     dividing = [(n // data // degrees(n)[0], data) for data in batches if n // degrees(n)[0] % data == 0]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from math import inf
@@ -28,10 +28,10 @@ from shardwright.pcg.step.time import check_time
 from shardwright.search.choices.domain import CertifiedSplits
 from shardwright.search.choices.problem import NoLayoutsError
 from shardwright.search.collector import collector_paused
-from shardwright.search.effort import FAR, LITTLE, MOST_WHOLE, ORDERS
+from shardwright.search.effort import FAR
 from shardwright.search.exact.folding import Folded
-from shardwright.search.exact.solving import Candidate, Solver, different, rank
-from shardwright.search.plan import Alternative, Plan, Rewrite, SearchReport, fingerprint, most_frequent
+from shardwright.search.exact.solving import Candidate, Identity, Solver, different, rank
+from shardwright.search.plan import Alternative, Plan, SearchReport, fingerprint, most_frequent
 from shardwright.search.request.anytime import Stop
 from shardwright.search.request.options import SearchOptions, SearchWords
 from shardwright.search.request.pins import Pins
@@ -40,17 +40,15 @@ from shardwright.search.rewrites.rewriting import Rewriter
 from shardwright.search.tree.attempts import Queue
 from shardwright.search.tree.blame import blamed
 from shardwright.search.tree.byhand import Strategy, by_people, by_people_in_sequence
-from shardwright.search.tree.fitting import Fitted, Fitter, by_block
+from shardwright.search.tree.fitting import Fitted, Fitter
 from shardwright.search.tree.idle import asked_for, on_a_part, with_idle
 from shardwright.search.tree.meshes import Meshes
 from shardwright.search.tree.phases import Phases
 from shardwright.search.tree.remedies import remedied, remedies
-from shardwright.search.tree.spreading import said_by_block, sent_in_pieces, spread_out, stored_by_stage
 from shardwright.search.tree.staging import Stages, StagesByHand
-from shardwright.search.tree.ways import Progress, Way, Ways, named
+from shardwright.search.tree.ways import Progress, Way, Ways
+from shardwright.search.tree.whole import WholeGraph
 from shardwright.substitutions.equations import Equation
-
-_Way = tuple[str, Mesh, Execution, tuple[Rewrite, ...]]
 
 
 @dataclass
@@ -213,15 +211,18 @@ class Planner:
         rewritten = self._rewritten(rewriter, found.tried(ways), found.fits, stop, phases)
         fits = [*found.fits, *phases("kept of rewritten plans", stop.within(fitter.best(rewritten)))]
         best_last = sorted(fits, key=lambda f: rank(f.candidate), reverse=True)
-        fitted = {_way(f.candidate): f for f in best_last}
+        fitted = {f.candidate.identity: f for f in best_last}
         ranked = sorted([*(f.candidate for f in fitted.values()), *found.rivals, *rewritten], key=rank)
-        best, whole = self._finished(rewriter, fitter, fitted, ranked, stop, phases)
-        chosen, best = self._by_stage(rewriter, best, whole, ranked, zeros, stop, phases)
+        finisher = WholeGraph(rewriter, fitter, stop, self.progress)
+        with phases.timed("whole graph"):
+            best, whole = finisher.best(fitted, ranked)
+        with phases.timed("by stage"):
+            chosen, best = finisher.by_stage(best, whole, ranked, zeros)
         if best.mesh.num_microbatches > 1:
             check_time(best.graph, best.execution)
         if kept.guided and not stop.reached:
-            whole |= self._rivals(rewriter, best, found.by_hand)
-        costed = list({_way(c): whole.get(_way(c), c) for c in [*found.by_hand, *found.own]}.values())
+            whole |= finisher.rivals(best, found.by_hand)
+        costed = list({c.identity: whole.get(c.identity, c) for c in [*found.by_hand, *found.own]}.values())
         with phases.timed("bound"):
             bound_s = self._bound_s(ways, best, found.own if kept.guided else costed)
         report = SearchReport(
@@ -318,118 +319,12 @@ class Planner:
         """
         fastest_last = sorted((f.candidate for f in fits), key=lambda c: c.prediction.step_s, reverse=True)
         keeping = {id(c.solved): c for c in fastest_last}
-        able = [c for c in tried if _order(c) == _order(keeping.get(id(c.solved), c))]
+        able = [c for c in tried if c.order == keeping.get(id(c.solved), c).order]
         estimates = {id(c): keeping[id(c.solved)].prediction.step_s for c in able if id(c.solved) in keeping}
         rewrites = phases("rewrites", stop.within(rewriter.best(able, estimates)))
         found = sorted(rewrites, key=lambda c: len(c.mesh))
         self.places.update(rewriter.places)
         return found
-
-    def _finished(
-        self,
-        rewriter: Rewriter,
-        fitter: Fitter,
-        fitted: Mapping[_Way, Fitted],
-        ranked: Sequence[Candidate],
-        stop: Stop,
-        phases: Phases,
-    ) -> tuple[Candidate, dict[_Way, Candidate]]:
-        """Return the best plan of the whole graph, and all plans judged for it whose blocks keep the same."""
-        with phases.timed("whole graph"):
-            return self._of_all_blocks(rewriter, fitter, fitted, ranked, stop)
-
-    def _of_all_blocks(
-        self, rewriter: Rewriter, fitter: Fitter, fitted: Mapping[_Way, Fitted], ranked: Sequence[Candidate], stop: Stop
-    ) -> tuple[Candidate, dict[_Way, Candidate]]:
-        apart = list(stop.within(self._apart(rewriter, fitter, fitted, {}, ranked[0])))
-        whole = {_way(c): c for c in stop.within(self._whole(rewriter, ranked, apart), needed=not apart)}
-        best = min([*apart, *whole.values()], key=rank)
-        if not best.fits and any(c.fits for c in ranked):  # the estimate was too low
-            folded = Folded(rewriter.whole(best), effort=fitter.folded.effort)
-            again = Fitter(fitter.solver, folded, values=fitter.values, zeros=fitter.zeros).best([best])
-            best = min([best, *(f.candidate for f in stop.within(again))], key=rank)
-        if best not in apart:
-            best = min([best, *stop.within(self._apart(rewriter, fitter, fitted, whole, best))], key=rank)
-        return best, whole
-
-    def _whole(
-        self, rewriter: Rewriter, ranked: Sequence[Candidate], known: Sequence[Candidate]
-    ) -> Iterator[Candidate]:
-        """Yield the best candidates for the whole graph, which candidates for folded graphs estimate closely.
-
-        Once a plan fits, at most `MOST_WHOLE` plans are solved in all. They have to be estimated faster than the best
-        of these and of the `known` ones.
-        """
-        found: dict[_Way, Candidate] = {}
-        for candidate in ranked:
-            best = min([*known, *found.values()], key=rank, default=None)
-            if best and (_about(best) <= rank(candidate) or (best.fits and len(found) >= MOST_WHOLE)):
-                break
-            if _way(candidate) in found:  # the same way, keeping less
-                continue
-            new = rewriter.again_whole(candidate) if candidate.folded else candidate
-            self.progress(f"{named(new)}, all blocks: {new.prediction.step_s * 1e3:.1f} ms")
-            found[_way(new)] = new
-            yield new
-
-    def _apart(
-        self,
-        rewriter: Rewriter,
-        fitter: Fitter,
-        fitted: Mapping[_Way, Fitted],
-        whole: Mapping[_Way, Candidate],
-        best: Candidate,
-    ) -> Iterator[Candidate]:
-        """Yield plans some of whose blocks keep more; the most promising first.
-
-        A plan that loses while all blocks keep the same may win where the memory that it leaves is enough for more
-        blocks. Plans whose estimate is no better than the best by now are left out. The best plan itself is tried while
-        none is faster, if it is no estimate.
-        """
-        if not best.fits:
-            return
-        best_s, about = best.prediction.step_s, {way: f.mixed_s(fitter.solver.limit_bytes) for way, f in fitted.items()}
-        for way in sorted(about, key=lambda way: about[way])[:MOST_WHOLE]:
-            is_plan = way == _way(best) and best_s == best.prediction.step_s and not best.folded
-            if about[way] >= best_s * (1 - LITTLE) and not is_plan:
-                continue
-            own = fitted[way].candidate
-            plain = whole[way] if way in whole else rewriter.again_whole(own, judged=False) if own.folded else own
-            for mixed in by_block(fitter, fitted[way], plain, best_s):
-                self.progress(f"{named(mixed)}, blocks apart: {mixed.prediction.step_s * 1e3:.1f} ms")
-                best_s = min(best_s, mixed.prediction.step_s)
-                yield mixed
-
-    def _by_stage(
-        self, rewriter: Rewriter, best: Candidate, whole: Mapping[_Way, Candidate], ranked: Sequence[Candidate],
-        zeros: Sequence[Zero], stop: Stop, phases: Phases,
-    ) -> tuple[_Way, Candidate]:  # fmt: skip
-        """Return how the best plan was run, and the plan once each stage has its own blocks and lifetimes.
-
-        Plans in other orders that come near are looked at too: stages leave each other different room in each order.
-        """
-
-        def by_stage(found: Candidate) -> Candidate:
-            solver = rewriter.solver
-            own = stored_by_stage(solver, said_by_block(solver, spread_out(solver, found)), zeros)
-            return sent_in_pieces(solver, own)
-
-        orders, near = {_order(best)}, list[Candidate]()
-        for other in ranked if best.fits else ():
-            is_near = other.fits and other.prediction.step_s <= ORDERS * best.prediction.step_s
-            if is_near and other.execution.schedule.num_stages > 1 and _order(other) not in orders:
-                orders.add(_order(other))
-                near.append(other)
-        del near[rewriter.folded.effort.orders :]
-        wholes = (whole.get(_way(c)) or (rewriter.again_whole(c) if c.folded else c) for c in near)
-        with phases.timed("by stage"):
-            ways = [(_way(best), by_stage(best)), *((_way(c), by_stage(c)) for c in stop.within(wholes))]
-        return min(ways, key=lambda own: rank(own[1]))
-
-    def _rivals(self, rewriter: Rewriter, best: Candidate, others: Sequence[Candidate]) -> dict[_Way, Candidate]:
-        """Return plans beside the requested one, for the whole graph, where an estimate says that they are faster."""
-        faster = sorted((c for c in others if c.folded and rank(c) < _about(best)), key=rank)
-        return {_way(c): rewriter.again_whole(c) for c in faster[:MOST_WHOLE]}
 
     def _bound_s(self, ways: Ways, best: Candidate, costed: Sequence[Candidate]) -> float:
         """Return `SearchReport.bound_s` for the way in which the plan is run.
@@ -448,13 +343,8 @@ class Planner:
         return min([ways.bound_s(many, execution), *steps_s])
 
 
-def _order(candidate: Candidate) -> tuple[str, int]:
-    """Return the schedule of microbatches, and the chunks per stage."""
-    return candidate.execution.schedule.name, candidate.execution.schedule.chunks_per_stage
-
-
-def _others(chosen: _Way, costed: Sequence[Candidate], remedy: Mapping[int, str]) -> tuple[Alternative, ...]:
-    return tuple(_alternative(c, remedy.get(id(c), "")) for c in costed if _way(c) != chosen)
+def _others(chosen: Identity, costed: Sequence[Candidate], remedy: Mapping[int, str]) -> tuple[Alternative, ...]:
+    return tuple(_alternative(c, remedy.get(id(c), "")) for c in costed if c.identity != chosen)
 
 
 def _alternative(c: Candidate, remedy: str) -> Alternative:
@@ -479,13 +369,3 @@ def _fastest_s(fits: Sequence[Fitted], pool: Sequence[Candidate], limit_bytes: i
     """Return the step of the best plan that is known before the whole graph is solved; inf if none fits."""
     known_s = [c.prediction.step_s for c in pool if c.fits]
     return min(known_s + [f.mixed_s(limit_bytes) for f in fits if f.candidate.fits], default=inf)
-
-
-def _way(candidate: Candidate) -> _Way:
-    return candidate.name, candidate.mesh, candidate.execution.scheduled(split=()), candidate.rewrites
-
-
-def _about(candidate: Candidate) -> tuple[bool, float]:
-    """Return its rank, a little better."""
-    unfit, measure = rank(candidate)
-    return unfit, measure * (1 - LITTLE)

@@ -286,7 +286,7 @@ def test_ranks_do_what_the_list_says(name: str, recompute: Any, monkeypatch: pyt
             parallel = found.lower(graph, run)
             steps = Spy(parallel, run, monkeypatch).steps(parallel, found.batch)
             monkeypatch.undo()
-            seen.append((steps, sum(map(num_bytes, chain(*entry_of(parallel).runner.blocks.pool._free.values())))))
+            seen.append((steps, sum(map(num_bytes, chain(*entry_of(parallel).runner.blocks.pool.free.values())))))
         return seen
 
     for graph in todo:

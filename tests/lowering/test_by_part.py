@@ -80,15 +80,15 @@ def test_where_masks_are_drawn_by_part() -> None:
 def test_parts_are_what_exact_draws_say(gpt: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """Numbers and cuts: with the masks of `seed_exactly` in their place, steps are those of one process."""
     numbers = cycle(range(0, NUM_STEPS * NUM_DRAWS, NUM_DRAWS))  # anew for each plan
-    by_place = kernels._own
+    by_place = kernels.own_mask
 
     def own(x: Tensor, p: float, drawn: Tensor | Draw, shard: rt.Shard | None) -> Tensor:
         assert isinstance(drawn, Draw)
         assert drawn.by_part
         return by_place(x, p, replace(drawn, by_part=False), shard)
 
-    monkeypatch.setattr(kernels, "_own", own)
-    monkeypatch.setattr(Drawing, "_numbered", lambda self: Draw(SEED, next(numbers), by_part=True))
+    monkeypatch.setattr(kernels, "own_mask", own)
+    monkeypatch.setattr(Drawing, "numbered", lambda self: Draw(SEED, next(numbers), by_part=True))
     model = copy.deepcopy(gpt.model)
 
     def step() -> Tensor:

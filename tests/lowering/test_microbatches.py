@@ -172,7 +172,7 @@ def test_ranks_do_what_the_list_says(monkeypatch: pytest.MonkeyPatch) -> None:
             parallel = found.lower(graph)
             steps = Spy(parallel, DEFAULT, monkeypatch).steps(parallel, found.batch)
             monkeypatch.undo()
-            seen.append((steps, sum(map(num_bytes, chain(*entry_of(parallel).runner.blocks.pool._free.values())))))
+            seen.append((steps, sum(map(num_bytes, chain(*entry_of(parallel).runner.blocks.pool.free.values())))))
         return seen
 
     for graph in plans:

@@ -506,11 +506,11 @@ def test_all_ranks_make_the_same_groups() -> None:
         return apart[node.name] if axis and node.name in apart else usual(node, axis, kinds)
 
     graph = found.graph(mesh, {"ids": (S(0), R), "targets": (S(0), R)}, choose)
-    execution, made = evenly(graph, 4), list[list[tuple[str, ...]]]()
+    execution, made = evenly(graph, 4), list[list[str]]()
     for rank in range(0, 16, 4):
-        with dryrun._pretended(rank, 16):
-            made.append(list(found.lower(graph, execution).ranks._merged))
-    assert made == [[("x", "y")]] * 4
+        with dryrun.as_rank(rank, 16):
+            made.append([axis.name for axis in found.lower(graph, execution).ranks.all_axes])
+    assert made == [["x", "y", "x_y", "stages"]] * 4
 
 
 class Turn(nn.Module):

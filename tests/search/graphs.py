@@ -129,7 +129,7 @@ def branched(num_blocks: int, num_branches: int, depth: int, *, batch: int = 409
 
 def num_made(interner: Interner, kind: Hashable) -> int:
     """How many objects of a kind were made: by `call` of this function, or for keys that begin with it."""
-    return sum(key[0] == kind for key in interner._made if isinstance(key, tuple))
+    return sum(key[0] == kind for key in interner.made if isinstance(key, tuple))
 
 
 def recurrent(steps: int = 8, batch: int = 16, width: int = 16) -> Graph:

@@ -25,7 +25,7 @@ from tests.search.graphs import cluster
 
 
 def really_pooled_bytes(module: ParallelModule) -> int:
-    sets = [memory for free in entry_of(module).runner.blocks.pool._free.values() for memory in free]
+    sets = [memory for free in entry_of(module).runner.blocks.pool.free.values() for memory in free]
     return sum(t.untyped_storage().nbytes() for m in sets for t in (m.send, m.receive, *m.buffers))
 
 

@@ -137,7 +137,7 @@ def test_programs_that_do_not_draw_do_not_care() -> None:
         for _ in losses(parallel, case.batch):
             torch.rand(1 + dist.get_rank())
         assert entry_of(parallel).drawing.own is None
-        assert entry_of(parallel).drawing._begun is None
+        assert entry_of(parallel).drawing.comparison is None
 
     case.on_ranks(case.graph(TWO, {}), body)
 

@@ -63,7 +63,7 @@ def test_a_deep_model_needs_the_memory_of_a_few_blocks(
         blocks = entry_of(parallel).runner.blocks
         assert not any(block.memory for block in blocks.items)
         assert not blocks.owners
-        (free,) = blocks.pool._free.values()
+        (free,) = blocks.pool.free.values()
         return len(blocks.items), len(free)
 
     for num_blocks, num_sets in on_shards(deep, body):

@@ -95,7 +95,7 @@ def test_beside_and_along_other_splits_on_four_ranks() -> None:
 
 def test_each_rank_gets_the_rows_that_name_its_experts_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """None is dropped, and none is sent twice that names two of them."""
-    case, found, real = Case(*mixture("sorted")), list[Sent](), dispatch._sent
+    case, found, real = Case(*mixture("sorted")), list[Sent](), dispatch.sent_rows
     graph, index = dispatching(case, (SENT,)), chosen(case)
 
     def spy(index: Tensor, to: To) -> Sent:
@@ -103,7 +103,7 @@ def test_each_rank_gets_the_rows_that_name_its_experts_once(monkeypatch: pytest.
         return found[-1]
 
     def step() -> list[tuple[list[int], list[int], Tensor]]:
-        monkeypatch.setattr(dispatch, "_sent", spy)
+        monkeypatch.setattr(dispatch, "sent_rows", spy)
         parallel_step(case.lower(graph), case.batch)
         return [(sent.there, sent.back, sent.rows) for sent in found]
 

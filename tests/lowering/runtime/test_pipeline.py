@@ -200,9 +200,9 @@ def test_gradients_of_weights_are_put_off() -> None:
         def seen(names: set[str]) -> None:
             names.update(name for name, one in runner.held.items() if one.inside.grad is not None)
 
-        first, second = pipeline._backward, pipeline._weights
-        pipeline._backward = lambda item, scale: (first(item, scale), seen(early) if item.microbatch == 0 else None)  # pyright: ignore[reportAttributeAccessIssue]
-        pipeline._weights = lambda item: (second(item), seen(late) if item.microbatch == 0 else None)  # pyright: ignore[reportAttributeAccessIssue]
+        first, second = pipeline.backward, pipeline.weights
+        pipeline.backward = lambda item, scale: (first(item, scale), seen(early) if item.microbatch == 0 else None)  # pyright: ignore[reportAttributeAccessIssue]
+        pipeline.weights = lambda item: (second(item), seen(late) if item.microbatch == 0 else None)  # pyright: ignore[reportAttributeAccessIssue]
         parallel.forward_backward(**found.batch)
         return early, late
 

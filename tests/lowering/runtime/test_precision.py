@@ -156,7 +156,7 @@ def test_every_step_requires_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def steps(parallel: ParallelModule) -> list[str]:
         told = list[str]()
-        monkeypatch.setattr(entry_of(parallel), "_products", "tf32")
+        monkeypatch.setattr(entry_of(parallel), "products", "tf32")
         for step in (parallel.forward_backward, parallel):
             with pytest.raises(PlanError) as error:
                 step(**case("pictures").batch)

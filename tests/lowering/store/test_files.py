@@ -90,7 +90,7 @@ def test_parts_of_each_format(name: str, most: int, folder: Path) -> None:
 
 def test_a_checkpoint_that_lacks_a_part_is_told(folder: Path) -> None:
     opened = open_files(folder / "dcp")
-    stored = opened._tensors["x"]  # pyright: ignore[reportAttributeAccessIssue]
+    stored = opened.stored["x"]  # pyright: ignore[reportAttributeAccessIssue]
     del stored.chunks[1]
     assert read_part(opened, "x", [(Axis("a", 2, 0), 1, 1)]).shape == (24, 12)
     with pytest.raises(files.PlanError, match=r"^x: the checkpoint has 288 of 576 elements that are needed here$"):

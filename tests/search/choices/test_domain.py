@@ -18,7 +18,7 @@ from tests.search.graphs import cluster, every_choice
 
 def test_what_divides_the_sizes_decides_what_can_be_combined() -> None:
     """As if every size were looked at by itself; blocks of a fused dimension, and of none, included."""
-    domain._combined.cache_clear()
+    domain.combined_alike.cache_clear()
     for sizes, batch, heads, width in product(((2, 4), (4, 2), (3,)), (1, 8, 24), (3, 4, 12), (5, 12, 20)):
         b = GraphBuilder()
         x = b.leaf("x", "input", (batch, heads * width), "float32", "x")
@@ -34,11 +34,11 @@ def test_what_divides_the_sizes_decides_what_can_be_combined() -> None:
             certified = every_choice(node, operands, (Split("i", 3),) if node.op == "linear" else ())
             options = tuple(tuple(axis_options(node, signature, size, certified)) for size in sizes)
             shape = b.types[node.name].shape
-            found = domain._combine(options, signature, operands, shape, sizes)
-            assert found == domain._combined.__wrapped__(
+            found = domain.combine(options, signature, operands, shape, sizes)
+            assert found == domain.combined_alike.__wrapped__(
                 options, signature, (shape, *(t.shape for t in operands)), sizes
             )
-    info = domain._combined.cache_info()
+    info = domain.combined_alike.cache_info()
     assert info.hits > info.misses / 4
 
 

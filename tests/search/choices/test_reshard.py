@@ -16,7 +16,7 @@ from shardwright.pcg.layout import C, Layout, Layouts, P, R, S, innermost, shard
 from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.moves import Move, move_between
 from shardwright.pcg.parallel import step
-from shardwright.search.choices.reshard import Closure, _priced, close, replicated, valid_states
+from shardwright.search.choices.reshard import Closure, close, priced_moves, replicated, valid_states
 from tests.each import each
 from tests.search.graphs import cluster
 
@@ -151,7 +151,7 @@ def test_moves_of_one_kind_cost_what_each_of_them_costs(tensor: TensorClass) -> 
     mesh = Mesh((TIME, "a", "b"), (2, *SIZES))
     priced = MoveCosts(cluster(8, link_bytes_per_s=1e8), mesh)
     states = valid_states(SHAPE, ((R, C, P, S(0)), *PER_AXIS), mesh.sizes)
-    cost, (pairs, kinds, parts, times) = _priced(replace(tensor, shape=()), states, priced.loop, mesh.sizes)
+    cost, (pairs, kinds, parts, times) = priced_moves(replace(tensor, shape=()), states, priced.loop, mesh.sizes)
     cost = cost.copy()
     cost[pairs] += (times @ np.array([priced.part_s(part, 16 * 24) for part in parts]))[kinds]
     assert len(times) < len(kinds) / 3

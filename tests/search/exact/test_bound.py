@@ -37,8 +37,8 @@ class Recorded(Solver):
         super().__init__(*args)
         self.costed = COSTED
 
-    def _finish(self, draft: Any, folded: Folded, zeros: Any) -> Candidate:
-        found = super()._finish(draft, folded, zeros)
+    def finished(self, draft: Any, folded: Folded, zeros: Any) -> Candidate:
+        found = super().finished(draft, folded, zeros)
         for zero in zeros:
             problem, _ = self.problem(folded, found.mesh, found.roles, found.execution, zero)
             if [len(t.value) for t in problem.time_s] == [len(t.value) for t in draft.solved[0].time_s]:

@@ -181,7 +181,7 @@ def test_what_is_too_large_is_improved_part_by_part() -> None:
 
 
 def exact(part: Model) -> tuple[int, ...]:
-    return eliminate._Elimination(part).run(part.min_fill().variables).choices
+    return eliminate.Elimination(part).run(part.min_fill().variables).choices
 
 
 def exact_cost(problem: Problem) -> float:

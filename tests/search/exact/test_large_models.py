@@ -86,7 +86,7 @@ def test_tables_that_are_too_large_are_not_made(limit: str, monkeypatch: pytest.
     least = {"MOST_ENTRIES": order.entries, "LARGEST": order.largest_table}[limit]
     for most, is_solved in ((least, True), (least - 1, False)):
         monkeypatch.setattr(eliminate, limit, most)
-        assert (eliminate._eliminated(model, eliminate.MOST_ENTRIES) is not None) == is_solved
+        assert (eliminate.eliminated(model, eliminate.MOST_ENTRIES) is not None) == is_solved
 
 
 @pytest.mark.usefixtures("small_tables")
@@ -143,7 +143,7 @@ def test_what_sweeps_say_is_true(above: float) -> None:
 @pytest.mark.parametrize("compared", [1, 60, 2**16])
 def test_what_is_left_of_choices_beats_the_rest(compared: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """With ties and infinities, some rows at a time; of choices that are infinite somewhere, more may be left."""
-    monkeypatch.setattr(pruning, "_COMPARED", compared)
+    monkeypatch.setattr(pruning, "MOST_COMPARED", compared)
     for seed in range(60):
         rng = np.random.default_rng(seed)
         own, tables = rng.integers(0, 3, 9) * 1.0, [rng.integers(0, 3, (9, 2)) * 1.0 for _ in range(2)]
@@ -160,7 +160,7 @@ def test_what_is_left_of_choices_beats_the_rest(compared: int, monkeypatch: pyte
 def one_by_one(own: np.ndarray, tables: list[np.ndarray]) -> list[int]:
     """The choices that no other beats, found with one comparison at a time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pruning, "_COMPARED", 1)
+        patch.setattr(pruning, "MOST_COMPARED", 1)
         return undominated(own, tables).tolist()
 
 

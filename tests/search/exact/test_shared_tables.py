@@ -205,13 +205,13 @@ def test_dominated_choices_are_dropped() -> None:
 
 def test_bounds_are_sought_only_where_tables_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small ones are eliminated sooner than what can be dropped of them is found."""
-    bounded, within = list[int](), eliminate._within_bounds
+    bounded, within = list[int](), eliminate.within_bounds
 
     def seen(model: Model, rounds: int, ceiling: float) -> Solution:
         bounded.append(sum(model.sizes))
         return within(model, rounds, ceiling)
 
-    monkeypatch.setattr(eliminate, "_within_bounds", seen)
+    monkeypatch.setattr(eliminate, "within_bounds", seen)
     for large, expected in ((4 * 4 + 1, []), (4 * 4, [6 * 4])):
         monkeypatch.setattr(eliminate, "LARGE_TABLE", large)
         order_of(chain(6))
@@ -242,9 +242,9 @@ def test_prices_of_a_byte_share_the_tables_of_what_keeps_nothing() -> None:
 def test_tables_of_large_problems_do_not_stay_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     builder = ProblemBuilder(cluster(4), Mesh.of(x=2, y=2), every_choice)
     problem, eliminator = builder.build(mlp(layers=6)), Eliminator(builder.interner)
-    before, objectives = len(builder.interner._made), list[float]()
+    before, objectives = len(builder.interner.made), list[float]()
     for most, stays in ((0, False), (2**12, True)):
         monkeypatch.setattr(eliminate, "MANY_VARIABLES", most)
         objectives.append(eliminator.solve_with(problem, Prices(beside=0.5), {}).objective)
-        assert (len(builder.interner._made) > before) == stays
+        assert (len(builder.interner.made) > before) == stays
     assert objectives[0] == objectives[1]

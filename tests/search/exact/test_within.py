@@ -59,9 +59,9 @@ def test_layouts_within_memory_are_the_integer_programs() -> None:
             seconds, num_bytes = time_and_bytes(problem, found.solution)
             assert found.fits
             assert num_bytes <= limit
-            assert best * (1 - 1e-6) <= seconds <= best / (1 - within._GAP)
+            assert best * (1 - 1e-6) <= seconds <= best / (1 - within.GAP)
             assert found.bound_s <= best * (1 + 1e-6)
-            assert found.bound_s >= seconds * (1 - within._GAP) * (1 - 1e-9)
+            assert found.bound_s >= seconds * (1 - within.GAP) * (1 - 1e-9)
             hull = within_memory(problem, eliminator, limit, inf, hull=True)
             hull_gaps.append(time_and_bytes(problem, hull.solution)[0] / best - 1)
             assert hull.bound_s <= found.bound_s * (1 + 1e-12)
@@ -69,7 +69,7 @@ def test_layouts_within_memory_are_the_integer_programs() -> None:
 
 
 def test_bounds_hold_where_the_search_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(within, "_MOST_WORK", 20 * 12 * within._VARIABLE)
+    monkeypatch.setattr(within, "MOST_WORK", 20 * 12 * within.WORK_OF_VARIABLE)
     for seed in range(4):
         problem, eliminator = shared_tables(seed), Eliminator(Interner())
         for limit in limits(problem, eliminator):

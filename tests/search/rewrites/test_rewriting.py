@@ -52,7 +52,7 @@ def test_a_folded_graph_is_rewritten_as_the_whole_one_is() -> None:
     for part in leaves(folded.graph, folded.home):
         for step in expand(part.graph, list(RULES.values())):
             leaf = Rewritten(part, (step.step,), step.graph, 1.0)
-            rewrites = list(found._told([leaf]))
+            rewrites = list(found.in_all_blocks([leaf]))
             new = applied(folded, [leaf])
             assert difference(fold(replay(graph, rewrites, RULES, mesh)).graph, new.graph) is None
             assert set(new.home) <= set(new.graph.by_name)

@@ -24,8 +24,9 @@ from shardwright.search.check import check_plan
 from shardwright.search.exact.folding import Folded, fold
 from shardwright.search.exact.keeping import Keeping, Kept
 from shardwright.search.exact.solving import Candidate
-from shardwright.search.tree.fitting import Fitted, Fitter, _Walk, by_block
-from shardwright.search.tree.planner import _way
+from shardwright.search.request.anytime import Stop
+from shardwright.search.tree.fitting import Fitted, Fitter, Walk, by_block
+from shardwright.search.tree.whole import WholeGraph
 from tests.each import each
 from tests.search.graphs import branched, every_choice
 from tests.search.tree.test_ways import limited, planner
@@ -106,6 +107,7 @@ def candidate(name: str, step_s: float, num_bytes: int = 0) -> Candidate:
         "name": name,
         "solved": object(),
         "mesh": Mesh.of(x=2),
+        "identity": (name, Mesh.of(x=2), DEFAULT, ()),
         "prediction": prediction,
         "fits": True,
         "execution": DEFAULT,
@@ -124,7 +126,7 @@ def test_plans_whose_weights_alone_are_too_much_are_left_out(monkeypatch: pytest
         asked.append(own.name)
         return SimpleNamespace(run=lambda best_s: None)
 
-    monkeypatch.setattr("shardwright.search.tree.fitting._Walk", walk)
+    monkeypatch.setattr("shardwright.search.tree.fitting.Walk", walk)
     most = search.limit_bytes - search.cluster.device.context_bytes
     assert not list(fitter.best([candidate("too much", 1.0, int(most) + 1), candidate("just fits", 2.0, int(most))]))
     assert asked == ["just fits"]
@@ -171,7 +173,7 @@ def test_walks_judge_what_may_fit_and_win() -> None:
     hull = [(1000.0, 1.0), (400.0, 1.2), (120.0, 3.0), (80.0, 3.5), (10.0, 6.0)]
     judged, judged_s = list[float](), dict[float, float]()
 
-    class Walk(_Walk):
+    class Counted(Walk):
         def __init__(self, fits: bool) -> None:
             self.candidate = candidate("own", 6.0)
             self.candidate.fits = fits  # type: ignore[misc]
@@ -180,7 +182,7 @@ def test_walks_judge_what_may_fit_and_win() -> None:
             )
             self.num_blocks, self.problems, self.most = 1000, [SimpleNamespace(solve=solve)], None
 
-        def _fitted(self, kept: Kept) -> Fitted:
+        def fitted(self, kept: Kept) -> Fitted:
             judged.append(kept.num_bytes)
             own = candidate("", judged_s.get(kept.num_bytes, kept.seconds), int(kept.num_bytes) + 10)
             own.fits = kept.num_bytes + 10 <= 100  # type: ignore[misc]
@@ -196,15 +198,15 @@ def test_walks_judge_what_may_fit_and_win() -> None:
         (True, 2.9, [120], None),
     ):
         judged.clear()
-        found = Walk(alone).run(best_s)
+        found = Counted(alone).run(best_s)
         assert sorted(judged) == sorted(expected)
         assert (found and (found.candidate.prediction.step_s, found.larger_s)) == steps
     judged_s[10.0] = 2.0  # what keeps nothing is the fastest by the timeline
-    found = Walk(False).run(2.9)
+    found = Counted(False).run(2.9)
     assert found is not None
     assert (found.candidate.prediction.step_s, found.larger_s) == (2.0, 3.0)
     hull = [(1000.0, 2.99), (120.0, 2.998), (90.0, 2.9995), (80.0, 3.002), (10.0, 6.0)]
-    staged, judged = Walk(True), []
+    staged, judged = Counted(True), []
     staged.candidate.execution = DEFAULT.having(num_stages=2)  # type: ignore[misc]
     found = staged.run(inf)
     assert judged == [80, 120], "no more is looked for where that could gain hardly anything"
@@ -247,9 +249,10 @@ def test_blocks_apart_are_tried_of_every_plan_that_may_win_by_it(monkeypatch: py
         asked.append(whole.name)
         return mixtures[whole.name]
 
-    monkeypatch.setattr("shardwright.search.tree.planner.by_block", mixed)
+    monkeypatch.setattr("shardwright.search.tree.whole.by_block", mixed)
     fitter = SimpleNamespace(solver=search.solver)
     rewriter = SimpleNamespace(again_whole=lambda c, judged: c)
+    whole_graph = WholeGraph(rewriter, fitter, Stop(), search.progress)  # type: ignore[arg-type]
     whole = cast("Candidate", SimpleNamespace(**{**vars(best), "folded": False}))
     for own, by, names, steps_s in (
         (fitted, best, ["fast"], [8.5, 8.2]),
@@ -258,8 +261,9 @@ def test_blocks_apart_are_tried_of_every_plan_that_may_win_by_it(monkeypatch: py
         (fitted[:2], best, [], []),
     ):
         asked.clear()
-        found = search._apart(rewriter, fitter, {_way(f.candidate): f for f in own}, {}, by)  # type: ignore[arg-type]
-        assert [mixed.prediction.step_s for mixed in found] == steps_s
+        assert [
+            mixed.prediction.step_s for mixed in whole_graph.mixed({f.candidate.identity: f for f in own}, {}, by)
+        ] == steps_s
         assert asked == names
     unfit = cast("Candidate", SimpleNamespace(fits=False))
-    assert not list(search._apart(None, None, {}, {}, unfit))  # type: ignore[arg-type]
+    assert not list(whole_graph.mixed({}, {}, unfit))

@@ -12,7 +12,7 @@ from shardwright.cost.clusters.cluster import Cluster
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.mesh import Mesh
 from shardwright.search.plan import Idle, Plan
-from shardwright.search.tree.idle import _extents, _shared
+from shardwright.search.tree.idle import parts_with_shares
 from shardwright.search.tree.planner import Planner
 from tests.search.graphs import blocks, cluster, every_choice, mlp
 
@@ -69,7 +69,7 @@ def test_what_is_asked_for_is_kept_to_on_all_devices_or_on_a_part() -> None:
 def test_parts_are_judged_by_each_mesh_and_those_that_divide_all_devices_are_among_them() -> None:
     """Of two examples of 1536 positions on 16 devices; 12 may be more than the widths of 32 have shares for."""
     graph = blocks(2, 32, seq=3 * 512)
-    found = [(part.num_devices, mesh.sizes) for part, mesh in _shared(cluster(16), 2, _extents(graph))]
+    found = [(part.num_devices, mesh.sizes) for part, mesh in parts_with_shares(cluster(16), graph)]
     assert found == [(12, (12,)), (12, (2, 6)), (8, (8,)), (8, (2, 4)), (1, (1,))]
 
 
