@@ -95,7 +95,7 @@ class ParallelModule(Fixed):
         self._store = ParameterStore(source or ModelValues(model), model)
         self._entries = Entries()
         self._evaluations = Entries()
-        self._stream, self._maker = Stream(), maker
+        self.stream, self._maker = Stream(), maker
         self._modes = {"": self.training}  # as compiled, by the names of modules, to which train or eval comes back
         self._prepare: Callable[[Entry], None] | None = None
         if stands_in:
@@ -109,7 +109,7 @@ class ParallelModule(Fixed):
         The first program fixes the layouts of parameters. Raises the errors of `Entry`.
         """
         self._store.foreign.take(spec.graph, *self._model)
-        entry = Entry(spec, self._store, self._stream)
+        entry = Entry(spec, self._store, self.stream)
         if self._prepare is not None:
             self._prepare(entry)
         if self._model:

@@ -81,6 +81,10 @@ class ForeignError(ShardwrightError):
     """A part of a model that runs as it is does other things than it did in capture."""
 
 
+class CheckpointError(ShardwrightError):
+    """A checkpoint cannot be saved or loaded: its folder, its files, or what it was saved from."""
+
+
 class MachineError(ShardwrightError):
     """This machine lacks what is asked of it: devices, a package, a folder that can be written."""
 

@@ -7,6 +7,7 @@ of the compiler appear in it as `shardwright.pcg`, `shardwright.substitutions`, 
     api            the public functions: `plan`, `compile` and more
     options        the options of `plan` and `compile`: a caller's words, and their value
     planning       capture, search, proof; `programs`: a compiled model's programs, one for each shape and mode
+    saving         checkpoints of a whole run: `save` and `load`
     checking       one eager step of the model beside the captured graph
     ranks          agreement of the ranks of one run
     asking         why not another strategy, and what if the cluster or the batch changed
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
     from shardwright.lowering.store.weights import WeightFiles as WeightFiles
     from shardwright.pcg.capture.fake import fake as fake
     from shardwright.pcg.errors import ShardwrightError as ShardwrightError
+    from shardwright.saving import Saving as Saving
+    from shardwright.saving import load as load
+    from shardwright.saving import save as save
     from shardwright.search.plan import Plan as Plan
 
 __version__ = "0.1.0"
@@ -47,11 +51,14 @@ _EXPORTS = {
     "Cluster": "shardwright.cost.clusters.cluster",
     "Level": "shardwright.cost.clusters.topology",
     "Plan": "shardwright.search.plan",
+    "Saving": "shardwright.saving",
     "ShardwrightError": "shardwright.pcg.errors",
     "WeightFiles": "shardwright.lowering.store.weights",
     "compile": "shardwright.api",
     "fake": "shardwright.pcg.capture.fake",
+    "load": "shardwright.saving",
     "plan": "shardwright.api",
+    "save": "shardwright.saving",
     "seed_exactly": "shardwright.lowering.random.exact",
     "what_if": "shardwright.asking",
     "why_not": "shardwright.asking",
@@ -61,12 +68,15 @@ __all__ = [
     "Cluster",
     "Level",
     "Plan",
+    "Saving",
     "ShardwrightError",
     "WeightFiles",
     "__version__",
     "compile",
     "fake",
+    "load",
     "plan",
+    "save",
     "seed_exactly",
     "what_if",
     "why_not",

@@ -157,6 +157,11 @@ class _Process:
 _PROCESS = _Process()
 
 
+def exact_random() -> ExactRandom | None:
+    """Return the state of this process that `seed_exactly` has started, if it still applies."""
+    return _PROCESS.current
+
+
 def seed_exactly(seed: int) -> ExactRandom:
     """Make dropout masks depend on `seed` and their order alone, on any device and under any plan.
 

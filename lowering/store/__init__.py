@@ -7,6 +7,8 @@
     storage          one parameter or buffer: a DTensor outside, this rank's part inside
     parameter_store  all of them, with their names, gradients and checkpoints
     loading          a state dict is loaded by all ranks alike, or not at all
+    checkpoint_folder
+                     the folder of a run's checkpoints, whole and checked by sums
     foreign          parts of the model that programs call as they are
     original         the user's own model, which keeps its untrained weights
     clipping         gradients clipped by their global norm
