@@ -6,7 +6,8 @@
     flows        maximum flows in networks with whole capacities
     bounds       the least steps, and the least seconds per byte, of a collective on a topology
     program      blocks of steps on each rank, as MSCCL's files have them
-    threads      from a schedule to a program
+    plan         blocks of one-sided operations on each rank, as MSCCL++'s files have them
+    threads      from a schedule to a program; `onesided`: to a plan; `places`: where its chunks are
     builders/    schedules that are known by name
     files/       files of other systems, read and written
 

@@ -136,12 +136,14 @@ class Program:
 
         It may lie outside of what the input has: an all-gather's input is a part of its output.
         """
-        pieces = self.num_chunks // self.num_ranks
-        if self.kind in ("all_gather", "gather"):
-            return output_offset - rank * pieces
-        if self.kind in ("reduce_scatter", "scatter"):
-            return output_offset + rank * pieces
-        return output_offset
+        return shared_offset(self.kind, self.num_chunks // self.num_ranks, rank, output_offset)
+
+
+def shared_offset(kind: str, pieces: int, rank: int, output_offset: int) -> int:
+    """Return where in the input an offset of the output is, in place; `pieces`: the chunks of one rank's part."""
+    if kind in ("all_gather", "gather"):
+        return output_offset - rank * pieces
+    return output_offset + rank * pieces if kind in ("reduce_scatter", "scatter") else output_offset
 
 
 SPLIT: Mapping[str, bool] = {

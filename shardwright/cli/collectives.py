@@ -14,6 +14,7 @@ from shardwright.pcg.errors import ScheduleError, ShardwrightError
 
 if TYPE_CHECKING:
     from shardwright.pcg.collectives.files.anyfile import Found
+    from shardwright.pcg.collectives.plan import Plan
     from shardwright.pcg.collectives.program import Program
     from shardwright.pcg.collectives.schedule import Schedule
     from shardwright.pcg.collectives.topology import Topology
@@ -37,7 +38,7 @@ TOPOLOGY_HELP = (
 def collectives() -> None:
     """Schedules of collectives: who sends which chunk to whom, and when.
 
-    Files are read by their content: schedules as JSON, MSCCL's XML, SCCL's JSON, ForestColl's trees.
+    Files are read by their content: our JSON, MSCCL's XML, MSCCL++ plans, SCCL's JSON, ForestColl's trees.
     """
 
 
@@ -135,18 +136,36 @@ def show(file: Path, topology: str | None, steps: int | None, form: str) -> None
         terminal.show(ProgramReport(found.subject, range(found.subject.num_ranks)[:steps]), form)
 
 
-@collectives.command(epilog=examples("collectives export ring.json -o ring.xml --in-place --channels 4"))
+@collectives.command(
+    epilog=examples(
+        "collectives export ring.json -o ring.xml --in-place --channels 4",
+        "collectives export direct.json --to mscclpp -o plan.json --in-place",
+    )
+)
 @click.argument("file", type=FILE_PATH)
-@output_option("Save MSCCL's XML in this file.")
+@output_option("Save it in this file.")
+@click.option("--to", type=click.Choice(["msccl", "mscclpp"]), default="msccl", show_default=True, help="Its form.")
 @click.option("--in-place", is_flag=True, help="For buffers in which the output is the input, or a part of it.")
-@click.option("--channels", type=click.IntRange(1, 32), default=1, show_default=True, help="Chunks take them in turn.")
-def export(file: Path, output: Path | None, in_place: bool, channels: int) -> None:
-    """Write FILE as MSCCL's XML, read it again and prove it."""
+@click.option(
+    "--channels",
+    type=click.IntRange(1, 32),
+    default=1,
+    show_default=True,
+    help="Of XML, which chunks take in turn; of a plan, blocks, each with a part of every chunk.",
+)
+def export(file: Path, output: Path | None, to: str, in_place: bool, channels: int) -> None:
+    """Write FILE as MSCCL's XML or an MSCCL++ plan, read it again and prove it."""
     from shardwright.pcg.collectives.files.msccl import read_msccl, write_msccl
-    from shardwright.verifier.collectives import verify_program
+    from shardwright.pcg.collectives.files.mscclpp import read_mscclpp, write_mscclpp
+    from shardwright.verifier.collectives import verify_plan, verify_program
 
-    text = write_msccl(_program(_read(file).subject, in_place, channels))
-    verdict = verify_program(read_msccl(text, str(output or file)))
+    subject, source = _read(file).subject, str(output or file)
+    if to == "mscclpp":
+        text = write_mscclpp(_plan(subject, in_place, channels))
+        verdict = verify_plan(read_mscclpp(text, source))
+    else:
+        text = write_msccl(_program(subject, in_place, channels))
+        verdict = verify_program(read_msccl(text, source))
     if not verdict.is_certified:
         raise ScheduleError(f"{file}: {verdict.refusals[0]}")
     if output is None:
@@ -182,21 +201,37 @@ def _read(file: Path, root: int = 0) -> Found:
 
 
 def _verdict(found: Found, topology: str | None) -> ScheduleVerdict:
+    from shardwright.pcg.collectives.program import Program
     from shardwright.pcg.collectives.schedule import Schedule
-    from shardwright.verifier.collectives import verify_program, verify_schedule
+    from shardwright.verifier.collectives import verify_plan, verify_program, verify_schedule
 
     if isinstance(found.subject, Schedule):
         return verify_schedule(found.subject, found.topology if topology is None else parse_topology(topology))
     if topology is not None:
         raise click.UsageError("--topology is for schedules; a program's messages have no links of their own.")
-    return verify_program(found.subject)
+    return verify_program(found.subject) if isinstance(found.subject, Program) else verify_plan(found.subject)
 
 
-def _program(subject: Schedule | Program, in_place: bool, channels: int) -> Program:
+def _program(subject: Schedule | Program | Plan, in_place: bool, channels: int) -> Program:
+    from shardwright.pcg.collectives.plan import Plan
     from shardwright.pcg.collectives.schedule import Schedule
     from shardwright.pcg.collectives.threads import program_of
 
+    if isinstance(subject, Plan):
+        raise ScheduleError(
+            f"{subject.name}: expected a schedule or a program, got a plan; it has no messages to write"
+        )
     return program_of(subject, in_place=in_place, channels=channels) if isinstance(subject, Schedule) else subject
+
+
+def _plan(subject: Schedule | Program | Plan, in_place: bool, blocks: int) -> Plan:
+    from shardwright.pcg.collectives.onesided import plan_of
+    from shardwright.pcg.collectives.program import Program
+    from shardwright.pcg.collectives.schedule import Schedule
+
+    if isinstance(subject, Program):
+        raise ScheduleError(f"{subject.name}: expected a schedule or a plan, got a program; export its schedule")
+    return plan_of(subject, in_place=in_place, blocks=blocks) if isinstance(subject, Schedule) else subject
 
 
 def _show_verdict(source: str, form: str, verdict: ScheduleVerdict, output_form: str) -> int:

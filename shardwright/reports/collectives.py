@@ -10,7 +10,8 @@ from typing import Any
 
 from shardwright.cost.clusters.networks import Preset
 from shardwright.pcg.collectives.builders.table import BUILDERS
-from shardwright.pcg.collectives.program import Program
+from shardwright.pcg.collectives.plan import Plan, PlanRank
+from shardwright.pcg.collectives.program import Program, RankProgram
 from shardwright.pcg.collectives.schedule import Schedule, Transfer
 from shardwright.pcg.collectives.topology import Topology
 from shardwright.pcg.units import seconds as seconds_text
@@ -158,18 +159,23 @@ class ScheduleReport(Report):
 
 @dataclass(frozen=True)
 class ProgramReport(Report):
-    """A program: the blocks of each rank, and their steps."""
+    """A program or a plan: the blocks of each rank, and their steps."""
 
-    program: Program
+    program: Program | Plan
     ranks: Sequence[int]
 
     def paragraphs(self) -> list[Paragraph]:
         one = self.program
+        if isinstance(one, Plan):
+            place = "in place" if one.in_place else "out of place"
+            facts = f"{one.kind} of {one.num_ranks} ranks, {one.protocol}, {place}"
+            return [Paragraph(one.name, [facts]), *(_plan_rank(rank, one.ranks[rank]) for rank in self.ranks)]
         modes = [text for text, is_so in (("in place", one.in_place), ("out of place", one.out_of_place)) if is_so]
         facts = (
             f"{one.kind} of {one.num_ranks} ranks, {one.num_chunks} chunks, {one.num_channels} channels, {one.protocol}"
         )
-        return [Paragraph(one.name, [f"{facts}, {' and '.join(modes)}"]), *map(self._rank, self.ranks)]
+        title = Paragraph(one.name, [f"{facts}, {' and '.join(modes)}"])
+        return [title, *(_program_rank(rank, one.ranks[rank]) for rank in self.ranks)]
 
     def data(self) -> dict[str, Any]:
         ranks = [
@@ -178,20 +184,28 @@ class ProgramReport(Report):
         ]
         return {"name": self.program.name, "kind": self.program.kind, "ranks": ranks}
 
-    def _rank(self, rank: int) -> Paragraph:
-        one = self.program.ranks[rank]
-        rows = [
-            (
-                str(index),
-                _peer(block.send),
-                _peer(block.receive),
-                str(block.channel),
-                " ".join(step.op for step in block.steps),
-            )
-            for index, block in enumerate(one.blocks)
-        ]
-        sizes = f"{one.input_chunks} chunks of input, {one.output_chunks} of output, {one.scratch_chunks} of scratch"
-        return Paragraph(f"rank {rank}", [sizes], (">block", ">to", ">from", ">channel", "steps"), rows)
+
+def _program_rank(rank: int, one: RankProgram) -> Paragraph:
+    rows = [
+        (
+            str(index),
+            _peer(block.send),
+            _peer(block.receive),
+            str(block.channel),
+            " ".join(step.op for step in block.steps),
+        )
+        for index, block in enumerate(one.blocks)
+    ]
+    return Paragraph(f"rank {rank}", [_sizes(one)], (">block", ">to", ">from", ">channel", "steps"), rows)
+
+
+def _plan_rank(rank: int, one: PlanRank) -> Paragraph:
+    rows = [(str(index), " ".join(action.name for action in block.actions)) for index, block in enumerate(one.blocks)]
+    return Paragraph(f"rank {rank}", [_sizes(one)], (">block", "operations"), rows)
+
+
+def _sizes(one: RankProgram | PlanRank) -> str:
+    return f"{one.input_chunks} chunks of input, {one.output_chunks} of output, {one.scratch_chunks} of scratch"
 
 
 def runs(numbers: Sequence[int]) -> str:

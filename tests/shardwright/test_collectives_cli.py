@@ -114,3 +114,21 @@ def test_what_cannot_be_used(run: Run, arguments: list[str], problem: str) -> No
     Path("other.json").write_text("{}")
     status, _, error = run("collectives", *arguments)
     assert (status, problem in error) == (2, True), error
+
+
+def test_plans(run: Run) -> None:
+    run("collectives", "build", "direct", "all_reduce", "--ranks", "4", "-o", "direct.json")
+    more = ["--to", "mscclpp", "--in-place", "--channels", "2"]
+    assert run("collectives", "export", "direct.json", "-o", "plan.json", *more)[0] == 0
+    status, out, _ = run("collectives", "check", "plan.json")
+    assert (status, "plan.json: MSCCL++ plan, certified" in out) == (0, True)
+    assert "rlxsignal" in run("collectives", "show", "plan.json", "--steps", "1")[1]
+    assert len(json.loads(run("collectives", "show", "plan.json", "--format", "json")[1])["ranks"]) == 4
+    assert run("collectives", "export", "plan.json", "--to", "mscclpp")[1] == Path("plan.json").read_text()
+    for arguments, problem in (
+        (["export", "plan.json"], "expected a schedule or a program, got a plan"),
+        (["export", "ring.xml", "--to", "mscclpp"], "expected a schedule or a plan, got a program"),
+    ):
+        run("collectives", "export", "direct.json", "-o", "ring.xml")
+        status, _, error = run("collectives", *arguments)
+        assert (status, problem in error) == (2, True)

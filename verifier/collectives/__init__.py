@@ -2,6 +2,7 @@
 
     rounds     schedules: steps that read and then write; links within their rates
     blocks     programs of blocks, as MSCCL's files have them, become events
+    plans      plans of one-sided operations, as MSCCL++'s files have them, become events; `reaches`: their memory
     events     events, what orders them, and their memory: no circle, no race, the right result
     queues     the least room of queues with which nothing blocks
     values     what a cell holds: contributions, each once
@@ -11,6 +12,7 @@ A certificate is not kept anywhere: judging takes less time than looking for it 
 """
 
 from shardwright.verifier.collectives.blocks import verify_program
+from shardwright.verifier.collectives.plans import verify_plan
 from shardwright.verifier.collectives.rounds import verify_schedule
 
-__all__ = ["verify_program", "verify_schedule"]
+__all__ = ["verify_plan", "verify_program", "verify_schedule"]

@@ -60,12 +60,25 @@ class Assignment(NamedTuple):
 
 
 class Event(NamedTuple):
-    """What happens at one place, in one go. `after`: the events that end before it begins, by their numbers."""
+    """What happens at one place, in one go.
+
+    after     the events that end before it begins, by their numbers; what they wrote, it sees
+    relaxed   events that end before it begins, without showing what they wrote
+    control   events that begin before it does; nothing can block them for ever and let it go on
+    is_end    it ends a rank's program: what it reads only has to be there
+    """
 
     where: Where
     thread: int
     assignments: tuple[Assignment, ...]
     after: list[int]
+    relaxed: tuple[int, ...] = ()
+    control: tuple[int, ...] = ()
+    is_end: bool = False
+
+    @property
+    def waits_for(self) -> tuple[int, ...]:
+        return (*self.after, *self.relaxed, *self.control)
 
 
 @dataclass(slots=True)
@@ -99,7 +112,7 @@ def judge(execution: Execution) -> None:
 
 def ordered(execution: Execution) -> list[int]:
     """Return the events so that each stands after all that happen before it; refuse a circle of waits."""
-    order = topological([event.after for event in execution.events])
+    order = topological([event.waits_for for event in execution.events])
     if len(order) == len(execution.events):
         return order
     circle = _circle(execution, set(order))
@@ -143,7 +156,7 @@ def _circle(execution: Execution, done: set[int]) -> list[Event]:
     seen, number = dict[int, int](), next(n for n in range(len(execution.events)) if n not in done)
     while number not in seen:
         seen[number] = len(seen)
-        number = next(n for n in execution.events[number].after if n not in done)
+        number = next(n for n in execution.events[number].waits_for if n not in done)
     return [execution.events[n] for n in list(seen)[seen[number] :]]
 
 
@@ -157,28 +170,36 @@ class _Accesses:
         self.reads: dict[int, int] = {}
 
 
+_Before = Callable[[int, bool], bool]
+"""Whether an event happens before the one at hand, and if asked for, shows it what it wrote."""
+
+
 def _check_races(execution: Execution, order: Sequence[int]) -> None:
-    places = _places(execution)
+    places, events = _places(execution), execution.events
     memory: Mapping[int, _Accesses] = defaultdict(_Accesses)
-    clocks, left = dict[int, np.ndarray](), [0] * len(execution.events)
-    for event in execution.events:
-        for earlier in event.after:
+    clocks, left = dict[int, np.ndarray](), [0] * len(events)
+    for event in events:
+        for earlier in (*event.after, *event.relaxed):
             left[earlier] += 1
     for number in order:
-        event = execution.events[number]
-        clock = np.zeros(execution.num_threads, dtype=np.int32)
+        event = events[number]
+        clock = np.zeros((2, execution.num_threads), dtype=np.int32)  # what it sees; what ended before it
         for earlier in event.after:
             np.maximum(clock, clocks[earlier], out=clock)
+        for earlier in event.relaxed:
+            np.maximum(clock[1], clocks[earlier][1], out=clock[1])
+        for earlier in (*event.after, *event.relaxed):
             left[earlier] -= 1
             if not left[earlier]:
                 del clocks[earlier]
 
-        def happens_before(earlier: int, clock: np.ndarray = clock, number: int = number) -> bool:
-            return earlier == number or places[earlier] < clock[execution.events[earlier].thread]
+        def happens_before(earlier: int, shown: bool, clock: np.ndarray = clock, number: int = number) -> bool:
+            row = clock[0 if shown and not events[number].is_end else 1]
+            return earlier == number or bool(places[earlier] < row[events[earlier].thread])
 
         _check_accesses(execution, number, memory, happens_before)
         if left[number]:
-            clock[event.thread] = max(clock[event.thread], places[number] + 1)
+            clock[:, event.thread] = np.maximum(clock[:, event.thread], places[number] + 1)
             clocks[number] = clock
 
 
@@ -192,23 +213,23 @@ def _places(execution: Execution) -> list[int]:
 
 
 def _check_accesses(
-    execution: Execution, number: int, memory: Mapping[int, _Accesses], happens_before: Callable[[int], bool]
+    execution: Execution, number: int, memory: Mapping[int, _Accesses], happens_before: _Before
 ) -> None:
     event = execution.events[number]
     _check_inside(execution, event)
     for assignment in event.assignments:
         for cell in assignment.sources:
             accesses = memory[cell]
-            if accesses.write is not None and not happens_before(accesses.write):
+            if accesses.write is not None and not happens_before(accesses.write, True):
                 raise Refused(_race(execution, accesses.write, number, cell, "writes", "reads"))
             accesses.reads[event.thread] = number
     for assignment in event.assignments:
         for cell in assignment.targets:
             accesses = memory[cell]
-            if accesses.write is not None and not happens_before(accesses.write):
+            if accesses.write is not None and not happens_before(accesses.write, True):
                 raise Refused(_race(execution, accesses.write, number, cell, "writes", "writes"))
             for earlier in accesses.reads.values():
-                if not happens_before(earlier):
+                if not happens_before(earlier, False):
                     raise Refused(_race(execution, earlier, number, cell, "reads", "writes"))
             accesses.write, accesses.reads = number, {}
 

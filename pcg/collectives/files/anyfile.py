@@ -1,4 +1,4 @@
-"""Any file of a schedule, a program or a topology: what it is, is in the file itself."""
+"""Any file of a schedule, program, plan or topology: what it is, is in the file itself."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from typing import NamedTuple
 from shardwright.pcg.collectives.files.documents import read_json, read_text
 from shardwright.pcg.collectives.files.forestcoll import read_forest
 from shardwright.pcg.collectives.files.msccl import read_msccl
+from shardwright.pcg.collectives.files.mscclpp import read_mscclpp
 from shardwright.pcg.collectives.files.own import SCHEDULE, TOPOLOGY, read_schedule, read_topology
 from shardwright.pcg.collectives.files.sccl import read_sccl, read_sccl_topology
+from shardwright.pcg.collectives.plan import Plan
 from shardwright.pcg.collectives.program import Program
 from shardwright.pcg.collectives.schedule import Schedule
 from shardwright.pcg.collectives.topology import Topology
@@ -17,15 +19,15 @@ from shardwright.pcg.errors import ScheduleError
 
 
 class Found(NamedTuple):
-    """What a file holds: a schedule or a program, and the topology that it names, if it does."""
+    """What a file holds: a schedule, a program or a plan, and the topology that it names, if it does."""
 
     form: str
-    subject: Schedule | Program
+    subject: Schedule | Program | Plan
     topology: Topology | None = None
 
 
 def read_collective(path: str | os.PathLike[str]) -> Found:
-    """Return the schedule or program of a file: ours, MSCCL's XML, SCCL's JSON, or ForestColl's trees.
+    """Return what a file holds: a schedule of ours, MSCCL's XML, MSCCL++'s or SCCL's JSON, or ForestColl's trees.
 
     Raises:
         ScheduleError, ClusterError: naming the file and the place, what was expected, what was found and what to do.
@@ -38,7 +40,9 @@ def read_collective(path: str | os.PathLike[str]) -> Found:
         return Found("schedule", read_schedule(text, source))
     if node.has("msccl_type") or node.has("sccl_type"):
         return Found("SCCL algorithm", *read_sccl(text, source))
-    known = "a schedule of ours, MSCCL's XML, SCCL's JSON or ForestColl's trees"
+    if node.has("gpus") and node.has("collective"):
+        return Found("MSCCL++ plan", read_mscclpp(text, source))
+    known = "a schedule of ours, MSCCL's XML, MSCCL++'s or SCCL's JSON, or ForestColl's trees"
     raise ScheduleError(f"{source}: expected {known}, got other JSON; is it another file?")
 
 
