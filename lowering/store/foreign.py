@@ -22,6 +22,7 @@ from shardwright.lowering import private
 from shardwright.lowering.private import AutogradContext
 from shardwright.lowering.ranks.agreement import gathered
 from shardwright.lowering.ranks.ranks import Ranks
+from shardwright.lowering.store.deferred import is_unreal
 from shardwright.pcg.capture.foreign import part_of
 from shardwright.pcg.errors import ForeignError, PlanError
 from shardwright.pcg.foreign import Call, calls, unpacked
@@ -129,6 +130,11 @@ def _without_tensors(model: nn.Module, name: str) -> nn.Module | type[Function]:
         empty[id(parameter)] = nn.Parameter(meta, requires_grad=parameter.requires_grad)
     empty |= {id(buffer): torch.empty_like(buffer, device="meta") for buffer in model.buffers()}
     for value in private.tree_iter([dict(vars(module)) for module in part.modules()]):
+        if isinstance(value, Tensor) and id(value) not in empty and is_unreal(value):
+            raise PlanError(
+                f"{name} is foreign, and has a tensor {list(value.shape)} without values that is no parameter and no "
+                "buffer; make it a buffer (register_buffer(persistent=False)), or build the model with real values"
+            )
         if isinstance(value, Tensor) and not value.is_leaf:  # which an earlier forward has left; it is not deepcopied
             empty[id(value)] = value.detach().clone()
     try:

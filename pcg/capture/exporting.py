@@ -27,7 +27,7 @@ from unittest import mock
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import GraphModule, proxy
 
 from shardwright.pcg.aten import find_handler
@@ -73,6 +73,7 @@ def export(
             warnings.catch_warnings(),
             _little_source_written(),
             mock.patch.object(proxy, "CapturedTraceback", _Calls),
+            mock.patch.object(FakeTensor, "constant", property(_constant, _keep_constant), create=True),
         ):
             warnings.simplefilter("ignore")
             marker = marker or Marker("cpu")
@@ -86,6 +87,19 @@ def export(
         raise
     except Exception as error:
         raise _explained(model, tensors, error) from error
+
+
+def _constant(tensor: FakeTensor) -> torch.Tensor | None:
+    """Return the values of a constant, with which torch computes; None if it has no memory, where torch 2.13 crashes.
+
+    Such are the tensors, other than parameters and buffers, of a model that was built inside of `fake`.
+    """
+    value = vars(tensor).get("constant")
+    return None if value is None or (value.numel() and not value.untyped_storage().data_ptr()) else value
+
+
+def _keep_constant(tensor: FakeTensor, value: torch.Tensor | None) -> None:
+    vars(tensor)["constant"] = value
 
 
 @cache

@@ -160,6 +160,95 @@ def test_later_programs_of_a_model_without_memory() -> None:
     run_ranks(body, 2, 120)
 
 
+class Around(nn.Module):
+    """A layer, and tensors that are neither parameters nor buffers."""
+
+    def __init__(self, keep: Callable[[Around], None], use: Callable[[Around, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.layer, self.use = nn.Linear(8, 8), use
+        keep(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.use(self, self.layer(x)).square().mean()
+
+
+def keeps(**values: Callable[[], Any]) -> Callable[[Around], None]:
+    def keep(model: Around) -> None:
+        for name, make in values.items():
+            setattr(model, name, make())
+
+    return keep
+
+
+def remembered(model: Any, hidden: Tensor) -> Tensor:
+    result = hidden * model.memory
+    model.memory = model.memory * 0.5 + hidden.detach().mean(0)
+    return result
+
+
+TABLES: dict[str, tuple[Callable[[Around], None], Callable[[Any, Tensor], Tensor]]] = {
+    "written out": (keeps(), lambda model, h: h * torch.tensor([1.0, 2.0] * 4) + torch.arange(8)),
+    "computed alone": (keeps(table=lambda: torch.linspace(0, 1, 8)), lambda model, h: h * (model.table * 2)),
+    "converted": (keeps(table=lambda: torch.arange(8)), lambda model, h: h * model.table.to(h.dtype)),
+    "in a list": (keeps(all=lambda: [torch.ones(8), torch.eye(8)]), lambda model, h: h * model.all[0] @ model.all[1]),
+    "drawn": (keeps(table=lambda: torch.rand(8)), lambda model, h: h * model.table),
+    "changed by each step": (keeps(memory=lambda: torch.zeros(8) + 2), remembered),
+}  # fmt: skip
+
+
+def test_tensors_of_a_model_that_are_no_buffers() -> None:
+    """In every step as with real values."""
+
+    def body() -> None:
+        for name, made in TABLES.items():
+            found = list[list[float]]()
+            for context in (nullcontext, sw.fake):
+                torch.manual_seed(1)
+                with context():
+                    model = Around(*made)
+                found.append(trained(model, sw.Cluster.local(1), {"x": torch.ones(4, 8)}).losses)
+            assert found[0] == found[1], name
+
+    run_ranks(body, 1, 120)
+
+
+class Apart(nn.Module):
+    """A part that runs as it is, with a table."""
+
+    def __init__(self, *, is_buffer: bool) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        if is_buffer:
+            self.register_buffer("table", torch.linspace(0, 1, 8), persistent=False)
+        else:
+            self.table = torch.linspace(0, 1, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) * self.get_buffer("table") if "table" in self._buffers else self.layer(x) * self.table
+
+
+def test_a_part_that_runs_as_it_is_has_no_table_of_its_own_without_values() -> None:
+    """Whatever a step gave would have none."""
+
+    def around(*, is_buffer: bool) -> nn.Module:
+        torch.manual_seed(1)
+        return nn.Sequential(Apart(is_buffer=is_buffer), Plain())
+
+    def body() -> None:
+        given, options = {"input": torch.ones(4, 8)}, {"foreign": ["0"], **PLANS["zero3"]}
+        expected = trained(around(is_buffer=True), sw.Cluster.local(2), given, **options)
+        torch.manual_seed(1)
+        with sw.fake():
+            model, other = around(is_buffer=True), around(is_buffer=False)
+        assert_equal(trained(model, sw.Cluster.local(2), given, **options), expected)
+        with pytest.raises(
+            PlanError, match=r"^0 is foreign, and has a tensor \[8\] without values that is no parameter"
+        ):
+            trained(other, sw.Cluster.local(2), given, **options)
+
+    run_ranks(body, 2, 120)
+
+
 # ---- from files ----
 
 
