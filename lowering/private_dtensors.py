@@ -199,10 +199,10 @@ def distribute_whole_tensors(distribute: Callable[[dict[str, Any], Sequence[str]
     state_dict_utils._distribute_tensors = both
 
 
-Step = tuple[int, tuple[Placement, Placement], list[int]]
+ReshardStep = tuple[int, tuple[Placement, Placement], list[int]]
 
 
-def plan_strided_redistributions(plan: Callable[[DTensorSpec, DTensorSpec], list[Step]]) -> None:
+def plan_strided_redistributions(plan: Callable[[DTensorSpec, DTensorSpec], list[ReshardStep]]) -> None:
     """Redistribute our DTensors by the steps of `plan` if they have a strided shard, before or after.
 
     A step is an axis, its placements before and after, and the shape that earlier axes leave of the logical tensor.

@@ -1,4 +1,4 @@
-"""How much a search tries, and the factors by which it leaves something out: one table, each with its reason.
+"""The effort of a search, and the factors by which it leaves something out: one table, each with its reason.
 
 An attempt takes time in proportion to the nodes of the folded graph. So the effort follows from their number. What is
 bounded by an effort is a number of tries; what is bounded by a factor below is left out as it would not win.

@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_map_only
 
 from shardwright.lowering.trial.differences import Comparison, compared, epsilon_of
 from shardwright.lowering.trial.putback import Before
-from shardwright.lowering.trial.steps import SerialProgram, Step, device_of, eager_step
+from shardwright.lowering.trial.steps import SerialProgram, Trial, device_of, eager_step
 from shardwright.pcg.capture.capture import Captured, bind_arguments, capture
 from shardwright.pcg.capture.hooks import guards_left_out
 from shardwright.pcg.errors import CaptureError, ShardwrightError, printable
@@ -217,7 +217,7 @@ def _compare(model: nn.Module, part: _Part) -> Comparison:
                 raise _NotCheckedError(f"the loss of this batch is {eager.losses[0]}")
             program = _program(model, part, before)
 
-            def moved() -> list[Step]:
+            def moved() -> list[Trial]:
                 what = "the model does not run once its weights are off by rounding"
                 return [_run(lambda s=seed: _moved(model, part, before, epsilon, s), before, what) for seed in _SEEDS]
 
@@ -245,7 +245,7 @@ def _drawing_alike(graph: Graph, device: torch.device) -> Generator[None]:
         yield
 
 
-def _run(step: Callable[[], Step], before: Before, what: str) -> Step:
+def _run(step: Callable[[], Trial], before: Before, what: str) -> Trial:
     try:
         return step()
     except Exception as error:
@@ -254,11 +254,11 @@ def _run(step: Callable[[], Step], before: Before, what: str) -> Step:
         before.put_back()
 
 
-def _eager(model: nn.Module, part: _Part, before: Before) -> Step:
+def _eager(model: nn.Module, part: _Part, before: Before) -> Trial:
     return eager_step(model, part.args, part.kwargs, part.captured.precision, before.parameters)
 
 
-def _moved(model: nn.Module, part: _Part, before: Before, epsilon: float, seed: int) -> Step:
+def _moved(model: nn.Module, part: _Part, before: Before, epsilon: float, seed: int) -> Trial:
     """Run the eager step with parameters and inputs that are off by ±ε of themselves."""
     generator = torch.Generator(device_of(model)).manual_seed(seed)
 
@@ -275,7 +275,7 @@ def _moved(model: nn.Module, part: _Part, before: Before, epsilon: float, seed: 
     return eager_step(model, args, kwargs, part.captured.precision, {})
 
 
-def _program(model: nn.Module, part: _Part, before: Before) -> Step:
+def _program(model: nn.Module, part: _Part, before: Before) -> Trial:
     try:
         return SerialProgram(part.captured, device_of(model)).step(model, part.args, part.kwargs)
     except (MemoryError, torch.OutOfMemoryError) as error:

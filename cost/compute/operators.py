@@ -29,7 +29,7 @@ def local_bytes(tensor: TensorType, layouts: Layouts, sizes: tuple[int, ...]) ->
     return prod(local_shape(tensor.shape, layouts, sizes)) * ITEM_BYTES[tensor.dtype]
 
 
-class Part(NamedTuple):
+class OperatorPart(NamedTuple):
     """A device's part of an operator: local shapes, sizes of its factors, and how many devices send it rows."""
 
     operands: tuple[_Shape, ...]
@@ -75,16 +75,16 @@ class NodeCost:
         """Return the seconds of forward and of backward."""
         return self.part_s(self.part(split, needs, result))
 
-    def part_s(self, part: Part) -> tuple[float, float]:
+    def part_s(self, part: OperatorPart) -> tuple[float, float]:
         """Return the seconds of forward and of backward of a part."""
         return self._costed(part)[1]
 
-    def _costed(self, part: Part) -> tuple[Passes, tuple[float, float]]:
+    def _costed(self, part: OperatorPart) -> tuple[Passes, tuple[float, float]]:
         if (found := self._known.get(part)) is None:
             found = self._known[part] = self._part_costs(part)
         return found
 
-    def _part_costs(self, part: Part) -> tuple[Passes, tuple[float, float]]:
+    def _part_costs(self, part: OperatorPart) -> tuple[Passes, tuple[float, float]]:
         """Return the kernels of a part, and their seconds."""
         shaped = zip(self.operands, part.operands, strict=True)
         operands = tuple(TensorType(shape, t.dtype, (), t.grad) for t, shape in shaped)
@@ -94,11 +94,11 @@ class NodeCost:
         local = Local(self.row, own, self.signature, part.extents, operands, result, drawn, self.written, part.senders)
         return (found := passes(local)), self.compute.passes_s(self.op, found)
 
-    def part(self, split: Choices, needs: tuple[Layouts, ...], result: Layouts) -> Part:
+    def part(self, split: Choices, needs: tuple[Layouts, ...], result: Layouts) -> OperatorPart:
         """Return the part that a split leaves a device."""
         shapes = tuple(local_shape(t.shape, n, self.sizes) for t, n in zip(self.operands, needs, strict=True))
         returned, extents = local_shape(self.result.shape, result, self.sizes), self._extents(split)
-        return Part(shapes, returned, extents, num_senders(split, self.sizes))
+        return OperatorPart(shapes, returned, extents, num_senders(split, self.sizes))
 
     def _extents(self, split: Choices) -> tuple[int, ...]:
         """Return the sizes of the signature's factors on one device."""
@@ -107,7 +107,7 @@ class NodeCost:
         divided = degrees(split, self.sizes)
         return tuple(f.size // divided.get(f.name, 1) for f in self.signature.factors)
 
-    def parts(self, choices: Sequence[Option]) -> tuple[list[Part], np.ndarray]:
+    def parts(self, choices: Sequence[Option]) -> tuple[list[OperatorPart], np.ndarray]:
         """Return the distinct parts of many options, and for each option the number of its part.
 
         The choice for an axis decides the layouts on it.
@@ -153,7 +153,7 @@ class NodeCost:
         """Return the bytes that stay on a device for the backward pass."""
         return self.part_bytes(self.part(split, needs, result), self.kept)
 
-    def part_bytes(self, part: Part, kept: Sequence[int | str]) -> float:
+    def part_bytes(self, part: OperatorPart, kept: Sequence[int | str]) -> float:
         """Return the bytes of the `kept` values of a part."""
         total = 0.0
         for item in kept:
@@ -168,14 +168,14 @@ class NodeCost:
                 total += prod(part.operands[int(item)]) * ITEM_BYTES[self.operands[int(item)].dtype]
         return total
 
-    def _shapes(self, part: Part) -> LocalShapes:
+    def _shapes(self, part: OperatorPart) -> LocalShapes:
         whole = tuple(t.shape for t in self.operands)
         return LocalShapes(whole, self.result.shape, part.operands, part.result, part.senders)
 
 
-def _part(row: tuple[int, ...], ends: Sequence[int]) -> Part:
+def _part(row: tuple[int, ...], ends: Sequence[int]) -> OperatorPart:
     *shapes, factors = (row[start:end] for start, end in pairwise(ends))
-    return Part(tuple(shapes[:-1]), shapes[-1], factors, row[-1])
+    return OperatorPart(tuple(shapes[:-1]), shapes[-1], factors, row[-1])
 
 
 def num_drawn(kind: str, result: TensorType, local: Sequence[int]) -> int:
@@ -191,6 +191,6 @@ def _known_parts(
     operands: tuple[TensorType, ...],
     result: TensorType,
     written: Written,
-) -> dict[Part, tuple[Passes, tuple[float, float]]]:
+) -> dict[OperatorPart, tuple[Passes, tuple[float, float]]]:
     """Return where the costs of an operator's parts are kept, on all meshes: searches ask very often."""
     return {}

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from shardwright.cost.timeline.pool import is_direct
-from shardwright.cost.timeline.steps import Steps, Ways
+from shardwright.cost.timeline.steps import Steps, TimedExchanges
 from shardwright.cost.timeline.tasks import COMPUTE, COPY, Buffer, Fold, Recorder, Segment
 from shardwright.pcg.moves import SLICE
 from shardwright.pcg.step.actions import Actions
@@ -118,7 +118,7 @@ class _Pass:
             self.recorder.take("temporary", cost.scratch.forward, task, (task,), name=f"scratch of {name}")
         return task
 
-    def among(self, name: str, ways: Ways, seconds: float) -> int:
+    def among(self, name: str, ways: TimedExchanges, seconds: float) -> int:
         """Record a kernel between the exchanges that bring its rows and return them; return the kernel's task."""
         if not ways.there and not ways.back:
             return self.recorder.compute(name, seconds)

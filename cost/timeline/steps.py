@@ -29,7 +29,7 @@ from shardwright.pcg.step.operations import Operation, Operations
 from shardwright.pcg.types import TensorType, is_float
 
 
-class Way(NamedTuple):
+class TimedExchange(NamedTuple):
     """An exchange along a mesh axis, before an operator or after it."""
 
     axis: str
@@ -37,11 +37,11 @@ class Way(NamedTuple):
     messages: tuple[Message, ...]
 
 
-class Ways(NamedTuple):
+class TimedExchanges(NamedTuple):
     """The exchanges between devices around an operator: before it, in this order, and after it."""
 
-    there: tuple[Way, ...] = ()
-    back: tuple[Way, ...] = ()
+    there: tuple[TimedExchange, ...] = ()
+    back: tuple[TimedExchange, ...] = ()
 
     @property
     def seconds(self) -> float:
@@ -66,8 +66,8 @@ class OperationCost(NamedTuple):
     sent: tuple[Message, ...] = ()
     sent_back: tuple[Message, ...] = ()
     scratch: Scratch = Scratch()
-    ways: Ways = Ways()
-    ways_back: Ways = Ways()
+    ways: TimedExchanges = TimedExchanges()
+    ways_back: TimedExchanges = TimedExchanges()
 
     @property
     def again_s(self) -> float:
@@ -248,17 +248,17 @@ class Steps(Operations):
         grad = self.graph.types[node.name].grad
         held = Scratch(*(float(max(d.held_bytes(backward=b) for d in sent)) for b in (False, True)))
         return cost._replace(
-            scratch=held, ways=self._ways(sent), ways_back=self._ways(sent, backward=True) if grad else Ways()
+            scratch=held, ways=self._ways(sent), ways_back=self._ways(sent, backward=True) if grad else TimedExchanges()
         )
 
-    def _ways(self, sent: Sequence[Exchange], *, backward: bool = False) -> Ways:
-        there, back = list[Way](), list[Way]()
+    def _ways(self, sent: Sequence[Exchange], *, backward: bool = False) -> TimedExchanges:
+        there, back = list[TimedExchange](), list[TimedExchange]()
         for exchange in sent:
             axis = self.graph.mesh.names[exchange.axis]
             seconds = self.move_costs.exchange_s(exchange, backward=backward)
             for ways, way_s, sizes in zip((there, back), seconds, exchange.sent(backward=backward), strict=True):
-                ways.append(Way(axis, way_s, self.messages(exchange.collective, (axis,), *sizes)))
-        return Ways(tuple(there), tuple(reversed(back)))
+                ways.append(TimedExchange(axis, way_s, self.messages(exchange.collective, (axis,), *sizes)))
+        return TimedExchanges(tuple(there), tuple(reversed(back)))
 
     def _node_cost(
         self,

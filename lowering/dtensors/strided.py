@@ -216,13 +216,13 @@ def _distribute(states: Whole, names: Sequence[str], device: torch.device) -> No
         states[name] = held
 
 
-def plan(source: DTensorSpec, target: DTensorSpec) -> list[private_dtensors.Step]:
+def plan(source: DTensorSpec, target: DTensorSpec) -> list[private_dtensors.ReshardStep]:
     """Plan a redistribution: gather from the inside out, then slice from the outside in.
 
     An axis is left alone if neither its placement nor that of any earlier axis on its dim changes.
     """
     old, new, dims = source.placements, target.placements, set[int | None]()
-    axes, whole, steps = list[int](), Replicate(), list[private_dtensors.Step]()
+    axes, whole, steps = list[int](), Replicate(), list[private_dtensors.ReshardStep]()
     for axis, both in enumerate(zip(old, new, strict=True)):
         if both[0] != both[1]:
             dims |= {private.shard_dim(placement) for placement in both} - {None}

@@ -55,7 +55,7 @@ class DeferredValues:
 
     @property
     def facts(self) -> dict[str, str]:
-        """What must be the same on all ranks, in words, by its subject."""
+        """Facts that must be the same on all ranks, in words, by their subject."""
         kinds = {} if self._stored is None else self._stored.files.kinds
         stored = {f"{name} in the files": str(kind) for name, kind in kinds.items()}
         return stored | {"what the constructor does": self._made.digest}

@@ -17,7 +17,7 @@ from shardwright.lowering.text.functions import Function, FunctionCall, Function
 from shardwright.lowering.text.lines import MARK, Item, Lines, Scope
 from shardwright.lowering.text.outside import Outside, find_outside
 from shardwright.lowering.text.pieces import identifiers, identifiers_of, local_identifiers
-from shardwright.lowering.text.statements import Part, Statement, drawn_ahead, flat, statements
+from shardwright.lowering.text.statements import Statement, TextPart, drawn_ahead, flat, statements
 from shardwright.pcg.attrs import integer
 from shardwright.pcg.errors import GraphError
 from shardwright.pcg.foreign import is_foreign
@@ -164,7 +164,7 @@ class _Emitter:
 
     # ---- functions ----
 
-    def _items(self, items: Iterable[Statement | Part], module: str, scope: Scope | None = None) -> Iterator[Item]:
+    def _items(self, items: Iterable[Statement | TextPart], module: str, scope: Scope | None = None) -> Iterator[Item]:
         """Yield the items, with parts as function calls if they are large enough or backward recomputes them."""
         for item in items:
             if isinstance(item, Statement):
@@ -174,7 +174,7 @@ class _Emitter:
             else:
                 yield self._call(item)
 
-    def _call(self, part: Part) -> FunctionCall:
+    def _call(self, part: TextPart) -> FunctionCall:
         statement = part.body[0]
         if part.region is not None and len(part.body) == 1 and isinstance(statement, Statement):
             node = self.graph.by_name.get(str(statement.name))
@@ -183,7 +183,7 @@ class _Emitter:
         function, operands, results, draw = self._function(part)
         return FunctionCall(function, operands, results, part.module, part.region, draw)
 
-    def _function(self, part: Part) -> tuple[Function, tuple[str, ...], tuple[str, ...], str]:
+    def _function(self, part: TextPart) -> tuple[Function, tuple[str, ...], tuple[str, ...], str]:
         items = list(self._items(part.body, part.module))
         made = [name for item in items for name in self.lines.makes(item)]
         read = list(dict.fromkeys(name for item in items for name in self.lines.reads(item)))
@@ -202,7 +202,7 @@ class _Emitter:
         function = self.functions.add(self._base(part), part.module, comes, "".join(map(str, body)))
         return function, tuple(operands), results, next(iter(draws), "")
 
-    def _drawn_in(self, part: Part) -> set[str]:
+    def _drawn_in(self, part: TextPart) -> set[str]:
         """Return the draws of a part, including masks that it draws ahead for later parts."""
         nodes = (self.graph.by_name[str(s.name)] for s in flat(part.body) if s.verb in ("run", "draw"))
         return {draw_key(node) for node in nodes if node.is_random}
@@ -212,7 +212,7 @@ class _Emitter:
         start = self.seeds[first] if first is not None else 0
         return {key: f"draw + {self.seeds[key] - start}" for key in keys}
 
-    def _base(self, part: Part) -> str:
+    def _base(self, part: TextPart) -> str:
         """Return the name of a part's function before it is made unique: its block's, `attention` or `remade`."""
         if part.region is None or part.region.results is Fate.KEPT:
             return identifiers_of([".".join(part.module.split(".")[-2:])])[0]

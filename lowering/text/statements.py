@@ -26,29 +26,29 @@ class Statement(NamedTuple):
     name: str | int
 
 
-class Part(NamedTuple):
+class TextPart(NamedTuple):
     """Consecutive statements of one block of the model ("": none), or of one region that backward recomputes."""
 
     module: str
     region: Region | None
-    body: tuple[Statement | Part, ...]
+    body: tuple[Statement | TextPart, ...]
 
 
-def statements(graph: Graph, code: Expressions, outside: Outside) -> list[Statement | Part]:
+def statements(graph: Graph, code: Expressions, outside: Outside) -> list[Statement | TextPart]:
     """Return the statements of the forward function, except those that fetch leaves, constants and sums."""
     return _Writer(graph, code, outside).run()
 
 
-def flat(items: Iterable[Statement | Part]) -> Iterator[Statement]:
+def flat(items: Iterable[Statement | TextPart]) -> Iterator[Statement]:
     """Yield all statements, including those inside parts."""
     for item in items:
-        if isinstance(item, Part):
+        if isinstance(item, TextPart):
             yield from flat(item.body)
         else:
             yield item
 
 
-def drawn_ahead(graph: Graph, found: Iterable[Statement | Part]) -> set[str]:
+def drawn_ahead(graph: Graph, found: Iterable[Statement | TextPart]) -> set[str]:
     """Return the dropouts whose masks are drawn in statements of their own."""
     seeds = {graph.by_name[str(s.name)].attr("seed") for s in flat(found) if s.verb == "draw"}
     return {n.name for n in graph.nodes if n.is_random and n.attr("seed") in seeds}
@@ -73,7 +73,7 @@ class _Writer:
         self.found: list[_Placed] = []
         self.place: tuple[str, Region | None] = ("", None)
 
-    def run(self) -> list[Statement | Part]:
+    def run(self) -> list[Statement | TextPart]:
         chunk = self.outside.chunk
         for occurrence, own in zip(chunk.occurrences, self.outside.actions.forward, strict=True):
             self.place = occurrence.operation.block, occurrence.operation.region
@@ -113,11 +113,11 @@ class _Writer:
             self._write("free", block)
 
 
-def _parts(found: Sequence[_Placed]) -> list[Statement | Part]:
+def _parts(found: Sequence[_Placed]) -> list[Statement | TextPart]:
     """Group statements into parts: blocks, and regions within them."""
-    items = list[Statement | Part]()
+    items = list[Statement | TextPart]()
     for block, placed in groupby(found, key=lambda p: p.block):
-        own = list[Statement | Part]()
+        own = list[Statement | TextPart]()
         whole = None
         for region, inner in groupby(placed, key=lambda p: p.region):
             body = tuple(p.statement for p in inner)
@@ -125,12 +125,12 @@ def _parts(found: Sequence[_Placed]) -> list[Statement | Part]:
                 whole = region or whole
                 own += body
             else:
-                own.append(Part(block, region, body))
-        items += _then_freed(Part(block, whole, tuple(own))) if block else own
+                own.append(TextPart(block, region, body))
+        items += _then_freed(TextPart(block, whole, tuple(own))) if block else own
     return items
 
 
-def _then_freed(part: Part) -> Iterator[Statement | Part]:
+def _then_freed(part: TextPart) -> Iterator[Statement | TextPart]:
     """Yield a part, and after it the blocks that it frees last.
 
     So a function's text does not depend on whether a gathered block stays for backward.

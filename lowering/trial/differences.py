@@ -18,7 +18,7 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from shardwright.lowering.trial.steps import Step
+from shardwright.lowering.trial.steps import Trial
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.types import is_float
 
@@ -69,7 +69,11 @@ def epsilon_of(graph: Graph) -> float:
 
 
 def compared(
-    eager: Step, program: Step, epsilon: float, moved: Callable[[], Sequence[Step]], old: Mapping[str, Tensor]
+    eager: Trial,
+    program: Trial,
+    epsilon: float,
+    moved: Callable[[], Sequence[Trial]],
+    old: Mapping[str, Tensor],
 ) -> Comparison:
     """Compare a step of the program with the eager one.
 
@@ -91,7 +95,9 @@ def compared(
     )
 
 
-def _all(eager: Step, program: Step, epsilon: float, noise: _Noise, old: Mapping[str, Tensor]) -> Iterator[Difference]:
+def _all(
+    eager: Trial, program: Trial, epsilon: float, noise: _Noise, old: Mapping[str, Tensor]
+) -> Iterator[Difference]:
     share = epsilon ** (2 / 3)
     names = ("the loss", "the loss of a second forward")
     for what, a, b, free in zip(names, eager.losses, program.losses, noise.losses, strict=True):
@@ -110,7 +116,7 @@ def _all(eager: Step, program: Step, epsilon: float, noise: _Noise, old: Mapping
 # ---- gradients ----
 
 
-def _gradients(eager: Step, program: Step, share: float, epsilon: float, noise: _Noise) -> Iterator[Difference]:
+def _gradients(eager: Trial, program: Trial, share: float, epsilon: float, noise: _Noise) -> Iterator[Difference]:
     for name in {**eager.gradients, **program.gradients}:
         mine, other = eager.gradients.get(name), program.gradients.get(name)
         if (how := _gradient(mine, other, share, noise, name)) is not None:
@@ -177,7 +183,7 @@ def _type(value: Tensor) -> str:
 # ---- norms ----
 
 
-def _noise(eager: Step, moved: Sequence[Step]) -> _Noise:
+def _noise(eager: Trial, moved: Sequence[Trial]) -> _Noise:
     """Return the largest distances of some steps from the eager one."""
     gradients = _moves(eager.gradients, [step.gradients for step in moved])
     buffers = _moves(eager.buffers, [step.buffers for step in moved])

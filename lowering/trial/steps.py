@@ -30,7 +30,7 @@ from shardwright.pcg.step.precisions import PrecisionMode, base_of
 
 
 @dataclass(frozen=True)
-class Step:
+class Trial:
     """The results of a step.
 
     losses      of the first forward and of the second
@@ -58,7 +58,7 @@ def eager_step(
     kwargs: Mapping[str, Any],
     precision: PrecisionMode | None,
     before: Mapping[str, Tensor],
-) -> Step:
+) -> Trial:
     """Take a step of the model itself, in its precision; this changes the model's state.
 
     `before`: the values of its parameters.
@@ -85,7 +85,7 @@ def eager_step(
     losses = _number(first), _number(forward())
     buffers = {name: b.detach().clone() for name, b in model.named_buffers(remove_duplicate=False)}
     moved = tuple(name for name, p in model.named_parameters() if name in before and not _equal(p, before[name]))
-    return Step(losses, gradients, buffers, moved, random_states())
+    return Trial(losses, gradients, buffers, moved, random_states())
 
 
 class SerialProgram:
@@ -97,7 +97,7 @@ class SerialProgram:
         self._constants = {name: value.to(device) for name, value in captured.constants.items()}
         self._num_draws = num_draws(captured.graph)
 
-    def step(self, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Step:
+    def step(self, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Trial:
         """Take a step on the model's values, which do not change."""
         parts = ForeignParts()
         parts.take(self.graph, model)
@@ -118,7 +118,7 @@ class SerialProgram:
         names = [*made, *second, *(name for name, _ in model.named_buffers(remove_duplicate=False))]
         buffers = {name: own[name].detach() for name in names}
         gradients = {name: gradient for name, gradient in trained.items() if gradient is not None}
-        return Step(losses, gradients, buffers, (), random_states())
+        return Trial(losses, gradients, buffers, (), random_states())
 
     def _forward(
         self, leaves: Mapping[str, Tensor], batch: Mapping[str, Tensor], foreign: ForeignCalls

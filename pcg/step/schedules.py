@@ -229,7 +229,7 @@ class Line(NamedTuple):
         return f"the {self.kind} of {Item(self.chunk, microbatch, self.direction)} on stage {self.stage}"
 
 
-class Step(NamedTuple):
+class StageEvent(NamedTuple):
     """The next event on a stage, an item's start or end; `microbatch` must have passed `cause` before it."""
 
     cause: Line | None
@@ -272,7 +272,7 @@ def progress(lists: Sequence[Sequence[Item]], schedule: Schedule, *, blocking: b
                     yield stage, item
 
 
-def _cycle(nexts: Sequence[Step | None]) -> str:
+def _cycle(nexts: Sequence[StageEvent | None]) -> str:
     """Return in words what one stage waits for, among stages that wait for each other."""
     stuck = {stage: step for stage, step in enumerate(nexts) if step is not None}
     stage = min(stuck)
@@ -287,7 +287,7 @@ def _cycle(nexts: Sequence[Step | None]) -> str:
 
 def _course(
     stage: int, items: Sequence[Item], schedule: Schedule, blocking: bool, lines: dict[tuple[object, ...], Line]
-) -> Iterator[Step]:
+) -> Iterator[StageEvent]:
     """Yield the events on a stage, in order, each with the event on another stage that must precede it."""
     shape = schedule.num_stages, schedule.chunks_per_stage
 
@@ -310,13 +310,13 @@ def _course(
         cause, start, end, reader = way
         number = microbatch
         if blocking:
-            yield Step(cause, number, start, item)
+            yield StageEvent(cause, number, start, item)
             cause = None
             if reader is not None:
                 channel = reader.stage, direction
                 cause, number = last.get(channel, (None, number))
                 last[channel] = reader, microbatch
-        yield Step(cause, number, end, item)
+        yield StageEvent(cause, number, end, item)
 
 
 # ---------------------------------------------------------------------------------------------------------- in flight

@@ -17,7 +17,7 @@ import numpy as np
 
 from shardwright.cost.collectives.moves import MoveCosts
 from shardwright.cost.compute.compute import Compute
-from shardwright.cost.compute.operators import NodeCost, Option, Part, local_bytes
+from shardwright.cost.compute.operators import NodeCost, OperatorPart, Option, local_bytes
 from shardwright.cost.timeline.memory import Stored, kept_bytes, update_bytes
 from shardwright.pcg.analysis import Written
 from shardwright.pcg.choice import COPIED, WHOLE, Choice, Choices, indivisible
@@ -85,7 +85,7 @@ class Options:
 
     cost: NodeCost
     choices: tuple[Option, ...]
-    parts: Sequence[Part]
+    parts: Sequence[OperatorPart]
     of: np.ndarray
     forward_s: np.ndarray
     backward_s: np.ndarray

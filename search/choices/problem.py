@@ -40,8 +40,8 @@ class NoLayoutsError(PlanError):
     """No layouts of a graph on a mesh can be run in the way that is asked for."""
 
 
-class Way(NamedTuple):
-    """The facts about how a graph is run that its layouts depend on.
+class RunFacts(NamedTuple):
+    """The facts on which layouts depend, of how a graph is run.
 
     again   what backward recomputes
     zero    for how long gathered parameters stay

@@ -32,7 +32,7 @@ from shardwright.pcg.types import ITEM_BYTES, TensorType
 from shardwright.search.choices.blocks import blocked_choices
 from shardwright.search.choices.domain import CertifiedSplits, Domain, Options, node_options, storage_domain
 from shardwright.search.choices.interning import Interned, Interner
-from shardwright.search.choices.problem import Costs, NoLayoutsError, Problem, Restrict, Way
+from shardwright.search.choices.problem import Costs, NoLayoutsError, Problem, Restrict, RunFacts
 from shardwright.search.choices.reshard import Closure, close, replicated, valid_states
 from shardwright.search.exact.folding import Folded
 from shardwright.search.request.limited import Limited
@@ -80,7 +80,7 @@ class ProblemBuilder:
         restrict: Restrict | None = None,
         boundary: Mapping[str, Layouts] | None = None,
         blocked: Mapping[str, Choices] | None = None,
-        way: Way | None = None,
+        way: RunFacts | None = None,
         limited: Limited | None = None,
     ) -> Problem:
         """Return the problem of a serial graph. An operator that cannot be split stays whole.
@@ -92,7 +92,7 @@ class ProblemBuilder:
         folded = graph if isinstance(graph, Folded) else Folded(graph)
         if blocked is None:
             blocked = blocked_choices(folded.graph, folded.constants)
-        return _Build(self, folded, restrict, boundary or {}, blocked, way or Way(), limited).run()
+        return _Build(self, folded, restrict, boundary or {}, blocked, way or RunFacts(), limited).run()
 
     def certified_of(self, node: Node, graph: Graph, blocked: Mapping[str, Choices]) -> frozenset[Choice]:
         """Return the certified choices of a node of a serial graph."""
@@ -124,7 +124,7 @@ class _Build:
         restrict: Restrict | None,
         boundary: Mapping[str, Layouts],
         blocked: Mapping[str, Choices],
-        way: Way,
+        way: RunFacts,
         limited: Limited | None,
     ) -> None:
         self.b, self.restrict, self.blocked = builder, restrict, blocked

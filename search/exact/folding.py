@@ -256,7 +256,7 @@ def unfolded(problem: Problem, folded: Folded, graph: Graph) -> Problem | None:
     So the two problems have the same solutions. The folded graph's names may differ from the problem's. None where more
     than names differs, or where the first of equal blocks alone has operators that no parameter reaches.
     """
-    if (alike := _alike(folded.graph, problem.graph)) is None:
+    if (alike := _equal_names(folded.graph, problem.graph)) is None:
         return None
     own = {node.name: node.name for node in graph.nodes} | dict(_stands_for(folded))
     own = {name: alike[of] for name, of in own.items() if of in alike}
@@ -272,7 +272,7 @@ def unfolded(problem: Problem, folded: Folded, graph: Graph) -> Problem | None:
     return replace(problem, graph=graph, index=index, domains=domains, closures=closures)
 
 
-def _alike(graph: Graph, other: Graph) -> Mapping[str, str] | None:
+def _equal_names(graph: Graph, other: Graph) -> Mapping[str, str] | None:
     """Return, for each name in a graph, the name in the other graph that computes the same; None if they differ."""
     if graph is other:
         return {node.name: node.name for node in graph.nodes}

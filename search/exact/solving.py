@@ -35,7 +35,7 @@ from shardwright.pcg.step.meshes import first_ranks, stage_meshes
 from shardwright.pcg.types import TensorType
 from shardwright.search.choices.blocks import blocked_choices
 from shardwright.search.choices.domain import CertifiedSplits, storage_domain
-from shardwright.search.choices.problem import NoLayoutsError, Prices, Problem, Restrict, Solution, Way
+from shardwright.search.choices.problem import NoLayoutsError, Prices, Problem, Restrict, RunFacts, Solution
 from shardwright.search.exact.building import ProblemBuilder
 from shardwright.search.exact.eliminate import Eliminator
 from shardwright.search.exact.folding import Folded, unfolded
@@ -148,7 +148,7 @@ class _Draft(NamedTuple):
 
 
 class Known:
-    """What solvers for one cluster know already.
+    """The results that solvers for one cluster share.
 
     Attributes:
         blocked: the choices of a graph's parameters in blocks.
@@ -243,7 +243,7 @@ class Solver:
         if key in self.known.problems:
             return self.known.problems[key], eliminator
         self.check()
-        way = Way(self.known.again(folded.graph, execution), zero, execution, relaxed)
+        way = RunFacts(self.known.again(folded.graph, execution), zero, execution, relaxed)
         restrict = self.known.restricted(folded.graph, tuple(roles), mesh)
         limited, blocked = limited_to(limits, folded.graph, mesh), self.known.blocked(folded.graph)
         if limited is not None:

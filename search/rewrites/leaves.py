@@ -22,7 +22,7 @@ from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.layout import Layouts
 from shardwright.pcg.step.again import NOTHING
 from shardwright.search.choices.blocks import blocked_choices
-from shardwright.search.choices.problem import NoLayoutsError, Prices, Problem, Restrict, Solution, Way
+from shardwright.search.choices.problem import NoLayoutsError, Prices, Problem, Restrict, RunFacts, Solution
 from shardwright.search.choices.reshard import replicated
 from shardwright.search.exact.building import ProblemBuilder
 from shardwright.search.exact.eliminate import Eliminator
@@ -30,7 +30,7 @@ from shardwright.search.exact.folding import Folded
 from shardwright.search.request.limited import Limited
 from shardwright.search.rewrites.promise import Promise, held
 from shardwright.search.rewrites.replay import degrees
-from shardwright.search.rewrites.splits import Part, leaves, signature
+from shardwright.search.rewrites.splits import LeafPart, leaves, signature
 from shardwright.substitutions.apply import apply
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.match import each_place
@@ -47,7 +47,7 @@ Steps = tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True)
-class Step:
+class LeafStep:
     """A rule application: the rule and the number of its match, its place, and the graph that it makes."""
 
     step: tuple[str, int]
@@ -55,7 +55,7 @@ class Step:
     graph: Graph
 
 
-def expand(graph: Graph, rules: Sequence[Equation], parameters: Sequence[int] = ()) -> Iterator[Step]:
+def expand(graph: Graph, rules: Sequence[Equation], parameters: Sequence[int] = ()) -> Iterator[LeafStep]:
     """Yield every rule application that a graph has a place for; rules' parameters are among `parameters`."""
     there = {node.op for node in graph.nodes}
     for rule in rules:
@@ -65,14 +65,14 @@ def expand(graph: Graph, rules: Sequence[Equation], parameters: Sequence[int] = 
             place = rule.name, match.roots, tuple(match.sizes[name] for name in rule.parameters)
             found = apply(rule, graph, match)
             if found.draws == graph.draws:  # other draws may not change, and they depend on the draws before
-                yield Step((rule.name, number), place, found)
+                yield LeafStep((rule.name, number), place, found)
 
 
 @dataclass(frozen=True)
 class Rewritten:
     """A leaf, the steps that were found for it, the graph that they make of it, and their gain in the sum."""
 
-    part: Part
+    part: LeafPart
     steps: Steps
     graph: Graph
     gain: float
@@ -88,17 +88,17 @@ class Leaves:
         self.folded, self.rules = folded, rules
         self.places: Counter[str] = Counter()
         self.blocked = lru_cache(maxsize=None)(_blocked)
-        self._next: dict[tuple[Graph, tuple[int, ...]], list[Step]] = {}
+        self._next: dict[tuple[Graph, tuple[int, ...]], list[LeafStep]] = {}
         self._stuck: dict[tuple[int, ...], Stuck] = {}
 
     @cached_property
-    def groups(self) -> list[list[Part]]:
-        found: dict[Hashable, list[Part]] = defaultdict(list)
+    def groups(self) -> list[list[LeafPart]]:
+        found: dict[Hashable, list[LeafPart]] = defaultdict(list)
         for part in leaves(self.folded.graph, self.folded.home):
             found[signature(part.graph)].append(part)
         return list(found.values())
 
-    def next(self, graph: Graph, parameters: tuple[int, ...]) -> list[Step]:
+    def next(self, graph: Graph, parameters: tuple[int, ...]) -> list[LeafStep]:
         """Return every step from a leaf."""
         key = graph, parameters
         if key not in self._next:
@@ -152,7 +152,7 @@ class LeafSearch:
         leaves: Leaves,
         promise: Promise,
         restriction: Callable[[Graph], Restrict | None] = lambda graph: None,
-        way: Callable[[Graph], Way | None] = lambda graph: None,
+        way: Callable[[Graph], RunFacts | None] = lambda graph: None,
         limited: Callable[[Graph], Limited | None] = lambda graph: None,
     ) -> None:
         self.builder, self.eliminator, self.leaves = builder, eliminator, leaves
@@ -258,7 +258,7 @@ def _blocked(graph: Graph) -> Mapping[str, Choices]:
     return blocked_choices(graph, constant_nodes(graph))
 
 
-def _read(part: Part) -> list[str]:
+def _read(part: LeafPart) -> list[str]:
     """Return the values with a gradient that a leaf reads from outside."""
     return [node.name for node in part.graph.leaves("input") if part.graph.types[node.name].grad]
 

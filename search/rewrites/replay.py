@@ -12,7 +12,7 @@ from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
 from shardwright.search.plan import Rewrite
-from shardwright.search.rewrites.splits import Part, between, transplanted
+from shardwright.search.rewrites.splits import LeafPart, between, transplanted
 from shardwright.substitutions.apply import apply
 from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.match import places
@@ -33,7 +33,7 @@ def replay(graph: Graph, rewrites: Sequence[Rewrite], rules: Mapping[str, Equati
     """
     if not rewrites:
         return graph
-    done, taken = list[tuple[Part, Graph]](), set[str]()
+    done, taken = list[tuple[LeafPart, Graph]](), set[str]()
     for rewrite in rewrites:
         part = _part(graph, rewrite)
         if not taken.isdisjoint(part.operators):
@@ -43,7 +43,7 @@ def replay(graph: Graph, rewrites: Sequence[Rewrite], rules: Mapping[str, Equati
     return transplanted(graph, done).graph.validate()
 
 
-def _part(graph: Graph, rewrite: Rewrite) -> Part:
+def _part(graph: Graph, rewrite: Rewrite) -> LeafPart:
     starts, ends = rewrite.start.split(), rewrite.end.split()
     known = graph.by_name.keys() >= {*starts, *ends}
     part = between(graph, starts, ends) if known and ends else None

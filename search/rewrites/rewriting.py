@@ -20,7 +20,7 @@ from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.again import made_again_of_part
 from shardwright.pcg.step.asked import still_there
 from shardwright.pcg.step.operations import Operations
-from shardwright.search.choices.problem import Way
+from shardwright.search.choices.problem import RunFacts
 from shardwright.search.exact.folding import Folded, fold
 from shardwright.search.exact.solving import Candidate, Solver, limited_to, restriction
 from shardwright.search.plan import Rewrite
@@ -116,7 +116,7 @@ class Rewriter:
             self.leaves,
             self._promise(c),
             lambda part: restriction(part, c.roles, c.mesh),
-            lambda part: Way(made_again_of_part(part, c.execution), c.priced, c.execution),
+            lambda part: RunFacts(made_again_of_part(part, c.execution), c.priced, c.execution),
             lambda part: limited_to(c.limits, part, c.mesh),
         )
 

@@ -21,7 +21,7 @@ FEWEST_OPERATORS, MOST_OPERATORS = 8, 48
 
 
 @dataclass(frozen=True)
-class Part:
+class LeafPart:
     """A convex part of a graph, as a graph: its leaves are what it reads from outside, its outputs are its ends.
 
     `starts` and `ends` name the values around it; parameters that it reads are not among its starts.
@@ -63,7 +63,7 @@ def _places(graph: Graph) -> Mapping[str, int]:
     return {node.name: i for i, node in enumerate(graph.nodes)}
 
 
-def between(graph: Graph, starts: Sequence[str], ends: Sequence[str]) -> Part | None:
+def between(graph: Graph, starts: Sequence[str], ends: Sequence[str]) -> LeafPart | None:
     """Return the part from some values to others, or None where something else in it is read from outside.
 
     An operator that depends on no parameter, or not on the batch, belongs to the part if it serves the part alone; else
@@ -80,10 +80,10 @@ def between(graph: Graph, starts: Sequence[str], ends: Sequence[str]) -> Part | 
             if name not in names and name not in nodes:
                 nodes[name] = _outside(graph, name)
         nodes[node.name] = node
-    return Part(tuple(starts), tuple(ends), Graph(tuple(nodes.values()), _outputs(ends)))
+    return LeafPart(tuple(starts), tuple(ends), Graph(tuple(nodes.values()), _outputs(ends)))
 
 
-def leaves(graph: Graph, home: Mapping[str, str] | None = None) -> list[Part]:
+def leaves(graph: Graph, home: Mapping[str, str] | None = None) -> list[LeafPart]:
     """Return the graph's operators in parts of at most `MOST_OPERATORS`, in order, cut where the fewest values pass.
 
     Operators that lie side by side are convex, where values are made before they are read. `home`: the block that an
@@ -97,7 +97,7 @@ def leaves(graph: Graph, home: Mapping[str, str] | None = None) -> list[Part]:
             for i in range(at[name] + 1, max((at[user] for user in graph.users[name]), default=0) + 1):
                 passing[i] += 1
     blocks = [(home or {}).get(name, "") for name in operators]
-    found, start = list[Part](), 0
+    found, start = list[LeafPart](), 0
     while start < len(operators):
         stop = next((i for i in range(start, len(operators)) if blocks[i] != blocks[start]), len(operators))
         while stop - start > MOST_OPERATORS:
@@ -109,14 +109,14 @@ def leaves(graph: Graph, home: Mapping[str, str] | None = None) -> list[Part]:
     return [part for part in found if part.operators]
 
 
-def _part(graph: Graph, operators: Sequence[str]) -> Part:
+def _part(graph: Graph, operators: Sequence[str]) -> LeafPart:
     """Return the part of these convex operators: the fed ones (`_fed`), and operators that serve them alone."""
     inside, fed = set(operators), _fed(graph)
     read = dict.fromkeys(i for name in operators for i in graph.by_name[name].inputs if i not in inside)
     starts = [name for name in read if graph.by_name[name].op != "parameter"]
     results = {name for _, name in graph.outputs}
     ends = [name for name in operators if name in fed and (name in results or _read(graph, name, inside))]
-    return (between(graph, starts, ends) if ends else None) or Part((), (), Graph((), ()))
+    return (between(graph, starts, ends) if ends else None) or LeafPart((), (), Graph((), ()))
 
 
 def _outputs(ends: Sequence[str]) -> tuple[tuple[str, str], ...]:
@@ -170,7 +170,7 @@ class Transplanted(NamedTuple):
     added: Sequence[frozenset[str]]
 
 
-def transplanted(graph: Graph, parts: Sequence[tuple[Part, Graph]]) -> Transplanted:
+def transplanted(graph: Graph, parts: Sequence[tuple[LeafPart, Graph]]) -> Transplanted:
     """Return the graph with other graphs, of the same inputs and results, in place of parts that share no operator.
 
     An end keeps its name where it is computed. Where it is a value that is there already, that value is read.
@@ -198,7 +198,7 @@ def transplanted(graph: Graph, parts: Sequence[tuple[Part, Graph]]) -> Transplan
     return Transplanted(found, {name: now(name) for name in same}, added)
 
 
-def _renamed(part: Part, new: Graph, taken: set[str], same: dict[str, str]) -> list[Node]:
+def _renamed(part: LeafPart, new: Graph, taken: set[str], same: dict[str, str]) -> list[Node]:
     """Return the operators of a graph under free names; `same` learns of ends that are other values by now."""
     names = {node.name: node.name for node in new.nodes if node.is_leaf}
     for end, (_, result) in zip(part.ends, new.outputs, strict=True):

@@ -169,7 +169,7 @@ class Queue(ABC):
 
     def _least_s(self, attempt: Attempt) -> float:
         """Return about the least that an attempt takes, by how steps of its kind compare with floors."""
-        return attempt.about_s * self.ways.over(attempt.way.space)
+        return attempt.about_s * self.ways.ratio_to_floor(attempt.way.space)
 
     def _refined(self, attempt: Attempt) -> Attempt:
         """Return the attempt with its floor, its layouts or what it keeps: what is not known yet."""
@@ -180,7 +180,7 @@ class Queue(ABC):
         if not attempt.plans:
             plans = tuple(self.plans(way))
             self._fits[way.space] = self._fits.get(way.space, 0) + any(c.fits for c in plans)
-            self.ways.told(min(plans, key=rank))
+            self.ways.report(min(plans, key=rank))
             self._count([c.prediction.step_s for c in plans if c.fits])
             return replace(attempt, plans=plans, about_s=min(map(kept_s, plans)))
         if attempt.about_s <= self.reach * self.fastest_s and self.fitter is not None and self._walks < self.most_walks:

@@ -22,7 +22,7 @@ class Strategy(Queue):
         """`rival_s`: the step of another plan, against which nothing more is tried once one of these is known."""
         super().__init__(ways)
         self.modes, self.rival_s = list(ways.modes), rival_s
-        self._over = inf  # the least ratio of a step to its floor
+        self._least_ratio = inf  # the least ratio of a step to its floor
         able = [space for space in spaces if not ways.cannot_hold(space)]
         self.begin(able, spaces, self.modes[:1] if ways.effort.is_least else self.modes)
 
@@ -32,12 +32,12 @@ class Strategy(Queue):
         return min(self.bests(), key=rank, default=None)
 
     def _least_s(self, attempt: Attempt) -> float:
-        return attempt.about_s * (UNTRIED if self._over == inf else (1 + max(1.0, self._over)) / 2)
+        return attempt.about_s * (UNTRIED if self._least_ratio == inf else (1 + max(1.0, self._least_ratio)) / 2)
 
     def plans(self, way: Way) -> Sequence[Candidate]:
         found, floor_s = self.ways.solved(way), self.attempts[way].floor_s
         if found.fits and floor_s:
-            self._over = min(self._over, found.prediction.step_s / floor_s)
+            self._least_ratio = min(self._least_ratio, found.prediction.step_s / floor_s)
         return [found]
 
     def _count(self, steps_s: Sequence[float]) -> None:

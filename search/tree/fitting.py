@@ -192,24 +192,24 @@ class Walk:
         None also where a plan that keeps too much is no better than `best_s` already: plans that keep less are taken to
         be slower.
         """
-        over, larger, found = problem.solve(0.0), self.most, None
+        larger_kept, larger, found = problem.solve(0.0), self.most, None
         step_s = self.candidate.prediction.step_s
-        best = problem.solve(_HIGHEST_PRICE * step_s / max(over.num_bytes, 1.0))
+        best = problem.solve(_HIGHEST_PRICE * step_s / max(larger_kept.num_bytes, 1.0))
         if not self.candidate.fits and not (found := self.fitted(best)).candidate.fits:
             return None
         for _ in range(self.fitter.folded.effort.prices):
-            if over.num_bytes <= best.num_bytes or best.seconds <= over.seconds:
+            if larger_kept.num_bytes <= best.num_bytes or best.seconds <= larger_kept.seconds:
                 break
-            price = (best.seconds - over.seconds) / (over.num_bytes - best.num_bytes)
+            price = (best.seconds - larger_kept.seconds) / (larger_kept.num_bytes - best.num_bytes)
             between = problem.solve(price)
             gained_s = best.seconds - between.seconds - price * (between.num_bytes - best.num_bytes)
             # a mixture is of whole blocks; with stages, the last blocks, which keep more in it, all lie in one stage
-            grain_s = (best.seconds - over.seconds) / max(self.num_blocks, 1) / 2
+            grain_s = (best.seconds - larger_kept.seconds) / max(self.num_blocks, 1) / 2
             is_close = gained_s + grain_s < LITTLE * step_s and self.candidate.execution.schedule.num_stages == 1
-            if is_close or between.keeping in (over.keeping, best.keeping):
+            if is_close or between.keeping in (larger_kept.keeping, best.keeping):
                 break
             if not self._may_fit(between):
-                over, larger = between, None
+                larger_kept, larger = between, None
                 continue
             tried = self.fitted(between)
             if tried.candidate.fits:
@@ -217,10 +217,10 @@ class Walk:
             elif _step_s(tried) >= best_s and (found is None or _step_s(found) >= best_s):
                 return None
             else:
-                over, larger = between, tried
+                larger_kept, larger = between, tried
             if found and larger and _step_s(found) - _step_s(larger) < LITTLE * step_s:
                 break
-        found, larger = found or self.fitted(best), larger or self.fitted(over)
+        found, larger = found or self.fitted(best), larger or self.fitted(larger_kept)
         if not found.candidate.fits:
             return None
         return replace(found, larger=larger.own, larger_s=_step_s(larger), larger_bytes=_bytes(larger.candidate))

@@ -73,7 +73,7 @@ def with_idle(plan: Plan, graph: Graph, execution: Execution, certified: Certifi
             continue
         if _fits(found) and not (_fits(best) and found.prediction.step_s >= _most_s(plan, best)):
             best = found
-        yield best if best is plan else _told(best, plan, batch_size(graph), whole)
+        yield best if best is plan else _with_reason(best, plan, batch_size(graph), whole)
 
 
 def on_a_part(cluster: Cluster, graph: Graph, execution: Execution, certified: CertifiedSplits,
@@ -95,7 +95,7 @@ def _fits(plan: Plan) -> bool:
     return plan.prediction.memory.total_bytes <= plan.report.limit_bytes
 
 
-def _told(best: Plan, plan: Plan, size: int, whole: Cluster) -> Plan:
+def _with_reason(best: Plan, plan: Plan, size: int, whole: Cluster) -> Plan:
     """Return the plan with the reason for idle devices, and with the plan for all devices among its alternatives."""
     took = f"a step takes {plan.prediction.step_s / best.prediction.step_s:.2g} times as long"
     why = f"{_among(size, whole)}, and on all of them {took if _fits(plan) else 'no plan fits'}"

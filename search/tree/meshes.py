@@ -62,9 +62,9 @@ class Meshes(Queue):
         }  # fmt: skip
 
     def _least_s(self, attempt: Attempt) -> float:
-        """Of a mesh where none was solved, also what a rewritten plan may take counts."""
+        """Count what a rewritten plan may take too, on a mesh where no plan was solved."""
         space = attempt.way.space
-        least_s = attempt.about_s * min(FLOORS, self.ways.over(space))
+        least_s = attempt.about_s * min(FLOORS, self.ways.ratio_to_floor(space))
         is_new = space not in self._fits and (FREE in space.roles or not attempt.dimension)
         return least_s * OF_FLOOR if is_new else least_s
 
@@ -86,7 +86,7 @@ class Meshes(Queue):
         return floor_s if step_s == inf else step_s - max(0.0, origin.floor_s - floor_s)
 
     def plans(self, way: Way) -> list[Candidate]:
-        """Where examples do not divide over the devices, layouts between the two prices may be faster, but not much."""
+        """Return the plan of a way, also for layouts between the prices where examples do not divide evenly."""
         best = self.ways.solved(way)
         uneven = self.ways.pins.size % way.space.mesh.num_devices and self.fitter is not None
         if uneven and kept_s(best) <= OTHER_LAYOUTS * self.fastest_s:
@@ -94,7 +94,7 @@ class Meshes(Queue):
         return [best]
 
     def is_followed(self, attempt: Attempt, dimension: str) -> bool:
-        """Where the floor is far below the best step, what is slow may be so for want of memory."""
+        """Follow slow attempts whose floor is far below the best step: they may be slow for want of memory."""
         if dimension in ("microbatches", "recomputation") and SLACK * (attempt.floor_s or inf) < self.fastest_s:
             return True
         if dimension == "axes":

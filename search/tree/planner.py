@@ -53,10 +53,10 @@ from shardwright.substitutions.equations import Equation
 
 @dataclass
 class _Attempted:
-    """What the queues of a search found: the best `own` plans of each kind, those by hand, and all that may be best."""
+    """The results of the queues: the best plan `searched` of each kind, those by hand, and all that may be best."""
 
     queues: list[Queue] = field(default_factory=list)
-    own: list[Candidate] = field(default_factory=list)
+    searched: list[Candidate] = field(default_factory=list)
     by_hand: list[Candidate] = field(default_factory=list)
     rivals: list[Candidate] = field(default_factory=list)
 
@@ -222,9 +222,9 @@ class Planner:
             check_time(best.graph, best.execution)
         if kept.guided and not stop.reached:
             whole |= finisher.rivals(best, found.by_hand)
-        costed = list({c.identity: whole.get(c.identity, c) for c in [*found.by_hand, *found.own]}.values())
+        costed = list({c.identity: whole.get(c.identity, c) for c in [*found.by_hand, *found.searched]}.values())
         with phases.timed("bound"):
-            bound_s = self._bound_s(ways, best, found.own if kept.guided else costed)
+            bound_s = self._bound_s(ways, best, found.searched if kept.guided else costed)
         report = SearchReport(
             phases.seconds,
             len({space.mesh.sizes for space in ways.spaces_like(best.execution)}),
@@ -266,12 +266,12 @@ class Planner:
         if isinstance(meshes, Meshes) and goes_on:
             meshes.go_on_from(_likeliest(ways))
             _ran(phases("meshes of plans by hand", stop.within(meshes.run())))
-        found.own += sorted(meshes.bests(ways.searched), key=rank)[:1] if by_hand else meshes.bests(ways.searched)
-        found.rivals += found.own if kept.guided else [*found.own, *found.by_hand]
+        found.searched += sorted(meshes.bests(ways.searched), key=rank)[:1] if by_hand else meshes.bests(ways.searched)
+        found.rivals += found.searched if kept.guided else [*found.searched, *found.by_hand]
         fastest_s = _fastest_s(meshes.fits, found.rivals, ways.solver.limit_bytes)
         if self._may_pay(ways, fastest_s):
             self._try_stages(ways, fitter, fastest_s, found, phases, stop, compared=compared)
-        if not found.own and needed:
+        if not found.searched and needed:
             raise ways.refused
         return found
 
@@ -282,9 +282,9 @@ class Planner:
         """Add plans with stages, and the one by hand that they are compared with."""
         stages = Stages(ways, fitter, fastest_s)
         found.queues.append(stages)
-        _ran(phases("stages", stop.within(stages.run(), needed=not found.own)))
+        _ran(phases("stages", stop.within(stages.run(), needed=not found.searched)))
         bests = stages.bests_by(lambda way: way.space.pipeline)
-        found.own += bests
+        found.searched += bests
         found.rivals += [*bests, *(plan for attempt in stages.solved for plan in attempt.plans)]
         if bests and compared:
             by_hand = StagesByHand(ways, stages)

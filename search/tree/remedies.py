@@ -182,7 +182,7 @@ def _in_microbatches(c: Candidate, ways: Ways) -> Iterator[str]:
     degree, devices = _data_degree(c), _devices(c)
     counts = [n for n in microbatch_counts(ways.pins.size) if ways.pins.size // n % degree == 0]
     if counts and counts[-1] > c.mesh.num_microbatches:
-        found = _alike(c, ways.solver, ways, over_time(devices, counts[-1]))
+        found = _on_another_mesh(c, ways.solver, ways, over_time(devices, counts[-1]))
         if found is not None and found.fits:
             yield f"in {counts[-1]} microbatches"
 
@@ -231,7 +231,7 @@ class _Larger:
                 return
             devices = _devices(c)
             wider = Mesh(devices.names, (times * devices.sizes[0], *devices.sizes[1:]))
-            found = _alike(c, solver, self.ways, over_time(wider, c.mesh.num_microbatches))
+            found = _on_another_mesh(c, solver, self.ways, over_time(wider, c.mesh.num_microbatches))
             if found is not None and found.fits:
                 yield f"on {solver.cluster.num_devices} devices"
 
@@ -252,7 +252,7 @@ class _Larger:
         return self._solvers[times]
 
 
-def _alike(c: Candidate, solver: Solver, ways: Ways, mesh: Mesh) -> Candidate | None:
+def _on_another_mesh(c: Candidate, solver: Solver, ways: Ways, mesh: Mesh) -> Candidate | None:
     """Return a plan with the same roles, run in the same way, on another mesh, or None where there is none."""
     with suppress(PlanError):
         run = c.execution.scheduled(split=(), recompute_by_stage=())

@@ -122,7 +122,7 @@ class Orders:
 
 
 class _Staged(Queue):
-    """What queues of ways with stages have in common: floors of the shortest order, and estimates from other counts."""
+    """A queue of ways with stages: it has floors of the shortest order, and estimates from other counts."""
 
     def __init__(self, ways: Ways, fitter: Fitter | None, fastest_s: float) -> None:
         super().__init__(ways, fitter, fastest_s)
@@ -132,8 +132,8 @@ class _Staged(Queue):
     def _least_s(self, attempt: Attempt) -> float:
         if attempt.floor_s is None and attempt.dimension == "microbatches":
             return attempt.about_s  # from the step of another attempt
-        over = self._over(attempt.way.space.pipeline)
-        return attempt.about_s * (max(UNTRIED, over) if over < 1 else 1 + EXCESS * (over - 1))
+        ratio = self._least_ratio(attempt.way.space.pipeline)
+        return attempt.about_s * (max(UNTRIED, ratio) if ratio < 1 else 1 + EXCESS * (ratio - 1))
 
     def floor_s(self, way: Way) -> float:
         floor_s, plain = super().floor_s(way), way.space.run(DEFAULT, "none")
@@ -152,7 +152,7 @@ class _Staged(Queue):
         """Return the attempts that have layouts, of as many stages."""
         return [attempt for attempt in self.solved if attempt.way.space.pipeline == pipeline]
 
-    def _over(self, pipeline: Pipeline) -> float:
+    def _least_ratio(self, pipeline: Pipeline) -> float:
         """Return the least ratio of a step to its floor, where nothing is made again; about the least if none is known.
 
         Where something is, memory decides, and some blocks may keep more.
@@ -315,7 +315,7 @@ class Stages(_Staged):
         return {"microbatches": self._microbatches, "mesh": self._meshes, "stages": self._stages}
 
     def is_followed(self, attempt: Attempt, dimension: str) -> bool:
-        """Where memory is short, more microbatches may leave room, however slow the attempt is."""
+        """Follow slow attempts where memory is short: more microbatches may leave room."""
         if dimension == "fewer" or (dimension == "microbatches" and _is_short(attempt.best)):
             return True
         return self.likely_s(attempt) <= NEAR * self._best_s(attempt.way.space.pipeline)

@@ -84,7 +84,7 @@ class Ways:
         self.known: dict[Way, Candidate] = {}
         self._like: dict[RecomputeMode, float] = {}  # the step of the fastest plan by what is made again
         self._ideal: dict[RecomputeMode, float] = {}
-        self._over: dict[Hashable, float] = {}  # least step / floor; below 1 as shared moves count twice
+        self._least_ratios: dict[Hashable, float] = {}  # least step / floor; below 1 as shared moves count twice
 
     def _modes(self) -> list[RecomputeMode]:
         """Return the recomputations that may be tried. Raises `PlanError` where the requested one is not there."""
@@ -129,7 +129,7 @@ class Ways:
             return found
         return [c for c in found if c >= stages and (chunks == 1 or c % stages == 0)] or found[-1:]
 
-    def told(self, candidate: Candidate) -> Candidate:
+    def report(self, candidate: Candidate) -> Candidate:
         """Report the candidate and return it."""
         p = candidate.prediction
         unfit = "" if candidate.fits else ", does not fit"
@@ -153,9 +153,9 @@ class Ways:
             return 0.0
         return self.solver.crowding(problem, way.space.run(self.execution, way.mode))
 
-    def over(self, space: Space) -> float:
+    def ratio_to_floor(self, space: Space) -> float:
         """Return the least ratio of a step to its floor on these devices, or about the least of all."""
-        return self._over.get(_alike(space), UNTRIED)
+        return self._least_ratios.get(_kind_of_floor(space), UNTRIED)
 
     def _longest(self, way: Way) -> _Asked:
         """Return the arguments of a way's problem with the longest lifetime that is likely.
@@ -210,8 +210,8 @@ class Ways:
             self._like[mode] = min(self._like.get(mode, inf), best.prediction.step_s if best.fits else inf)
         assert best is not None
         if 0 < (floor_s := self.floor_s(way)) < inf:
-            alike = _alike(space)
-            self._over[alike] = min(self._over.get(alike, 1.0), best.prediction.step_s / floor_s)
+            alike = _kind_of_floor(space)
+            self._least_ratios[alike] = min(self._least_ratios.get(alike, 1.0), best.prediction.step_s / floor_s)
         self.known[way] = best
         return best
 
@@ -332,7 +332,7 @@ class Ways:
         return sum(times * kind.num_elements * min(2, ITEM_BYTES[kind.dtype]) for kind, times in kinds)
 
 
-def _alike(space: Space) -> Hashable:
+def _kind_of_floor(space: Space) -> Hashable:
     """Return a key of how steps compare with floors: the roles, if they leave no choice, whatever the degrees."""
     return space if FREE in space.roles else space.roles
 

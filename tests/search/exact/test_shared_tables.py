@@ -13,7 +13,7 @@ import pytest
 
 from shardwright.pcg.mesh import Mesh
 from shardwright.search.choices.interning import Interned, Interner
-from shardwright.search.choices.problem import Costs, Prices, Problem, Solution, Way
+from shardwright.search.choices.problem import Costs, Prices, Problem, RunFacts, Solution
 from shardwright.search.exact import eliminate
 from shardwright.search.exact.building import ProblemBuilder
 from shardwright.search.exact.eliminate import Eliminator, minimize_last
@@ -221,7 +221,7 @@ def test_bounds_are_sought_only_where_tables_are_large(monkeypatch: pytest.Monke
 def test_lifetimes_of_weights_share_the_tables_of_all_else() -> None:
     """Of a model with activations that move: what is not gathered costs the same under each lifetime."""
     builder = ProblemBuilder(cluster(2), Mesh.of(x=2), every_choice)
-    first, second = (builder.build(mlp(), way=Way(zero=zero)) for zero in ("kept", "zero-3"))
+    first, second = (builder.build(mlp(), way=RunFacts(zero=zero)) for zero in ("kept", "zero-3"))
     differ = {name for name in first.closures if first.closures[name] is not second.closures[name]}
     stored = {node.name for node in mlp().leaves("parameter")}
     assert differ == stored & set(first.closures)

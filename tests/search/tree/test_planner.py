@@ -26,7 +26,7 @@ from shardwright.search.exact.within import within_memory
 from shardwright.search.plan import Plan
 from shardwright.search.request.spaces import meshes
 from shardwright.search.rewrites.leaves import LeafSearch, Rewritten
-from shardwright.search.rewrites.splits import Part
+from shardwright.search.rewrites.splits import LeafPart
 from shardwright.search.tree.planner import Planner
 from shardwright.substitutions.rules.catalogue import CATALOGUE
 from tests.each import each
@@ -305,7 +305,7 @@ def test_rewrites_that_leave_nothing_to_make_again_are_not_taken(monkeypatch: py
     loss = graph.op("sum", graph.op("mul", graph.op("matmul", scores, v), target), dims=(0, 1, 2), keepdim=False)
     found = planner(2)
     found.rules = CATALOGUE
-    leaf = Rewritten(Part(("x",), ("y",), mlp()), (("any", 0),), mlp(), 1.0)
+    leaf = Rewritten(LeafPart(("x",), ("y",), mlp()), (("any", 0),), mlp(), 1.0)
     monkeypatch.setattr(LeafSearch, "improve", lambda *solved: [leaf])
     monkeypatch.setattr("shardwright.search.rewrites.rewriting.applied", lambda *rewrites: Folded(mlp()))
     plan = found.plan(graph.graph([("loss", loss)]), mesh=Mesh.of(x=2), recompute="selective", microbatches=1)
