@@ -11,6 +11,7 @@
     imported      clusters from the output of `nvidia-smi`, NCCL and Slurm
     shapes        networks link by link: rings, grids, switches, trees, and the levels of a cluster
     networks      known machines link by link, and the table of topologies with a name
+    wired         networks from `nvidia-smi topo -m` and NCCL's topology file
     taccl         topologies of TACCL's files
     changes       a cluster with other machines, links or devices
     smaller       fewer devices of a cluster

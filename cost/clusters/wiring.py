@@ -190,8 +190,8 @@ def node_levels(wiring: Wiring, gpu: str) -> tuple[tuple[Level, ...], str]:
     The note is "" where every link counts.
     """
     size, row = wiring.num_gpus, GPUS[gpu]
-    joined = _groups(size, lambda i, j: wiring.nvlinks(i, j) > 0)
-    near = _groups(size, lambda i, j: wiring.nvlinks(i, j) > 0 or wiring.paths[i][j] != "SYS")
+    joined = groups(size, lambda i, j: wiring.nvlinks(i, j) > 0)
+    near = groups(size, lambda i, j: wiring.nvlinks(i, j) > 0 or wiring.paths[i][j] != "SYS")
     inner, note = _nvlink_level(wiring, gpu, joined)
     unit = inner.size if inner else 1
     levels = [inner] if inner else []
@@ -207,7 +207,7 @@ def node_levels(wiring: Wiring, gpu: str) -> tuple[tuple[Level, ...], str]:
     return tuple(levels) or (pcie.level(1, row.host_gb_per_s),), note
 
 
-def _groups(size: int, are_joined: Callable[[int, int], bool]) -> list[list[int]]:
+def groups(size: int, are_joined: Callable[[int, int], bool]) -> list[list[int]]:
     """Return the connected parts of a graph of GPUs, each in order."""
     import networkx as nx
 

@@ -84,9 +84,15 @@ class Collective:
         """The chunks of each rank's output, in order."""
         return self._held(lambda chunk: chunk.targets)
 
+    @cached_property
+    def sizes(self) -> tuple[tuple[Fraction, ...], tuple[int, ...]]:
+        """The different sizes of chunks, and which of them each chunk has."""
+        kinds = {size: kind for kind, size in enumerate(dict.fromkeys(chunk.size for chunk in self.chunks))}
+        return tuple(kinds), tuple(kinds[chunk.size] for chunk in self.chunks)
+
     @property
     def is_even(self) -> bool:
-        return len({chunk.size for chunk in self.chunks}) == 1
+        return len(self.sizes[0]) == 1
 
     @property
     def unit(self) -> Fraction:

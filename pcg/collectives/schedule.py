@@ -6,7 +6,7 @@ two ranks can exchange a cell. A runtime need not run steps in lock-step; it mus
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -83,10 +83,12 @@ class Schedule:
 
     def shares(self, topology: Topology, step: int) -> Mapping[Edge, Fraction]:
         """Return the share of all bytes that each link carries in a step."""
+        kinds, kind_of = self.collective.sizes
+        sent = Counter((t.src, t.dst, t.via, kind_of[t.chunk]) for t in self.steps[step])
         found: dict[Edge, Fraction] = defaultdict(Fraction)
-        for transfer in self.steps[step]:
-            for edge in topology.path(transfer.src, transfer.dst, transfer.via):
-                found[edge] += self.collective.chunks[transfer.chunk].size
+        for (src, dst, via, kind), many in sent.items():
+            for edge in topology.path(src, dst, via):
+                found[edge] += many * kinds[kind]
         return found
 
     def seconds_per_byte(self, topology: Topology) -> tuple[Fraction, ...]:

@@ -133,7 +133,9 @@ class Topology:
         Raises:
             ClusterError: there is no such path.
         """
-        nodes = (src, *via, dst) if via or (src, dst) in self.by_edge else self._relayed[src].get(dst, (src, dst))
+        if not via and (src, dst) in self.by_edge:
+            return ((src, dst),)
+        nodes = (src, *via, dst) if via else self._relayed[src].get(dst, (src, dst))
         edges = tuple(pairwise(nodes))
         missing = next((edge for edge in edges if edge not in self.by_edge), None)
         relays = all(self.num_ranks <= node < self.num_nodes for node in nodes[1:-1])

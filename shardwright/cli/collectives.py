@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 TOPOLOGY_HELP = (
     "A name with numbers, such as dgx1, mi250:2 or torus:4x4; cluster:CLUSTER for the levels of a cluster, such as "
-    "cluster:preset:dgx-h100:2; or a file."
+    "cluster:preset:dgx-h100:2; wired:FILE:GPU[:NODES] for what nvidia-smi topo -m printed, or NCCL's topology file; "
+    "or a file of ours or SCCL's."
 )
 
 
@@ -187,7 +188,18 @@ def parse_topology(text: str) -> Topology:
     kind, _, rest = text.partition(":")
     if kind == "cluster":
         return of_cluster(parse_cluster(rest))
+    if kind == "wired":
+        return _wired(text, rest.split(":"))
     return read_links(text) if text.endswith(".json") or Path(text).is_file() else preset_topology(text)
+
+
+def _wired(text: str, parts: list[str]) -> Topology:
+    from shardwright.cost.clusters.wired import wired_topology
+    from shardwright.pcg.collectives.files.documents import read_text
+
+    if len(parts) not in (2, 3) or not (parts[2:] or ["1"])[0].isdecimal():
+        raise ShardwrightError(f"topology {text!r}: expected wired:FILE:GPU[:NODES], such as wired:topo.txt:V100-32:2")
+    return wired_topology(read_text(parts[0]), parts[0], parts[1], int((parts[2:] or ["1"])[0]))
 
 
 def _read(file: Path, root: int = 0) -> Found:

@@ -102,7 +102,10 @@ def _judge_rates(schedule: Schedule, topology: Topology) -> tuple[str, ...]:
     if topology.num_ranks != schedule.num_ranks:
         problem = f"expected a topology of {schedule.num_ranks} ranks, got {topology.num_ranks}; take another topology"
         raise Refused(Refusal("form", -1, -1, -1, problem))
+    firsts = dict[tuple[int, int, tuple[int, ...]], Transfer]()
     for transfer in schedule.transfers:
+        firsts.setdefault((transfer.src, transfer.dst, transfer.via), transfer)
+    for transfer in firsts.values():
         try:
             topology.path(transfer.src, transfer.dst, transfer.via)
         except ClusterError as error:
