@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from shardwright.cli import terminal
-from shardwright.cli.options import FILE_PATH, examples, format_option, output_option, parse_cluster
+from shardwright.cli.options import FILE_PATH, Number, examples, format_option, output_option, parse_cluster
 from shardwright.cli.status import FINDING
 from shardwright.pcg.errors import ScheduleError, ShardwrightError
 
@@ -31,6 +31,7 @@ TOPOLOGY_HELP = (
     epilog=examples(
         "collectives topologies dgx1",
         "collectives build ring all_reduce --ranks 8 -o ring.json",
+        "collectives synthesize all_gather --topology dgx1 -o best.json",
         "collectives check ring.json --topology dgx1",
         "collectives show ring.json --topology dgx1 --steps 2",
         "collectives export ring.json -o ring.xml --in-place",
@@ -113,6 +114,69 @@ def check(file: Path, topology: str | None, root: int, form: str) -> int:
     """
     found = _read(file, root)
     return _show_verdict(str(file), found.form, _verdict(found, topology), form)
+
+
+@collectives.command(epilog=examples("collectives synthesize all_gather --topology dgx1 -o best.json"))
+@click.argument("collective")
+@click.option("--topology", metavar="TOPOLOGY", required=True, help=TOPOLOGY_HELP)
+@click.option("--root", type=click.IntRange(0), default=0, help="Of a broadcast, reduce, gather or scatter.")
+@click.option("--most-pieces", type=click.IntRange(1, 64), default=8, show_default=True,
+              help="The most chunks of each unit of data.")  # fmt: skip
+@click.option("--steps", type=click.IntRange(1), metavar="N", help="No more steps than these.")
+@click.option("--time-limit", "time_limit_s", type=Number(0, min_open=True), default=60.0, show_default=True,
+              help="Seconds; what was found until then is shown.")  # fmt: skip
+@output_option("Save the last schedule, which moves most bytes per second, in this file.")
+@format_option
+def synthesize(
+    collective: str,
+    topology: str,
+    root: int,
+    most_pieces: int,
+    steps: int | None,
+    time_limit_s: float,
+    output: Path | None,
+    form: str,
+) -> int:
+    """Find the best schedules of COLLECTIVE on a small network: for each number of steps the fewest rounds.
+
+    Z3 finds them or proves that there are none; bounds of cuts and flows say when no better one can exist. Each
+    schedule is proven before it is shown. The status is 1 where none was found.
+    """
+    from shardwright.pcg.collectives.files.own import write_schedule
+    from shardwright.reports.collectives import FrontierReport
+    from shardwright.search.collectives.frontier import Walk
+    from shardwright.verifier.collectives import verify_schedule
+
+    links = parse_topology(topology)
+    walk = Walk(links, collective, root, None, most_pieces, steps, time_limit_s, time_limit_s)
+    points = list(walk.points())
+    for point in points:
+        verdict = verify_schedule(point.schedule, links)
+        if not verdict.is_certified:
+            raise ScheduleError(f"{point.schedule.name}: {verdict.refusals[0]}")
+    if output is not None and points:
+        _save(output, write_schedule(points[-1].schedule))
+    terminal.show(FrontierReport(links, collective, points), form)
+    return 0 if points else FINDING
+
+
+@collectives.command(epilog=examples("collectives cost ring.json --topology dgx1 --bytes 1M --bytes 1G"))
+@click.argument("file", type=FILE_PATH)
+@topology_option
+@click.option("--bytes", "sizes", multiple=True, default=("1K", "32K", "1M", "32M", "1G"), show_default=True,
+              metavar="N[K|M|G]", help="Of the whole: the full tensor of the group, in powers of 1000.")  # fmt: skip
+@format_option
+def cost(file: Path, topology: str | None, sizes: tuple[str, ...], form: str) -> None:
+    """Price the schedule of FILE on a network, by simulating its links, beside what no schedule can beat."""
+    from shardwright.pcg.collectives.schedule import Schedule
+    from shardwright.reports.collectives import CostReport
+
+    found = _read(file)
+    links = found.topology if topology is None else parse_topology(topology)
+    if not isinstance(found.subject, Schedule) or links is None:
+        raise click.UsageError("cost needs a schedule and its network; name it by --topology.")
+    _check_ranks(found.subject, links)
+    terminal.show(CostReport(found.subject, links, tuple(map(_bytes, sizes))), form)
 
 
 @collectives.command(epilog=examples("collectives show ring.json --topology dgx1 --steps 2"))
@@ -264,6 +328,14 @@ def _grid(text: str) -> tuple[int, ...]:
     if not all(part.isascii() and part.isdigit() and len(part) < 6 for part in parts):
         raise click.UsageError(f"--ranks wants numbers such as 8 or 4x4, got {text!r}.")
     return tuple(map(int, parts))
+
+
+def _bytes(text: str) -> int:
+    units = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+    number, unit = (text, "") if text[-1:].isdigit() else (text[:-1], text[-1:].upper())
+    if not (number.isascii() and number.isdigit() and len(number) < 16 and unit in units and int(number)):
+        raise click.UsageError(f"--bytes wants sizes such as 4096, 64K or 1G, got {text!r}.")
+    return int(number) * units[unit]
 
 
 def _save(path: Path, text: str) -> None:

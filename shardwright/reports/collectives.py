@@ -6,17 +6,23 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shardwright.cost.clusters.networks import Preset
+from shardwright.cost.collectives.simulation import simulate
+from shardwright.pcg.collectives.bounds import least_seconds_per_byte
 from shardwright.pcg.collectives.builders.table import BUILDERS
 from shardwright.pcg.collectives.plan import Plan, PlanRank
 from shardwright.pcg.collectives.program import Program, RankProgram
 from shardwright.pcg.collectives.schedule import Schedule, Transfer
 from shardwright.pcg.collectives.topology import Topology
 from shardwright.pcg.units import seconds as seconds_text
+from shardwright.pcg.units import size as size_text
 from shardwright.reports.report import Paragraph, Report
 from shardwright.verifier.collectives.verdict import ScheduleVerdict
+
+if TYPE_CHECKING:
+    from shardwright.search.collectives.frontier import Point
 
 BAR = 20
 MOST_ROWS = 40
@@ -88,6 +94,63 @@ class VerdictReport(Report):
         return {"file": self.source, "form": self.form, "certified": self.verdict.is_certified,
                 **(asdict(self.verdict.certificate) if self.verdict.certificate else {}),
                 "refusals": [refusal._asdict() for refusal in self.verdict.refusals]}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class FrontierReport(Report):
+    """The best schedules for each number of steps, and how far each is from what no schedule can beat."""
+
+    topology: Topology
+    kind: str
+    points: Sequence[Point]
+
+    def paragraphs(self) -> list[Paragraph]:
+        if not self.points:
+            return [
+                Paragraph(f"{self.kind} on {self.topology.name}: no schedule found", ["give it more time or steps"])
+            ]
+        rows = [
+            (str(point.pieces), str(point.steps), str(point.rounds), f"{_byte_rate(point.seconds_per_byte)} GB/s",
+             f"{point.gap:.1%}", _proof(point))
+            for point in self.points
+        ]  # fmt: skip
+        bound = self.points[-1].bound
+        facts = [f"no schedule moves more than {_byte_rate(bound.seconds_per_byte)} GB/s of the whole: {bound.reason}"]
+        columns = (">pieces", ">steps", ">rounds", ">of the whole", ">from the bound", "proven")
+        return [Paragraph(f"{self.kind} on {self.topology.name}", facts, columns, rows)]
+
+    def data(self) -> dict[str, Any]:
+        points = [{"pieces": point.pieces, "steps": point.steps, "rounds": point.rounds, "gap": point.gap,
+                   "seconds_per_byte": float(point.seconds_per_byte), "meets_bound": point.meets_bound,
+                   "is_best": point.is_best} for point in self.points]  # fmt: skip
+        return {"topology": self.topology.name, "kind": self.kind, "points": points}
+
+
+@dataclass(frozen=True)
+class CostReport(Report):
+    """The time of a schedule for several sizes, simulated link by link, in lock-step, and the bound."""
+
+    schedule: Schedule
+    topology: Topology
+    sizes: Sequence[int]
+
+    def paragraphs(self) -> list[Paragraph]:
+        rows = [
+            (size_text(row["bytes"]), seconds_text(row["seconds"]), seconds_text(row["lock_step_s"]),
+             f"{row['bytes'] / row['seconds'] / 1e9:.4g} GB/s", f"{row['bound_s'] / row['seconds']:.1%}")
+            for row in self.data()["sizes"]
+        ]  # fmt: skip
+        bound = least_seconds_per_byte(self.topology, self.schedule.collective)
+        note = f"bound: {_byte_rate(bound.seconds_per_byte)} GB/s of the whole, latencies left out: {bound.reason}"
+        columns = (">bytes", ">time", ">in lock-step", ">of the whole", ">of the bound")
+        return [Paragraph(f"{self.schedule.name} on {self.topology.name}", [], columns, rows, [note])]
+
+    def data(self) -> dict[str, Any]:
+        least = float(least_seconds_per_byte(self.topology, self.schedule.collective).seconds_per_byte)
+        sizes = [{"bytes": size, "seconds": simulate(self.schedule, self.topology, size).seconds,
+                  "lock_step_s": self.schedule.time_s(self.topology, size), "bound_s": least * size}
+                 for size in self.sizes]  # fmt: skip
+        return {"name": self.schedule.name, "topology": self.topology.name, "sizes": sizes}
 
 
 @dataclass(frozen=True)
@@ -223,6 +286,18 @@ def _room(capacity: int | None) -> str:
     if not capacity:
         return "nothing blocks" + (", even if every send waits for its receive" if capacity == 0 else "")
     return f"nothing blocks if every queue has room for {capacity} message{'s' if capacity > 1 else ''}, and no fewer"
+
+
+def _proof(point: Point) -> str:
+    if point.meets_bound:
+        return "meets the bound: no schedule has more"
+    if point.is_best:
+        return "the best of so few steps"
+    return "the best of so few steps and pieces" if point.is_best_of_pieces else "the best that was found"
+
+
+def _byte_rate(seconds_per_byte: Fraction) -> str:
+    return f"{1e-9 / float(seconds_per_byte):.4g}"
 
 
 def _bar(value: Fraction, most: Fraction) -> str:

@@ -10,7 +10,7 @@ import pytest
 from tests.each import each
 from tests.shardwright.command import Run
 
-COMMANDS = ["", "topologies", "build", "check", "show", "export"]
+COMMANDS = ["", "topologies", "build", "synthesize", "check", "cost", "show", "export"]
 pytestmark = pytest.mark.usefixtures("in_tmp")
 
 
@@ -111,6 +111,13 @@ def test_what_is_wrong_is_a_finding(run: Run) -> None:
         (["topologies", "other.json"], "other.json: expected a topology of ours or SCCL's"),
         (["check", "ring.xml", "--topology", "ring:4"], "--topology is for schedules"),
         (["show", "ring.json", "--topology", "ring:3"], "expected a topology of 4 ranks, got 3"),
+        (["cost", "ring.json"], "cost needs a schedule and its network"),
+        (["cost", "ring.xml", "--topology", "ring:4"], "cost needs a schedule and its network"),
+        (
+            ["cost", "ring.json", "--topology", "ring:4", "--bytes", "many"],
+            "--bytes wants sizes such as 4096, 64K or 1G",
+        ),
+        (["synthesize", "all_sum", "--topology", "ring:4"], "expected one of all_gather"),
         (["export", "all.json", "--in-place"], "expected an all_to_all out of place"),
     ],
 )
@@ -121,6 +128,29 @@ def test_what_cannot_be_used(run: Run, arguments: list[str], problem: str) -> No
     Path("other.json").write_text("{}")
     status, _, error = run("collectives", *arguments)
     assert (status, problem in error) == (2, True), error
+
+
+def test_synthesis_of_a_dgx1(run: Run) -> None:
+    """SCCL's frontier, and the proof that no schedule moves more."""
+    status, out, _ = run("collectives", "synthesize", "all_gather", "--topology", "dgx1", "-o", "best.json")
+    assert status == 0
+    rows = [line.split()[:3] for line in out.splitlines()[3:]]
+    assert rows == [["2", "2", "3"], ["6", "3", "7"]]
+    assert "no schedule moves more than 171.4 GB/s of the whole: 7/8 of the bytes enter rank 0 at 150 GB/s" in out
+    assert "meets the bound" in out
+    assert run("collectives", "check", "best.json", "--topology", "dgx1")[0] == 0
+    data = json.loads(
+        run("collectives", "cost", "best.json", "--topology", "dgx1", "--bytes", "1G", "--format", "json")[1]
+    )
+    assert 0.99 < data["sizes"][0]["bound_s"] / data["sizes"][0]["seconds"] <= 1
+    assert "GB/s" in run("collectives", "cost", "best.json", "--topology", "dgx1")[1]
+    assert run("collectives", "export", "best.json", "-o", "best.xml")[0] == 0
+    assert run("collectives", "check", "best.xml")[0] == 0
+
+
+def test_no_schedule_of_so_few_steps(run: Run) -> None:
+    status, out, _ = run("collectives", "synthesize", "all_gather", "--topology", "ring:6", "--steps", "2")
+    assert (status, "no schedule found" in out) == (1, True)
 
 
 def test_plans(run: Run) -> None:
