@@ -23,11 +23,14 @@ from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.staging import AsyncStager, BlockingAsyncStager
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_optimizer_state_dict,
     set_optimizer_state_dict,
 )
+from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_leaves
 
 from shardwright.lowering.module import ParallelModule
 from shardwright.lowering.random.states import check_states, set_states, states_of
@@ -91,8 +94,47 @@ class _Run:
     """A folder that this process saves to, and the save under way."""
 
     def __init__(self, path: Path) -> None:
-        self.folder = CheckpointFolder(path)
+        self.folder, self.stager = CheckpointFolder(path), _HostStager()
         self.last: Saving | None = None
+
+
+class _HostStager(BlockingAsyncStager):
+    """It copies tensors of the host into the copies of the save before; torch's own makes new ones, twice.
+
+    Nothing is staged before the save before is written.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._copies = dict[str, Tensor]()
+
+    def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """Return a state with copies of its tensors."""
+        leaves = tree_leaves(state_dict)
+        if any(isinstance(leaf, Tensor) and leaf.device.type != "cpu" for leaf in leaves):
+            return super().stage(state_dict)
+        with torch.no_grad():
+            return self._copied("", state_dict)
+
+    def _copied(self, key: str, value: Any) -> Any:  # noqa: ANN401
+        match value:
+            case dict():
+                return {name: self._copied(f"{key}.{name}", own) for name, own in value.items()}
+            case list() | tuple():
+                copies = [self._copied(f"{key}.{number}", own) for number, own in enumerate(value)]
+                return copies if isinstance(value, list) else tuple(copies)
+            case Tensor():
+                return self._copy(key, value)
+            case _:
+                return value
+
+    def _copy(self, key: str, leaf: Tensor) -> Tensor:
+        known = self._copies.get(key)
+        if known is None or _kind_of(known) != _kind_of(leaf):
+            known = self._copies[key] = leaf.detach().clone()
+        else:
+            _local(known).copy_(_local(leaf))
+        return known
 
 
 def save(
@@ -156,7 +198,7 @@ def save(
             "torch": torch.__version__,
         }
         group = _saving_group(timeout_s)
-    written = _write(state, Writer(partial, small, about), group, wait=wait)
+    written = _write(state, Writer(partial, small, about), group, None if wait else run.stager)
     run.last = saving = Saving(step, _then(written, lambda: _end(run.folder, partial, keep)), timeout_s)
     if wait:
         saving.wait()
@@ -287,6 +329,15 @@ def _equal(a: object, b: object) -> bool:
             return a == b
 
 
+def _local(value: Tensor) -> Tensor:
+    return value.to_local() if isinstance(value, DTensor) else value
+
+
+def _kind_of(value: Tensor) -> object:
+    placements = value.placements if isinstance(value, DTensor) else None
+    return type(value), value.shape, value.dtype, placements, _local(value).shape
+
+
 def _gathered(value: Any) -> list[Any]:  # noqa: ANN401
     found: list[Any] = [value] * dist.get_world_size()
     if len(found) > 1:
@@ -303,13 +354,16 @@ def _saving_group(timeout_s: float) -> dist.ProcessGroup:
     return _GROUPS[world]
 
 
-def _write(state: dict[str, Any], writer: Writer, group: dist.ProcessGroup, *, wait: bool) -> Future[object]:
-    """Write a checkpoint, now or beside further steps."""
-    if not wait:
-        return cast("Future[object]", state_dict_saver.async_save(state, storage_writer=writer, process_group=group))
+def _write(
+    state: dict[str, Any], writer: Writer, group: dist.ProcessGroup, stager: AsyncStager | None
+) -> Future[object]:
+    """Write a checkpoint, now, or what the stager copies beside further steps."""
+    words: dict[str, Any] = {"storage_writer": writer, "process_group": group}
+    if stager is not None:
+        return cast("Future[object]", state_dict_saver.async_save(state, async_stager=stager, **words))
     done: Future[object] = Future()
     try:
-        done.set_result(state_dict_saver.save(state, storage_writer=writer, process_group=group))
+        done.set_result(state_dict_saver.save(state, **words))
     except _FAILURES as error:  # raised by `Saving.wait`, on all ranks
         done.set_exception(error)
     return done
