@@ -93,7 +93,7 @@ class ParallelModule(Fixed):
         self.scaler: torch.amp.GradScaler | None = None
         self._model: tuple[nn.Module, ...] = (model,)  # a tuple, so that the model is not a submodule; () once planned
         self._store = ParameterStore(source or ModelValues(model), model)
-        self._entries = Entries()
+        self.entries = Entries()
         self._evaluations = Entries()
         self.stream, self._maker = Stream(), maker
         self._modes = {"": self.training}  # as compiled, by the names of modules, to which train or eval comes back
@@ -116,7 +116,7 @@ class ParallelModule(Fixed):
             self._show(entry.ranks)
             self.__dict__["training"] = spec.training
             self._modes = {name: module.training for name, module in self.named_modules()}
-        (self._entries if spec.returned is None else self._evaluations).add(entry)
+        (self.entries if spec.returned is None else self._evaluations).add(entry)
 
     def _show(self, ranks: Ranks) -> None:
         """Show the store's parameters and buffers under the model's names."""
@@ -128,11 +128,11 @@ class ParallelModule(Fixed):
 
     def _for(self, batch: Mapping[str, Any]) -> Entry:
         """Return the entry for a batch; one that is missing is made, if the module can."""
-        if self._maker is not None and (not self._entries or self._entries.lacks(batch, training=self.training)):
+        if self._maker is not None and (not self.entries or self.entries.lacks(batch, training=self.training)):
             if self._store.ranks is None:
                 self._store.tell_source()
-            self._maker.for_batch(self, self._entries.globally(batch))
-        return self._entries.of(batch, training=self.training)
+            self._maker.for_batch(self, self.entries.globally(batch))
+        return self.entries.of(batch, training=self.training)
 
     # ---- steps ----
 
@@ -162,7 +162,7 @@ class ParallelModule(Fixed):
         if self._maker is None:
             raise ShardwrightError("evaluate: only shardwright.compile gives modules that return more than their loss")
         self._planned("evaluate")
-        batch = self._entries.with_options(batch)
+        batch = self.entries.with_options(batch)
         if (entry := self._evaluations.find(batch)) is None:
             self._maker.for_evaluation(self, batch)
             entry = self._evaluations.find(batch)
@@ -176,7 +176,7 @@ class ParallelModule(Fixed):
 
     def train(self, mode: bool = True) -> Fixed:
         """Set the mode, which is part of a program. A program that is missing is made at the next call, if it can."""
-        if mode == self.training or not (self._maker or self._entries.has_mode(training=mode)):
+        if mode == self.training or not (self._maker or self.entries.has_mode(training=mode)):
             return super().train(mode)
         for name, module in self.named_modules():
             module.__dict__["training"] = self._modes.get(name, mode) if mode == self._modes[""] else mode
@@ -186,7 +186,7 @@ class ParallelModule(Fixed):
 
     def _planned(self, what: str) -> Entry:
         """Return the first entry. Raises `AttributeError` if there is none."""
-        for entry in self._entries:
+        for entry in self.entries:
             return entry
         raise AttributeError(
             f"{what}: a model that is compiled without a batch has no plan before its first call; call it first, or "
@@ -240,7 +240,7 @@ class ParallelModule(Fixed):
         return self._planned("source").runner.program.source
 
     def extra_repr(self) -> str:
-        if not self._entries:
+        if not self.entries:
             return "to be planned at its first call"
         return f"mesh={self.graph.mesh}, rank={dist.get_rank()}, device={self.ranks.device}"
 
@@ -294,6 +294,6 @@ class ParallelModule(Fixed):
 
     def _prepare_all(self, prepare: Callable[[Entry], None]) -> None:
         """Call `prepare` for every entry, and for entries to come."""
-        for entry in (*self._entries, *self._evaluations):
+        for entry in (*self.entries, *self._evaluations):
             prepare(entry)
         self._prepare = prepare

@@ -7,6 +7,7 @@ of the compiler appear in it as `shardwright.pcg`, `shardwright.substitutions`, 
     api            the public functions: `plan`, `compile` and more
     options        the options of `plan` and `compile`: a caller's words, and their value
     planning       capture, search, proof; `programs`: a compiled model's programs, one for each shape and mode
+    loading        batches of a data set, of which each rank reads its own rows
     saving         checkpoints of a whole run: `save` and `load`
     checking       one eager step of the model beside the captured graph
     ranks          agreement of the ranks of one run
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from shardwright.asking import why_not as why_not
     from shardwright.cost.clusters.cluster import Cluster as Cluster
     from shardwright.cost.clusters.topology import Level as Level
+    from shardwright.loading import Loader as Loader
     from shardwright.lowering.random.exact import seed_exactly as seed_exactly
     from shardwright.lowering.store.weights import WeightFiles as WeightFiles
     from shardwright.pcg.capture.fake import fake as fake
@@ -50,6 +52,7 @@ __version__ = "0.1.0"
 _EXPORTS = {
     "Cluster": "shardwright.cost.clusters.cluster",
     "Level": "shardwright.cost.clusters.topology",
+    "Loader": "shardwright.loading",
     "Plan": "shardwright.search.plan",
     "Saving": "shardwright.saving",
     "ShardwrightError": "shardwright.pcg.errors",
@@ -67,6 +70,7 @@ _EXPORTS = {
 __all__ = [
     "Cluster",
     "Level",
+    "Loader",
     "Plan",
     "Saving",
     "ShardwrightError",

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from shardwright.lowering.ranks.movement import Time, take
 from shardwright.lowering.ranks.ranks import Ranks
 from shardwright.lowering.store.deferred import is_unreal
-from shardwright.lowering.store.storage import slices
+from shardwright.lowering.store.storage import part_of, slices
 from shardwright.lowering.text.outside import Input
 from shardwright.pcg.capture.importing import flat_batch
 from shardwright.pcg.errors import BatchError
@@ -58,6 +58,28 @@ class BatchCheck:
     def layouts(self) -> dict[str, Layouts]:
         """The layouts of a batch's tensors on the ranks."""
         return {key: without_time(kind.layouts, self.ranks.mesh) for key, kind in self.inputs.items()}
+
+    def own_rows(self) -> Tensor | None:
+        """Return the rows of a global batch that this rank has, in order: integers, shape [rows].
+
+        None if not all tensors have the same rows, so that a rank's shards of them are of different examples.
+        """
+        found = list[Tensor]()
+        for key, kind in self.inputs.items():
+            if not kind.shape:
+                return None
+            alone = tuple(x if x.is_shard and x.dim == 0 else R for x in self.layouts[key])
+            found.append(part_of(torch.arange(kind.shape[0]), slices(kind.shape[:1], alone, self.ranks)))
+        return found[0] if found and all(torch.equal(rows, found[0]) for rows in found) else None
+
+    def of_rows(self, rows: Mapping[str, Any]) -> dict[str, Any]:
+        """Return this rank's shards of a batch that has its rows alone: its parts of the other dimensions."""
+        cut = dict(rows)
+        for key, kind in self.inputs.items():
+            for axis, dim, blocks in slices(kind.shape, self.layouts[key], self.ranks):
+                if dim:
+                    cut[key] = take(cut[key], axis, dim, blocks)
+        return cut
 
     def is_whole(self, key: str, rank: int) -> bool:
         """Return whether a rank's own shard is the global tensor; with unlike meshes this depends on the stage."""

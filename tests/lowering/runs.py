@@ -113,7 +113,7 @@ def beside_each_other(runs: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
 
 def entry_of(parallel: ParallelModule) -> Entry:
     """What runs the steps of a module that was compiled for one batch."""
-    (entry,) = parallel._entries
+    (entry,) = parallel.entries
     return entry
 
 

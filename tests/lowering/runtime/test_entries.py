@@ -172,7 +172,7 @@ def test_what_is_done_to_programs_is_done_to_later_ones(large: Case, small: Case
         parallel = with_entries(large.model, [spec(large, large.graph(TWO, DATA, data_axes=(0,)))])
         parallel.compile(backend="eager")
         parallel.enter(spec(small, small.graph(TWO, DATA, data_axes=(0,))))
-        return [hasattr(entry.runner.program.forward, "_torchdynamo_orig_callable") for entry in parallel._entries]
+        return [hasattr(entry.runner.program.forward, "_torchdynamo_orig_callable") for entry in parallel.entries]
 
     assert run_ranks(body, 2, 60) == [[True, True]] * 2
 

@@ -1,0 +1,122 @@
+"""Batches of a data set, of which each rank reads its own rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any, cast
+
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+
+from shardwright.lowering.module import ParallelModule
+from shardwright.pcg.errors import BatchError
+
+
+class Loader:
+    """The batches of a data set for a compiled model, epoch after epoch. A rank reads its own rows of each.
+
+    Iterating gives what is left of an epoch: a rank's shards of global batches, as `forward_backward` takes them. All
+    ranks agree on the order without sending anything. `save` and `load` take it as their `sampler`: after `load` it
+    goes on behind the last batch that was taken, whatever workers had read ahead, on any number of ranks.
+
+    Attributes:
+        epoch: the number of epochs that are over.
+        batch: the number of batches of this epoch that were taken.
+    """
+
+    def __init__(
+        self,
+        parallel: ParallelModule,
+        dataset: Dataset[Any],
+        *,
+        shuffle: bool = True,
+        seed: int = 0,
+        **options: Any,
+    ) -> None:
+        """Make batches as large as the one that the model was compiled with.
+
+        Args:
+            parallel: the compiled model, with a plan.
+            dataset: with `__len__` and `__getitem__`, or an `IterableDataset`, which gives the same examples in the
+                same order on every rank; of these each rank keeps its own. A rest that fills no batch is left out.
+            shuffle: whether to draw an order for each epoch from `seed`; not of an `IterableDataset`.
+            seed: the same on every rank.
+            options: of `torch.utils.data.DataLoader`: `num_workers`, `collate_fn`, `pin_memory`, … What an example and
+                `collate_fn` give is a dictionary, by the model's argument names.
+
+        Raises:
+            BatchError: the model has no plan yet, the data set has less than a batch, or options do not fit.
+        """
+        if not hasattr(parallel, "ranks"):
+            raise BatchError("Loader: the model was compiled without a batch; give compile the batch, as kwargs=batch")
+        self._check = check = next(iter(parallel.entries)).batch
+        sizes = {shape[0] for shape in check.shapes.values() if shape}
+        if len(sizes) != 1:
+            raise BatchError(f"Loader: the tensors of a batch have {sorted(sizes)} rows; expected one number of rows")
+        if taken := options.keys() & {"batch_size", "sampler", "batch_sampler", "drop_last"}:
+            raise BatchError(f"Loader: {sorted(taken)[0]}= is the plan's; leave it out")
+        (self._size,), self._dataset, self._options = sizes, dataset, options
+        rows = check.own_rows()
+        self._rows, self._is_cut = torch.arange(self._size) if rows is None else rows, rows is not None
+        self._is_stream = isinstance(dataset, IterableDataset)
+        if self._is_stream and options.get("num_workers", 0) > 1:
+            raise BatchError("Loader: several workers would each read the whole IterableDataset; use num_workers=1")
+        self._shuffle, self._seed = shuffle and not self._is_stream, seed
+        self.epoch = self.batch = 0
+        if not self._is_stream and not len(self):
+            raise BatchError(
+                f"Loader: the data set has {self._num_examples} examples, less than a batch of {self._size}"
+            )
+
+    @property
+    def _num_examples(self) -> int:
+        return len(cast("Sequence[Any]", self._dataset))
+
+    def __len__(self) -> int:
+        """Return the number of batches in an epoch. An `IterableDataset` may not say it."""
+        return self._num_examples // self._size
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Yield what is left of this epoch."""
+        for rows in self._loader():
+            self.batch += 1
+            yield self._check.of_rows(rows) if self._is_cut else rows
+        self.epoch, self.batch = self.epoch + 1, 0
+
+    def _loader(self) -> Iterable[dict[str, Any]]:
+        if self._is_stream:
+            own = _Rows(cast("Iterable[Any]", self._dataset), self._size, self._rows.tolist(), self.batch)
+            return DataLoader(own, batch_size=len(self._rows), **self._options)
+        order = torch.arange(self._num_examples)
+        if self._shuffle:
+            order = torch.randperm(self._num_examples, generator=torch.Generator().manual_seed(self._seed + self.epoch))
+        batches = order[: len(self) * self._size].view(-1, self._size)[self.batch :, self._rows]
+        return DataLoader(self._dataset, batch_sampler=batches.tolist(), **self._options)
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the place in the data, which is the same on all ranks."""
+        return {"epoch": self.epoch, "batch": self.batch, "seed": self._seed, "size": self._size}
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        """Go on from a place. Raises `BatchError` if it was counted in batches of another size, or another order."""
+        for name, own in (("size", self._size), ("seed", self._seed)):
+            if state_dict[name] != own:
+                raise BatchError(
+                    f"Loader: the place in the data was saved with {name} {state_dict[name]}, and here it is {own}; "
+                    "use the same, or begin an epoch anew without the sampler"
+                )
+        self.epoch, self.batch = state_dict["epoch"], state_dict["batch"]
+
+
+class _Rows(IterableDataset[Any]):
+    """Some rows of each whole batch of a stream, from the batch of a number on."""
+
+    def __init__(self, examples: Iterable[Any], size: int, rows: Sequence[int], first: int) -> None:
+        self.examples, self.size, self.rows, self.first = examples, size, rows, first
+
+    def __iter__(self) -> Iterator[Any]:
+        assert (worker := get_worker_info()) is None or worker.num_workers == 1
+        stream = islice(iter(self.examples), self.first * self.size, None)
+        while len(batch := list(islice(stream, self.size))) == self.size:
+            yield from (batch[row] for row in self.rows)

@@ -1,0 +1,162 @@
+"""`Loader`: ranks read their own rows of the batches that one process would take, and go on where a run was saved."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset, IterableDataset
+
+import shardwright as sw
+from shardwright.lowering.ranks.launch import run_ranks
+from shardwright.pcg.errors import BatchError
+
+ROWS, EXAMPLES = 4, 22
+PLANS: dict[str, dict[str, Any]] = {
+    "data": {"mesh": {"x": 2}, "roles": "zero"},
+    "data in microbatches": {"mesh": {"x": 2}, "roles": "zero", "microbatches": 2},
+    "tensor": {"mesh": {"x": 2}, "roles": "tensor"},
+}
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return (self.inner(x) - y).square().mean()
+
+
+class Examples(Dataset[dict[str, Tensor]]):
+    """It counts what is read."""
+
+    def __init__(self) -> None:
+        self.read = list[int]()
+
+    def __len__(self) -> int:
+        return EXAMPLES
+
+    def __getitem__(self, number: int) -> dict[str, Tensor]:
+        self.read.append(number)
+        return example(number)
+
+
+class Stream(IterableDataset[dict[str, Tensor]]):
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        return map(example, range(EXAMPLES))
+
+
+def example(number: int) -> dict[str, Tensor]:
+    return {"x": torch.full((4,), float(number)), "y": torch.full((4,), -float(number))}
+
+
+def batch_of(numbers: list[int]) -> dict[str, Tensor]:
+    examples = [example(number) for number in numbers]
+    return {name: torch.stack([one[name] for one in examples]) for name in ("x", "y")}
+
+
+def compiled(name: str) -> Any:
+    torch.manual_seed(0)
+    words = {"timeout_s": 60, "check_capture": "never", **PLANS[name]}
+    return sw.compile(Net(), sw.Cluster.local(2), kwargs=batch_of(list(range(ROWS))), **words)
+
+
+def orders(epochs: int, *, shuffle: bool) -> list[list[int]]:
+    """The batches of one process."""
+    found = list[list[int]]()
+    for epoch in range(epochs):
+        own = torch.Generator().manual_seed(7 + epoch)
+        order = torch.randperm(EXAMPLES, generator=own) if shuffle else torch.arange(EXAMPLES)
+        found += order[: EXAMPLES // ROWS * ROWS].view(-1, ROWS).tolist()
+    return found
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_losses_are_those_of_one_process(is_stream: bool) -> None:
+    def body() -> list[tuple[list[float], list[int]]]:
+        found = list[tuple[list[float], list[int]]]()
+        for name in PLANS:
+            parallel, data = compiled(name), Stream() if is_stream else Examples()
+            loader = sw.Loader(parallel, data, seed=7)
+            losses = [float(parallel.forward_backward(**batch)) for _ in range(2) for batch in loader]
+            assert (loader.epoch, loader.batch) == (2, 0)
+            found.append((losses, data.read if isinstance(data, Examples) else []))
+        return found
+
+    torch.manual_seed(0)
+    model, numbers = Net(), orders(2, shuffle=not is_stream)
+    expected = [model(**batch_of(own)).item() for own in numbers]
+    by_rank = run_ranks(body, 2, 60)
+    for number, name in enumerate(PLANS):
+        for rank in range(2):
+            torch.testing.assert_close(by_rank[rank][number][0], expected, rtol=1e-6, atol=0)
+        read = [set(by_rank[rank][number][1]) for rank in range(2)]
+        if not is_stream and name != "tensor":  # in an epoch each example is read by one rank
+            halves = [by_rank[rank][number][1] for rank in range(2)]
+            assert [len(half) for half in halves] == [len(numbers) * ROWS // 2] * 2
+            assert sorted(halves[0] + halves[1]) == sorted(n for own in numbers for n in own)
+        elif not is_stream:
+            assert read[0] == read[1]
+
+
+def test_it_goes_on_behind_what_was_taken() -> None:
+    """Whatever workers have read ahead, and on another number of ranks."""
+
+    def first() -> tuple[dict[str, int], list[list[float]]]:
+        loader = sw.Loader(compiled("data"), Examples(), seed=7, num_workers=1, prefetch_factor=4)
+        batches = iter(loader)
+        for _ in range(2):
+            next(batches)
+        return loader.state_dict(), [batch["x"][:, 0].tolist() for batch in batches]
+
+    def second(state: dict[str, int], is_stream: bool) -> list[list[float]]:
+        model = Net()
+        parallel = sw.compile(model, sw.Cluster.local(1), kwargs=batch_of(list(range(ROWS))), timeout_s=60)
+        loader = sw.Loader(parallel, Stream() if is_stream else Examples(), seed=7)
+        loader.load_state_dict(state)
+        found = [batch["x"][:, 0].tolist() for batch in loader]
+        assert (loader.epoch, loader.batch) == (1, 0)
+        return found
+
+    by_rank = run_ranks(first, 2, 60)
+    state = by_rank[0][0]
+    assert state == by_rank[1][0] == {"epoch": 0, "batch": 2, "seed": 7, "size": ROWS}
+    expected = orders(1, shuffle=True)[2:]
+    (whole,) = run_ranks(second, 1, 60, args=(state, False))
+    assert whole == expected
+    assert [a + b for a, b in zip(by_rank[0][1], by_rank[1][1], strict=True)] == expected
+    (stream,) = run_ranks(second, 1, 60, args=(state, True))
+    assert stream == orders(1, shuffle=False)[2:]
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    def body() -> list[str]:
+        parallel, texts = compiled("data"), list[str]()
+
+        def refused(dataset: Any, model: Any = parallel, **options: Any) -> None:
+            with pytest.raises(BatchError) as error:
+                sw.Loader(model, dataset, **options)
+            texts.append(str(error.value))
+
+        refused([example(0)] * 3)
+        refused(Examples(), batch_size=2)
+        refused(Stream(), num_workers=2)
+        refused(Examples(), sw.compile(Net(), sw.Cluster.local(2), timeout_s=60))
+        loader = sw.Loader(parallel, Examples(), seed=7)
+        for state in ({"size": 8}, {"seed": 1}):
+            with pytest.raises(BatchError) as error:
+                loader.load_state_dict({**loader.state_dict(), **state})
+            texts.append(str(error.value))
+        return texts
+
+    for texts in run_ranks(body, 2, 60):
+        assert "the data set has 3 examples, less than a batch of 4" in texts[0]
+        assert "batch_size= is the plan's" in texts[1]
+        assert "use num_workers=1" in texts[2]
+        assert "compiled without a batch" in texts[3]
+        assert "saved with size 8, and here it is 4" in texts[4]
+        assert "saved with seed 1, and here it is 7" in texts[5]
