@@ -85,14 +85,16 @@ class Loader:
         self.epoch, self.batch = self.epoch + 1, 0
 
     def _loader(self) -> Iterable[dict[str, Any]]:
+        generator = torch.Generator().manual_seed(self._seed + self.epoch)
+        order = torch.arange(0 if self._is_stream else self._num_examples)
+        if self._shuffle:
+            order = torch.randperm(self._num_examples, generator=generator)
+        options = {"generator": generator, **self._options}  # else every start would draw from torch's own generator
         if self._is_stream:
             own = _Rows(cast("Iterable[Any]", self._dataset), self._size, self._rows.tolist(), self.batch)
-            return DataLoader(own, batch_size=len(self._rows), **self._options)
-        order = torch.arange(self._num_examples)
-        if self._shuffle:
-            order = torch.randperm(self._num_examples, generator=torch.Generator().manual_seed(self._seed + self.epoch))
+            return DataLoader(own, batch_size=len(self._rows), **options)
         batches = order[: len(self) * self._size].view(-1, self._size)[self.batch :, self._rows]
-        return DataLoader(self._dataset, batch_sampler=batches.tolist(), **self._options)
+        return DataLoader(self._dataset, batch_sampler=batches.tolist(), **options)
 
     def state_dict(self) -> dict[str, int]:
         """Return the place in the data, which is the same on all ranks."""

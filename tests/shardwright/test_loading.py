@@ -81,6 +81,9 @@ def test_losses_are_those_of_one_process(is_stream: bool) -> None:
         found = list[tuple[list[float], list[int]]]()
         for name in PLANS:
             parallel, data = compiled(name), Stream() if is_stream else Examples()
+            before = torch.get_rng_state()
+            next(iter(sw.Loader(parallel, Examples())))
+            assert torch.equal(torch.get_rng_state(), before)  # a resumed run starts to read once more
             loader = sw.Loader(parallel, data, seed=7)
             losses = [float(parallel.forward_backward(**batch)) for _ in range(2) for batch in loader]
             assert (loader.epoch, loader.batch) == (2, 0)
