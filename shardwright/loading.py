@@ -89,7 +89,10 @@ class Loader:
         order = torch.arange(0 if self._is_stream else self._num_examples)
         if self._shuffle:
             order = torch.randperm(self._num_examples, generator=generator)
-        options = {"generator": generator, **self._options}  # else every start would draw from torch's own generator
+        options: dict[str, Any] = {
+            "generator": generator,
+            **self._options,
+        }  # else every start would draw from torch's own generator
         if self._is_stream:
             own = _Rows(cast("Iterable[Any]", self._dataset), self._size, self._rows.tolist(), self.batch)
             return DataLoader(own, batch_size=len(self._rows), **options)

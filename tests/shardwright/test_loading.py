@@ -61,7 +61,7 @@ def batch_of(numbers: list[int]) -> dict[str, Tensor]:
 
 def compiled(name: str) -> Any:
     torch.manual_seed(0)
-    words = {"timeout_s": 60, "check_capture": "never", **PLANS[name]}
+    words: dict[str, Any] = {"timeout_s": 60, "check_capture": "never", **PLANS[name]}
     return sw.compile(Net(), sw.Cluster.local(2), kwargs=batch_of(list(range(ROWS))), **words)
 
 
