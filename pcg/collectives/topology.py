@@ -142,7 +142,8 @@ class Topology:
         if missing is None and relays:
             return edges
         problem = "only relays pass data on" if missing is None else f"no link from {missing[0]} to {missing[1]}"
-        raise self._error("path", f"{problem}; from {src} to {dst} via {list(via)}: send over links of the topology")
+        way = f" on the way from {src} to {dst}" if via else ""
+        raise self._error("path", f"{problem}{way}; send over links of the topology")
 
     def busy_s_per_byte(self, shares: Mapping[Edge, Fraction]) -> Fraction:
         """Return the least seconds in which the links carry these bytes, all at once: the busiest link or resource."""
