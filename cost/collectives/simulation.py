@@ -1,8 +1,9 @@
 """Seconds of a schedule on a network, by following every transfer over its links. Steps are not in lock-step.
 
-A transfer starts as soon as what it reads is there and nobody needs what it replaces. It then passes the links of its
-path, and what they share, one after the other. Each serves transfers in the order in which they come, at its own rate,
-and its latency later the head of a transfer is at the next: so a transfer is on several links at once.
+A transfer starts as soon as what it reads is there, nobody needs what it replaces, and the one before it from the same
+rank to the same rank has started: a connection keeps its order. It then passes the links of its
+path, and what they share, one after the other. Each serves one transfer at a time, at its own rate; of those that wait,
+the one of the earliest step. A latency later the head of a transfer is at the next link: it is on several at once.
 """
 
 from __future__ import annotations
@@ -16,6 +17,14 @@ from shardwright.pcg.collectives.schedule import Schedule, Transfer
 from shardwright.pcg.collectives.topology import Edge, Topology
 
 Cell = tuple[int, int]
+Server = Edge | str
+"""What a transfer passes: a link, or by its name a resource."""
+Hop = tuple[Server, float, float]
+"""A server, its rate in bytes per second, and the latency after it."""
+Event = tuple[float, int, int, int, Server | None]
+"""When, which turn, transfer and hop of its route; and the server that becomes free, else the head reaches the hop."""
+_LAST = 1 << 62
+"""Comes after all turns."""
 
 
 @dataclass(frozen=True)
@@ -24,11 +33,12 @@ class Simulated:
 
     Attributes:
         seconds: until the last transfer has arrived.
-        arrivals_s: when each transfer of the schedule has arrived, in its order.
+        starts_s, arrivals_s: when each transfer of the schedule starts, and has arrived, in its order.
         busy_s: how long each link carries something.
     """
 
     seconds: float
+    starts_s: tuple[float, ...]
     arrivals_s: tuple[float, ...]
     busy_s: Mapping[Edge, float]
 
@@ -37,43 +47,82 @@ class Simulated:
         return self.busy_s.get(edge, 0.0) / self.seconds if self.seconds else 0.0
 
 
-def simulate(schedule: Schedule, topology: Topology, num_bytes: float) -> Simulated:
+def simulate(schedule: Schedule, topology: Topology, num_bytes: float, *, in_order: bool = True) -> Simulated:
     """Return the times of a schedule that moves `num_bytes`, the size of the whole, on a topology.
+
+    `in_order`: whether a connection keeps its order. Without, a transfer may overtake others that are not ready.
 
     Raises:
         ClusterError: a transfer has no path.
     """
-    transfers = schedule.transfers
-    followers, missing = _dependences(transfers)
-    routes = _Routes(topology)
-    sizes = [float(chunk.size) * num_bytes for chunk in schedule.collective.chunks]
-    ready = [0.0] * len(transfers)
-    arrivals = [0.0] * len(transfers)
-    free, busy = defaultdict[object, float](float), defaultdict[Edge, float](float)
-    # An event: a transfer's head reaches a hop of its route.
-    turns = _turns(schedule)
-    events = [(0.0, turns[index], index, 0) for index, count in enumerate(missing) if not count]
-    heapq.heapify(events)
-    while events:
-        now, turn, index, hop = heapq.heappop(events)
-        transfer = transfers[index]
-        route = routes[transfer.src, transfer.dst, transfer.via]
-        edge, servers, latency_s = route[hop]
-        for server, rate in servers:
-            duration = sizes[transfer.chunk] / rate
-            now = max(now, free[server])
-            free[server] = now + duration
-            arrivals[index] = max(arrivals[index], now + duration) + (latency_s if server == edge else 0.0)
-            busy[edge] += duration if server == edge else 0.0
+    run = _Run(schedule, topology, num_bytes, in_order)
+    run.follow()
+    busy = {server: seconds for server, seconds in run.busy.items() if isinstance(server, tuple)}
+    return Simulated(max(run.arrivals, default=0.0), tuple(run.starts), tuple(run.arrivals), busy)
+
+
+class _Run:
+    """The state of a simulation: what waits at each server, and what happens next."""
+
+    def __init__(self, schedule: Schedule, topology: Topology, num_bytes: float, in_order: bool) -> None:
+        self.transfers = schedule.transfers
+        self.sizes = [float(chunk.size) * num_bytes for chunk in schedule.collective.chunks]
+        self.routes, self.turns = _Routes(topology), _turns(schedule)
+        self.followers, self.missing = _dependences(self.transfers)
+        self.next_of = _next_of_connection(self.transfers) if in_order else {}
+        for index in self.next_of.values():
+            self.missing[index] += 1
+        self.ready, self.starts, self.arrivals = ([0.0] * len(self.transfers) for _ in range(3))
+        self.waiting: dict[Server, list[tuple[int, int, int]]] = defaultdict(list)
+        self.serving, self.busy = set[Server](), defaultdict[Server, float](float)
+        first = (index for index, many in enumerate(self.missing) if not many)
+        self.events: list[Event] = [(0.0, self.turns[index], index, 0, None) for index in first]
+        heapq.heapify(self.events)
+
+    def follow(self) -> None:
+        """Go from event to event. Of the same moment, transfers come before servers, which choose among them."""
+        events = self.events
+        while events:
+            now, turn, index, hop, freed = heapq.heappop(events)
+            if freed is None:
+                server = self._route(index)[hop][0]
+                heapq.heappush(self.waiting[server], (turn, index, hop))
+                if server in self.serving:
+                    continue
+                self.serving.add(server)
+                heapq.heappush(events, (now, _LAST, index, hop, server))
+            elif self.waiting[freed]:
+                self._serve(now, freed)
+            else:
+                self.serving.discard(freed)
+
+    def _serve(self, now: float, server: Server) -> None:
+        turn, index, hop = heapq.heappop(self.waiting[server])
+        route = self._route(index)
+        _, rate, latency_s = route[hop]
+        duration = self.sizes[self.transfers[index].chunk] / rate
+        self.busy[server] += duration
+        self.arrivals[index] = max(self.arrivals[index], now + duration) + latency_s
+        heapq.heappush(self.events, (now + duration, _LAST, index, hop, server))
+        if hop == 0:
+            self.starts[index] = now
+            if index in self.next_of:
+                self._release(self.next_of[index], now)
         if hop + 1 < len(route):
-            heapq.heappush(events, (now + latency_s, turn, index, hop + 1))
-            continue
-        for follower in followers[index]:
-            ready[follower] = max(ready[follower], arrivals[index])
-            missing[follower] -= 1
-            if not missing[follower]:
-                heapq.heappush(events, (ready[follower], turns[follower], follower, 0))
-    return Simulated(max(arrivals, default=0.0), tuple(arrivals), busy)
+            heapq.heappush(self.events, (now + latency_s, turn, index, hop + 1, None))
+            return
+        for follower in self.followers[index]:
+            self._release(follower, self.arrivals[index])
+
+    def _release(self, index: int, when: float) -> None:
+        self.ready[index] = max(self.ready[index], when)
+        self.missing[index] -= 1
+        if not self.missing[index]:
+            heapq.heappush(self.events, (self.ready[index], self.turns[index], index, 0, None))
+
+    def _route(self, index: int) -> list[Hop]:
+        transfer = self.transfers[index]
+        return self.routes[transfer.src, transfer.dst, transfer.via]
 
 
 def _turns(schedule: Schedule) -> list[int]:
@@ -89,27 +138,33 @@ def _turns(schedule: Schedule) -> list[int]:
     return turns
 
 
-class _Routes(dict[tuple[int, int, tuple[int, ...]], list[tuple[Edge, list[tuple[object, float]], float]]]):
-    """The hops of transfers: of each link what serves it, the shared resources first, with rates, and its latency."""
+class _Routes(dict[tuple[int, int, tuple[int, ...]], list[Hop]]):
+    """The hops of transfers: what serves them, resources before the link that has a part in them."""
 
     def __init__(self, topology: Topology) -> None:
         super().__init__()
         self.topology = topology
-        self.shared: Mapping[Edge, list[tuple[object, float]]] = defaultdict(list)
+        self.shared: Mapping[Edge, list[Hop]] = defaultdict(list)
         for one in topology.resources:
             for edge in one.edges:
-                self.shared[edge].append((one.name, float(one.rate_bytes_per_s)))
+                self.shared[edge].append((one.name, float(one.rate_bytes_per_s), 0.0))
 
-    def __missing__(
-        self, key: tuple[int, int, tuple[int, ...]]
-    ) -> list[tuple[Edge, list[tuple[object, float]], float]]:
-        links = [self.topology.by_edge[edge] for edge in self.topology.path(*key)]
-        self[key] = found = [
-            (edge, [*self.shared[edge], (edge, float(link.rate_bytes_per_s))], link.latency_s)
-            for link in links
-            for edge in [(link.src, link.dst)]
-        ]
+    def __missing__(self, key: tuple[int, int, tuple[int, ...]]) -> list[Hop]:
+        self[key] = found = list[Hop]()
+        for edge in self.topology.path(*key):
+            link = self.topology.by_edge[edge]
+            found += [*self.shared[edge], (edge, float(link.rate_bytes_per_s), link.latency_s)]
         return found
+
+
+def _next_of_connection(transfers: Sequence[Transfer]) -> dict[int, int]:
+    last, found = dict[Edge, int](), dict[int, int]()
+    for index, transfer in enumerate(transfers):
+        edge = (transfer.src, transfer.dst)
+        if edge in last:
+            found[last[edge]] = index
+        last[edge] = index
+    return found
 
 
 def _dependences(transfers: Sequence[Transfer]) -> tuple[list[list[int]], list[int]]:

@@ -192,6 +192,7 @@ def _point_bound(topology: Topology, collective: Collective) -> Bound:
     demand = _demand(collective)
     bounds = [_distance_bound(topology, demand)]
     bounds += [_cut_bound(topology, demand, side) for side in _sides(topology)]
+    bounds += [_flow_bound(topology, demand, ranks) for ranks in _runs(topology)]
     return max(bounds, key=lambda bound: bound.seconds_per_byte)
 
 
@@ -225,13 +226,17 @@ def _links_to(topology: Topology, src: int) -> Mapping[int, int]:
 
 
 def _sides(topology: Topology) -> Iterator[frozenset[int]]:
-    """Yield nodes to be cut off: every half of a small network; else those that fast links join, and runs of ranks."""
+    """Yield nodes to be cut off: every half of a small network; else those that fast links join."""
     nodes = topology.num_nodes
     if nodes <= MOST_ENUMERATED:
         yield from (frozenset(n for n in range(nodes) if mask >> n & 1) for mask in range(1, (1 << nodes) - 1))
         return
     for rate in sorted({link.rate_bytes_per_s for link in topology.links}):
         yield from islands(topology, rate)
+
+
+def _runs(topology: Topology) -> Iterator[frozenset[int]]:
+    """Yield halves, quarters and eighths of the ranks in their order, such as machines or planes of a grid."""
     ranks = topology.num_ranks
     for size in {ranks // part for part in (2, 4, 8) if ranks % part == 0}:
         yield from (frozenset(range(start, start + size)) for start in range(0, ranks, size))
@@ -256,6 +261,18 @@ def _cut_bound(topology: Topology, demand: Mapping[Edge, Fraction], side: frozen
     share = sum((one for (src, dst), one in demand.items() if src in side and dst not in side), Fraction(0))
     beyond = [rank for rank in range(topology.num_ranks) if rank not in side]
     return _entering(share, rate_out_of(topology, side), beyond) if share else Bound(Fraction(0), "")
+
+
+def _flow_bound(topology: Topology, demand: Mapping[Edge, Fraction], ranks: frozenset[int]) -> Bound:
+    """What leaves some ranks is at most what flows from them to the others, over whichever relays."""
+    graph = FlowGraph(topology)
+    source, sink, most = graph.num_nodes, graph.num_nodes + 1, sum(graph.rooms)
+    ends = [(source, rank) if rank in ranks else (rank, sink) for rank in range(topology.num_ranks)]
+    network = Network(graph.num_nodes + 2, [*graph.edges, *ends])
+    rate = network.max_flow(source, sink, [*graph.rooms, *[most] * len(ends)]) * topology.unit_rate
+    share = sum((one for (src, dst), one in demand.items() if src in ranks and dst not in ranks), Fraction(0))
+    beyond = [rank for rank in range(topology.num_ranks) if rank not in ranks]
+    return _entering(share, rate, beyond) if share else Bound(Fraction(0), "")
 
 
 def rate_out_of(topology: Topology, side: frozenset[int]) -> Fraction:

@@ -1,9 +1,17 @@
 """Synthesis of collectives: schedules for a network, with the bound that they are judged by.
 
-    symmetry    ranks that a network cannot tell apart
+    synthesis   schedules for a size, better and better: all that follows, compared by simulated time
+    frontier    small networks: the best schedules for each number of steps, until one meets a bound
     exact       one question: is there a schedule of so many chunks, steps and rounds; by Z3
     paced       what no schedule of so many steps can beat; by flows over time
-    frontier    the best schedules for each number of steps, until one meets a bound
+    routes      chunks with one source and one target: paths that even out the load
+    greedy      large networks: whenever links are free, they carry the rarest chunk
+    trees       all-reduce over trees that use links both ways
+    timing      steps by the moments at which transfers start
+    channels    what limits transfers
+    sketch      a user's hints as JSON
+    symmetry    ranks that a network cannot tell apart
 
-Imports `pcg.collectives`. Whether a schedule is right is for `verifier.collectives` to say.
+Imports `pcg.collectives` and `cost.collectives.simulation`. Whether a schedule is right is for `verifier.collectives`
+to say.
 """

@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from shardwright.pcg.collectives.bounds import Hops, whole
 from shardwright.pcg.collectives.collective import Collective
 from shardwright.pcg.collectives.schedule import Schedule, Transfer
-from shardwright.pcg.collectives.topology import Edge, Link, Resource, Topology
-from shardwright.search.collectives.symmetry import Permutation, chunk_images, symmetries
+from shardwright.pcg.collectives.topology import Edge, Topology
+from shardwright.search.collectives.channels import limits
+from shardwright.search.collectives.symmetry import Permutation, chunk_images, fitting, symmetries
+from shardwright.search.collectives.timing import steps_of
 
 if TYPE_CHECKING:
     import z3
@@ -54,7 +56,7 @@ def solve(
     `group`: symmetries to use; by default those that are found. If no schedule has them, all are looked at.
     """
     group = symmetries(topology) if group is None else group
-    if len(group) > 1 and chunk_images(collective, group) is not None:
+    if len(fitting(collective, group)) > 1:
         answer = Question(topology, collective, steps, rounds, group).answer(timeout_s)
         if answer.schedule:
             return answer
@@ -175,27 +177,13 @@ class Question:
         import z3
 
         most = max(self.sizes)
-        for entry, channels in self._limits():
-            room = self.topology.multiplicity(entry) * most
+        for rate, channels in limits(self.topology, self.group):
+            room = int(rate / self.topology.unit_rate) * most
             for step, bits in enumerate(spread):
                 load = list(self._loads(channels, step))
                 if sum(size for _, size in load) > room:
                     unused = [(z3.Not(bit), room) for bit in bits]
                     solver.add(z3.PbLe(load + unused, room * (1 + len(bits))))
-
-    def _limits(self) -> Iterator[tuple[Link | Resource, list[Edge]]]:
-        """One link or resource of each orbit, with the channels that pass it."""
-        passing: dict[Edge, list[Edge]] = defaultdict(list)
-        for channel, path in self.topology.channels.items():
-            for edge in path:
-                passing[edge].append(channel)
-        seen = set[frozenset[Edge]]()
-        shared = ((one, sorted({channel for edge in one.edges for channel in passing[edge]}))
-                  for one in self.topology.resources)  # fmt: skip
-        for entry, channels in (*((self.topology.by_edge[edge], found) for edge, found in passing.items()), *shared):
-            if frozenset(channels) not in seen:
-                seen |= {frozenset((image[src], image[dst]) for src, dst in channels) for image in self.group}
-                yield entry, channels
 
     def _loads(self, channels: Sequence[Edge], step: int) -> Iterator[tuple[z3.BoolRef, int]]:
         for chunk, (stands, number) in enumerate(self.orbit):
@@ -217,20 +205,3 @@ class Question:
             for image, chunks in zip(self.group, self.images, strict=True)
         ]
         return steps_of(f"{self.topology.name} {self.steps}/{self.rounds}", self.collective, transfers, lasting)
-
-
-def steps_of(
-    name: str, collective: Collective, transfers: Sequence[Transfer], lasting: Sequence[int] | None = None
-) -> Schedule:
-    """Return a schedule of transfers without those that reach no target, and without the steps that become empty."""
-    kept, wanted = list[Transfer](), set[tuple[int, int]]()
-    targets = [set(chunk.targets) for chunk in collective.chunks]
-    for transfer in sorted(transfers, reverse=True):
-        cell = (transfer.dst, transfer.chunk)
-        if transfer.dst in targets[transfer.chunk] or cell in wanted:
-            wanted.add((transfer.src, transfer.chunk))
-            kept.append(transfer)
-    used = sorted({transfer.step for transfer in kept})
-    numbers = {step: number for number, step in enumerate(used)}
-    rounds = tuple(lasting[step] for step in used) if lasting is not None else ()
-    return Schedule(name, collective, tuple(t._replace(step=numbers[t.step]) for t in kept), rounds)

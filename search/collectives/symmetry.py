@@ -77,6 +77,11 @@ def chunk_images(collective: Collective, group: Sequence[Permutation]) -> list[t
     return found
 
 
+def fitting(collective: Collective, group: Sequence[Permutation]) -> Sequence[Permutation]:
+    """Return a group if the collective has it, else the identity alone."""
+    return group if chunk_images(collective, group) is not None else group[:1]
+
+
 def is_symmetry(topology: Topology, image: Permutation) -> bool:
     """Return whether a permutation of the ranks, with some permutation of the relays, keeps links and resources."""
     whole = _with_relays(topology, image) if topology.relays else image

@@ -1,0 +1,54 @@
+"""Steps of transfers: by the moments at which they start, and without those that nobody needs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from shardwright.cost.collectives.simulation import simulate
+from shardwright.pcg.collectives.collective import Collective
+from shardwright.pcg.collectives.schedule import Schedule, Transfer
+from shardwright.pcg.collectives.topology import Topology
+
+
+def in_steps(
+    name: str, collective: Collective, started: Iterable[tuple[float, Transfer]], shortest_s: float
+) -> Schedule:
+    """Return the schedule of transfers that start at these moments, in seconds.
+
+    A step begins where a transfer reads or replaces what the present one brings, or `shortest_s` after it began.
+    """
+    transfers, step, began, brought = list[Transfer](), -1, -math.inf, set[tuple[int, int]]()
+    for start, transfer in sorted(started):
+        target = (transfer.dst, transfer.chunk)
+        waits = (transfer.src, transfer.chunk) in brought or (transfer.op == "copy" and target in brought)
+        if waits or start >= began + 0.999 * shortest_s:
+            step, began, brought = step + 1, start, set()
+        brought.add(target)
+        transfers.append(transfer._replace(step=step))
+    return steps_of(name, collective, transfers)
+
+
+def retimed(schedule: Schedule, topology: Topology, num_bytes: float) -> Schedule:
+    """Return a schedule with its steps in the order in which links get to its transfers, whoever comes first."""
+    found = simulate(schedule, topology, num_bytes, in_order=False)
+    last = min((end - start for start, end in zip(found.starts_s, found.arrivals_s, strict=True)), default=0.0)
+    started = zip(found.starts_s, schedule.transfers, strict=True)
+    return in_steps(schedule.name, schedule.collective, started, last)
+
+
+def steps_of(
+    name: str, collective: Collective, transfers: Sequence[Transfer], lasting: Sequence[int] | None = None
+) -> Schedule:
+    """Return a schedule of transfers without those that reach no target, and without the steps that become empty."""
+    kept, wanted = list[Transfer](), set[tuple[int, int]]()
+    targets = [set(chunk.targets) for chunk in collective.chunks]
+    for transfer in sorted(transfers, reverse=True):
+        cell = (transfer.dst, transfer.chunk)
+        if transfer.dst in targets[transfer.chunk] or cell in wanted:
+            wanted.add((transfer.src, transfer.chunk))
+            kept.append(transfer)
+    used = sorted({transfer.step for transfer in kept})
+    numbers = {step: number for number, step in enumerate(used)}
+    rounds = tuple(lasting[step] for step in used) if lasting is not None else ()
+    return Schedule(name, collective, tuple(t._replace(step=numbers[t.step]) for t in kept), rounds)
