@@ -8,7 +8,7 @@ of the compiler appear in it as `shardwright.pcg`, `shardwright.substitutions`, 
     options        the options of `plan` and `compile`: a caller's words, and their value
     planning       capture, search, proof; `programs`: a compiled model's programs, one for each shape and mode
     loading        batches of a data set, of which each rank reads its own rows
-    saving         checkpoints of a whole run: `save` and `load`
+    saving         checkpoints of a whole run: `save` and `load`; `exporting`: weights as safetensors
     checking       one eager step of the model beside the captured graph
     ranks          agreement of the ranks of one run
     asking         why not another strategy, and what if the cluster or the batch changed
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from shardwright.asking import why_not as why_not
     from shardwright.cost.clusters.cluster import Cluster as Cluster
     from shardwright.cost.clusters.topology import Level as Level
+    from shardwright.exporting import export as export
     from shardwright.loading import Loader as Loader
     from shardwright.lowering.random.exact import seed_exactly as seed_exactly
     from shardwright.lowering.store.weights import WeightFiles as WeightFiles
@@ -58,6 +59,7 @@ _EXPORTS = {
     "ShardwrightError": "shardwright.pcg.errors",
     "WeightFiles": "shardwright.lowering.store.weights",
     "compile": "shardwright.api",
+    "export": "shardwright.exporting",
     "fake": "shardwright.pcg.capture.fake",
     "load": "shardwright.saving",
     "plan": "shardwright.api",
@@ -77,6 +79,7 @@ __all__ = [
     "WeightFiles",
     "__version__",
     "compile",
+    "export",
     "fake",
     "load",
     "plan",

@@ -1,0 +1,152 @@
+"""The weights of a compiled model as safetensors files, as other libraries read them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from shardwright.lowering.module import ParallelModule
+from shardwright.lowering.ranks.waits import start_up
+from shardwright.pcg.errors import CheckpointError, MachineError
+from shardwright.ranks import on_all_ranks
+
+MAX_FILE_BYTES = 5 * 10**9
+INDEX = "model.safetensors.index.json"
+
+
+class _File(NamedTuple):
+    """Tensors that go into one file, of one pipeline stage, with the bytes of all of them."""
+
+    names: tuple[str, ...]
+    num_bytes: int
+
+
+def export(
+    parallel: ParallelModule, folder: str | os.PathLike[str], *, max_file_bytes: int = MAX_FILE_BYTES
+) -> dict[str, str]:
+    """Write the weights and buffers as whole tensors, under the model's own names. Every rank calls it.
+
+    The folder gets `model.safetensors`, or several files and their index `model.safetensors.index.json`, as
+    `from_pretrained` of transformers, `compile(weights=folder)` and other tools read them; the configuration is the
+    model's own business (`model.config.save_pretrained(folder)`). Of a tied tensor it has the first name alone. A
+    tensor is gathered when its turn comes, so that a rank holds one file's tensors at most.
+
+    Args:
+        parallel: the compiled model, with a plan.
+        folder: files of these names are replaced, once all are written.
+        max_file_bytes: the most bytes of tensors in a file, unless one tensor has more.
+
+    Returns:
+        The file of each tensor, by name.
+
+    Raises:
+        CheckpointError: the model has no plan yet, or a file cannot be written; then the folder is as it was.
+    """
+    if not hasattr(parallel, "ranks"):
+        raise CheckpointError("export: the model was compiled without a batch, and has no plan before its first call")
+    target, ranks = Path(folder), parallel.ranks
+    with start_up(ranks.timeout_s), torch.no_grad():
+        own = dict(_first_names(parallel))
+        sizes = {name: value.numel() * value.element_size() for name, value in own.items()}
+        listed: list[tuple[int, dict[str, int]]] = [(0, {})] * dist.get_world_size()
+        dist.all_gather_object(listed, (ranks.stages.rank, sizes))
+        order = list(_ordered(dict(reversed(listed)), max_file_bytes))
+        names = [_name(number, len(order)) for number in range(len(order))]
+        is_first = dist.get_rank() == next(rank for rank, (stage, _) in enumerate(listed) if stage == ranks.stages.rank)
+        on_all_ranks(lambda: _make(target))
+        for (stage, file), name in zip(order, names, strict=True):
+            if stage == ranks.stages.rank:
+                wholes = {tensor: _whole(own[tensor]) for tensor in file.names}
+                failure = _written(target / f"{name}.partial", wholes) if is_first else None
+            else:
+                failure = None
+            on_all_ranks(lambda failure=failure: _raise(failure))
+        of = {tensor: name for (_, file), name in zip(order, names, strict=True) for tensor in file.names}
+        total = sum(file.num_bytes for _, file in order)
+        on_all_ranks(lambda: _end(target, names, of, total) if dist.get_rank() == 0 else None)
+    return of
+
+
+def _first_names(parallel: ParallelModule) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of this rank's state, each under its first name."""
+    seen = set[int]()
+    for name, value in parallel.state_dict(keep_vars=True).items():
+        if id(value) not in seen:
+            seen.add(id(value))
+            yield name, value.detach()
+
+
+def _ordered(by_stage: Mapping[int, Mapping[str, int]], most: int) -> Iterator[tuple[int, _File]]:
+    """Yield all files, each with the stage that writes it; the first stage that has a tensor does."""
+    taken = set[str]()
+    for stage in sorted(by_stage):
+        own = {name: num_bytes for name, num_bytes in by_stage[stage].items() if name not in taken}
+        taken |= own.keys()
+        yield from ((stage, file) for file in _files(own, most))
+
+
+def _files(sizes: Mapping[str, int], most: int) -> list[_File]:
+    found, names, size = list[_File](), list[str](), 0
+    for name, num_bytes in sizes.items():
+        if names and size + num_bytes > most:
+            found.append(_File(tuple(names), size))
+            names, size = [], 0
+        names.append(name)
+        size += num_bytes
+    return [*found, _File(tuple(names), size)] if names else found
+
+
+def _name(number: int, many: int) -> str:
+    return "model.safetensors" if many == 1 else f"model-{number + 1:05d}-of-{many:05d}.safetensors"
+
+
+def _whole(value: Tensor) -> Tensor:
+    return (value.full_tensor() if isinstance(value, DTensor) else value).cpu().contiguous()
+
+
+def _make(target: Path) -> None:
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        why = error.strerror or error
+        raise CheckpointError(f"{target}: cannot export here: {why}; choose another folder") from error
+    if find_spec("safetensors") is None:
+        raise MachineError("export: to write safetensors, pip install safetensors")
+
+
+def _written(file: Path, wholes: dict[str, Tensor]) -> str | None:
+    """Write a file; return why that failed, if it did."""
+    from safetensors.torch import save_file
+
+    try:
+        save_file(wholes, file, metadata={"format": "pt"})
+    except Exception as error:  # noqa: BLE001 - raised on all ranks
+        return f"{file.parent}: cannot write {file.name}: {error}"
+    return None
+
+
+def _raise(failure: str | None) -> None:
+    if failure is not None:
+        raise CheckpointError(failure)
+
+
+def _end(target: Path, names: Sequence[str], of: dict[str, str], total: int) -> None:
+    """Give the files their names, and write the index; without one file of an earlier export."""
+    kept = {f"{name}.partial" for name in names}
+    for old in [*target.glob("model*.safetensors"), *target.glob("model*.partial"), target / INDEX]:
+        if old.name not in kept:
+            old.unlink(missing_ok=True)
+    for name in names:
+        (target / f"{name}.partial").rename(target / name)
+    if len(names) > 1:
+        index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(of.items()))}
+        (target / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
