@@ -11,7 +11,7 @@ NEWEST_TESTS := tests/pcg/test_versions.py tests/pcg/capture/test_capture.py tes
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test cuda newest newest-setup mutants mutants-collectives lint types matrix sweep operators writes bench bench-start bench-search regret bench-accuracy bench-rules bench-gains site site-check browser pages format clean
+.PHONY: help setup demo test cuda newest newest-setup mutants mutants-collectives lint types matrix sweep operators writes bench bench-start bench-search regret bench-accuracy bench-rules bench-gains bench-collectives site site-check browser pages format clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -89,6 +89,9 @@ bench-accuracy: $(STAMP) ## compare predictions with published runs and with thi
 
 bench-rules: $(STAMP) ## generate and prove rules, mutate them, see which the search uses; writes a page in docs/
 	$(PY) -m bench.rules
+
+bench-collectives: $(STAMP) ## synthesize collectives beside their bounds and what others publish; writes docs/collectives.md: three minutes
+	OMP_NUM_THREADS=1 $(PY) -m bench.synthesis
 
 bench-gains: $(STAMP) ## see which rules fire on which models, and what they gain; ends docs/rules.md with its tables
 	$(PY) -m bench.gains
