@@ -4,6 +4,7 @@
     groups       the process groups of mesh axes, each made once
     ranks        the mesh as one rank sees it: axes with their groups, place, device
     movement     collectives along one axis, without gradients
+    scheduled    collectives by a schedule, with point-to-point messages
     channels     messages between pipeline stages, first in, first out
     agreement    values that must be equal on all ranks, compared or taken from rank 0
     waits        waits for other ranks end with an error after a timeout

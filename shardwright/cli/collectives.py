@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from shardwright.pcg.collectives.topology import Topology
     from shardwright.verifier.collectives.verdict import ScheduleVerdict
 
+MOST_LOCAL_RANKS = 64
 TOPOLOGY_HELP = (
     "A name with numbers, such as dgx1, mi250:2 or torus:4x4; cluster:CLUSTER for the levels of a cluster, such as "
     "cluster:preset:dgx-h100:2; wired:FILE:GPU[:NODES] for what nvidia-smi topo -m printed, or NCCL's topology file; "
@@ -33,6 +34,7 @@ TOPOLOGY_HELP = (
         "collectives build ring all_reduce --ranks 8 -o ring.json",
         "collectives synthesize all_gather --topology dgx1 -o best.json",
         "collectives check ring.json --topology dgx1",
+        "collectives run ring.json",
         "collectives show ring.json --topology dgx1 --steps 2",
         "collectives export ring.json -o ring.xml --in-place",
     )
@@ -177,6 +179,36 @@ def cost(file: Path, topology: str | None, sizes: tuple[str, ...], form: str) ->
         raise click.UsageError("cost needs a schedule and its network; name it by --topology.")
     _check_ranks(found.subject, links)
     terminal.show(CostReport(found.subject, links, tuple(map(_bytes, sizes))), form)
+
+
+@collectives.command(epilog=examples("collectives run ring.json --bytes 64K --bytes 4M"))
+@click.argument("file", type=FILE_PATH)
+@click.option("--bytes", "sizes", multiple=True, default=("1K", "64K", "4M"), show_default=True,
+              metavar="N[K|M|G]", help="Of the whole: the full tensor of the group, in powers of 1000.")  # fmt: skip
+@format_option
+def run(file: Path, sizes: tuple[str, ...], form: str) -> int:
+    """Run the schedule of FILE on ranks of this machine (gloo), compare its results, and time it.
+
+    It is judged first: what is not right is not run. Ends with status 1 where a result is wrong.
+    """
+    from shardwright.lowering.trial.collectives import on_this_machine
+    from shardwright.pcg.collectives.schedule import Schedule
+    from shardwright.reports.collectives import RunReport
+    from shardwright.verifier.collectives import verify_schedule
+
+    found = _read(file)
+    if not isinstance(found.subject, Schedule):
+        raise click.UsageError("run takes schedules; programs and plans are for their own runtimes.")
+    if found.subject.num_ranks > MOST_LOCAL_RANKS:
+        raise ScheduleError(
+            f"{found.subject.name}: {found.subject.num_ranks} ranks on one machine; run at most {MOST_LOCAL_RANKS}"
+        )
+    verdict = verify_schedule(found.subject)
+    if not verdict.is_certified:
+        return _show_verdict(str(file), found.form, verdict, form)
+    timings = on_this_machine(found.subject, [_bytes(size) for size in sizes])
+    terminal.show(RunReport(found.subject, timings), form)
+    return 0 if all(timing.is_right for timing in timings) else FINDING
 
 
 @collectives.command(epilog=examples("collectives show ring.json --topology dgx1 --steps 2"))

@@ -22,6 +22,7 @@ from shardwright.reports.report import Paragraph, Report
 from shardwright.verifier.collectives.verdict import ScheduleVerdict
 
 if TYPE_CHECKING:
+    from shardwright.lowering.trial.collectives import Timing
     from shardwright.search.collectives.frontier import Point
 
 BAR = 20
@@ -151,6 +152,28 @@ class CostReport(Report):
                   "lock_step_s": self.schedule.time_s(self.topology, size), "bound_s": least * size}
                  for size in self.sizes]  # fmt: skip
         return {"name": self.schedule.name, "topology": self.topology.name, "sizes": sizes}
+
+
+@dataclass(frozen=True)
+class RunReport(Report):
+    """The time of a schedule on ranks of this machine for several sizes, beside torch's own collective."""
+
+    schedule: Schedule
+    timings: Sequence[Timing]
+
+    def paragraphs(self) -> list[Paragraph]:
+        rows = [
+            (size_text(own.num_bytes), "right" if own.is_right else "WRONG", seconds_text(own.seconds),
+             "–" if own.torch_s is None else seconds_text(own.torch_s),
+             "–" if own.torch_s is None else f"{own.seconds / own.torch_s:.2f}")
+            for own in self.timings
+        ]  # fmt: skip
+        columns = (">bytes", "result", ">time", ">gloo's own", ">ratio")
+        where = f"{self.schedule.name} on {self.schedule.num_ranks} ranks of this machine"
+        return [Paragraph(where, [], columns, rows, ["times: medians; of each run, its slowest rank"])]
+
+    def data(self) -> dict[str, Any]:
+        return {"name": self.schedule.name, "runs": [own._asdict() for own in self.timings]}
 
 
 @dataclass(frozen=True)

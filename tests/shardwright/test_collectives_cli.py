@@ -10,7 +10,7 @@ import pytest
 from tests.each import each
 from tests.shardwright.command import Run
 
-COMMANDS = ["", "topologies", "build", "synthesize", "check", "cost", "show", "export"]
+COMMANDS = ["", "topologies", "build", "synthesize", "check", "cost", "run", "show", "export"]
 pytestmark = pytest.mark.usefixtures("in_tmp")
 
 
@@ -169,3 +169,28 @@ def test_plans(run: Run) -> None:
         run("collectives", "export", "direct.json", "-o", "ring.xml")
         status, _, error = run("collectives", *arguments)
         assert (status, problem in error) == (2, True)
+
+
+def test_a_schedule_runs_on_this_machine(run: Run) -> None:
+    ring = built(run)
+    status, out, _ = run("collectives", "run", ring, "--bytes", "1K", "--bytes", "64K")
+    assert status == 0
+    assert out.startswith("ring all_reduce 4 on 4 ranks of this machine\n")
+    assert out.count("  right  ") == 2
+    data = json.loads(run("collectives", "run", ring, "--bytes", "1000", "--format", "json")[1])
+    (timing,) = data["runs"]
+    assert (timing["num_bytes"], timing["is_right"]) == (1008, True)
+    assert timing["seconds"] > 0 < timing["torch_s"]
+
+
+def test_what_is_not_right_is_not_run(run: Run) -> None:
+    ring = json.loads(Path(built(run)).read_text())
+    ring["transfers"] = ring["transfers"][:-1]
+    Path("short.json").write_text(json.dumps(ring))
+    status, out, _ = run("collectives", "run", "short.json")
+    assert status == 1
+    assert "certified" not in out.splitlines()[0]
+    run("collectives", "export", built(run, name="other.json"), "-o", "ring.xml")
+    assert "run takes schedules" in run("collectives", "run", "ring.xml")[2]
+    run("collectives", "build", "ring", "all_reduce", "--ranks", "65", "-o", "large.json")
+    assert "65 ranks on one machine; run at most 64" in run("collectives", "run", "large.json")[2]

@@ -1,0 +1,209 @@
+"""Collectives by a schedule: every rank carries out its transfers, step by step, with point-to-point messages.
+
+A rank has memory for the chunks that it holds at some time, which is used again by the next call. In a step it sends
+each other rank at most one message: all chunks that go there, one after the other. It waits for what it receives before
+it writes, so that a step reads what was there before. Ranks need not be in the same step.
+
+Nothing here says that a schedule is right: `verifier.collectives` does, before it is run.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import timedelta
+from itertools import accumulate, pairwise
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from shardwright.lowering.ranks.launch import TIMEOUT_S
+from shardwright.pcg.collectives.collective import Collective
+from shardwright.pcg.collectives.schedule import Op, Schedule
+from shardwright.pcg.errors import DistributedError, ScheduleError
+
+
+class _Message(NamedTuple):
+    """The chunks that go from or to another rank in a step, and what is done with each that arrives."""
+
+    peer: int
+    chunks: tuple[int, ...]
+    ops: tuple[Op, ...]
+
+
+class _Step(NamedTuple):
+    sends: tuple[_Message, ...]
+    receives: tuple[_Message, ...]
+
+
+class ScheduledCollective:
+    """A collective on a process group that is carried out by a schedule. Every rank of the group makes one.
+
+    Rank r of the schedule is rank r of the group. No other collective may run on the group meanwhile. Sums are added in
+    the order of the schedule's steps, and within a step by the rank that sends.
+    """
+
+    def __init__(self, schedule: Schedule, group: dist.ProcessGroup, *, timeout_s: float = TIMEOUT_S) -> None:
+        """Prepare this rank's part. `timeout_s`: the longest wait for a message.
+
+        Raises `ScheduleError` if the group has another number of ranks than the schedule.
+        """
+        if dist.get_world_size(group) != schedule.num_ranks:
+            problem = f"it is for {schedule.num_ranks} ranks, and the group has {dist.get_world_size(group)}"
+            raise ScheduleError(f"{schedule.name}: {problem}; build it for these")
+        self.schedule, self._group, self._timeout_s = schedule, group, timeout_s
+        self._rank = dist.get_rank(group)
+        self._peers = [dist.get_global_rank(group, rank) for rank in range(schedule.num_ranks)]
+        self._steps = [_step(transfers, self._rank) for transfers in schedule.steps]
+        self._held = _held(schedule.collective, self._steps, self._rank)
+        self._lengths, self._rooms = dict[int, Sequence[int]](), dict[tuple[object, ...], _Room]()
+        self._worker: ThreadPoolExecutor | None = None
+
+    def run(self, given: Tensor, num_elements: int) -> Tensor:
+        """Return this rank's output from its input, each of one dimension: its chunks one after the other.
+
+        `num_elements`: of the whole, the same on every rank: of the tensor that an all-gather makes, a broadcast sends
+        or an all-reduce sums, of all inputs of an all-to-all together.
+
+        Raises:
+            ScheduleError: the input has another shape, or the whole does not divide into units.
+            DistributedError: a message did not come within the timeout; says which chunks, step and rank.
+        """
+        lengths = self._lengths_of(num_elements)
+        expected = sum(lengths[chunk] for chunk in self.schedule.collective.inputs[self._rank])
+        if given.shape != (expected,) or not given.is_contiguous():
+            raise ScheduleError(
+                f"{self.schedule.name}: rank {self._rank}: expected a contiguous input of shape [{expected}], got "
+                f"{list(given.shape)}; pass x.contiguous().view(-1) of its chunks"
+            )
+        return self._run(given, lengths)
+
+    def start(self, given: Tensor, num_elements: int) -> Future[Tensor]:
+        """Start `run` beside what this process does, and return its output to wait for, by `result()`."""
+        if self._worker is None:
+            self._worker = ThreadPoolExecutor(1, thread_name_prefix="schedule")
+        return self._worker.submit(self.run, given, num_elements)
+
+    def _lengths_of(self, num_elements: int) -> Sequence[int]:
+        if num_elements not in self._lengths:
+            self._lengths[num_elements] = chunk_lengths(self.schedule.collective, num_elements)
+        return self._lengths[num_elements]
+
+    def _run(self, given: Tensor, lengths: Sequence[int]) -> Tensor:
+        collective, rank = self.schedule.collective, self._rank
+        room = self._room(lengths, given)
+        start = 0
+        for chunk in collective.inputs[rank]:
+            room.cells[chunk].copy_(given[start : start + lengths[chunk]])
+            start += lengths[chunk]
+        for number, step in enumerate(self._steps):
+            self._carry_out(number, step, room)
+        return torch.cat([given.new_empty(0), *(room.cells[chunk] for chunk in collective.outputs[rank])])
+
+    def _room(self, lengths: Sequence[int], like: Tensor) -> _Room:
+        key = (like.dtype, like.device, *lengths)
+        if key not in self._rooms:
+            self._rooms[key] = _Room(self._held, self._steps, lengths, like)
+        return self._rooms[key]
+
+    def _carry_out(self, number: int, step: _Step, room: _Room) -> None:
+        outgoing = [room.packed(message) for message in step.sends]
+        incoming = [room.arriving[number, message.peer] for message in step.receives]
+        ops = [self._p2p(dist.isend, x, m) for x, m in zip(outgoing, step.sends, strict=True) if x.numel()]
+        ops += [self._p2p(dist.irecv, x, m) for x, m in zip(incoming, step.receives, strict=True) if x.numel()]
+        waited = [m for x, m in zip(outgoing, step.sends, strict=True) if x.numel()]
+        waited += [m for x, m in zip(incoming, step.receives, strict=True) if x.numel()]
+        works = dist.batch_isend_irecv(ops) if ops else []
+        for index, work in enumerate(works):  # NCCL gives one for all
+            message = waited[min(index, len(waited) - 1)]
+            try:
+                work.wait(timedelta(seconds=self._timeout_s))
+            except RuntimeError as error:
+                way = "to" if message in step.sends else "from"
+                raise DistributedError(
+                    f"{self.schedule.name}: rank {self._rank} of the group, step {number}: chunks "
+                    f"{list(message.chunks)} {way} rank {message.peer} did not go through: {str(error).strip()}"
+                ) from error
+        for message, arrived in zip(step.receives, incoming, strict=True):
+            room.store(message, arrived)
+
+    def _p2p(self, do: Callable[..., object], x: Tensor, message: _Message) -> dist.P2POp:
+        return dist.P2POp(do, x, self._peers[message.peer], self._group)
+
+
+class _Room:
+    """A rank's memory for chunks of certain lengths: its cells, and what arrives in each step."""
+
+    def __init__(self, held: Sequence[int], steps: Sequence[_Step], lengths: Sequence[int], like: Tensor) -> None:
+        self.cells: Mapping[int, Tensor] = {chunk: like.new_empty(lengths[chunk]) for chunk in held}
+        most = max([0, *(_length(step.receives, lengths) for step in steps)])
+        room, self.arriving = like.new_empty(most), dict[tuple[int, int], Tensor]()
+        for number, step in enumerate(steps):
+            start = 0
+            for message in step.receives:
+                end = start + _length([message], lengths)
+                self.arriving[number, message.peer], start = room[start:end], end
+
+    def packed(self, message: _Message) -> Tensor:
+        """Return what is sent: a cell itself, or several in memory of their own."""
+        cells = [self.cells[chunk] for chunk in message.chunks]
+        return cells[0] if len(cells) == 1 else torch.cat(cells)
+
+    def store(self, message: _Message, arrived: Tensor) -> None:
+        """Put what arrived into its cells, or add it to them."""
+        pieces = arrived.split([len(self.cells[chunk]) for chunk in message.chunks])
+        for chunk, op, piece in zip(message.chunks, message.ops, pieces, strict=True):
+            if op == "reduce":
+                self.cells[chunk].add_(piece)
+            else:
+                self.cells[chunk].copy_(piece)
+
+
+def _length(messages: Iterable[_Message], lengths: Sequence[int]) -> int:
+    return sum(lengths[chunk] for message in messages for chunk in message.chunks)
+
+
+def _step(transfers: Iterable[tuple[int, int, int, int, Op, tuple[int, ...]]], rank: int) -> _Step:
+    """Return one rank's messages of a step, by the other rank."""
+    sends, receives = defaultdict[int, list[tuple[int, Op]]](list), defaultdict[int, list[tuple[int, Op]]](list)
+    for _, src, dst, chunk, op, _ in transfers:
+        if src == rank:
+            sends[dst].append((chunk, op))
+        if dst == rank:
+            receives[src].append((chunk, op))
+    sent, received = (
+        tuple(_Message(peer, tuple(c for c, _ in own), tuple(op for _, op in own)) for peer, own in sorted(by.items()))
+        for by in (sends, receives)
+    )
+    return _Step(sent, received)
+
+
+def _held(collective: Collective, steps: Iterable[_Step], rank: int) -> list[int]:
+    """Return the chunks that a rank holds at some time."""
+    moved = {c for step in steps for message in (*step.sends, *step.receives) for c in message.chunks}
+    return sorted(moved.union(collective.inputs[rank], collective.outputs[rank]))
+
+
+def chunk_lengths(collective: Collective, num_elements: int) -> list[int]:
+    """Return the elements of each chunk, if the whole has so many.
+
+    Neighbouring chunks with the same sources and targets are one unit, which is a whole number of elements. Its chunks
+    of equal size differ by one element at most.
+
+    Raises:
+        ScheduleError: a unit would have a fraction of an element.
+    """
+    lengths, chunks = list[int](), collective.chunks
+    starts = [i for i in range(len(chunks)) if not i or chunks[i][1:] != chunks[i - 1][1:]]
+    for start, end in pairwise([*starts, len(chunks)]):
+        ends = [int(share * num_elements) for share in accumulate(chunk.size for chunk in chunks[start:end])]
+        unit = sum(chunk.size for chunk in chunks[start:end]) * num_elements
+        if unit != ends[-1]:
+            raise ScheduleError(
+                f"{collective.kind}: {num_elements} elements make a unit of {unit}; pad them, so that units are whole"
+            )
+        lengths += [end - before for before, end in pairwise([0, *ends])]
+    return lengths

@@ -1,0 +1,149 @@
+"""Schedules that gloo ranks carry out give what torch's collectives give: all builders, on up to 8 ranks."""
+
+from __future__ import annotations
+
+import re
+import time
+from math import prod
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from shardwright.lowering.ranks.launch import run_ranks
+from shardwright.lowering.ranks.scheduled import ScheduledCollective, chunk_lengths
+from shardwright.pcg.collectives.builders.table import BUILDERS, build
+from shardwright.pcg.collectives.collective import Collective, collective
+from shardwright.pcg.collectives.schedule import Schedule, Transfer
+from shardwright.pcg.errors import DistributedError, ScheduleError
+
+GRIDS = ((2,), (3,), (5,), (2, 2), (2, 4), (3, 2))
+
+
+def schedules(num_ranks: int) -> list[Schedule]:
+    """Of every builder, one for each collective and grid that it claims."""
+    grids = [dims for dims in GRIDS if prod(dims) == num_ranks]
+    return [
+        build(name, kind, dims, pieces)
+        for name, builder in BUILDERS.items()
+        for kind in builder.makes
+        for dims in grids
+        for pieces in (1, 3)
+        if builder.sizes.fit(dims)
+    ]
+
+
+def given(whole: Collective, lengths: list[int], rank: int) -> Tensor:
+    """A rank's input: small whole numbers, whose sums are exact in any order."""
+    sources = [rank if whole.reduces else chunk.sources[0] for chunk in whole.chunks]
+    cells = [value_of(chunk, sources[chunk], lengths[chunk]) for chunk in whole.inputs[rank]]
+    return torch.cat([torch.empty(0), *cells])
+
+
+def value_of(chunk: int, source: int, length: int) -> Tensor:
+    return (torch.arange(length, dtype=torch.float32) * 7 + 31 * chunk + 3 * source) % 101
+
+
+def expected(whole: Collective, lengths: list[int], rank: int) -> Tensor:
+    """A rank's output, by what the collective says."""
+    cells = list[Tensor]()
+    for chunk in whole.outputs[rank]:
+        sources = whole.chunks[chunk].sources
+        summands = sources if whole.reduces else sources[:1]
+        cells.append(torch.stack([value_of(chunk, source, lengths[chunk]) for source in summands]).sum(0))
+    return torch.cat([torch.empty(0), *cells])
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3, 4, 5, 6, 8])
+def test_every_builder_does_what_its_collective_says(num_ranks: int) -> None:
+    built = schedules(num_ranks)
+
+    def body() -> list[str]:
+        group, rank, wrong = dist.group.WORLD, dist.get_rank(), list[str]()
+        assert isinstance(group, dist.ProcessGroup)
+        for schedule in built:
+            runs = ScheduledCollective(schedule, group, timeout_s=30)
+            whole, size = schedule.collective, 7 * num_ranks * num_ranks
+            lengths = chunk_lengths(whole, size)
+            for found in (runs.run(given(whole, lengths, rank), size), runs.start(given(whole, lengths, rank), size)):
+                result = found if isinstance(found, Tensor) else found.result(30)
+                if not torch.equal(result, expected(whole, lengths, rank)):
+                    wrong.append(schedule.name)
+        return wrong
+
+    assert len(built) > 20
+    assert run_ranks(body, num_ranks, 120) == [[]] * num_ranks
+
+
+def test_it_is_torchs_collective() -> None:
+    """Bit by bit, where the order of sums is the same."""
+
+    def body() -> None:
+        group: Any = dist.group.WORLD
+        x = torch.randn(24, generator=torch.Generator().manual_seed(dist.get_rank()))
+        total, parts = x.clone(), x.new_empty(4, 24)
+        dist.all_reduce(total)
+        dist.all_gather_single(parts.view(-1), x)
+        found = ScheduledCollective(build("ring", "all_reduce", (4,)), group).run(x, 24)
+        torch.testing.assert_close(found, total, rtol=1e-6, atol=1e-6)
+        assert torch.equal(ScheduledCollective(build("bruck", "all_gather", (4,)), group).run(x, 96), parts.view(-1))
+        swapped = torch.empty_like(x)
+        dist.all_to_all_single(swapped, x)
+        assert torch.equal(ScheduledCollective(build("direct", "all_to_all", (4,)), group).run(x, 96), swapped)
+        pair = dist.new_group([0, 1])
+        if dist.get_rank() < 2:
+            assert isinstance(pair, dist.ProcessGroup)
+            both = x.clone()
+            dist.all_reduce(both, group=pair)
+            assert torch.equal(ScheduledCollective(build("direct", "all_reduce", (2,)), pair).run(x, 24), both)
+
+    run_ranks(body, 4, 60)
+
+
+def test_uneven_units_and_memory_that_is_used_again() -> None:
+    whole = collective("all_gather", 3, 2, weights=[4, 0, 2])
+    cells = [(c, s) for c, chunk in enumerate(whole.chunks) if chunk.targets for s in chunk.sources]
+    transfers = tuple(Transfer(0, s, d, c) for c, s in cells for d in range(3) if d != s)
+    schedule = Schedule("uneven", whole, transfers)
+
+    def body() -> list[Tensor]:
+        group: Any = dist.group.WORLD
+        runs, own = ScheduledCollective(schedule, group), (4, 0, 2)[dist.get_rank()]
+        return [runs.run(torch.arange(n * own) + 100.0 * dist.get_rank(), 6 * n) for n in (1, 3, 1)]
+
+    for found in run_ranks(body, 3, 60):
+        for n, result in zip((1, 3, 1), found, strict=True):
+            assert torch.equal(result, torch.cat([torch.arange(4.0 * n), torch.arange(2.0 * n) + 200]))
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    def body() -> list[str]:
+        group: Any = dist.group.WORLD
+        texts = list[str]()
+
+        def refused(kind: type[Exception], schedule: Schedule, *args: Any, **words: Any) -> None:
+            with pytest.raises(kind) as error:
+                ScheduledCollective(schedule, group, **words).run(*args)
+            texts.append(str(error.value))
+
+        ring = build("ring", "all_gather", (2,))
+        refused(ScheduleError, build("ring", "all_gather", (3,)), torch.ones(2), 6)
+        refused(ScheduleError, ring, torch.ones(3), 4)
+        refused(ScheduleError, ring, torch.ones(4)[::2], 4)
+        refused(ScheduleError, ring, torch.ones(2), 3)
+        if dist.get_rank():  # the other rank never comes
+            refused(DistributedError, ring, torch.ones(2), 4, timeout_s=0.5)
+        else:
+            time.sleep(1.5)
+        return texts
+
+    for rank, texts in enumerate(run_ranks(body, 2, 60)):
+        assert "it is for 3 ranks, and the group has 2" in texts[0]
+        assert "expected a contiguous input of shape [2], got [3]" in texts[1]
+        assert "got [2]" in texts[2]
+        assert "3 elements make a unit of 3/2" in texts[3]
+        if rank:
+            words = r"rank 1 of the group, step 0: chunks \[(1\] to|0\] from) rank 0 did not go through"
+            assert re.search(words, texts[4])
