@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from math import lcm
 from statistics import median
-from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -17,21 +16,10 @@ from shardwright.lowering.ranks.launch import run_ranks
 from shardwright.lowering.ranks.scheduled import ScheduledCollective, chunk_lengths
 from shardwright.pcg.collectives.collective import Collective
 from shardwright.pcg.collectives.schedule import Schedule
+from shardwright.pcg.collectives.timing import Timing
 
 TIMEOUT_S = 60.0
 REPEATS = 5
-
-
-class Timing(NamedTuple):
-    """A collective of so many bytes in all: whether results are right, and seconds.
-
-    `torch_s`: of torch's own collective, None where it has none of the kind.
-    """
-
-    num_bytes: int
-    is_right: bool
-    seconds: float
-    torch_s: float | None
 
 
 def on_this_machine(schedule: Schedule, sizes: Sequence[int]) -> list[Timing]:

@@ -15,6 +15,7 @@ from shardwright.pcg.collectives.builders.table import BUILDERS
 from shardwright.pcg.collectives.plan import Plan, PlanRank
 from shardwright.pcg.collectives.program import Program, RankProgram
 from shardwright.pcg.collectives.schedule import Schedule, Transfer
+from shardwright.pcg.collectives.timing import Timing
 from shardwright.pcg.collectives.topology import Topology
 from shardwright.pcg.units import seconds as seconds_text
 from shardwright.pcg.units import size as size_text
@@ -22,7 +23,6 @@ from shardwright.reports.report import Paragraph, Report
 from shardwright.verifier.collectives.verdict import ScheduleVerdict
 
 if TYPE_CHECKING:
-    from shardwright.lowering.trial.collectives import Timing
     from shardwright.search.collectives.frontier import Point
 
 BAR = 20

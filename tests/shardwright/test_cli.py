@@ -77,6 +77,7 @@ def whole():
 def broken():
     raise ValueError("no such data set")
 """
+BROKEN = (MODELS + OTHERS).count("\n")  # the last line
 
 
 @pytest.fixture(autouse=True)
@@ -294,7 +295,7 @@ def assert_error(result: tuple[int, str, str], message: str, status: int = 2) ->
         (["plan", "models.py"], "'models.py': give it as FILE.py:FUNCTION"),
         (["plan", "nope.py:net"], "there is no file nope.py"),
         (["plan", "models.py:nope"], "models.py has no function 'nope'; it has Net, net, scaled, positional"),
-        (["plan", "models.py:broken"], "models.py:45: ValueError: no such data set"),
+        (["plan", "models.py:broken"], f"models.py:{BROKEN}: ValueError: no such data set"),
         (["plan", "models.py:lonely"], r"returns a model without a batch; return \(model, batch\)"),
         (["plan", "models.py:number"], "the function returns int"),
         (["plan", "models.py:net", "--cluster", "moon"], "--cluster 'moon' is no cluster: give local:N, preset"),
