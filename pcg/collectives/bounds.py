@@ -1,4 +1,4 @@
-"""What no schedule can beat: least steps, from distances; least seconds per byte, from cuts, which flows find.
+"""What no schedule can beat: least steps and latency, from distances; seconds per byte, from cuts that flows find.
 
 The bandwidth bound of all-gather and broadcast, and so of reduce-scatter and reduce, is the exact optimum: trees can be
 packed that meet it (Edmonds 1973), also over relays into which as much goes as comes out (ForestColl, arXiv 2402.06787,
@@ -7,6 +7,7 @@ theorem 1). The others' are bounds alone.
 
 from __future__ import annotations
 
+import heapq
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
@@ -19,6 +20,8 @@ from shardwright.pcg.collectives.topology import Edge, Topology, reachable
 
 MOST_ENUMERATED = 12
 """The most nodes of a topology of which all cuts are tried."""
+MOST_LATENCIES = 64
+"""The most chunks whose latencies are looked at."""
 
 
 class Bound(NamedTuple):
@@ -36,6 +39,19 @@ def least_steps(topology: Topology, collective: Collective) -> int:
     """Return the least number of steps: each crosses from one rank to the next, through any number of relays."""
     hops = Hops(topology)
     return max((_steps(hops, chunk, collective.reduces) for chunk in set(collective.chunks)), default=0)
+
+
+def least_latency_s(topology: Topology, collective: Collective) -> float:
+    """Return the seconds that no schedule can beat, however few the bytes: the latencies of the fastest ways.
+
+    Of large collectives some chunks alone are looked at, which leaves it a bound.
+    """
+    chunks = [(one.sources, one.targets) for one in dict.fromkeys(collective.chunks) if one.size and one.targets]
+    far, away = (max if collective.reduces else min), Latencies(topology)
+    found = (
+        max(far(away[src][dst] for src in sources) for dst in targets) for sources, targets in chunks[:MOST_LATENCIES]
+    )
+    return max(found, default=0.0)
 
 
 def least_seconds_per_byte(topology: Topology, collective: Collective) -> Bound:
@@ -73,6 +89,26 @@ class Hops(dict[int, Mapping[int, int]]):
                     queue.appendleft((after, steps))
         self[src] = {rank: found[rank] for rank in range(num_ranks)}
         return self[src]
+
+
+class Latencies(dict[int, Mapping[int, float]]):
+    """The least latency from each rank to every other (Dijkstra 1959)."""
+
+    def __init__(self, topology: Topology) -> None:
+        super().__init__()
+        self.topology = topology
+
+    def __missing__(self, src: int) -> Mapping[int, float]:
+        topology, found, heap = self.topology, dict[int, float](), [(0.0, src)]
+        while heap:
+            latency_s, node = heapq.heappop(heap)
+            if node not in found:
+                found[node] = latency_s
+                for after in topology.successors[node]:
+                    if after not in found:
+                        heapq.heappush(heap, (latency_s + topology.by_edge[node, after].latency_s, after))
+        self[src] = found
+        return found
 
 
 def _steps(hops: Hops, chunk: Chunk, reduces: bool) -> int:

@@ -107,8 +107,12 @@ class Collective:
         """
         if self.kind not in DUALS:
             raise ScheduleError(f"{self.kind}: it has no dual; reverse one of {', '.join(DUALS)}")
-        chunks = tuple(Chunk(chunk.size, chunk.targets, chunk.sources) for chunk in self.chunks)
         reduces = self.kind in ("all_gather", "broadcast")
+        everyone = tuple(range(self.num_ranks))
+        chunks = tuple(
+            Chunk(size, targets, sources) if targets else Chunk(size, everyone if reduces else sources, ())
+            for size, sources, targets in self.chunks
+        )
         return Collective(DUALS[self.kind], self.num_ranks, chunks, reduces, self.root)
 
     def _given(self, chunk: Chunk, rank: int) -> frozenset[int]:

@@ -14,7 +14,7 @@ from functools import partial
 from time import monotonic
 
 from shardwright.cost.collectives.simulation import simulate
-from shardwright.pcg.collectives.bounds import Bound, least_seconds_per_byte
+from shardwright.pcg.collectives.bounds import Bound, least_latency_s, least_seconds_per_byte
 from shardwright.pcg.collectives.collective import DUALS, Collective, collective
 from shardwright.pcg.collectives.schedule import Schedule, Transfer, all_reduce_of
 from shardwright.pcg.collectives.topology import Topology
@@ -28,7 +28,7 @@ from shardwright.search.collectives.trees import two_way
 
 PIECES = (1, 2, 4, 8, 16, 32, 64, 128)
 """Numbers of chunks of a unit: more of them fill links better, and take longer to find."""
-TREES = (16, 64, 256, 1024)
+TREES = (1, 4, 16, 64, 256, 1024)
 MOST_TRANSFERS = 600_000
 SMALL_RANKS = 8
 """The most ranks of which exact schedules are asked for as well."""
@@ -42,7 +42,7 @@ Make = Callable[[], Schedule]
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A schedule, its simulated seconds, and the bound in seconds, which leaves out latencies."""
+    """A schedule, its simulated seconds, and those that none can beat: of the bound, or of latencies alone."""
 
     schedule: Schedule
     seconds: float
@@ -75,8 +75,9 @@ def synthesize(
     sketch, end = sketch or Sketch(), monotonic() + budget_s
     used = sketch.applied(topology)
     task = _Task(used, kind, num_bytes, root, weights, sketch, budget_s)
-    bound = least_seconds_per_byte(topology, task.collective(1))
-    bound_s, best = float(bound.seconds_per_byte) * num_bytes, math.inf
+    what = task.collective(1)
+    bound, best = least_seconds_per_byte(topology, what), math.inf
+    bound_s = max(float(bound.seconds_per_byte) * num_bytes, least_latency_s(topology, what))
     for make in task.attempts():
         if monotonic() > end and best < math.inf:
             return

@@ -8,7 +8,7 @@ import pytest
 
 from shardwright.cost.clusters.networks import preset_topology
 from shardwright.cost.clusters.shapes import ring
-from shardwright.pcg.collectives.bounds import least_seconds_per_byte, least_steps, rate_out_of
+from shardwright.pcg.collectives.bounds import least_latency_s, least_seconds_per_byte, least_steps, rate_out_of
 from shardwright.pcg.collectives.collective import Chunk, Collective, collective
 from shardwright.pcg.collectives.topology import Link, Resource, Topology, joined
 from tests.each import each
@@ -85,6 +85,16 @@ def test_a_copy_starts_at_its_nearest_source_and_a_sum_needs_all() -> None:
     assert least_steps(line, Collective("custom", 4, chunk)) == 1
     assert least_steps(line, Collective("custom", 4, chunk, reduces=True)) == 3
     assert least_seconds_per_byte(line, Collective("custom", 4, chunk)).seconds_per_byte == Fraction(1, GB)
+
+
+def test_latencies_of_the_fastest_ways() -> None:
+    slow = (Link(0, 2, Fraction(GB), 5.0), Link(2, 0, Fraction(GB), 5.0))
+    line = Topology("line", 3, (*joined([(0, 1, GB, 1.0), (1, 2, GB, 2.0)]), *slow))
+    assert least_latency_s(line, collective("all_gather", 3)) == 3
+    assert least_latency_s(line, collective("broadcast", 3, root=1)) == 2
+    nearest = (Chunk(Fraction(1), (0, 1), (2,)),)
+    assert least_latency_s(line, Collective("custom", 3, nearest)) == 2
+    assert least_latency_s(line, Collective("custom", 3, nearest, reduces=True)) == 3
 
 
 def test_relays_take_no_step_and_what_is_moved_nowhere_takes_no_time() -> None:

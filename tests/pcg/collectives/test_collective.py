@@ -55,6 +55,12 @@ def test_dual_of_the_dual(kind: str) -> None:
     assert one.dual().dual() == one
 
 
+def test_what_is_needed_nowhere_is_needed_nowhere_in_the_dual() -> None:
+    gather = collective("all_gather", 3, weights=[1, 0, 2])
+    assert gather.dual() == collective("reduce_scatter", 3, weights=[1, 0, 2])
+    assert gather.dual().dual().post == gather.post
+
+
 @each(
     ("kind", "num_ranks", "options", "problem"),
     [
