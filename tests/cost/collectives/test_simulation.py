@@ -69,6 +69,14 @@ def test_what_is_replaced_waits_for_its_readers_and_sums_for_nobody() -> None:
     assert simulate(Schedule("s", both, sums), triangle, 10).arrivals_s == pytest.approx((1, 1, 2))
 
 
+def test_a_connection_keeps_its_order_unless_it_need_not() -> None:
+    chunks = Collective("custom", 3, (Chunk(Fraction(1, 2), (0,), (2,)), Chunk(Fraction(1, 2), (1,), (2,))))
+    relayed = (Transfer(0, 0, 1, 0), Transfer(1, 1, 2, 0), Transfer(2, 1, 2, 1))  # chunk 1 is there from the start
+    schedule = Schedule("s", chunks, relayed)
+    assert simulate(schedule, LINE, 100).starts_s == pytest.approx((0, 1, 2))
+    assert simulate(schedule, LINE, 100, in_order=False).starts_s == pytest.approx((0, 1, 0))
+
+
 def test_a_transfer_without_a_path_is_an_error() -> None:
     with pytest.raises(ShardwrightError, match="no link from 2 to 0"):
         simulate(build("direct", "all_gather", (3,)), LINE, 10)

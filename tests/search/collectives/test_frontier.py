@@ -3,11 +3,14 @@
 from fractions import Fraction
 from itertools import product
 
+import pytest
+
 from shardwright.cost.clusters.networks import preset_topology
 from shardwright.cost.clusters.shapes import ring
 from shardwright.pcg.collectives.collective import collective
 from shardwright.pcg.collectives.topology import Link, Resource, Topology
-from shardwright.search.collectives.exact import solve
+from shardwright.search.collectives import frontier
+from shardwright.search.collectives.exact import Answer, solve
 from shardwright.search.collectives.frontier import Walk
 from shardwright.search.collectives.paced import paced_bound
 from tests.each import each
@@ -84,6 +87,13 @@ def test_a_question_that_takes_too_long_stays_open() -> None:
     answer = solve(DGX1, collective("all_gather", 8, 6), 3, 7, timeout_s=0.001)
     assert answer == (None, False)
     assert not list(Walk(DGX1, "all_gather", budget_s=0.0).points())
+
+
+def test_an_open_question_leaves_a_point_without_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter([Answer(None, is_proven=False)])
+    monkeypatch.setattr(frontier, "solve", lambda *args, **options: next(answers, None) or solve(*args, **options))
+    (point, *_) = Walk(DGX1, "broadcast", most_pieces=4, most_steps=3).points()
+    assert not point.is_best_of_pieces
 
 
 def test_links_one_way_alone_make_other_sums() -> None:
