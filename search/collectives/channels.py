@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
 from shardwright.pcg.collectives.bounds import islands
-from shardwright.pcg.collectives.topology import Edge, Topology
+from shardwright.pcg.collectives.topology import Edge, Topology, reachable
 from shardwright.search.collectives.symmetry import Permutation
 
 
 class Limit(NamedTuple):
-    """Channels that together carry no more than a rate, in bytes per second."""
+    """Channels that together carry no more than a rate, in bytes per second; one that passes twice counts twice."""
 
     rate: Fraction
     channels: tuple[Edge, ...]
@@ -27,12 +27,12 @@ def limits(topology: Topology, group: Sequence[Permutation]) -> list[Limit]:
             passing[edge].append(channel)
     found = [Limit(topology.by_edge[edge].rate_bytes_per_s, tuple(channels)) for edge, channels in passing.items()]
     for one in topology.resources:
-        channels = tuple(sorted({channel for edge in one.edges for channel in passing[edge]}))
+        channels = tuple(channel for edge in one.edges for channel in passing[edge])
         found.append(Limit(one.rate_bytes_per_s, channels))
-    kept, seen = list[Limit](), set[frozenset[Edge]]()
+    kept, seen = list[Limit](), set[tuple[Edge, ...]]()
     for limit in sorted(found, key=lambda limit: limit.rate):
-        if limit.channels and frozenset(limit.channels) not in seen:
-            seen |= {frozenset(moved(image, limit.channels)) for image in group}
+        if limit.channels and tuple(sorted(limit.channels)) not in seen:
+            seen |= {tuple(sorted(moved(image, limit.channels))) for image in group}
             kept.append(limit)
     return kept
 
@@ -49,7 +49,8 @@ def orbits(topology: Topology, group: Sequence[Permutation]) -> dict[Edge, Edge]
 def rails(topology: Topology, group: Sequence[Permutation]) -> frozenset[Edge] | None:
     """Return the channels within equal parts of a network, such as machines, and between ranks of the same place.
 
-    The parts hang together without the slowest links. None where there are no such parts, or the group mixes places. A
+    The parts hang together without the slowest links. None where there are no such parts, where
+    they are not connected so, or where the group mixes places. A
     switch between parts so becomes links of its own, without a loss in most networks: ForestColl (arXiv 2402.06787)
     splits its links off in the same way.
     """
@@ -66,7 +67,16 @@ def rails(topology: Topology, group: Sequence[Permutation]) -> frozenset[Edge] |
         if (place[a][1] == place[b][1] if place[a][0] != place[b][0] else slow.isdisjoint(path))
     }
     is_closed = all(set(moved(image, sorted(kept))) == kept for image in group)
-    return frozenset(kept) if is_closed and any(place[a][0] != place[b][0] for a, b in kept) else None
+    return frozenset(kept) if is_closed and _is_connected(topology.num_ranks, kept) else None
+
+
+def _is_connected(num_ranks: int, channels: Collection[Edge]) -> bool:
+    """Return whether channels lead from every rank to every other."""
+    after, before = ({rank: list[int]() for rank in range(num_ranks)} for _ in range(2))
+    for src, dst in channels:
+        after[src].append(dst)
+        before[dst].append(src)
+    return all(len(reachable(0, neighbours)) == num_ranks for neighbours in (after, before))
 
 
 def moved(image: Permutation, channels: Sequence[Edge]) -> list[Edge]:

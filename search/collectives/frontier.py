@@ -20,6 +20,7 @@ from shardwright.pcg.collectives.topology import Topology
 from shardwright.search.collectives.exact import Answer, solve
 from shardwright.search.collectives.paced import paced_bound
 from shardwright.search.collectives.symmetry import Permutation, symmetries
+from shardwright.search.collectives.timing import backwards
 
 Weights = Sequence[Fraction | int] | None
 
@@ -90,7 +91,8 @@ class Walk:
             yield from self._sums_and_copies()
         elif self.kind in ("reduce_scatter", "reduce"):
             dual = replace(self, topology=self.topology.reversed(), kind=DUALS[self.kind])
-            yield from (replace(point, schedule=point.schedule.reversed()) for point in dual.points())
+            for point in dual.points():
+                yield replace(point, schedule=backwards(point.schedule, dual.topology, self.topology))
         else:
             yield from self._copies()
 
@@ -134,7 +136,7 @@ class Walk:
         for point in replace(self, kind="all_gather").points():
             scatter = self._least_rounds(back, point)
             if scatter is not None:
-                both = all_reduce_of(scatter.reversed(), point.schedule)
+                both = all_reduce_of(backwards(scatter, back, self.topology), point.schedule)
                 time = sum(both.rounds) * both.collective.unit / self.topology.unit_rate
                 met = time == bound.seconds_per_byte
                 yield Point(both, point.pieces, time, bound, met, met)

@@ -18,6 +18,7 @@ from shardwright.pcg.collectives.bounds import islands
 from shardwright.pcg.collectives.collective import Collective
 from shardwright.pcg.collectives.schedule import Schedule, Transfer
 from shardwright.pcg.collectives.topology import Edge, Topology
+from shardwright.pcg.errors import ScheduleError
 from shardwright.search.collectives.channels import limits, orbits
 from shardwright.search.collectives.symmetry import Permutation, chunk_images, fitting
 from shardwright.search.collectives.timing import in_steps
@@ -95,7 +96,11 @@ class _Greedy:
         self.sent = list[tuple[float, Transfer]]()
 
     def schedule(self) -> Schedule:
-        """Serve all channels at every moment at which a link becomes free or a chunk arrives."""
+        """Serve all channels at every moment at which a link becomes free or a chunk arrives.
+
+        Raises:
+            ScheduleError: a chunk cannot reach one of its targets over the others.
+        """
         moments, arriving = [0.0], defaultdict[float, list[tuple[int, int]]](list)
         while moments:
             now = heapq.heappop(moments)
@@ -112,6 +117,11 @@ class _Greedy:
                 arrival = now + duration + channel.latency_s
                 heapq.heappush(moments, arrival)
                 arriving[arrival] += self._send(channel, chunk, now)
+        rank = next((rank for rank, lacks in enumerate(self.lacks) if lacks), None)
+        if rank is not None:
+            chunk = self.lacks[rank].bit_length() - 1
+            problem = f"expected a way for chunk {chunk} to rank {rank} over its other targets, got none"
+            raise ScheduleError(f"{self.collective.kind} on {self.topology.name!r}: {problem}; give its path")
         return in_steps(
             f"{self.topology.name} {self.collective.kind}, greedy", self.collective, self.sent, self._shortest()
         )
@@ -121,7 +131,7 @@ class _Greedy:
         return min(paces) * min(filter(None, self.sizes), default=0.0)
 
     def _decisions(self, now: float) -> Iterator[tuple[_Channel, int]]:
-        """Yield what is sent now: channels to ranks with the slowest links first, in random order otherwise."""
+        """Yield what is sent now, over channels in random order."""
         self.draw.shuffle(self.channels)
         for channel in self.channels:
             useful = self.has[channel.src] & self.lacks[channel.dst] & self.over[channel.src, channel.dst]

@@ -16,7 +16,7 @@ from time import monotonic
 from shardwright.cost.collectives.simulation import simulate
 from shardwright.pcg.collectives.bounds import Bound, least_latency_s, least_seconds_per_byte
 from shardwright.pcg.collectives.collective import DUALS, Collective, collective
-from shardwright.pcg.collectives.schedule import Schedule, Transfer, all_reduce_of
+from shardwright.pcg.collectives.schedule import Schedule, all_reduce_of
 from shardwright.pcg.collectives.topology import Topology
 from shardwright.search.collectives.channels import rails
 from shardwright.search.collectives.frontier import Walk
@@ -24,6 +24,7 @@ from shardwright.search.collectives.greedy import greedy
 from shardwright.search.collectives.routes import routed
 from shardwright.search.collectives.sketch import Sketch
 from shardwright.search.collectives.symmetry import fitting, symmetries
+from shardwright.search.collectives.timing import backwards, on
 from shardwright.search.collectives.trees import two_way
 
 PIECES = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -82,7 +83,7 @@ def synthesize(
         if monotonic() > end and best < math.inf:
             return
         for schedule in make():
-            schedule = schedule if used.links == topology.links else _with_relays(schedule, used, topology)
+            schedule = schedule if used.links == topology.links else on(topology, schedule, used.path)
             seconds = simulate(schedule, topology, num_bytes).seconds
             if seconds < best:
                 best = seconds
@@ -105,7 +106,7 @@ class _Task:
         """Yield what can be tried, from the least effort on."""
         if self.kind in ("reduce_scatter", "reduce"):
             dual = replace(self, topology=self.topology.reversed(), kind=DUALS[self.kind])
-            yield from (partial(_backwards, attempt) for attempt in dual.attempts())
+            yield from (partial(_backwards, attempt, dual.topology, self.topology) for attempt in dual.attempts())
             return
         if self.topology.num_ranks <= SMALL_RANKS and self.weights is None:
             yield self._exact
@@ -155,7 +156,7 @@ class _Task:
             gather = greedy(self.topology, what, self.num_bytes, group, channels=used)
             if self.kind == "all_reduce":
                 other = gather if is_same else greedy(back, what, self.num_bytes, group)
-                yield all_reduce_of(other.reversed(), gather)
+                yield all_reduce_of(backwards(other, back, self.topology), gather)
             else:
                 yield gather
 
@@ -163,15 +164,5 @@ class _Task:
         yield two_way(self.topology, trees, self.num_bytes)
 
 
-def _with_relays(schedule: Schedule, used: Topology, topology: Topology) -> Schedule:
-    """Name the relays of transfers that would take another way if all links of the topology were used."""
-    moves = list[Transfer]()
-    for move in schedule.transfers:
-        path = used.path(move.src, move.dst)
-        is_usual = path == topology.path(move.src, move.dst)
-        moves.append(move if is_usual else move._replace(via=tuple(dst for _, dst in path[:-1])))
-    return replace(schedule, transfers=tuple(moves))
-
-
-def _backwards(attempt: Callable[[], Iterator[Schedule]]) -> Iterator[Schedule]:
-    return (schedule.reversed() for schedule in attempt())
+def _backwards(attempt: Callable[[], Iterator[Schedule]], back: Topology, topology: Topology) -> Iterator[Schedule]:
+    return (backwards(schedule, back, topology) for schedule in attempt())

@@ -1,14 +1,15 @@
-"""Steps of transfers: by the moments at which they start, and without those that nobody needs."""
+"""Steps of transfers: by the moments at which they start, and without those that nobody needs; ways over relays."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 from shardwright.cost.collectives.simulation import simulate
 from shardwright.pcg.collectives.collective import Collective
 from shardwright.pcg.collectives.schedule import Schedule, Transfer
-from shardwright.pcg.collectives.topology import Topology
+from shardwright.pcg.collectives.topology import Edge, Topology
 
 
 def in_steps(
@@ -35,6 +36,21 @@ def retimed(schedule: Schedule, topology: Topology, num_bytes: float) -> Schedul
     last = min((end - start for start, end in zip(found.starts_s, found.arrivals_s, strict=True)), default=0.0)
     started = zip(found.starts_s, schedule.transfers, strict=True)
     return in_steps(schedule.name, schedule.collective, started, last)
+
+
+def backwards(schedule: Schedule, back: Topology, topology: Topology) -> Schedule:
+    """Return the dual, on a topology, of a schedule for `back`, the topology with its links turned around."""
+    return on(topology, schedule.reversed(), lambda src, dst: [(b, a) for a, b in reversed(back.path(dst, src))])
+
+
+def on(topology: Topology, schedule: Schedule, way: Callable[[int, int], Sequence[Edge]]) -> Schedule:
+    """Name the relays of transfers that would take another way on a topology than the one that they were made for."""
+    moves = list[Transfer]()
+    for move in schedule.transfers:
+        edges = tuple(way(move.src, move.dst))
+        is_usual = move.via or edges == topology.path(move.src, move.dst)
+        moves.append(move if is_usual else move._replace(via=tuple(dst for _, dst in edges[:-1])))
+    return replace(schedule, transfers=tuple(moves))
 
 
 def steps_of(
