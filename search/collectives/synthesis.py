@@ -25,7 +25,7 @@ from shardwright.search.collectives.routes import routed
 from shardwright.search.collectives.sketch import Sketch
 from shardwright.search.collectives.symmetry import fitting, symmetries
 from shardwright.search.collectives.timing import backwards, on
-from shardwright.search.collectives.trees import two_way
+from shardwright.search.collectives.trees import is_joined, two_way
 
 PIECES = (1, 2, 4, 8, 16, 32, 64, 128)
 """Numbers of chunks of a unit: more of them fill links better, and take longer to find."""
@@ -114,7 +114,7 @@ class _Task:
         for pieces in numbers:
             if pieces == numbers[0] or self._num_transfers(pieces) <= MOST_TRANSFERS:
                 yield partial(self._with_pieces, pieces)
-        if self.kind == "all_reduce":
+        if self.kind == "all_reduce" and is_joined(self.topology):
             for trees in TREES:
                 if 2 * trees * self.topology.num_ranks <= MOST_TRANSFERS:
                     yield partial(self._with_trees, trees)

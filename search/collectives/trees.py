@@ -16,7 +16,8 @@ from itertools import pairwise
 from shardwright.pcg.collectives.bounds import Hops
 from shardwright.pcg.collectives.collective import collective
 from shardwright.pcg.collectives.schedule import Schedule, Transfer
-from shardwright.pcg.collectives.topology import Edge, Topology
+from shardwright.pcg.collectives.topology import Edge, Topology, reachable
+from shardwright.pcg.errors import ScheduleError
 from shardwright.search.collectives.timing import retimed
 
 SHALLOW = 1.0
@@ -26,7 +27,14 @@ Parents = Mapping[int, int]
 
 
 def two_way(topology: Topology, num_trees: int, num_bytes: float) -> Schedule:
-    """Return an all-reduce of a chunk for each tree, timed for `num_bytes`; the trees follow each other."""
+    """Return an all-reduce of a chunk for each tree, timed for `num_bytes`; the trees follow each other.
+
+    Raises:
+        ScheduleError: the channels that lead both ways do not join all ranks.
+    """
+    if not is_joined(topology):
+        problem = "expected channels both ways that join all ranks, got others"
+        raise ScheduleError(f"trees on {topology.name!r}: {problem}; use a reduce-scatter and an all-gather")
     trees = list(packed(topology, num_trees))
     whole = collective("all_reduce", topology.num_ranks, num_trees)
     uses = Counter(frozenset(edge) for _, parents in trees for edge in parents.items())
@@ -43,6 +51,11 @@ def two_way(topology: Topology, num_trees: int, num_bytes: float) -> Schedule:
     return retimed(schedule, topology, num_bytes)
 
 
+def is_joined(topology: Topology) -> bool:
+    """Return whether the channels that lead both ways join all ranks."""
+    return len(reachable(0, _neighbours(topology))) == topology.num_ranks
+
+
 def packed(topology: Topology, num_trees: int) -> Iterator[tuple[int, Parents]]:
     """Yield spanning trees, each with its root, over channels that lead both ways.
 
@@ -51,10 +64,7 @@ def packed(topology: Topology, num_trees: int) -> Iterator[tuple[int, Parents]]:
     """
     central = _central(topology)
     busy = defaultdict[Edge, float](float)  # seconds per byte of a tree, on each link
-    neighbours: dict[int, list[int]] = defaultdict(list)
-    for src, dst in topology.channels:
-        if (dst, src) in topology.channels:
-            neighbours[src].append(dst)
+    neighbours = _neighbours(topology)
     for number in range(num_trees):
         root = central[number % len(central)]
         parents = _grown(topology, root, neighbours, busy)
@@ -62,6 +72,14 @@ def packed(topology: Topology, num_trees: int) -> Iterator[tuple[int, Parents]]:
             for edge in (*topology.channels[child, parent], *topology.channels[parent, child]):
                 busy[edge] += 1 / float(topology.by_edge[edge].rate_bytes_per_s)
         yield root, parents
+
+
+def _neighbours(topology: Topology) -> Mapping[int, list[int]]:
+    found: dict[int, list[int]] = {rank: [] for rank in range(topology.num_ranks)}
+    for src, dst in topology.channels:
+        if (dst, src) in topology.channels:
+            found[src].append(dst)
+    return found
 
 
 def _grown(topology: Topology, root: int, neighbours: Mapping[int, list[int]], busy: Mapping[Edge, float]) -> Parents:

@@ -93,6 +93,14 @@ def test_trees_use_links_both_ways(side: int, trees: int, share: float) -> None:
     assert seconds < equal_shards
 
 
+def test_trees_need_channels_both_ways() -> None:
+    half = Topology("half", 3, (*joined([(0, 1, 10, 0.0)]), Link(1, 2, Fraction(10)), Link(2, 0, Fraction(10))))
+    with pytest.raises(ShardwrightError, match="trees on 'half': expected channels both ways that join all ranks"):
+        two_way(half, 4, SIZE)
+    for found in synthesize(half, "all_reduce", SIZE, sketch=Sketch(pieces=(2,))):
+        assert_right(found.schedule, half)
+
+
 def test_experts_send_unequal_chunks() -> None:
     topology, ranks = preset_topology("dgx-a100:2"), 16
     weights = [(7 * a + 3 * b) % 5 * (b % 3) for a in range(ranks) for b in range(ranks)]
