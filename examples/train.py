@@ -75,9 +75,10 @@ def train(options: argparse.Namespace) -> int:
             scheduler.step()
             optimizer.zero_grad()
             step += 1
+            value = loss.item()  # it waits for the device
             step_s = time.perf_counter() - start
             tell(
-                f"step {step}/{options.steps}  loss {loss.item():.6f}  norm {norm.item():.3f}  "
+                f"step {step}/{options.steps}  loss {value:.6f}  norm {norm.item():.3f}  "
                 f"lr {scheduler.get_last_lr()[0]:.2e}  {tokens / step_s:,.0f} tokens/s  MFU {flops / step_s / peak:.1%}"
             )
             ends = step == options.steps or asked_to_stop(parallel.ranks.device)

@@ -127,7 +127,20 @@ class Stages:
     def told(self) -> tuple[Told, ...]:
         """The values that all stages learn at the end of a step: the loss, or the model's results."""
         of_model = [(key, name) for key, name in self.graph.outputs if key == LOSS or is_result(key)]
-        return tuple(Told(key, name, self.where.get(name, 0) % self.num_stages) for key, name in of_model)
+        return tuple(Told(key, name, self._home(name) % self.num_stages) for key, name in of_model)
+
+    def _home(self, name: str) -> int:
+        """Return the virtual stage of a value that leaves the graph; of one that is everywhere, its first reader's."""
+        if name in self.where:
+            return self.where[name]
+        node = self.graph.by_name[name]
+        while node.is_parallel:
+            node = self.graph.by_name[node.inputs[0]]
+        return min(self._readers(node.name), default=0)
+
+    def _readers(self, name: str) -> Iterator[int]:
+        for user in self.graph.users[name]:
+            yield from (self.where[user],) if user in self.where else self._readers(user)
 
     def messages(self, rank: int) -> Counter[Message]:
         """Return the messages of a rank to and from other stages in a step, and its sums with them."""
@@ -188,7 +201,7 @@ class Stages:
 
     def _graph(self, stage: int) -> Graph:
         whole = self.graph
-        own = {key for key, name in whole.outputs if self.where.get(name, 0) == stage}
+        own = {key for key, name in whole.outputs if self._home(name) == stage}
         while True:
             outputs = [(key, name) for key, name in whole.outputs if key in own]
             outputs += [(given(name), name) for name in self.given(stage)]

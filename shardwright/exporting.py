@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,6 +24,9 @@ MAX_FILE_BYTES = 5 * 10**9
 INDEX = "model.safetensors.index.json"
 
 
+_OURS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors(\.partial)?")
+
+
 class _File(NamedTuple):
     """Tensors that go into one file, of one pipeline stage, with the bytes of all of them."""
 
@@ -37,8 +41,8 @@ def export(
 
     The folder gets `model.safetensors`, or several files and their index `model.safetensors.index.json`, as
     `from_pretrained` of transformers, `compile(weights=folder)` and other tools read them; the configuration is the
-    model's own business (`model.config.save_pretrained(folder)`). Of a tied tensor it has the first name alone. A
-    tensor is gathered when its turn comes, so that a rank holds one file's tensors at most.
+    model's own business (`model.config.save_pretrained(folder)`). Of a tied tensor it has the first name of
+    `state_dict()` alone. A tensor is gathered when its turn comes, so that a rank holds one file's tensors at most.
 
     Args:
         parallel: the compiled model, with a plan.
@@ -49,7 +53,8 @@ def export(
         The file of each tensor, by name.
 
     Raises:
-        CheckpointError: the model has no plan yet, or a file cannot be written; then the folder is as it was.
+        CheckpointError: the model has no plan yet, or a file cannot be written; then an earlier export is as it was,
+            and files that end in `.partial` may be left.
     """
     if not hasattr(parallel, "ranks"):
         raise CheckpointError("export: the model was compiled without a batch, and has no plan before its first call")
@@ -140,13 +145,20 @@ def _raise(failure: str | None) -> None:
 
 
 def _end(target: Path, names: Sequence[str], of: dict[str, str], total: int) -> None:
-    """Give the files their names, and write the index; without one file of an earlier export."""
-    kept = {f"{name}.partial" for name in names}
-    for old in [*target.glob("model*.safetensors"), *target.glob("model*.partial"), target / INDEX]:
-        if old.name not in kept:
-            old.unlink(missing_ok=True)
-    for name in names:
-        (target / f"{name}.partial").rename(target / name)
-    if len(names) > 1:
-        index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(of.items()))}
-        (target / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+    """Give the files their names, write the index, and delete files of an earlier export in other numbers."""
+    kept = {*names, *(f"{name}.partial" for name in names)}
+    try:
+        for name in names:
+            (target / f"{name}.partial").rename(target / name)
+        if len(names) > 1:
+            index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(of.items()))}
+            (target / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+        else:
+            (target / INDEX).unlink(missing_ok=True)
+        for old in target.iterdir():
+            if _OURS.fullmatch(old.name) and old.name not in kept:
+                old.unlink()
+    except OSError as error:
+        raise CheckpointError(
+            f"{target}: cannot export here: {error.strerror or error}; choose another folder"
+        ) from error

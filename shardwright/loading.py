@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, cast
@@ -41,7 +42,7 @@ class Loader:
             dataset: with `__len__` and `__getitem__`, or an `IterableDataset`, which gives the same examples in the
                 same order on every rank; of these each rank keeps its own. A rest that fills no batch is left out.
             shuffle: whether to draw an order for each epoch from `seed`; not of an `IterableDataset`.
-            seed: the same on every rank.
+            seed: the same on every rank. Numbers that workers draw begin anew when a run goes on.
             options: of `torch.utils.data.DataLoader`: `num_workers`, `collate_fn`, `pin_memory`, … What an example and
                 `collate_fn` give is a dictionary, by the model's argument names.
 
@@ -85,10 +86,10 @@ class Loader:
         self.epoch, self.batch = self.epoch + 1, 0
 
     def _loader(self) -> Iterable[dict[str, Any]]:
-        generator = torch.Generator().manual_seed(self._seed + self.epoch)
         order = torch.arange(0 if self._is_stream else self._num_examples)
         if self._shuffle:
-            order = torch.randperm(self._num_examples, generator=generator)
+            order = torch.randperm(self._num_examples, generator=_generator(self._seed, self.epoch))
+        generator = _generator(self._seed, self.epoch, self.batch, int(self._rows[0]))  # of workers: by rank
         options: dict[str, Any] = {
             "generator": generator,
             **self._options,
@@ -97,21 +98,33 @@ class Loader:
             own = _Rows(cast("Iterable[Any]", self._dataset), self._size, self._rows.tolist(), self.batch)
             return DataLoader(own, batch_size=len(self._rows), **options)
         batches = order[: len(self) * self._size].view(-1, self._size)[self.batch :, self._rows]
-        return DataLoader(self._dataset, batch_sampler=batches.tolist(), **options)
+        return DataLoader(self._dataset, batch_sampler=map(torch.Tensor.tolist, batches), **options)
 
     def state_dict(self) -> dict[str, int]:
         """Return the place in the data, which is the same on all ranks."""
-        return {"epoch": self.epoch, "batch": self.batch, "seed": self._seed, "size": self._size}
+        return {"epoch": self.epoch, "batch": self.batch, **self._order}
+
+    @property
+    def _order(self) -> dict[str, int]:
+        """What decides which examples a place means."""
+        many = -1 if self._is_stream else self._num_examples
+        return {"size": self._size, "seed": self._seed, "shuffle": int(self._shuffle), "examples": many}
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         """Go on from a place. Raises `BatchError` if it was counted in batches of another size, or another order."""
-        for name, own in (("size", self._size), ("seed", self._seed)):
+        for name, own in self._order.items():
             if state_dict[name] != own:
                 raise BatchError(
                     f"Loader: the place in the data was saved with {name} {state_dict[name]}, and here it is {own}; "
                     "use the same, or begin an epoch anew without the sampler"
                 )
         self.epoch, self.batch = state_dict["epoch"], state_dict["batch"]
+
+
+def _generator(*numbers: int) -> torch.Generator:
+    """Return a generator that is seeded by some numbers together."""
+    digest = hashlib.sha256(repr(numbers).encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
 
 
 class _Rows(IterableDataset[Any]):

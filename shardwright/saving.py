@@ -8,9 +8,13 @@ What one plan saves, any other loads: another number of ranks, stages, ZeRO, blo
 
 from __future__ import annotations
 
+import atexit
+import copy
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -24,11 +28,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.staging import AsyncStager, BlockingAsyncStager
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_optimizer_state_dict,
-    set_optimizer_state_dict,
-)
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves
 
@@ -37,7 +37,7 @@ from shardwright.lowering.random.states import check_states, set_states, states_
 from shardwright.lowering.ranks.waits import start_up
 from shardwright.lowering.store.checkpoint_folder import RANKS as RANKS_FILE
 from shardwright.lowering.store.checkpoint_folder import CheckpointFolder, Writer, check_files, read_about
-from shardwright.pcg.errors import CheckpointError
+from shardwright.pcg.errors import CheckpointError, ShardwrightError
 from shardwright.ranks import from_rank_0, on_all_ranks
 
 _FLAT = StateDictOptions(flatten_optimizer_state_dict=True)  # each stage has a list of its own parameters
@@ -69,17 +69,35 @@ class Saving:
     _written: Future[object] = field(repr=False)
     _timeout_s: float = field(repr=False)
     _is_waited_for: bool = field(default=False, repr=False)
+    _failure: Exception | None = field(default=None, repr=False)
 
     def wait(self) -> None:
         """Wait until the checkpoint is whole, on all ranks. Every rank calls it.
 
         Raises `CheckpointError` on every rank if it could not be written; earlier checkpoints are as they were.
         """
-        if self._is_waited_for:
-            return
-        self._is_waited_for = True
-        with start_up(self._timeout_s):
-            on_all_ranks(self._result)
+        if not self._is_waited_for:
+            self._is_waited_for = True
+            try:
+                with start_up(self._timeout_s):
+                    on_all_ranks(self._result)
+            except ShardwrightError as error:
+                self._failure = error
+        if self._failure is not None:
+            raise self._failure
+
+    @property
+    def is_told(self) -> bool:
+        """Whether `wait` has said how it ended."""
+        return self._is_waited_for
+
+    def tell_if_lost(self) -> None:
+        """Say on stderr that the checkpoint could not be written, if nobody waited for it."""
+        try:
+            if not self._is_waited_for:
+                self._result()
+        except CheckpointError as error:
+            sys.stderr.write(f"{error}; wait for it before the process group ends\n")
 
     def _result(self) -> None:
         try:
@@ -126,7 +144,7 @@ class _HostStager(BlockingAsyncStager):
             case Tensor():
                 return self._copy(key, value)
             case _:
-                return value
+                return copy.deepcopy(value)
 
     def _copy(self, key: str, leaf: Tensor) -> Tensor:
         known = self._copies.get(key)
@@ -158,7 +176,7 @@ def save(
     Args:
         folder: the run's folder, which all ranks see. Only one run at a time can save there.
         parallel: the compiled model; its `scaler`'s state is saved too.
-        optimizer: of its parameters. One that has taken no step yet is saved as new.
+        optimizer: of its parameters; None where a pipeline stage has none.
         scheduler: an object with `state_dict` and `load_state_dict`, saved as rank 0 has it; what it gives must be
             tensors, numbers, texts, and lists and dictionaries of these.
         sampler: likewise: the place in the data.
@@ -177,24 +195,27 @@ def save(
     """
     _planned(parallel, "save")
     run, timeout_s = _run_of(folder), parallel.ranks.timeout_s
-    if run.last is not None:
+    if run.last is not None and not run.last.is_told:
         run.last.wait()
     if keep is not None and keep < 1:
         raise CheckpointError(f"save: keep={keep}; keep at least 1, or None for all")
     with start_up(timeout_s):
         partial = Path(from_rank_0(lambda: str(run.folder.begin(step)), "the folder of a checkpoint"))
-        begun = {} if optimizer is None or not _has_state(optimizer) else _moments(parallel, optimizer)
-        state = _parts(parallel, begun, others)
+        moments, groups = on_all_ranks(lambda: _flat(parallel, optimizer))
+        kinds = _gathered((None if optimizer is None else type(optimizer).__name__, groups))
+        state = _parts(parallel, moments, others)
         small = {
             "scheduler": None if scheduler is None else scheduler.state_dict(),
             "sampler": None if sampler is None else sampler.state_dict(),
             "scaler": None if parallel.scaler is None else parallel.scaler.state_dict(),
+            "groups": {name: options for _, own in kinds for name, options in own.items()},
             "random": _by_rank(states_of(parallel.stream)),
         }
+        small = copy.deepcopy(small)  # it is written later, beside further steps
         about = {
             "step": step,
             "ranks": dist.get_world_size(),
-            "optimizer": type(optimizer).__name__ if begun else None,
+            "optimizer": next((kind for kind, _ in kinds if kind is not None), None),
             "torch": torch.__version__,
         }
         group = _saving_group(timeout_s)
@@ -245,20 +266,16 @@ def load(
         about = on_all_ranks(lambda: _checked(where))
         small = on_all_ranks(lambda: _small(where))
         on_all_ranks(lambda: _check_given(where, small, about, optimizer, scheduler, sampler))
-        if optimizer is not None:
-            optimizer.zero_grad(set_to_none=True)
         saved = on_all_ranks(lambda: _kinds(where))
-        template = {} if optimizer is None or about["optimizer"] is None else _moments(parallel, optimizer)
-        lacking = {name for name in template if name.startswith("state.") and f"optimizer.{name}" not in saved}
-        own = {name: value for name, value in template.items() if name not in lacking}
-        state = _parts(parallel, own, others)
-        names = _all_names(state["model"])
-        on_all_ranks(lambda: _check_model(where, state, names, saved))
+        with _probed(parallel, optimizer, saved) as template:
+            state = _parts(parallel, template, others)
+            names, taken = _all_names(state.get("model", {})), _all_names(template)
+            on_all_ranks(lambda: _check_model(where, state, names, taken if about["optimizer"] else None, saved))
+            on_all_ranks(lambda: _check_groups(where, parallel, optimizer, small["groups"]))
         on_all_ranks(lambda: _read(where, state))
         parallel.load_state_dict(state["model"])
-        if optimizer is not None and own:
-            set_optimizer_state_dict(parallel, optimizer, {**template, **state["optimizer"]}, options=_FLAT)
-            _forget(optimizer, parallel, lacking)
+        if optimizer is not None:
+            _set_moments(parallel, optimizer, state.get("optimizer", {}), small["groups"])
         if others is not None:
             others.update(state.get("others", {}))
         for name, target in (("scheduler", scheduler), ("sampler", sampler), ("scaler", parallel.scaler)):
@@ -287,18 +304,87 @@ def _planned(parallel: ParallelModule, what: str) -> None:
         )
 
 
+@atexit.register
+def _tell_lost() -> None:
+    for run in _FOLDERS.values():
+        if run.last is not None:
+            run.last.tell_if_lost()
+
+
 def _run_of(folder: str | os.PathLike[str]) -> _Run:
     path = Path(folder).absolute()
     return _FOLDERS.setdefault(path, _Run(path))
 
 
-def _has_state(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether an optimizer has taken a step; in stages, on some rank."""
-    return any(_gathered(bool(optimizer.state)))
+def _names(parallel: ParallelModule) -> dict[int, str]:
+    """Return the first name of each parameter, by its id."""
+    return {id(p): name for name, p in reversed(list(parallel.named_parameters(remove_duplicate=False)))}
 
 
-def _moments(parallel: ParallelModule, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    return dict(get_optimizer_state_dict(parallel, optimizer, options=_FLAT))
+def _flat(
+    parallel: ParallelModule, optimizer: torch.optim.Optimizer | None
+) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Return an optimizer's states (`state.NAME.KEY`), and the options of each parameter's group, by name.
+
+    Raises `CheckpointError` for a parameter that is not the model's, and for states that are lists of tensors.
+    """
+    states, options, names = dict[str, Any](), dict[str, dict[str, Any]](), _names(parallel)
+    for group in [] if optimizer is None else optimizer.param_groups:
+        shared = {key: value for key, value in group.items() if key != "params"}
+        for parameter in group["params"]:
+            if (name := names.get(id(parameter))) is None:
+                raise CheckpointError("the optimizer has a parameter that is none of the compiled model's")
+            options[name] = shared
+            for key, value in optimizer.state.get(parameter, {}).items() if optimizer else ():
+                if isinstance(value, (list, dict, tuple)):
+                    what = f"{type(optimizer).__name__} keeps {key!r} as a {type(value).__name__}"
+                    raise CheckpointError(f"{what}; save its state_dict() apart")
+                states[f"state.{name}.{key}"] = value
+    return states, options
+
+
+@contextmanager
+def _probed(
+    parallel: ParallelModule, optimizer: torch.optim.Optimizer | None, saved: _Kinds
+) -> Generator[dict[str, Any]]:
+    """Yield room for the saved states of an optimizer, which are its own then. If an error follows, all is as before.
+
+    torch fills an optimizer by a step of length 0 without gradients. States of parameters that had none are dropped.
+    """
+    if optimizer is None:
+        yield {}
+        return
+    before, gradients = dict(optimizer.state), [(p, p.grad) for p in parallel.parameters()]
+    optimizer.state.clear()
+    for parameter, _ in gradients:
+        parameter.grad = None
+    had = {name.split(".", 2)[2].rpartition(".")[0] for name in saved if name.startswith("optimizer.state.")}
+    try:
+        if had:
+            get_optimizer_state_dict(parallel, optimizer, options=_FLAT)
+        for parameter, name in ((p, _names(parallel).get(id(p))) for p in list(optimizer.state)):
+            if name not in had:
+                del optimizer.state[parameter]
+        yield _flat(parallel, optimizer)[0]
+    except BaseException:
+        optimizer.state.clear()
+        optimizer.state.update(before)
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
+        raise
+
+
+def _set_moments(
+    parallel: ParallelModule, optimizer: torch.optim.Optimizer, states: Mapping[str, Any], groups: Mapping[str, Any]
+) -> None:
+    """Give an optimizer what was read: options of groups, and states that are no tensors, not read in place."""
+    names = _names(parallel)
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            name = names[id(parameter)]
+            group.update(groups.get(name, {}))
+            own = optimizer.state.get(parameter, {})
+            own.update({key: states[f"state.{name}.{key}"] for key in own})
 
 
 def _parts(parallel: ParallelModule, moments: Mapping[str, Any], others: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -457,13 +543,38 @@ def _all_names(state: Mapping[str, Any]) -> set[str]:
     return {name for own in _gathered(list(state)) for name in own}
 
 
-def _check_model(where: Path, state: Mapping[str, Any], names: set[str], saved: _Kinds) -> None:
-    """Raise `CheckpointError` with the first differences between what is saved and what would be loaded."""
+def _check_model(
+    where: Path, state: Mapping[str, Any], names: set[str], moments: set[str] | None, saved: _Kinds
+) -> None:
+    """Raise `CheckpointError` with the first differences between what is saved and what would be loaded.
+
+    `names` and `moments`: of all ranks; no moments are compared where none were saved, or are wanted.
+    """
     found = list(_differences(state, saved))
+    if moments:
+        left = (name[10:] for name in saved if name.startswith("optimizer.state."))
+        found += [f"optimizer {name}: only in the checkpoint" for name in left if name not in moments]
     found += [f"{name[6:]}: only in the checkpoint" for name in saved if _is_of_model(name) and name[6:] not in names]
     if found:
         more = f", and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
         raise CheckpointError(f"{where}: it is of another model or optimizer: {'; '.join(found[:_SHOWN])}{more}")
+
+
+def _check_groups(
+    where: Path, parallel: ParallelModule, optimizer: torch.optim.Optimizer | None, saved: Mapping[str, Any]
+) -> None:
+    """Raise `CheckpointError` if a parameter's group was not saved, or a group's parameters had different options."""
+    names = _names(parallel)
+    for number, group in enumerate([] if optimizer is None else optimizer.param_groups):
+        own = [names[id(parameter)] for parameter in group["params"]]
+        for name in own if saved else ():
+            if name not in saved:
+                raise CheckpointError(f"{where}: the optimizer that was saved did not have {name}; use the same ones")
+            if not _equal(saved[name], saved[own[0]]):
+                raise CheckpointError(
+                    f"{where}: {own[0]} and {name} are in one group of the optimizer (number {number}), and were saved "
+                    "with other options; make the same groups"
+                )
 
 
 def _is_of_model(name: str) -> bool:
@@ -490,10 +601,3 @@ def _read(where: Path, state: dict[str, Any]) -> None:
         state_dict_loader.load(state, checkpoint_id=where)
     except _FAILURES as error:
         raise CheckpointError(f"{where}: cannot be loaded: {_reason(error)}") from error
-
-
-def _forget(optimizer: torch.optim.Optimizer, parallel: ParallelModule, lacking: set[str]) -> None:
-    """Drop the states of parameters that had none: they had no gradient yet."""
-    for name, parameter in parallel.named_parameters():
-        if any(key.startswith(f"state.{name}.") for key in lacking):
-            optimizer.state.pop(parameter, None)

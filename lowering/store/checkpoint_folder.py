@@ -69,7 +69,10 @@ class Writer(FileSystemWriter):
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Write what describes all ranks' files. Rank 0 calls it once they are written."""
         super().finish(metadata, results)
-        torch.save(self._ranks, self._folder / RANKS)
+        with (self._folder / RANKS).open("wb") as small:
+            torch.save(self._ranks, small)
+            small.flush()
+            os.fsync(small.fileno())
         written = {result.file for of_rank in results for result in of_rank if isinstance(result, Written)}
         files = sorted(written | {summed(self._folder / name) for name in (RANKS, ".metadata")})
         about = {"format": FORMAT, **self._about, "files": {name: rest for name, *rest in files}}
@@ -100,9 +103,11 @@ class CheckpointFolder:
 
         Raises `CheckpointError` if it cannot be made, if another run saves here, or if the step is there already.
         """
-        target = self.at(step)
-        if target.exists():
-            raise CheckpointError(f"{target}: step {step} has been saved; save later steps, or move it away")
+        target, last = self.at(step), max(self.steps(), default=-1)
+        if not isinstance(step, int) or step < 0:
+            raise CheckpointError(f"{self.path}: step {step!r}: expected a whole number of at least 0")
+        if step <= last:
+            raise CheckpointError(f"{self.at(last)}: step {last} has been saved; save later steps, or move it away")
         partial = target.with_name(target.name + PARTIAL)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -119,12 +124,9 @@ class CheckpointFolder:
     def end(self, partial: Path, keep: int | None) -> Path:
         """Give a written folder its name, and delete all but the last `keep` checkpoints."""
         target = partial.with_name(partial.name.removesuffix(PARTIAL))
+        _to_disk(partial)
         partial.rename(target)
-        descriptor = os.open(self.path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        _to_disk(self.path)
         for step in self.steps()[: -keep if keep else 0]:
             shutil.rmtree(self.at(step))
         return target
@@ -150,6 +152,15 @@ class CheckpointFolder:
             lock.close()
             raise CheckpointError(f"{self.path}: another run saves here; give each run a folder of its own") from None
         self._lock = lock
+
+
+def _to_disk(folder: Path) -> None:
+    """Write a folder's list of files to disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def read_about(folder: Path) -> dict[str, Any]:

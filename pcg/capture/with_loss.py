@@ -58,8 +58,13 @@ def _viewed(model: nn.Module, finish: LossFunction) -> nn.Module:
             f"{type(model).__name__}: loss_fn= for a model with forward hooks of its own, which would see the loss in "
             "place of the model's result; do what they do in loss_fn, or in a module around the model"
         )
-    kind, own = type(model), inspect.signature(model.forward)
+    kind, own, alone = type(model), inspect.signature(model.forward), inspect.Parameter.POSITIONAL_ONLY
     taken = own.parameters.values()
+    if any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in taken):
+        raise CaptureError(
+            f"{kind.__name__}: loss_fn= for a forward that takes *{next(p.name for p in taken if p.kind == 2)}, whose "
+            "arguments have no names in a batch; give it named ones, or put the loss into a module around the model"
+        )
     takes_all = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in taken)
     others = [] if takes_all else [inspect.Parameter("others", inspect.Parameter.VAR_KEYWORD)]
 
@@ -69,8 +74,10 @@ def _viewed(model: nn.Module, finish: LossFunction) -> nn.Module:
 
         def called(*args: Any, **batch: Any) -> Any:  # noqa: ANN401
             batch = {**dict(zip(own.parameters, args, strict=False)), **batch}
-            given = batch if takes_all else {k: v for k, v in batch.items() if k in own.parameters}
-            return finish(inner(**given), batch)
+            names = {name for name in batch if takes_all or name in own.parameters}
+            first = [name for name, p in own.parameters.items() if name in names and p.kind is alone]
+            named = {name: batch[name] for name in batch if name in names.difference(first)}
+            return finish(inner(*(batch[name] for name in first), **named), batch)
 
         cast("Any", called).__signature__ = own.replace(parameters=[*taken, *others])
         return called

@@ -41,7 +41,7 @@ class Model(nn.Module):
         for block in self.net.blocks:
             states.append(block(states[-1]))
         logits = self.net.head(self.net.seen(states[-1].transpose(1, 2)).transpose(1, 2))
-        found = {"logits": logits, "states": tuple(states), "number": 3, "labels": labels}
+        found = {"logits": logits, "states": tuple(states), "number": 3, "labels": labels, "bias": self.net.head.bias}
         if labels is None:
             return found
         return {"loss": cross_entropy(logits.flatten(0, 1), labels.flatten()), **found}

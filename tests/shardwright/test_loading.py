@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -69,8 +70,9 @@ def orders(epochs: int, *, shuffle: bool) -> list[list[int]]:
     """The batches of one process."""
     found = list[list[int]]()
     for epoch in range(epochs):
-        own = torch.Generator().manual_seed(7 + epoch)
-        order = torch.randperm(EXAMPLES, generator=own) if shuffle else torch.arange(EXAMPLES)
+        own = int.from_bytes(hashlib.sha256(f"(7, {epoch})".encode()).digest()[:8], "little") >> 1
+        seeded = torch.Generator().manual_seed(own)
+        order = torch.randperm(EXAMPLES, generator=seeded) if shuffle else torch.arange(EXAMPLES)
         found += order[: EXAMPLES // ROWS * ROWS].view(-1, ROWS).tolist()
     return found
 
@@ -120,14 +122,16 @@ def test_it_goes_on_behind_what_was_taken() -> None:
         model = Net()
         parallel = sw.compile(model, sw.Cluster.local(1), kwargs=batch_of(list(range(ROWS))), timeout_s=60)
         loader = sw.Loader(parallel, Stream() if is_stream else Examples(), seed=7)
-        loader.load_state_dict(state)
+        loader.load_state_dict({**state, **({"shuffle": 0, "examples": -1} if is_stream else {})})
         found = [batch["x"][:, 0].tolist() for batch in loader]
         assert (loader.epoch, loader.batch) == (1, 0)
         return found
 
     by_rank = run_ranks(first, 2, 60)
     state = by_rank[0][0]
-    assert state == by_rank[1][0] == {"epoch": 0, "batch": 2, "seed": 7, "size": ROWS}
+    assert state == by_rank[1][0] == {
+        "epoch": 0, "batch": 2, "seed": 7, "size": ROWS, "shuffle": 1, "examples": EXAMPLES,
+    }  # fmt: skip
     expected = orders(1, shuffle=True)[2:]
     (whole,) = run_ranks(second, 1, 60, args=(state, False))
     assert whole == expected
@@ -150,7 +154,7 @@ def test_what_does_not_fit_is_refused() -> None:
         refused(Stream(), num_workers=2)
         refused(Examples(), sw.compile(Net(), sw.Cluster.local(2), timeout_s=60))
         loader = sw.Loader(parallel, Examples(), seed=7)
-        for state in ({"size": 8}, {"seed": 1}):
+        for state in ({"size": 8}, {"seed": 1}, {"shuffle": 0}, {"examples": 23}):
             with pytest.raises(BatchError) as error:
                 loader.load_state_dict({**loader.state_dict(), **state})
             texts.append(str(error.value))
@@ -163,3 +167,5 @@ def test_what_does_not_fit_is_refused() -> None:
         assert "compiled without a batch" in texts[3]
         assert "saved with size 8, and here it is 4" in texts[4]
         assert "saved with seed 1, and here it is 7" in texts[5]
+        assert "saved with shuffle 0, and here it is 1" in texts[6]
+        assert "saved with examples 23, and here it is 22" in texts[7]

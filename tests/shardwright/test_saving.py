@@ -213,6 +213,8 @@ def test_what_is_damaged_or_of_another_run_is_told_before_anything_is_loaded() -
         (parallel, optimizer, scheduler, sampler, *_), other = run, torch.optim.SGD(run.parallel.parameters())
         refused("it was saved with AdamW, and this run has SGD", lambda: sw.load(folder, parallel, other))
         refused(r"step 2 has been saved", lambda: saved(folder, run, step=2))
+        refused(r"step 2 has been saved", lambda: saved(folder, run, step=1, keep=1))
+        refused(r"expected a whole number of at least 0", lambda: saved(folder, run, step=-1))
         refused("keep=0", lambda: saved(folder, run, step=3, keep=0))
         sw.save(folder, parallel, step=3)
         refused("saved without a scheduler", lambda: sw.load(folder, parallel, scheduler=scheduler))
@@ -247,8 +249,10 @@ def test_another_model_is_told_by_its_first_differences() -> None:
         saved(folder, run, step=1)
         words: dict[str, Any] = {"mesh": {"x": 2}, "roles": "data", "timeout_s": 60}
         other = sw.compile(Other(), sw.Cluster.local(2), kwargs=BATCH, **words)
+        optimizer = torch.optim.AdamW(other.parameters())
         with pytest.raises(CheckpointError) as error:
-            sw.load(folder, other)
+            sw.load(folder, other, optimizer)
+        assert not optimizer.state
         return str(error.value)
 
     for text in joined(body):
@@ -333,8 +337,15 @@ def test_a_save_that_fails_on_one_rank_fails_on_all_and_harms_nothing(wait: bool
         with pytest.MonkeyPatch.context() as patch:
             if dist.get_rank():
                 patch.setattr(Writer, "write_data", _full)
-            with pytest.raises(CheckpointError) as error:
-                saved(folder, run, step=2, wait=wait).wait()
+            if wait:
+                with pytest.raises(CheckpointError) as error:
+                    saved(folder, run, step=2)
+            else:
+                saving = saved(folder, run, step=2, wait=False)
+                with pytest.raises(CheckpointError) as error:
+                    saving.wait()
+                with pytest.raises(CheckpointError, match="No space left"):
+                    saving.wait()  # asked once more, it says so once more
         assert loaded(folder, run) == 1
         saved(folder, run, step=2)
         return str(error.value)
@@ -359,3 +370,99 @@ def test_a_rank_that_is_killed_while_it_saves() -> None:
         with pytest.raises(DistributedError, match=r"rank 1 .*ended by SIGKILL|rank 1 .*killed|rank 1"):
             run_ranks(body, 2, 60, args=(Path(place),), grace_s=5.0)
         assert run_ranks(lambda: loaded(Path(place), run_of("zero")), 2, 60) == [1, 1]
+
+
+def test_options_of_an_optimizer_without_states_go_on() -> None:
+    """Plain SGD never has states; its learning rate is what a chained schedule has made of it."""
+
+    def body(folder: Path) -> list[Any]:
+        parallel, place = run_of("zero").parallel, {"at": [1]}
+        optimizer = torch.optim.SGD(parallel.parameters(), lr=1.0)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        live = Live(place)
+        for _ in range(3):
+            optimizer.step()
+            scheduler.step()
+        saving = sw.save(folder, parallel, optimizer, scheduler, live, step=3, wait=False)
+        place["at"][0] = 9  # what goes on meanwhile
+        saving.wait()
+        other = torch.optim.SGD(parallel.parameters(), lr=1.0)
+        chained = torch.optim.lr_scheduler.ExponentialLR(other, 0.5)
+        sw.load(folder, parallel, other, chained, live)
+        other.step()
+        chained.step()
+        return [*chained.get_last_lr(), other.param_groups[0]["lr"], live.place["at"][0]]
+
+    assert joined(body) == [[0.0625, 0.0625, 1]] * 2
+
+
+class Live:
+    """Its state is the object that it changes."""
+
+    def __init__(self, place: dict[str, Any]) -> None:
+        self.place = place
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.place
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        self.place = state_dict
+
+
+def test_states_are_those_that_were_saved_whatever_an_optimizer_had() -> None:
+    def body(folder: Path) -> None:
+        run = run_of("zero")
+        parallel = run.parallel
+        sw.save(folder, parallel, run.optimizer, step=1)  # as new
+        run.step()
+        sw.load(folder, parallel, run.optimizer)
+        assert not run.optimizer.state
+        run.step()
+        sw.save(folder, parallel, run.optimizer, step=2)
+        before = {p: dict(own) for p, own in run.optimizer.state.items()}
+        more = torch.optim.AdamW(parallel.parameters(), amsgrad=True)
+        with pytest.raises(CheckpointError, match=r"optimizer state\..*max_exp_avg_sq: not in the checkpoint"):
+            sw.load(folder, parallel, more)
+        assert not more.state
+        few = torch.optim.AdamW([parallel.get_parameter("tok.weight")])
+        with pytest.raises(CheckpointError, match=r"optimizer state\..*: only in the checkpoint"):
+            sw.load(folder, parallel, few)
+        assert {p: dict(own) for p, own in run.optimizer.state.items()} == before
+        lists = torch.optim.LBFGS(parallel.parameters())
+        lists.state[parallel.get_parameter("tok.weight")]["old_dirs"] = []
+        with pytest.raises((CheckpointError, DistributedError), match="LBFGS keeps 'old_dirs' as a list"):
+            sw.save(folder, parallel, lists, step=3)
+
+    joined(body)
+
+
+def test_stages_with_other_groups_or_no_optimizer() -> None:
+    def body(folder: Path) -> list[float]:
+        run = run_of("stages")
+        named = dict(run.parallel.named_parameters())
+        groups = [{"params": [p for n, p in named.items() if n != "tok.weight"], "lr": 0.1},
+                  {"params": [p for n, p in named.items() if n == "tok.weight"], "weight_decay": 0.5}]  # fmt: skip
+
+        def made(lr: float) -> torch.optim.Optimizer:
+            return torch.optim.AdamW([{**group} for group in groups], lr=lr)
+
+        first = made(0.01)
+        run.parallel.forward_backward(**BATCH)
+        first.step()
+        first.zero_grad()
+        sw.save(folder, run.parallel, first, step=1)
+        second = made(0.7)
+        assert sw.load(folder, run.parallel, second) == 1
+        assert second.param_groups[0]["lr"] == 0.1
+        assert not groups[1]["params"] or second.param_groups[1]["lr"] == 0.01
+        half = made(0.01) if dist.get_rank() else None  # the first stage is frozen
+        if half is not None:
+            half.load_state_dict(first.state_dict())
+        sw.save(folder, run.parallel, half, step=2)
+        again = made(0.3) if dist.get_rank() else None
+        assert sw.load(folder, run.parallel, again) == 2
+        return [] if again is None else [float(own["step"]) for own in again.state.values()]
+
+    none, steps = joined(body)
+    assert none == []
+    assert set(steps) == {1.0}

@@ -20,7 +20,7 @@ from shardwright.search.check import check_plan
 from shardwright.search.exact.folding import Folded
 from shardwright.search.exact.solving import Solver
 from shardwright.search.plan import Alternative, Plan
-from shardwright.search.tree import planner as planning
+from shardwright.search.tree import whole as whole_graphs
 from shardwright.search.tree.fitting import Fitter
 from shardwright.search.tree.planner import Planner
 from shardwright.search.tree.spreading import said_by_block, spread_out, stored_by_stage
@@ -58,7 +58,7 @@ def test_stages_send_pieces_of_what_all_ranks_have(width: int, faster: bool, mon
 
     plan = planned()
     check_plan(plan, graph, every_choice)
-    monkeypatch.setattr(planning, "sent_in_pieces", lambda solver, found: found)
+    monkeypatch.setattr(whole_graphs, "sent_in_pieces", lambda solver, found: found)
     whole = planned()
     sent, all_sent = (program(p.graph, machines, p.execution).hops_bytes for p in (plan, whole))
     assert [(8 if faster else 1) * num_bytes for num_bytes in sent] == list(all_sent)
