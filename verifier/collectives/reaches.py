@@ -18,6 +18,9 @@ from shardwright.verifier.collectives.events import MOST_ASSIGNMENTS, Assignment
 from shardwright.verifier.collectives.values import afterwards, before
 from shardwright.verifier.collectives.verdict import Refusal, Refused
 
+SUMS = ("", "sum")
+"""The reductions that a collective is made of; the executor adds where a plan names none."""
+
 
 class Iteration(NamedTuple):
     """A turn of a pipeline over `num_chunks` chunks: two turns for each, of half a chunk."""
@@ -54,6 +57,8 @@ class Memory:
     ) -> Iterator[Assignment]:
         """Yield what event `number` adds and stores, part by part of its chunks."""
         data = DATA[action.name]
+        if action.reduce_op not in SUMS:
+            refuse(where, f"expected sums, got {action.reduce_op!r}; collectives add: use 'sum'")
         self._check(where, data.sources, action.sources, "source")
         self._check(where, data.targets, action.targets, "target")
         sources = [self._reached(where, block, action, span, iteration, index >= data.packets_in)

@@ -102,6 +102,8 @@ def _judge_rates(schedule: Schedule, topology: Topology) -> tuple[str, ...]:
     if topology.num_ranks != schedule.num_ranks:
         problem = f"expected a topology of {schedule.num_ranks} ranks, got {topology.num_ranks}; take another topology"
         raise Refused(Refusal("form", -1, -1, -1, problem))
+    if not schedule.transfers:
+        return ("nothing is moved",)
     firsts = dict[tuple[int, int, tuple[int, ...]], Transfer]()
     for transfer in schedule.transfers:
         firsts.setdefault((transfer.src, transfer.dst, transfer.via), transfer)

@@ -57,6 +57,11 @@ def packets(parts: int = 2) -> Plan:
     return Plan("packets", "all_reduce", (rank(0), rank(1)), in_place=False, protocol="LL")
 
 
+def summed(reduce_op: str) -> Action:
+    """Return what `packets(1)` adds by, of another kind."""
+    return packets(1).ranks[0].blocks[1].actions[0]._replace(reduce_op=reduce_op)
+
+
 def ported() -> Plan:
     """Two ranks put their chunk through a port, with the signal right behind."""
 
@@ -215,6 +220,8 @@ def test_schedules_become_plans(n: int) -> None:
         (switched(0), "deadlock: rank 0"),
         (met(3), "expected 3 blocks at barrier 0, got 2"),
         (replace(met(), kind="broadcast"), "expected one of all_gather, reduce_scatter"),
+        (put(packets(1), 1, 1, 0, summed("max")), "block 1, step 0 (repkt): expected sums, got 'max'"),
+        (put(put(packets(1), 0, 1, 0, summed("min")), 1, 1, 0, summed("min")), "expected sums, got 'min'"),
         (put(ported(), 0, 0, 0, None), "as many waits as signals at channel 0 of port"),
         (put(ported(), 0, 0, 0, Action("sem_acquire", semaphores=(1,))), "expected a semaphore of the rank's, got 1"),
         (put(ported(), 0, 0, 0, Action("signal", channel_type="port")), "expected channels, got none"),

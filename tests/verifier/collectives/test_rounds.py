@@ -27,6 +27,11 @@ BASES = [
 ]  # fmt: skip
 
 
+def test_nothing_is_moved_by_one_rank() -> None:
+    alone = Schedule("alone", collective("all_reduce", 1), ())
+    assert verify_schedule(alone, Topology("one", 1, ())).is_certified
+
+
 def refusal(schedule: Schedule, topology: Topology | None = None) -> str:
     verdict = verify_schedule(schedule, topology)
     assert not verdict.is_certified
