@@ -4,6 +4,8 @@ A rank has memory for the chunks that it holds at some time, which is used again
 each other rank at most one message: all chunks that go there, one after the other. It waits for what it receives before
 it writes, so that a step reads what was there before. Ranks need not be in the same step.
 
+No gradient passes: what a rank gets is new data, whichever mode of autograd its caller is in.
+
 Nothing here says that a schedule is right: `verifier.collectives` does, before it is run.
 """
 
@@ -24,6 +26,9 @@ from shardwright.lowering.ranks.launch import TIMEOUT_S
 from shardwright.pcg.collectives.collective import Collective
 from shardwright.pcg.collectives.schedule import Op, Schedule
 from shardwright.pcg.errors import DistributedError, ScheduleError
+
+MOST_ROOMS = 4
+"""The most lengths and types of chunks for which memory is kept."""
 
 
 class _Message(NamedTuple):
@@ -66,7 +71,7 @@ class ScheduledCollective:
         """Return this rank's output from its input, each of one dimension: its chunks one after the other.
 
         `num_elements`: of the whole, the same on every rank: of the tensor that an all-gather makes, a broadcast sends
-        or an all-reduce sums, of all inputs of an all-to-all together.
+        or an all-reduce sums, of all inputs of an all-to-all together. No gradient passes.
 
         Raises:
             ScheduleError: the input has another shape, or the whole does not divide into units.
@@ -79,7 +84,8 @@ class ScheduledCollective:
                 f"{self.schedule.name}: rank {self._rank}: expected a contiguous input of shape [{expected}], got "
                 f"{list(given.shape)}; pass x.contiguous().view(-1) of its chunks"
             )
-        return self._run(given, lengths)
+        with torch.inference_mode(False), torch.no_grad():  # memory that is kept outlives the caller's mode
+            return self._run(given.detach(), lengths)
 
     def start(self, given: Tensor, num_elements: int) -> Future[Tensor]:
         """Start `run` beside what this process does, and return its output to wait for, by `result()`."""
@@ -105,9 +111,11 @@ class ScheduledCollective:
 
     def _room(self, lengths: Sequence[int], like: Tensor) -> _Room:
         key = (like.dtype, like.device, *lengths)
-        if key not in self._rooms:
-            self._rooms[key] = _Room(self._held, self._steps, lengths, like)
-        return self._rooms[key]
+        room = self._rooms.pop(key, None) or _Room(self._held, self._steps, lengths, like)
+        self._rooms[key] = room  # the last one used stands last
+        if len(self._rooms) > MOST_ROOMS:
+            del self._rooms[next(iter(self._rooms))]
+        return room
 
     def _carry_out(self, number: int, step: _Step, room: _Room) -> None:
         outgoing = [room.packed(message) for message in step.sends]

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shardwright.lowering.ranks.launch import run_ranks
-from shardwright.lowering.ranks.scheduled import ScheduledCollective, chunk_lengths
+from shardwright.lowering.ranks.scheduled import MOST_ROOMS, ScheduledCollective, chunk_lengths
 from shardwright.pcg.collectives.builders.table import BUILDERS, build
 from shardwright.pcg.collectives.collective import Collective, collective
 from shardwright.pcg.collectives.schedule import Schedule, Transfer
@@ -116,6 +116,26 @@ def test_uneven_units_and_memory_that_is_used_again() -> None:
     for found in run_ranks(body, 3, 60):
         for n, result in zip((1, 3, 1), found, strict=True):
             assert torch.equal(result, torch.cat([torch.arange(4.0 * n), torch.arange(2.0 * n) + 200]))
+
+
+def test_any_mode_of_autograd_and_memory_for_the_last_few_lengths() -> None:
+    """Memory that one mode makes is used by the others, in any order."""
+    modes = (torch.inference_mode, torch.enable_grad, torch.no_grad, torch.enable_grad, torch.inference_mode)
+
+    def body() -> int:
+        group: Any = dist.group.WORLD
+        runs = ScheduledCollective(build("ring", "all_reduce", (2,)), group, timeout_s=30)
+        for size in (4, 4, 6, 8, 10, 12, 14, 4):
+            for mode in modes:
+                with mode():
+                    x = torch.ones(size, requires_grad=True) * 2
+                    found = runs.run(x, size)
+                    assert not found.requires_grad
+                    assert not found.is_inference()
+                    assert torch.equal(found, torch.full((size,), 4.0))
+        return len(runs._rooms)
+
+    assert run_ranks(body, 2, 60) == [MOST_ROOMS] * 2
 
 
 def test_what_does_not_fit_is_refused() -> None:
