@@ -17,6 +17,7 @@ from shardwright.pcg.collectives.bounds import Bound, least_seconds_per_byte, le
 from shardwright.pcg.collectives.collective import DUALS, Collective, collective
 from shardwright.pcg.collectives.schedule import Schedule, all_reduce_of
 from shardwright.pcg.collectives.topology import Topology
+from shardwright.pcg.errors import ScheduleError
 from shardwright.search.collectives.exact import Answer, solve
 from shardwright.search.collectives.paced import paced_bound
 from shardwright.search.collectives.symmetry import Permutation, symmetries
@@ -86,7 +87,12 @@ class Walk:
     offsets: Sequence[tuple[int, int]] | None = None
 
     def points(self) -> Iterator[Point]:
-        """Yield the points of the frontier, each with more steps and less time per byte than the one before."""
+        """Yield the points of the frontier, each with more steps and less time per byte than the one before.
+
+        Raises:
+            ScheduleError: a network of one rank.
+        """
+        require_several(self.topology)
         if self.kind == "all_reduce":
             yield from self._sums_and_copies()
         elif self.kind in ("reduce_scatter", "reduce"):
@@ -158,3 +164,13 @@ class Walk:
 
     def _collective(self, pieces: int) -> Collective:
         return collective(self.kind, self.topology.num_ranks, pieces, root=self.root, weights=self.weights)
+
+
+def require_several(topology: Topology) -> None:
+    """Refuse a network of one rank.
+
+    Raises:
+        ScheduleError: nothing is moved there.
+    """
+    if topology.num_ranks < 2:
+        raise ScheduleError(f"{topology.name}: expected at least 2 ranks, got 1, where nothing is moved; add ranks")

@@ -19,7 +19,7 @@ from shardwright.pcg.collectives.collective import DUALS, Collective, collective
 from shardwright.pcg.collectives.schedule import Schedule, all_reduce_of
 from shardwright.pcg.collectives.topology import Topology
 from shardwright.search.collectives.channels import rails
-from shardwright.search.collectives.frontier import Walk
+from shardwright.search.collectives.frontier import Walk, require_several
 from shardwright.search.collectives.greedy import greedy
 from shardwright.search.collectives.routes import routed
 from shardwright.search.collectives.sketch import Sketch
@@ -71,8 +71,10 @@ def synthesize(
     No new attempt begins after `budget_s`; the bound is that of the whole network, whatever a sketch leaves out.
 
     Raises:
-        ScheduleError: a kind, root or weights that `collective` refuses, or a sketch that does not fit.
+        ScheduleError: a kind, root or weights that `collective` refuses, a sketch that does not fit, or a network of
+            one rank.
     """
+    require_several(topology)
     sketch, end = sketch or Sketch(), monotonic() + budget_s
     used = sketch.applied(topology)
     task = _Task(used, kind, num_bytes, root, weights, sketch, budget_s)

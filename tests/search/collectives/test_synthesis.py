@@ -13,6 +13,7 @@ from shardwright.pcg.collectives.collective import KINDS, collective
 from shardwright.pcg.collectives.topology import Link, Topology, joined
 from shardwright.pcg.errors import ShardwrightError
 from shardwright.search.collectives.channels import rails
+from shardwright.search.collectives.frontier import Walk
 from shardwright.search.collectives.greedy import greedy
 from shardwright.search.collectives.routes import routed
 from shardwright.search.collectives.sketch import Sketch, read_sketch
@@ -23,6 +24,14 @@ from tests.each import each
 from tests.search.collectives.right import assert_right
 
 SIZE = 2**28
+
+
+@each("kind", KINDS[:-1])
+def test_one_rank_moves_nothing(kind: str) -> None:
+    alone = Topology("alone", 1, ())
+    for find in (lambda: synthesize(alone, kind, SIZE), lambda: Walk(alone, kind).points()):
+        with pytest.raises(ShardwrightError, match="alone: expected at least 2 ranks, got 1"):
+            next(find())
 
 
 def reached(topology: Topology, found: Found) -> float:
