@@ -62,7 +62,8 @@ def least_seconds_per_byte(topology: Topology, collective: Collective) -> Bound:
         return _gather_bound(topology.reversed(), _turned(collective.chunks))
     bound = _gather_bound(topology, collective.chunks)
     if all(len(chunk.targets) <= 1 for chunk in collective.chunks):
-        back = _gather_bound(topology.reversed(), _turned(collective.chunks))
+        single = [chunk for chunk in collective.chunks if len(chunk.sources) == 1]  # of several, one is enough
+        back = _gather_bound(topology.reversed(), _turned(single))
         bound = max(bound, back, _point_bound(topology, collective), key=lambda one: one.seconds_per_byte)
     return bound
 

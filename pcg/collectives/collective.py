@@ -23,6 +23,8 @@ Cell = tuple[int, int]
 """A rank and a chunk."""
 KINDS: tuple[Kind, ...] = get_args(Kind)
 MOST_CHUNKS = 1 << 20
+MOST_CELLS = 1 << 23
+"""The most cells that hold something before or afterwards: about two for each transfer that a schedule may have."""
 
 
 class Chunk(NamedTuple):
@@ -42,7 +44,8 @@ class Collective:
     source, in order; its output the chunks of which it is a target.
 
     Raises:
-        ScheduleError: a rank that is none of the group, a size that is negative, or chunks that no rank holds.
+        ScheduleError: a rank that is none of the group or stands twice, a size that is negative, or chunks that no rank
+            holds; chunks that are not those of the kind, or sizes whose sum is not 1. A "custom" one may have any.
     """
 
     kind: Kind
@@ -54,13 +57,27 @@ class Collective:
     def __post_init__(self) -> None:
         if not 0 < len(self.chunks) <= MOST_CHUNKS:
             raise ScheduleError(f"{self.kind}: expected 1 to {MOST_CHUNKS} chunks, got {len(self.chunks)}; use others")
+        require_cells(self.kind, sum(len(chunk.sources) + len(chunk.targets) for chunk in self.chunks))
         for index, chunk in enumerate(self.chunks):
+            doubled = [ranks for ranks in chunk[1:] if len(set(ranks)) < len(ranks)]
             outside = [rank for rank in (*chunk.sources, *chunk.targets) if not 0 <= rank < self.num_ranks]
             orphan = chunk.targets and not chunk.sources
-            if outside or orphan or chunk.size < 0:
-                found = f"ranks {outside}" if outside else "no source" if orphan else f"size {chunk.size}"
-                expected = f"ranks from 0 to {self.num_ranks - 1}, at least one source and a size of at least 0"
+            if doubled or outside or orphan or chunk.size < 0:
+                found = (
+                    f"ranks {outside}"
+                    if outside
+                    else f"ranks {doubled[0]}"
+                    if doubled
+                    else "no source"
+                    if orphan
+                    else f"size {chunk.size}"
+                )
+                expected = (
+                    f"ranks from 0 to {self.num_ranks - 1}, each once, at least one source and a size of at least 0"
+                )
                 raise ScheduleError(f"{self.kind}: chunk {index}: expected {expected}, got {found}; correct the chunk")
+        if self.kind != "custom":
+            self._check_kind(RULES[self.kind])
 
     @cached_property
     def pre(self) -> Mapping[Cell, frozenset[int]]:
@@ -107,13 +124,34 @@ class Collective:
         """
         if self.kind not in DUALS:
             raise ScheduleError(f"{self.kind}: it has no dual; reverse one of {', '.join(DUALS)}")
-        reduces = self.kind in ("all_gather", "broadcast")
-        everyone = tuple(range(self.num_ranks))
+        rule = RULES[DUALS[self.kind]]
+        units = rule.units(self.num_ranks, self.root)
+        pieces = len(self.chunks) // len(units)
         chunks = tuple(
-            Chunk(size, targets, sources) if targets else Chunk(size, everyone if reduces else sources, ())
-            for size, sources, targets in self.chunks
+            Chunk(chunk.size, units[index // pieces][0], chunk.targets and units[index // pieces][1])
+            for index, chunk in enumerate(self.chunks)
         )
-        return Collective(DUALS[self.kind], self.num_ranks, chunks, reduces, self.root)
+        return Collective(DUALS[self.kind], self.num_ranks, chunks, rule.reduces, self.root)
+
+    def _check_kind(self, rule: _Rule) -> None:
+        """Refuse chunks that are not those of the kind: as many for each unit; one of no size may be needed nowhere."""
+        what, number = f"{self.kind} of {self.num_ranks} ranks", rule.num_units(self.num_ranks, self.root)
+        pieces, rest = divmod(len(self.chunks), number)
+        if rest or self.reduces != rule.reduces or not 0 <= self.root < self.num_ranks:
+            expected = (
+                f"a multiple of {number} chunks, {'sums' if rule.reduces else 'copies'} and a root that is a rank"
+            )
+            found = f"{len(self.chunks)}, {'sums' if self.reduces else 'copies'} and root {self.root}"
+            raise ScheduleError(f"{what}: expected {expected}, got {found}; correct it or call it custom")
+        units = rule.units(self.num_ranks, self.root)
+        for index, (size, *ends) in enumerate(self.chunks):
+            if tuple(ends) != (unit := units[index // pieces]) and (size or ends != [unit[0], ()]):
+                expected = f"sources {_shown(unit[0])} and targets {_shown(unit[1])}"
+                found = f"{_shown(ends[0])} and {_shown(ends[1])}"
+                problem = f"expected {expected}, got {found}; correct it or call it custom"
+                raise ScheduleError(f"{what}: chunk {index}: {problem}")
+        if (total := sum(chunk.size for chunk in self.chunks)) != 1:
+            raise ScheduleError(f"{what}: expected sizes whose sum is 1, got {total}; divide them by it")
 
     def _given(self, chunk: Chunk, rank: int) -> frozenset[int]:
         return frozenset((rank if self.reduces else chunk.sources[0],))
@@ -136,31 +174,68 @@ DUALS: Mapping[Kind, Kind] = {
 }
 
 
-class _Rule(NamedTuple):
-    """How a kind of collective divides its data: sources and targets of each unit."""
+Ranks = tuple[int, ...]
+_Sets = Callable[[int, int], list[Ranks]]
+"""Sets of ranks, of `num_ranks` and a root."""
 
-    units: Callable[[int, int], list[tuple[tuple[int, ...], tuple[int, ...]]]]  # of num_ranks and root
+
+class _Rule(NamedTuple):
+    """How a kind of collective divides its data: a unit for each of the sources with each of the targets."""
+
+    sources: _Sets
+    targets: _Sets
     reduces: bool = False
 
+    def num_units(self, num_ranks: int, root: int = 0) -> int:
+        return len(self.sources(num_ranks, root)) * len(self.targets(num_ranks, root))
 
-def _each(n: int) -> list[tuple[int, ...]]:
-    return [(rank,) for rank in range(n)]
+    def num_cells(self, num_ranks: int, root: int = 0) -> int:
+        """Return how many ranks hold something before and afterwards, of all units together."""
+        sources, targets = self.sources(num_ranks, root), self.targets(num_ranks, root)
+        return sum(map(len, sources)) * len(targets) + sum(map(len, targets)) * len(sources)
+
+    def units(self, num_ranks: int, root: int) -> list[tuple[Ranks, Ranks]]:
+        """Return the sources and targets of each unit."""
+        return list(product(self.sources(num_ranks, root), self.targets(num_ranks, root)))
 
 
-def _all(n: int) -> tuple[int, ...]:
-    return tuple(range(n))
+def _each(num_ranks: int, root: int) -> list[Ranks]:
+    return [(rank,) for rank in range(num_ranks)]
+
+
+def _all(num_ranks: int, root: int) -> list[Ranks]:
+    return [tuple(range(num_ranks))]
+
+
+def _root(num_ranks: int, root: int) -> list[Ranks]:
+    return [(root,)]
 
 
 RULES: Mapping[str, _Rule] = {
-    "all_gather": _Rule(lambda n, root: [(one, _all(n)) for one in _each(n)]),
-    "reduce_scatter": _Rule(lambda n, root: [(_all(n), one) for one in _each(n)], reduces=True),
-    "all_reduce": _Rule(lambda n, root: [(_all(n), _all(n))], reduces=True),
-    "broadcast": _Rule(lambda n, root: [((root,), _all(n))]),
-    "reduce": _Rule(lambda n, root: [(_all(n), (root,))], reduces=True),
-    "gather": _Rule(lambda n, root: [(one, (root,)) for one in _each(n)]),
-    "scatter": _Rule(lambda n, root: [((root,), one) for one in _each(n)]),
-    "all_to_all": _Rule(lambda n, root: list(product(_each(n), _each(n)))),
+    "all_gather": _Rule(_each, _all),
+    "reduce_scatter": _Rule(_all, _each, reduces=True),
+    "all_reduce": _Rule(_all, _all, reduces=True),
+    "broadcast": _Rule(_root, _all),
+    "reduce": _Rule(_all, _root, reduces=True),
+    "gather": _Rule(_each, _root),
+    "scatter": _Rule(_root, _each),
+    "all_to_all": _Rule(_each, _each),
 }
+
+
+def require_cells(what: str, cells: int, most: int = MOST_CELLS) -> None:
+    """Refuse more cells than memory is for, before they are made.
+
+    Raises:
+        ScheduleError: there are more than `most`.
+    """
+    if cells > most:
+        raise ScheduleError(f"{what}: expected at most {most} cells, got {cells}; use fewer chunks or ranks")
+
+
+def _shown(ranks: Ranks) -> str:
+    more = f", … of {len(ranks)}" if len(ranks) > 8 else ""
+    return f"({', '.join(map(str, ranks[:8]))}{more})"
 
 
 def collective(
@@ -183,20 +258,20 @@ def collective(
     checks.positive_int(pieces, "collective", "pieces", "the number of chunks of a unit")
     if not 0 <= root < num_ranks:
         raise ScheduleError(f"{kind}: expected a root from 0 to {num_ranks - 1}, got {root}; choose a rank")
-    units = RULES[kind].units(num_ranks, root)
+    rule, what = RULES[kind], f"{kind} of {num_ranks} ranks"
+    if (number := rule.num_units(num_ranks, root)) * pieces > MOST_CHUNKS:
+        problem = f"expected at most {MOST_CHUNKS} chunks, got {number} × {pieces}"
+        raise ScheduleError(f"{what}: {problem}; use fewer pieces")
+    require_cells(what, rule.num_cells(num_ranks, root) * pieces)
+    units = rule.units(num_ranks, root)
     given = [Fraction(1)] * len(units) if weights is None else [Fraction(weight) for weight in weights]
     if len(given) != len(units) or min(given) < 0 or not any(given):
         expected = f"{len(units)} weights of at least 0, not all of them 0"
-        raise ScheduleError(
-            f"{kind} of {num_ranks} ranks: expected {expected}, got {len(given)}; give one for each unit"
-        )
-    if len(units) * pieces > MOST_CHUNKS:
-        problem = f"expected at most {MOST_CHUNKS} chunks, got {len(units)} × {pieces}"
-        raise ScheduleError(f"{kind} of {num_ranks} ranks: {problem}; use fewer pieces")
+        raise ScheduleError(f"{what}: expected {expected}, got {len(given)}; give one for each unit")
     total = sum(given) * pieces
     chunks = tuple(
         Chunk(weight / total, sources, targets if weight else ())
         for (sources, targets), weight in zip(units, given, strict=True)
         for _ in range(pieces)
     )
-    return Collective(kind, num_ranks, chunks, RULES[kind].reduces, root)  # pyright: ignore[reportArgumentType]
+    return Collective(kind, num_ranks, chunks, rule.reduces, root)  # pyright: ignore[reportArgumentType]

@@ -147,11 +147,12 @@ def _no_constant(text: str) -> float:
 
 
 def _no_doubles(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        doubled = next(key for i, (key, _) in enumerate(pairs) if key in dict(pairs[:i]))
-        raise ValueError(f"the key {doubled[:40]!r} twice in an object")
-    return found
+    seen = set[str]()
+    for key, _ in pairs:
+        if key in seen:
+            raise ValueError(f"the key {key[:40]!r} twice in an object")
+        seen.add(key)
+    return dict(pairs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,7 +119,7 @@ def _collective(node: Node, num_ranks: int) -> tuple[Collective, dict[int, int],
 def _named(custom: Collective) -> Collective:
     """Return the collective under a name that libraries know, if it is one of theirs with its chunks in their order."""
     for kind in RULES:
-        units = len(RULES[kind].units(custom.num_ranks, 0))
+        units = RULES[kind].num_units(custom.num_ranks)
         pieces, rest = divmod(len(custom.chunks), units)
         if rest or not pieces:
             continue

@@ -87,6 +87,14 @@ def test_a_copy_starts_at_its_nearest_source_and_a_sum_needs_all() -> None:
     assert least_seconds_per_byte(line, Collective("custom", 4, chunk)).seconds_per_byte == Fraction(1, GB)
 
 
+def test_a_target_can_take_all_from_its_fastest_source() -> None:
+    fork = Topology("fork", 3, tuple(joined([(0, 2, 1, 0.0), (1, 2, 100, 0.0)])))
+    chunks = (Chunk(Fraction(1), (0, 1), (2,)),)
+    bound = least_seconds_per_byte(fork, Collective("custom", 3, chunks)).seconds_per_byte
+    assert bound <= Fraction(1, 100)
+    assert least_seconds_per_byte(fork, Collective("custom", 3, chunks, reduces=True)).seconds_per_byte == 1
+
+
 def test_latencies_of_the_fastest_ways() -> None:
     slow = (Link(0, 2, Fraction(GB), 5.0), Link(2, 0, Fraction(GB), 5.0))
     line = Topology("line", 3, (*joined([(0, 1, GB, 1.0), (1, 2, GB, 2.0)]), *slow))

@@ -1,6 +1,8 @@
 """Collectives: what each cell holds before and afterwards."""
 
+from dataclasses import replace
 from fractions import Fraction
+from typing import Any
 
 import pytest
 
@@ -84,6 +86,7 @@ def test_what_is_no_collective(kind: str, num_ranks: int, options: dict, problem
     [
         (Chunk(Fraction(1), (0,), (2,)), r"chunk 0: .* got ranks \[2\]"),
         (Chunk(Fraction(1), (), (1,)), "got no source"),
+        (Chunk(Fraction(1), (0, 0), (1,)), r"each once.* got ranks \(0, 0\)"),
         (Chunk(Fraction(-1), (0,), (1,)), "got size -1"),
     ],
 )
@@ -95,3 +98,42 @@ def test_what_is_no_chunk(chunk: Chunk, problem: str) -> None:
 def test_no_dual_of_an_all_reduce() -> None:
     with pytest.raises(ShardwrightError, match="all_reduce: it has no dual; reverse one of all_gather"):
         collective("all_reduce", 2).dual()
+
+
+def changed(kind: str, **fields: Any) -> Collective:
+    """Return a collective of four ranks with other fields under its old name; `chunk` replaces the first."""
+    whole = collective(kind, 4, 2)
+    if "chunk" in fields:
+        fields["chunks"] = (whole.chunks[0]._replace(**fields.pop("chunk")), *whole.chunks[1:])
+    return replace(whole, **fields)
+
+
+@each("kind", sorted(RULES))
+def test_a_kind_is_its_chunks(kind: str) -> None:
+    whole, rule = collective(kind, 4, 2), RULES[kind]
+    one = Chunk(Fraction(1), (0,), (3,))
+    wrong: list[dict[str, Any]] = [
+        {"reduces": not rule.reduces}, {"chunks": (one,)}, {"chunks": whole.chunks[::-1]} if len(whole.chunks) > 2 else
+        {"root": 4}, {"chunk": {"sources": (1, 2)}}, {"chunk": {"targets": (1, 2)}}, {"chunk": {"targets": ()}},
+        {"chunk": {"size": Fraction(1)}}, {"root": -1},
+    ]  # fmt: skip
+    if kind in ("broadcast", "reduce", "gather", "scatter"):
+        wrong.append({"root": 1})
+    for fields in wrong:
+        with pytest.raises(ShardwrightError, match=f"{kind} of 4 ranks: "):
+            changed(kind, **fields)
+    replace(whole, kind="custom", chunks=(one,))
+
+
+@each("kind", sorted(DUALS))
+def test_a_dual_of_uneven_units_has_the_chunks_of_its_kind(kind: str) -> None:
+    units = RULES[kind].num_units(3)
+    uneven = collective(kind, 3, 2, root=2, weights=[0, 1, 2][-units:])
+    assert uneven.dual().dual() == uneven
+
+
+def test_cells_are_counted_before_they_are_made() -> None:
+    with pytest.raises(ShardwrightError, match="all_reduce of 32 ranks: expected at most 8388608 cells, got 67108864"):
+        collective("all_reduce", 32, 1 << 20)
+    with pytest.raises(ShardwrightError, match="custom: expected at most 8388608 cells, got 8390000"):
+        Collective("custom", 1000, (Chunk(Fraction(1), (0,), tuple(range(999))),) * 8390)

@@ -34,7 +34,7 @@ def test_random_networks() -> None:
         if topology is None:
             continue
         ranks, root = topology.num_ranks, draw.randrange(topology.num_ranks)
-        units = len(RULES[kind].units(ranks, root))
+        units = RULES[kind].num_units(ranks, root)
         weights = [1, *(draw.randrange(4) for _ in range(units - 1))] if draw.random() < 0.4 and units > 1 else None
         size, sketch = draw.choice((1e3, 1e6, 1e9)), Sketch(pieces=(3,))
         for found in synthesize(topology, kind, size, root=root, weights=weights, budget_s=0.1, sketch=sketch):

@@ -127,6 +127,7 @@ def test_wrong_schedules(field: str, value: object, problem: str) -> None:
     [
         ('{"a": ', "s, line 1, column 7: expected JSON, got expecting value; is the file whole"),
         ('{"a": NaN}', "s: expected JSON, got the number NaN"),
+        ('{"b": 1, "c": 1, "a": 1, "c": 2, "a": 2}', "the key 'c' twice in an object"),
         ('{"a": 1, "a": 2}', "s: expected JSON, got the key 'a' twice in an object"),
         ("[" * 100_000, "s: expected JSON, got nesting that is too deep"),
         ("[]", "s: expected an object, got a list of 0"),
