@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
+from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardwright.pcg.collectives.bounds import Hops, whole
@@ -34,6 +35,10 @@ class Answer(NamedTuple):
     is_proven: bool
 
 
+class _LateError(Exception):
+    """The time for a question was over before it could be asked."""
+
+
 class Variable(NamedTuple):
     """A chunk that stands for its orbit is sent over a channel in a step."""
 
@@ -50,17 +55,20 @@ def solve(
     *,
     timeout_s: float = 60.0,
     group: Sequence[Permutation] | None = None,
+    end: float = math.inf,
 ) -> Answer:
     """Return a schedule of a collective that copies, of exactly `steps` steps and `rounds` rounds in all.
 
+    `timeout_s`: seconds for each of the two questions, with symmetries and without; building them counts.
     `group`: symmetries to use; by default those that are found. If no schedule has them, all are looked at.
+    `end`: the moment, by `time.monotonic`, at which the question is left open.
     """
     group = symmetries(topology) if group is None else group
     if len(fitting(collective, group)) > 1:
-        answer = Question(topology, collective, steps, rounds, group).answer(timeout_s)
+        answer = Question(topology, collective, steps, rounds, group).answer(min(timeout_s, end - monotonic()))
         if answer.schedule:
             return answer
-    return Question(topology, collective, steps, rounds, group[:1]).answer(timeout_s)
+    return Question(topology, collective, steps, rounds, group[:1]).answer(min(timeout_s, end - monotonic()))
 
 
 class Question:
@@ -77,6 +85,7 @@ class Question:
         self.images = images
         _, self.sizes = whole([chunk.size for chunk in collective.chunks])
         self.context = z3.Context()
+        self.end = math.inf
         self.hops = Hops(topology)
 
     @cached_property
@@ -96,21 +105,35 @@ class Question:
 
         found = dict[Variable, z3.BoolRef]()
         for chunk in sorted({one for one, _ in self.orbit}):
+            self._check_time()
             for channel, step in self._useful(chunk):
                 found[Variable(chunk, channel, step)] = z3.Bool(f"{chunk} {channel} {step}", self.context)
         return found
 
     def answer(self, timeout_s: float) -> Answer:
+        """Build the question within `timeout_s` and ask Z3; a question that takes longer is left open."""
+        self.end = monotonic() + timeout_s
+        try:
+            return self._answer()
+        except _LateError:
+            return Answer(None, is_proven=False)
+
+    def _check_time(self) -> None:
+        if monotonic() > self.end:
+            raise _LateError
+
+    def _answer(self) -> Answer:
         """Ask Z3, whose solver of clauses and pseudo-boolean sums is faster here than the one of general formulas."""
         import z3
 
         solver = z3.Tactic("sat", ctx=self.context).solver()
-        solver.set(timeout=max(1, math.ceil(timeout_s * 1000)))
         if self.steps > self.rounds or not all(self._add_arrivals(solver)):
             return Answer(None, is_proven=True)
         self._add_order(solver)
         spread = self._add_rounds(solver)
         self._add_rates(solver, spread)
+        self._check_time()
+        solver.set(timeout=max(1, math.ceil((self.end - monotonic()) * 1000)))
         result = solver.check()
         if result != z3.sat:
             return Answer(None, is_proven=result == z3.unsat)
@@ -142,6 +165,7 @@ class Question:
         import z3
 
         for (chunk, rank), arriving in self._arriving.items():
+            self._check_time()
             once = [(send, 1) for _, send in arriving]
             needs = rank in self.collective.chunks[chunk].targets
             solver.add(z3.PbEq(once, 1) if needs else z3.PbLe(once, 1))
@@ -154,6 +178,7 @@ class Question:
         import z3
 
         for (chunk, (src, _), step), send in self.sends.items():
+            self._check_time()
             if src not in self.collective.chunks[chunk].sources:
                 earlier = [one for before, one in self._arriving.get((chunk, src), ()) if before < step]
                 solver.add(z3.Or(z3.Not(send), *earlier))
@@ -180,6 +205,7 @@ class Question:
         for rate, channels in limits(self.topology, self.group):
             room = int(rate / self.topology.unit_rate) * most
             for step, bits in enumerate(spread):
+                self._check_time()
                 load = list(self._loads(channels, step))
                 if sum(size for _, size in load) > room:
                     unused = [(z3.Not(bit), room) for bit in bits]

@@ -71,8 +71,8 @@ class Walk:
         kind: a kind of collective, as `collective` knows them, with its `root` and `weights`.
         most_pieces: the largest number of chunks of a unit.
         most_steps: the most steps; by default three more than the least.
-        timeout_s: seconds of one question to Z3; a question that is not answered in them is left open.
-        budget_s: seconds after which no further question is asked.
+        timeout_s: seconds to build and ask Z3 one question; a question that is not answered in them is left open.
+        budget_s: seconds for all questions; what is asked at their end is left open.
         offsets: symmetries to use, as `symmetries` takes them; by default those that are found.
     """
 
@@ -93,21 +93,24 @@ class Walk:
             ScheduleError: a network of one rank.
         """
         require_several(self.topology)
+        end = monotonic() + self.budget_s
         if self.kind == "all_reduce":
-            yield from self._sums_and_copies()
+            yield from self._sums_and_copies(end)
         elif self.kind in ("reduce_scatter", "reduce"):
             dual = replace(self, topology=self.topology.reversed(), kind=DUALS[self.kind])
             for point in dual.points():
                 yield replace(point, schedule=backwards(point.schedule, dual.topology, self.topology))
         else:
-            yield from self._copies()
+            yield from self._copies(end)
 
-    def _copies(self) -> Iterator[Point]:
+    def _copies(self, end: float) -> Iterator[Point]:
         whole = self._collective(1)
         bound, least = least_seconds_per_byte(self.topology, whole), least_steps(self.topology, whole)
-        group, end, best = symmetries(self.topology, self.offsets), monotonic() + self.budget_s, None
+        group, best = symmetries(self.topology, self.offsets), None
         for steps in range(max(1, least), 1 + (least + 3 if self.most_steps is None else self.most_steps)):
-            paced = paced_bound(self.topology, whole, steps)
+            if monotonic() > end:
+                return
+            paced = paced_bound(self.topology, whole, steps, end)
             if paced is None or (best is not None and paced.seconds_per_byte >= best):
                 continue
             floor = max(paced, bound, key=lambda one: one.seconds_per_byte).seconds_per_byte
@@ -115,7 +118,7 @@ class Walk:
             for pieces, rounds in self._candidates(steps, floor, best):
                 if monotonic() > end:
                     return
-                answer = self._solve(pieces, steps, rounds, group)
+                answer = self._solve(pieces, steps, rounds, group, end)
                 if answer.schedule is not None:
                     best = self._time(pieces, rounds)
                     yield Point(answer.schedule, pieces, best, bound, best == floor, is_proven)
@@ -135,29 +138,31 @@ class Walk:
             heapq.heappush(heap, (self._time(pieces, rounds + 1), pieces, rounds + 1))
             yield pieces, rounds
 
-    def _sums_and_copies(self) -> Iterator[Point]:
+    def _sums_and_copies(self, end: float) -> Iterator[Point]:
         """Yield all-reduces: a reduce-scatter, and the all-gather of a point."""
         bound = least_seconds_per_byte(self.topology, collective("all_reduce", self.topology.num_ranks))
         back = self.topology.reversed()
-        for point in replace(self, kind="all_gather").points():
-            scatter = self._least_rounds(back, point)
+        for point in replace(self, kind="all_gather")._copies(end):
+            scatter = self._least_rounds(back, point, end)
             if scatter is not None:
                 both = all_reduce_of(backwards(scatter, back, self.topology), point.schedule)
                 time = sum(both.rounds) * both.collective.unit / self.topology.unit_rate
                 met = time == bound.seconds_per_byte
                 yield Point(both, point.pieces, time, bound, met, met)
 
-    def _least_rounds(self, back: Topology, point: Point) -> Schedule | None:
+    def _least_rounds(self, back: Topology, point: Point, end: float) -> Schedule | None:
         """Return an all-gather over the links turned around, with the chunks and steps of a point."""
         if set(back.links) == set(self.topology.links) and set(back.resources) == set(self.topology.resources):
             return point.schedule
         walk = replace(self, topology=back, kind="all_gather")
         rounds = range(point.rounds, 2 * point.rounds + 1)
-        answers = (walk._solve(point.pieces, point.steps, many, symmetries(back, self.offsets)) for many in rounds)
+        group = symmetries(back, self.offsets)
+        answers = (walk._solve(point.pieces, point.steps, many, group, end) for many in rounds if monotonic() < end)
         return next((answer.schedule for answer in answers if answer.schedule), None)
 
-    def _solve(self, pieces: int, steps: int, rounds: int, group: Sequence[Permutation]) -> Answer:
-        return solve(self.topology, self._collective(pieces), steps, rounds, timeout_s=self.timeout_s, group=group)
+    def _solve(self, pieces: int, steps: int, rounds: int, group: Sequence[Permutation], end: float) -> Answer:
+        whole = self._collective(pieces)
+        return solve(self.topology, whole, steps, rounds, timeout_s=self.timeout_s, group=group, end=end)
 
     def _time(self, pieces: int, rounds: int) -> Fraction:
         return rounds * self._collective(1).unit / pieces / self.topology.unit_rate

@@ -8,8 +8,10 @@ violated (Benders 1962).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from time import monotonic
 from typing import TYPE_CHECKING, cast
 
 from shardwright.pcg.collectives.bounds import Bound, FlowGraph, supplies, whole
@@ -21,8 +23,11 @@ if TYPE_CHECKING:
     import z3
 
 
-def paced_bound(topology: Topology, collective: Collective, steps: int) -> Bound | None:
-    """Return the bound of schedules of `steps` steps, for a collective that copies; None if it takes more steps."""
+def paced_bound(topology: Topology, collective: Collective, steps: int, end: float = math.inf) -> Bound | None:
+    """Return the bound of schedules of `steps` steps, for a collective that copies; None if it takes more steps.
+
+    `end`: the moment, by `time.monotonic`, after which no more cuts are looked for, which leaves it a bound.
+    """
     import z3
 
     lengths = [z3.Real(f"step {step}") for step in range(steps)]
@@ -32,7 +37,10 @@ def paced_bound(topology: Topology, collective: Collective, steps: int) -> Bound
     graph = OverTime(topology, steps)
     needed = sorted(supplies(collective.chunks).items())
     times = [Fraction(0)] * steps
-    while cuts := [cut for target, supply in needed if (cut := graph.cut(target, supply, times)) is not None]:
+    while monotonic() <= end:
+        cuts = [cut for target, supply in needed if (cut := graph.cut(target, supply, times)) is not None]
+        if not cuts:
+            break
         if not all(any(rates) for rates, _ in cuts):
             return None
         for rates, share in cuts:

@@ -1,5 +1,6 @@
 """Exact synthesis: the frontiers that SCCL publishes, their proofs, and what no schedule can do."""
 
+import time
 from fractions import Fraction
 from itertools import product
 
@@ -101,3 +102,16 @@ def test_links_one_way_alone_make_other_sums() -> None:
     (point,) = Walk(topology, "all_reduce", most_pieces=2).points()
     assert_right(point.schedule, topology)
     assert (point.steps, point.rounds) == (4, 4)
+
+
+@each("kind", ["all_to_all", "all_reduce", "reduce_scatter"])
+def test_a_question_that_is_too_large_ends_with_the_budget(kind: str) -> None:
+    begin = time.process_time()
+    assert not list(Walk(preset_topology("torus:8x8"), kind, timeout_s=0.5, budget_s=0.5).points())
+    assert time.process_time() - begin < 10
+
+
+def test_a_question_without_time_is_left_open() -> None:
+    topology, whole = preset_topology("dgx1"), collective("all_gather", 8)
+    assert solve(topology, whole, 2, 4, end=time.monotonic()) == Answer(None, is_proven=False)
+    assert solve(topology, whole, 2, 4).schedule
