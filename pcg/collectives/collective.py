@@ -57,7 +57,7 @@ class Collective:
     def __post_init__(self) -> None:
         if not 0 < len(self.chunks) <= MOST_CHUNKS:
             raise ScheduleError(f"{self.kind}: expected 1 to {MOST_CHUNKS} chunks, got {len(self.chunks)}; use others")
-        require_cells(self.kind, sum(len(chunk.sources) + len(chunk.targets) for chunk in self.chunks))
+        require_at_most(self.kind, self.num_cells, MOST_CELLS, "cells")
         for index, chunk in enumerate(self.chunks):
             doubled = [ranks for ranks in chunk[1:] if len(set(ranks)) < len(ranks)]
             outside = [rank for rank in (*chunk.sources, *chunk.targets) if not 0 <= rank < self.num_ranks]
@@ -78,6 +78,11 @@ class Collective:
                 raise ScheduleError(f"{self.kind}: chunk {index}: expected {expected}, got {found}; correct the chunk")
         if self.kind != "custom":
             self._check_kind(RULES[self.kind])
+
+    @property
+    def num_cells(self) -> int:
+        """How many cells hold something before, and how many afterwards, together."""
+        return sum(len(chunk.sources) + len(chunk.targets) for chunk in self.chunks)
 
     @cached_property
     def pre(self) -> Mapping[Cell, frozenset[int]]:
@@ -223,14 +228,14 @@ RULES: Mapping[str, _Rule] = {
 }
 
 
-def require_cells(what: str, cells: int, most: int = MOST_CELLS) -> None:
-    """Refuse more cells than memory is for, before they are made.
+def require_at_most(what: str, number: int, most: int, of: str) -> None:
+    """Refuse more of something than memory is for, before it is made.
 
     Raises:
         ScheduleError: there are more than `most`.
     """
-    if cells > most:
-        raise ScheduleError(f"{what}: expected at most {most} cells, got {cells}; use fewer chunks or ranks")
+    if number > most:
+        raise ScheduleError(f"{what}: expected at most {most} {of}, got {number}; use fewer chunks or ranks")
 
 
 def _shown(ranks: Ranks) -> str:
@@ -262,7 +267,7 @@ def collective(
     if (number := rule.num_units(num_ranks, root)) * pieces > MOST_CHUNKS:
         problem = f"expected at most {MOST_CHUNKS} chunks, got {number} × {pieces}"
         raise ScheduleError(f"{what}: {problem}; use fewer pieces")
-    require_cells(what, rule.num_cells(num_ranks, root) * pieces)
+    require_at_most(what, rule.num_cells(num_ranks, root) * pieces, MOST_CELLS, "cells")
     units = rule.units(num_ranks, root)
     given = [Fraction(1)] * len(units) if weights is None else [Fraction(weight) for weight in weights]
     if len(given) != len(units) or min(given) < 0 or not any(given):

@@ -13,7 +13,7 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Literal, NamedTuple
 
-from shardwright.pcg.collectives.collective import Collective, collective
+from shardwright.pcg.collectives.collective import Collective, collective, require_at_most
 from shardwright.pcg.collectives.topology import Edge, Topology
 from shardwright.pcg.errors import ScheduleError
 
@@ -57,9 +57,7 @@ class Schedule:
     def __post_init__(self) -> None:
         object.__setattr__(self, "transfers", tuple(sorted(self.transfers)))
         object.__setattr__(self, "rounds", tuple(self.rounds))
-        if len(self.transfers) > MOST_TRANSFERS:
-            problem = f"expected at most {MOST_TRANSFERS} transfers, got {len(self.transfers)}"
-            raise ScheduleError(f"{self.name}: {problem}; use fewer chunks")
+        require_at_most(self.name, len(self.transfers), MOST_TRANSFERS, "transfers")
         self._check_transfers()
         if self.rounds and (len(self.rounds) != self.num_steps or min(self.rounds) < 1):
             problem = f"expected {self.num_steps} numbers of at least 1, got {list(self.rounds)}"

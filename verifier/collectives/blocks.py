@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from shardwright.pcg.collectives.collective import Collective
+from shardwright.pcg.collectives.collective import Collective, require_at_most
 from shardwright.pcg.collectives.program import (
     BUFFERS,
     NO_PEER,
@@ -24,7 +24,17 @@ from shardwright.pcg.collectives.program import (
     Step,
 )
 from shardwright.pcg.errors import ShardwrightError
-from shardwright.verifier.collectives.events import Assignment, Event, Execution, Name, Where, at, judge
+from shardwright.verifier.collectives.events import (
+    MOST_ASSIGNMENTS,
+    MOST_CELLS,
+    Assignment,
+    Event,
+    Execution,
+    Name,
+    Where,
+    at,
+    judge,
+)
 from shardwright.verifier.collectives.queues import least_capacity
 from shardwright.verifier.collectives.values import afterwards, before
 from shardwright.verifier.collectives.verdict import (
@@ -69,8 +79,13 @@ def execution_of(program: Program) -> Execution:
 
     Raises:
         Refused: something has no meaning: a peer, a chunk, a wait or a message that does not exist.
+        ScheduleError: it is larger than what is judged.
     """
-    translation = _Translation(program, program.collective())
+    whole = program.collective()
+    steps = (step for rank in program.ranks for block in rank.blocks for step in block.steps)
+    require_at_most(program.name, whole.num_cells, MOST_CELLS, "cells")
+    require_at_most(program.name, sum(max(0, step.num_chunks) for step in steps), MOST_ASSIGNMENTS, "chunks of steps")
+    translation = _Translation(program, whole)
     for rank, one in enumerate(program.ranks):
         translation.add_rank(rank, one)
     translation.connect()

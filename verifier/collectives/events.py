@@ -25,6 +25,7 @@ from shardwright.verifier.collectives.verdict import MOST_REFUSALS, Fault, Refus
 
 MOST_EVENTS = 1 << 20
 MOST_ASSIGNMENTS = 1 << 22
+MOST_CELLS = 1 << 21
 MOST_CLOCKS = 1 << 31
 """Events times threads: the work of comparing clocks."""
 

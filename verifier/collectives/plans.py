@@ -16,9 +16,10 @@ from dataclasses import dataclass, field
 from math import lcm
 from typing import NamedTuple
 
+from shardwright.pcg.collectives.collective import require_at_most
 from shardwright.pcg.collectives.plan import DATA, Action, Plan, PlanBlock
 from shardwright.pcg.errors import ShardwrightError
-from shardwright.verifier.collectives.events import Assignment, Event, Execution, Where, at, judge
+from shardwright.verifier.collectives.events import MOST_CELLS, Assignment, Event, Execution, Where, at, judge
 from shardwright.verifier.collectives.reaches import Iteration, Memory, refuse
 from shardwright.verifier.collectives.verdict import (
     Refusal,
@@ -57,9 +58,11 @@ def execution_of_plan(plan: Plan) -> Execution:
 
     Raises:
         Refused: something has no meaning, or an order that cannot be known: of several blocks on one channel.
+        ScheduleError: it is larger than what is judged.
     """
-    execution = Execution(0)
-    translation = _Translation(plan, execution, Memory(plan, plan.collective(), _parts(plan), execution))
+    execution, whole, parts = Execution(0), plan.collective(), _parts(plan)
+    require_at_most(plan.name, whole.num_cells * parts, MOST_CELLS, "parts of cells")
+    translation = _Translation(plan, execution, Memory(plan, whole, parts, execution))
     for rank, one in enumerate(plan.ranks):
         for index, block in enumerate(one.blocks):
             translation.add_block(rank, index, block)

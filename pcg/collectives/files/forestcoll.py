@@ -10,9 +10,9 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 
-from shardwright.pcg.collectives.collective import collective
+from shardwright.pcg.collectives.collective import collective, require_at_most
 from shardwright.pcg.collectives.files.documents import Element, read_xml
-from shardwright.pcg.collectives.schedule import Schedule, Transfer
+from shardwright.pcg.collectives.schedule import MOST_TRANSFERS, Schedule, Transfer
 
 MOST_CHUNKS = 1 << 16
 
@@ -28,6 +28,8 @@ def read_forest(text: str, source: str = "XML") -> Schedule:
     if not trees:
         raise root.error("expected trees, got none; is it a file of ForestColl's?")
     ranks = {name: rank for rank, name in enumerate(sorted({tree.text("root") for tree in trees}, key=_order))}
+    number = sum(len(tree.children) * tree.number("nchunks", 1, MOST_CHUNKS) for tree in trees)
+    require_at_most(source, number, MOST_TRANSFERS, "transfers")
     used, transfers = defaultdict[int, int](int), list[tuple[int, Transfer]]()
     for tree in trees:
         owner, many = ranks[tree.text("root")], tree.number("nchunks", 1, MOST_CHUNKS)

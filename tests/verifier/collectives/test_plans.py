@@ -258,6 +258,12 @@ def test_pipelines_take_turns_alike() -> None:
     )
 
 
+def test_parts_of_cells_are_counted_before_they_are_made() -> None:
+    plan = packets(1009)
+    wide = replace(plan, ranks=tuple(r._replace(input_chunks=60_000, output_chunks=60_000) for r in plan.ranks))
+    assert "expected at most 2097152 parts of cells, got 242160000" in refused(wide)
+
+
 def test_parts_are_few() -> None:
     with pytest.raises(AssertionError, match="in at most 1024 parts, got 1025"):
         raise AssertionError(refused(packets(1025)))

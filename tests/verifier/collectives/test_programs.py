@@ -162,3 +162,15 @@ def test_the_judge_has_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_both_modes_are_judged() -> None:
     """All-gather against one buffer is right in place alone."""
     assert refused(replace(eager_gather(1), out_of_place=True)).startswith("not there: rank 0")
+
+
+def test_what_is_too_large_is_refused_before_it_is_made() -> None:
+    empty = RankProgram(1 << 18, 1 << 18, 0, ())
+    wide = Program("wide", "all_reduce", 1 << 18, (empty,) * 8, in_place=True, out_of_place=False)
+    assert "wide: expected at most 2097152 cells, got 4194304" in refused(wide)
+    assert "expected at most 8388608 cells, got 67108864" in refused(
+        replace(wide, num_chunks=1 << 20, ranks=(empty,) * 32)
+    )
+    copies = Block(NO_PEER, NO_PEER, 0, (step("cpy", "i0", "o0", 4096),) * 1025)
+    long = replace(wide, num_chunks=4096, ranks=(RankProgram(4096, 4096, 0, (copies,)),))
+    assert "wide: expected at most 4194304 chunks of steps, got 4198400" in refused(long)

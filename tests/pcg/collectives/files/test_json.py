@@ -55,6 +55,10 @@ FOREST = """\
 """
 
 
+TREE = '<tree root="{0}" nchunks="65536"><send src="{0}" dst="{1}"/></tree>'
+MANY = f"<Algo>{100 * (TREE.format(0, 1) + TREE.format(1, 0))}</Algo>"
+
+
 def sccl(kind: str = "all_gather") -> str:
     """A ring of three ranks in SCCL's form, as its encoder writes it."""
     schedule = build("ring", kind, (3,))
@@ -275,6 +279,7 @@ def test_trees() -> None:
             "a tree that reaches every rank, got none to",
         ),
         ((FOREST, "<Algo/>"), "expected trees, got none"),
+        ((FOREST, MANY), "expected at most 4194304 transfers, got 13107200; use fewer"),
     ],
     ids=lambda change: change[0][:30],
 )
