@@ -61,8 +61,8 @@ class DeferredValues:
         return stored | {"what the constructor does": self._made.digest}
 
     def agree(self, ranks: Ranks, others: Mapping[str, Tensor]) -> None:
-        """Copy rank 0's real values, and the random states that its constructor began with."""
-        share_values({**others, **self._real, **self._made.states}, ranks)
+        """Copy rank 0's real values, those that its constructor read, and the random states that it began with."""
+        share_values({**others, **self._real, **self._made.given}, ranks)
 
     def parts(self, wanted: Mapping[str, Slices], device: torch.device) -> Iterator[tuple[str, Tensor]]:
         """Yield parts of each kind in turn; those that the constructor makes, in its order."""
@@ -123,8 +123,8 @@ class _Recipes:
             )
 
     @property
-    def states(self) -> dict[str, Tensor]:
-        return self._record.states if self.windows else {}
+    def given(self) -> dict[str, Tensor]:
+        return self._record.given if self.windows else {}
 
     @property
     def digest(self) -> str:

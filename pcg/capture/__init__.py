@@ -6,6 +6,7 @@
     fake          models of any size without memory
     record, replay
                   how their tensors were made, and the same on real memory, one tensor at a time
+    draws         where the draws among that find their generators
 
 Deep models are exported from a few of their layers:
 

@@ -81,8 +81,12 @@ def fake() -> Generator[None]:
             model = LlamaForCausalLM(config).to(torch.bfloat16)
         plan = sw.plan(model, cluster, kwargs=batch)
     """
-    with _Mode(), mock.patch.object(init, _TRUNCATED, _noted(getattr(init, _TRUNCATED))):
-        yield
+    mode = _Mode()
+    try:
+        with mode, mock.patch.object(init, _TRUNCATED, _noted(getattr(init, _TRUNCATED))):
+            yield
+    finally:
+        mode.record.close()
 
 
 def record_of(tensor: Tensor) -> Record | None:

@@ -13,12 +13,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Generator, Tensor
+from torch import Generator, Tensor, UntypedStorage
 from torch._ops import OpOverload
 from torch._prims_common import is_non_overlapping_and_dense_or_false
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves, tree_map
+
+from shardwright.pcg.capture.draws import Draws
 
 Version = tuple[int, int]
 """The number of a storage, and how often it had been written."""
@@ -55,12 +57,21 @@ class Unknown:
 
 
 @dataclass(frozen=True, slots=True)
+class Real:
+    """A real tensor that a step reads. `value`: a copy of it as the step saw it."""
+
+    source: Tensor
+    value: Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """An operator that made or wrote storages. Windows stand for the fake tensors among its arguments.
 
     `draws`: whether it draws from a generator. `reads`: the versions whose values it needs. `made`: the results that
     are new storages, by their place among all results. `writes`: what it writes, and the version that this makes.
-    `state`: the state of the generator, unless that is where earlier steps leave it.
+    `dtype`: torch's default dtype. `state`: the state of the generator: None where its last draw leaves it, a number
+    where the draw of that step leaves it. `is_inside`: whether it was made inside of the block of `fake`.
     """
 
     func: Callable[..., object]
@@ -71,7 +82,9 @@ class Step:
     reads: tuple[Version, ...]
     made: Mapping[int, Window]
     writes: tuple[tuple[Window, Version], ...]
-    state: Tensor | None = None
+    dtype: torch.dtype
+    is_inside: bool
+    state: Tensor | int | None = None
 
     @property
     def versions(self) -> tuple[Version, ...]:
@@ -93,7 +106,8 @@ class Record:
         self.num_bytes = list[int]()  # of each storage
         self._storages = dict[int, tuple[StorageWeakRef, int]]()  # a reference keeps the key from being used again
         self._num_writes = list[int]()  # of each storage
-        self._states = dict[Generator, Tensor]()
+        self._copies = dict[int, tuple[UntypedStorage, UntypedStorage]]()  # of real storages
+        self._draws, self._is_open = Draws(), True
 
     def note(self, func: OpOverload, args: Sequence[object], kwargs: Mapping[str, object], made: object) -> None:
         """Note an operator, unless it has made nothing but views."""
@@ -121,8 +135,16 @@ class Record:
             reads.remove(window.version)
         reads += [w.version for w in windows if not (name in _OVERWRITING and w.whole and w.version not in reads)]
         writes = tuple((window, self._next(window)) for window in windows)
-        step = Step(func, name, draws, own_args, own_kwargs, tuple(reads), new, writes)
-        self.steps.append(replace(step, state=self._state_before(step)) if draws else step)
+        own_args, own_kwargs = tree_map(self._kept, (own_args, own_kwargs))
+        default = torch.get_default_dtype()
+        step = Step(func, name, draws, own_args, own_kwargs, tuple(reads), new, writes, default, self._is_open)
+        state = self._draws.found(generator_of(step), len(self.steps)) if draws and self._is_open else None
+        self.steps.append(replace(step, state=state))
+
+    def close(self) -> None:
+        """Put generators where they would be if nothing had been drawn; draws that follow cannot be replayed."""
+        self._is_open = False
+        self._draws.put_back()
 
     def window(self, tensor: Tensor) -> Window | None:
         """Return the window of a tensor as it is now, or None if it was not made under this record."""
@@ -140,15 +162,38 @@ class Record:
         return any(tensor.untyped_storage()._cdata == own.untyped_storage()._cdata for own in self._written)
 
     @property
-    def states(self) -> dict[str, Tensor]:
-        """The states of generators that steps begin with."""
-        return {f"the random state of step {i}": s.state for i, s in enumerate(self.steps) if s.state is not None}
+    def given(self) -> dict[str, Tensor]:
+        """The states of generators that steps begin with, and the real tensors that steps read."""
+        states = {f"the random state of step {i}": s.state for i, s in enumerate(self.steps)}
+        reals = {
+            f"tensor {k} of step {i}, {step.name}": _once(x.value)
+            for i, step in enumerate(self.steps)
+            for k, x in enumerate(step.leaves)
+            if isinstance(x, Real)
+        }
+        return {name: x for name, x in states.items() if isinstance(x, Tensor)} | reals
 
     @property
     def digest(self) -> str:
-        """A digest of the steps: equal if records differ in random states and in real tensors alone."""
-        shown = repr([(s.name, s.reads, s.made, s.writes, s.state is None) for s in self.steps])
-        return hashlib.blake2b(shown.encode(), digest_size=8).hexdigest()
+        """A digest of the steps: equal if records differ in random states and the values of real tensors alone."""
+        generators = dict[Generator, int]()
+
+        def shown(value: object) -> object:
+            match value:
+                case Generator():
+                    return "generator", generators.setdefault(value, len(generators))
+                case Real() | Tensor():
+                    own = value.value if isinstance(value, Real) else value
+                    return "tensor", tuple(own.shape), own.dtype
+                case _:
+                    return value
+
+        steps = [
+            (s.name, tree_map(shown, (s.args, dict(s.kwargs))), s.reads, s.made, s.writes, s.dtype,
+             "own" if isinstance(s.state, Tensor) else s.state)
+            for s in self.steps
+        ]  # fmt: skip
+        return hashlib.blake2b(repr(steps).encode(), digest_size=8).hexdigest()
 
     # ---- what steps depend on ----
 
@@ -194,6 +239,22 @@ class Record:
     def _stand_in(self, value: object) -> object:
         return (self.window(value) or Unknown(tuple(value.shape))) if isinstance(value, FakeTensor) else value
 
+    def _kept(self, value: object) -> object:
+        if isinstance(value, Tensor) and value.layout is torch.strided and value.device.type != "meta":
+            return Real(value, self._copy(value))
+        return value
+
+    def _copy(self, tensor: Tensor) -> Tensor:
+        """Return a copy of a real tensor, which may change; storages that have not changed share one."""
+        with unset_fake_temporarily(), torch.no_grad():
+            own = tensor.detach().resolve_conj().resolve_neg()
+            storage = own.untyped_storage()
+            before = self._copies.get(storage._cdata)
+            if before is None or not torch.equal(_bytes(before[1]), _bytes(storage)):
+                before = self._copies[storage._cdata] = storage, storage.clone()
+            empty = torch.empty(0, dtype=own.dtype, device=own.device)
+            return empty.set_(before[1], own.storage_offset(), own.size(), own.stride())
+
     def _look_at_real(
         self, written: Iterable[Tensor], windows: Iterable[Window], args: Sequence[object], new: Mapping[int, Window]
     ) -> None:
@@ -220,15 +281,16 @@ class Record:
         self._num_writes[number] += 1
         return number, self._num_writes[number]
 
-    def _state_before(self, step: Step) -> Tensor | None:
-        """Return the state of a step's generator if that has changed since the last step; fake draws leave it."""
-        generator = generator_of(step)
-        with unset_fake_temporarily():
-            state, before = generator.get_state(), self._states.get(generator)
-            if before is not None and torch.equal(state, before):
-                return None
-        self._states[generator] = state
-        return state
+
+def _bytes(storage: UntypedStorage) -> Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+
+def _once(tensor: Tensor) -> Tensor:
+    """Return a tensor without the repetitions that `expand` makes, in which it could not be written."""
+    for dim, stride in enumerate(tensor.stride()):
+        tensor = tensor.narrow(dim, 0, min(1, tensor.shape[dim])) if stride == 0 else tensor
+    return tensor
 
 
 def generator_of(step: Step) -> Generator:

@@ -17,7 +17,7 @@ import torch
 from torch import Generator, Tensor, UntypedStorage
 from torch.utils._pytree import tree_leaves, tree_map
 
-from shardwright.pcg.capture.record import Record, Step, Unknown, Version, Window, generator_of
+from shardwright.pcg.capture.record import Real, Record, Step, Unknown, Version, Window, generator_of
 from shardwright.pcg.errors import PlanError
 
 
@@ -32,8 +32,9 @@ def replay(record: Record, wanted: Mapping[str, Window]) -> Iterator[tuple[str, 
         names.setdefault(window.version, []).append(name)
     memory = _Memory(record, order, names)
     with _default_generator_kept(), torch.no_grad():
-        for step in (record.steps[i] for i in order):
-            memory.run(step)
+        for i in order:
+            memory.run(i)
+            step = record.steps[i]
             for version in step.versions:
                 for name in names.get(version, ()):
                     yield name, memory.take(wanted[name])
@@ -48,6 +49,26 @@ def _default_generator_kept() -> Iteration[None]:
         torch.default_generator.set_state(before)
 
 
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iteration[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _check_kind(step: Step, result: Tensor, window: Window) -> None:
+    """Raise `PlanError` where a step makes another tensor than it was noted to make."""
+    found, noted = (result.dtype, tuple(result.shape)), (window.dtype, window.size)
+    if found != noted:
+        raise PlanError(
+            f"{step.name} makes a tensor of {found[0]} {list(found[1])} now, and made one of {noted[0]} "
+            f"{list(noted[1])} inside of `with shardwright.fake()`; build the model on real memory"
+        )
+
+
 class _Memory:
     """The versions of storages that are alive, and the generators that steps draw from."""
 
@@ -56,6 +77,8 @@ class _Memory:
         self._readers = Counter(version for i in order for version in record.steps[i].reads)
         self._readers.update({version: len(own) for version, own in names.items()})
         self._alive = dict[Version, UntypedStorage]()
+        self._resumed = {step.state for step in record.steps if isinstance(step.state, int)}
+        self._states = dict[int, Tensor]()  # of generators, after steps to which later ones return
         self._generators = {torch.default_generator: torch.default_generator}
 
     def take(self, window: Window) -> Tensor:
@@ -64,8 +87,9 @@ class _Memory:
         self._let_go(window.version)
         return tensor
 
-    def run(self, step: Step) -> None:
+    def run(self, number: int) -> None:
         """Run a step on the versions that it reads, and keep what others read of the versions that it makes."""
+        step = self._record.steps[number]
         written = {version: self._to_write(step, window) for window, version in step.writes}
         by_old = {window.version: written[version] for window, version in step.writes}
         generator = self._generator(step) if step.draws else None
@@ -82,18 +106,24 @@ class _Memory:
                         f"{step.name} made a part of the model from a tensor {list(value.size)} that was not made "
                         "inside of the same `with shardwright.fake()`; make both inside of one"
                     )
-                case Tensor() if self._record.has_written(value):
+                case Real() if self._record.has_written(value.source):
                     raise PlanError(
-                        f"{step.name} reads a real tensor {list(value.shape)} into which something was written inside "
-                        "of `with shardwright.fake()`, which leaves it as it is; write into it outside"
+                        f"{step.name} reads a real tensor {list(value.source.shape)} into which something was written "
+                        "inside of `with shardwright.fake()`, which leaves it as it is; write into it outside"
                     )
+                case Real():
+                    return value.value
                 case _:
                     return value
 
         args, kwargs = tree_map(real, (step.args, dict(step.kwargs)))
         given = {x.untyped_storage()._cdata for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
-        results = tree_leaves(step.func(*args, **kwargs))
+        with _default_dtype(step.dtype):
+            results = tree_leaves(step.func(*args, **kwargs))
+        if generator is not None and number in self._resumed:
+            self._states[number] = generator.get_state()
         for place, window in step.made.items():
+            _check_kind(step, results[place], window)
             self._keep(window.version, self._as_noted(results[place], window, given))
         for version, storage in written.items():
             self._keep(version, storage)
@@ -121,8 +151,13 @@ class _Memory:
         """Return the generator of a step, in the state in which the step began if that is not where it is."""
         own = generator_of(step)
         found = self._generators.setdefault(own, own if own is torch.default_generator else Generator(own.device))
+        if not step.is_inside:
+            raise PlanError(
+                f"{step.name} draws for the model after the `with shardwright.fake()` in which the model was built; "
+                "fill its tensors inside of the block"
+            )
         if step.state is not None:
-            found.set_state(step.state)
+            found.set_state(self._states[step.state] if isinstance(step.state, int) else step.state)
         return found
 
     def _keep(self, version: Version, storage: UntypedStorage) -> None:

@@ -10,6 +10,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -21,7 +22,7 @@ from torch.nn import functional as F
 
 import shardwright as sw
 from shardwright.lowering.ranks.launch import run_ranks
-from shardwright.pcg.errors import BatchError, PlanError
+from shardwright.pcg.errors import BatchError, DistributedError, PlanError
 from tests.each import each
 from tests.lowering.runs import whole
 
@@ -315,6 +316,30 @@ def test_ranks_seeded_apart_get_the_values_of_rank_0() -> None:
     values = dict(real(0).named_parameters())
     for found in run_ranks(body, 2, 60):
         assert all(torch.equal(found[name], value) for name, value in values.items())
+
+
+def read_from(rank: int, std: float = 1.0) -> Net:
+    """A model that reads real values of a rank, and a number."""
+    with sw.fake():
+        model = Net()
+        model.blocks[0].get_parameter("norm.bias").data.copy_(torch.from_numpy(np.full(HIDDEN, 1 + rank)))
+        nn.init.normal_(model.fixed.weight, std=std)
+    return model
+
+
+def test_ranks_get_what_the_constructor_of_rank_0_reads() -> None:
+    def body() -> Tensor:
+        return trained(read_from(dist.get_rank()), sw.Cluster.local(2), **PLANS["zero3"]).before["blocks.0.norm.bias"]
+
+    assert all(torch.equal(found, torch.ones(HIDDEN)) for found in run_ranks(body, 2, 60))
+
+
+def test_ranks_whose_constructors_have_other_numbers() -> None:
+    def body() -> None:
+        with pytest.raises(DistributedError, match="what the constructor does"):
+            trained(read_from(0, std=1.0 + dist.get_rank()), sw.Cluster.local(2), **PLANS["zero3"])
+
+    run_ranks(body, 2, 60)
 
 
 def test_dimensions_that_ranks_do_not_divide() -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, UntypedStorage, nn
@@ -252,3 +254,137 @@ def test_a_step_on_a_tensor_of_another_record() -> None:
         model.bias = nn.Parameter(other + model.weight[0])
     with pytest.raises(PlanError, match=r"^aten::add.* from a tensor \[3\] that was not made inside of the same `with"):
         made(named(model))
+
+
+class Typed(nn.Module):
+    """Tensors whose dtype is the default one, which the constructor sets."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(dtype)
+        self.ones, self.rand = nn.Parameter(torch.ones(8)), nn.Parameter(torch.rand(8))
+        self.full, self.third = nn.Parameter(torch.full((8,), 0.1)), nn.Parameter(torch.arange(8) / 3)
+        torch.set_default_dtype(before)
+
+
+@each("dtype", [torch.bfloat16, torch.float64])
+def test_the_default_dtype_is_that_of_the_constructor(dtype: torch.dtype) -> None:
+    torch.manual_seed(5)
+    expected = named(Typed(dtype))
+    torch.manual_seed(5)
+    with sw.fake():
+        values = named(Typed(dtype))
+    for name, value in made(values).items():
+        assert value.dtype == dtype
+        assert torch.equal(value, expected[name]), name
+    assert torch.get_default_dtype() == torch.float32
+
+
+def test_a_step_that_makes_another_tensor_is_refused() -> None:
+    with sw.fake():
+        values = {"x": torch.ones(8)}
+    record, windows = of(values)
+    record.steps[0] = replace(record.steps[0], dtype=torch.float64)
+    expected = r"^aten::ones makes a tensor of torch.float64 \[8\] now, and made one of torch.float32 \[8\] inside"
+    with pytest.raises(PlanError, match=expected):
+        list(replay(record, windows))
+
+
+def seeded_again() -> list[nn.Module]:
+    torch.manual_seed(3)
+    first = nn.Linear(3, 3)
+    torch.manual_seed(3)
+    return [first, nn.Linear(3, 3)]
+
+
+def forked() -> list[nn.Module]:
+    first = nn.Linear(3, 3)
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        second = nn.Linear(3, 3)
+    return [first, second, nn.Linear(3, 3)]
+
+
+def put_back() -> list[nn.Module]:
+    first, state = nn.Linear(3, 3), torch.get_rng_state()
+    second = nn.Linear(3, 3)
+    torch.set_rng_state(state)
+    return [first, second, nn.Linear(3, 3), nn.Linear(3, 3)]
+
+
+def put_back_to_the_start() -> list[nn.Module]:
+    state, first = torch.get_rng_state(), nn.Linear(3, 3)
+    torch.set_rng_state(state)
+    return [first, nn.Linear(3, 3)]
+
+
+def own_generators() -> list[nn.Module]:
+    own, other = torch.Generator().manual_seed(3), torch.Generator()
+    drawn = [torch.randn(5, generator=own)]
+    other.set_state(own.get_state())
+    drawn += [torch.randn(5, generator=own), torch.randn(5, generator=other), torch.rand(3)]
+    own.manual_seed(3)
+    drawn += [torch.randn(5, generator=own), torch.randn(5, generator=other)]
+    own.manual_seed(torch.initial_seed() + 1)
+    drawn.append(torch.randn(5, generator=own))
+    return [nn.ParameterList(drawn)]
+
+
+STATES: list[Callable[[], list[nn.Module]]] = [seeded_again, forked, put_back, put_back_to_the_start, own_generators]
+
+
+@each("build", STATES)
+def test_generators_that_a_constructor_puts_back(build: Callable[[], list[nn.Module]]) -> None:
+    """Their draws are those of a real constructor; afterwards they are as if nothing had been drawn."""
+    torch.manual_seed(5)
+    expected = named(nn.ModuleList(build()))
+    torch.manual_seed(5)
+    with sw.fake():
+        values = named(nn.ModuleList(build()))
+    seed = 3 if build is seeded_again else 5
+    assert torch.equal(torch.get_rng_state(), torch.Generator().manual_seed(seed).get_state())
+    for found in (made(values), *(made({name: values[name]}) for name in values)):
+        for name, value in found.items():
+            assert torch.equal(value, expected[name]), name
+
+
+def test_a_draw_after_the_block_is_refused() -> None:
+    with sw.fake():
+        model = nn.Linear(3, 3)
+    nn.init.normal_(model.weight)
+    assert not made({"bias": model.bias})["bias"].isnan().any()
+    with pytest.raises(PlanError, match=r"^aten::normal_ draws for the model after the `with shardwright.fake\(\)`"):
+        made({"weight": model.weight})
+
+
+def test_a_real_tensor_that_changes_after_its_step() -> None:
+    """A step reads it as it was; a part of it, and one that is expanded."""
+    row = np.zeros(4, np.float32)
+    real = torch.from_numpy(row)
+    with sw.fake():
+        values = {name: torch.empty(4) for name in "abcd"}
+        for i, value in enumerate(values.values()):
+            row[:] = np.arange(4) + i
+            value.copy_(real if i < 2 else real[1].expand(4) if i == 2 else real[::3].repeat(2))
+    assert {name: value.tolist() for name, value in made(values).items()} == {
+        "a": [0, 1, 2, 3], "b": [1, 2, 3, 4], "c": [3, 3, 3, 3], "d": [3, 6, 3, 6],
+    }  # fmt: skip
+
+
+def filled(std: float, real: Tensor, seed: int = 0) -> Record:
+    with sw.fake():
+        own = torch.Generator().manual_seed(seed)
+        x = torch.empty(4).normal_(std=std, generator=own)
+        x[:2].copy_(real)
+    record, _ = of({"x": x})
+    return record
+
+
+def test_a_digest_tells_what_is_not_shared() -> None:
+    """Numbers, and kinds of real tensors; the values of these, and random states, are shared."""
+    first = filled(1.0, torch.ones(1).expand(2))
+    assert first.digest == filled(1.0, torch.zeros(2), seed=1).digest
+    others = [filled(2.0, torch.ones(2)), filled(1.0, torch.ones(1)), filled(1.0, torch.ones(2).double())]
+    assert first.digest not in {other.digest for other in others}
+    assert [tuple(value.shape) for value in first.given.values()] == [(5056,), (1,)]
