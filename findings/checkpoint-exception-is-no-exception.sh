@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# torch 2.13.0: when a rank cannot write, `torch.distributed.checkpoint.save` raises what `except Exception` does not catch.
+# torch 2.13.0 and 2.14.1: when a rank cannot write, `torch.distributed.checkpoint.save` raises what `except Exception` does not catch.
 #
 # Guess, before it was run: `CheckpointException` is an Exception, as its name says; or the writer's own OSError comes
 # out where there is one process. Either way `except Exception` around `save` sees a full disk.
