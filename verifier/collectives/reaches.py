@@ -1,7 +1,8 @@
 """The memory of a plan: which cells an operation reads and writes, on its own rank, on a peer, behind a switch.
 
 Chunks are judged in equal parts, each a cell. Packets are cells of their own: they take twice the room of the scratch
-that they are named by. In place, an output is the input, or a part of it.
+that they are named by, and would lie over plain data there, so a rank's scratch holds one or the other. In place, an
+output is the input, or a part of it.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ class Memory:
     writers: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
     readers: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
     num_assignments: int = 0
+    scratch: dict[int, bool] = field(default_factory=dict)  # of each rank: whether it holds packets
 
     def fill(self) -> None:
         """Say what the collective's cells hold before, and must hold afterwards."""
@@ -96,6 +98,10 @@ class Memory:
                 refuse(where, f"expected chunks within the {room} of the {buffer} of rank {rank}, got {found}; move it")
         if packets and buffer != "scratch":
             refuse(where, f"expected packets in scratch, got {buffer}; they need twice the room")
+        for rank in ranks if buffer == "scratch" else ():
+            if self.scratch.setdefault(rank, packets) != packets:
+                expected = f"expected scratch of rank {rank} to hold packets alone or plain data alone, got both"
+                refuse(where, f"{expected}, which would overlap; use one of them")
         places = [(span.first + chunk, part) for chunk in range(span.size) for part in range(self.parts)]
         if iteration is not None:
             half = self.parts // 2

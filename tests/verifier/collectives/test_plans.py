@@ -212,8 +212,9 @@ def test_schedules_become_plans(n: int) -> None:
         (put(SMALL[0], 0, 0, 6, None), "race: "),  # the nop between put and signal
         (put(ported(), 0, 0, 3, Action("put", (local("o", 0),), (remote(0),), "port", (0,))), "deadlock: rank 1"),
         (put(packets(1), 0, 0, 0, None), "one step that writes the packets of scratch[0] as packets of rank 1, got 0"),
-        (put(packets(1), 0, 0, 0, Action("put", (local("i", 0),), (remote(0),), "memory")), "of rank 1, got 0"),
-        (put(packets(1), 0, 1, 0, Action("re", (local("i", 0), local("s", 0)), (local("o", 0),))), "not there: rank 0"),
+        (put(packets(1), 0, 0, 0, Action("put", (local("i", 0),), (remote(0),), "memory")), "scratch of rank 1"),
+        (put(packets(1), 0, 1, 0, Action("re", (local("i", 0), local("s", 0)), (local("o", 0),))), "scratch of rank 0"),
+        (put(met(), 0, 0, 0, None), "not there: rank 0"),
         (put(packets(1), 0, 0, 0, Action("ppkt", (local("i", 0),), (local("s", 0),), "memory")), "a remote target"),
         (put(packets(1), 0, 0, 0, Action("ppkt", (local("i", 0, 2),), (remote(0),), "memory")), "input[0:2]"),
         (put(packets(1), 0, 1, 0, Action("upkt", (local("o", 0),), (local("o", 0),))), "packets in scratch, got"),
@@ -256,6 +257,19 @@ def test_pipelines_take_turns_alike() -> None:
     assert "expected ranges of 2 chunks in a pipeline, got 1" in refused(
         put(plan, 0, 1, 0, action._replace(num_chunks=2))
     )
+
+
+@each("reader", [True, False])
+def test_packets_and_plain_data_do_not_share_scratch(reader: bool) -> None:
+    """Also not at other places, since packets take twice the room that they name."""
+    plan = packets(1)
+    wide = replace(plan, ranks=tuple(rank._replace(scratch_chunks=4) for rank in plan.ranks))
+    scratch, output = local("s", 3), local("o", 0)
+    plain = Action("copy", (scratch,), (output,)) if reader else Action("copy", (output,), (scratch,))
+    assert "expected scratch of rank 1 to hold packets alone or plain data alone, got both" in refused(
+        put(wide, 1, 0, 1, plain)
+    )
+    assert verify_plan(wide).is_certified
 
 
 def test_parts_of_cells_are_counted_before_they_are_made() -> None:
