@@ -118,10 +118,9 @@ def _collective(node: Node, num_ranks: int) -> tuple[Collective, dict[int, int],
 
 def _named(custom: Collective) -> Collective:
     """Return the collective under a name that libraries know, if it is one of theirs with its chunks in their order."""
-    for kind in RULES:
-        units = RULES[kind].num_units(custom.num_ranks)
-        pieces, rest = divmod(len(custom.chunks), units)
-        if rest or not pieces:
+    for kind, rule in RULES.items():
+        pieces, rest = divmod(len(custom.chunks), rule.num_units(custom.num_ranks))
+        if rest or rule.num_cells(custom.num_ranks) * pieces != custom.num_cells:
             continue
         first = custom.chunks[0]
         roots = {"broadcast": first.sources, "scatter": first.sources, "reduce": first.targets, "gather": first.targets}

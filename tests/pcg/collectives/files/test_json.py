@@ -166,6 +166,11 @@ def test_sccl_algorithms(kind: str) -> None:
     assert read_sccl_topology(sccl(kind), round_rate=25) == read_sccl(sccl(kind), round_rate=25)[1]
 
 
+def test_sccl_kinds_of_more_cells_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardwright.pcg.collectives.collective.MOST_CELLS", 5)  # an all-reduce would have six
+    assert read_sccl(sccl("broadcast"))[0].collective == collective("broadcast", 3)
+
+
 def test_sccl_older_files_and_their_times() -> None:
     older = sccl().replace("msccl_type", "sccl_type")
     assert read_sccl(older)[0] == read_sccl(sccl())[0]
