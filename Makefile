@@ -5,6 +5,8 @@ VENV   ?= .venv
 PY     := $(VENV)/bin/python
 STAMP  := $(VENV)/.installed
 NEWEST := .venv-newest
+# Tests fork ranks from large processes, which is cheaper with large pages; other C libraries ignore it.
+LARGE_PAGES := glibc.malloc.hugetlb=1
 # What meets torch and transformers first: capture, masks, ATen handlers, real models on ranks, DTensors and checkpoints, stages.
 NEWEST_TESTS := tests/pcg/test_versions.py tests/pcg/capture/test_capture.py tests/pcg/capture/test_masks.py tests/pcg/test_aten.py tests/test_matrix.py \
 	tests/lowering/test_private.py tests/lowering/runtime/test_kernels.py tests/lowering/test_module.py tests/lowering/store/test_storage.py tests/lowering/runtime/test_pipeline.py
@@ -22,7 +24,7 @@ demo: $(STAMP) ## train a 10 M parameter GPT-2 on two local ranks: the plan, the
 	$(PY) examples/demo.py
 
 test: $(STAMP) ## run the whole test suite
-	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadgroup
+	OMP_NUM_THREADS=1 GLIBC_TUNABLES=$(LARGE_PAGES) $(PY) -m pytest -n 2 --dist loadgroup
 
 cuda: $(STAMP) ## run the tests that need a GPU
 	SHARDWRIGHT_CUDA=1 $(PY) -m pytest tests/lowering/test_cuda.py
