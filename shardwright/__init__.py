@@ -9,6 +9,7 @@ of the compiler appear in it as `shardwright.pcg`, `shardwright.substitutions`, 
     planning       capture, search, proof; `programs`: a compiled model's programs, one for each shape and mode
     loading        batches of a data set, of which each rank reads its own rows
     saving         checkpoints of a whole run: `save` and `load`; `exporting`: weights as safetensors
+    planned        the compiled models that have a plan
     checking       one eager step of the model beside the captured graph
     ranks          agreement of the ranks of one run
     asking         why not another strategy, and what if the cluster or the batch changed

@@ -18,7 +18,8 @@ from torch.distributed.tensor import DTensor
 from shardwright.lowering.module import ParallelModule
 from shardwright.lowering.ranks.waits import start_up
 from shardwright.pcg.errors import CheckpointError, MachineError
-from shardwright.ranks import on_all_ranks
+from shardwright.planned import require_plan
+from shardwright.ranks import from_all_ranks, on_all_ranks
 
 MAX_FILE_BYTES = 5 * 10**9
 INDEX = "model.safetensors.index.json"
@@ -56,14 +57,12 @@ def export(
         CheckpointError: the model has no plan yet, or a file cannot be written; then an earlier export is as it was,
             and files that end in `.partial` may be left.
     """
-    if not hasattr(parallel, "ranks"):
-        raise CheckpointError("export: the model was compiled without a batch, and has no plan before its first call")
+    require_plan(parallel, "export", CheckpointError)
     target, ranks = Path(folder), parallel.ranks
     with start_up(ranks.timeout_s), torch.no_grad():
         own = dict(_first_names(parallel))
         sizes = {name: value.numel() * value.element_size() for name, value in own.items()}
-        listed: list[tuple[int, dict[str, int]]] = [(0, {})] * dist.get_world_size()
-        dist.all_gather_object(listed, (ranks.stages.rank, sizes))
+        listed = from_all_ranks((ranks.stages.rank, sizes))
         order = list(_ordered(dict(reversed(listed)), max_file_bytes))
         names = [_name(number, len(order)) for number in range(len(order))]
         is_first = dist.get_rank() == next(rank for rank, (stage, _) in enumerate(listed) if stage == ranks.stages.rank)

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_in
 
 from shardwright.lowering.module import ParallelModule
 from shardwright.pcg.errors import BatchError
+from shardwright.planned import require_plan
 
 
 class Loader:
@@ -49,8 +50,7 @@ class Loader:
         Raises:
             BatchError: the model has no plan yet, the data set has less than a batch, or options do not fit.
         """
-        if not hasattr(parallel, "ranks"):
-            raise BatchError("Loader: the model was compiled without a batch; give compile the batch, as kwargs=batch")
+        require_plan(parallel, "Loader", BatchError)
         self._check = check = next(iter(parallel.entries)).batch
         sizes = {shape[0] for shape in check.shapes.values() if shape}
         if len(sizes) != 1:

@@ -113,6 +113,14 @@ def _compare(facts: Mapping[str, str], first: Mapping[str, str]) -> None:
             )
 
 
+def from_all_ranks(value: T) -> list[T]:
+    """Return every rank's object (pickled), in the order of ranks."""
+    found = [value] * world_size()
+    if len(found) > 1:
+        dist.all_gather_object(found, value)
+    return found
+
+
 def on_all_ranks(check: Callable[[], T]) -> T:
     """Run a check on every rank, and return its value; if it fails on one rank, every rank raises."""
     failure: ShardwrightError | None = None
@@ -121,12 +129,10 @@ def on_all_ranks(check: Callable[[], T]) -> T:
         value = check()
     except ShardwrightError as error:
         failure = error
-    if world_size() > 1:
-        texts: list[str | None] = [None] * world_size()
-        dist.all_gather_object(texts, str(failure) if failure else None)
-        failed = [(rank, text) for rank, text in enumerate(texts) if text is not None]
-        if failed and failure is None:
-            failure = DistributedError(f"rank {failed[0][0]}: {failed[0][1]}")
+    texts = from_all_ranks(str(failure) if failure else None)
+    failed = [(rank, text) for rank, text in enumerate(texts) if text is not None]
+    if failed and failure is None:
+        failure = DistributedError(f"rank {failed[0][0]}: {failed[0][1]}")
     if failure is not None:
         raise failure
     return cast(T, value)

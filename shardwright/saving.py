@@ -12,9 +12,8 @@ import atexit
 import copy
 import os
 import sys
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -25,25 +24,23 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.checkpoint.staging import AsyncStager, BlockingAsyncStager
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
-from torch.distributed.tensor import DTensor
-from torch.utils._pytree import tree_leaves
+from torch.distributed.checkpoint.staging import AsyncStager
 
 from shardwright.lowering.module import ParallelModule
 from shardwright.lowering.random.states import check_states, set_states, states_of
 from shardwright.lowering.ranks.waits import start_up
+from shardwright.lowering.store import moments
 from shardwright.lowering.store.checkpoint_folder import RANKS as RANKS_FILE
 from shardwright.lowering.store.checkpoint_folder import CheckpointFolder, Writer, check_files, read_about
+from shardwright.lowering.store.files import Checkpoint, Kind
+from shardwright.lowering.store.staging import HostStager
+from shardwright.lowering.store.weights import SHOWN
 from shardwright.pcg.errors import CheckpointError, ShardwrightError
-from shardwright.ranks import from_rank_0, on_all_ranks
+from shardwright.planned import require_plan
+from shardwright.ranks import from_all_ranks, from_rank_0, on_all_ranks
 
-_FLAT = StateDictOptions(flatten_optimizer_state_dict=True)  # each stage has a list of its own parameters
 _FAILURES = (Exception, CheckpointException)  # which is no Exception
-_SHOWN = 10
-_Kinds = Mapping[str, tuple[tuple[int, ...], torch.dtype] | None]
+_Kinds = Mapping[str, Kind | None]
 _FOLDERS = dict[Path, "_Run"]()
 _GROUPS = dict[dist.ProcessGroup, dist.ProcessGroup]()
 """The group of all ranks for saving, by torch's own. Savings beside steps must not share one with them."""
@@ -63,12 +60,13 @@ class Saving:
 
     Attributes:
         step: its step.
+        is_told: whether `wait` has said how it ended.
     """
 
     step: int
     _written: Future[object] = field(repr=False)
     _timeout_s: float = field(repr=False)
-    _is_waited_for: bool = field(default=False, repr=False)
+    is_told: bool = field(default=False, repr=False)
     _failure: Exception | None = field(default=None, repr=False)
 
     def wait(self) -> None:
@@ -76,8 +74,8 @@ class Saving:
 
         Raises `CheckpointError` on every rank if it could not be written; earlier checkpoints are as they were.
         """
-        if not self._is_waited_for:
-            self._is_waited_for = True
+        if not self.is_told:
+            self.is_told = True
             try:
                 with start_up(self._timeout_s):
                     on_all_ranks(self._result)
@@ -86,15 +84,10 @@ class Saving:
         if self._failure is not None:
             raise self._failure
 
-    @property
-    def is_told(self) -> bool:
-        """Whether `wait` has said how it ended."""
-        return self._is_waited_for
-
     def tell_if_lost(self) -> None:
         """Say on stderr that the checkpoint could not be written, if nobody waited for it."""
         try:
-            if not self._is_waited_for:
+            if not self.is_told:
                 self._result()
         except CheckpointError as error:
             sys.stderr.write(f"{error}; wait for it before the process group ends\n")
@@ -112,47 +105,8 @@ class _Run:
     """A folder that this process saves to, and the save under way."""
 
     def __init__(self, path: Path) -> None:
-        self.folder, self.stager = CheckpointFolder(path), _HostStager()
+        self.folder, self.stager = CheckpointFolder(path), HostStager()
         self.last: Saving | None = None
-
-
-class _HostStager(BlockingAsyncStager):
-    """It copies tensors of the host into the copies of the save before; torch's own makes new ones, twice.
-
-    Nothing is staged before the save before is written.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._copies = dict[str, Tensor]()
-
-    def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """Return a state with copies of its tensors."""
-        leaves = tree_leaves(state_dict)
-        if any(isinstance(leaf, Tensor) and leaf.device.type != "cpu" for leaf in leaves):
-            return super().stage(state_dict)
-        with torch.no_grad():
-            return self._copied("", state_dict)
-
-    def _copied(self, key: str, value: Any) -> Any:  # noqa: ANN401
-        match value:
-            case dict():
-                return {name: self._copied(f"{key}.{name}", own) for name, own in value.items()}
-            case list() | tuple():
-                copies = [self._copied(f"{key}.{number}", own) for number, own in enumerate(value)]
-                return copies if isinstance(value, list) else tuple(copies)
-            case Tensor():
-                return self._copy(key, value)
-            case _:
-                return copy.deepcopy(value)
-
-    def _copy(self, key: str, leaf: Tensor) -> Tensor:
-        known = self._copies.get(key)
-        if known is None or _kind_of(known) != _kind_of(leaf):
-            known = self._copies[key] = leaf.detach().clone()
-        else:
-            _local(known).copy_(_local(leaf))
-        return known
 
 
 def save(
@@ -193,7 +147,7 @@ def save(
         CheckpointError: the folder cannot be written, another run saves there, or the step is there already; an earlier
             save failed.
     """
-    _planned(parallel, "save")
+    require_plan(parallel, "save", CheckpointError)
     run, timeout_s = _run_of(folder), parallel.ranks.timeout_s
     if run.last is not None and not run.last.is_told:
         run.last.wait()
@@ -201,9 +155,9 @@ def save(
         raise CheckpointError(f"save: keep={keep}; keep at least 1, or None for all")
     with start_up(timeout_s):
         partial = Path(from_rank_0(lambda: str(run.folder.begin(step)), "the folder of a checkpoint"))
-        moments, groups = on_all_ranks(lambda: _flat(parallel, optimizer))
-        kinds = _gathered((None if optimizer is None else type(optimizer).__name__, groups))
-        state = _parts(parallel, moments, others)
+        states, groups = on_all_ranks(lambda: moments.flat(parallel, optimizer))
+        kinds = from_all_ranks((None if optimizer is None else type(optimizer).__name__, groups))
+        state = _parts(parallel, states, others)
         small = {
             "scheduler": None if scheduler is None else scheduler.state_dict(),
             "sampler": None if sampler is None else sampler.state_dict(),
@@ -258,7 +212,7 @@ def load(
         CheckpointError: there is no such step, a file is damaged or missing, or the checkpoint is of another model
             (with the first ten differences) or optimizer.
     """
-    _planned(parallel, "load")
+    require_plan(parallel, "load", CheckpointError)
     with start_up(parallel.ranks.timeout_s):
         where = from_rank_0(lambda: _found(Path(folder), step), "the choice of a checkpoint")
         if where is None:
@@ -267,41 +221,28 @@ def load(
         small = on_all_ranks(lambda: _small(where))
         on_all_ranks(lambda: _check_given(where, small, about, optimizer, scheduler, sampler))
         saved = on_all_ranks(lambda: _kinds(where))
-        with _probed(parallel, optimizer, saved) as template:
-            state = _parts(parallel, template, others)
-            names, taken = _all_names(state.get("model", {})), _all_names(template)
+        with moments.room_for(parallel, optimizer, _named(saved, "optimizer.")) as room:
+            state = _parts(parallel, room, others)
+            names, taken = _all_names(state.get("model", {})), _all_names(room)
             on_all_ranks(lambda: _check_model(where, state, names, taken if about["optimizer"] else None, saved))
             on_all_ranks(lambda: _check_groups(where, parallel, optimizer, small["groups"]))
         on_all_ranks(lambda: _read(where, state))
         parallel.load_state_dict(state["model"])
         if optimizer is not None:
-            _set_moments(parallel, optimizer, state.get("optimizer", {}), small["groups"])
+            moments.put(parallel, optimizer, state.get("optimizer", {}), small["groups"])
         if others is not None:
             others.update(state.get("others", {}))
         for name, target in (("scheduler", scheduler), ("sampler", sampler), ("scaler", parallel.scaler)):
             if target is not None and small[name] is not None:
                 target.load_state_dict(small[name])
-        states, rank = small["random"], dist.get_rank()
-        is_own = rank < len(states["of"]) or len(states["all"]) == 1
-        number = states["of"][rank] if rank < len(states["of"]) else 0
-        set_states(states["all"][number], parallel.stream, own=is_own)
+        random, rank = small["random"], dist.get_rank()
+        is_own = rank < len(random["of"]) or len(random["all"]) == 1
+        number = random["of"][rank] if rank < len(random["of"]) else 0
+        set_states(random["all"][number], parallel.stream, own=is_own)
     return about["step"]
 
 
 # ---- saving ----
-
-
-def _planned(parallel: ParallelModule, what: str) -> None:
-    """Raise `CheckpointError` for what has no layouts yet."""
-    if not isinstance(parallel, ParallelModule):
-        raise CheckpointError(
-            f"{what}: expected a model that shardwright.compile gave, got a {type(parallel).__name__}"
-        )
-    if not hasattr(parallel, "ranks"):
-        raise CheckpointError(
-            f"{what}: the model was compiled without a batch, and has no plan before its first call; give compile the "
-            "batch, as kwargs=batch"
-        )
 
 
 @atexit.register
@@ -316,77 +257,6 @@ def _run_of(folder: str | os.PathLike[str]) -> _Run:
     return _FOLDERS.setdefault(path, _Run(path))
 
 
-def _names(parallel: ParallelModule) -> dict[int, str]:
-    """Return the first name of each parameter, by its id."""
-    return {id(p): name for name, p in reversed(list(parallel.named_parameters(remove_duplicate=False)))}
-
-
-def _flat(
-    parallel: ParallelModule, optimizer: torch.optim.Optimizer | None
-) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """Return an optimizer's states (`state.NAME.KEY`), and the options of each parameter's group, by name.
-
-    Raises `CheckpointError` for a parameter that is not the model's, and for states that are lists of tensors.
-    """
-    states, options, names = dict[str, Any](), dict[str, dict[str, Any]](), _names(parallel)
-    for group in [] if optimizer is None else optimizer.param_groups:
-        shared = {key: value for key, value in group.items() if key != "params"}
-        for parameter in group["params"]:
-            if (name := names.get(id(parameter))) is None:
-                raise CheckpointError("the optimizer has a parameter that is none of the compiled model's")
-            options[name] = shared
-            for key, value in optimizer.state.get(parameter, {}).items() if optimizer else ():
-                if isinstance(value, (list, dict, tuple)):
-                    what = f"{type(optimizer).__name__} keeps {key!r} as a {type(value).__name__}"
-                    raise CheckpointError(f"{what}; save its state_dict() apart")
-                states[f"state.{name}.{key}"] = value
-    return states, options
-
-
-@contextmanager
-def _probed(
-    parallel: ParallelModule, optimizer: torch.optim.Optimizer | None, saved: _Kinds
-) -> Generator[dict[str, Any]]:
-    """Yield room for the saved states of an optimizer, which are its own then. If an error follows, all is as before.
-
-    torch fills an optimizer by a step of length 0 without gradients. States of parameters that had none are dropped.
-    """
-    if optimizer is None:
-        yield {}
-        return
-    before, gradients = dict(optimizer.state), [(p, p.grad) for p in parallel.parameters()]
-    optimizer.state.clear()
-    for parameter, _ in gradients:
-        parameter.grad = None
-    had = {name.split(".", 2)[2].rpartition(".")[0] for name in saved if name.startswith("optimizer.state.")}
-    try:
-        if had:
-            get_optimizer_state_dict(parallel, optimizer, options=_FLAT)
-        for parameter, name in ((p, _names(parallel).get(id(p))) for p in list(optimizer.state)):
-            if name not in had:
-                del optimizer.state[parameter]
-        yield _flat(parallel, optimizer)[0]
-    except BaseException:
-        optimizer.state.clear()
-        optimizer.state.update(before)
-        for parameter, gradient in gradients:
-            parameter.grad = gradient
-        raise
-
-
-def _set_moments(
-    parallel: ParallelModule, optimizer: torch.optim.Optimizer, states: Mapping[str, Any], groups: Mapping[str, Any]
-) -> None:
-    """Give an optimizer what was read: options of groups, and states that are no tensors, not read in place."""
-    names = _names(parallel)
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            name = names[id(parameter)]
-            group.update(groups.get(name, {}))
-            own = optimizer.state.get(parameter, {})
-            own.update({key: states[f"state.{name}.{key}"] for key in own})
-
-
 def _parts(parallel: ParallelModule, moments: Mapping[str, Any], others: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return what `torch.distributed.checkpoint` saves and loads; it takes no empty dictionaries."""
     parts = {"model": parallel.state_dict(), "optimizer": dict(moments), "others": dict(others or {})}
@@ -396,39 +266,11 @@ def _parts(parallel: ParallelModule, moments: Mapping[str, Any], others: Mapping
 def _by_rank(states: Mapping[str, Any]) -> dict[str, Any]:
     """Return the distinct states of all ranks, and the number of each rank's; on rank 0, who writes them."""
     distinct, numbers = list[Mapping[str, Any]](), list[int]()
-    for own in _gathered(states):
-        number = next((n for n, other in enumerate(distinct) if _equal(other, own)), len(distinct))
+    for own in from_all_ranks(states):
+        number = next((n for n, other in enumerate(distinct) if moments.equal(other, own)), len(distinct))
         distinct += [own] if number == len(distinct) else []
         numbers.append(number)
     return {"all": [dict(own) for own in distinct], "of": numbers}
-
-
-def _equal(a: object, b: object) -> bool:
-    match a, b:
-        case Tensor(), Tensor():
-            return torch.equal(a, b)
-        case Mapping(), Mapping():
-            return a.keys() == b.keys() and all(_equal(a[key], b[key]) for key in a)
-        case list(), list():
-            return len(a) == len(b) and all(map(_equal, a, b))
-        case _:
-            return a == b
-
-
-def _local(value: Tensor) -> Tensor:
-    return value.to_local() if isinstance(value, DTensor) else value
-
-
-def _kind_of(value: Tensor) -> object:
-    placements = value.placements if isinstance(value, DTensor) else None
-    return type(value), value.shape, value.dtype, placements, _local(value).shape
-
-
-def _gathered(value: Any) -> list[Any]:  # noqa: ANN401
-    found: list[Any] = [value] * dist.get_world_size()
-    if len(found) > 1:
-        dist.all_gather_object(found, value)
-    return found
 
 
 def _saving_group(timeout_s: float) -> dist.ProcessGroup:
@@ -494,7 +336,7 @@ def _found(path: Path, step: int | None) -> Path | None:
     if step is None:
         return folder.at(steps[-1]) if steps else None
     if step not in steps:
-        shown = ", ".join(map(str, steps[-_SHOWN:])) or "none"
+        shown = ", ".join(map(str, steps[-SHOWN:])) or "none"
         raise CheckpointError(f"{path}: there is no checkpoint of step {step}; there are {shown}")
     return folder.at(step)
 
@@ -527,73 +369,58 @@ def _check_given(
 
 
 def _kinds(where: Path) -> _Kinds:
-    """Return shape and dtype of all tensors in a checkpoint by name, and None for other values."""
+    """Return what a checkpoint has by name, and None for values that are no tensors."""
     try:
-        saved = FileSystemReader(where).read_metadata().state_dict_metadata
+        stored = Checkpoint(where)
     except Exception as error:
         raise CheckpointError(f"{where}: cannot be read: {_reason(error)}; load another step") from error
-    return {
-        name: (tuple(own.size), own.properties.dtype) if isinstance(own, TensorStorageMetadata) else None
-        for name, own in saved.items()
-    }
+    return {**stored.kinds, **dict.fromkeys(stored.others)}
+
+
+def _named(saved: _Kinds, part: str) -> list[str]:
+    """Return the names of one part of a checkpoint, such as "model."."""
+    return [name.removeprefix(part) for name in saved if name.startswith(part)]
 
 
 def _all_names(state: Mapping[str, Any]) -> set[str]:
     """Return the names of all ranks: a pipeline stage has its own alone."""
-    return {name for own in _gathered(list(state)) for name in own}
+    return {name for own in from_all_ranks(list(state)) for name in own}
 
 
 def _check_model(
-    where: Path, state: Mapping[str, Any], names: set[str], moments: set[str] | None, saved: _Kinds
+    where: Path, state: Mapping[str, Any], names: set[str], states: set[str] | None, saved: _Kinds
 ) -> None:
     """Raise `CheckpointError` with the first differences between what is saved and what would be loaded.
 
-    `names` and `moments`: of all ranks; no moments are compared where none were saved, or are wanted.
+    `names`, `states`: of the model and the optimizer, on all ranks; no states are compared where none are wanted.
     """
     found = list(_differences(state, saved))
-    if moments:
-        left = (name[10:] for name in saved if name.startswith("optimizer.state."))
-        found += [f"optimizer {name}: only in the checkpoint" for name in left if name not in moments]
-    found += [f"{name[6:]}: only in the checkpoint" for name in saved if _is_of_model(name) and name[6:] not in names]
+    if states:
+        left = (name for name in _named(saved, "optimizer.") if name not in states)
+        found += [f"optimizer {name}: only in the checkpoint" for name in left]
+    found += [f"{name}: only in the checkpoint" for name in _named(saved, "model.") if name not in names]
     if found:
-        more = f", and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-        raise CheckpointError(f"{where}: it is of another model or optimizer: {'; '.join(found[:_SHOWN])}{more}")
+        more = f", and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+        raise CheckpointError(f"{where}: it is of another model or optimizer: {'; '.join(found[:SHOWN])}{more}")
 
 
 def _check_groups(
-    where: Path, parallel: ParallelModule, optimizer: torch.optim.Optimizer | None, saved: Mapping[str, Any]
+    where: Path, parallel: ParallelModule, optimizer: torch.optim.Optimizer | None, saved: moments.Groups
 ) -> None:
-    """Raise `CheckpointError` if a parameter's group was not saved, or a group's parameters had different options."""
-    names = _names(parallel)
-    for number, group in enumerate([] if optimizer is None else optimizer.param_groups):
-        own = [names[id(parameter)] for parameter in group["params"]]
-        for name in own if saved else ():
-            if name not in saved:
-                raise CheckpointError(f"{where}: the optimizer that was saved did not have {name}; use the same ones")
-            if not _equal(saved[name], saved[own[0]]):
-                raise CheckpointError(
-                    f"{where}: {own[0]} and {name} are in one group of the optimizer (number {number}), and were saved "
-                    "with other options; make the same groups"
-                )
-
-
-def _is_of_model(name: str) -> bool:
-    return name.startswith("model.")
+    try:
+        moments.check_groups(parallel, optimizer, saved)
+    except CheckpointError as error:
+        raise CheckpointError(f"{where}: {error}") from None
 
 
 def _differences(state: Mapping[str, Any], saved: _Kinds) -> Iterator[str]:
-    for part in ("model", "optimizer"):
+    for part, shown in (("model", ""), ("optimizer", "optimizer ")):
         for name, value in state.get(part, {}).items():
-            key, shown = f"{part}.{name}", name if part == "model" else f"optimizer {name}"
-            own = (tuple(value.shape), value.dtype) if isinstance(value, Tensor) else None
-            if key not in saved:
-                yield f"{shown}: not in the checkpoint"
+            own = Kind.of(value) if isinstance(value, Tensor) else None
+            if (key := f"{part}.{name}") not in saved:
+                yield f"{shown}{name}: not in the checkpoint"
             elif saved[key] != own:
-                yield f"{shown}: {_kind(saved[key])} in the checkpoint, {_kind(own)} here"
-
-
-def _kind(kind: tuple[Sequence[int], torch.dtype] | None) -> str:
-    return "no tensor" if kind is None else f"{str(kind[1]).removeprefix('torch.')}{list(kind[0])}"
+                yield f"{shown}{name}: {saved[key] or 'no tensor'} in the checkpoint, {own or 'no tensor'} here"
 
 
 def _read(where: Path, state: dict[str, Any]) -> None:

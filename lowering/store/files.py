@@ -39,6 +39,13 @@ class Kind(NamedTuple):
     shape: tuple[int, ...]
     dtype: torch.dtype
 
+    def __str__(self) -> str:
+        return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)}"
+
+    @classmethod
+    def of(cls, value: Tensor) -> Kind:
+        return cls(tuple(value.shape), value.dtype)
+
 
 class TensorFiles(Protocol):
     """Stored tensors by name."""
@@ -180,7 +187,7 @@ def _pickled(file: Path) -> tuple[dict[str, Kind], Get]:
     tensors = dict(_flat(loaded))
     if not tensors:
         raise PlanError(f"{file} holds a {type(loaded).__name__} without tensors; save a state_dict() into it")
-    return {n: Kind(tuple(t.shape), t.dtype) for n, t in tensors.items()}, lambda name, box: tensors[name][box]
+    return {n: Kind.of(t) for n, t in tensors.items()}, lambda name, box: tensors[name][box]
 
 
 def _flat(value: object, path: str = "") -> Iterator[tuple[str, Tensor]]:
@@ -196,13 +203,14 @@ def _flat(value: object, path: str = "") -> Iterator[tuple[str, Tensor]]:
 
 
 class Checkpoint:
-    """A folder that torch.distributed.checkpoint has written."""
+    """A folder that torch.distributed.checkpoint has written. `others`: the names of values that are no tensors."""
 
     def __init__(self, folder: Path) -> None:
         self._reader = FileSystemReader(folder)
         self._metadata = self._reader.read_metadata()
         self._reader.set_up_storage_reader(self._metadata, is_coordinator=True)
         stored = self._metadata.state_dict_metadata
+        self.others = {name for name, own in stored.items() if not isinstance(own, TensorStorageMetadata)}
         self.stored = {name: own for name, own in stored.items() if isinstance(own, TensorStorageMetadata)}
         self.kinds = {name: Kind(tuple(own.size), own.properties.dtype) for name, own in self.stored.items()}
 

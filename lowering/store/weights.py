@@ -89,9 +89,9 @@ class Stored:
 
     def _kinds_that_differ(self) -> Iterator[str]:
         for name, like in self._like.items():
-            own, kind = self._kinds[self.names[name]], Kind(tuple(like.shape), like.dtype)
+            own, kind = self._kinds[self.names[name]], Kind.of(like)
             if own.shape != kind.shape or (own.dtype != kind.dtype and not self._given.cast):
-                yield f"{name}: the files have {_described(own)}, the model {_described(kind)}"
+                yield f"{name}: the files have {own}, the model {kind}"
 
     def _missing(self, saved: set[str], values: Mapping[str, Tensor]) -> Iterator[str]:
         for first, names in names_by_first(values).items():
@@ -122,7 +122,3 @@ class Stored:
             "give files of this model, or say how names differ (names=), that dtypes may (cast=True), or that the "
             "model's constructor makes what is missing (strict=False): shardwright.WeightFiles"
         )
-
-
-def _described(kind: Kind) -> str:
-    return f"{str(kind.dtype).removeprefix('torch.')}{list(kind.shape)}"
