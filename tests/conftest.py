@@ -28,6 +28,8 @@ def pytest_sessionstart() -> None:
     # pytest listens to loggers that do not propagate, and torch writes long traces of each export for whom listens
     logging.getLogger("torch.__trace").propagate = True
     torch.ones((), requires_grad=True).backward()
+    with torch.device("cpu"):  # its first use fixes what it covers, and transformers replaces `linspace` meanwhile
+        torch.empty(())
     gc.disable()
 
 

@@ -12,7 +12,7 @@ Nothing here says that a schedule is right: `verifier.collectives` does, before 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from itertools import accumulate, pairwise
@@ -118,28 +118,24 @@ class ScheduledCollective:
         return room
 
     def _carry_out(self, number: int, step: _Step, room: _Room) -> None:
-        outgoing = [room.packed(message) for message in step.sends]
-        incoming = [room.arriving[number, message.peer] for message in step.receives]
-        ops = [self._p2p(dist.isend, x, m) for x, m in zip(outgoing, step.sends, strict=True) if x.numel()]
-        ops += [self._p2p(dist.irecv, x, m) for x, m in zip(incoming, step.receives, strict=True) if x.numel()]
-        waited = [m for x, m in zip(outgoing, step.sends, strict=True) if x.numel()]
-        waited += [m for x, m in zip(incoming, step.receives, strict=True) if x.numel()]
+        sent = [("to", message, room.packed(message)) for message in step.sends]
+        received = [("from", message, room.arriving[number, message.peer]) for message in step.receives]
+        parts = [part for part in (*sent, *received) if part[2].numel()]
+        ops = [
+            dist.P2POp(dist.isend if way == "to" else dist.irecv, x, self._peers[message.peer], self._group)
+            for way, message, x in parts
+        ]
         works = dist.batch_isend_irecv(ops) if ops else []
-        for index, work in enumerate(works):  # NCCL gives one for all
-            message = waited[min(index, len(waited) - 1)]
+        for work, (way, message, _) in zip(works, parts, strict=False):  # NCCL has one for all
             try:
                 work.wait(timedelta(seconds=self._timeout_s))
             except RuntimeError as error:
-                way = "to" if message in step.sends else "from"
                 raise DistributedError(
                     f"{self.schedule.name}: rank {self._rank} of the group, step {number}: chunks "
                     f"{list(message.chunks)} {way} rank {message.peer} did not go through: {str(error).strip()}"
                 ) from error
-        for message, arrived in zip(step.receives, incoming, strict=True):
+        for _, message, arrived in received:
             room.store(message, arrived)
-
-    def _p2p(self, do: Callable[..., object], x: Tensor, message: _Message) -> dist.P2POp:
-        return dist.P2POp(do, x, self._peers[message.peer], self._group)
 
 
 class _Room:

@@ -36,7 +36,7 @@ def _timed(schedule: Schedule, num_bytes: int) -> Timing:
     assert isinstance(group, dist.ProcessGroup)
     num_elements = whole_elements(whole, num_bytes)
     lengths = chunk_lengths(whole, num_elements)
-    given, expected = _input(whole, lengths, rank), _output(whole, lengths, rank)
+    given, expected = example_input(whole, lengths, rank), example_output(whole, lengths, rank)
     runs = ScheduledCollective(schedule, group, timeout_s=TIMEOUT_S)
     is_right = torch.tensor(float(torch.equal(runs.run(given, num_elements), expected)))
     dist.all_reduce(is_right, dist.ReduceOp.MIN)
@@ -64,12 +64,14 @@ def _slowest_s(do: Callable[[], object]) -> float:
     return median(found)
 
 
-def _input(whole: Collective, lengths: Sequence[int], rank: int) -> Tensor:
+def example_input(whole: Collective, lengths: Sequence[int], rank: int) -> Tensor:
+    """Return a rank's input: small whole numbers, whose sums are exact in any order."""
     sources = [rank if whole.reduces else chunk.sources[0] for chunk in whole.chunks]
     return torch.cat([torch.empty(0), *(_value(c, sources[c], lengths[c]) for c in whole.inputs[rank])])
 
 
-def _output(whole: Collective, lengths: Sequence[int], rank: int) -> Tensor:
+def example_output(whole: Collective, lengths: Sequence[int], rank: int) -> Tensor:
+    """Return what a rank is due to get of the inputs, by what the collective says."""
     cells = list[Tensor]()
     for chunk in whole.outputs[rank]:
         sources = whole.chunks[chunk].sources[: None if whole.reduces else 1]
@@ -78,7 +80,7 @@ def _output(whole: Collective, lengths: Sequence[int], rank: int) -> Tensor:
 
 
 def _value(chunk: int, source: int, length: int) -> Tensor:
-    """Return a source's summand of a chunk: small whole numbers, whose sums are exact in any order."""
+    """Return a source's summand of a chunk."""
     return (torch.arange(length, dtype=torch.float32) * 7 + 31 * chunk + 3 * source) % 101
 
 

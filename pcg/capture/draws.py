@@ -49,9 +49,7 @@ class Draws:
                 generator.set_state(began)
 
     def _mark(self, generator: Generator, number: int, began: Tensor) -> None:
-        if (
-            generator.device.type == "cpu"
-        ):  # whose state is 24 bytes, of them 8 for the seed, and the numbers of MT19937
+        if generator.device.type == "cpu":  # its state is 24 bytes, of them 8 for the seed, and MT19937's numbers
             mark = began.clone()
             mark.view(torch.int64)[3:5] = torch.tensor([next(_MARKS), number])
             generator.set_state(mark)

@@ -60,10 +60,11 @@ def _viewed(model: nn.Module, finish: LossFunction) -> nn.Module:
         )
     kind, own, alone = type(model), inspect.signature(model.forward), inspect.Parameter.POSITIONAL_ONLY
     taken = own.parameters.values()
-    if any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in taken):
+    rest = next((p.name for p in taken if p.kind is inspect.Parameter.VAR_POSITIONAL), None)
+    if rest is not None:
         raise CaptureError(
-            f"{kind.__name__}: loss_fn= for a forward that takes *{next(p.name for p in taken if p.kind == 2)}, whose "
-            "arguments have no names in a batch; give it named ones, or put the loss into a module around the model"
+            f"{kind.__name__}: loss_fn= for a forward that takes *{rest}, whose arguments have no names in a batch; "
+            "give it named ones, or put the loss into a module around the model"
         )
     takes_all = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in taken)
     others = [] if takes_all else [inspect.Parameter("others", inspect.Parameter.VAR_KEYWORD)]

@@ -6,7 +6,7 @@ contributions. Where the collective reduces, every source contributes its own su
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -59,19 +59,7 @@ class Collective:
             raise ScheduleError(f"{self.kind}: expected 1 to {MOST_CHUNKS} chunks, got {len(self.chunks)}; use others")
         require_at_most(self.kind, self.num_cells, MOST_CELLS, "cells")
         for index, chunk in enumerate(self.chunks):
-            doubled = [ranks for ranks in chunk[1:] if len(set(ranks)) < len(ranks)]
-            outside = [rank for rank in (*chunk.sources, *chunk.targets) if not 0 <= rank < self.num_ranks]
-            orphan = chunk.targets and not chunk.sources
-            if doubled or outside or orphan or chunk.size < 0:
-                found = (
-                    f"ranks {outside}"
-                    if outside
-                    else f"ranks {doubled[0]}"
-                    if doubled
-                    else "no source"
-                    if orphan
-                    else f"size {chunk.size}"
-                )
+            for found in self._faults(chunk):
                 expected = (
                     f"ranks from 0 to {self.num_ranks - 1}, each once, at least one source and a size of at least 0"
                 )
@@ -137,6 +125,15 @@ class Collective:
             for index, chunk in enumerate(self.chunks)
         )
         return Collective(DUALS[self.kind], self.num_ranks, chunks, rule.reduces, self.root)
+
+    def _faults(self, chunk: Chunk) -> Iterator[str]:
+        if outside := [rank for rank in (*chunk.sources, *chunk.targets) if not 0 <= rank < self.num_ranks]:
+            yield f"ranks {outside}"
+        yield from (f"ranks {ranks}" for ranks in chunk[1:] if len(set(ranks)) < len(ranks))
+        if chunk.targets and not chunk.sources:
+            yield "no source"
+        if chunk.size < 0:
+            yield f"size {chunk.size}"
 
     def _check_kind(self, rule: _Rule) -> None:
         """Refuse chunks that are not those of the kind: as many for each unit; one of no size may be needed nowhere."""

@@ -168,6 +168,12 @@ class Topology:
         return Topology(self.name, self.num_ranks, links, self.relays, shared)
 
     @cached_property
+    def is_two_way(self) -> bool:
+        """Whether the network with every link turned around is the same."""
+        back = self.reversed()
+        return set(back.links) == set(self.links) and set(back.resources) == set(self.resources)
+
+    @cached_property
     def _relayed(self) -> Mapping[int, Mapping[int, tuple[int, ...]]]:
         return _Paths(self)
 

@@ -152,7 +152,7 @@ class Walk:
 
     def _least_rounds(self, back: Topology, point: Point, end: float) -> Schedule | None:
         """Return an all-gather over the links turned around, with the chunks and steps of a point."""
-        if set(back.links) == set(self.topology.links) and set(back.resources) == set(self.topology.resources):
+        if self.topology.is_two_way:
             return point.schedule
         walk = replace(self, topology=back, kind="all_gather")
         rounds = range(point.rounds, 2 * point.rounds + 1)

@@ -186,10 +186,8 @@ def _nearer(topology: Topology, channel: Edge, parts: Sequence[tuple[Fraction, l
     `parts`: the parts of the network that hang together by links faster than each rate, the highest rate first.
     """
     src, dst = channel
-    slowest, found = (
-        min(topology.by_edge[edge].rate_bytes_per_s for edge in topology.channels[channel]),
-        dict[int, None](),
-    )
+    slowest = min(topology.by_edge[edge].rate_bytes_per_s for edge in topology.channels[channel])
+    found = dict[int, None]()
     for rate, islands_of in parts:
         near = next(part for part in islands_of if dst in part)
         if rate < slowest or src in near:

@@ -58,10 +58,8 @@ class OverTime:
     def __init__(self, topology: Topology, steps: int) -> None:
         graph = FlowGraph(topology)
         self.ranks, self.steps, self.unit_rate = topology.num_ranks, steps, topology.unit_rate
-        self.edges, self.rooms = (
-            list[tuple[int, int]](),
-            list[tuple[int, int]](),
-        )  # rooms: the step, multiples of the unit
+        self.edges = list[tuple[int, int]]()
+        self.rooms = list[tuple[int, int]]()  # the step, multiples of the unit
         between = graph.num_nodes - self.ranks
         self.source = self.ranks * (steps + 1) + between * steps
         for step in range(steps):

@@ -153,11 +153,10 @@ class _Task:
             yield routed(self.topology, what, self.num_bytes, group)
             return
         back = self.topology.reversed()
-        is_same = set(back.links) == set(self.topology.links) and set(back.resources) == set(self.topology.resources)
         for used in dict.fromkeys((None, rails(self.topology, fitting(what, group)))):
             gather = greedy(self.topology, what, self.num_bytes, group, channels=used)
             if self.kind == "all_reduce":
-                other = gather if is_same else greedy(back, what, self.num_bytes, group)
+                other = gather if self.topology.is_two_way else greedy(back, what, self.num_bytes, group)
                 yield all_reduce_of(backwards(other, back, self.topology), gather)
             else:
                 yield gather

@@ -21,9 +21,9 @@ COLLECTIVES: Mapping[str, str] = {
     "allgather": "all_gather", "reducescatter": "reduce_scatter", "allreduce": "all_reduce", "broadcast": "broadcast",
     "reduce": "reduce", "gather": "gather", "scatter": "scatter", "alltoall": "all_to_all",
 }  # fmt: skip
-_NAMES = {ours: theirs for theirs, ours in COLLECTIVES.items()}
-_BUFFERS: Mapping[str, Buffer] = {"i": "input", "o": "output", "s": "scratch"}
-_LETTERS = {buffer: letter for letter, buffer in _BUFFERS.items()}
+NAMES = {ours: theirs for theirs, ours in COLLECTIVES.items()}
+BUFFERS: Mapping[str, Buffer] = {"i": "input", "o": "output", "s": "scratch"}
+LETTERS = {buffer: letter for letter, buffer in BUFFERS.items()}
 
 
 def read_msccl(text: str, source: str = "XML", root: int = 0) -> Program:
@@ -68,12 +68,8 @@ def write_msccl(program: Program) -> str:
         raise ScheduleError(f"{program.name}: expected a name of plain characters without quotes and <>&; rename it")
     lines = [f"<algo {_attributes(_algo(program))}>"]
     for rank, one in enumerate(program.ranks):
-        sizes = {
-            "id": rank,
-            "i_chunks": one.input_chunks,
-            "o_chunks": one.output_chunks,
-            "s_chunks": one.scratch_chunks,
-        }
+        sizes = {"id": rank, "i_chunks": one.input_chunks, "o_chunks": one.output_chunks,
+                 "s_chunks": one.scratch_chunks}  # fmt: skip
         lines.append(f"  <gpu {_attributes(sizes)}>")
         lines += [f'    <copy i_off="{of}" o_off="{to}"/>' for of, to in one.copies]
         for index, block in enumerate(one.blocks):
@@ -170,16 +166,16 @@ def _step(step: Element) -> Step:
 
 def _place(step: Element, end: str) -> Place:
     letter = step.text(f"{end}buf")
-    if letter not in _BUFFERS:
+    if letter not in BUFFERS:
         raise step.error(f"{end}buf: expected i, o or s, got {letter[:40]!r}; choose one of them")
-    return Place(_BUFFERS[letter], step.number(f"{end}off", -1, MOST_CHUNKS))
+    return Place(BUFFERS[letter], step.number(f"{end}off", -1, MOST_CHUNKS))
 
 
 def _algo(program: Program) -> dict[str, object]:
     return {
         "name": program.name, "proto": program.protocol, "nchannels": program.num_channels,
         "nchunksperloop": program.num_chunks, "ngpus": program.num_ranks,
-        "coll": _NAMES.get(program.kind, program.kind), "inplace": int(program.in_place),
+        "coll": NAMES.get(program.kind, program.kind), "inplace": int(program.in_place),
         "outofplace": int(program.out_of_place), "minBytes": program.min_bytes, "maxBytes": program.max_bytes,
     }  # fmt: skip
 
@@ -188,7 +184,7 @@ def _step_fields(number: int, step: Step) -> dict[str, object]:
     block, awaited = step.after or (-1, -1)
     (source, at), (destination, to) = step.source, step.destination
     return {
-        "s": number, "type": step.op, "srcbuf": _LETTERS[source], "srcoff": at, "dstbuf": _LETTERS[destination],
+        "s": number, "type": step.op, "srcbuf": LETTERS[source], "srcoff": at, "dstbuf": LETTERS[destination],
         "dstoff": to, "cnt": step.num_chunks, "depid": block, "deps": awaited, "hasdep": int(step.awaited),
     }  # fmt: skip
 

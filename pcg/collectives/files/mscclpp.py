@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from shardwright.pcg.collectives.files.documents import Node, read_json
-from shardwright.pcg.collectives.files.msccl import COLLECTIVES
+from shardwright.pcg.collectives.files.msccl import BUFFERS, COLLECTIVES, LETTERS, NAMES
 from shardwright.pcg.collectives.plan import (
     MOST_SOURCES,
     OPERATIONS,
@@ -24,27 +24,15 @@ from shardwright.pcg.collectives.plan import (
     Span,
     SwitchGroup,
 )
-from shardwright.pcg.collectives.program import Buffer
 from shardwright.pcg.errors import ScheduleError
 
 MOST_RANKS, MOST_CHUNKS, MOST_BLOCKS, MOST_CHANNELS = 1024, 1 << 16, 1024, 1 << 14
 MOST_ACTIONS, MOST_SEMAPHORES, MOST_PARTS = 64, 16, 1024
 _TYPES = ("memory", "port")
-_BUFFERS: Mapping[str, Buffer] = {"i": "input", "o": "output", "s": "scratch"}
-_LETTERS = {buffer: letter for letter, buffer in _BUFFERS.items()}
-_NAMES = {ours: theirs for theirs, ours in COLLECTIVES.items()}
 _TOP = ("name", "collective", "protocol", "inplace", "reuse_resources", "gpus", "num_threads_per_block",
         "use_double_scratch_buffer", "buffer_alignment", "min_message_size", "max_message_size")  # fmt: skip
-_GPU = (
-    "id",
-    "input_chunks",
-    "output_chunks",
-    "scratch_chunks",
-    "threadblocks",
-    "channels",
-    "remote_buffers",
-    "semaphores",
-)
+_GPU = ("id", "input_chunks", "output_chunks", "scratch_chunks", "threadblocks", "channels", "remote_buffers",
+        "semaphores")  # fmt: skip
 _OP = ("name", "src_buff", "dst_buff", "channel_ids", "channel_type", "tbg_info", "barrier_id", "num_threadblocks",
        "semaphore_ids", "reduce_op", "iter_context", "ops")  # fmt: skip
 
@@ -89,7 +77,7 @@ def write_mscclpp(plan: Plan) -> str:
             problem = f"expected at most {MOST_ACTIONS} operations in a block, got {long}"
             raise ScheduleError(f"{plan.name}: gpu {rank}: {problem}; take a schedule of fewer steps")
     head = {
-        "name": plan.name, "collective": _NAMES.get(plan.kind, plan.kind), "protocol": plan.protocol,
+        "name": plan.name, "collective": NAMES.get(plan.kind, plan.kind), "protocol": plan.protocol,
         "inplace": plan.in_place, "reuse_resources": plan.reuse_resources,
         "gpus": [_gpu_json(rank, one) for rank, one in enumerate(plan.ranks)],
         "num_threads_per_block": plan.num_threads, "use_double_scratch_buffer": plan.double_scratch,
@@ -136,10 +124,10 @@ def _rank(gpu: Node, rank: int, num_ranks: int) -> PlanRank:
 
 
 def _groups(entry: Node, num_ranks: int) -> list[SwitchGroup]:
-    letter = entry.get("buffer_type" if entry.has("buffer_type") else "buff").one_of(tuple(_BUFFERS))
+    letter = entry.get("buffer_type" if entry.has("buffer_type") else "buff").one_of(tuple(BUFFERS))
     return [
         SwitchGroup(
-            _BUFFERS[letter], group.get("size").number(1, MOST_CHUNKS), group.get("ranks").numbers(0, num_ranks - 1)
+            BUFFERS[letter], group.get("size").number(1, MOST_CHUNKS), group.get("ranks").numbers(0, num_ranks - 1)
         )
         for group in entry.get("rank_groups").items()
     ]
@@ -147,8 +135,8 @@ def _groups(entry: Node, num_ranks: int) -> list[SwitchGroup]:
 
 def _remote(entry: Node, num_ranks: int) -> RemoteBuffer:
     types = tuple(kind.one_of(_TYPES) for kind in entry.get("access_channel_types").items())
-    letter = entry.get("type").one_of(tuple(_BUFFERS))
-    return RemoteBuffer(entry.get("rank").number(0, num_ranks - 1), _BUFFERS[letter], types)
+    letter = entry.get("type").one_of(tuple(BUFFERS))
+    return RemoteBuffer(entry.get("rank").number(0, num_ranks - 1), BUFFERS[letter], types)
 
 
 def _block(tb: Node, number: int, counts: Mapping[str, int], num_remote: int) -> PlanBlock:
@@ -209,7 +197,7 @@ def _span(
 ) -> Span:
     index, size = node.get("index").number(0, MOST_CHUNKS), node.get("size").number(1, MOST_CHUNKS)
     if node.has("type"):
-        return Span("local", _BUFFERS[node.get("type").one_of(tuple(_BUFFERS))], index, size)
+        return Span("local", BUFFERS[node.get("type").one_of(tuple(BUFFERS))], index, size)
     if node.has("switch_channel_id"):
         return Span("switch", node.get("switch_channel_id").number(0, len(channels.get("switch", ())) - 1), index, size)
     return Span("remote", node.get("buffer_id").number(0, len(remote.get(kind, ())) - 1), index, size)
@@ -221,10 +209,9 @@ def _gpu_json(rank: int, one: PlanRank) -> dict[str, Any]:
     ]
     for group in one.groups:
         ranks = {"size": group.size, "ranks": group.ranks}
-        channels.append({"channel_type": "switch", "buffer_type": _LETTERS[group.buffer], "rank_groups": [ranks]})
+        channels.append({"channel_type": "switch", "buffer_type": LETTERS[group.buffer], "rank_groups": [ranks]})
     remote = [
-        {"rank": r.rank, "type": _LETTERS[r.buffer], "access_channel_types": r.channel_types}
-        for r in one.remote_buffers
+        {"rank": r.rank, "type": LETTERS[r.buffer], "access_channel_types": r.channel_types} for r in one.remote_buffers
     ]
     blocks = [
         {
@@ -266,5 +253,5 @@ def _action_json(action: Action) -> dict[str, Any]:
 
 def _span_json(span: Span) -> dict[str, Any]:
     place = {"local": "type", "remote": "buffer_id", "switch": "switch_channel_id"}[span.reach]
-    value = span.place if isinstance(span.place, int) else _LETTERS[span.place]
+    value = span.place if isinstance(span.place, int) else LETTERS[span.place]
     return {place: value, "index": span.first, "size": span.size}

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from shardwright.lowering.ranks.launch import run_ranks
 from shardwright.lowering.ranks.scheduled import MOST_ROOMS, ScheduledCollective, chunk_lengths
+from shardwright.lowering.trial.collectives import example_input, example_output
 from shardwright.pcg.collectives.builders.table import BUILDERS, build
-from shardwright.pcg.collectives.collective import Collective, collective
+from shardwright.pcg.collectives.collective import collective
 from shardwright.pcg.collectives.schedule import Schedule, Transfer
 from shardwright.pcg.errors import DistributedError, ScheduleError
 
@@ -35,27 +36,6 @@ def schedules(num_ranks: int) -> list[Schedule]:
     ]
 
 
-def given(whole: Collective, lengths: list[int], rank: int) -> Tensor:
-    """A rank's input: small whole numbers, whose sums are exact in any order."""
-    sources = [rank if whole.reduces else chunk.sources[0] for chunk in whole.chunks]
-    cells = [value_of(chunk, sources[chunk], lengths[chunk]) for chunk in whole.inputs[rank]]
-    return torch.cat([torch.empty(0), *cells])
-
-
-def value_of(chunk: int, source: int, length: int) -> Tensor:
-    return (torch.arange(length, dtype=torch.float32) * 7 + 31 * chunk + 3 * source) % 101
-
-
-def expected(whole: Collective, lengths: list[int], rank: int) -> Tensor:
-    """A rank's output, by what the collective says."""
-    cells = list[Tensor]()
-    for chunk in whole.outputs[rank]:
-        sources = whole.chunks[chunk].sources
-        summands = sources if whole.reduces else sources[:1]
-        cells.append(torch.stack([value_of(chunk, source, lengths[chunk]) for source in summands]).sum(0))
-    return torch.cat([torch.empty(0), *cells])
-
-
 @pytest.mark.parametrize("num_ranks", [2, 3, 4, 5, 6, 8])
 def test_every_builder_does_what_its_collective_says(num_ranks: int) -> None:
     built = schedules(num_ranks)
@@ -67,9 +47,12 @@ def test_every_builder_does_what_its_collective_says(num_ranks: int) -> None:
             runs = ScheduledCollective(schedule, group, timeout_s=30)
             whole, size = schedule.collective, 7 * num_ranks * num_ranks
             lengths = chunk_lengths(whole, size)
-            for found in (runs.run(given(whole, lengths, rank), size), runs.start(given(whole, lengths, rank), size)):
+            for found in (
+                runs.run(example_input(whole, lengths, rank), size),
+                runs.start(example_input(whole, lengths, rank), size),
+            ):
                 result = found if isinstance(found, Tensor) else found.result(30)
-                if not torch.equal(result, expected(whole, lengths, rank)):
+                if not torch.equal(result, example_output(whole, lengths, rank)):
                     wrong.append(schedule.name)
         return wrong
 
