@@ -258,9 +258,8 @@ def test_another_model_is_told_by_its_first_differences() -> None:
     for text in joined(body):
         assert "tok.weight: float64[32, 16] in the checkpoint, float32[33, 16] here" in text
         assert "more.0.weight: not in the checkpoint" in text
-        assert "; more.4.bias: not in the checkpoint" in text or "and " in text
         assert text.count(";") == 9
-        assert "more" in text.rpartition(", and ")[2]
+        assert text.endswith("; more.4.weight: not in the checkpoint, and 17 more")
 
 
 def test_a_folder_is_one_runs_and_keeps_the_last() -> None:
@@ -367,7 +366,9 @@ def test_a_rank_that_is_killed_while_it_saves() -> None:
         saved(folder, run, step=2)
 
     with tempfile.TemporaryDirectory() as place:
-        with pytest.raises(DistributedError, match=r"rank 1 .*ended by SIGKILL|rank 1 .*killed|rank 1"):
+        with pytest.raises(
+            DistributedError, match=r"(?s)rank 0 of 2: a collective failed in.*rank 1 of 2 failed:\nthe process died"
+        ):
             run_ranks(body, 2, 60, args=(Path(place),), grace_s=5.0)
         assert run_ranks(lambda: loaded(Path(place), run_of("zero")), 2, 60) == [1, 1]
 
