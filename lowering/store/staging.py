@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.tensor import DTensor
-from torch.utils._pytree import tree_leaves
+
+from shardwright.lowering.private import tree_leaves
 
 
 class HostStager(BlockingAsyncStager):
