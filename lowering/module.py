@@ -18,6 +18,7 @@ from shardwright.lowering.ranks.ranks import Ranks
 from shardwright.lowering.runtime.entries import Entries
 from shardwright.lowering.runtime.entry import Entry
 from shardwright.lowering.runtime.inputs import CheckInputs
+from shardwright.lowering.runtime.measures import measured
 from shardwright.lowering.runtime.spec import EntrySpec, Maker
 from shardwright.lowering.store.parameter_store import ParameterStore
 from shardwright.lowering.store.parts import Fixed, bake, mirror, names_of, refuse_own_hooks, show_carried
@@ -149,12 +150,14 @@ class ParallelModule(Fixed):
         refuse_own_hooks(self)
         return self._for(batch).forward_backward(batch, self.scaler)
 
-    def evaluate(self, **batch: Any) -> Any:  # noqa: ANN401 - what the model returns
+    def evaluate(self, *, metrics: Any = None, **batch: Any) -> Any:  # noqa: ANN401 - `**batch` may be typed; results
         """Return what the model returns in eval mode, without gradients: logits, a loss, any nest of them.
 
         A tensor whose rows the ranks can share is a DTensor of these; others are whole on every rank. All pipeline
         stages get them. Labels may be left out where the model does without. Other values than tensors are those given
         to `compile`, or those passed.
+
+        With `metrics`, returns what it makes of these row by row, whole on every rank (`runtime.measures`).
 
         Raises `AttributeError` before the first step. Raises `ShardwrightError` if stages are of unlike sizes, or the
         module was not made by `shardwright.compile`.
@@ -167,7 +170,8 @@ class ParallelModule(Fixed):
             self._maker.for_evaluation(self, batch)
             entry = self._evaluations.find(batch)
         assert entry is not None
-        return entry.results(batch)
+        result = entry.results(batch)
+        return result if metrics is None else measured(metrics, result, batch, entry.ranks)
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Scale all gradients so that their global norm is at most `max_norm`; return the norm before."""

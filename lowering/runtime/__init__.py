@@ -24,4 +24,5 @@ A step:
     pipeline       the actions of a pipeline stage; `shared`: parameters that several stages have
     entry          all programs of this rank for one shape of batch and one mode
     entries        the choice of the entry for a batch
+    measures       values that a function makes of a model's results, row by row
 """

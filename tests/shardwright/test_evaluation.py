@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy
@@ -18,7 +20,7 @@ from shardwright.lowering.module import lower
 from shardwright.lowering.ranks.launch import run_ranks
 from shardwright.pcg.capture.capture import capture
 from shardwright.pcg.capture.returned import Returned
-from shardwright.pcg.errors import CaptureError, DistributedError, PlanError, ShardwrightError
+from shardwright.pcg.errors import BatchError, CaptureError, DistributedError, PlanError, ShardwrightError
 from tests.shardwright.test_programs import Net, batch_of, model_of
 
 PLANS: dict[str, dict[str, Any]] = {
@@ -62,6 +64,49 @@ def batches() -> list[dict[str, Tensor]]:
     return [batch_of(8, 6), {"ids": batch_of(8, 6)["ids"]}, batch_of(3, 7)]
 
 
+def by_row(result: dict[str, Any], batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Values of one row each: floats, a vector, whether each prediction is right."""
+    logits, labels = result["logits"], batch["labels"]
+    assert isinstance(logits, Tensor)
+    assert not isinstance(logits, DTensor)
+    losses = cross_entropy(logits.transpose(1, 2), labels, reduction="none").sum(1)
+    return {"losses": losses, "right": logits.argmax(-1) == labels, "input": batch["ids"]}
+
+
+class Adding:
+    """It counts rows and right predictions, and adds up over ranks by itself, as metrics of torchmetrics do."""
+
+    def __init__(self) -> None:
+        self.state = torch.zeros(2, dtype=torch.float64)
+
+    def __call__(self, result: dict[str, Any], batch: dict[str, Tensor]) -> None:
+        right = (result["logits"].argmax(-1) == batch["labels"]).sum()
+        self.state += torch.stack([torch.tensor(len(batch["labels"])), right])
+
+    def total(self) -> Tensor:
+        total = self.state.clone()
+        if dist.is_initialized():
+            dist.all_reduce(total)
+        return total
+
+
+def measured_by_row(evaluate: Callable[..., Any]) -> list[Any]:
+    """Of rows that ranks share evenly, and of some that they do not."""
+    found, adding = list[Any](), Adding()
+    for batch in (batch_of(8, 6), batch_of(3, 7), batch_of(1, 7)):
+        found.append(evaluate(metrics=by_row, **batch))
+        assert evaluate(metrics=adding, **batch) is None
+    return [*found, adding.total()]
+
+
+def of_one_process(model: nn.Module) -> Callable[..., Any]:
+    def evaluate(metrics: Callable[..., Any], **batch: Tensor) -> Any:
+        with torch.no_grad():
+            return metrics(model.eval()(**batch), batch)
+
+    return evaluate
+
+
 def trained_and_evaluated(model: nn.Module, parallel: nn.Module | None = None) -> list[Any]:
     """After a step, and again after another one."""
     found, calls = list[Any](), parallel or model
@@ -92,22 +137,25 @@ def without_dropout(*, norm: bool = True) -> Model:
 @pytest.mark.filterwarnings("ignore:Model returns")
 @pytest.mark.parametrize(("names", "num_ranks"), [(("zero", "tensor", "chunks"), 2), (("stages and data",), 4)])
 def test_everything_that_the_model_returns_comes_back(names: tuple[str, ...], num_ranks: int) -> None:
-    def body() -> list[tuple[list[Any], tuple[int, ...], bool]]:
-        found, cluster = list[tuple[list[Any], tuple[int, ...], bool]](), sw.Cluster.local(num_ranks)
+    def body() -> list[tuple[list[Any], tuple[int, ...], bool, list[Any]]]:
+        found, cluster = list[tuple[list[Any], tuple[int, ...], bool, list[Any]]](), sw.Cluster.local(num_ranks)
         for options in (PLANS[name] for name in names):
             model = without_dropout(norm="stages" not in options)  # microbatches share no statistics
             parallel = sw.compile(model, cluster, kwargs=batch_of(8, 6), timeout_s=60, **options)
             results = trained_and_evaluated(model, parallel)
             logits = parallel.evaluate(**batch_of(8, 6))["logits"]
             own = logits.to_local() if isinstance(logits, DTensor) else logits
-            found.append((results, tuple(own.shape), parallel.training))
+            found.append((results, tuple(own.shape), parallel.training, measured_by_row(parallel.evaluate)))
         return found
 
-    expected = {norm: trained_and_evaluated(without_dropout(norm=norm)) for norm in (True, False)}
+    models = {norm: without_dropout(norm=norm) for norm in (True, False)}
+    expected = {norm: trained_and_evaluated(model) for norm, model in models.items()}
+    by_rows = {norm: measured_by_row(of_one_process(model)) for norm, model in models.items()}
     for by_plan in run_ranks(body, num_ranks, 120):
-        for name, (results, own, training) in zip(names, by_plan, strict=True):
+        for name, (results, own, training, rows) in zip(names, by_plan, strict=True):
             is_cut = "stages" in PLANS[name]
             torch.testing.assert_close(results, expected[not is_cut], rtol=1e-9, atol=1e-11)
+            torch.testing.assert_close(rows, by_rows[not is_cut], rtol=1e-9, atol=1e-11)
             assert own == (8 if name == "chunks" else 4, 6, 32)
             assert training  # the mode stays
 
@@ -166,11 +214,35 @@ def test_what_cannot_be_given_is_refused() -> None:
         refused(AttributeError, sw.compile(Odd(), two, timeout_s=60), **x)
         odd = Odd()
         refused((CaptureError, DistributedError), sw.compile(odd, two, kwargs=x, mesh={"x": 2}, timeout_s=60), **x)  # pyright: ignore[reportArgumentType]
+
+        def on_rank_1(result: Tensor, batch: dict[str, Tensor]) -> Tensor:
+            if dist.get_rank():
+                raise KeyError("labels")
+            return result
+
+        def unlike(result: Tensor, batch: dict[str, Tensor]) -> list[Tensor]:
+            return [result] * (1 + dist.get_rank())
+
+        plain = nn.Linear(4, 4)
+        parallel: Any = sw.compile(plain, two, kwargs={"input": x["x"]}, mesh={"x": 2}, timeout_s=60,
+                                   loss_fn=lambda result, _: result.mean())  # fmt: skip
+        for metrics in (lambda result, _: result.mean(), lambda result, _: 3.0, on_rank_1, unlike):
+            with pytest.raises((ShardwrightError, KeyError)) as error:
+                parallel.evaluate(input=x["x"], metrics=metrics)
+            texts.append(str(error.value))
+        with pytest.raises(BatchError) as error:
+            parallel.evaluate(input=x["x"], metrics=on_rank_1, more=torch.ones(3))
+        texts.append(str(error.value))
         return texts
 
     for found in run_ranks(body, 2, 120):
         assert "has no plan before its first call" in found[0]
         assert "returns a object, which no program gives" in found[1]
+        assert "metrics returned a Tensor [] for 2 rows; return tensors with a row for each" in found[2]
+        assert "metrics returned a float for 2 rows" in found[3]
+        assert found[4] in ("'labels'", "evaluate: metrics failed on rank 1: KeyError('labels')")
+        assert "on rank 1 and" in found[5]
+        assert "same number of rows; these have [3, 4]" in found[6]
 
 
 def test_stages_of_unlike_sizes_are_refused() -> None:
