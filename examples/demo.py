@@ -30,6 +30,7 @@ from rich.table import Table
 import shardwright as sw
 from shardwright.cli.run import environment
 from shardwright.cli.terminal import progress, show
+from shardwright.cli.torchrun import Start
 from shardwright.cost.clusters.cluster import threads_per_rank
 from shardwright.cost.clusters.cluster_json import load_cluster
 from shardwright.reports.units import seconds
@@ -88,7 +89,7 @@ def train(title: str, num_ranks: int, num_steps: int, arguments: Sequence[str] =
     """Run demo_train.py in processes of their own, each with its share of the threads, and show how it goes."""
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
     command = [sys.executable, *(torchrun if num_ranks > 1 else ()), str(HERE / "demo_train.py")]
-    environ = {**environment(num_ranks), "OMP_NUM_THREADS": str(threads_per_rank(num_ranks))}
+    environ = {**environment(Start.local(num_ranks)), "OMP_NUM_THREADS": str(threads_per_rank(num_ranks))}
     steps: list[Step] = []
     with tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen([*command, "--steps", str(num_steps), *arguments], env=environ,

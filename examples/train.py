@@ -2,6 +2,8 @@
 
     torchrun --nproc-per-node 2 examples/train.py --folder runs/gpt            until it is done, or ended
     torchrun --nproc-per-node 4 examples/train.py --folder runs/gpt            goes on, on any number of ranks
+    shardwright run --nproc-per-node 2 --max-restarts 3 examples/train.py -- --folder runs/gpt
+                                                                               goes on by itself after a failure
 
 It trains a GPT-2 on the bytes of the Python standard library. SIGTERM and SIGUSR1, which a cluster sends before it
 takes machines away, save and end with status 75: start me again. Put your model and data in the place of these.
@@ -11,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import signal
 import sys
 import time
 from pathlib import Path
@@ -50,6 +51,7 @@ def data(length: int) -> tuple[Windows, Windows]:
 
 def train(options: argparse.Namespace) -> int:
     """Train to the last step, or until a signal; return the exit status."""
+    signals = sw.StopSignals()
     torch.manual_seed(options.seed)
     training, held_out = data(options.length)
     example = {name: torch.stack([x] * options.batch) for name, x in training[0].items()}
@@ -81,15 +83,13 @@ def train(options: argparse.Namespace) -> int:
                 f"step {step}/{options.steps}  loss {value:.6f}  norm {norm.item():.3f}  "
                 f"lr {scheduler.get_last_lr()[0]:.2e}  {tokens / step_s:,.0f} tokens/s  MFU {flops / step_s / peak:.1%}"
             )
-            ends = step == options.steps or asked_to_stop(parallel.ranks.device)
+            ends = step == options.steps or signals.asked(parallel)
             if ends or step % options.save_every == 0:
                 sw.save(options.folder, *run, step=step, keep=2, wait=ends)
             if step % options.evaluate_every == 0:
                 tell(f"step {step}: loss on held-out text {evaluated(parallel, held_out, options.batch):.6f}")
             if ends:
-                break
-        if step < options.steps and stopping:
-            return AGAIN
+                return 0 if step == options.steps else AGAIN
     return 0
 
 
@@ -112,18 +112,6 @@ def evaluated(parallel: torch.nn.Module, held_out: Windows, batch_size: int, num
     return sum(losses) / len(losses)
 
 
-stopping = set[int]()  # the signals that came
-
-
-def asked_to_stop(device: torch.device) -> bool:
-    """Whether a signal came to some rank: all have to save together."""
-    came = torch.tensor(float(len(stopping)), device=device)
-    dist.all_reduce(came)
-    if came.item():
-        stopping.add(signal.SIGTERM)
-    return bool(stopping)
-
-
 def tell(text: str) -> None:
     if dist.get_rank() == 0:
         print(text, flush=True)
@@ -144,8 +132,6 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cluster", type=Path, help="a cluster file; by default what this process runs on")
     parser.add_argument("--plan", type=Path, help="a plan file; by default the best plan is searched")
-    for number in (signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, lambda came, _: stopping.add(came))
     status = train(parser.parse_args())
     dist.destroy_process_group()
     if status:

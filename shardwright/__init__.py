@@ -9,6 +9,8 @@ of the compiler appear in it as `shardwright.pcg`, `shardwright.substitutions`, 
     planning       capture, search, proof; `programs`: a compiled model's programs, one for each shape and mode
     loading        batches of a data set, of which each rank reads its own rows
     saving         checkpoints of a whole run: `save` and `load`; `exporting`: weights as safetensors
+    stopping       signals that ask a run to make room
+    plans          folders of plans, one for each number of ranks
     planned        the compiled models that have a plan
     checking       one eager step of the model beside the captured graph
     ranks          agreement of the ranks of one run
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
     from shardwright.saving import load as load
     from shardwright.saving import save as save
     from shardwright.search.plan import Plan as Plan
+    from shardwright.stopping import StopSignals as StopSignals
 
 __version__ = "0.1.0"
 
@@ -58,6 +61,7 @@ _EXPORTS = {
     "Plan": "shardwright.search.plan",
     "Saving": "shardwright.saving",
     "ShardwrightError": "shardwright.pcg.errors",
+    "StopSignals": "shardwright.stopping",
     "WeightFiles": "shardwright.lowering.store.weights",
     "compile": "shardwright.api",
     "export": "shardwright.exporting",
@@ -77,6 +81,7 @@ __all__ = [
     "Plan",
     "Saving",
     "ShardwrightError",
+    "StopSignals",
     "WeightFiles",
     "__version__",
     "compile",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Unpack
 
 import torch
@@ -30,8 +31,9 @@ from shardwright.pcg.capture.with_loss import LossFunction, with_loss
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.step.precisions import base_of
 from shardwright.planning import certified_by, searched
+from shardwright.plans import plan_file
 from shardwright.programs import Programs
-from shardwright.ranks import check_world, from_rank_0, on_all_ranks, same_on_all_ranks
+from shardwright.ranks import check_world, from_rank_0, on_all_ranks, same_on_all_ranks, world_size
 from shardwright.search.plan import Plan
 from shardwright.search.tree.planner import Progress
 
@@ -168,7 +170,8 @@ def compile(
         args: example inputs of one global batch, positional.
         kwargs: the same, by name.
         loss_fn: as in `plan`. `parallel.evaluate` returns the model's result all the same.
-        plan: use this plan, or plan file, instead of searching.
+        plan: use this plan, or plan file, instead of searching; of a folder of plans (`shardwright plan --for`), the
+            one for as many ranks as run.
         progress: as in `plan`; called on rank 0 only.
         timeout_s: the time after which a collective that waits for another rank is an error.
         check_inputs: when to compare the inputs of all ranks, by a digest: in the "first" three steps (with gradients,
@@ -228,7 +231,7 @@ def compile(
 
 
 def _load(plan: Plan | str | os.PathLike[str] | None) -> Plan | None:
-    return plan if plan is None or isinstance(plan, Plan) else Plan.load(plan)
+    return plan if plan is None or isinstance(plan, Plan) else Plan.load(plan_file(Path(plan), world_size()))
 
 
 def _target(cluster: Cluster | None, given: Plan | None) -> Cluster:

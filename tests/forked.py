@@ -35,7 +35,7 @@ class Forked:
         command: Sequence[str],
         *,
         env: Mapping[str, str],
-        stdout: IO[Any] | int,
+        stdout: IO[Any] | int | None,
         stderr: IO[Any] | int = 2,
         **_: object,
     ) -> None:
@@ -44,7 +44,7 @@ class Forked:
         self.returncode: int | None = None
         self.pid = os.fork()
         if not self.pid:
-            out = writing if isinstance(stdout, int) else stdout.fileno()
+            out = 1 if stdout is None else writing if isinstance(stdout, int) else stdout.fileno()
             self._become(command[1:], env, out, stderr if isinstance(stderr, int) else stderr.fileno())
         os.close(writing)
         self.stdout = os.fdopen(reading)
@@ -62,8 +62,11 @@ class Forked:
         os.kill(self.pid, signal.SIGKILL)
 
     def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def send_signal(self, number: int) -> None:
         if self.poll() is None:
-            os.kill(self.pid, signal.SIGTERM)
+            os.kill(self.pid, number)
 
     def _ended(self, options: int) -> int | None:
         if self.returncode is None:

@@ -10,7 +10,7 @@
     inspect        `explain`, `compare`, `view`; `asking`: questions of `explain` that need another search
     timeline       `timeline`
     verify         `verify`; `dryrun`: predictions beside a dry run; `numeric`: a step beside the model's
-    run            `run`; `train`: the program of each rank; `elastic`: torchrun without its own traceback
+    run            `run`; `torchrun`: its options; `train`: the program of each rank; `elastic`: torchrun with our ends
     profile        `profile`; `measured`: operators and collectives of real steps
     rules          `rules`; `coverage`: rules that the search used
     calibrate      `calibrate`

@@ -24,7 +24,7 @@ class Request:
     """The user's request for a model; see `options.model_options`."""
 
     model: str | None
-    hf_config: Path | None
+    hf_config: Path | str | None = None
     batch_size: int = 8
     seq_len: int = 128
     dtype: str = "float32"
@@ -50,7 +50,7 @@ def load(request: Request, *, fake: bool = False) -> Loaded:
     from shardwright.cli.huggingface import load_config
 
     assert request.hf_config is not None
-    model, batch = load_config(request.hf_config, request.batch_size, request.seq_len, request.dtype, fake=fake)
+    model, batch = load_config(Path(request.hf_config), request.batch_size, request.seq_len, request.dtype, fake=fake)
     return Loaded(model, (), batch)
 
 

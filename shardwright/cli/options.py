@@ -276,7 +276,7 @@ def recompute_option(command: Command) -> Command:
 
 def search_options(command: Command) -> Command:
     """Add options that guide the search, as one mapping `search` of arguments of `shardwright.plan`."""
-    return _together(
+    return together(
         command,
         "search",
         mesh=click.option(
@@ -343,12 +343,15 @@ def search_options(command: Command) -> Command:
     )
 
 
-def model_options(command: Command) -> Command:
-    """Add MODEL, or a transformers config and a batch's shape, as one mapping `model`: `models.Request`'s fields."""
-    return _together(
+def model_options_as(metavar: str) -> Callable[[Command], Command]:
+    """Return a decorator that adds MODEL, or a transformers config and a batch's shape, as one mapping `model`.
+
+    The mapping has the fields of `models.Request`. `metavar`: the name of MODEL in the command's help.
+    """
+    return lambda command: together(
         command,
         "model",
-        model=click.argument("model", required=False, metavar="[FILE.py:FUNCTION]"),
+        model=click.argument("model", required=False, metavar=metavar),
         hf_config=click.option("--hf-config", type=FILE_PATH, help="A transformers config.json."),
         batch_size=click.option(
             "--batch-size", type=click.IntRange(1), default=8, show_default=True, help="With --hf-config."
@@ -368,7 +371,10 @@ def model_options(command: Command) -> Command:
     )
 
 
-def _together(command: Command, name: str, **options: Callable[[Command], Command]) -> Command:
+model_options = model_options_as("[FILE.py:FUNCTION]")
+
+
+def together(command: Command, name: str, **options: Callable[[Command], Command]) -> Command:
     """Pass the values of some options to the command as one mapping, by the names of their parameters."""
 
     @wraps(command)

@@ -60,13 +60,17 @@ def load_with_its_cluster(plan_file: Path, cluster: Cluster) -> Plan:
     from shardwright.search.plan import Plan
 
     plan = Plan.load(plan_file)
-    given = click.get_current_context().get_parameter_source("cluster") not in (None, ParameterSource.DEFAULT)
-    if given and cluster != plan.cluster:
+    if is_given("cluster") and cluster != plan.cluster:
         raise PlanError(
             f"--plan and --cluster contradict each other: {plan_file} is for {_told(plan.cluster)}, --cluster is "
             f"{_told(cluster)}; leave out --cluster, or plan for that one"
         )
     return plan
+
+
+def is_given(option: str) -> bool:
+    """Return whether the command that runs was given a value for an option."""
+    return click.get_current_context().get_parameter_source(option) not in (None, ParameterSource.DEFAULT)
 
 
 def _told(cluster: Cluster) -> str:

@@ -12,6 +12,7 @@ from shardwright.cli import terminal
 from shardwright.cli.options import examples, format_option, output_option, plan_argument
 from shardwright.cli.planfiles import facts_to_show, status_of, target_beside
 from shardwright.cli.run import refuse_missing, refuse_remote, train_on_ranks
+from shardwright.cli.torchrun import Start
 
 
 @click.command(
@@ -42,11 +43,12 @@ def profile(plan_file: Path, model: str, output: Path | None, steps: int, seed: 
     if plan.prediction.memory.total_bytes > plan.prediction.device_bytes:
         return status_of(plan)
     refuse_remote(plan.cluster, "profile")
-    refuse_missing(plan.cluster, "profile")
+    refuse_missing(plan.cluster, "profile", plan.cluster.num_devices)
     with tempfile.TemporaryDirectory(prefix="shardwright-profile-") as folder:
         found = Path(folder) / "profile.json"
-        own = {"plan": str(plan_file), "steps": 8, "seed": seed, "profile": str(found), "profiled_steps": steps}
-        if status := train_on_ranks(model, plan.cluster, Path(folder), own, quiet=True):
+        own = {"plan": str(plan_file), "steps": 8, "profile": str(found), "profiled_steps": steps}
+        asked, start = {"model": model, "seed": seed}, Start.local(plan.cluster.num_devices)
+        if status := train_on_ranks(asked, start, None, Path(folder), own, quiet=True):
             return status
         told = json.loads(found.read_text(encoding="utf-8"))
     about = {"model": plan.model, "fingerprint": plan.fingerprint, "mesh": str(plan.mesh)}

@@ -30,7 +30,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("COLUMNS", COLUMNS)
     monkeypatch.setattr(workers, "num_cpus", lambda: 1)
     monkeypatch.setattr(os, "cpu_count", lambda: 2)  # defaults of `local:2` are those of the pages
-    monkeypatch.setattr("shardwright.cli.run.launch", launch)
+    monkeypatch.setattr("shardwright.cli.run.launch", lambda command, start: launch(command, start.per_node))
     monkeypatch.setattr(sys, "path", [*sys.path])  # models are found where they lie
     with patch.dict(ROWS), patch.dict(HANDLERS):
         yield tmp_path

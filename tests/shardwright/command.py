@@ -38,7 +38,8 @@ def launch(command: Sequence[str], num_ranks: int, *, quiet: bool = False) -> in
     """What torchrun does, on forked ranks, which have loaded everything already; raises where one of them fails."""
 
     def rank() -> None:
-        os.environ["RANK"] = str(dist.get_rank())
+        rank, world = str(dist.get_rank()), str(num_ranks)
+        os.environ.update(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=world, LOCAL_WORLD_SIZE=world)
         with contextlib.redirect_stdout(sys.stderr) if quiet else contextlib.nullcontext():
             run_as_main(command)
         sys.stdout.flush()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +13,7 @@ import pytest
 from shardwright import workers
 from shardwright.cli.main import main
 from shardwright.cli.status import FINDING
+from shardwright.cli.torchrun import Start
 from shardwright.pcg.errors import DistributedError
 from tests.forked import ForkedWorker
 from tests.shardwright.command import MODELS, Run, launch
@@ -54,15 +55,21 @@ def run(
 
 
 @pytest.fixture
-def forked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks of a command are forked, where it is not torchrun that is tested: it takes seconds to load all anew."""
+def forked_launch() -> Callable[..., int]:
+    """Starts the ranks of a command by forks, where it is not torchrun that is tested: loading all takes seconds."""
 
-    def forked(command: Sequence[str], num_ranks: int, *, quiet: bool = False) -> int:
+    def forked(command: Sequence[str], start: Start, *, quiet: bool = False) -> int:
         try:
-            return launch(command, num_ranks, quiet=quiet)
+            return launch(command, start.worlds[-1], quiet=quiet)
         except DistributedError as error:
             if "SystemExit" not in str(error):  # nor has a rank said why it ended
                 sys.stderr.write(f"{error}\n")
             return FINDING
 
-    monkeypatch.setattr("shardwright.cli.run.launch", forked)
+    return forked
+
+
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch, forked_launch: Callable[..., int]) -> None:
+    """Ranks of a command are forked."""
+    monkeypatch.setattr("shardwright.cli.run.launch", forked_launch)

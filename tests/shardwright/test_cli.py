@@ -23,6 +23,7 @@ from shardwright.cli.main import cli
 from shardwright.cli.numeric import _worst
 from shardwright.cli.options import parse_cluster
 from shardwright.cli.run import DEFAULTS, environment
+from shardwright.cli.torchrun import Start
 from shardwright.cli.train import train
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.lowering.ranks.launch import run_ranks
@@ -480,7 +481,7 @@ def test_what_cannot_be_trained_is_told(run: Run) -> None:
     useless = "the loss, depends on no parameter that is trained"
     assert_error(run("verify", "models.py:idle", "--cluster", "local:1"), useless)
     Cluster.local(1).save("cluster.json")
-    settings = {**DEFAULTS, "model": "models.py:idle", "cluster": "cluster.json"}
+    settings = {**DEFAULTS, "model": {"model": "models.py:idle"}, "cluster": "cluster.json", "steps": 1}
     with pytest.raises(DistributedError, match=useless):
         run_ranks(train, 1, args=(settings,))
     assert "precision       the model's own: no operators;" in run("plan", "models.py:idle")[1]
@@ -675,9 +676,9 @@ def test_what_ranks_say_is_the_last_word(run: Run) -> None:
 
 def test_ranks_share_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    assert environment(2)["OMP_NUM_THREADS"] == str(max(1, (os.cpu_count() or 1) // 2))
+    assert environment(Start.local(2))["OMP_NUM_THREADS"] == str(max(1, (os.cpu_count() or 1) // 2))
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
-    assert environment(2)["OMP_NUM_THREADS"] == "7"
+    assert environment(Start.local(2))["OMP_NUM_THREADS"] == "7"
 
 
 @pytest.mark.usefixtures("forked")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from tests.shardwright.test_demo import ROOT, SMALLER
 
 STEPS = 8
 AFTER = "            step += 1\n"
-KILL = "            step == {} and dist.get_rank() and __import__('os').kill(__import__('os').getpid(), signal.{})\n"
+KILL = "            step == {} and dist.get_rank() and __import__('signal').raise_signal({})\n"
 
 
 @pytest.mark.slow
@@ -28,7 +29,7 @@ def test_a_run_that_was_killed_goes_on(tmp_path: Path, capfd: pytest.CaptureFixt
     (tmp_path / "demo_model.py").write_text(model)
     shutil.copy(ROOT / "examples" / "train.py", tmp_path)
     assert loop.count(AFTER) == 1
-    for name, line in (("killed.py", KILL.format(5, "SIGKILL")), ("ended.py", KILL.format(3, "SIGTERM"))):
+    for name, line in (("killed.py", KILL.format(5, int(signal.SIGKILL))), ("ended.py", KILL.format(3, int(signal.SIGTERM)))):
         (tmp_path / name).write_text(loop.replace(AFTER, AFTER + line))
 
     def trained(script: str, folder: str) -> dict[int, str]:
