@@ -20,6 +20,7 @@ of the compiler appear in it as `shardwright.pcg`, `shardwright.substitutions`, 
     overheads      calls of the lowering that calibration times
     cli/, reports/, view/
                    commands; reports on plans; the page
+    integrations/  adapters for the training loops of other libraries
     __main__       `python -m shardwright`
 
 Importing it is cheap: torch is loaded when a name that needs it is first used.

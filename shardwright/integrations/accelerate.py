@@ -1,0 +1,171 @@
+"""accelerate: all ranks together are one process.
+
+A compiled model computes on every rank what one process would. So nothing is left to share out: every rank loads the
+batches of one process, has the loss of one process, and gathers nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import accelerate
+import torch
+from accelerate.utils import DistributedType
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from shardwright.exporting import export
+from shardwright.lowering.module import ParallelModule
+from shardwright.pcg.errors import ShardwrightError
+from shardwright.saving import Stateful, load, save
+
+_PLAIN = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
+
+
+class Accelerator(accelerate.Accelerator):
+    """An `Accelerator` for a compiled model. To it, all ranks together are one process, with the global batch.
+
+    `prepare` takes the compiled model, an optimizer, loaders and schedulers. Loaders give every rank the whole batches
+    of one process, in its order. `save_state` and `load_state` are `shardwright.save` and `load`, `save_model` is
+    `shardwright.export`.
+
+    Raises `ShardwrightError` for a precision, a plugin or a model that is not compiled: these are the plan's.
+    """
+
+    parallel: ParallelModule | None = None
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.take_over()
+
+    def take_over(self) -> None:
+        """Leave precision and parallelism to the plan. Raises `ShardwrightError` where options ask for any."""
+        if self.mixed_precision != "no":
+            what = "amp_bf16" if self.mixed_precision == "bf16" else "amp_fp16"
+            refuse(f"mixed precision {self.mixed_precision}", f"compile(precision={what!r}) makes it part of the plan")
+        if self.state.distributed_type not in _PLAIN or self.parallelism_config is not None:
+            refuse("FSDP, DeepSpeed, Megatron or a parallelism_config", "the plan says how ranks share the work")
+        if (compiler := self.state.dynamo_plugin) is not None and compiler.backend.value != "NO":
+            refuse("torch.compile by accelerate", "call parallel.compile()")
+        self.dataloader_config.split_batches, self.dataloader_config.dispatch_batches = True, False
+
+    @property
+    def distributed_type(self) -> DistributedType:
+        """No distribution that accelerate should see to."""
+        return DistributedType.NO
+
+    @property
+    def num_processes(self) -> int:  # pyright: ignore[reportIncompatibleMethodOverride] - it never returns, to pyright
+        """One: all ranks together."""
+        return 1
+
+    @property
+    def use_distributed(self) -> bool:
+        """False: nothing is left to wrap, to share out or to gather."""
+        return False
+
+    def prepare_model(
+        self, model: nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
+    ) -> nn.Module:
+        """Return the compiled model as it is. Raises `ShardwrightError` for another, or for a second one."""
+        if not isinstance(model, ParallelModule) or self.parallel not in (None, model):
+            refuse(f"a {type(model).__name__}", "prepare one model, which shardwright.compile gave")
+        self.parallel = model
+        if model not in self._models:
+            self._models.append(model)
+        return model
+
+    def gather(self, tensor: Any) -> Any:  # noqa: ANN401 - any nest of tensors
+        """Return what every rank has already."""
+        return tensor
+
+    def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:  # noqa: ANN401
+        """Return what every rank has already, times `scale`."""
+        return tensor if scale == 1.0 else tree_map(lambda x: x * scale, tensor)
+
+    def pad_across_processes(self, tensor: Any, *_: Any, **__: Any) -> Any:  # noqa: ANN401
+        """Return what is as long on every rank."""
+        return tensor
+
+    def clip_grad_norm_(self, parameters: Any, max_norm: float, norm_type: float = 2.0) -> Tensor:  # noqa: ANN401
+        """Clip the gradients of the whole compiled model, over all stages; return their norm before."""
+        return self._compiled("clip_grad_norm_").clip_grad_norm_(max_norm, norm_type)
+
+    def save_model(self, model: nn.Module, save_directory: str | os.PathLike[str], *_: Any, **__: Any) -> None:
+        """Write whole weights as safetensors, under the model's own names. Every rank calls it."""
+        export(self._compiled("save_model"), save_directory)
+
+    def get_state_dict(self, model: nn.Module, unwrap: bool = True) -> NoReturn:
+        """Refuse: it would put the whole model into every rank."""
+        refuse("get_state_dict", "use shardwright.export(parallel, folder), or parallel.state_dict() of DTensors")
+
+    def save_state(self, output_dir: str | os.PathLike[str] | None = None, *_: Any, **__: Any) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Save the run in a folder, in place of what was saved there before. Every rank calls it."""
+        if output_dir is None:
+            refuse("checkpoints with automatic names", "save_state(folder)")
+        self.step_of_state = getattr(self, "step_of_state", -1) + 1
+        save(output_dir, self._compiled("save_state"), self._optimizer, self._others, step=self.step_of_state, keep=1)
+        return str(output_dir)
+
+    def load_state(self, input_dir: str | os.PathLike[str] | None = None, *_: Any, **__: Any) -> None:
+        """Load what `save_state` has saved. Every rank calls it. Raises `CheckpointError` if there is nothing."""
+        if input_dir is None:
+            refuse("checkpoints with automatic names", "load_state(folder)")
+        found = load(input_dir, self._compiled("load_state"), self._optimizer, self._others)
+        if found is None:
+            raise ShardwrightError(f"load_state: {input_dir} has no checkpoint; save_state(folder) writes one")
+        self.step_of_state = found
+
+    def _compiled(self, what: str) -> ParallelModule:
+        if self.parallel is None:
+            raise ShardwrightError(f"{what}: no compiled model was prepared; call accelerator.prepare(parallel) first")
+        return self.parallel
+
+    @property
+    def _optimizer(self) -> torch.optim.Optimizer | None:
+        if len(self._optimizers) > 1:
+            refuse("several optimizers in one checkpoint", "use one with several groups")
+        return next((wrapped.optimizer for wrapped in self._optimizers), None)
+
+    @property
+    def _others(self) -> Stateful:
+        return _Together([*self._schedulers, *self._custom_objects, *map(_Epoch, self._dataloaders)])
+
+
+def refuse(what: str, remedy: str) -> NoReturn:
+    """Raise a `ShardwrightError`: an adapter does not carry this over."""
+    raise ShardwrightError(f"{what}: a compiled model does not take it; {remedy}")
+
+
+class _Together:
+    """Several objects with a state, as one."""
+
+    def __init__(self, objects: Sequence[Stateful]) -> None:
+        self.objects = objects
+
+    def state_dict(self) -> dict[str, Any]:
+        return {f"{number}": each.state_dict() for number, each in enumerate(self.objects)}
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        if len(state_dict) != len(self.objects):
+            raise ShardwrightError(
+                f"load_state: {len(state_dict)} schedulers, loaders and registered objects were saved, and "
+                f"{len(self.objects)} are prepared; prepare and register the same"
+            )
+        for number, each in enumerate(self.objects):
+            each.load_state_dict(state_dict[f"{number}"])
+
+
+class _Epoch:
+    """The number of epochs that a prepared loader has given, from which its order is drawn."""
+
+    def __init__(self, loader: Any) -> None:  # noqa: ANN401 - a loader of accelerate
+        self.loader = loader
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"epoch": self.loader.iteration}
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        self.loader.iteration = state_dict["epoch"]

@@ -1,0 +1,101 @@
+"""`transformers.Trainer` on a compiled model: the history of one process, checkpoints, another plan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+import torch.distributed as dist
+import transformers
+from torch import Tensor
+from transformers import GPT2LMHeadModel, TrainingArguments
+
+import shardwright as sw
+from shardwright.integrations.transformers import Trainer
+from shardwright.lowering.module import ParallelModule
+from shardwright.pcg.errors import CheckpointError, ShardwrightError
+from tests.each import each
+from tests.shardwright.integrations.loops import example_batch, examples, launched, model_of
+
+ROWS = 4
+SHOWN = ("step", "loss", "grad_norm", "learning_rate", "eval_loss", "eval_right")
+PLANS: dict[str, dict[str, Any]] = {
+    "zero": {"mesh": {"x": 2}, "roles": "zero"},
+    "tensor": {"mesh": {"x": 2}, "roles": "tensor"},
+}
+pytestmark = pytest.mark.filterwarnings("ignore:GPT2LMHeadModel returns")
+
+
+def arguments(folder: Path, **others: Any) -> TrainingArguments:
+    words: dict[str, Any] = {
+        "per_device_train_batch_size": ROWS, "per_device_eval_batch_size": ROWS, "gradient_accumulation_steps": 2,
+        "num_train_epochs": 2, "learning_rate": 1e-2, "weight_decay": 0.1, "max_grad_norm": 0.5, "logging_steps": 1,
+        "save_strategy": "steps", "save_steps": 2, "eval_strategy": "steps", "eval_steps": 2, "report_to": [],
+        "disable_tqdm": True, "use_cpu": True, "load_best_model_at_end": True, "save_total_limit": 4,
+    }  # fmt: skip
+    return TrainingArguments(str(folder), **{**words, **others})
+
+
+def predicted(logits: Tensor, labels: Tensor) -> Tensor:
+    assert len(logits) == len(labels)
+    return logits.argmax(-1)
+
+
+def share_right(found: Any) -> dict[str, float]:
+    return {"right": float((found.predictions[:, :-1] == found.label_ids[:, 1:]).mean())}
+
+
+def options() -> dict[str, Any]:
+    """22 examples make 6 batches an epoch, of which the last is smaller."""
+    return {"train_dataset": examples(22), "eval_dataset": examples(6), "compute_metrics": share_right,
+            "preprocess_logits_for_metrics": predicted}  # fmt: skip
+
+
+def history(trainer: transformers.Trainer, resume: Path | None = None) -> list[dict[str, float]]:
+    """What was logged, and the best model's loss, which the end of training has loaded."""
+    trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
+    found = [{name: row[name] for name in SHOWN if name in row} for row in trainer.state.log_history]
+    trainer.compute_metrics = None
+    return [*found, {"best": trainer.evaluate()["eval_loss"]}]
+
+
+def trainer_of(folder: Path, plan: str) -> Trainer:
+    model = model_of()
+    parallel = sw.compile(model, sw.Cluster.local(2), kwargs=example_batch(ROWS), timeout_s=60, check_capture="never",
+                          **PLANS[plan])  # fmt: skip
+    return Trainer(model, arguments(folder), parallel, **options())
+
+
+def test_a_run_is_that_of_one_process_and_goes_on_under_another_plan(tmp_path: Path) -> None:
+    def alone() -> list[dict[str, float]]:
+        return history(transformers.Trainer(model_of(), arguments(tmp_path / "one"), **options()))
+
+    def body() -> tuple[Any, ...]:
+        whole = history(trainer_of(tmp_path / "two", "zero"))
+        resumed = history(trainer_of(tmp_path / "again", "tensor"), tmp_path / "two" / "checkpoint-4")
+        with pytest.raises(CheckpointError, match="it has no run of shardwright"):
+            history(trainer_of(tmp_path / "again", "zero"), tmp_path / "one" / "checkpoint-4")
+        return whole, resumed, dist.get_rank()
+
+    (expected,) = launched(alone, 1)
+    assert [row["step"] for row in expected if "loss" in row] == [1, 2, 3, 4, 5, 6]
+    for whole, resumed, _ in launched(body, 2):
+        torch.testing.assert_close(whole, expected, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(resumed, whole, rtol=1e-4, atol=1e-6)
+    last = GPT2LMHeadModel.from_pretrained(tmp_path / "two" / "checkpoint-6").eval()
+    with torch.no_grad():
+        rows = examples(6)
+        batches = [rows[:ROWS], rows[ROWS:]]
+        losses = [last(**{k: torch.stack([row[k] for row in rows]) for k in rows[0]}).loss for rows in batches]
+    mean = (ROWS * losses[0] + (6 - ROWS) * losses[1]) / 6
+    torch.testing.assert_close(mean.item(), expected[-3]["eval_loss"], rtol=1e-4, atol=1e-6)
+
+
+@each("words", [{"bf16": True}, {"torch_compile": True}, {"label_smoothing_factor": 0.1}, {"neftune_noise_alpha": 1.0},
+                {"activation_checkpointing": True}, {"auto_find_batch_size": True}])  # fmt: skip
+def test_what_is_not_carried_over_is_refused_by_name(words: dict[str, Any]) -> None:
+    (name,) = words
+    with pytest.raises(ShardwrightError, match=name):
+        Trainer(model_of(), arguments(Path("unused"), **words), cast("ParallelModule", None))
