@@ -7,6 +7,7 @@ Values:
     inference                 the only place that gives nodes their types
     text                      a graph printed and parsed, line by line; `cursor` reads one line
     builder, order            make a graph node by node; walk a deep one without recursion
+    remainder                 a graph of the same results with rows added to its batch
     interpret                 a graph's meaning, in NumPy, on every device of its mesh
     analysis                  facts of a graph without a cluster: constant, stored or kept for backward
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 from shardwright.pcg.errors import GraphError, PlanError
 from shardwright.pcg.graph import Graph, Node
+from shardwright.pcg.remainder import with_rows
 from shardwright.pcg.stages import cut
 from shardwright.pcg.step.again import made_again
 from shardwright.pcg.step.execution import Execution
@@ -30,9 +31,10 @@ def check_plan(
 ) -> None:
     """Raise a `PlanError` unless `plan` is a well-typed parallel form of the captured serial graph.
 
-    Every operator is split as a `certified` choice says. The plan's rewrites are replayed on the captured graph first,
-    with certified `rules` only. The message names the first operator that differs, with the module and source line on
-    both sides. The graph must allow the microbatches, the recomputation and the stages of the plan's execution.
+    Every operator is split as a `certified` choice says. Rows are added to the captured graph's batch as the plan says,
+    and the plan's rewrites are replayed on it first, with certified `rules` only. The message names the first operator
+    that differs, with the module and source line on both sides. The graph must allow the microbatches, the
+    recomputation and the stages of the plan's execution.
     """
     try:
         plan.graph.validate()
@@ -40,7 +42,7 @@ def check_plan(
     except GraphError as error:
         raise PlanError(f"plan for {plan.model!r}: its graph is ill-typed: {error}; make the plan again") from error
     try:
-        serial = replay(captured, plan.report.rewrites, rules or {}, plan.mesh)
+        serial = replay(_with_rows(plan, captured), plan.report.rewrites, rules or {}, plan.mesh)
     except PlanError:
         if plan.fingerprint == fingerprint(captured):
             raise
@@ -63,6 +65,20 @@ def check_plan(
             made_again(run, plan.execution)
     except PlanError as error:
         raise PlanError(f"plan for {plan.model!r}: {error}") from error
+
+
+def _with_rows(plan: Plan, captured: Graph) -> Graph:
+    """Return the captured graph with the rows that the plan adds to its batch."""
+    if not plan.report.rows:
+        return captured
+    (size, rows, *_), most = (*plan.report.rows, 0), plan.mesh.num_devices * plan.mesh.num_microbatches
+    shapes = [captured.types[leaf.name].shape for leaf in captured.leaves("input")]
+    if not size < rows < size + max(most, 2) or not any(shape and shape[0] == size for shape in shapes):
+        raise PlanError(
+            f"plan for {plan.model!r}: it makes {rows} rows of a batch of {size}; expected inputs of {size} rows and "
+            f"at most {most - 1} more; make the plan again"
+        )
+    return with_rows(captured, size, rows)
 
 
 def _check_stages(run: Graph, execution: Execution) -> None:

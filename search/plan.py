@@ -112,7 +112,8 @@ class SearchReport:
 
     `obstacle`: why the batch cannot be cut into microbatches, or "". `remedies`: the changes with which a plan would
     fit, where none does. `stopped`: what ended the search early, or "". `left`: the number of attempts that might have
-    won and were not made then.
+    won and were not made then. `rows`: the batch's number of rows, and that after some are added for devices to share
+    it evenly (`pcg.remainder`); (): none are.
     """
 
     seconds: float
@@ -124,6 +125,7 @@ class SearchReport:
     remedies: tuple[Remedy, ...] = ()
     stopped: str = ""
     left: int = 0
+    rows: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +223,7 @@ class Plan:
             **told["report"],
             "rewrites": tuple(_rewrite(rewrite) for rewrite in told["report"]["rewrites"]),
             "remedies": tuple(Remedy(**remedy) for remedy in told["report"].get("remedies", ())),
+            "rows": tuple(told["report"].get("rows", ())),
         }
         try:
             graph, cluster = (

@@ -192,6 +192,10 @@ class Programs:
         found = reshaped(first, captured.graph, certified, certified.by_name())
         check_plan(found, captured.graph, certified, certified.by_name())
         _check_feasible(found)
+        if self._progress and found.report.rows:
+            self._progress(
+                "a batch of {} rows runs as one of {}, in which the added ones are masked".format(*found.report.rows)
+            )
         if returned is None and model.training not in self._checked:
             found = self._compared(found, model, captured, (), batch)
             self._checked.add(model.training)

@@ -35,8 +35,8 @@ def batch_factors(graph: Graph, dim: int = 0, *, integers_only: bool = False) ->
     The batch is dimension 0 of the inputs, the sequence their dimension 1. `dim` says which of them is followed through
     factor strings, so that `(b s)` after a reshape and the sum over it in a loss are found too. An operator that needs
     the batch whole is gathered around: a result with as many elements in the same dimension is taken to carry the batch
-    again, which only says what may be split there. With `integers_only`, only inputs of integers, such as tokens, are
-    followed.
+    again, as is one of picked rows, which only says what may be split there. With `integers_only`, only inputs of
+    integers, such as tokens, are followed.
     """
     inputs = [(n.name, graph.types[n.name]) for n in graph.leaves("input")]
     where: dict[str, Layout] = {
@@ -60,9 +60,15 @@ def _gathered_around(graph: Graph, node: Node, where: Mapping[str, Layout]) -> L
     shape = graph.types[node.name].shape
     for name in node.inputs:
         layout, before = where.get(name), graph.types[name].shape
-        if layout is not None and shape[: layout.dim + 1] == before[: layout.dim + 1]:
+        if layout is not None and (shape[: layout.dim + 1] == before[: layout.dim + 1] or _picks(node, name, layout)):
             return layout
     return None
+
+
+def _picks(node: Node, name: str, layout: Layout) -> bool:
+    """Return whether an operator picks rows of a value by their numbers, along a dimension split like this."""
+    is_index = node.op == "index" and node.inputs[0] == name and len(node.inputs) == 2
+    return is_index and (node.attr("dim"), 1) == (layout.dim, layout.blocks)
 
 
 def role_restriction(graph: Graph, roles: Sequence[str], sizes: Sequence[int]) -> Restrict:

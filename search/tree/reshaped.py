@@ -2,21 +2,25 @@
 
 Mesh, stages, roles, pins and how a step is run are the plan's. Only the layouts of the other graph are chosen, for a
 number of microbatches in which each has no more examples than before. So nothing is searched, and parameters, gradients
-and optimizer states keep their place.
+and optimizer states keep their place. A batch that the devices cannot share evenly is also tried with rows added
+(`pcg.remainder`), and the faster plan is taken.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import product
+from math import gcd, prod
+from typing import NamedTuple
 
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.layout import Layouts
 from shardwright.pcg.mesh import TIME
+from shardwright.pcg.remainder import with_rows
 from shardwright.pcg.results import gives_results
 from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.lifetimes import ZEROS
@@ -51,12 +55,84 @@ def reshaped(plan: Plan, graph: Graph, certified: CertifiedSplits, rules: Mappin
         PlanError: the graph cannot be run so, or no layouts go together with the stored parameters.
     """
     start, solver = time.perf_counter(), Solver(plan.cluster, certified)
-    serial, rewrites = _rewritten(plan, graph, rules)
+    ways = [way for way in (_as_it_is(plan, graph), _with_rows(plan, graph)) if way is not None]
+    found, refused = list[tuple[Candidate, SearchReport]](), list[PlanError]()
+    for way in ways:
+        serial, rewrites = _rewritten(plan, way.graph, rules)
+        try:
+            best = _best(plan, serial, way.counts, solver)
+        except PlanError as error:
+            refused.append(error)
+            continue
+        limit = solver.limit_of(best.prediction.device_bytes)
+        found.append((best, SearchReport(0.0, 1, 0.0, limit, rewrites, rows=way.rows)))
+    if not found:
+        raise refused[0]
+    best, report = min(found, key=lambda pair: rank(pair[0]))
+    report = replace(report, seconds=round(time.perf_counter() - start, 3))
+    return replace(
+        plan, graph=best.graph, fingerprint=fingerprint(graph), prediction=best.prediction, alternatives=(),
+        report=report, execution=best.execution, capture_check=None,
+    )  # fmt: skip
+
+
+class _Way(NamedTuple):
+    """A serial graph of the batch, the numbers of microbatches to try, and the numbers of rows if some are added."""
+
+    graph: Graph
+    counts: Sequence[int]
+    rows: tuple[int, ...] = ()
+
+
+def _as_it_is(plan: Plan, graph: Graph) -> _Way:
+    return _Way(graph, _counts(plan, graph))
+
+
+def _with_rows(plan: Plan, graph: Graph) -> _Way | None:
+    """Return the graph with as few rows added as the devices can share evenly in each microbatch.
+
+    None where they can share it as it is. Statistics of microbatches by themselves would be of added rows too.
+    """
+    share, inputs = _shared(plan)
+    if not inputs or plan.execution.per_microbatch:
+        return None
+    (size, before), count = (_num_rows(g, inputs) for g in (graph, plan.graph)), 1
+    if not gives_results(graph) and not plan.report.obstacle:
+        count = -(-size // (before // plan.mesh.num_microbatches))
+    rows = -(-size // (share * count)) * share * count
+    return None if rows == size else _Way(with_rows(graph, size, rows), [count], (size, rows))
+
+
+def _shared(plan: Plan) -> tuple[int, set[str]]:
+    """Return the number of devices among which a plan divides the rows of inputs, and the names of these inputs.
+
+    So it does with inputs that it divides among microbatches alone.
+    """
+    graph, mesh = plan.graph, plan.mesh
+    source = {leaf.name: str(leaf.attr("target")) for leaf in graph.leaves("input")}
+    axes, inputs = set[int](), set[str]()
+    for node in graph.nodes:
+        if node.is_parallel and node.inputs[0] in source:
+            source[node.name] = source[node.inputs[0]]
+        layouts = graph.types[node.name].layouts if node.name in source else ()
+        if own := [i for i, x in enumerate(layouts) if x.is_shard and x.dim == 0]:
+            axes.update(own)
+            inputs.add(source[node.name])
+    return prod(mesh.sizes[axis] for axis in axes if mesh.names[axis] != TIME), inputs
+
+
+def _num_rows(graph: Graph, inputs: Collection[str]) -> int:
+    """Return the number of rows of these inputs, which each has at least once."""
+    return gcd(*(graph.types[x.name].shape[0] for x in graph.leaves("input") if x.attr("target") in inputs))
+
+
+def _best(plan: Plan, graph: Graph, counts: Sequence[int], solver: Solver) -> Candidate:
+    """Return the first plan that fits, or else the smallest. Raises `PlanError` where nothing can be laid out."""
     best: Candidate | None = None
     refused: PlanError | None = None
-    for count, run in product(_counts(plan, serial), _runs(plan, serial)):
+    for count, run in product(counts, _runs(plan, graph)):
         try:
-            found = _laid_out(plan, serial, count, run, solver)
+            found = _laid_out(plan, graph, count, run, solver)
         except PlanError as error:
             refused = error
             continue
@@ -66,13 +142,7 @@ def reshaped(plan: Plan, graph: Graph, certified: CertifiedSplits, rules: Mappin
     if best is None:
         assert refused is not None
         raise refused
-    report = SearchReport(
-        round(time.perf_counter() - start, 3), 1, 0.0, solver.limit_of(best.prediction.device_bytes), rewrites
-    )
-    return replace(
-        plan, graph=best.graph, fingerprint=fingerprint(graph), prediction=best.prediction, alternatives=(),
-        report=report, execution=best.execution, capture_check=None,
-    )  # fmt: skip
+    return best
 
 
 def _rewritten(plan: Plan, graph: Graph, rules: Mapping[str, Equation]) -> tuple[Graph, tuple[Rewrite, ...]]:
