@@ -15,7 +15,7 @@ from dataclasses import replace
 from shardwright.pcg.choice import Choices, Split
 from shardwright.pcg.factors import Signature
 from shardwright.pcg.graph import Graph, Node
-from shardwright.pcg.layout import Layout
+from shardwright.pcg.layout import Layout, S
 from shardwright.pcg.order import postorder
 
 MAX_BLOCKED = 3
@@ -36,10 +36,12 @@ def blocked_choices(graph: Graph, constants: frozenset[str]) -> Mapping[str, Cho
             for position, name in enumerate(node.inputs):
                 blocked[name] |= {operands[position] for operands in splits if _is_blocked(operands[position])}
     for node in graph.nodes:
+        if node.name in constants and node.row is not None:
+            blocked[node.name] = {x for x in _of_pieces(graph.signature(node)) if useful(node, x)}
         if node.name in signatures:
             signature = signatures[node.name]
             for name, dims in zip(node.inputs, signature.operands, strict=True):
-                if name in signatures:
+                if blocked[name]:
                     _refine(signature, [dims], blocked[name], found[node.name])
             results = {result for _, result in _all_splits(signature, found[node.name])}
             blocked[node.name] |= {x for x in results if _is_blocked(x) and useful(node, x)}
@@ -79,6 +81,15 @@ def _refine(
                 if rest == 0 and 1 < blocks < factor.size and factor.size % blocks == 0 and factor.role != "fixed":
                     found[f, blocks] = None
                 before *= factor.size
+
+
+def _of_pieces(signature: Signature) -> Iterator[Layout]:
+    """Yield the layouts of a result whose pieces, as those of two concatenated batches, are each split."""
+    factors = signature.factors
+    for dim, members in enumerate(signature.result):
+        roles = [factors[f].role for f in members]
+        if roles == ["fixed", "map"]:
+            yield S(dim, factors[members[0]].size)
 
 
 def _is_blocked(layout: Layout) -> bool:
