@@ -238,6 +238,18 @@ def _known(model: nn.Module, inner: nn.Module, tensors: Mapping[str, Any], error
     return ""
 
 
+_PACKED = "packed sequences are split where attention is given a mask of equal segments (docs/training.md)"
+_REMEDIES: Mapping[str, str] = {
+    "FlexAttention": f"Capture has no such attention: {_PACKED}",
+    "nested": f"Capture has no nested tensors: {_PACKED}",
+    "data-dependent": "Capture needs a forward without data-dependent control flow: use torch.where instead of `if` on "
+    f"tensor values; {_PACKED}, not where lengths are numbers",
+    "pytree": "Capture needs plain tensors going in and out (transformers models: pass use_cache=False)",
+    "Cache": "Capture needs plain tensors going in and out (transformers models: pass use_cache=False)",
+}
+"""What to do, by words of torch's error."""
+
+
 def _remedy(error: BaseException) -> str:
     if isinstance(error, UnseenError):
         return error.remedy
@@ -245,13 +257,10 @@ def _remedy(error: BaseException) -> str:
         return (
             "torch itself does not know the shapes of what this operator gives before it runs, so it cannot export it"
         )
-    if "DataDependent" in type(error).__name__ or "data-dependent" in str(error):
-        return (
-            "Capture needs a forward without data-dependent control flow: use torch.where instead of `if` on tensor "
-            "values"
-        )
-    if "pytree" in str(error) or "Cache" in str(error):
-        return "Capture needs plain tensors going in and out (transformers models: pass use_cache=False)"
+    text = "data-dependent" if "DataDependent" in type(error).__name__ else str(error)
+    for words, remedy in _REMEDIES.items():
+        if words in text:
+            return remedy
     newer = newer_than_tested()
     return (
         "Check that the model runs on this batch outside Shardwright. If it does, torch.export cannot trace this line: "
