@@ -29,7 +29,8 @@ def test_a_run_that_was_killed_goes_on(tmp_path: Path, capfd: pytest.CaptureFixt
     (tmp_path / "demo_model.py").write_text(model)
     shutil.copy(ROOT / "examples" / "train.py", tmp_path)
     assert loop.count(AFTER) == 1
-    for name, line in (("killed.py", KILL.format(5, int(signal.SIGKILL))), ("ended.py", KILL.format(3, int(signal.SIGTERM)))):
+    scripts = {"killed.py": KILL.format(5, int(signal.SIGKILL)), "ended.py": KILL.format(3, int(signal.SIGTERM))}
+    for name, line in scripts.items():
         (tmp_path / name).write_text(loop.replace(AFTER, AFTER + line))
 
     def trained(script: str, folder: str) -> dict[int, str]:
