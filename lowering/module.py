@@ -96,7 +96,7 @@ class ParallelModule(Fixed):
         self._store = ParameterStore(source or ModelValues(model), model)
         self.entries = Entries()
         self._evaluations = Entries()
-        self.stream, self._maker = Stream(), maker
+        self.stream, self.maker = Stream(), maker
         self._modes = {"": self.training}  # as compiled, by the names of modules, to which train or eval comes back
         self._prepare: Callable[[Entry], None] | None = None
         if stands_in:
@@ -129,10 +129,10 @@ class ParallelModule(Fixed):
 
     def _for(self, batch: Mapping[str, Any]) -> Entry:
         """Return the entry for a batch; one that is missing is made, if the module can."""
-        if self._maker is not None and (not self.entries or self.entries.lacks(batch, training=self.training)):
+        if self.maker is not None and (not self.entries or self.entries.lacks(batch, training=self.training)):
             if self._store.ranks is None:
                 self._store.tell_source()
-            self._maker.for_batch(self, self.entries.globally(batch))
+            self.maker.for_batch(self, self.entries.globally(batch))
         return self.entries.of(batch, training=self.training)
 
     # ---- steps ----
@@ -162,12 +162,12 @@ class ParallelModule(Fixed):
         Raises `AttributeError` before the first step. Raises `ShardwrightError` if stages are of unlike sizes, or the
         module was not made by `shardwright.compile`.
         """
-        if self._maker is None:
+        if self.maker is None:
             raise ShardwrightError("evaluate: only shardwright.compile gives modules that return more than their loss")
         self._planned("evaluate")
         batch = self.entries.with_options(batch)
         if (entry := self._evaluations.find(batch)) is None:
-            self._maker.for_evaluation(self, batch)
+            self.maker.for_evaluation(self, batch)
             entry = self._evaluations.find(batch)
         assert entry is not None
         result = entry.results(batch)
@@ -180,7 +180,7 @@ class ParallelModule(Fixed):
 
     def train(self, mode: bool = True) -> Fixed:
         """Set the mode, which is part of a program. A program that is missing is made at the next call, if it can."""
-        if mode == self.training or not (self._maker or self.entries.has_mode(training=mode)):
+        if mode == self.training or not (self.maker or self.entries.has_mode(training=mode)):
             return super().train(mode)
         for name, module in self.named_modules():
             module.__dict__["training"] = self._modes.get(name, mode) if mode == self._modes[""] else mode

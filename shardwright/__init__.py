@@ -7,7 +7,7 @@ of the compiler appear in it as `shardwright.pcg`, `shardwright.substitutions`, 
     api            the public functions: `plan`, `compile` and more
     options        the options of `plan` and `compile`: a caller's words, and their value
     planning       capture, search, proof; `programs`: a compiled model's programs, one for each shape and mode
-    loading        batches of a data set, of which each rank reads its own rows
+    loading        batches of a data set, of which each rank reads its own rows; `buckets`: lengths to pad them to
     saving         checkpoints of a whole run: `save` and `load`; `exporting`: weights as safetensors
     stopping       signals that ask a run to make room
     plans          folders of plans, one for each number of ranks
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from shardwright.api import plan as plan
     from shardwright.asking import what_if as what_if
     from shardwright.asking import why_not as why_not
+    from shardwright.buckets import bucket as bucket
     from shardwright.cost.clusters.cluster import Cluster as Cluster
     from shardwright.cost.clusters.topology import Level as Level
     from shardwright.exporting import export as export
@@ -64,6 +65,7 @@ _EXPORTS = {
     "ShardwrightError": "shardwright.pcg.errors",
     "StopSignals": "shardwright.stopping",
     "WeightFiles": "shardwright.lowering.store.weights",
+    "bucket": "shardwright.buckets",
     "compile": "shardwright.api",
     "export": "shardwright.exporting",
     "fake": "shardwright.pcg.capture.fake",
@@ -85,6 +87,7 @@ __all__ = [
     "StopSignals",
     "WeightFiles",
     "__version__",
+    "bucket",
     "compile",
     "export",
     "fake",

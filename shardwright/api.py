@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from math import inf
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -32,7 +33,7 @@ from shardwright.pcg.errors import PlanError
 from shardwright.pcg.step.precisions import base_of
 from shardwright.planning import certified_by, searched
 from shardwright.plans import plan_file
-from shardwright.programs import Programs
+from shardwright.programs import Programs, Shape
 from shardwright.ranks import check_world, from_rank_0, on_all_ranks, same_on_all_ranks, world_size
 from shardwright.search.plan import Plan
 from shardwright.search.tree.planner import Progress
@@ -140,6 +141,7 @@ def compile(
     kwargs: Mapping[str, Any] | None = None,
     *,
     plan: Plan | str | os.PathLike[str] | None = None,
+    shapes: Sequence[Shape] | None = None,
     loss_fn: LossFunction | None = None,
     progress: Progress | None = None,
     timeout_s: float = TIMEOUT_S,
@@ -172,6 +174,9 @@ def compile(
         loss_fn: as in `plan`. `parallel.evaluate` returns the model's result all the same.
         plan: use this plan, or plan file, instead of searching; of a folder of plans (`shardwright plan --for`), the
             one for as many ranks as run.
+        shapes: in place of `args` and `kwargs`, several batches by name, each with a weight, such as how often it comes
+            in an epoch: `[(batch, 0.9), (longer, 0.1)]`. Each is searched by itself; the parameters are then stored as
+            in the plan with which the weighted sum of all steps is least, and all programs are made at once.
         progress: as in `plan`; called on rank 0 only.
         timeout_s: the time after which a collective that waits for another rank is an error.
         check_inputs: when to compare the inputs of all ranks, by a digest: in the "first" three steps (with gradients,
@@ -202,6 +207,10 @@ def compile(
         raise PlanError(
             f"plan= was given together with {' and '.join(named)}, which guide the search; give one or the other"
         )
+    if shapes is not None:
+        _check_shapes(shapes)
+        if args or kwargs or given is not None:
+            raise PlanError("shapes= has the batches, and is planned for them; leave out args, kwargs and plan")
     asked = PlanOptions.of(**options)
     if given is not None and options.get("precision") and given.execution.precision not in asked.precisions:
         raise PlanError(
@@ -216,6 +225,10 @@ def compile(
     with start_up(timeout_s):
         source = _deferred(model, weights)
     programs = Programs(model, loss_fn, target, asked, given, progress, timeout_s, check_inputs, check_capture, source)
+    if shapes is not None:
+        parallel = ParallelModule(model, programs.maker, source=source)
+        programs.together(parallel, shapes)
+        return parallel
     if args or kwargs:
         parallel = ParallelModule(model, programs.maker, source=source)
         programs.first(parallel, args, kwargs or {})
@@ -228,6 +241,21 @@ def compile(
     with start_up(timeout_s):
         order = from_rank_0(lambda: names_of(model), "the order of its modules")
         return ParallelModule(model, programs.maker, stands_in=True, order=order)
+
+
+def _check_shapes(shapes: Sequence[Shape]) -> None:
+    """Raise `PlanError` unless these are batches with weights."""
+    for number, shape in enumerate(shapes):
+        pair = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
+        batch, weight, *_ = (*pair, None)
+        good = isinstance(weight, (int, float)) and not isinstance(weight, bool) and 0 < weight < inf
+        if len(pair) != 2 or not isinstance(batch, Mapping) or not good:
+            raise PlanError(
+                f"shapes[{number}]: expected a batch by argument name and a positive weight, got "
+                f"{type(batch).__name__} and {weight!r}; give (kwargs, weight), such as ({{'x': x}}, 0.5)"
+            )
+    if not shapes:
+        raise PlanError("shapes=[]: expected at least one batch with its weight, as (kwargs, weight)")
 
 
 def _load(plan: Plan | str | os.PathLike[str] | None) -> Plan | None:

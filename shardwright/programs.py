@@ -41,11 +41,13 @@ from shardwright.reports.wording import idle, infeasible
 from shardwright.search.check import check_plan
 from shardwright.search.plan import Plan
 from shardwright.search.tree.planner import Progress
-from shardwright.search.tree.reshaped import reshaped
+from shardwright.search.tree.reshaped import best_together, reshaped
 
 _T = TypeVar("_T")
 MANY = 16
 """The number of programs from which on a warning says how many there are: each holds its code, and took a capture."""
+Shape = tuple[Mapping[str, Any], float]
+"""A batch of global tensors, and the weight of its step among those of all shapes."""
 _Made = tuple[Plan, dict[str, Tensor]]
 """A plan, and the tensors that its program reads beside parameters and buffers."""
 
@@ -84,7 +86,7 @@ class Programs:
     @property
     def maker(self) -> Maker:
         """What the compiled model calls for a program that it lacks."""
-        return Maker(self.for_batch, self.for_evaluation)
+        return Maker(self.for_batch, self.for_evaluation, self.predicted)
 
     def for_batch(self, parallel: ParallelModule, batch: Mapping[str, Any]) -> None:
         """Enter a program for a batch of global tensors, in the mode of the module. Every rank calls it."""
@@ -107,6 +109,31 @@ class Programs:
                 check_world(agreed.cluster.num_devices, f" and leaves {idle(agreed)}", use_all)
             parallel.enter(self._spec(agreed, constants, baked_in(model, args, kwargs), training=model.training))
         self._first = agreed
+
+    def together(self, parallel: ParallelModule, shapes: Sequence[Shape]) -> None:
+        """Enter programs for several batches, in whose layouts of parameters the weighted sum of steps is least."""
+        model = with_loss(self._alive(), self._loss_fn)
+        with start_up(self._timeout_s), _in_mode(model, self._modes, training=parallel.training):
+            for batch, _ in shapes:
+                same_on_all_ranks(lambda batch=batch: model_facts(model, (), batch))
+            made = from_rank_0(lambda: self._planned_together(model, shapes), "the plans of all shapes")
+            for (batch, _), one in zip(shapes, made, strict=True):
+                parallel.enter(self._spec(*one, baked_in(model, (), batch), training=model.training))
+        self._first, self._made = made[0][0], len(made)
+
+    def predicted(self, batches: Sequence[Mapping[str, Any]]) -> list[float]:
+        """Return the predicted seconds of a training step with each of these batches. Every rank calls it."""
+        first = self._first
+        assert first is not None, "the first program fixes the layouts of parameters"
+
+        def steps() -> list[float]:
+            model = with_loss(self._alive(), self._loss_fn)
+            with _in_mode(model, self._modes, training=True):
+                return [self._reshaped(model, batch, first)[0].prediction.step_s for batch in batches]
+
+        meet(what := "the times of batches of other shapes", self._timeout_s)
+        with _ordinary(), start_up(self._timeout_s):
+            return from_rank_0(steps, what)
 
     def _another(self, parallel: ParallelModule, batch: Mapping[str, Any], first: Plan) -> None:
         """Enter a program for another batch or mode, over the parameters as they are stored."""
@@ -183,6 +210,21 @@ class Programs:
         self._checked.add(model.training)
         _say_what_is_left_out(model, captured)
         return found, self._constants(captured)
+
+    def _planned_together(self, model: nn.Module, shapes: Sequence[Shape]) -> list[_Made]:
+        certified = certified_by(self._asked.rules, self._progress)
+        known = [
+            searched(model, self._target, (), batch, certified, self._asked, self._progress, self._check_capture)
+            for batch, _ in shapes
+        ]
+        weighted = [(plan, captured.graph, weight) for (plan, captured), (_, weight) in zip(known, shapes, strict=True)]
+        found = best_together(weighted, certified, certified.by_name())
+        for plan, (_, captured) in zip(found, known, strict=True):
+            check_plan(plan, captured.graph, certified, certified.by_name())
+            _check_feasible(plan)
+        self._checked.add(model.training)
+        _say_what_is_left_out(model, known[0][1])
+        return [(plan, self._constants(captured)) for plan, (_, captured) in zip(found, known, strict=True)]
 
     def _reshaped(
         self, model: nn.Module, batch: Mapping[str, Any], first: Plan, returned: Returned | None = None

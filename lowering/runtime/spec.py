@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -49,10 +49,14 @@ Make = Callable[[Any, Mapping[str, Any]], None]
 
 
 class Maker(NamedTuple):
-    """The maker of a module's programs: for steps in the module's mode, and for what the model returns in eval mode."""
+    """The maker of a module's programs: for steps in the module's mode, and for what the model returns in eval mode.
+
+    predicted   the predicted seconds of a training step with each of these batches, for which no program is made
+    """
 
     for_batch: Make
     for_evaluation: Make
+    predicted: Callable[[Sequence[Mapping[str, Any]]], list[float]]
 
 
 class Key(NamedTuple):

@@ -76,6 +76,39 @@ def reshaped(plan: Plan, graph: Graph, certified: CertifiedSplits, rules: Mappin
     )  # fmt: skip
 
 
+def best_together(
+    shapes: Sequence[tuple[Plan, Graph, float]], certified: CertifiedSplits, rules: Mapping[str, Equation]
+) -> list[Plan]:
+    """Return the plans of several batches over the same stored parameters, whose weighted steps have the least sum.
+
+    `shapes`: of each batch its best plan, its serial graph and its weight. The parameters are stored as in one of these
+    plans, the one with which the sum is least; plans that fit are preferred, and plans that leave devices idle are not
+    among them.
+
+    Raises:
+        PlanError: no plan stores parameters so that all batches can be run.
+    """
+    best: tuple[tuple[bool, float], list[Plan]] | None = None
+    refused = [PlanError("every plan of one of the shapes leaves devices idle; give a mesh of all devices")]
+    for stored_as, _, _ in shapes:
+        if stored_as.idle is not None:
+            continue
+        try:
+            found = [
+                own if own is stored_as else reshaped(stored_as, graph, certified, rules) for own, graph, _ in shapes
+            ]
+        except PlanError as error:
+            refused.append(error)
+            continue
+        excess = any(p.prediction.memory.total_bytes > p.report.limit_bytes for p in found)
+        total_s = sum(weight * p.prediction.step_s for p, (_, _, weight) in zip(found, shapes, strict=True))
+        if best is None or (excess, total_s) < best[0]:
+            best = (excess, total_s), found
+    if best is None:
+        raise refused[-1]
+    return best[1]
+
+
 class _Way(NamedTuple):
     """A serial graph of the batch, the numbers of microbatches to try, and the numbers of rows if some are added."""
 

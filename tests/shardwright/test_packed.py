@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
 import shardwright as sw
@@ -76,8 +77,10 @@ def llama() -> nn.Module:
     """Transformers' own, which sees packed sequences by their positions."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    small = {"num_hidden_layers": 2, "num_attention_heads": HEADS, "num_key_value_heads": 2, "intermediate_size": 64}
-    return LlamaForCausalLM(LlamaConfig(vocab_size=VOCAB, hidden_size=WIDTH, use_cache=False, **small))
+    return LlamaForCausalLM(LlamaConfig(
+        vocab_size=VOCAB, hidden_size=WIDTH, num_hidden_layers=2, num_attention_heads=HEADS, num_key_value_heads=2,
+        intermediate_size=64, use_cache=False,
+    ))  # fmt: skip
 
 
 def batch_of(kind: str, lengths: Sequence[int], rows: int = 4) -> Batch:
@@ -139,7 +142,7 @@ def trained(kind: str, way: str) -> Trained:
         **WAYS[way],
     )
     losses = [parallel.forward_backward(**batch).item() for batch in (first, second)]
-    gradients = {n: p.grad.full_tensor() for n, p in parallel.named_parameters() if p.grad is not None}
+    gradients = {n: g.full_tensor() for n, p in parallel.named_parameters() if isinstance(g := p.grad, DTensor)}
     kinds = [parallel.graph.types[n.name].layouts[-1] for n in parallel.graph.nodes if n.op == "linear"]
     return Trained(losses, gradients, {kind.dim if kind.is_shard else -1 for kind in kinds})
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
 import shardwright as sw
@@ -119,7 +120,7 @@ def trained(name: str, role: str) -> tuple[Trained, int]:
         check_capture="never",
     )
     losses = [parallel.forward_backward(**batch_of(name, rows)).item() for rows in (ROWS, 7)]
-    gradients = {n: p.grad.full_tensor() for n, p in parallel.named_parameters() if p.grad is not None}
+    gradients = {n: g.full_tensor() for n, p in parallel.named_parameters() if isinstance(g := p.grad, DTensor)}
     return Trained(losses, gradients), split(parallel)
 
 

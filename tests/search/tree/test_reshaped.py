@@ -15,7 +15,7 @@ from shardwright.pcg.mesh import Mesh
 from shardwright.search.check import check_plan
 from shardwright.search.plan import Plan
 from shardwright.search.tree.planner import Planner
-from shardwright.search.tree.reshaped import reshaped
+from shardwright.search.tree.reshaped import best_together, reshaped, stored
 from shardwright.substitutions.equations import Equation
 from tests.each import each
 from tests.search.graphs import cluster, every_choice
@@ -69,3 +69,22 @@ def test_other_numbers_of_rows_are_refused(rows: tuple[int, ...]) -> None:
     plan = reshaped(first(4), graph, every_choice, RULES)
     with pytest.raises(PlanError, match="expected inputs of"):
         check_plan(replace(plan, report=replace(plan.report, rows=rows)), graph, every_choice, RULES)
+
+
+def test_parameters_are_stored_for_the_least_sum_of_weighted_steps() -> None:
+    graphs = [net(rows, width=128) for rows in (4, 64)]
+    planner = Planner(cluster(4, link_bytes_per_s=1e8), every_choice)
+    own = [planner.plan(graph, "test", mesh=Mesh.of(x=4)) for graph in graphs]
+    rows = [[plan if plan is p else reshaped(plan, g, every_choice, RULES) for p, g in zip(own, graphs, strict=True)]
+            for plan in own]  # fmt: skip
+    steps = [[plan.prediction.step_s for plan in row] for row in rows]
+    chosen = set[int]()
+    for weights in ((1.0, 1e-6), (1.0, 1.0), (1e-6, 1.0)):
+        shapes = list(zip(own, graphs, weights, strict=True))
+        found = best_together(shapes, every_choice, RULES)
+        assert len({tuple(sorted(stored(plan.graph).items())) for plan in found}) == 1
+        sums = [sum(w * s for w, s in zip(weights, row, strict=True)) for row in steps]
+        total = sum(w * plan.prediction.step_s for w, plan in zip(weights, found, strict=True))
+        assert total == pytest.approx(min(sums))
+        chosen.add(sums.index(min(sums)))
+    assert chosen == {0, 1}  # each shape is best served by its own storage
