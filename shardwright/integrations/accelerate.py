@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from shardwright.exporting import export
+from shardwright.integrations.states import load_state, save_state
 from shardwright.lowering.module import ParallelModule
 from shardwright.pcg.errors import ShardwrightError
-from shardwright.saving import Stateful, load, save
+from shardwright.saving import Stateful
 
 _PLAIN = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
 
@@ -105,18 +106,14 @@ class Accelerator(accelerate.Accelerator):
         """Save the run in a folder, in place of what was saved there before. Every rank calls it."""
         if output_dir is None:
             refuse("checkpoints with automatic names", "save_state(folder)")
-        self.step_of_state = getattr(self, "step_of_state", -1) + 1
-        save(output_dir, self._compiled("save_state"), self._optimizer, self._others, step=self.step_of_state, keep=1)
+        save_state(output_dir, self._compiled("save_state"), self._optimizer, self._others)
         return str(output_dir)
 
     def load_state(self, input_dir: str | os.PathLike[str] | None = None, *_: Any, **__: Any) -> None:
         """Load what `save_state` has saved. Every rank calls it. Raises `CheckpointError` if there is nothing."""
         if input_dir is None:
             refuse("checkpoints with automatic names", "load_state(folder)")
-        found = load(input_dir, self._compiled("load_state"), self._optimizer, self._others)
-        if found is None:
-            raise ShardwrightError(f"load_state: {input_dir} has no checkpoint; save_state(folder) writes one")
-        self.step_of_state = found
+        load_state(input_dir, self._compiled("load_state"), self._optimizer, self._others)
 
     def _compiled(self, what: str) -> ParallelModule:
         if self.parallel is None:

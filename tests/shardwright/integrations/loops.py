@@ -16,9 +16,10 @@ from shardwright.lowering.ranks.launch import run_ranks
 LENGTH, VOCAB = 8, 32
 
 
-def model_of() -> GPT2LMHeadModel:
+def model_of(dropout: float = 0.1) -> GPT2LMHeadModel:
     torch.manual_seed(0)
-    config = GPT2Config(n_layer=2, n_embd=16, n_head=2, vocab_size=VOCAB, n_positions=LENGTH, bos_token_id=0,
+    config = GPT2Config(n_layer=2, n_embd=16, n_head=2, embd_pdrop=dropout, attn_pdrop=dropout,
+                        resid_pdrop=dropout, vocab_size=VOCAB, n_positions=LENGTH, bos_token_id=0,
                         eos_token_id=0, use_cache=False)  # fmt: skip
     return GPT2LMHeadModel(config)
 
@@ -33,8 +34,12 @@ def examples(many: int) -> list[dict[str, Tensor]]:
     return found
 
 
+def collated(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+
+
 def example_batch(rows: int) -> dict[str, Tensor]:
-    return {name: torch.stack([x] * rows) for name, x in examples(1)[0].items()}
+    return collated(examples(1) * rows)
 
 
 def launched(body: Callable[[], Any], num_ranks: int, timeout_s: float = 120.0) -> list[Any]:

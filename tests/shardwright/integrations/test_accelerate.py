@@ -15,7 +15,7 @@ from torchmetrics.classification import MulticlassAccuracy
 import shardwright as sw
 from shardwright.integrations.accelerate import Accelerator
 from shardwright.pcg.errors import ShardwrightError
-from tests.shardwright.integrations.loops import VOCAB, example_batch, examples, launched, model_of
+from tests.shardwright.integrations.loops import VOCAB, collated, example_batch, examples, launched, model_of
 
 ROWS = 4
 PLANS: dict[str, dict[str, Any]] = {
@@ -24,10 +24,6 @@ PLANS: dict[str, dict[str, Any]] = {
 }
 pytestmark = pytest.mark.filterwarnings("ignore:GPT2LMHeadModel returns")
 Found = dict[str, Any]
-
-
-def collated(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
 
 
 def trained(accelerator: Any, model: nn.Module, folder: Path, begin: int, epochs: int) -> Found:
@@ -61,17 +57,8 @@ def accuracy() -> MulticlassAccuracy:
     return MulticlassAccuracy(VOCAB, average="micro", ignore_index=-100)
 
 
-def dry() -> Any:
-    """Without dropout: another plan draws other masks."""
-    model = model_of()
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-    return model
-
-
 def alone(folder: Path) -> Found:
-    model, metric, batch = dry(), accuracy(), collated(examples(5))
+    model, metric, batch = model_of(0.0), accuracy(), collated(examples(5))
     found = trained(accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2), model, folder, 0, 2)
     with torch.no_grad():
         metric.update(model.eval()(**batch).logits.flatten(0, 1), batch["labels"].flatten())
@@ -79,7 +66,7 @@ def alone(folder: Path) -> Found:
 
 
 def together(folder: Path, plan: str, begin: int, epochs: int) -> Found:
-    model, metric, batch = dry(), accuracy(), collated(examples(5))
+    model, metric, batch = model_of(0.0), accuracy(), collated(examples(5))
     parallel = sw.compile(model, sw.Cluster.local(2), kwargs=example_batch(ROWS), timeout_s=60, check_capture="never",
                           **PLANS[plan])  # fmt: skip
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
