@@ -16,10 +16,10 @@ from shardwright.lowering.ranks.launch import run_ranks
 LENGTH, VOCAB = 8, 32
 
 
-def model_of(dropout: float = 0.1) -> GPT2LMHeadModel:
+def model_of(dropout: float = 0.1, vocab: int = VOCAB) -> GPT2LMHeadModel:
     torch.manual_seed(0)
     config = GPT2Config(n_layer=2, n_embd=16, n_head=2, embd_pdrop=dropout, attn_pdrop=dropout,
-                        resid_pdrop=dropout, vocab_size=VOCAB, n_positions=LENGTH, bos_token_id=0,
+                        resid_pdrop=dropout, vocab_size=vocab, n_positions=LENGTH, bos_token_id=0,
                         eos_token_id=0, use_cache=False)  # fmt: skip
     return GPT2LMHeadModel(config)
 
