@@ -26,6 +26,10 @@ Ways to carry operators out on devices:
     step/                     one training step as a list of actions
     collectives/              networks, collectives and their schedules as data
 
+Other graphs of the same model:
+
+    padding/                  factors that no mesh divides, a little longer, so that it can be split evenly
+
 Sources of graphs:
 
     capture/, aten/           a PyTorch model becomes a graph; one handler per ATen operator

@@ -8,9 +8,9 @@ from functools import lru_cache
 from shardwright.pcg.attrs import Attr, Attrs, get, integer, integers
 from shardwright.pcg.choice import Choice, Choices, axes_along, indivisible
 from shardwright.pcg.errors import GraphError, LayoutError
-from shardwright.pcg.layout import Layout, P, R, check_layouts, format_layouts
+from shardwright.pcg.layout import Layout, P, R, check_layouts, format_layouts, in_chunks
 from shardwright.pcg.mesh import TIME, Mesh
-from shardwright.pcg.node import OPAQUE, RECEIVED, Node
+from shardwright.pcg.node import OPAQUE, PADDED_FROM, RECEIVED, Node
 from shardwright.pcg.optable import ROWS, Row
 from shardwright.pcg.parallel import PARTITION, SEND, applicable, step
 from shardwright.pcg.types import ITEM_BYTES, TensorType, is_float
@@ -121,6 +121,11 @@ def _leaf_type(attrs: Attrs, mesh: Mesh, *, stored: bool) -> TensorType:
     check_layouts(shape, layouts, mesh)
     if stored and any(x.kind not in "RS" for x in layouts):
         raise LayoutError(f"a leaf is stored R or S, got ({format_layouts(layouts, mesh)})")
+    if PADDED_FROM in attrs and not in_chunks(shape, integers(attrs, PADDED_FROM, len(shape)), layouts, mesh.sizes):
+        raise LayoutError(
+            f"shape {list(shape)} has padding ({attrs[PADDED_FROM]} in the model), and is stored as "
+            f"({format_layouts(layouts, mesh)}), in which parts are not those of torch.chunk; store it along another"
+        )
     return TensorType(shape, dtype, layouts, bool(get(attrs, "grad")))
 
 

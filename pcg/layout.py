@@ -155,6 +155,20 @@ def check_layouts(
     return order
 
 
+def in_chunks(shape: tuple[int, ...], unpadded: tuple[int, ...], layouts: Layouts, sizes: tuple[int, ...]) -> bool:
+    """Return whether what is left of a tensor without its padding lies as `torch.chunk` and `DTensor` cut it up.
+
+    So a dimension with padding lies whole, or along one axis in parts that are as short as they can be.
+    """
+    for dim, (extent, own) in enumerate(zip(shape, unpadded, strict=True)):
+        axes = [axis for axis, x in enumerate(layouts) if x.is_shard and x.dim == dim] if extent != own else []
+        if axes and (
+            len(axes) > 1 or layouts[axes[0]].blocks > 1 or -(-own // sizes[axes[0]]) * sizes[axes[0]] != extent
+        ):
+            return False
+    return True
+
+
 def innermost(layouts: Sequence[Layout], axis: int) -> bool:
     """Return whether no later axis shards the same dimension, so that this axis can be gathered or sliced alone."""
     mine = layouts[axis]

@@ -14,6 +14,8 @@ from shardwright.pcg.parallel import PARALLEL_OPS
 
 RECEIVED = "received"
 """The operator of a value that a pipeline stage gets from the one before it."""
+PADDED_FROM = "padded_from"
+"""The attribute of a parameter that is padded with zeros (`pcg.padding`): the shape that it has in the model."""
 LEAVES = ("input", "parameter", "buffer", "constant", RECEIVED)
 OPAQUE = "opaque"
 FOREIGN = "shardwright.foreign"
@@ -51,6 +53,13 @@ class Node:
     @property
     def is_leaf(self) -> bool:
         return self.op in LEAVES
+
+    @property
+    def unpadded(self) -> Shape:
+        """The shape that a leaf has in the model."""
+        attrs = dict(self.attrs)
+        shape = attrs.get(PADDED_FROM, attrs["shape"])
+        return shape if isinstance(shape, tuple) else ()
 
     @property
     def is_parallel(self) -> bool:

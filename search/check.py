@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 from shardwright.pcg.errors import GraphError, PlanError
 from shardwright.pcg.graph import Graph, Node
+from shardwright.pcg.padding.longer import padded
 from shardwright.pcg.remainder import with_rows
 from shardwright.pcg.stages import cut
 from shardwright.pcg.step.again import made_again
@@ -31,10 +32,10 @@ def check_plan(
 ) -> None:
     """Raise a `PlanError` unless `plan` is a well-typed parallel form of the captured serial graph.
 
-    Every operator is split as a `certified` choice says. Rows are added to the captured graph's batch as the plan says,
-    and the plan's rewrites are replayed on it first, with certified `rules` only. The message names the first operator
-    that differs, with the module and source line on both sides. The graph must allow the microbatches, the
-    recomputation and the stages of the plan's execution.
+    Every operator is split as a `certified` choice says. The captured graph is first padded, rows are added to its
+    batch, and rewrites are replayed on it, with certified `rules` only, all as the plan says. The message names the
+    first operator that differs, with the module and source line on both sides. The graph must allow the microbatches,
+    the recomputation and the stages of the plan's execution.
     """
     try:
         plan.graph.validate()
@@ -42,8 +43,9 @@ def check_plan(
     except GraphError as error:
         raise PlanError(f"plan for {plan.model!r}: its graph is ill-typed: {error}; make the plan again") from error
     try:
-        serial = replay(_with_rows(plan, captured), plan.report.rewrites, rules or {}, plan.mesh)
-    except PlanError:
+        longer = _with_rows(plan, padded(captured, plan.report.padding))
+        serial = replay(longer, plan.report.rewrites, rules or {}, plan.mesh)
+    except (PlanError, GraphError):
         if plan.fingerprint == fingerprint(captured):
             raise
         serial = captured

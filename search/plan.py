@@ -23,6 +23,7 @@ from shardwright.pcg.files import read_whole, write_whole
 from shardwright.pcg.foreign import calls
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.padding.stretches import Padding
 from shardwright.pcg.schema import load_schema, problem
 from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.pcg.step.lifetimes import Zero, lifetimes
@@ -110,6 +111,8 @@ class SearchReport:
     holds whatever memory they take and however long gathered weights stay; equal blocks are laid out alike. 0 where
     there is no bound.
 
+    `padding`: the dimensions of parameters that are padded before any rewrite (`pcg.padding`).
+
     `obstacle`: why the batch cannot be cut into microbatches, or "". `remedies`: the changes with which a plan would
     fit, where none does. `stopped`: what ended the search early, or "". `left`: the number of attempts that might have
     won and were not made then. `rows`: the batch's number of rows, and that after some are added for devices to share
@@ -126,6 +129,7 @@ class SearchReport:
     stopped: str = ""
     left: int = 0
     rows: tuple[int, ...] = ()
+    padding: tuple[Padding, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +145,8 @@ class Idle:
 class Plan:
     """A plan to train one model on one cluster.
 
-    graph          the parallel graph; its erasure is the captured graph up to the certified `report.rewrites`
+    graph          the parallel graph; its erasure is the captured graph up to `report.padding` and the certified
+                   `report.rewrites`
     fingerprint    of the captured serial graph, so that a plan is never run for another model
     alternatives   the baselines, and the best plan of every other mesh
     cluster        the devices that the plan runs on; where it leaves some `idle`, a cluster of the others
@@ -222,6 +227,7 @@ class Plan:
         report: dict[str, Any] = {
             **told["report"],
             "rewrites": tuple(_rewrite(rewrite) for rewrite in told["report"]["rewrites"]),
+            "padding": tuple(Padding.from_json(own) for own in told["report"].get("padding", ())),
             "remedies": tuple(Remedy(**remedy) for remedy in told["report"].get("remedies", ())),
             "rows": tuple(told["report"].get("rows", ())),
         }

@@ -21,6 +21,7 @@ from shardwright.pcg.capture.capture import capture
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.foreign import calls
 from shardwright.pcg.graph import Graph
+from shardwright.pcg.padding.longer import padded
 from shardwright.planning import certified_choices, statistics_of
 from shardwright.reports.asking import WhatIfReport, WhyNotReport
 from shardwright.search.choices.problem import NoLayoutsError
@@ -66,11 +67,12 @@ def why_not(
         return WhyNotReport(plan, own.title, None, f"it needs {own.needs}, which {plan.cluster.name} does not have")
     graph = plan.graph.erased()
     if model is not None:
-        graph = _captured(plan, model, args, kwargs or {})
-        if fingerprint(graph) != plan.fingerprint:
+        captured = _captured(plan, model, args, kwargs or {})
+        if fingerprint(captured) != plan.fingerprint:
             raise PlanError(
                 f"{type(model).__name__} with this batch is not what the plan is for; give its own, or none"
             )
+        graph = padded(captured, plan.report.padding)
     asked = SearchOptions(pins=tuple(pin for pin in plan.asked.pins if _is_memory(pin)))
     try:
         other = _search(plan, graph, plan.cluster, asked, progress, spaces)
@@ -134,7 +136,8 @@ def what_if(
                 "batch only; give the model too, to capture that of another one (on the command line FILE.py:FUNCTION "
                 "or --hf-config config.json)"
             )
-        graph = _captured(plan, model, *resized(plan, args, kwargs or {}, sizes))
+        captured = _captured(plan, model, *resized(plan, args, kwargs or {}, sizes))
+        graph = padded(captured, plan.report.padding)
         _check_model(graph, plan, model)
     other_devices = cluster.num_devices != plan.cluster.num_devices
     asked = replace(plan.asked, mesh=None, roles=None) if other_devices else plan.asked

@@ -24,6 +24,8 @@ from shardwright.pcg.step.precisions import Precision, PrecisionByModule, Precis
 from shardwright.search.request.options import NOTHING, SearchOptions, SearchWords
 
 PerMicrobatch = bool | str | Sequence[str]
+Pad = bool | int
+"""The number of devices that dimensions are padded for; True: those of an axis."""
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
@@ -35,6 +37,7 @@ class PlanWords(SearchWords, total=False):
     reduce_dtype: ReduceDtype | torch.dtype | None
     strict: bool
     foreign: Foreign | None
+    pad: Pad | None
     rules: str | os.PathLike[str] | None
 
 
@@ -56,6 +59,7 @@ class PlanOptions:
         reduce_dtype: the dtype that gradients are sent in; None: the parameters'.
         strict: whether an operator without a row is an error, and a part that cannot be captured.
         foreign: the parts that run as they are, by name, and how each does.
+        pad: the number of devices for which dimensions may be padded; 0: for none; None: for those of an axis.
         rules: a rule file in place of the shipped catalogue.
     """
 
@@ -65,6 +69,7 @@ class PlanOptions:
     reduce_dtype: ReduceDtype | None = None
     strict: bool = False
     foreign: Mapping[str, Way] = field(default_factory=dict)
+    pad: int | None = 0
     rules: str | os.PathLike[str] | None = None
 
     @classmethod
@@ -76,7 +81,8 @@ class PlanOptions:
         statistics = _statistics(words.get("per_microbatch"), search)
         precisions = tuple(precisions_of(words.get("precision")))
         foreign = ways(words.get("foreign"))
-        return cls(search, precisions, statistics, reduced, words.get("strict", False), foreign, words.get("rules"))
+        strict, pad = words.get("strict", False), _padded_for(words.get("pad"))
+        return cls(search, precisions, statistics, reduced, strict, foreign, pad, words.get("rules"))
 
 
 def _statistics(named: PerMicrobatch | None, search: SearchOptions) -> Statistics:
@@ -93,6 +99,15 @@ def _statistics(named: PerMicrobatch | None, search: SearchOptions) -> Statistic
             "so the search may not choose; say how many"
         )
     return Statistics(many, names)
+
+
+def _padded_for(pad: object) -> int | None:
+    """Return `PlanOptions.pad`. Raises `PlanError` for what is no number of devices."""
+    if pad is None or isinstance(pad, bool):
+        return None if pad else 0
+    if not isinstance(pad, int) or pad < 1:
+        raise PlanError(f"pad={pad!r}: expected a number of devices, or True for those of an axis of the mesh")
+    return pad
 
 
 def precisions_of(

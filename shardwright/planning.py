@@ -21,11 +21,15 @@ from shardwright.options import PlanOptions, Statistics
 from shardwright.pcg.capture.capture import Captured, capture
 from shardwright.pcg.capture.returned import Returned
 from shardwright.pcg.foreign import Call
+from shardwright.pcg.graph import Graph
+from shardwright.pcg.padding.longer import padded
+from shardwright.pcg.padding.origins import paddings
 from shardwright.pcg.step.precisions import PrecisionMode, shown
 from shardwright.reports.facts import fits
 from shardwright.reports.wording import SEARCHED
 from shardwright.search.check import check_plan
-from shardwright.search.plan import Alternative, Plan, most_frequent
+from shardwright.search.choices.problem import NoLayoutsError
+from shardwright.search.plan import Alternative, Plan, fingerprint, most_frequent
 from shardwright.search.tree.planner import Planner, Progress
 from shardwright.verifier.choices import Certified
 
@@ -92,7 +96,7 @@ def searched(
         planner = Planner(
             cluster, certified, progress, rules, captured.precision, captured.per_microbatch, asked.reduce_dtype
         )
-        own = planner.plan(captured.graph, type(model).__name__, **asked.search.words)
+        own = _best(planner, captured.graph, type(model).__name__, cluster, asked)
         check_plan(own, captured.graph, certified, rules)
         found.append((replace(own, capture_check=check), captured))
     best, captured = min(found, key=lambda pair: (not fits(pair[0]), pair[0].prediction.step_s))
@@ -109,3 +113,29 @@ def searched(
         if p is not best
     )
     return replace(best, alternatives=(*best.alternatives, *others)), captured
+
+
+def _best(planner: Planner, graph: Graph, model: str, cluster: Cluster, asked: PlanOptions) -> Plan:
+    """Return the best plan of a graph; where padding is asked for, the best of the graphs with and without it."""
+    numbers = _padded_for(asked, cluster)
+    found, refused = list[Plan](), None
+    for own in dict.fromkeys([*(paddings(graph, number) for number in numbers), ()]):
+        try:
+            plan = planner.plan(padded(graph, own), model, **asked.search.words)
+        except NoLayoutsError as error:  # such as of a pin that only the other graph can keep to
+            refused = refused or error
+            continue
+        found.append(replace(plan, fingerprint=fingerprint(graph), report=replace(plan.report, padding=own)))
+    if not found and refused is not None:
+        raise refused
+    return min(found, key=lambda plan: (not fits(plan), plan.prediction.step_s))
+
+
+def _padded_for(asked: PlanOptions, cluster: Cluster) -> list[int]:
+    """Return numbers of devices to pad for: of an axis of the mesh, or of one machine and of all."""
+    if asked.pad is not None:
+        return [asked.pad] if asked.pad > 1 else []
+    mesh = asked.search.mesh
+    machine = [level.size for level in cluster.levels[:1]]
+    sizes = [*machine, cluster.num_devices] if mesh is None else mesh.devices.sizes
+    return sorted({size for size in sizes if size > 1})

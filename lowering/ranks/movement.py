@@ -57,11 +57,21 @@ def take(x: Tensor, axis: MeshAxis, dim: int, blocks: int = 1) -> Tensor:
     return seen(x, axis, dim, blocks).contiguous() if axis.size > 1 else x
 
 
+def chunk(extent: int, axis: MeshAxis) -> tuple[int, int]:
+    """Return the first index of this rank's consecutive part of a dimension, and the one after the last."""
+    most = -(-extent // axis.size)
+    start = min(extent, axis.rank * most)
+    return start, min(extent, start + most)
+
+
 def seen(x: Tensor, axis: MeshAxis, dim: int, blocks: int = 1) -> Tensor:
-    """Return the slice as `take` does, but as a view wherever strides can express it."""
+    """Return the slice as `take` does, but as a view wherever strides can express it.
+
+    The last ranks have less, or nothing, of a dimension that the axis does not divide, as with `torch.chunk`.
+    """
     if blocks == 1:
-        extent = x.shape[dim] // axis.size
-        return x.narrow(dim, axis.rank * extent, extent)
+        start, stop = chunk(x.shape[dim], axis)
+        return x.narrow(dim, start, stop - start)
     return x.unflatten(dim, (blocks, axis.size, -1)).select(dim + 1, axis.rank).flatten(dim, dim + 1)
 
 

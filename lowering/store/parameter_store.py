@@ -47,10 +47,12 @@ from shardwright.pcg.stages import Stages
 class Place:
     """The way in which a graph reads a parameter or buffer: its layout on each axis of devices, and the stages.
 
-    `trained`: whether the graph computes a gradient of it.
+    `shape`: the model's; `padded`: the one with padding, in which it is stored. `trained`: whether the graph computes a
+    gradient of it.
     """
 
     shape: tuple[int, ...]
+    padded: tuple[int, ...]
     layouts: Layouts
     stages: tuple[int, ...]
     trained: bool
@@ -68,7 +70,8 @@ def places(graph: Graph, stages: Stages) -> dict[str, Place]:
         if node.op in ("parameter", "buffer"):
             name, kind = str(node.attr("target")), graph.types[node.name]
             on_devices = tuple(x for axis, x in zip(graph.mesh.names, kind.layouts, strict=True) if axis != TIME)
-            found[name] = Place(kind.shape, on_devices, tuple(sorted(readers.get(name, ()))), kind.grad)
+            stages_of = tuple(sorted(readers.get(name, ())))
+            found[name] = Place(node.unpadded, kind.shape, on_devices, stages_of, kind.grad)
     return found
 
 
@@ -160,6 +163,7 @@ class ParameterStore:
             _check_shape(name, place, values.get(name))
         source.agree(ranks, carried)
         kinds, layouts, elsewhere = dict[tuple[str, ...], Hold](), dict[str, Layouts](), set[str]()
+        shapes = {name: place.padded for name, place in wanted.items()}
         for kind, tensors in ((hold_parameter, source.parameters), (hold_buffer, buffers)):
             for names in names_by_first(tensors).values():
                 read = [wanted[name] for name in names if name in wanted]
@@ -169,13 +173,14 @@ class ParameterStore:
                     kinds[names], layouts[names[0]] = kind, _layouts(read, ranks.mesh)
                 else:
                     elsewhere.update(names)
-        cuts = {name: slices(tuple(values[name].shape), own, ranks) for name, own in layouts.items()}
+        padded = {names[0]: _padded(names, shapes, values[names[0]]) for names in kinds}
+        cuts = {name: slices(padded[name], own, ranks) for name, own in layouts.items()}
         given = {name: cut for name, cut in cuts.items() if name in source.parameters or name in source.buffers}
         parts = {name: own_part(carried[name], cuts[name], ranks.device) for name in cuts.keys() - given.keys()}
         parts.update(source.parts(given, ranks.device))
         held = dict[str, Held]()
         for names, kind in kinds.items():
-            one = kind(parts[names[0]], values[names[0]], names, layouts[names[0]], ranks)
+            one = kind(parts[names[0]], values[names[0]], padded[names[0]], names, layouts[names[0]], ranks)
             one.counts = ranks.stages.rank == self._stages[names[0]][0]
             held.update(dict.fromkeys(names, one))
         _adopt(held, standins)
@@ -216,6 +221,11 @@ class ParameterStore:
                 continue
             mesh = own.mesh.devices
             lies = tuple(x for axis, x in zip(own.mesh.names, held.layouts, strict=True) if axis != TIME)
+            if held.padded != place.padded:
+                raise PlanError(
+                    f"{name}: the plan wants it padded to {list(place.padded)}, and it is stored as "
+                    f"{list(held.padded)}, for every shape of batch and mode; plan with the same padding"
+                )
             if lies != place.layouts:
                 raise PlanError(
                     f"{name}: the plan wants it as {format_layouts(place.layouts, mesh)}, and it is stored as "
@@ -271,6 +281,11 @@ def _layouts(read: Iterable[Place], mesh: Mesh) -> Layouts:
     """Return a layout on all axes, including time's; a tensor that nothing reads is replicated."""
     on_devices = next((place.layouts for place in read), (R,) * len(mesh.devices))
     return (R,) * (len(mesh) - len(on_devices)) + on_devices
+
+
+def _padded(names: Iterable[str], shapes: Mapping[str, tuple[int, ...]], value: Tensor) -> tuple[int, ...]:
+    """Return the shape in which a tensor of these names is stored; one that nothing reads has no padding."""
+    return next((shapes[name] for name in names if name in shapes), tuple(value.shape))
 
 
 def _check_shape(name: str, place: Place, value: Tensor | None, *, elsewhere: bool = False) -> None:

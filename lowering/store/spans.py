@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise, product
 
+from shardwright.lowering.ranks.movement import chunk
 from shardwright.lowering.store.storage import Slices
 
 Span = tuple[int, int]
@@ -18,9 +19,9 @@ def spans(shape: tuple[int, ...], slices: Slices) -> list[list[Span]]:
     for axis, dim, blocks in slices:
         if axis.size > 1:
             extent = sum(stop - start for start, stop in found[dim]) // blocks
-            piece = extent // axis.size
-            starts = [block * extent + axis.rank * piece for block in range(blocks)]
-            found[dim] = _joined([own for start in starts for own in _within(found[dim], start, start + piece)])
+            start, stop = chunk(extent, axis)
+            places = [(block * extent + start, block * extent + stop) for block in range(blocks)]
+            found[dim] = _joined([own for place in places for own in _within(found[dim], *place)])
     return found
 
 

@@ -15,7 +15,7 @@ from shardwright.lowering import private
 from shardwright.lowering.ranks.movement import MeshAxis, take
 from shardwright.lowering.ranks.ranks import Ranks
 from shardwright.pcg.errors import PlanError, ShardwrightError
-from shardwright.pcg.layout import Layouts, R, local_blocks, shard_order
+from shardwright.pcg.layout import Layouts, R, local_blocks, local_shape, shard_order
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.parameters import module_block
 
@@ -48,7 +48,10 @@ Slices = Sequence[tuple[MeshAxis, int, int]]
 
 
 def slices(shape: tuple[int, ...], layouts: Layouts, ranks: Ranks) -> Slices:
-    """Return the slices that lead from a logical tensor of this shape to this rank's part."""
+    """Return the slices that lead from a logical tensor of this shape to this rank's part.
+
+    Of the model's tensor, where that is shorter than `shape`, they give this rank's part without padding.
+    """
     steps = shard_order(shape, layouts, ranks.mesh.sizes)
     assert not isinstance(steps, str), steps
     return [(ranks.axes[axis], dim, blocks) for axis, dim, blocks in steps]
@@ -81,7 +84,9 @@ class Held:
 
     A parameter's `outside` is a DTensor, and `inside` is a leaf on its local storage. A replicated buffer's are the
     same plain tensor; a sharded buffer's are a DTensor and its local part. `slices` lead from the whole value to this
-    rank's part. `counts` is False if an earlier pipeline stage has it too, whose copy counts in norms.
+    rank's part. `padded` is the logical shape of `inside`; where it is longer than that of `outside`, the padding is
+    zeros at the end of `inside`, of which `outside` has the rest. `counts` is False if an earlier pipeline stage has it
+    too, whose copy counts in norms.
     """
 
     names: tuple[str, ...]
@@ -89,6 +94,7 @@ class Held:
     outside: Tensor
     inside: Tensor
     slices: Slices = ()
+    padded: tuple[int, ...] = ()
     counts: bool = True
 
     def __post_init__(self) -> None:
@@ -101,17 +107,21 @@ class Held:
     def load(self, value: Tensor) -> None:
         """Copy a logical tensor, or a DTensor of any layout on the same ranks, into the local storage."""
         with torch.no_grad():
-            self.inside.detach().copy_(part_of(whole_state(value), self.slices))
+            self.trimmed(self.inside.detach()).copy_(part_of(whole_state(value), self.slices))
 
     def own_leaf(self) -> Held:
         """Return the same parameter with a new leaf for autograd on the same memory."""
         return replace(self, inside=self.inside.detach().requires_grad_(self.inside.requires_grad))
 
+    def trimmed(self, part: Tensor) -> Tensor:
+        """Return a part of the shape of `inside` without its padding."""
+        return _beginning(part, private.unwrap(self.outside).shape) if self.padded != self.outside.shape else part
+
     def wrap(self, part: Tensor) -> Tensor:
-        """Return a part of this parameter's shape as a DTensor with the parameter's layout."""
+        """Return a part of the shape of `inside` as a DTensor with the parameter's layout, without its padding."""
         if part.shape != self.inside.shape:
             raise AssertionError(f"{self.name}: a part {list(part.shape)}, expected {list(self.inside.shape)}")
-        return private.wrap(part, private.spec_of(self.outside))
+        return private.wrap(self.trimmed(part), private.spec_of(self.outside))
 
     def accept_gradient(self, part: Tensor, wrapped: Tensor | None = None) -> None:
         """Add this rank's part of the gradient to `outside.grad`; `wrapped`, if given, is the same as a DTensor.
@@ -122,11 +132,10 @@ class Held:
             return
         if hooks := private.gradient_hooks(self.outside):
             wrapped = self._hooked(self.wrap(part) if wrapped is None else wrapped, hooks)
-            part = private.unwrap(wrapped)
         if self.outside.grad is None:
             self.outside.grad = self.wrap(part) if wrapped is None else wrapped
         else:
-            private.unwrap(self.outside.grad).add_(part)
+            private.unwrap(self.outside.grad).add_(self.trimmed(part) if wrapped is None else private.unwrap(wrapped))
         for hook in private.accumulated_hooks(self.outside):
             hook(self.outside)
 
@@ -146,21 +155,35 @@ class Held:
         return gradient
 
 
-def hold_parameter(part: Tensor, like: Tensor, names: tuple[str, ...], layouts: Layouts, ranks: Ranks) -> Held:
-    """Make a parameter like another tensor, of which this rank has a part."""
+def hold_parameter(
+    part: Tensor, like: Tensor, padded: tuple[int, ...], names: tuple[str, ...], layouts: Layouts, ranks: Ranks
+) -> Held:
+    """Make a parameter like another tensor, of which this rank has a part, in memory for the `padded` shape."""
+    memory = part
+    if padded != tuple(like.shape):
+        memory = part.new_zeros(local_shape(padded, layouts, ranks.mesh.sizes))
+        part = _beginning(memory, part.shape).copy_(part)
     outside = private.wrap_parameter(part, _spec(like, layouts, ranks), requires_grad=like.requires_grad)
-    inside = private.unwrap(outside).detach().requires_grad_(like.requires_grad)
-    return Held(names, layouts, outside, inside, slices(tuple(like.shape), layouts, ranks))
+    inside = memory if memory is not part else private.unwrap(outside)
+    inside = inside.detach().requires_grad_(like.requires_grad)
+    return Held(names, layouts, outside, inside, slices(padded, layouts, ranks), padded)
 
 
-def hold_buffer(part: Tensor, like: Tensor, names: tuple[str, ...], layouts: Layouts, ranks: Ranks) -> Held:
+def _beginning(part: Tensor, shape: Sequence[int]) -> Tensor:
+    """Return a view of the first elements along each dimension."""
+    return part[tuple(slice(extent) for extent in shape)]
+
+
+def hold_buffer(
+    part: Tensor, like: Tensor, padded: tuple[int, ...], names: tuple[str, ...], layouts: Layouts, ranks: Ranks
+) -> Held:
     """Make a buffer: a plain tensor if it is replicated, a DTensor if it is sharded."""
     is_sharded = any(layout.is_shard for layout in layouts)
     outside = private.wrap(part, _spec(like, layouts, ranks)) if is_sharded else part
-    return Held(names, layouts, outside, part, slices(tuple(like.shape), layouts, ranks))
+    return Held(names, layouts, outside, part, slices(padded, layouts, ranks), padded)
 
 
-Hold = Callable[[Tensor, Tensor, tuple[str, ...], Layouts, Ranks], Held]
+Hold = Callable[[Tensor, Tensor, tuple[int, ...], tuple[str, ...], Layouts, Ranks], Held]
 """`hold_parameter` or `hold_buffer`."""
 
 

@@ -224,11 +224,13 @@ def _misshapen(entry: Entry, loss: Tensor) -> Iterator[str]:
         if str(leaf.attr("target")) not in entry.store.held:  # another pipeline stage has it
             continue
         held, kind = entry.held(leaf.name), graph.types[leaf.name]
-        expected = f"torch.{kind.dtype}{list(kind.local_shape(graph.mesh))}"
-        values = {"parameter": held.inside, "gradient": held.outside.grad}
-        for what, value in zip(values, _locals(values.values()), strict=False):
-            if (got := f"{value.dtype}{list(value.shape)}") != expected:
-                yield f"{what} of {held.name}: expected {expected}, got {got}"
+        shape = kind.local_shape(graph.mesh)
+        values = {"parameter": (held.inside, shape), "gradient": (held.outside.grad, held.trimmed(held.inside).shape)}
+        for what, (value, own) in values.items():
+            expected = f"torch.{kind.dtype}{list(own)}"
+            for local in _locals([value]):
+                if (got := f"{local.dtype}{list(local.shape)}") != expected:
+                    yield f"{what} of {held.name}: expected {expected}, got {got}"
 
 
 # ---- checks of values against the program's comments ----

@@ -19,7 +19,7 @@ from shardwright.pcg.analysis import Written, saved_by, written
 from shardwright.pcg.choice import WHOLE, Choice, Choices
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph, Node
-from shardwright.pcg.layout import Layout, Layouts, P, R, S
+from shardwright.pcg.layout import Layout, Layouts, P, R, S, in_chunks
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.moves import source_of
 from shardwright.pcg.results import handed_on
@@ -286,9 +286,14 @@ class _Build:
             )
             for a, size in enumerate(self.sizes)
         )
+
+        def domain() -> Domain:
+            every = storage_domain(kind, used, self.sizes, self.b.compute)
+            return _in_chunks(every, kind.shape, node.unpadded, self.sizes)
+
         return self.interner.get(
-            ("storage", self.kinds[node.name], per_axis, allowed, left),
-            lambda: _restricted(storage_domain(kind, used, self.sizes, self.b.compute), allowed, left, node),
+            ("storage", self.kinds[node.name], per_axis, allowed, left, node.unpadded),
+            lambda: _restricted(domain(), allowed, left, node),
         )
 
     def _connect(self, name: str, uses: Sequence[TensorUse], is_output: bool, next_uses: Sequence[TensorUse]) -> None:
@@ -451,6 +456,13 @@ def _last_step(closure: Closure, rows: np.ndarray, column: int) -> np.ndarray:
 
 def _storable(shape: tuple[int, ...], used: Sequence[Layout], size: int) -> list[Layout]:
     return [R, *(x for x in used if x.is_shard), *(S(d) for d, extent in enumerate(shape) if extent % size == 0)]
+
+
+def _in_chunks(domain: Domain, shape: tuple[int, ...], unpadded: tuple[int, ...], sizes: tuple[int, ...]) -> Domain:
+    """Return the ways of storing a parameter in which its padding is where `DTensor` has none."""
+    if shape == unpadded:
+        return domain
+    return _subset(domain, [i for i, state in enumerate(domain.result) if in_chunks(shape, unpadded, state, sizes)])
 
 
 def _restricted(

@@ -20,6 +20,7 @@ from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.layout import Layouts
 from shardwright.pcg.mesh import TIME
+from shardwright.pcg.padding.longer import padded
 from shardwright.pcg.remainder import with_rows
 from shardwright.pcg.results import gives_results
 from shardwright.pcg.step.execution import Execution
@@ -55,7 +56,8 @@ def reshaped(plan: Plan, graph: Graph, certified: CertifiedSplits, rules: Mappin
         PlanError: the graph cannot be run so, or no layouts go together with the stored parameters.
     """
     start, solver = time.perf_counter(), Solver(plan.cluster, certified)
-    ways = [way for way in (_as_it_is(plan, graph), _with_rows(plan, graph)) if way is not None]
+    longer, padding = padded(graph, plan.report.padding), plan.report.padding
+    ways = [way for way in (_as_it_is(plan, longer), _with_rows(plan, longer)) if way is not None]
     found, refused = list[tuple[Candidate, SearchReport]](), list[PlanError]()
     for way in ways:
         serial, rewrites = _rewritten(plan, way.graph, rules)
@@ -65,7 +67,7 @@ def reshaped(plan: Plan, graph: Graph, certified: CertifiedSplits, rules: Mappin
             refused.append(error)
             continue
         limit = solver.limit_of(best.prediction.device_bytes)
-        found.append((best, SearchReport(0.0, 1, 0.0, limit, rewrites, rows=way.rows)))
+        found.append((best, SearchReport(0.0, 1, 0.0, limit, rewrites, rows=way.rows, padding=padding)))
     if not found:
         raise refused[0]
     best, report = min(found, key=lambda pair: rank(pair[0]))

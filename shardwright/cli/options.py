@@ -219,6 +219,13 @@ def parse_stages(text: str) -> Stages:
     )
 
 
+def parse_pad(text: str) -> bool | int:
+    """Return a number of devices, or True for "auto"."""
+    if text == "auto" or (text.isdecimal() and int(text)):
+        return text == "auto" or int(text)
+    raise ShardwrightError(f"--pad {text!r}: expected a number of devices, or 'auto' for those of an axis")
+
+
 def parse_changes(text: str) -> dict[str, str]:
     """Return the changes in `nodes=2x,batch=128`, by quantity."""
     changes = _by_name(text, "--what-if", "changes such as nodes=2x,bandwidth=0.5x")
@@ -333,6 +340,13 @@ def search_options(command: Command) -> Command:
             help="A module, or an autograd.Function by its full name, that runs as it is, in Python, whole on every "
             "device; NAME=batch: along the batch, if it is row by row. Parts that cannot be captured are found without "
             "being named. May be repeated.",
+        ),
+        pad=click.option(
+            "--pad",
+            type=parse_pad,
+            metavar="NUMBER",
+            help="Pad parameters where that lets so many devices split a dimension that they do not divide, such as a "
+            "vocabulary of 50257; 'auto': as many as an axis has. The best plan with and without is kept.",
         ),
         rules=click.option(
             "--rules",

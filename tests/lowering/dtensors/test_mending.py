@@ -107,7 +107,7 @@ def held(value: Tensor, ranks: Ranks) -> Iterator[nn.Parameter]:
     """A value as a parameter in every layout."""
     for layout in LAYOUTS:
         part = own_part(value, slices(tuple(value.shape), (layout,), ranks), ranks.device)
-        outside = hold_parameter(part, value, ("w",), (layout,), ranks).outside
+        outside = hold_parameter(part, value, tuple(value.shape), ("w",), (layout,), ranks).outside
         if isinstance(outside, DTensor):
             yield outside  # pyright: ignore[reportReturnType]
 

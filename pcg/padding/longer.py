@@ -1,0 +1,210 @@
+"""The graph with padding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from shardwright.pcg.attrs import Attr
+from shardwright.pcg.builder import GraphBuilder
+from shardwright.pcg.errors import GraphError
+from shardwright.pcg.factors import Signature
+from shardwright.pcg.graph import Graph
+from shardwright.pcg.node import PADDED_FROM, Node
+from shardwright.pcg.padding.laws import NEUTRAL, gives_zeros, is_neutral, may_stretch
+from shardwright.pcg.padding.stretches import Padding, Stretch, holders, of_dims, padded_shape, within
+from shardwright.pcg.row import LocalShapes, Row
+from shardwright.pcg.types import is_float
+
+
+@dataclass(frozen=True, slots=True)
+class _Value:
+    """A value with padding: its node, by dimension its stretches, and whether all of its padding is zero."""
+
+    name: str
+    stretches: Mapping[int, Stretch]
+    is_zero: bool = False
+
+
+def padded(graph: Graph, begins: Sequence[Padding]) -> Graph:
+    """Return the serial graph in which these dimensions of parameters are padded, and what follows from them.
+
+    It computes what `graph` computes. Raises `GraphError` where a parameter has other sizes.
+    """
+    return _Padder(graph, begins).run() if begins else graph
+
+
+def with_partners(graph: Graph, begins: Sequence[Padding]) -> tuple[Padding, ...]:
+    """Return these paddings, and those of the parameters that would be padded for every use otherwise."""
+    known = {(own.target, own.dim): own for own in begins}
+    while known:
+        padder = _Padder(graph, known.values())
+        padder.run()
+        more = {(own.target, own.dim): own for own in padder.filled if (own.target, own.dim) not in known}
+        if not more:
+            break
+        known |= more
+    return tuple(known.values())
+
+
+class _Padder:
+    def __init__(self, graph: Graph, begins: Iterable[Padding]) -> None:
+        self.graph, self.b = graph, GraphBuilder()
+        self.begins = dict[str, dict[int, Stretch]]()
+        for padding in begins:
+            self.begins.setdefault(padding.target, {})[padding.dim] = padding.stretch
+        self.whole = dict[str, str]()
+        """By node of the graph: the new node that gives the same value, where there is one yet."""
+        self.longer = dict[str, _Value]()
+        """By node of the graph: its value with padding, if it has one."""
+        self.filled = list[Padding]()
+        """The dimensions of parameters to which zeros were appended, although they could be stored so."""
+
+    def run(self) -> Graph:
+        for node in self.graph.nodes:
+            self.b.at(node.name, node.source)
+            if node.is_leaf:
+                self._leaf(node)
+            elif not self._stretched(node):
+                self.whole[node.name] = self.b.again(node, [self._trimmed(i) for i in node.inputs])
+        return self.b.graph([(key, self._trimmed(name)) for key, name in self.graph.outputs])
+
+    def _leaf(self, node: Node) -> None:
+        stretches = self.begins.get(str(node.attr("target")), {}) if node.op == "parameter" else {}
+        shape = self.graph.types[node.name].shape
+        if any(dim >= len(shape) or s.before != shape[dim] for dim, s in stretches.items()):
+            raise GraphError(f"{node}: shape {list(shape)} cannot be padded as {stretches}; make the plan again")
+        if stretches and all(s.is_suffix for s in stretches.values()):
+            attrs = {**dict(node.attrs), "shape": padded_shape(shape, stretches), PADDED_FROM: shape}
+            name = self.b.again(replace(node, attrs=tuple(sorted(attrs.items()))), ())
+            self.longer[node.name] = _Value(name, stretches, is_zero=True)
+            return
+        self.whole[node.name] = self.b.again(node, ())
+        if stretches:
+            self.longer[node.name] = self._filled(node.name, stretches)
+
+    def _stretched(self, node: Node) -> bool:
+        """Append an operator on values with padding; return whether a law lets it."""
+        row = node.row
+        if row is None or not any(i in self.longer for i in node.inputs):
+            return False
+        signature = self.graph.signature(node)
+        stretched = self._factors(node, row, signature)
+        if not stretched:
+            return False
+        wanted = [of_dims(dims, signature, stretched) for dims in signature.operands]
+        result = of_dims(signature.result, signature, stretched)
+        if result is None or any(own is None for own in wanted):
+            return False
+        operands = [self._with(name, own or {}) for name, own in zip(node.inputs, wanted, strict=True)]
+        attrs = self._attributes(node, row, signature, operands, result)
+        if attrs is None:
+            return False
+        operands = self._masked(node, row, signature, stretched, operands)
+        name = self.b.op(node.op, *(value.name for value in operands), **attrs)
+        if result:
+            zero = gives_zeros(row, signature, stretched, [i for i, value in enumerate(operands) if value.is_zero])
+            self.longer[node.name] = _Value(name, result, is_zero=zero)
+        else:
+            self.whole[node.name] = name
+        return True
+
+    def _factors(self, node: Node, row: Row, signature: Signature) -> dict[int, Stretch]:
+        """Return the factors that the operands' padding stretches, and that a law lets be stretched."""
+        found, bad = dict[int, Stretch](), set[int]()
+        for position, name in enumerate(node.inputs):
+            for dim, stretch in self.longer[name].stretches.items() if name in self.longer else ():
+                place = within(signature.operands[position][dim], signature, stretch)
+                if place is None:
+                    continue
+                factor, own = place
+                if found.setdefault(factor, own) != own or not may_stretch(node, row, signature, factor, own):
+                    bad.add(factor)
+        return {factor: own for factor, own in found.items() if factor not in bad}
+
+    def _attributes(
+        self, node: Node, row: Row, signature: Signature, operands: Sequence[_Value], result: Mapping[int, Stretch]
+    ) -> dict[str, Attr] | None:
+        """Return the attributes of the operator at the longer sizes; None where it is another operator there."""
+        shapes = tuple(self.b.shape(value.name) for value in operands)
+        old = tuple(self.graph.types[name].shape for name in node.inputs)
+        whole = padded_shape(signature.result_shape, result)
+        try:
+            attrs = dict(row.localize(dict(node.attrs), LocalShapes(old, signature.result_shape, shapes, whole)))
+            return attrs if row.signature(shapes, attrs).result_shape == whole else None
+        except GraphError:
+            return None
+
+    def _masked(
+        self, node: Node, row: Row, signature: Signature, stretched: Mapping[int, Stretch], operands: list[_Value]
+    ) -> list[_Value]:
+        """Fill the padding of operands where a law needs another value there than there is."""
+        for factor in stretched:
+            linear = [i for i in holders(signature, factor) if (i,) in row.linear_in]
+            if is_neutral(node, signature, factor):
+                position, _, fill = NEUTRAL[node.op]
+                operands[position] = self._refilled(operands[position], fill)
+            elif signature.factors[factor].role == "sum" and not any(operands[i].is_zero for i in linear):
+                operands[linear[0]] = self._refilled(operands[linear[0]], 0.0)
+        return operands
+
+    # ---- values ----
+
+    def _trimmed(self, name: str) -> str:
+        """Return the node that gives the value of the graph."""
+        if name not in self.whole:
+            value = self.longer[name]
+            trimmed, shape = value.name, self.b.shape(value.name)
+            for dim, s in value.stretches.items():
+                trimmed = self._in_blocks(trimmed, dim, s, "slice")
+                shape = (*shape[:dim], s.before, *shape[dim + 1 :])
+                trimmed = self.b.op("reshape", trimmed, shape=shape)
+            self.whole[name] = trimmed
+        return self.whole[name]
+
+    def _with(self, name: str, stretches: Mapping[int, Stretch]) -> _Value:
+        """Return a value with exactly these stretches."""
+        own = self.longer.get(name)
+        if own is not None and own.stretches == stretches:
+            return own
+        node = self.graph.by_name[name]
+        if node.op == "parameter" and all(s.is_suffix for s in stretches.values()):
+            self.filled += [Padding(str(node.attr("target")), *own) for own in stretches.items()]
+        return self._filled(name, stretches)
+
+    def _filled(self, name: str, stretches: Mapping[int, Stretch]) -> _Value:
+        """Return a value of the graph with zeros as its padding."""
+        longer = self._trimmed(name)
+        for dim, s in stretches.items():
+            shape = self.b.shape(longer)
+            longer = self._in_blocks(longer, dim, s, "pad")
+            longer = self.b.op("reshape", longer, shape=(*shape[:dim], s.after, *shape[dim + 1 :]))
+        return _Value(longer, stretches, is_zero=True)
+
+    def _in_blocks(self, name: str, dim: int, s: Stretch, op: str) -> str:
+        """Return a value trimmed or padded, with the blocks of a dimension as a dimension of their own."""
+        shape, extent = self.b.shape(name), s.inner * (s.padded if op == "slice" else s.size)
+        if not s.is_suffix:
+            name, dim = self.b.op("reshape", name, shape=(*shape[:dim], s.outer, extent, *shape[dim + 1 :])), dim + 1
+        if op == "slice":
+            return self.b.op("slice", name, dim=dim, start=0, stop=s.size * s.inner, step=1)
+        pads = [0] * (2 * len(self.b.shape(name)))
+        pads[2 * dim + 1] = (s.padded - s.size) * s.inner
+        return self.b.op("pad", name, pads=tuple(pads), value=self._number(name, 0.0))
+
+    def _number(self, name: str, value: float) -> float:
+        """Return a number in the kind of numbers that a value has."""
+        dtype = self.b.types[name].dtype
+        return value if is_float(dtype) else dtype != "bool" and int(value)
+
+    def _refilled(self, value: _Value, fill: float) -> _Value:
+        """Return a value with all of its padding filled with one number."""
+        name, shape = value.name, self.b.shape(value.name)
+        for dim, s in value.stretches.items():
+            place = self.b.op("arange", start=0, stop=s.padded, step=1, dtype="int64")
+            kept = self.b.op("lt", place, s.size)
+            kept = self.b.op("reshape", kept, shape=(1, s.padded, 1))
+            kept = self.b.op("expand", kept, shape=(s.outer, s.padded, s.inner))
+            kept = self.b.op("reshape", kept, shape=(s.after, *(1 for _ in shape[dim + 1 :])))
+            name = self.b.op("where", kept, name, self._number(name, fill))
+        return replace(value, name=name, is_zero=fill == 0)
