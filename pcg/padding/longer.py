@@ -34,17 +34,11 @@ def padded(graph: Graph, begins: Sequence[Padding]) -> Graph:
     return _Padder(graph, begins).run() if begins else graph
 
 
-def with_partners(graph: Graph, begins: Sequence[Padding]) -> tuple[Padding, ...]:
-    """Return these paddings, and those of the parameters that would be padded for every use otherwise."""
-    known = {(own.target, own.dim): own for own in begins}
-    while known:
-        padder = _Padder(graph, known.values())
-        padder.run()
-        more = {(own.target, own.dim): own for own in padder.filled if (own.target, own.dim) not in known}
-        if not more:
-            break
-        known |= more
-    return tuple(known.values())
+def appended(graph: Graph, begins: Sequence[Padding]) -> list[tuple[str, int, Stretch]]:
+    """Return where zeros are appended in `padded(graph, begins)`: the value of `graph`, the dimension, the stretch."""
+    padder = _Padder(graph, begins)
+    padder.run()
+    return padder.appended
 
 
 class _Padder:
@@ -57,8 +51,8 @@ class _Padder:
         """By node of the graph: the new node that gives the same value, where there is one yet."""
         self.longer = dict[str, _Value]()
         """By node of the graph: its value with padding, if it has one."""
-        self.filled = list[Padding]()
-        """The dimensions of parameters to which zeros were appended, although they could be stored so."""
+        self.appended = list[tuple[str, int, Stretch]]()
+        """Where zeros were appended to a value for the sake of the other operands of an operator."""
 
     def run(self) -> Graph:
         for node in self.graph.nodes:
@@ -167,9 +161,7 @@ class _Padder:
         own = self.longer.get(name)
         if own is not None and own.stretches == stretches:
             return own
-        node = self.graph.by_name[name]
-        if node.op == "parameter" and all(s.is_suffix for s in stretches.values()):
-            self.filled += [Padding(str(node.attr("target")), *own) for own in stretches.items()]
+        self.appended += [(name, *own) for own in stretches.items()]
         return self._filled(name, stretches)
 
     def _filled(self, name: str, stretches: Mapping[int, Stretch]) -> _Value:

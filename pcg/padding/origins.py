@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.node import Node
 from shardwright.pcg.padding.laws import FINITE, may_stretch
-from shardwright.pcg.padding.longer import with_partners
+from shardwright.pcg.padding.longer import appended
 from shardwright.pcg.padding.stretches import Padding, Stretch, holders, of_dims, within
 
 MOST_PADDING = 1 / 4
@@ -28,7 +28,20 @@ def paddings(graph: Graph, num_parts: int) -> tuple[Padding, ...]:
                 key = padding.target, padding.dim
                 if found.setdefault(key, padding.stretch) != padding.stretch:
                     refused.add(key)
-    return with_partners(graph, [Padding(*key, stretch) for key, stretch in found.items() if key not in refused])
+    known = {key: Padding(*key, stretch) for key, stretch in found.items() if key not in refused}
+    while more := _partners(graph, search, known):
+        known |= more
+    return tuple(known.values())
+
+
+_Known = Mapping[tuple[str, int], Padding]
+
+
+def _partners(graph: Graph, search: _Origins, known: _Known) -> _Known:
+    """Return the paddings of further parameters, to which zeros would be appended for each use otherwise."""
+    places = appended(graph, tuple(known.values())) if known else ()
+    origins = (own for place in places for own in search.of(*place) or ())
+    return {(own.target, own.dim): own for own in origins if (own.target, own.dim) not in known}
 
 
 def _uneven(graph: Graph, node: Node, num_parts: int) -> Iterator[tuple[int, Stretch]]:
