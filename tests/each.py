@@ -9,13 +9,30 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
+Case = TypeVar("Case")
+
 SHOWN = 5
 """Failures that are shown with their tracebacks; of the others only the cases are named."""
+
+WHOLE_GRIDS = os.environ.get("SHARDWRIGHT_WHOLE_GRIDS", "0") not in ("", "0")
+"""Whether every case of every catalogue runs, as in `make test-all`, or some of them."""
+
+
+def some(cases: Iterable[Case], number: int) -> list[Case]:
+    """Return `number` of the cases, spread evenly over them; all of them where `WHOLE_GRIDS`.
+
+    For cases that take long and would fail alike.
+    """
+    listed = list(cases)
+    if WHOLE_GRIDS or number >= len(listed):
+        return listed
+    return [listed[place * len(listed) // number] for place in range(number)]
 
 
 def each(

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from examples.zoo import ZOO
-
-WHOLE_GRIDS = os.environ.get("SHARDWRIGHT_WHOLE_GRIDS", "0") not in ("", "0")
-"""Whether every model runs under every case, or each under some of them."""
+from tests.each import WHOLE_GRIDS
 
 
 def zoo(*names: str) -> list[Any]:

@@ -11,10 +11,11 @@ import pytest
 from bench.accuracy import measure, prepare
 from bench.plans import RandomSubset, fast_links
 from bench.random_plans import Pair
+from examples.zoo import ZOO
 from shardwright.pcg.mesh import Mesh
 from shardwright.search.request.restrict import DATA, FREE
 from shardwright.search.tree.planner import Planner
-from tests.each import each
+from tests.each import each, some
 from tests.models import grid
 
 GRID = Mesh.of(x=2, y=2)
@@ -23,7 +24,7 @@ SUBSETS = [(0, 0.2), (1, 0.4), (2, 0.7)]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "subset"), grid(SUBSETS, each=1))
+@pytest.mark.parametrize(("name", "subset"), grid(SUBSETS, each=1, names=some(ZOO, 5)))
 def test_any_mixture_of_layouts_trains_like_one_process(name: str, subset: tuple[int, float]) -> None:
     prepared = prepare(name)
     planner = Planner(fast_links(4), RandomSubset(*subset))

@@ -28,6 +28,7 @@ from shardwright.pcg.step.chunk import Chunk, whole_chunk
 from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.pcg.step.late import sink_reductions
 from shardwright.pcg.step.verbs import VERBS, Verb, happens
+from tests.each import some
 from tests.lowering.runs import Batch, Case, Step, assert_same_step, entry_of, of_zoo, parallel_step, serial_step
 from tests.lowering.test_training import TWO
 from tests.lowering.test_zoo import graphs, stored
@@ -206,7 +207,7 @@ def own_graphs(found: Case) -> list[Graph]:
     return [data, found.graph(TWO, matrices, data_axes=(0,)), everything]
 
 
-@pytest.mark.parametrize("name", [*zoo(), *OWN])
+@pytest.mark.parametrize("name", some([*zoo(), *OWN], 8))
 def test_lists_are_whole(name: str) -> None:
     """Every gradient that is to be summed is, once; no text reads a block after it is freed; one list for all."""
     found = own_case(name) if name in OWN else of_zoo(name)

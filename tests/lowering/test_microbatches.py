@@ -28,6 +28,7 @@ from shardwright.pcg.step.lifetimes import ZEROS, Zero, with_lifetimes
 from shardwright.pcg.step.time import check_time
 from shardwright.planning import certified_choices
 from shardwright.search.tree.planner import Planner
+from tests.each import some
 from tests.lowering.runs import (
     SEED,
     Case,
@@ -120,7 +121,7 @@ PLANS: list[tuple[tuple[str, ...], Zero, int]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["gpt", "llama"])
+@pytest.mark.parametrize("name", some(["gpt", "llama"], 1))
 def test_steps_are_those_of_one_process(name: str) -> None:
     """Dropout on; a loss over targets that count, unevenly in the microbatches; three steps of AdamW.
 

@@ -26,6 +26,7 @@ from shardwright.pcg.errors import BatchError, DistributedError, PlanError, Shar
 from shardwright.pcg.layout import Layouts, R, S
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import DEFAULT, Execution
+from tests.each import some
 from tests.lowering.runs import Case, assert_same_step, assert_trains_as_serial, hang, parallel_step, serial_step, whole
 from tests.lowering.test_training import DATA, FUSED, GRID, MEGATRON, TWO, VOCAB_SPLIT, ZERO3, Convolutions, Net, both
 
@@ -262,7 +263,7 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize(
-    "names", [("tensor", "zero3"), ("zero3", "blocked"), ("blocked", "nested"), ("nested", "tensor")]
+    "names", some([("tensor", "zero3"), ("zero3", "blocked"), ("blocked", "nested"), ("nested", "tensor")], 2)
 )
 def test_checkpoints_move_between_layouts(net: Case, tmp_path: Path, names: tuple[str, str]) -> None:
     """A single process's state is loaded, trained on, saved with its optimizer, and loaded under another layout."""

@@ -19,7 +19,7 @@ from shardwright.pcg.graph import Graph
 from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.operations import Operations
 from shardwright.pcg.step.places import places
-from tests.each import each
+from tests.each import each, some
 from tests.lowering.runs import Case, Step, assert_same_step, doubled, parallel_step, peak_on_rank, serial_step, whole
 from tests.lowering.test_actions import Spy, lowered
 from tests.lowering.test_zoo import graphs
@@ -62,7 +62,7 @@ def some_places(graph: Graph, rng: random.Random, *, inside: bool) -> Execution:
     return Execution(recompute={block: tuple(dict.fromkeys(own)) for block, own in chosen.items()})
 
 
-@pytest.mark.parametrize(("name", "number"), [("gpt", 2), ("t5", 1)])
+@pytest.mark.parametrize(("name", "number"), some([("gpt", 2), ("t5", 1)], 1))
 def test_any_values_may_be_made_again(name: str, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where that reads what is made again. What leaves a block being kept, ranks gather what the list says.
 

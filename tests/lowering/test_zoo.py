@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from bench.accuracy import prepare
+from examples.zoo import ZOO
 from shardwright.lowering.ranks.launch import run_ranks
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.layout import Layouts, S
+from tests.each import some
 from tests.lowering.runs import Case, Step, assert_same_step, parallel_step, serial_step
 from tests.lowering.test_training import TWO
 from tests.models import zoo
@@ -32,7 +34,7 @@ def graphs(case: Case) -> list[Graph]:
     ]
 
 
-@pytest.mark.parametrize("name", zoo())
+@pytest.mark.parametrize("name", zoo(*some(ZOO, 5)))
 def test_zoo(name: str) -> None:
     prepared = prepare(name)
     case = Case(prepared.model, prepared.batch, prepared.captured)

@@ -23,7 +23,7 @@ from torch.nn import functional as F
 import shardwright as sw
 from shardwright.lowering.ranks.launch import run_ranks
 from shardwright.pcg.errors import BatchError, DistributedError, PlanError
-from tests.each import each
+from tests.each import each, some
 from tests.lowering.runs import whole
 
 ROWS, VOCAB, HIDDEN = 6, 12, 24
@@ -300,7 +300,7 @@ def test_values_from_files(name: str, files: Path) -> None:
 
     def body() -> None:
         expected = trained(real(), sw.Cluster.local(2), **PLANS[name])
-        for form, weights in forms(files).items():
+        for form, weights in some(forms(files).items(), 5 if name == "zero3" else 1):
             for model in (fake(7), real(8)):
                 found = trained(model, sw.Cluster.local(2), weights=weights, **PLANS[name])
                 assert found.losses == expected.losses, form

@@ -27,7 +27,7 @@ from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.search.tree.planner import Planner
-from tests.each import each
+from tests.each import each, some
 from tests.lowering.runs import Case, Step, assert_same_step, outcome
 from tests.lowering.text.test_emit import dropouts
 
@@ -332,7 +332,7 @@ PLANS = [
 
 def test_training_equals_one_process(gpt: Case) -> None:
     """Also where values are made again in backward."""
-    graphs = {"-".join(roles.values()): planned(gpt, roles, **sizes) for roles, sizes in PLANS}
+    graphs = {"-".join(roles.values()): planned(gpt, roles, **sizes) for roles, sizes in some(PLANS, 3)}
     for name, graph in graphs.items():
         weights = [n for n in graph.nodes if n.op == "dropout" and len(graph.types[n.name].shape) == 4]
         # every rank draws its part of these alone

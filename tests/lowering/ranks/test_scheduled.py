@@ -19,6 +19,7 @@ from shardwright.pcg.collectives.builders.table import BUILDERS, build
 from shardwright.pcg.collectives.collective import collective
 from shardwright.pcg.collectives.schedule import Schedule, Transfer
 from shardwright.pcg.errors import DistributedError, ScheduleError
+from tests.each import some
 
 GRIDS = ((2,), (3,), (5,), (2, 2), (2, 4), (3, 2))
 
@@ -43,7 +44,7 @@ def test_every_builder_does_what_its_collective_says(num_ranks: int) -> None:
     def body() -> list[str]:
         group, rank, wrong = dist.group.WORLD, dist.get_rank(), list[str]()
         assert isinstance(group, dist.ProcessGroup)
-        for schedule in built:
+        for schedule in some(built, len(built) // 3):
             runs = ScheduledCollective(schedule, group, timeout_s=30)
             whole, size = schedule.collective, 7 * num_ranks * num_ranks
             lengths = chunk_lengths(whole, size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from bench.start import MOST, resident_bytes
 from shardwright.lowering.ranks.launch import run_ranks
 from shardwright.lowering.ranks.movement import Axis
 from shardwright.lowering.store.deferred import DeferredValues
-from tests.each import each
+from tests.each import some
 
 WIDTH, RANKS = 2048, 4
 SLACK = 4 << 20
@@ -64,8 +65,7 @@ def peak_bytes(form: str, files: Path, dim: int) -> int:
     return resident_bytes()[1] - before
 
 
-@each("dim", [0, 1])
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("form", "dim"), some(sorted(product(FORMS, [0, 1])), 3))
 def test_peak_memory(form: str, dim: int, files: Path) -> None:
     (found,) = run_ranks(peak_bytes, 1, 120, args=(form, files, dim))
     assert found <= MOST * TOTAL / RANKS + LARGEST + SLACK
