@@ -15,9 +15,10 @@ from bench.accuracy import Errors, Step, compare, measure, prepare
 from bench.matrix import Cell, page, run_cell
 from bench.plans import CASES, TRAINING, Case, fast_links
 from bench.replicated import describe
+from examples.zoo import ZOO
 from shardwright.pcg.mesh import Mesh
 from shardwright.search.request.restrict import TENSOR, ZERO
-from tests.each import each
+from tests.each import each, some
 from tests.models import grid
 
 SPLITTING = [case for case in CASES if case.name != "searched"]
@@ -34,13 +35,13 @@ def assert_equals_single_process(name: str, case: Case) -> None:
     assert errors.within_tolerance, errors
 
 
-@pytest.mark.parametrize(("name", "case"), grid(TWO_RANKS, each=2))
+@pytest.mark.parametrize(("name", "case"), grid(TWO_RANKS, each=1))
 def test_two_ranks_equal_one(name: str, case: Case) -> None:
     assert_equals_single_process(name, case)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "case"), grid(FOUR_RANKS, each=1))
+@pytest.mark.parametrize(("name", "case"), grid(FOUR_RANKS, each=1, names=some(ZOO, 6)))
 def test_four_ranks_equal_one(name: str, case: Case) -> None:
     assert_equals_single_process(name, case)
 

@@ -275,7 +275,7 @@ RUNS = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "recompute"), RUNS)
+@pytest.mark.parametrize(("name", "recompute"), some(RUNS, 5))
 def test_ranks_do_what_the_list_says(name: str, recompute: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """In two steps, under data parallelism, ZeRO-3 storage and split weights; with the gathered memory of the list."""
     found, run = own_case(name) if name in OWN else of_zoo(name), Execution(recompute=recompute)

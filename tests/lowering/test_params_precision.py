@@ -28,7 +28,7 @@ from shardwright.pcg.step.parameters import find_parameters
 from shardwright.pcg.step.precisions import Precision, PrecisionByModule
 from shardwright.planning import certified_choices
 from shardwright.search.tree.planner import Planner
-from tests.each import each
+from tests.each import each, some
 from tests.lowering.rounding import cells
 from tests.lowering.runs import Case, whole
 from tests.lowering.trial.test_dryrun import report
@@ -133,7 +133,7 @@ PRECISIONS: list[tuple[Precision | PrecisionByModule, torch.dtype, list[ReduceDt
 """With what parameters are used in, and what gradients are sent in (None: float32)."""
 
 
-@pytest.mark.parametrize(("precision", "low", "sent"), PRECISIONS, ids=["bf16", "but norms", "fp16"])
+@pytest.mark.parametrize(("precision", "low", "sent"), some(PRECISIONS, 2))
 def test_training_is_that_of_fsdp2_bit_by_bit(
     precision: Precision | PrecisionByModule, low: torch.dtype, sent: list[ReduceDtype | None]
 ) -> None:

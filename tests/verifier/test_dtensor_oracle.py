@@ -18,6 +18,7 @@ from shardwright.substitutions.placement import Placement
 from shardwright.substitutions.rules.pattern import pattern_of
 from shardwright.substitutions.rules.rowrules import RowRule, choices, derive
 from shardwright.verifier.falsifiers.falsify import falsify
+from tests.each import some
 from tests.samples import SAMPLES, Sample
 from tests.verifier.catalogue import Case, admits, cases, pattern_for
 from tests.verifier.dtensor import DEGREE, REDISTRIBUTES, REFUSES, fake_mesh, layout_of, placed, propagated, tensor
@@ -115,7 +116,7 @@ def answers(mesh: DeviceMesh, row: str) -> Iterator[tuple[Case, Placed, Placed |
             yield case, placed(case.rule.result.at(sizes)), propagated(mesh, row, given.attrs, operands)
 
 
-@pytest.mark.parametrize("row", [row for row in SAMPLES if any(given.operands for given in SAMPLES[row])])
+@pytest.mark.parametrize("row", some([row for row in SAMPLES if any(given.operands for given in SAMPLES[row])], 50))
 def test_dtensor_agrees_with_every_certified_choice(mesh: DeviceMesh, row: str) -> None:
     seen: set[Difference] = set()
     for case, claimed, answer in answers(mesh, row):
