@@ -39,5 +39,5 @@ def test_results_and_gradients_are_torchs() -> None:
     verdicts = [*judge([sample for sample in found if sample not in twice]), *judge(twice)]
     assert sorted(v.name for v in verdicts) == sorted(s.name for s in found)
     assert [v for v in verdicts if not v.good or v.refused] == []
-    assert sum(v.num_split > 0 for v in verdicts) > 60
+    assert sum(v.num_split > 0 for v in verdicts) > 0.7 * len(verdicts)
     assert {"aten.linalg_inv.default", "aten.rrelu.default"} <= {target for v in verdicts for target in v.opaque}
