@@ -69,8 +69,7 @@ class ParallelModule(Fixed):
     `forward_backward(**batch)` computes the loss and every gradient; `parallel(**batch)` returns the loss, and its
     `backward()` does the rest. `input_layouts` are for callers that pass a rank's own shard. With a `scaler`,
     `forward_backward` scales the loss, and `scaler.step(optimizer)` undoes this in the gradients. `elsewhere`: the
-    names of parameters and buffers that other pipeline stages have. `capture_check`: the comparison that `compile` has
-    made of the captured graph and an eager step.
+    names of what other pipeline stages have. `capture_check`: how the captured graph compared with an eager step.
 
     A batch contains all microbatches. With several, `parallel(**batch)` runs their backwards itself, and `backward()`
     of its loss only scales the gradients and hands them over (so with fp16, use `forward_backward`).
@@ -153,11 +152,9 @@ class ParallelModule(Fixed):
     def evaluate(self, *, metrics: Any = None, **batch: Any) -> Any:  # noqa: ANN401 - `**batch` may be typed; results
         """Return what the model returns in eval mode, without gradients: logits, a loss, any nest of them.
 
-        A tensor whose rows the ranks can share is a DTensor of these; others are whole on every rank. All pipeline
-        stages get them. Labels may be left out where the model does without. Other values than tensors are those given
-        to `compile`, or those passed.
-
-        With `metrics`, returns what it makes of these row by row, whole on every rank (`runtime.measures`).
+        A tensor whose rows the ranks can share is a DTensor of these; others are whole on every rank, in all stages.
+        Labels may be left out where the model does without. Other values than tensors are those given to `compile`, or
+        those passed. With `metrics`, returns what it makes of results row by row, whole (`runtime.measures`).
 
         Raises `AttributeError` before the first step. Raises `ShardwrightError` if stages are of unlike sizes, or the
         module was not made by `shardwright.compile`.
@@ -170,8 +167,7 @@ class ParallelModule(Fixed):
             self.maker.for_evaluation(self, batch)
             entry = self._evaluations.find(batch)
         assert entry is not None
-        result = entry.results(batch)
-        return result if metrics is None else measured(metrics, result, batch, entry.ranks)
+        return measured(metrics, entry.results(batch), batch, entry.ranks)
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Scale all gradients so that their global norm is at most `max_norm`; return the norm before."""

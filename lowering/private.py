@@ -25,6 +25,8 @@ from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules.module import _IncompatibleKeys as IncompatibleKeys
+from torch.optim._muon import _adjust_lr as rate_of_muon
+from torch.optim._muon import _zeropower_via_newtonschulz as newton_schulz
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_leaves, tree_map, tree_map_only
@@ -33,8 +35,8 @@ from torch.utils._pytree import tree_iter, tree_leaves, tree_map, tree_map_only
 
 __all__ = [
     "DTensor", "FakeStore", "FakeTensor", "FakeTensorMode", "FileStore", "HashStore", "IncompatibleKeys", "OpOverload",
-    "PrefixStore", "StorageWeakRef", "Store", "TorchDispatchMode", "tree_iter", "tree_leaves", "tree_map",
-    "tree_map_only", "unset_fake_temporarily",
+    "PrefixStore", "StorageWeakRef", "Store", "TorchDispatchMode", "newton_schulz", "rate_of_muon", "tree_iter",
+    "tree_leaves", "tree_map", "tree_map_only", "unset_fake_temporarily",
 ]  # fmt: skip
 
 FAKE = "fake"  # the backend of process groups whose other ranks do not exist
@@ -83,12 +85,8 @@ def shard_dim(placement: Placement) -> int | None:
 
 def make_spec(mesh: DeviceMesh, placements: tuple[Placement, ...], like: Tensor) -> DTensorSpec:
     """Return the metadata of a DTensor with the logical shape, strides and dtype of `like` (also on device meta)."""
-    return DTensorSpec(
-        mesh,
-        placements,
-        tensor_meta=TensorMeta(like.shape, like.stride(), like.dtype),
-        use_strided_shard_as_shard_order=False,
-    )
+    meta = TensorMeta(like.shape, like.stride(), like.dtype)
+    return DTensorSpec(mesh, placements, tensor_meta=meta, use_strided_shard_as_shard_order=False)
 
 
 def wrap(local: Tensor, spec: DTensorSpec, *, requires_grad: bool = False) -> DTensor:

@@ -11,6 +11,7 @@ of the compiler appear in it as `shardwright.pcg`, `shardwright.substitutions`, 
     saving         checkpoints of a whole run: `save` and `load`; `exporting`: weights as safetensors
     stopping       signals that ask a run to make room
     plans          folders of plans, one for each number of ranks
+    muon           `Muon`: each matrix is orthogonalized on one rank
     planned        the compiled models that have a plan
     checking       one eager step of the model beside the captured graph
     ranks          agreement of the ranks of one run
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from shardwright.loading import Loader as Loader
     from shardwright.lowering.random.exact import seed_exactly as seed_exactly
     from shardwright.lowering.store.weights import WeightFiles as WeightFiles
+    from shardwright.muon import Muon as Muon
     from shardwright.pcg.capture.fake import fake as fake
     from shardwright.pcg.errors import ShardwrightError as ShardwrightError
     from shardwright.saving import Saving as Saving
@@ -60,6 +62,7 @@ _EXPORTS = {
     "Cluster": "shardwright.cost.clusters.cluster",
     "Level": "shardwright.cost.clusters.topology",
     "Loader": "shardwright.loading",
+    "Muon": "shardwright.muon",
     "Plan": "shardwright.search.plan",
     "Saving": "shardwright.saving",
     "ShardwrightError": "shardwright.pcg.errors",
@@ -81,6 +84,7 @@ __all__ = [
     "Cluster",
     "Level",
     "Loader",
+    "Muon",
     "Plan",
     "Saving",
     "ShardwrightError",

@@ -31,12 +31,16 @@ Or it updates an object that adds up over ranks by itself, such as one of torchm
 """
 
 
-def measured(metrics: Metrics, result: object, batch: Mapping[str, Any], ranks: Ranks) -> object:
+def measured(metrics: Metrics | None, result: object, batch: Mapping[str, Any], ranks: Ranks) -> object:
     """Return what `metrics` makes of all rows of a result and its global batch, in their order, on every rank.
+
+    Without `metrics`, return the result as it is.
 
     Raises `BatchError` if the batch's tensors have different numbers of rows. Raises the error of `metrics` on every
     rank, and a `ShardwrightError` if what it returns does not have a row for each of the given ones.
     """
+    if metrics is None:
+        return result
     rows = _Rows.of(batch, ranks)
     failure: Exception | None = None
     leaves, spec = list[Tensor](), tree_flatten(None)[1]

@@ -39,6 +39,8 @@ class ShardwrightStrategy(SingleDeviceStrategy):
     strategy_name = "shardwright"
 
     def __init__(self) -> None:
+        if not dist.is_initialized():
+            raise ShardwrightError("ShardwrightStrategy: there are no ranks yet; call shardwright.compile first")
         super().__init__(default_device())
 
     @property
@@ -83,14 +85,13 @@ class ShardwrightStrategy(SingleDeviceStrategy):
     @property
     def is_global_zero(self) -> bool:
         """Whether this is the rank that logs and writes."""
-        return not dist.is_initialized() or dist.get_rank() == 0
+        return dist.get_rank() == 0
 
     def barrier(self, *args: Any, **kwargs: Any) -> None:
-        if dist.is_initialized():
-            dist.barrier()
+        dist.barrier()
 
     def broadcast(self, obj: T, src: int = 0) -> T:
-        return from_rank_0(lambda: obj, "an object of Lightning") if dist.is_initialized() else obj
+        return from_rank_0(lambda: obj, "an object of Lightning")
 
     # ---- checkpoints ----
 

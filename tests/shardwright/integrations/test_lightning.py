@@ -97,3 +97,8 @@ def test_a_run_is_that_of_one_process_and_goes_on_under_another_plan(tmp_path: P
         torch.testing.assert_close(*values, rtol=1e-4, atol=1e-6)
         assert second[1:] == pytest.approx(expected[1:])
     assert (tmp_path / "two" / "epoch=1.ckpt").is_dir()
+
+
+def test_ranks_come_before_the_strategy() -> None:
+    with pytest.raises(ShardwrightError, match=r"call shardwright\.compile first"):
+        ShardwrightStrategy()
