@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map_only
 from transformers import TrainingArguments
+from transformers.trainer_utils import seed_worker
 
 from shardwright.exporting import export
 from shardwright.integrations.accelerate import Accelerator, refuse
@@ -92,6 +94,14 @@ class Trainer(transformers.Trainer):
 
     def _wrap_model(self, model: nn.Module, training: bool = True, dataloader: object = None) -> nn.Module:
         return self.parallel
+
+    def _get_dataloader(self, *args: Any, **options: Any) -> Any:  # noqa: ANN401 - a loader of accelerate
+        """Seed the workers of all ranks alike, as ranks load the same batches."""
+        loader = super()._get_dataloader(*args, **options)
+        base = cast("Any", loader).base_dataloader
+        if base.worker_init_fn is not None:
+            base.worker_init_fn = partial(seed_worker, num_workers=self.args.dataloader_num_workers, rank=0)
+        return loader
 
     def get_total_train_batch_size(self, args: TrainingArguments) -> int:
         return self._train_batch_size * args.gradient_accumulation_steps

@@ -59,6 +59,25 @@ class Summing(optim.Optimizer):
             p.add_(p.grad, alpha=-group["d"])
 
 
+class Shampoo(optim.Optimizer):
+    """Roots of whole matrices, which products of gradients add up to, on both sides of each gradient."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        super().__init__([p for p in parameters if p.ndim == 2], {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        for p in self.param_groups[0]["params"]:
+            gradient, sides = p.grad, self.state[p]
+            for name, product in (("left", gradient @ gradient.T), ("right", gradient.T @ gradient)):
+                sides[name] = sides[name] + product if name in sides else product
+            p.sub_(self._root(sides["left"]) @ gradient @ self._root(sides["right"]), alpha=0.1)
+
+    def _root(self, side: Tensor) -> Tensor:
+        values, vectors = torch.linalg.eigh(side)
+        return (vectors * (values + 1e-3).pow(-0.25)) @ vectors.T
+
+
 def forms(kind: Any, *names: str, **options: Any) -> dict[str, Make]:
     return {f"{kind.__name__} {name}": partial(kind, **{name: True} if name else {}, **options) for name in names}
 
@@ -84,6 +103,7 @@ OPTIMIZERS: dict[str, Make] = {
     "Muon": matrices,
     "LBFGS": partial(optim.LBFGS, lr=0.5, max_iter=2, line_search_fn="strong_wolfe"),
     "Lamb": Lamb,
+    "Shampoo": Shampoo,
     "Summing": Summing,
 }
 
