@@ -11,6 +11,7 @@ from shardwright.pcg.graph import OPAQUE, Graph, Node
 from shardwright.pcg.layout import Layout, R
 from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.order import postorder
+from shardwright.pcg.padding.origins import MOST_PADDING
 from shardwright.pcg.step.regions import attentions
 from shardwright.search.choices.domain import Domain, axis_options
 from shardwright.search.choices.problem import NoLayoutsError
@@ -140,7 +141,8 @@ class Limited:
         kind, target = self.graph.types[name], self.graph.by_name[name].attr("target")
         shard, shape = pin.shard, " × ".join(map(str, kind.shape))
         if shard is not None and (shard.dim >= len(kind.shape) or kind.shape[shard.dim] % (size * shard.blocks)):
-            return f"pin {pin.text!r}: {target} is {shape}, of which {size} devices cannot have slices {shard}"
+            padded = f"; pad={size} may let them" if _is_only_uneven(kind.shape, shard, size) else ""
+            return f"pin {pin.text!r}: {target} is {shape}, of which {size} devices cannot have slices {shard}{padded}"
         for node, takes in self._readers(name, size, certified):
             if not any(map(pin.takes, takes)):
                 good = ", ".join(map(str, sorted(takes))) or "no slices"
@@ -161,6 +163,11 @@ class Limited:
                 continue
             for reader, inner in self._readers(user, size, certified):
                 yield reader, frozenset(layout for layout, made in taken if layout.is_shard and made in inner)
+
+
+def _is_only_uneven(shape: tuple[int, ...], shard: Layout, size: int) -> bool:
+    """Return whether a few more entries would let the devices have slices."""
+    return shard.blocks == 1 and shard.dim < len(shape) and -shape[shard.dim] % size <= MOST_PADDING * shape[shard.dim]
 
 
 def _origin(graph: Graph, name: str) -> str | None:
