@@ -29,6 +29,7 @@ from shardwright.reports.facts import fits
 from shardwright.reports.wording import SEARCHED
 from shardwright.search.check import check_plan
 from shardwright.search.choices.problem import NoLayoutsError
+from shardwright.search.collector import collector_paused
 from shardwright.search.plan import Alternative, Plan, fingerprint, most_frequent
 from shardwright.search.tree.planner import Planner, Progress
 from shardwright.verifier.choices import Certified
@@ -48,6 +49,7 @@ def certified_by(rules: str | os.PathLike[str] | None, progress: Progress | None
     return Certified.of_file(Path(rules), tell, jury(tell))
 
 
+@collector_paused()
 def captured_for(
     model: nn.Module,
     args: Sequence[Any],

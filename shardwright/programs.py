@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_map_only
 
 from shardwright.checking import CheckCapture, check_capture_of
 from shardwright.cost.clusters.cluster import Cluster
+from shardwright.kept import Kept, find, keep, key_of
 from shardwright.lowering.module import ParallelModule
 from shardwright.lowering.ranks.waits import meet, start_up
 from shardwright.lowering.runtime.inputs import CheckInputs
@@ -142,7 +143,7 @@ class Programs:
         def planned() -> _Made:
             model = with_loss(self._alive(), self._loss_fn)
             with _in_mode(model, self._modes, training=training):
-                return self._reshaped(model, batch, first)
+                return self._kept_or_made(model, batch, first)
 
         facts = batch_facts(batch) | {"the mode": "train" if training else "eval"}
         with self._agreed("a program for a batch of another shape, or another mode", facts, planned) as made:
@@ -163,7 +164,8 @@ class Programs:
             returned, model = Returned(), self._alive()
             model = model if self._loss_fn is None else without_loss(model)
             with _in_mode(model, self._modes, training=False), _without_gradients(model):
-                return self._reshaped(model, batch, first, returned), returned, baked_in(model, (), batch)
+                plan, captured = self._reshaped(model, batch, first, returned)
+                return (plan, self._constants(captured)), returned, baked_in(model, (), batch)
 
         what = "a program that gives the model's results"
         with _ordinary(), self._agreed(what, batch_facts(batch), planned) as (made, returned, options):
@@ -226,9 +228,30 @@ class Programs:
         _say_what_is_left_out(model, known[0][1])
         return [(plan, self._constants(captured)) for plan, (_, captured) in zip(found, known, strict=True)]
 
+    def _kept_or_made(self, model: nn.Module, batch: Mapping[str, Any], first: Plan) -> _Made:
+        """Return the plan of another batch as an earlier run kept it, or a new one, and keep that."""
+        key = key_of(model, batch, first)
+        kept = None if key is None else find(key, first)
+        if kept is not None and self._is_right(kept, model):
+            return kept.plan, {}
+        plan, captured = self._reshaped(model, batch, first)
+        if key is not None and not captured.constants:
+            keep(key, Kept(plan, captured.graph))
+        return plan, self._constants(captured)
+
+    def _is_right(self, kept: Kept, model: nn.Module) -> bool:
+        """Return whether a kept plan is proven here, and its capture compared if that is asked for."""
+        certified, check = certified_by(self._asked.rules, self._progress), kept.plan.capture_check
+        try:
+            check_plan(kept.plan, kept.captured, certified, certified.by_name())
+        except PlanError:
+            return False
+        compared = model.training in self._checked or (check is not None and check.equal)
+        return compared or self._check_capture == "never"
+
     def _reshaped(
         self, model: nn.Module, batch: Mapping[str, Any], first: Plan, returned: Returned | None = None
-    ) -> _Made:
+    ) -> tuple[Plan, Captured]:
         certified = certified_by(self._asked.rules, self._progress)
         captured = self._captured(model, (), batch, first, returned=returned)
         found = reshaped(first, captured.graph, certified, certified.by_name())
@@ -241,7 +264,7 @@ class Programs:
         if returned is None and model.training not in self._checked:
             found = self._compared(found, model, captured, (), batch)
             self._checked.add(model.training)
-        return found, self._constants(captured)
+        return found, captured
 
     def _captured(
         self, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], plan: Plan,

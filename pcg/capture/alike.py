@@ -7,8 +7,10 @@ operators outside of layers have to be equal in both. That is a statement about 
 
 from __future__ import annotations
 
+import hashlib
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any
 from unittest import mock
@@ -38,6 +40,30 @@ def alike(model: nn.Module, tensors: Mapping[str, Any], found: Sequence[Run], fo
 
     `forward` runs a copy of it on a batch without data.
     """
+    with _noting(model, tensors, found, forward) as noted:
+        whole = noted()
+        with shortened(model, found):
+            return whole.are_as(noted())
+
+
+def digest(model: nn.Module, tensors: Mapping[str, Any], forward: Forward) -> str | None:
+    """Return a digest of all that a forward calls on tensors without data: where it is equal, so is the captured graph.
+
+    None where that is not known: the forward changes state, or reads a large constant.
+    """
+    with _noting(model, tensors, (), forward) as noted:
+        whole = noted()
+    if any(whole.changed.values()) or whole.has_unknown:
+        return None
+    modules = [(name, type(module).__qualname__) for name, module in model.named_modules()]
+    return hashlib.sha256(repr((modules, whole.calls, whole.result)).encode()).hexdigest()
+
+
+@contextmanager
+def _noting(
+    model: nn.Module, tensors: Mapping[str, Any], found: Sequence[Run], forward: Forward
+) -> Generator[Callable[[], _Notes]]:
+    """Yield a function that runs the model as it is by then, and notes its operators."""
     mode = FakeTensorMode()
     for _, tensor in (*_tensors(model), *(("", leaf) for leaf in tree_leaves(tensors))):
         mode = getattr(tensor, "fake_mode", mode)
@@ -55,9 +81,7 @@ def alike(model: nn.Module, tensors: Mapping[str, Any], found: Sequence[Run], fo
 
     quiet = mock.patch.object(logging.getLogger(FakeTensor.__module__), "disabled", new=True)  # no log of failures
     with quiet, mock.patch.object(mode, "allow_non_fake_inputs", new=True):  # tensors beside parameters and buffers
-        whole = noted()
-        with shortened(model, found):
-            return whole.are_as(noted())
+        yield noted
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -79,6 +103,7 @@ class _Notes(TorchDispatchMode):
         self.calls: dict[_Place, list[object]] = {}
         self._made: dict[int, tuple[_Place, int, int]] = {}  # by storage: place, call, result
         self._in: _Place | None = None
+        self.has_unknown = False  # whether a constant was read whose values are not noted
         given = ((f"batch {number}", t) for number, t in enumerate(tree_iter(batch)) if isinstance(t, Tensor))
         leaves = [*_tensors(model), *given]
         self._leaves = {_storage(tensor): name for name, tensor in reversed(leaves)}
@@ -175,7 +200,9 @@ class _Notes(TorchDispatchMode):
             name, own = self._leaves[storage], f"{path}.{number}."
             return ("own", name.removeprefix(own), kind) if path and name.startswith(own) else ("leaf", name, kind)
         if storage not in self._made:
-            return ("constant", _value(tensor), kind)
+            value = _value(tensor)
+            self.has_unknown |= not isinstance(value, str)
+            return ("constant", value, kind)
         (home, layer), *place = self._made[storage]
         if (home, layer) == at:
             return ("own", place, kind)

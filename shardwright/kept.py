@@ -1,0 +1,87 @@
+"""Programs of other shapes that are kept in the cache folder, so that a later run begins them without a capture.
+
+    first plan, forward on tensors without data ──digest──▶ a file: the captured graph, and the plan of the other batch
+
+A file is found by what decides its contents: the first plan, every operator that the forward calls and on what, this
+code and torch's version. It is data: the plan in it is checked as any plan file is, and proven again from the graph.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from shardwright.pcg.capture.capture import trace_of
+from shardwright.pcg.errors import PlanError, ShardwrightError
+from shardwright.pcg.files import cache_folder, write_whole
+from shardwright.pcg.foreign import calls
+from shardwright.pcg.graph import Graph
+from shardwright.pcg.text import parse_graph, print_graph
+from shardwright.search.plan import Plan
+from shardwright.search.tree.reshaped import stored
+
+MOST_FILES = 256
+"""The number of programs that are kept: the ones that were made last."""
+
+
+class Kept(NamedTuple):
+    """The plan of another batch, and the captured graph that it is of."""
+
+    plan: Plan
+    captured: Graph
+
+
+def key_of(model: nn.Module, batch: Mapping[str, Any], first: Plan) -> str | None:
+    """Return the name of the file for a batch of a model; None where programs of it are not kept."""
+    if first.execution.per_microbatch or calls(first.graph):
+        return None
+    trace = trace_of(model, batch, first.execution.precision)
+    if trace is None:
+        return None
+    plan = print_graph(first.graph), first.execution.to_json(), first.asked.to_json(), first.cluster.to_json()
+    return _digest((trace, plan, torch.__version__, _code()))
+
+
+def find(key: str, first: Plan) -> Kept | None:
+    """Return what is kept under a name; None where nothing is, or where it is damaged."""
+    try:
+        told = json.loads(_path(key).read_bytes())
+        kept = Kept(Plan.from_json(told["plan"]), parse_graph("\n".join(told["captured"])).validate())
+    except (OSError, ValueError, LookupError, TypeError, ShardwrightError):
+        return None
+    return kept if stored(kept.plan.graph) == stored(first.graph) else None
+
+
+def keep(key: str, kept: Kept) -> None:
+    """Keep a plan and its captured graph. A folder that cannot be written is not an error: a later run makes them."""
+    text = json.dumps({"plan": kept.plan.to_json(), "captured": print_graph(kept.captured).splitlines()})
+    with suppress(OSError, PlanError):
+        write_whole(_path(key), text, "a program", PlanError, make_folder=True)
+        files = sorted(_path(key).parent.glob("*.json"), key=lambda path: path.stat().st_mtime)
+        for path in files[:-MOST_FILES]:
+            path.unlink(missing_ok=True)
+
+
+def _path(key: str) -> Path:
+    return cache_folder() / "programs" / f"{key}.json"
+
+
+@lru_cache(maxsize=1)
+def _code() -> str:
+    """Return a digest of the code that captures and plans."""
+    root = Path(__file__).resolve().parent
+    folders = [(root / name).resolve() for name in ("pcg", "search", "cost", "substitutions", "verifier")]
+    files = sorted(path for folder in folders for path in folder.rglob("*") if path.suffix in (".py", ".json"))
+    return _digest([(path.name, path.read_bytes()) for path in files])
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(repr(value).encode()).hexdigest()

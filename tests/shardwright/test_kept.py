@@ -1,0 +1,109 @@
+"""Programs of other shapes that are kept: a later run begins them without a capture, never those of another model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import shardwright as sw
+from shardwright import kept
+from shardwright.lowering.ranks.launch import run_ranks
+from shardwright.pcg.capture.capture import trace_of
+from tests.each import each
+from tests.shardwright.test_programs import Call, batch_of, model_of, trained
+
+CALLS = [Call(8, 6), Call(8, 10), Call(7, 6), Call(8, 6, False)]
+
+
+def test_a_later_run_begins_other_shapes_without_a_capture(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    expected = trained(model_of(norm=False), CALLS).losses
+
+    def run() -> tuple[list[float], int]:
+        told, model = list[str](), model_of(norm=False)
+        parallel = sw.compile(
+            model, sw.Cluster.local(2), kwargs=batch_of(8, 6), mesh={"x": 2}, roles="zero", progress=told.append,
+            timeout_s=60,
+        )  # fmt: skip
+        told.clear()
+        losses = trained(parallel, CALLS).losses
+        return losses, sum(text.startswith("capturing") for text in told)
+
+    def body() -> list[tuple[list[float], int]]:
+        found = [run(), run()]
+        torch.distributed.barrier()
+        for path in (tmp_path / "shardwright" / "programs").glob("*.json") if torch.distributed.get_rank() == 0 else ():
+            path.write_text(path.read_text()[:-9])  # cut
+        torch.distributed.barrier()
+        return [*found, run()]
+
+    first, _ = run_ranks(body, 2, 200)
+    assert [captures for _, captures in first] == [3, 0, 3]
+    for losses, _ in first:
+        assert losses == pytest.approx(expected, rel=1e-10)
+
+
+def test_what_is_kept_is_checked_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    plan = sw.plan(model_of(norm=False), sw.Cluster.local(2), kwargs=batch_of(8, 6), mesh={"x": 2}, roles="zero")
+    other = sw.plan(model_of(norm=False), sw.Cluster.local(2), kwargs=batch_of(8, 6), mesh={"x": 2}, roles="data")
+    assert kept.find("k", plan) is None
+    kept.keep("k", kept.Kept(plan, plan.graph.erased()))
+    found = kept.find("k", plan)
+    assert found is not None
+    assert found.plan.graph == plan.graph
+    assert kept.find("k", other) is None  # parameters are stored in another way
+    (path,) = (tmp_path / "shardwright" / "programs").iterdir()
+    told = json.loads(path.read_text())
+    for damaged in ([], {}, {**told, "captured": ["x"]}, {**told, "plan": {"format": "shardwright-plan"}}):
+        path.write_text(json.dumps(damaged))
+        assert kept.find("k", plan) is None
+
+
+class Small(nn.Module):
+    """A linear and a dropout, of which a change is a model that computes something else."""
+
+    def __init__(self, last: Callable[[Tensor], Tensor] = torch.relu, p: float = 0.5, frozen: bool = False) -> None:
+        super().__init__()
+        self.linear, self.drop, self.last = nn.Linear(4, 4), nn.Dropout(p), last
+        self.linear.requires_grad_(not frozen)
+
+    def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
+        return scale * self.last(self.drop(self.linear(x))).sum()
+
+
+class Counting(Small):
+    def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
+        self.seen = x.sum().detach()
+        return super().forward(x, scale) + self.seen
+
+
+X, LARGE = torch.ones(3, 4), torch.randn(5000)
+
+
+def test_what_computes_something_else_has_another_digest() -> None:
+    traces = [
+        trace_of(Small(), {"x": X}), trace_of(Small().eval(), {"x": X}), trace_of(Small(), {"x": torch.ones(5, 4)}),
+        trace_of(Small(), {"x": X, "scale": 2.0}), trace_of(Small(p=0.25), {"x": X}),
+        trace_of(Small(frozen=True), {"x": X}),
+        trace_of(Small(torch.tanh), {"x": X}), trace_of(Small(lambda x: x.detach() * x), {"x": X}),
+        trace_of(Small(lambda x: x * x.detach()), {"x": X}), trace_of(Small(lambda x: x * torch.tensor(2.0)), {"x": X}),
+        trace_of(Small(lambda x: x * torch.tensor(3.0)), {"x": X}), trace_of(Small(), {"x": X}, "amp_bf16"),
+        trace_of(Small(nn.ReLU()), {"x": X}),
+    ]  # fmt: skip
+    assert None not in traces
+    assert len(set(traces)) == len(traces)
+    assert trace_of(Small(), {"x": X}) == traces[0]
+
+
+@each(
+    "model",
+    [Small(lambda x: x * LARGE[:4]), Small(lambda x: x if x.sum() > 0 else -x), Counting()],
+)
+def test_what_is_not_known_has_no_digest(model: nn.Module) -> None:
+    assert trace_of(model, {"x": X}) is None
