@@ -22,6 +22,8 @@ from shardwright.pcg.capture.capture import Captured, capture, find_loss
 from shardwright.pcg.capture.importing import LOSS
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.interpret import denote, run_devices, run_serial
+from shardwright.pcg.remainder import with_rows
+from shardwright.search.request.spaces import batch_size
 from tests.models import grid, zoo
 
 CASES = [*forced(2), TWO_AXES[-1], Case("searched (fast links)", 4, fast_links=True)]
@@ -107,8 +109,12 @@ def test_every_value_denotes_the_serial_value(name: str, case: Case) -> None:
 
 
 @pytest.mark.parametrize("name", zoo())
-def test_the_serial_graph_has_torchs_loss(name: str) -> None:
+def test_the_serial_graph_has_torchs_loss_also_with_a_row_added(name: str) -> None:
     """In train mode, or in eval mode where dropout would draw other numbers. Torch's own loss is fp32."""
     expected = example(name, train=name not in WITH_DROPOUT)
-    loss = expected.values[dict(expected.captured.graph.outputs)[LOSS]]
+    graph = expected.captured.graph
+    loss = expected.values[dict(graph.outputs)[LOSS]]
     assert float(loss) == pytest.approx(expected.torch_loss, rel=1e-6)
+    more = with_rows(graph, batch_size(graph), batch_size(graph) + 1)
+    found = {name: [value] for name, value in run_serial(more, expected.leaves).items()}
+    assert_same_outputs(more, graph, found, expected)
