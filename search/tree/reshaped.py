@@ -3,7 +3,7 @@
 Mesh, stages, roles, pins and how a step is run are the plan's. Only the layouts of the other graph are chosen, for a
 number of microbatches in which each has no more examples than before. So nothing is searched, and parameters, gradients
 and optimizer states keep their place. A batch that the devices cannot share evenly is also tried with rows added
-(`pcg.remainder`), and the faster plan is taken.
+(`pcg.remainder`), and a larger one in as many microbatches as before. The fastest plan that fits is taken.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ def reshaped(plan: Plan, graph: Graph, certified: CertifiedSplits, rules: Mappin
     """
     start, solver = time.perf_counter(), Solver(plan.cluster, certified)
     longer, padding = padded(graph, plan.report.padding), plan.report.padding
-    ways = [way for way in (_as_it_is(plan, longer), _with_rows(plan, longer)) if way is not None]
+    offered = _as_it_is(plan, longer), _in_as_many(plan, longer), _with_rows(plan, longer)
+    ways = [way for way in offered if way is not None]
     found, refused = list[tuple[Candidate, SearchReport]](), list[PlanError]()
     for way in ways:
         serial, rewrites = _rewritten(plan, way.graph, rules)
@@ -121,6 +122,13 @@ class _Way(NamedTuple):
 
 def _as_it_is(plan: Plan, graph: Graph) -> _Way:
     return _Way(graph, _counts(plan, graph))
+
+
+def _in_as_many(plan: Plan, graph: Graph) -> _Way | None:
+    """Return a larger batch in as many microbatches as the plan's, so that each has more examples than before."""
+    size, count = batch_size(graph), plan.mesh.num_microbatches
+    is_larger = size > batch_size(plan.graph) and not gives_results(graph)
+    return _Way(graph, [count]) if is_larger and size % count == 0 else None
 
 
 def _with_rows(plan: Plan, graph: Graph) -> _Way | None:

@@ -34,9 +34,9 @@ def net(rows: int, width: int = 1024) -> Graph:
     return b.graph([("loss", b.op("mul", squares, 1 / (rows * 64 * width)))])
 
 
-def first(devices: int, role: str = "zero", microbatches: int = 1) -> Plan:
+def first(devices: int, role: str = "zero", microbatches: int = 1, memory_bytes: int = 2**34) -> Plan:
     mesh = Mesh.of(x=devices)
-    planner = Planner(cluster(devices), every_choice)
+    planner = Planner(cluster(devices, memory_bytes=memory_bytes), every_choice)
     return planner.plan(net(32), "test", mesh=mesh, roles=(role,), microbatches=microbatches)
 
 
@@ -51,6 +51,16 @@ def test_rows_are_added_where_devices_could_not_share_them(
     linears = [plan.graph.types[n.name].layouts[-1] for n in plan.graph.nodes if n.op == "linear"]
     assert all(layout.is_shard and layout.dim == 0 for layout in linears)
     assert Plan.from_json(plan.to_json()).report == plan.report
+
+
+def test_a_larger_batch_has_more_examples_in_a_microbatch_only_where_it_fits() -> None:
+    graph = net(128)
+    large = reshaped(first(4), graph, every_choice, RULES)
+    assert large.mesh.num_microbatches == 1
+    memory_bytes = large.prediction.memory.total_bytes
+    small = reshaped(first(4, memory_bytes=memory_bytes), graph, every_choice, RULES)
+    assert small.mesh.num_microbatches == 4
+    assert small.prediction.memory.total_bytes < memory_bytes
 
 
 def test_devices_compute_what_one_does() -> None:
