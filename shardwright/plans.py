@@ -12,6 +12,11 @@ def file_for(folder: Path, num_ranks: int) -> Path:
     return folder / f"{num_ranks}.json"
 
 
+def sizes_of(folder: Path) -> list[int]:
+    """Return the numbers of ranks that a folder has plans for, the fewest first; [] for a file."""
+    return sorted(int(file.stem) for file in folder.glob("*.json") if file.stem.isdecimal())
+
+
 def plan_file(path: Path, num_ranks: int) -> Path:
     """Return the plan file itself, or, of a folder of plans, the one for so many ranks.
 
@@ -21,8 +26,8 @@ def plan_file(path: Path, num_ranks: int) -> Path:
         return path
     if (own := file_for(path, num_ranks)).is_file():
         return own
-    sizes = sorted(int(file.stem) for file in path.glob("*.json") if file.stem.isdecimal())
+    sizes = ", ".join(map(str, sizes_of(path))) or "none"
     raise PlanError(
-        f"{path}: there is no plan for {num_ranks} ranks, only for {', '.join(map(str, sizes)) or 'none'}; add one with"
-        f" `shardwright plan --for {num_ranks} --output {path}`, or start as many ranks as one of them is for"
+        f"{path}: there is no plan for {num_ranks} ranks, only for {sizes}; add one with `shardwright plan --for "
+        f"{num_ranks} --output {path}`, or start as many ranks as one of them is for"
     )

@@ -16,7 +16,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, takewhile
 from math import gcd, prod
 from operator import mul
 from pathlib import Path
@@ -144,6 +144,11 @@ class Cluster:
     @property
     def num_devices(self) -> int:
         return prod(level.size for level in self.levels)
+
+    @property
+    def per_machine(self) -> int:
+        """The number of devices of a machine: those that levels of links inside machines join."""
+        return prod(level.size for level in takewhile(lambda level: level.kind != "network", self.levels))
 
     @property
     def _own_parts(self) -> tuple[ClusterPart, ...]:

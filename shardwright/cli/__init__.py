@@ -11,6 +11,7 @@
     timeline       `timeline`
     verify         `verify`; `dryrun`: predictions beside a dry run; `numeric`: a step beside the model's
     run            `run`; `torchrun`: its options; `train`: the program of each rank; `elastic`: torchrun with our ends
+    launch         `launch`; `launchfiles`: what is said under each launcher; `slurm`, `kubernetes`: how
     profile        `profile`; `measured`: operators and collectives of real steps
     rules          `rules`; `coverage`: rules that the search used
     calibrate      `calibrate`

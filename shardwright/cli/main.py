@@ -16,6 +16,7 @@ from shardwright.cli.cluster import cluster
 from shardwright.cli.collectives import collectives
 from shardwright.cli.doctor import doctor
 from shardwright.cli.inspect import compare, explain, view
+from shardwright.cli.launch import launch
 from shardwright.cli.plan import plan
 from shardwright.cli.profile import profile
 from shardwright.cli.rules import rules
@@ -60,6 +61,7 @@ for _command in (
     view,
     verify,
     run,
+    launch,
     profile,
     calibrate,
     cluster,

@@ -260,9 +260,9 @@ def refuse_missing(cluster: Cluster, command: str, wanted: int) -> None:
 
 def refuse_remote(cluster: Cluster, command: str) -> None:
     """Raise an error if ranks of other machines are needed."""
-    if len(cluster.levels) > 1 and cluster.levels[-1].size > 1:
+    num_machines = cluster.num_devices // cluster.per_machine if len(cluster.levels) > 1 else 1
+    if num_machines > 1:
         raise MachineError(
-            f"{command} starts ranks on this machine only, and {cluster.name} has {cluster.levels[-1].size} machines; "
-            f"start it on each of them with --nnodes {cluster.levels[-1].size} --rdzv-backend c10d --rdzv-endpoint "
-            "HOST:PORT"
+            f"{command} starts ranks on this machine only, and {cluster.name} has {num_machines} machines; start it on "
+            f"each of them with --nnodes {num_machines} --rdzv-backend c10d --rdzv-endpoint HOST:PORT"
         )

@@ -117,7 +117,10 @@ def test_help_answers_at_once() -> None:
         assert f"\n  {command} " in done.stdout
 
 
-@each("command", ["plan", "explain", "timeline", "compare", "view", "verify", "run", "profile", "calibrate", "doctor"])
+@each(
+    "command",
+    ["plan", "explain", "timeline", "compare", "view", "verify", "run", "launch", "profile", "calibrate", "doctor"],
+)
 def test_every_command_has_help_with_examples(run: Run, command: str) -> None:
     status, out, _ = run(command, "--help")
     assert status == 0
