@@ -13,8 +13,8 @@ from shardwright.lowering import private
 from shardwright.lowering.dtensors.mending import mend_dtensors
 from shardwright.lowering.random.drawing import Stream
 from shardwright.lowering.ranks.agreement import order_of_rank_0
-from shardwright.lowering.ranks.launch import TIMEOUT_S
 from shardwright.lowering.ranks.ranks import Ranks
+from shardwright.lowering.ranks.waits import TIMEOUT_S
 from shardwright.lowering.runtime.entries import Entries
 from shardwright.lowering.runtime.entry import Entry
 from shardwright.lowering.runtime.inputs import CheckInputs

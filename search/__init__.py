@@ -7,9 +7,10 @@ A captured graph, a cluster and a request come in; a `Plan` goes out. Each folde
     exact/       the best layouts of one graph on one mesh
     request/     what the user asks for, and what that leaves of the search space
     choices/     what each operator and tensor can choose, as a problem of pairs
-    collectives/ schedules of collectives for a network, beside the planner
+    collectives/ schedules of collectives for a network, and what the planner may pick
 
     plan         the plan, and its versioned file
+    picked       the schedules that a plan's collectives run by
     admission    what a plan file may say beyond its schema
     checked      whether one eager step was compared with the captured graph
     check        the proof before a plan runs: its graph denotes the captured one

@@ -19,8 +19,8 @@ from shardwright.checking import CheckCapture, check_when
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.lowering.module import ParallelModule
 from shardwright.lowering.private import default_device
-from shardwright.lowering.ranks.launch import TIMEOUT_S, join
-from shardwright.lowering.ranks.waits import start_up
+from shardwright.lowering.ranks.launch import join
+from shardwright.lowering.ranks.waits import TIMEOUT_S, start_up
 from shardwright.lowering.runtime.inputs import CheckInputs
 from shardwright.lowering.runtime.precision import check_device
 from shardwright.lowering.store.deferred import DeferredValues, is_unreal

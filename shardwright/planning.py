@@ -20,6 +20,8 @@ from shardwright.judging import jury
 from shardwright.options import PlanOptions, Statistics
 from shardwright.pcg.capture.capture import Captured, capture
 from shardwright.pcg.capture.returned import Returned
+from shardwright.pcg.collectives.sums import adds_alike
+from shardwright.pcg.errors import PlanError
 from shardwright.pcg.foreign import Call
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.padding.longer import padded
@@ -33,6 +35,7 @@ from shardwright.search.collector import collector_paused
 from shardwright.search.plan import Alternative, Plan, fingerprint, most_frequent
 from shardwright.search.tree.planner import Planner, Progress
 from shardwright.verifier.choices import Certified
+from shardwright.verifier.collectives import verify_schedule
 
 
 @lru_cache(maxsize=1)
@@ -80,6 +83,22 @@ def statistics_of(plan: Plan) -> Statistics:
     return Statistics(plan.mesh.num_microbatches, plan.execution.per_microbatch)
 
 
+def check_schedules(cluster: Cluster) -> None:
+    """Prove the schedules that a cluster holds: that they are right, and that all ranks add up in the same order.
+
+    Raises:
+        PlanError: one is not, with the chunk, rank and step.
+    """
+    schedules = cluster.schedules
+    for schedule in () if schedules is None else schedules.own:
+        verdict = verify_schedule(schedule)
+        if not verdict.is_certified:
+            raise PlanError(f"{schedule.name}: {verdict.refusals[0]}; plan without this schedule")
+        if not adds_alike(schedule):
+            problem = "ranks would add up in other orders, so replicas would not stay equal"
+            raise PlanError(f"{schedule.name}: {problem}; plan without this schedule")
+
+
 def searched(
     model: nn.Module,
     cluster: Cluster,
@@ -92,6 +111,7 @@ def searched(
 ) -> tuple[Plan, Captured]:
     """Return the best plan over all precisions, with the others as alternatives, and its capture."""
     found, rules = list[tuple[Plan, Captured]](), certified.by_name()
+    check_schedules(cluster)
     for precision in asked.precisions:
         captured = captured_for(model, args, kwargs, asked, progress, precision, asked.statistics)
         check = check_capture_of(model, captured, args, kwargs, check_capture, progress)
@@ -100,6 +120,7 @@ def searched(
         )
         own = _best(planner, captured.graph, type(model).__name__, cluster, asked)
         check_plan(own, captured.graph, certified, rules)
+        check_schedules(own.cluster)
         found.append((replace(own, capture_check=check), captured))
     best, captured = min(found, key=lambda pair: (not fits(pair[0]), pair[0].prediction.step_s))
     others = tuple(

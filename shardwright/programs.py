@@ -35,11 +35,12 @@ from shardwright.pcg.capture.with_loss import LossFunction, with_loss, without_l
 from shardwright.pcg.errors import BatchError, InfeasibleError, PlanError
 from shardwright.pcg.foreign import Call, calls
 from shardwright.pcg.step.meshes import stage_meshes
-from shardwright.planning import captured_for, certified_by, searched, statistics_of
+from shardwright.planning import captured_for, certified_by, check_schedules, searched, statistics_of
 from shardwright.ranks import batch_facts, check_world, from_rank_0, model_facts, same_on_all_ranks
 from shardwright.reports.facts import memory_verdict
 from shardwright.reports.wording import idle, infeasible
 from shardwright.search.check import check_plan
+from shardwright.search.picked import by_stage
 from shardwright.search.plan import Plan
 from shardwright.search.tree.planner import Progress
 from shardwright.search.tree.reshaped import best_together, reshaped
@@ -191,7 +192,7 @@ class Programs:
     ) -> EntrySpec:
         return EntrySpec(
             plan.graph, constants, options, plan.execution, plan.execution.base, self._check_inputs, self._timeout_s,
-            training=training, capture_check=plan.capture_check,
+            training=training, capture_check=plan.capture_check, schedules=by_stage(plan),
         )  # fmt: skip
 
     # ---- on rank 0 ----
@@ -207,6 +208,7 @@ class Programs:
             found = self._given
             captured = self._captured(model, args, kwargs, found, calls(found.graph))
             check_plan(found, captured.graph, certified, certified.by_name())
+            check_schedules(found.cluster)
             if found.capture_check is None or not found.capture_check.equal:
                 found = self._compared(found, model, captured, args, kwargs)
         self._checked.add(model.training)

@@ -3,6 +3,7 @@
     device        one accelerator, or one CPU rank: speeds and memory
     topology      one level of a network: its units, its links, and their speed
     wiring        the GPUs of one machine, pair by pair
+    schedules     schedules that collectives may run by, as a part of a cluster
     cluster       devices and levels together, and the source of each figure
     cluster_json  cluster files, read and checked
     presets       common machines, from published figures

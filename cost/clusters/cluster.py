@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, get_args
 
 from shardwright.cost.clusters.device import Device, slowest_device
+from shardwright.cost.clusters.schedules import Schedules, schedules_of
 from shardwright.cost.clusters.topology import Level, slowest_level
 from shardwright.pcg import checks
 from shardwright.pcg.errors import ClusterError
@@ -91,6 +92,8 @@ class Cluster:
         provenance: where the figures come from: "default", "datasheet: …" or "measured <date> …".
         collectives: measured lines, used in place of the model of the links; only for clusters of one level.
         parts: of a mixed cluster, in the order of their ranks; empty where all devices and links are equal.
+        schedules: what collectives may run by beside the library's own algorithms: None, "synthesized" or the path of a
+            folder of schedules; kept as `Schedules`.
     """
 
     name: str
@@ -100,6 +103,7 @@ class Cluster:
     provenance: str
     collectives: tuple[CollectiveLine, ...] = ()
     parts: tuple[ClusterPart, ...] = ()
+    schedules: Schedules | None = None
 
     preset: ClassVar[_Preset]
     mixed: ClassVar[Callable[[Sequence[tuple[str, int] | tuple[str, int, int]]], Cluster]]
@@ -117,6 +121,7 @@ class Cluster:
         lines = _checked_tuple(self.collectives, "Cluster", "collectives", CollectiveLine)
         object.__setattr__(self, "collectives", lines)
         object.__setattr__(self, "parts", _checked_tuple(self.parts, "Cluster", "parts", ClusterPart))
+        object.__setattr__(self, "schedules", schedules_of(self.schedules))
         checks.choice(self.backend, "Cluster", "backend", BACKENDS)
         if self.backend == "nccl" and self.device.kind == "cpu":
             problem = "expected 'gloo' for a device of kind 'cpu', got 'nccl'; NCCL moves data between GPUs only"
@@ -205,6 +210,8 @@ class Cluster:
         if len(backends) > 1:
             problem = f"expected one backend, got {' and '.join(backends)}; they do not reach others"
             raise ClusterError(f"Cluster.join: {problem}")
+        if len({cluster.schedules for cluster in clusters}) > 1:
+            raise ClusterError("Cluster.join: expected the same schedules in all clusters, got others; set them after")
         parts = tuple(part for cluster in clusters for part in cluster._own_parts)
         return cls(
             name=name or _names(clusters),
@@ -213,12 +220,23 @@ class Cluster:
             backend=clusters[0].backend,
             provenance="; ".join(dict.fromkeys(cluster.provenance for cluster in clusters)),
             parts=parts if len(set(parts)) > 1 else (),
+            schedules=clusters[0].schedules,
         )
+
+    def with_schedules(self, schedules: Schedules | str | os.PathLike[str] | None) -> Cluster:
+        """Return the cluster with schedules: "synthesized", the path of a folder, or None for the library alone.
+
+        Raises:
+            ClusterError, ScheduleError: the folder has none, or a file cannot be read.
+        """
+        return replace(self, schedules=schedules_of(schedules))
 
     def to_json(self) -> dict[str, object]:
         """Return the JSON form, described by `cost/clusters/cluster.schema.json`."""
-        fields = {name: value for name, value in asdict(self).items() if name != ("device" if self.parts else "parts")}
-        return {"format": FORMAT, "version": VERSION, **json.loads(json.dumps(fields))}
+        own, left_out = replace(self, schedules=None), {"schedules", "device" if self.parts else "parts"}
+        fields = {name: value for name, value in asdict(own).items() if name not in left_out}
+        schedules = {} if self.schedules is None else {"schedules": self.schedules.to_json()}
+        return {"format": FORMAT, "version": VERSION, **json.loads(json.dumps(fields)), **schedules}
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the JSON form to `path`, whole or not at all, and make its folder where there is none."""

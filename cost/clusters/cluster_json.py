@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from shardwright.cost.clusters.cluster import FORMAT, VERSION, Cluster, ClusterPart, CollectiveLine
 from shardwright.cost.clusters.device import Device, slowest_device
+from shardwright.cost.clusters.schedules import read_schedules
 from shardwright.cost.clusters.topology import LINK_KINDS, Level
 from shardwright.pcg import checks
 from shardwright.pcg.errors import ClusterError
@@ -63,7 +64,7 @@ def read_cluster(data: object, source: str = "cluster") -> Cluster:
     is_mixed = isinstance(data, dict) and bool(data.get("parts"))
     device_field = () if is_mixed else ("device",)
     required = ("format", "version", "name", *device_field, "levels", "backend", "provenance")
-    top: dict[str, Any] = checks.json_object(data, source, required, ("collectives", "parts"))
+    top: dict[str, Any] = checks.json_object(data, source, required, ("collectives", "parts", "schedules"))
     parts = [_read_part(entry, place) for entry, place in _entries(top.get("parts", []), f"{source}: parts")]
     device = (
         slowest_device([part.device for part in parts]) if parts else _read(Device, top["device"], f"{source}: device")
@@ -71,8 +72,11 @@ def read_cluster(data: object, source: str = "cluster") -> Cluster:
     links = _with_kinds(top["levels"]) if top["version"] == 1 else top["levels"]
     levels = _read_each(Level, links, f"{source}: levels")
     collectives = _read_each(CollectiveLine, top.get("collectives", []), f"{source}: collectives")
+    schedules = read_schedules(top.get("schedules"), f"{source}: schedules")
     with checks.located(f"{source}: "):
-        return Cluster(top["name"], device, levels, top["backend"], top["provenance"], collectives, tuple(parts))
+        return Cluster(
+            top["name"], device, levels, top["backend"], top["provenance"], collectives, tuple(parts), schedules
+        )
 
 
 def _is_version(value: object) -> bool:

@@ -101,16 +101,18 @@ def of_cluster(cluster: Cluster) -> Topology:
     switches is one switch to its devices, or one for each rail; where it is oversubscribed, units share what passes it.
     A mixed cluster has the binding links, as `Cluster.levels`.
     """
-    builder = _Levels(cluster.num_devices)
-    unit = 1
-    for level in cluster.levels:
+    if cluster.num_devices == 1:
+        raise ClusterError(f"cluster {cluster.name!r}: expected at least two devices, got one; it needs no collectives")
+    return of_levels(cluster.name, cluster.levels)
+
+
+def of_levels(name: str, levels: Sequence[Level]) -> Topology:
+    """Return the links of levels, innermost first, which join at least two devices."""
+    builder, unit = _Levels(prod(level.size for level in levels)), 1
+    for level in levels:
         builder.add(level, unit)
         unit *= level.size
-    if not builder.links:
-        raise ClusterError(f"cluster {cluster.name!r}: expected at least two devices, got one; it needs no collectives")
-    return Topology(
-        cluster.name, cluster.num_devices, tuple(builder.merged()), tuple(builder.relays), tuple(builder.shared)
-    )
+    return Topology(name, unit, tuple(builder.merged()), tuple(builder.relays), tuple(builder.shared))
 
 
 class _Levels:

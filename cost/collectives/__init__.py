@@ -8,6 +8,7 @@
     moves          seconds of a change of layout
     resharding     seconds from the mesh of one stage to that of another
     simulation     seconds of a schedule on a network of links
+    scheduled      which schedule is worth running for a group and a size
     buffers        device memory that NCCL keeps for its connections
 
 The rest of the cost model calls `moves` and `resharding`.

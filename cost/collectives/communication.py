@@ -8,7 +8,8 @@ chain of straight pieces over them (`curve.py`) that never falls.
 Measured lines, where the cluster has them, replace all this; where one collective and group size has several, the
 greatest counts (a flat one for small tensors, a steep one for large).
 
-Curves are cached by the links of a group, so costs do not grow with the cluster where groups are alike.
+Curves are cached by the links of a group, so costs do not grow with the cluster where groups are alike. Where the
+cluster has schedules, a curve has their times wherever one is picked (`scheduled.py`).
 """
 
 from __future__ import annotations
@@ -21,10 +22,13 @@ from shardwright.cost.clusters.cluster import COLLECTIVES, Backend, Cluster, Col
 from shardwright.cost.collectives import algorithms, gloo, nccl
 from shardwright.cost.collectives.algorithms import LinkUse
 from shardwright.cost.collectives.curve import CostLine, Curve, highest, lowest, straight
-from shardwright.cost.collectives.groups import Link, between, check_mesh, group_of, links_of, one_switch
+from shardwright.cost.collectives.groups import Link, between, check_mesh, group_of, links_of, network_of, one_switch
+from shardwright.cost.collectives.scheduled import Picks, picks
 from shardwright.pcg.errors import ClusterError
 
 NOTHING = straight(CostLine(0.0, 0.0), "nothing")
+SCHEDULED: tuple[Collective, ...] = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+"""The collectives that can run by a schedule: those of moves, gathered parameters and gradients."""
 
 
 class Communication:
@@ -43,6 +47,7 @@ class Communication:
         check_mesh(self.mesh_sizes, cluster.num_devices, cluster.name)
         self.groups = tuple(group_of(self.mesh_sizes, axis, cluster.levels) for axis in range(len(self.mesh_sizes)))
         self._curves: dict[tuple[Collective, int], Curve] = {}
+        self._picks: dict[tuple[Collective, int], Picks] = {}
 
     def time_s(self, collective: Collective, axis: int, num_bytes: float) -> float:
         """Return the seconds of a collective along `axis`, an index into the mesh; zero if it has one device.
@@ -82,6 +87,23 @@ class Communication:
 
     def curve(self, collective: Collective, axis: int) -> Curve:
         """Return time over bytes of a collective along `axis`; its pieces are named by algorithm and protocol."""
+        return self.picks(collective, axis).curve
+
+    def picks(self, collective: Collective, axis: int) -> Picks:
+        """Return the curve, and the schedules that are picked where the cluster has any."""
+        key = (collective, axis)
+        if key not in self._picks:
+            library = self.library(collective, axis)
+            schedules = self.cluster.schedules
+            if schedules is None or collective not in SCHEDULED or library is NOTHING:
+                self._picks[key] = Picks(library)
+            else:
+                own = network_of(self.groups[axis], self.cluster.levels, exchanges=collective == "all_to_all")
+                self._picks[key] = picks(collective, own, schedules, self.cluster.backend, library)
+        return self._picks[key]
+
+    def library(self, collective: Collective, axis: int) -> Curve:
+        """Return time over bytes of the library's own algorithms, whatever schedules the cluster has."""
         key = (collective, axis)
         if key not in self._curves:
             if collective not in COLLECTIVES:

@@ -36,6 +36,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 from math import gcd, prod
+from typing import NamedTuple
 
 import numpy as np
 
@@ -223,18 +224,66 @@ def _off_rail(level: Level, below: Level | None, share: float) -> float:
     return min(level.bandwidth_bytes_per_s, level.shared_bytes_per_s / share) if share else level.bandwidth_bytes_per_s
 
 
-def _grid(level: Level, grid: tuple[int, ...], beside: int) -> tuple[float, float, float]:
-    """Return bandwidth to neighbours, bandwidth in an exchange, and hop latency, on a ring, a torus or a grid."""
+class _Span(NamedTuple):
+    """A group along one dimension of a grid: of `extent` units every `apart`-th is a member, `k` in all.
+
+    `near`: a member's bytes per second to its neighbours. `closed`: whether the members are a ring.
+    """
+
+    extent: int
+    k: int
+    apart: int
+    closed: bool
+    near: float
+
+
+def _spans(level: Level, grid: tuple[int, ...], beside: int) -> list[_Span]:
+    """Return the dimensions along which a group spreads on a ring, a torus or a grid, innermost first."""
     extents = tuple(reversed(level.dims)) or (level.size,)
-    each = level.shared_bytes_per_s / len(extents)
-    near, crossing_s, steps = list[float](), list[float](), 1
+    each, found = level.shared_bytes_per_s / len(extents), list[_Span]()
     for extent, k in zip(extents, grid, strict=True):
         if k > 1:
             apart = max(1, min(beside, extent // k))
             closed = level.topology != "mesh" and k * apart == extent
-            near.append(each / apart / (1 if closed else 2))
-            crossing_s.append(k**2 // 4 / k / near[-1])
-            steps = max(steps, apart)
+            found.append(_Span(extent, k, apart, closed, each / apart / (1 if closed else 2)))
         beside = max(1, beside // extent)
-    split = prod(grid)
-    return len(near) * min(near), (split - 1) / split / max(crossing_s), level.latency_s * steps
+    return found
+
+
+def _grid(level: Level, grid: tuple[int, ...], beside: int) -> tuple[float, float, float]:
+    """Return bandwidth to neighbours, bandwidth in an exchange, and hop latency, on a ring, a torus or a grid."""
+    spans, split = _spans(level, grid, beside), prod(grid)
+    crossing_s = max(span.k**2 // 4 / span.k / span.near for span in spans)
+    steps = max(1, *(span.apart for span in spans))
+    return len(spans) * min(span.near for span in spans), (split - 1) / split / crossing_s, level.latency_s * steps
+
+
+@lru_cache(maxsize=4096)
+def network_of(group: AxisGroup, levels: tuple[Level, ...], *, exchanges: bool = False) -> tuple[Level, ...]:
+    """Return the levels of a group's own network: its members alone, each with its share of the links.
+
+    `exchanges`: for members that send to all others, which matters where some of them are on other rails.
+    """
+    found, capacity = list[Level](), 1
+    links = iter(links_of(group, levels))
+    for level, split, grid in zip(levels, group.splits, group.grids, strict=True):
+        if split > 1:
+            link = next(links)
+            if level.topology == "ring" or level.dims:
+                found.append(_own_grid(level, link, _spans(level, grid, max(1, group.stride // capacity))))
+            else:
+                rate = link.exchange_bytes_per_s if exchanges else link.bytes_per_s
+                kind = "mesh" if level.topology == "mesh" else "switch"
+                found.append(Level(level.name, split, rate, link.hop_s, level.kind, kind))
+        capacity *= level.size
+    return tuple(found)
+
+
+def _own_grid(level: Level, link: Link, spans: list[_Span]) -> Level:
+    """Return the grid of a group's members; all its links have the rate of the slowest."""
+    closed = all(span.closed for span in spans)
+    rate = min(span.near / (2 if span.closed and span.k > 2 else 1) for span in spans)
+    num_links, dims = sum(min(2, span.k - 1) for span in spans), tuple(span.k for span in reversed(spans))
+    return Level(
+        level.name, link.split, rate * num_links, link.hop_s, level.kind, "torus" if closed else "mesh", 1.0, dims
+    )

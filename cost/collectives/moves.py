@@ -161,11 +161,18 @@ class MoveCosts:
             self._times[key] = moved_s + self.device.op_overhead_s
         return self._times[key]
 
+    def library_s(self, name: str, axis: int, num_bytes: float) -> float:
+        """Return the seconds where no schedule runs: of rows whose numbers a step decides, or along several axes."""
+        if name == SLICE or not name or self.communication.cluster.schedules is None:
+            return self.collective_s(name, axis, num_bytes)
+        curve = self.communication.library(cast("Collective", name), axis)
+        return curve.time_s(num_bytes) + self.device.op_overhead_s
+
     def exchange_s(self, exchange: Exchange, *, backward: bool = False) -> tuple[float, float]:
         """Return the seconds before and after the operator, on the device that sends most."""
         name, axis, imbalance = exchange.collective, exchange.axis, exchange.imbalance
         there_s, back_s = (
-            sum(self.collective_s(name, axis, imbalance * num_bytes) for num_bytes in way)
+            sum(self.library_s(name, axis, imbalance * num_bytes) for num_bytes in way)
             for way in exchange.sent(backward=backward)
         )
         return there_s, back_s

@@ -61,6 +61,23 @@ def simulate(schedule: Schedule, topology: Topology, num_bytes: float, *, in_ord
     return Simulated(max(run.arrivals, default=0.0), tuple(run.starts), tuple(run.arrivals), busy)
 
 
+def busiest_s_per_byte(schedule: Schedule, topology: Topology) -> float:
+    """Return the seconds per byte of the busiest link or resource: no simulation takes less.
+
+    Raises:
+        ClusterError: a transfer has no path.
+    """
+    sizes = [float(chunk.size) for chunk in schedule.collective.chunks]
+    sent, busy = defaultdict[tuple[int, int, tuple[int, ...]], float](float), defaultdict[Server, float](float)
+    for _, src, dst, chunk, _, via in schedule.transfers:
+        sent[src, dst, via] += sizes[chunk]
+    routes = _Routes(topology)
+    for key, share in sent.items():
+        for server, rate, _ in routes[key]:
+            busy[server] += share / rate
+    return max(busy.values(), default=0.0)
+
+
 class _Run:
     """The state of a simulation: what waits at each server, and what happens next."""
 

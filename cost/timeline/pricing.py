@@ -372,7 +372,8 @@ class _Backward(_Pass):
             seconds = what.times * self.steps.cast_s(what.cast_bytes, what.num_bytes)
             tasks.append(self.later.compute(f"cast of {what.name}", seconds, microbatch="last"))
         for axis in what.axes:
-            seconds = what.times * self.steps.collective_s(collective, axis, what.num_bytes)
+            one_s = self.steps.collective_s(collective, axis, what.num_bytes, merged=len(what.axes) > 1)
+            seconds = what.times * one_s
             messages = sent * what.times if axis == what.axes[0] else ()
             task = self.later.launch(
                 what.name, axis, seconds, blocks=False, after=tasks[-1:], microbatch="last", messages=messages

@@ -192,12 +192,7 @@ class Programs:
         """Return the makers of all stages. Stages that are run alike on equally many equal devices share one."""
         stages, meshes = execution.schedule.num_stages, stage_meshes(self.graph.mesh, execution)
         modes = execution.schedule.recompute_by_stage or (execution.recompute,) * stages
-        parts = [self.cluster] * stages
-        if (
-            self.cluster.parts or execution.schedule.stage_sizes
-        ) and stages > 1:  # stages may lie anywhere across machines
-            own = (self.cluster.part(range(*ends)) for ends in pairwise(first_ranks(meshes)))
-            parts = [replace(part, name=self.cluster.name) for part in own]
+        parts = stage_clusters(self.cluster, execution, meshes)
         alike = {mode: self._alike(replace(execution, recompute=mode)) for mode in dict.fromkeys(modes)}
         ways = zip(modes, parts, meshes, strict=True)
         return [self._maker((alike[mode], part, mesh)) for mode, part, mesh in ways]
@@ -250,6 +245,14 @@ def _hops(
         for (_, num_bytes), found in zip(own, (sent, received), strict=True):
             found.append(sum(num_bytes) if pair[0] != pair[1] else 0.0)
     return tuple(hops), tuple(sent), tuple(received)
+
+
+def stage_clusters(cluster: Cluster, execution: Execution, meshes: Sequence[Mesh]) -> list[Cluster]:
+    """Return the cluster of each stage: the whole one, unless stages differ in their devices or sizes."""
+    if len(meshes) == 1 or not (cluster.parts or execution.schedule.stage_sizes):
+        return [cluster] * len(meshes)
+    own = (cluster.part(range(*ends)) for ends in pairwise(first_ranks(meshes)))  # anywhere across machines
+    return [replace(part, name=cluster.name) for part in own]
 
 
 def _posted(sent: Sequence[float], received: Sequence[float], num_stages: int) -> list[float]:

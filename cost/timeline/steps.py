@@ -153,9 +153,13 @@ class Steps(Operations):
         backward = {n.op for n in nodes if graph.types[n.name].grad}
         return sum(known[op][0] for op in forward) + sum(known[op][1] for op in backward)
 
-    def collective_s(self, collective: str, axis: str, num_bytes: float) -> float:
-        """Return the seconds of a collective along a mesh axis over `num_bytes` per group, or of slicing them."""
-        return self.move_costs.collective_s(collective, self.graph.mesh.index(axis), num_bytes)
+    def collective_s(self, collective: str, axis: str, num_bytes: float, *, merged: bool = False) -> float:
+        """Return the seconds of a collective along a mesh axis over `num_bytes` per group, or of slicing them.
+
+        `merged`: as a part of one over several axes at once.
+        """
+        costs = self.move_costs
+        return (costs.library_s if merged else costs.collective_s)(collective, self.graph.mesh.index(axis), num_bytes)
 
     def cast_s(self, before_bytes: float, after_bytes: float) -> float:
         """Return the seconds of a kernel that reads values in one dtype and writes them in another."""

@@ -5,6 +5,7 @@
     ranks        the mesh as one rank sees it: axes with their groups, place, device
     movement     collectives along one axis, without gradients
     scheduled    collectives by a schedule, with point-to-point messages
+    picked       the schedules of an axis: which one for which size, in one order
     channels     messages between pipeline stages, first in, first out
     agreement    values that must be equal on all ranks, compared or taken from rank 0
     waits        waits for other ranks end with an error after a timeout

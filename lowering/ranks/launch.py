@@ -10,7 +10,7 @@ import signal
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
@@ -25,15 +25,14 @@ from torch.distributed.rendezvous import rendezvous
 from shardwright.lowering import private, private_dtensors
 from shardwright.lowering.ranks.groups import columns, grids_of, lines, my_group
 from shardwright.lowering.ranks.movement import Axis, MeshAxis, Time
+from shardwright.lowering.ranks.picked import Picked
 from shardwright.lowering.ranks.ranks import Ranks
-from shardwright.lowering.ranks.waits import start_up
+from shardwright.lowering.ranks.waits import TIMEOUT_S, start_up
 from shardwright.pcg.errors import DistributedError, ShardwrightError
 from shardwright.pcg.launcher import as_torchrun, device_index, find_launch
 from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.stages import STAGES
 from shardwright.pcg.step.meshes import first_ranks, in_words, stage_of
-
-TIMEOUT_S = 600.0
 
 
 def join(timeout_s: float = TIMEOUT_S) -> None:
@@ -103,10 +102,13 @@ def leave() -> None:
         ranks.forget_groups()
 
 
-def connect(mesh: Mesh | Sequence[Mesh], timeout_s: float = TIMEOUT_S) -> Ranks:
+def connect(
+    mesh: Mesh | Sequence[Mesh], timeout_s: float = TIMEOUT_S, schedules: Sequence[Mapping[str, Picked]] = ()
+) -> Ranks:
     """Make a process group with this timeout for each mesh axis. Every rank must call this with the same arguments.
 
-    `mesh`: the only mesh, or the meshes of all pipeline stages; the first stage has the first ranks. Groups are shared
+    `mesh`: the only mesh, or the meshes of all pipeline stages; the first stage has the first ranks. `schedules`: as
+    `Ranks.run_by` takes them. Groups are shared
     with other modules of this process; a group in which a collective failed stays broken for all of them.
     Raises `DistributedError` if the number of running ranks is not that of all stages' meshes.
     """
@@ -123,6 +125,7 @@ def connect(mesh: Mesh | Sequence[Mesh], timeout_s: float = TIMEOUT_S) -> Ranks:
         axes, stages, device_mesh = _axes(meshes, device, timeout_s)
     ranks = Ranks(meshes, axes, device_mesh, device, timeout_s, stages, dist.get_backend() == private.FAKE)
     _CONNECTED.add(ranks)
+    ranks.run_by(schedules)
     return ranks
 
 

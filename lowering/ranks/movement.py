@@ -7,21 +7,26 @@ shard as in `pcg.layout`: the dimension is `blocks` equal blocks, and rank p hol
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from shardwright.lowering.ranks.picked import AxisSchedules, Work
+
 
 @dataclass(eq=False)
 class Axis:
-    """A mesh axis as this rank sees it. `group` is None if the axis has one rank, and after `forget_groups`."""
+    """A mesh axis as this rank sees it. `group` is None if the axis has one rank, and after `forget_groups`.
+
+    `schedules`: what some of its collectives run by, in place of the library's own algorithms.
+    """
 
     name: str
     size: int
     rank: int
     group: dist.ProcessGroup | None = field(default=None, repr=False)
+    schedules: AxisSchedules | None = field(default=None, repr=False)
 
 
 @dataclass(eq=False)
@@ -48,7 +53,7 @@ def all_sum(x: Tensor, axis: Axis, *, inplace: bool = False) -> Tensor:
     if axis.size == 1:
         return x
     y = x.clone() if x.is_contiguous() and not inplace else x.contiguous()
-    dist.all_reduce(y, group=_group(axis))
+    _finish(launch_sum(y, axis, async_op=False))
     return y
 
 
@@ -83,7 +88,7 @@ def gather(x: Tensor, axis: Axis, dim: int, blocks: int = 1) -> Tensor:
         return gather(x.view(torch.uint8), axis, dim, blocks).view(torch.bool)
     x = x.contiguous()
     pieces = x.new_empty((axis.size, *x.shape))
-    dist.all_gather_single(pieces.view(-1), x.view(-1), group=_group(axis))
+    _finish(launch_gather(pieces, x, axis, async_op=False))
     return _merge(pieces, dim, blocks)
 
 
@@ -91,7 +96,9 @@ def sum_scatter(x: Tensor, axis: Axis, dim: int, blocks: int = 1) -> Tensor:
     """Return this rank's slice of the sum of every rank's `x`."""
     if axis.size == 1:
         return x
-    return added(_scatter(_divide(x, axis, dim, blocks), axis)[1])
+    work, summands = launch_scatter(_divide(x, axis, dim, blocks), axis, async_op=False)
+    _finish(work)
+    return added(summands)
 
 
 def exchange(x: Tensor, axis: Axis, old: tuple[int, int], new: tuple[int, int]) -> Tensor:
@@ -109,7 +116,10 @@ def exchange(x: Tensor, axis: Axis, old: tuple[int, int], new: tuple[int, int]) 
         old, new = ((d, n // axis.size if n > min(old[1], new[1]) else n) for d, n in (old, new))
     pieces = _divide(x, axis, *new)
     received = torch.empty_like(pieces)
-    dist.all_to_all_single(received.flatten(), pieces.flatten(), group=_group(axis))
+    work = _by_schedule("all_to_all", axis, pieces, received, axis.size * pieces.numel())
+    if work is None:
+        dist.all_to_all_single(received.view(-1), pieces.view(-1), group=_group(axis))
+    _finish(work)
     return _merge(received, *old)
 
 
@@ -121,22 +131,48 @@ def broadcast(x: Tensor, source: int, group: dist.ProcessGroup) -> None:
 # ---- started, and waited for by whoever needs the result ----
 
 
-def launch_sum(x: Tensor, axis: Axis) -> dist.Work | None:
+def launch_sum(x: Tensor, axis: Axis, *, async_op: bool = True) -> Work | None:
     """Start to sum a contiguous tensor over the ranks, in place."""
-    return dist.all_reduce(x, group=_group(axis), async_op=True)
+    work = _by_schedule("all_reduce", axis, x, x, x.numel())
+    return work or dist.all_reduce(x, group=_group(axis), async_op=async_op)
 
 
-def launch_gather(whole: Tensor, part: Tensor, axis: Axis) -> dist.Work | None:
+def launch_gather(whole: Tensor, part: Tensor, axis: Axis, *, async_op: bool = True) -> Work | None:
     """Start to gather every rank's part, one after the other; both are contiguous."""
-    return dist.all_gather_single(whole.view(-1), part.view(-1), group=_group(axis), async_op=True)
+    work = _by_schedule("all_gather", axis, part, whole, whole.numel())
+    return work or dist.all_gather_single(whole.view(-1), part.view(-1), group=_group(axis), async_op=async_op)
 
 
-def launch_scatter(pieces: Tensor, axis: Axis, room: Tensor) -> tuple[dist.Work, Tensor]:
+def launch_scatter(
+    pieces: Tensor, axis: Axis, room: Tensor | None = None, *, async_op: bool = True
+) -> tuple[Work | None, Tensor]:
     """Start to sum the pieces for this rank, and return what `added` makes the sum of.
 
-    `pieces`: [size, …], one for each rank; `room`: memory of that shape, which may be used.
+    `pieces`: [size, …], one for each rank; `room`: memory of that shape, which may be used. What remains are every
+    rank's pieces with gloo, their sum with NCCL or a schedule. gloo's own reduce-scatter is slower than its all-reduce;
+    an all-to-all and a local sum take 0.7 × as long.
     """
-    return _scatter(pieces, axis, room, async_op=True)
+    group, size = _group(axis), pieces.numel()
+    if axis.schedules is not None and axis.schedules.has("reduce_scatter", size * pieces.element_size()):
+        own = torch.empty_like(pieces[:1])
+        return _by_schedule("reduce_scatter", axis, pieces, own, size), own
+    if dist.get_backend(group) == "gloo":
+        room = torch.empty_like(pieces) if room is None else room
+        return dist.all_to_all_single(room.view(-1), pieces.view(-1), group=group, async_op=async_op), room
+    own = torch.empty_like(pieces[:1])
+    return dist.reduce_scatter_single(own.view(-1), pieces.view(-1), group=group, async_op=async_op), own
+
+
+def _by_schedule(collective: str, axis: Axis, given: Tensor, result: Tensor, num_elements: int) -> Work | None:
+    """Start the schedule that is picked for a collective of `num_elements` of the whole; None: there is none."""
+    if axis.schedules is None or not axis.schedules.has(collective, num_elements * given.element_size()):
+        return None
+    return axis.schedules.start(collective, given.view(-1), result.view(-1), num_elements)
+
+
+def _finish(work: Work | None) -> None:
+    if work is not None:
+        work.wait()
 
 
 def added(summands: Tensor) -> Tensor:
@@ -144,19 +180,6 @@ def added(summands: Tensor) -> Tensor:
     if len(summands) == 1:
         return summands[0]
     return torch.add(*summands) if len(summands) == 2 else summands.sum(0)
-
-
-def _scatter(pieces: Tensor, axis: Axis, room: Tensor | None = None, *, async_op: bool = False) -> tuple[Any, Tensor]:
-    """Return the work and the summands that remain: every rank's piece with gloo, their sum with NCCL.
-
-    gloo's own reduce-scatter is slower than its all-reduce; an all-to-all and a local sum take 0.7 × as long.
-    """
-    group = _group(axis)
-    if dist.get_backend(group) == "gloo":
-        room = torch.empty_like(pieces) if room is None else room
-        return dist.all_to_all_single(room.view(-1), pieces.view(-1), group=group, async_op=async_op), room
-    own = torch.empty_like(pieces[:1])
-    return dist.reduce_scatter_single(own.view(-1), pieces.view(-1), group=group, async_op=async_op), own
 
 
 def _divide(x: Tensor, axis: Axis, dim: int, blocks: int) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from shardwright.lowering import private
 from shardwright.lowering.ranks.groups import Line, lines, my_group
 from shardwright.lowering.ranks.movement import Axis, MeshAxis, Time
+from shardwright.lowering.ranks.picked import AxisSchedules, Picked
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.meshes import first_ranks
 
@@ -79,8 +80,21 @@ class Ranks:
         with private.unset_fake_temporarily():
             return my_group(lines, self.timeout_s, use)
 
+    def run_by(self, picked: Sequence[Mapping[str, Picked]]) -> None:
+        """Let collectives run by schedules: for each stage, by axis, what is picked. Every rank must pass the same."""
+        if self.is_dry:
+            return
+        for axis in self.axes:
+            own = [stage.get(axis.name) or {} for stage in picked]
+            if isinstance(axis, Axis) and axis.size > 1 and any(own):
+                group = self.group(lines(self.meshes, [self.mesh.index(axis.name)]), "schedules")
+                assert group is not None
+                axis.schedules = AxisSchedules(own[self.stages.rank], group, self.timeout_s)
+
     def forget_groups(self) -> None:
         """Release all process groups."""
         for axis in self.all_axes:
             axis.group = None
+            if isinstance(axis, Axis):
+                axis.schedules = None
         private.forget_groups(self.device_mesh)

@@ -6,14 +6,14 @@ it writes, so that a step reads what was there before. Ranks need not be in the 
 
 No gradient passes: what a rank gets is new data, whichever mode of autograd its caller is in.
 
-Nothing here says that a schedule is right: `verifier.collectives` does, before it is run.
+Nothing here says that a schedule is right: `verifier.collectives` does, before it is run. `picked` runs them
+beside what the process does.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from itertools import accumulate, pairwise
 from typing import NamedTuple
@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shardwright.lowering.ranks.launch import TIMEOUT_S
+from shardwright.lowering.ranks.waits import TIMEOUT_S
 from shardwright.pcg.collectives.collective import Collective
 from shardwright.pcg.collectives.schedule import Op, Schedule
 from shardwright.pcg.errors import DistributedError, ScheduleError
@@ -65,13 +65,13 @@ class ScheduledCollective:
         self._steps = [_step(transfers, self._rank) for transfers in schedule.steps]
         self._held = _held(schedule.collective, self._steps, self._rank)
         self._lengths, self._rooms = dict[int, Sequence[int]](), dict[tuple[object, ...], _Room]()
-        self._worker: ThreadPoolExecutor | None = None
 
-    def run(self, given: Tensor, num_elements: int) -> Tensor:
+    def run(self, given: Tensor, num_elements: int, out: Tensor | None = None) -> Tensor:
         """Return this rank's output from its input, each of one dimension: its chunks one after the other.
 
         `num_elements`: of the whole, the same on every rank: of the tensor that an all-gather makes, a broadcast sends
-        or an all-reduce sums, of all inputs of an all-to-all together. No gradient passes.
+        or an all-reduce sums, of all inputs of an all-to-all together. `out`: the memory that it is written to, which
+        may be that of the input. No gradient passes.
 
         Raises:
             ScheduleError: the input has another shape, or the whole does not divide into units.
@@ -85,20 +85,14 @@ class ScheduledCollective:
                 f"{list(given.shape)}; pass x.contiguous().view(-1) of its chunks"
             )
         with torch.inference_mode(False), torch.no_grad():  # memory that is kept outlives the caller's mode
-            return self._run(given.detach(), lengths)
-
-    def start(self, given: Tensor, num_elements: int) -> Future[Tensor]:
-        """Start `run` beside what this process does, and return its output to wait for, by `result()`."""
-        if self._worker is None:
-            self._worker = ThreadPoolExecutor(1, thread_name_prefix="schedule")
-        return self._worker.submit(self.run, given, num_elements)
+            return self._run(given.detach(), lengths, None if out is None else out.detach())
 
     def _lengths_of(self, num_elements: int) -> Sequence[int]:
         if num_elements not in self._lengths:
             self._lengths[num_elements] = chunk_lengths(self.schedule.collective, num_elements)
         return self._lengths[num_elements]
 
-    def _run(self, given: Tensor, lengths: Sequence[int]) -> Tensor:
+    def _run(self, given: Tensor, lengths: Sequence[int], out: Tensor | None) -> Tensor:
         collective, rank = self.schedule.collective, self._rank
         room = self._room(lengths, given)
         start = 0
@@ -107,7 +101,11 @@ class ScheduledCollective:
             start += lengths[chunk]
         for number, step in enumerate(self._steps):
             self._carry_out(number, step, room)
-        return torch.cat([given.new_empty(0), *(room.cells[chunk] for chunk in collective.outputs[rank])])
+        cells = [given.new_empty(0), *(room.cells[chunk] for chunk in collective.outputs[rank])]
+        if out is None:
+            return torch.cat(cells)
+        with torch.inference_mode(out.is_inference()):  # only there may it be written
+            return torch.cat(cells, out=out)
 
     def _room(self, lengths: Sequence[int], like: Tensor) -> _Room:
         key = (like.dtype, like.device, *lengths)

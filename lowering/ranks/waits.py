@@ -15,6 +15,8 @@ import torch.distributed as dist
 from shardwright.lowering import private
 from shardwright.pcg.errors import DistributedError
 
+TIMEOUT_S = 600.0
+"""The longest wait for another rank, where nobody says otherwise."""
 _SIGNS = (
     "Connection closed", "Connection reset", "Timed out", "timed out", "Wait timeout", "pair closure", "gloo", "NCCL",
     "Broken pipe", "Socket",

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Function
 
@@ -21,6 +20,7 @@ from shardwright.lowering.ranks.movement import (
     Axis,
     MeshAxis,
     Time,
+    Work,
     all_sum,
     exchange,
     gather,
@@ -79,7 +79,7 @@ def finish_sum(x: Tensor) -> Tensor:
     return private.wait(x)
 
 
-def start_total(total: Tensor, axis: Axis | None) -> dist.Work | None:
+def start_total(total: Tensor, axis: Axis | None) -> Work | None:
     """Start to sum the loss over the ranks, in place."""
     return None if axis is None or axis.group is None else launch_sum(total, axis)
 

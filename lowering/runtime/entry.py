@@ -63,7 +63,7 @@ class Entry:
     def __init__(self, spec: EntrySpec, store: ParameterStore, stream: Stream) -> None:
         graph, self.execution = as_run(spec.graph, spec.execution).validate(), spec.execution
         check_stages(graph, self.execution, spec.precision)
-        self.ranks = ranks = connect(stage_meshes(graph.mesh, self.execution), spec.timeout_s)
+        self.ranks = ranks = connect(stage_meshes(graph.mesh, self.execution), spec.timeout_s, spec.schedules)
         check_device(spec.precision, ranks.device.type)
         self.capture_check = spec.capture_check
         self.products: Precision | None = spec.precision if ranks.device.type == "cuda" else None

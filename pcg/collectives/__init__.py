@@ -3,6 +3,7 @@
     topology     a network as a directed graph of links, with resources that links share and relays between ranks
     collective   what every rank holds before and after, chunk by chunk
     schedule     transfers in steps: chunk, from, to, copy or reduce; the rate and latency that a topology gives them
+    sums         whether all ranks add in the same order
     timing       the time that a schedule took on ranks
     flows        maximum flows in networks with whole capacities
     bounds       the least steps, and the least seconds per byte, of a collective on a topology

@@ -1,6 +1,7 @@
 """Synthesis of collectives: schedules for a network, with the bound that they are judged by.
 
     synthesis   schedules for a size, better and better: all that follows, compared by simulated time
+    candidates  what the planner may pick for a group: builders that suit its network, and synthesis
     frontier    small networks: the best schedules for each number of steps, until one meets a bound
     exact       one question: is there a schedule of so many chunks, steps and rounds; by Z3
     paced       what no schedule of so many steps can beat; by flows over time
@@ -12,6 +13,6 @@
     sketch      a user's hints as JSON
     symmetry    ranks that a network cannot tell apart
 
-Imports `pcg.collectives` and `cost.collectives.simulation`. Whether a schedule is right is for `verifier.collectives`
+Imports `pcg.collectives` and `cost`. Whether a schedule is right is for `verifier.collectives`
 to say.
 """

@@ -65,10 +65,12 @@ def synthesize(
     weights: Sequence[Fraction | int] | None = None,
     budget_s: float = 60.0,
     sketch: Sketch | None = None,
+    exact: bool = True,
 ) -> Iterator[Found]:
     """Yield schedules of a kind of collective for a size, each faster than the one before.
 
-    No new attempt begins after `budget_s`; the bound is that of the whole network, whatever a sketch leaves out.
+    `exact`: whether Z3 is asked for small networks as well; how long it takes is not known before. No new attempt
+    begins after `budget_s`; the bound is that of the whole network, whatever a sketch leaves out.
 
     Raises:
         ScheduleError: a kind, root or weights that `collective` refuses, a sketch that does not fit, or a network of
@@ -77,7 +79,7 @@ def synthesize(
     require_several(topology)
     sketch, end = sketch or Sketch(), monotonic() + budget_s
     used = sketch.applied(topology)
-    task = _Task(used, kind, num_bytes, root, weights, sketch, budget_s)
+    task = _Task(used, kind, num_bytes, root, weights, sketch, budget_s, exact)
     what = task.collective(1)
     bound, best = least_seconds_per_byte(topology, what), math.inf
     bound_s = max(float(bound.seconds_per_byte) * num_bytes, least_latency_s(topology, what))
@@ -103,6 +105,7 @@ class _Task:
     weights: Sequence[Fraction | int] | None
     sketch: Sketch
     budget_s: float
+    exact: bool
 
     def attempts(self) -> Iterator[Callable[[], Iterator[Schedule]]]:
         """Yield what can be tried, from the least effort on."""
@@ -110,7 +113,7 @@ class _Task:
             dual = replace(self, topology=self.topology.reversed(), kind=DUALS[self.kind])
             yield from (partial(_backwards, attempt, dual.topology, self.topology) for attempt in dual.attempts())
             return
-        if self.topology.num_ranks <= SMALL_RANKS and self.weights is None:
+        if self.exact and self.topology.num_ranks <= SMALL_RANKS and self.weights is None:
             yield self._exact
         numbers = sorted(self.sketch.pieces or PIECES)
         for pieces in numbers:

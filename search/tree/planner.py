@@ -27,10 +27,12 @@ from shardwright.pcg.step.precisions import PrecisionMode
 from shardwright.pcg.step.time import check_time
 from shardwright.search.choices.domain import CertifiedSplits
 from shardwright.search.choices.problem import NoLayoutsError
+from shardwright.search.collectives.candidates import for_planner
 from shardwright.search.collector import collector_paused
 from shardwright.search.effort import FAR
 from shardwright.search.exact.folding import Folded
 from shardwright.search.exact.solving import Candidate, Identity, Solver, different, rank
+from shardwright.search.picked import with_its_schedules
 from shardwright.search.plan import Alternative, Plan, SearchReport, fingerprint, most_frequent
 from shardwright.search.request.anytime import Stop
 from shardwright.search.request.options import SearchOptions, SearchWords
@@ -90,10 +92,10 @@ class Planner:
         per_microbatch: Sequence[str] = (),
         reduce_dtype: ReduceDtype | None = None,
     ) -> None:
-        self.cluster, self.certified, self.rules = cluster, certified, rules or {}
+        self.cluster, self.certified, self.rules = for_planner(cluster), certified, rules or {}
         self.execution = Execution(precision, per_microbatch=tuple(per_microbatch), reduce_dtype=reduce_dtype)
         self.progress = progress or (lambda message: None)
-        self.solver = Solver(cluster, certified)
+        self.solver = Solver(self.cluster, certified)
         self.limit_bytes = self.solver.limit_bytes
         self.places: Counter[str] = Counter()
 
@@ -236,11 +238,11 @@ class Planner:
             stop.reason,
             sum(queue.left for queue in found.queues),
         )
-        return Plan(
+        return with_its_schedules(Plan(
             best.graph, solver.cluster, model, fingerprint(graph), best.prediction,
             _others(chosen, costed, {} if stop.reached else remedied(costed, ways)),
             report, best.execution, asked,
-        )  # fmt: skip
+        ))  # fmt: skip
 
     def _attempted(
         self, ways: Ways, fitter: Fitter, phases: Phases, stop: Stop, *, compared: bool, by_hand: bool

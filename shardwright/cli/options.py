@@ -32,6 +32,10 @@ DTYPES = ("float32", "bfloat16", "float16", "float64")
 WHAT_IF = ("nodes", "bandwidth", "memory", "flops", "batch", "seq")
 PATH = click.Path(path_type=Path)
 FILE_PATH = click.Path(dir_okay=False, path_type=Path)
+COLLECTIVES_HELP = (
+    "What collectives may run by beside the library's own algorithms: schedules that are synthesized for the networks "
+    "of groups, or those of a folder (`collectives build -o`). The plan has those that it runs."
+)
 CLUSTER_HELP = f"What to plan for: {CLUSTER_FORMS}"
 
 
@@ -115,10 +119,18 @@ def parse_roles(text: str) -> Sequence[str]:
 
 
 def cluster_option(command: Command) -> Command:
-    """Add `--cluster` to a command."""
-    return click.option(
+    """Add `--cluster` to a command, and `--collectives`, which says by what schedules its collectives may run."""
+
+    @wraps(command)
+    def on_cluster(*args: Any, cluster: Cluster, collectives: str | None, **words: Any) -> Any:  # noqa: ANN401
+        own = cluster if collectives is None else cluster.with_schedules(collectives)
+        return command(*args, cluster=own, **words)
+
+    named = click.option(
         "--cluster", type=parse_cluster, metavar="CLUSTER", default="local:2", show_default=True, help=CLUSTER_HELP
-    )(command)
+    )
+    scheduled = click.option("--collectives", metavar="synthesized|FOLDER", help=COLLECTIVES_HELP)
+    return cast("Command", named(scheduled(on_cluster)))
 
 
 def format_option(command: Command) -> Command:

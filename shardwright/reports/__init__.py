@@ -17,7 +17,7 @@ Reports, each a `Report` with `paragraphs()` for people and `data()` for program
 
     report         the base of every report; the command line shows any by `terminal.show`
     plan           `explain`; `asking`, `byhand`, `formula`, `again`, `stages`, `trace`, `throughput`,
-                   `foreign`: its parts
+                   `foreign`, `scheduled`: its parts
     comparison     `compare`; `differences`: two trees side by side
     timeline       `timeline`
     profile        measured steps beside the prediction

@@ -29,6 +29,7 @@ from shardwright.reports.peak import fullest, largest, peak_values
 from shardwright.reports.report import Paragraph, Report
 from shardwright.reports.rounding import precision, rounded
 from shardwright.reports.running import gathered, made_again, meshes, running_data, statistics, way
+from shardwright.reports.scheduled import scheduled, scheduled_data
 from shardwright.reports.stages import stage_facts, stages
 from shardwright.reports.throughput import throughput
 from shardwright.reports.trace import rewrite_trace, trace_data
@@ -83,6 +84,7 @@ class PlanReport(Report):
             rounded(self.facts),
             self.modules(self.depth),
             _communication(self.facts),
+            *scheduled(self.facts),
             _memory(self.facts),
             largest(self.facts),
             *alternatives(self.plan),
@@ -143,6 +145,7 @@ class PlanReport(Report):
                 }
                 for axis in self.facts.axes
             ],
+            "schedules": scheduled_data(self.facts),
             "communication": [{**asdict(t), "text": move_text(t, plan.mesh)} for t in self.facts.traffic],
             "alternatives": [
                 {

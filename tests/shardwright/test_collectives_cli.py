@@ -194,3 +194,11 @@ def test_what_is_not_right_is_not_run(run: Run) -> None:
     assert "run takes schedules" in run("collectives", "run", "ring.xml")[2]
     run("collectives", "build", "ring", "all_reduce", "--ranks", "65", "-o", "large.json")
     assert "65 ranks on one machine; run at most 64" in run("collectives", "run", "large.json")[2]
+
+
+def test_a_cluster_takes_schedules_by_an_option(run: Run) -> None:
+    status, out, _ = run("plan", "--help")
+    assert (status, "--collectives synthesized|FOLDER" in out) == (0, True)
+    Path("empty").mkdir()
+    status, _, error = run("plan", "net.py:make", "--cluster", "local:4", "--collectives", "empty")
+    assert (status, "schedules: empty: expected .json or .xml files of schedules" in error) == (2, True)

@@ -194,7 +194,7 @@ ERRORS = [
         changed(["topology"], "torus"),
         (
             "c.json: unknown field 'topology'; remove it or correct it to one of 'format', 'version', 'name', "
-            "'device', 'levels', 'backend', 'provenance', 'collectives', 'parts'"
+            "'device', 'levels', 'backend', 'provenance', 'collectives', 'parts', 'schedules'"
         ),
     ),
     (
@@ -247,7 +247,7 @@ ERRORS = [
         changed(["parts"], [{"device": {}}]),
         (
             "c.json: unknown field 'device'; remove it or correct it to one of 'format', 'version', 'name', 'levels', "
-            "'backend', 'provenance', 'collectives', 'parts'"
+            "'backend', 'provenance', 'collectives', 'parts', 'schedules'"
         ),
     ),
     (

@@ -1,0 +1,122 @@
+"""The moves of a rank give the same by schedules as by torch's collectives, at once and beside other work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from shardwright.lowering.ranks import movement as m
+from shardwright.lowering.ranks.launch import connect, run_ranks
+from shardwright.lowering.ranks.movement import Axis
+from shardwright.lowering.ranks.picked import AxisSchedules, Picked
+from shardwright.pcg.collectives.builders.table import build
+from shardwright.pcg.errors import DistributedError
+from shardwright.pcg.mesh import Mesh
+
+NUM_RANKS = 4
+LEAST_BYTES = 64.0
+BY_KIND = {
+    "all_reduce": build("halving-doubling", "all_reduce", (4,)),
+    "all_gather": build("bruck", "all_gather", (4,)),
+    "reduce_scatter": build("hierarchical", "reduce_scatter", (2, 2)),
+    "all_to_all": build("hierarchical", "all_to_all", (2, 2)),
+}
+PICKED: Picked = {kind: [(0.0, None), (LEAST_BYTES, one)] for kind, one in BY_KIND.items()}
+
+
+def moves(axis: Axis) -> Mapping[str, Callable[[Tensor], Tensor]]:
+    """Every move of a tensor [8, 12], by name."""
+
+    def scattered(x: Tensor) -> Tensor:
+        work, summands = m.launch_scatter(x.view(4, 2, 12).contiguous(), axis, torch.empty(4, 2, 12).to(x))
+        return _waited(work, m.added(summands)) if work is None else m.added(_waited(work, summands))
+
+    def gathered(x: Tensor) -> Tensor:
+        return _waited(m.launch_gather(whole := x.new_empty(4, 8, 12), x, axis), whole)
+
+    def summed(x: Tensor) -> Tensor:
+        return _waited(m.launch_sum(own := x.clone(), axis), own)
+
+    def both_ways(x: Tensor) -> Tensor:
+        """Two that run beside each other, waited for in the other order."""
+        first, second = x.clone(), x.new_empty(4, 8, 12)
+        works = [m.launch_sum(first, axis), m.launch_gather(second, x, axis)]
+        return _waited(works[1], second).sum(0) + _waited(works[0], first)
+
+    return {
+        "sum": lambda x: m.all_sum(x, axis),
+        "gather": lambda x: m.gather(x, axis, 1, 3),
+        "scatter": lambda x: m.sum_scatter(x, axis, 0, 2),
+        "exchange": lambda x: m.exchange(x, axis, (0, 1), (1, 1)),
+        "scattered": scattered,
+        "gathered": gathered,
+        "summed": summed,
+        "both": both_ways,
+    }
+
+
+def _waited(work: Any, result: Tensor) -> Tensor:
+    if work is not None:
+        work.wait()
+    return result
+
+
+def test_moves_by_schedules_are_moves() -> None:
+    def body() -> list[str]:
+        (plain,) = connect(Mesh.of(a=NUM_RANKS), 30).axes
+        assert isinstance(plain, Axis)
+        group: Any = dist.new_group(list(range(NUM_RANKS)))
+        axis = replace(plain, schedules=AxisSchedules(PICKED, group, 30))
+        wrong, generator = list[str](), torch.Generator().manual_seed(plain.rank)
+        kinds = [torch.float64, torch.bfloat16, torch.int32, torch.bool]  # torch's sum of integers is of int64
+        for (name, by_torch), ours in zip(moves(plain).items(), moves(axis).values(), strict=True):
+            for dtype in kinds if name in ("gather", "exchange") else kinds[:2]:
+                x = torch.randint(-4, 5, (8, 12), generator=generator).to(dtype)
+                with torch.inference_mode(name == "sum"):
+                    expected, found = by_torch(x), ours(x)
+                if not torch.equal(expected, found) or found.dtype != expected.dtype:
+                    wrong.append(f"{name}, {dtype}")
+        small = torch.ones(4)  # 16 bytes: the library's
+        assert axis.schedules is not None
+        assert not axis.schedules.has("all_reduce", 16)
+        assert not axis.schedules.has("broadcast", 1e6)
+        assert torch.equal(m.all_sum(small, axis), small * 4)
+        return wrong
+
+    assert run_ranks(body, NUM_RANKS, 60) == [[]] * NUM_RANKS
+
+
+def test_ranks_take_the_schedules_of_their_plan() -> None:
+    """By stage and axis; each has a group of its own, and what never comes ends with an error that says where."""
+    two: Picked = {"all_reduce": [(0.0, build("direct", "all_reduce", (2,)))]}
+
+    def body() -> tuple[list[bool], str]:
+        ranks = connect([Mesh.of(a=2, b=1)] * 2, 30)
+        ranks.run_by([{"a": two, "b": {}}, {}])
+        axis = ranks.axes[0]
+        assert isinstance(axis, Axis)
+        has = [isinstance(own, Axis) and own.schedules is not None for own in ranks.axes]
+        assert axis.schedules is not None
+        first_stage = dist.get_rank() < 2
+        assert axis.schedules.has("all_reduce", 1) == first_stage
+        assert torch.equal(m.all_sum(torch.ones(3), axis), torch.full((3,), 2.0))
+        text = ""
+        if dist.get_rank() == 1:  # rank 0 never comes
+            axis.schedules = AxisSchedules(two, axis.group, 0.5)  # pyright: ignore[reportArgumentType]
+            with pytest.raises(DistributedError) as error:
+                _waited(m.launch_sum(torch.ones(3), axis), torch.ones(1))
+            text = str(error.value)
+        dist.barrier()
+        ranks.forget_groups()
+        assert axis.schedules is None
+        return has, text
+
+    for rank, (has, text) in enumerate(run_ranks(body, 4, 60)):
+        assert has == [True, False]
+        assert ("direct all_reduce 2: rank 1 of the group, step 0" in text) == (rank == 1)

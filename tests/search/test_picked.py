@@ -1,0 +1,168 @@
+"""A plan with schedules: it holds those that it runs, and its file, price and ranks say the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from shardwright.api import compile as compiled
+from shardwright.api import plan
+from shardwright.cost.clusters.cluster import Cluster
+from shardwright.cost.clusters.schedules import Schedules
+from shardwright.cost.clusters.topology import Level
+from shardwright.cost.collectives.communication import Communication
+from shardwright.cost.predict import predict
+from shardwright.lowering.ranks.launch import run_ranks
+from shardwright.lowering.ranks.scheduled import ScheduledCollective
+from shardwright.pcg.collectives.builders.table import build
+from shardwright.pcg.errors import DistributedError, PlanError
+from shardwright.reports.plan import PlanReport
+from shardwright.search.picked import by_library, by_stage, uses
+from shardwright.search.plan import Plan
+
+TWO_NODES = Cluster(
+    "two nodes",
+    Cluster.local(2).device,
+    (Level("host", 2, 1e9, 50e-6, "host"), Level("net", 2, 2.5e7, 100e-6)),
+    "gloo",
+    "default",
+)
+WAYS: Mapping[str, tuple[dict[str, int], list[str]]] = {
+    "data": ({"dp": 4}, ["data"]),
+    "zero": ({"dp": 4}, ["zero"]),
+    "tensor": ({"tp": 4}, ["tensor"]),
+}
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(64, 256), nn.Linear(256, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x + self.down(torch.relu(self.up(x)))).square().mean()
+
+
+def net() -> Net:
+    torch.manual_seed(0)
+    return Net().double()
+
+
+BATCH = {"x": torch.randn(256, 64, generator=torch.Generator().manual_seed(1)).double()}
+
+
+@pytest.fixture(scope="module")
+def plans() -> Mapping[str, Plan]:
+    cluster = TWO_NODES.with_schedules("synthesized")
+    return {name: plan(net(), cluster, kwargs=BATCH, mesh=mesh, roles=roles) for name, (mesh, roles) in WAYS.items()}
+
+
+def test_a_plan_holds_what_it_runs_and_no_more(plans: Mapping[str, Plan], tmp_path: Path) -> None:
+    for name, own in plans.items():
+        used = {use.schedule for use in uses(own) if use.schedule is not None}
+        assert used, name
+        assert own.cluster.schedules == Schedules(tuple(used))
+        assert {use.collective for use in uses(own)} >= {"zero": {"reduce_scatter", "all_gather"}}.get(
+            name, {"all_reduce"}
+        )
+        assert by_library(own) > own.prediction.step_s
+        assert sum(use.saved_s for use in uses(own)) > 0
+        own.save(tmp_path / "plan.json")
+        again = Plan.load(tmp_path / "plan.json")
+        assert again == own
+        assert predict(again.graph, again.cluster, again.execution) == own.prediction
+        assert str(by_stage(again)) == str(by_stage(own))
+
+
+def test_ranks_and_prices_decide_alike(plans: Mapping[str, Plan]) -> None:
+    own = plans["data"]
+    communication = Communication(own.cluster, own.mesh.device_sizes)
+    (by_axis,) = by_stage(own)
+    for use in uses(own):
+        pieces = by_axis[use.axis].get(use.collective, [(0.0, None)])
+        taken = [schedule for start, schedule in pieces if start <= use.num_bytes][-1]
+        assert taken is use.schedule
+        seconds = communication.curve("all_reduce", 0).time_s(use.num_bytes)
+        assert (seconds if use.collective == "all_reduce" else use.seconds) == use.seconds
+
+
+def test_the_report_says_what_is_gained(plans: Mapping[str, Plan]) -> None:
+    report = PlanReport(plans["data"])
+    text = "\n".join(map(str, report.paragraphs()))
+    assert "Collectives by schedules\n  a step takes" in text
+    assert "where gloo runs all collectives" in text
+    assert " all_reduce 2x2 " in text
+    data = report.data()["schedules"]
+    assert data["library_step_s"] > data["step_s"]
+    assert PlanReport(replace(plans["data"], cluster=TWO_NODES)).data()["schedules"] is None
+    nothing = replace(plans["data"], cluster=TWO_NODES.with_schedules(Schedules()))
+    assert "none: no schedule is worth running in place of gloo's own" in str(PlanReport(nothing).paragraphs())
+
+
+def test_a_compiled_step_runs_them(plans: Mapping[str, Plan]) -> None:
+    """Loss and gradients are those of one process; as many schedules run as were priced."""
+
+    def body() -> list[tuple[float, float, int]]:
+        return [_step(own) for own in plans.values()]
+
+    expected = net()
+    loss = expected(**BATCH)
+    for by_rank in run_ranks(body, 4, 120):
+        for own, (found, error, count) in zip(plans.values(), by_rank, strict=True):
+            assert found == pytest.approx(loss.item(), rel=1e-12)
+            assert error < 1e-15
+            assert count == sum(use.times for use in uses(own) if use.schedule is not None)
+
+
+def _step(own: Plan) -> tuple[float, float, int]:
+    count, run = [0], ScheduledCollective.run
+
+    def counted(self: ScheduledCollective, given: Tensor, num_elements: int, out: Tensor | None = None) -> Tensor:
+        count[0] += 1
+        return run(self, given, num_elements, out)
+
+    reference = net()
+    reference(**BATCH).backward()
+    parallel = compiled(net(), plan=own, kwargs=BATCH)
+    ScheduledCollective.run = counted
+    try:
+        loss = parallel.forward_backward(**BATCH)
+    finally:
+        ScheduledCollective.run = run
+    errors = [
+        (p.grad.full_tensor() - q.grad).abs().max().item()
+        for p, q in zip(parallel.parameters(), reference.parameters(), strict=True)
+        if isinstance(p.grad, DTensor) and q.grad is not None
+    ]
+    assert len(errors) == 4
+    return loss.item(), max(errors), count[0]
+
+
+def test_what_is_wrong_is_not_run(plans: Mapping[str, Plan]) -> None:
+    """A plan file is from anyone: a schedule is proven before a rank runs it, a folder's before the search."""
+    ring = build("ring", "all_reduce", (4,))
+    cut = replace(ring, transfers=ring.transfers[:-1])
+    for schedule, words in (
+        (cut, "ring all_reduce 4: .*plan without this schedule"),
+        (build("one-shot", "all_reduce", (4,)), "would add up in other orders"),
+    ):
+        cluster = TWO_NODES.with_schedules(Schedules([schedule]))
+        with pytest.raises(PlanError, match=words):
+            plan(net(), cluster, kwargs=BATCH)
+
+    def body(own: Plan) -> None:
+        compiled(net(), plan=own, kwargs=BATCH)
+
+    hostile = replace(plans["data"], cluster=TWO_NODES.with_schedules(Schedules([cut])))
+    with pytest.raises(DistributedError, match="plan without this schedule"):
+        run_ranks(lambda: body(hostile), 4, 60)
+    data = plans["data"].to_json()
+    data["cluster"] = {**TWO_NODES.to_json(), "schedules": "/etc"}
+    with pytest.raises(PlanError, match="schedules"):
+        Plan.from_json(data)
