@@ -92,7 +92,7 @@ bench-accuracy: $(STAMP) ## compare predictions with published runs and with thi
 bench-rules: $(STAMP) ## generate and prove rules, mutate them, see which the search uses; writes a page in docs/
 	$(PY) -m bench.rules
 
-bench-collectives: $(STAMP) ## synthesize collectives beside their bounds and what others publish; writes docs/collectives.md: three minutes
+bench-collectives: $(STAMP) ## synthesize collectives beside their bounds and what others publish; writes docs/collectives.md: four minutes
 	OMP_NUM_THREADS=1 $(PY) -m bench.synthesis
 
 bench-gains: $(STAMP) ## see which rules fire on which models, and what they gain; ends docs/rules.md with its tables

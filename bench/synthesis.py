@@ -1,4 +1,4 @@
-"""Synthesis of collectives beside what others publish: writes docs/collectives.md. Two minutes on two cores.
+"""Synthesis of collectives beside what others publish: writes docs/collectives.md. Four minutes on two cores.
 
 Each schedule is judged by `verifier.collectives`, and its seconds are simulated (`cost.collectives.simulation`). What
 others reach, and in how long, stands in the tables with its source.
@@ -17,6 +17,7 @@ from fractions import Fraction
 from pathlib import Path
 from time import process_time
 
+from bench import throttled
 from bench.schedule_times import fits
 from shardwright.cost.clusters.networks import DGX1_NVLINKS, GB, preset_topology
 from shardwright.cost.clusters.shapes import grid
@@ -308,17 +309,29 @@ The second row takes one rate of a block for each protocol from three schedules,
 | rates | times | median error | order of pairs right |
 |---|--:|--:|--:|
 {times}
+
+## On ranks, over a slow link
+
+Eight gloo ranks in two network namespaces, whose one link the kernel keeps to {rate} MB/s each way: an all-reduce of
+{size} MiB, and a data-parallel step whose gradients are as large (`bench/throttled.py`). The planner picks the
+schedule, and `compile` runs it. gloo's own all-reduce is a ring, which sends more over the link. Medians of {repeats}
+rounds; eight ranks share {cpus} cores.
+
+| | predicted, ms | measured, ms | of gloo's |
+|---|--:|--:|--:|
+{throttled}
 """
 
 
 def page() -> str:
     rows = {"exact": exact_rows, "optimum": optimum_rows, "ndv2": ndv2_rows, "grid": grid_rows, "part": part_rows,
-            "mesh": mesh_rows, "other": other_rows, "times": time_rows}  # fmt: skip
+            "mesh": mesh_rows, "other": other_rows, "times": time_rows, "throttled": throttled.rows}  # fmt: skip
     tables = {}
     for name, make in rows.items():
         tables[name] = "\n".join(make())
         print(tables[name], flush=True)
-    return TEXT.format(date=date.today().isoformat(), cpus=os.cpu_count(), **tables)
+    slow = {"rate": throttled.BYTES_PER_S / 1e6, "size": throttled.NUM_BYTES >> 20, "repeats": throttled.REPEATS}
+    return TEXT.format(date=date.today().isoformat(), cpus=os.cpu_count(), **slow, **tables)
 
 
 def main() -> None:

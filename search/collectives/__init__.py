@@ -11,6 +11,7 @@
     timing      steps by the moments at which transfers start
     channels    what limits transfers
     sketch      a user's hints as JSON
+    limited     a time limit that holds
     symmetry    ranks that a network cannot tell apart
 
 Imports `pcg.collectives` and `cost`. Whether a schedule is right is for `verifier.collectives`

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
@@ -13,13 +14,17 @@ from shardwright.cli.status import FINDING
 from shardwright.pcg.errors import ScheduleError, ShardwrightError
 
 if TYPE_CHECKING:
-    from shardwright.pcg.collectives.files.anyfile import Found
+    from shardwright.pcg.collectives.files import anyfile
     from shardwright.pcg.collectives.plan import Plan
     from shardwright.pcg.collectives.program import Program
     from shardwright.pcg.collectives.schedule import Schedule
     from shardwright.pcg.collectives.topology import Topology
+    from shardwright.search.collectives.frontier import Point
+    from shardwright.search.collectives.sketch import Sketch
+    from shardwright.search.collectives.synthesis import Found
     from shardwright.verifier.collectives.verdict import ScheduleVerdict
 
+_Proven = TypeVar("_Proven", "Point", "Found")
 MOST_LOCAL_RANKS = 64
 TOPOLOGY_HELP = (
     "A name with numbers, such as dgx1, mi250:2 or torus:4x4; cluster:CLUSTER for the levels of a cluster, such as "
@@ -33,6 +38,7 @@ TOPOLOGY_HELP = (
         "collectives topologies dgx1",
         "collectives build ring all_reduce --ranks 8 -o ring.json",
         "collectives synthesize all_gather --topology dgx1 -o best.json",
+        "collectives synthesize all_reduce --topology mesh:6x6 --bytes 1G",
         "collectives check ring.json --topology dgx1",
         "collectives run ring.json",
         "collectives show ring.json --topology dgx1 --steps 2",
@@ -118,13 +124,22 @@ def check(file: Path, topology: str | None, root: int, form: str) -> int:
     return _show_verdict(str(file), found.form, _verdict(found, topology), form)
 
 
-@collectives.command(epilog=examples("collectives synthesize all_gather --topology dgx1 -o best.json"))
+@collectives.command(
+    epilog=examples(
+        "collectives synthesize all_gather --topology dgx1 -o best.json",
+        "collectives synthesize all_reduce --topology mesh:6x6 --bytes 1G",
+    )
+)
 @click.argument("collective")
 @click.option("--topology", metavar="TOPOLOGY", required=True, help=TOPOLOGY_HELP)
 @click.option("--root", type=click.IntRange(0), default=0, help="Of a broadcast, reduce, gather or scatter.")
 @click.option("--most-pieces", type=click.IntRange(1, 64), default=8, show_default=True,
-              help="The most chunks of each unit of data.")  # fmt: skip
-@click.option("--steps", type=click.IntRange(1), metavar="N", help="No more steps than these.")
+              help="The most chunks of each unit of data, where schedules are exact.")  # fmt: skip
+@click.option("--steps", type=click.IntRange(1), metavar="N", help="No more steps than these, where they are exact.")
+@click.option("--bytes", "size", metavar="N[K|M|G]", help="The size of the whole that a schedule is to be fast for, in "
+              "powers of 1000; by default 64M, and for 8 ranks and fewer every size.")  # fmt: skip
+@click.option("--sketch", type=FILE_PATH, help="A JSON file with what you know: links not to be used, ranks that talk "
+              "to other machines, a symmetry, numbers of chunks.")  # fmt: skip
 @click.option("--time-limit", "time_limit_s", type=Number(0, min_open=True), default=60.0, show_default=True,
               help="Seconds; what was found until then is shown.")  # fmt: skip
 @output_option("Save the last schedule, which moves most bytes per second, in this file.")
@@ -135,31 +150,39 @@ def synthesize(
     root: int,
     most_pieces: int,
     steps: int | None,
+    size: str | None,
+    sketch: Path | None,
     time_limit_s: float,
     output: Path | None,
     form: str,
 ) -> int:
-    """Find the best schedules of COLLECTIVE on a small network: for each number of steps the fewest rounds.
+    """Find the best schedules of COLLECTIVE on a network.
 
-    Z3 finds them or proves that there are none; bounds of cuts and flows say when no better one can exist. Each
-    schedule is proven before it is shown. The status is 1 where none was found.
+    For 8 ranks and fewer, Z3 finds for each number of steps the fewest rounds, or proves that there are none. For more,
+    or for one size, schedules get faster until one is near the bound: greedy ones, evened paths, packed trees. Bounds
+    of cuts and flows say how much better one could be. What is saved is proven. The status is 1 where none was found.
     """
     from shardwright.pcg.collectives.files.own import write_schedule
-    from shardwright.reports.collectives import FrontierReport
+    from shardwright.reports.collectives import FrontierReport, SynthesisReport
     from shardwright.search.collectives.frontier import Walk
-    from shardwright.verifier.collectives import verify_schedule
+    from shardwright.search.collectives.limited import within
+    from shardwright.search.collectives.synthesis import SMALL_RANKS, synthesize
 
     links = parse_topology(topology)
-    walk = Walk(links, collective, root, None, most_pieces, steps, time_limit_s, time_limit_s)
-    points = list(walk.points())
-    for point in points:
-        verdict = verify_schedule(point.schedule, links)
-        if not verdict.is_certified:
-            raise ScheduleError(f"{point.schedule.name}: {verdict.refusals[0]}")
-    if output is not None and points:
-        _save(output, write_schedule(points[-1].schedule))
-    terminal.show(FrontierReport(links, collective, points), form)
-    return 0 if points else FINDING
+    if steps is not None or (links.num_ranks <= SMALL_RANKS and size is None and sketch is None):
+        walk = Walk(links, collective, root, None, most_pieces, steps, time_limit_s, time_limit_s)
+        points = [_proven(point, links) for point in within(time_limit_s, walk.points)]
+        report, schedules = FrontierReport(links, collective, points), [point.schedule for point in points]
+    else:
+        num_bytes, hints = _bytes(size or "64M"), None if sketch is None else _sketch(sketch)
+        attempts = partial(synthesize, links, collective, num_bytes, root=root, budget_s=time_limit_s, sketch=hints)
+        found = list(within(time_limit_s, attempts))
+        schedules = [_proven(one, links).schedule for one in found[-1:]]
+        report = SynthesisReport(links, collective, num_bytes, found)
+    if output is not None and schedules:
+        _save(output, write_schedule(schedules[-1]))
+    terminal.show(report, form)
+    return 0 if schedules else FINDING
 
 
 @collectives.command(epilog=examples("collectives cost ring.json --topology dgx1 --bytes 1M --bytes 1G"))
@@ -271,6 +294,23 @@ def export(file: Path, output: Path | None, to: str, in_place: bool, channels: i
         _save(output, text)
 
 
+def _proven(found: _Proven, links: Topology) -> _Proven:
+    """Return what a search has found, once it is proven."""
+    from shardwright.verifier.collectives import verify_schedule
+
+    verdict = verify_schedule(found.schedule, links)
+    if not verdict.is_certified:
+        raise ScheduleError(f"{found.schedule.name}: {verdict.refusals[0]}")
+    return found
+
+
+def _sketch(path: Path) -> Sketch:
+    from shardwright.pcg.collectives.files.documents import read_text
+    from shardwright.search.collectives.sketch import read_sketch
+
+    return read_sketch(read_text(path))
+
+
 def parse_topology(text: str) -> Topology:
     """Return the topology that an option names.
 
@@ -298,7 +338,7 @@ def _wired(text: str, parts: list[str]) -> Topology:
     return wired_topology(read_text(parts[0]), parts[0], parts[1], int((parts[2:] or ["1"])[0]))
 
 
-def _read(file: Path, root: int = 0) -> Found:
+def _read(file: Path, root: int = 0) -> anyfile.Found:
     from dataclasses import replace
 
     from shardwright.pcg.collectives.files.anyfile import read_collective
@@ -308,7 +348,7 @@ def _read(file: Path, root: int = 0) -> Found:
     return found._replace(subject=replace(found.subject, root=root)) if isinstance(found.subject, Program) else found
 
 
-def _verdict(found: Found, topology: str | None) -> ScheduleVerdict:
+def _verdict(found: anyfile.Found, topology: str | None) -> ScheduleVerdict:
     from shardwright.pcg.collectives.program import Program
     from shardwright.pcg.collectives.schedule import Schedule
     from shardwright.verifier.collectives import verify_plan, verify_program, verify_schedule

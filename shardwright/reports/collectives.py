@@ -24,6 +24,7 @@ from shardwright.verifier.collectives.verdict import ScheduleVerdict
 
 if TYPE_CHECKING:
     from shardwright.search.collectives.frontier import Point
+    from shardwright.search.collectives.synthesis import Found
 
 BAR = 20
 MOST_ROWS = 40
@@ -125,6 +126,35 @@ class FrontierReport(Report):
                    "seconds_per_byte": float(point.seconds_per_byte), "meets_bound": point.meets_bound,
                    "is_best": point.is_best} for point in self.points]  # fmt: skip
         return {"topology": self.topology.name, "kind": self.kind, "points": points}
+
+
+@dataclass(frozen=True)
+class SynthesisReport(Report):
+    """Schedules for one size, each faster than the one before, beside what no schedule can beat."""
+
+    topology: Topology
+    kind: str
+    num_bytes: int
+    found: Sequence[Found]
+
+    def paragraphs(self) -> list[Paragraph]:
+        title = f"{self.kind} of {size_text(self.num_bytes)} on {self.topology.name}"
+        if not self.found:
+            return [Paragraph(f"{title}: no schedule found", ["give it more time"])]
+        rows = [
+            (one.schedule.name, str(len(one.schedule.collective.chunks)), str(one.schedule.num_steps),
+             str(len(one.schedule.transfers)), seconds_text(one.seconds), f"{1 / (1 + one.gap):.1%}")
+            for one in self.found
+        ]  # fmt: skip
+        last = self.found[-1]
+        facts = [f"no schedule takes less than {seconds_text(last.bound_s)}: {last.bound.reason}"]
+        columns = ("schedule", ">chunks", ">steps", ">transfers", ">time", ">of the bound")
+        return [Paragraph(title, facts, columns, rows)]
+
+    def data(self) -> dict[str, Any]:
+        found = [{"name": one.schedule.name, "steps": one.schedule.num_steps, "transfers": len(one.schedule.transfers),
+                  "seconds": one.seconds, "bound_s": one.bound_s, "gap": one.gap} for one in self.found]  # fmt: skip
+        return {"topology": self.topology.name, "kind": self.kind, "bytes": self.num_bytes, "found": found}
 
 
 @dataclass(frozen=True)

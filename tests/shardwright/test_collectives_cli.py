@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -202,3 +203,29 @@ def test_a_cluster_takes_schedules_by_an_option(run: Run) -> None:
     Path("empty").mkdir()
     status, _, error = run("plan", "net.py:make", "--cluster", "local:4", "--collectives", "empty")
     assert (status, "schedules: empty: expected .json or .xml files of schedules" in error) == (2, True)
+
+
+def test_synthesis_of_a_large_network(run: Run) -> None:
+    """One size, many ranks: greedy, routed and packed schedules, each faster than the one before."""
+    arguments = ["collectives", "synthesize", "all_reduce", "--topology", "mesh:3x4", "--bytes", "1G"]
+    Path("sketch.json").write_text('{"pieces": [1]}')
+    status, out, error = run(*arguments, "--sketch", "sketch.json", "-o", "best.json", "--time-limit", "1")
+    assert (status, error) == (0, "")
+    assert "no schedule takes less than" in out
+    data = json.loads(run(*arguments, "--sketch", "sketch.json", "--time-limit", "1", "--format", "json")[1])
+    times = [one["seconds"] for one in data["found"]]
+    assert times == sorted(times, reverse=True)
+    assert 0 < data["found"][-1]["gap"] < 0.25
+    assert run("collectives", "check", "best.json", "--topology", "mesh:3x4")[0] == 0
+    small = ["collectives", "synthesize", "all_gather", "--topology", "ring:4", "--bytes", "1M"]
+    assert "all_gather of 1.00 MB on ring 4" in run(*small)[1]
+
+
+def test_a_time_limit_is_kept(run: Run) -> None:
+    """Whatever the search is doing: a network of 512 ranks takes a minute for its first schedule."""
+    start = time.monotonic()
+    status, out, _ = run(
+        "collectives", "synthesize", "all_gather", "--topology", "torus:8x8x8", "--bytes", "1G", "--time-limit", "1"
+    )
+    assert (status, "no schedule found" in out) == (1, True)
+    assert time.monotonic() - start < 4

@@ -23,7 +23,6 @@ from shardwright.pcg.collectives.program import (
     RankProgram,
     Step,
 )
-from shardwright.pcg.errors import ShardwrightError
 from shardwright.verifier.collectives.events import (
     MOST_ASSIGNMENTS,
     MOST_CELLS,
@@ -44,6 +43,7 @@ from shardwright.verifier.collectives.verdict import (
     ScheduleVerdict,
     judge_digest,
     subject_hash,
+    verdict_of,
 )
 
 Connection = tuple[int, int, int]
@@ -53,25 +53,22 @@ MOST_COUNT = 1 << 12
 
 def verify_program(program: Program) -> ScheduleVerdict:
     """Judge a program in every way in which it may run: in place, out of place or both."""
-    try:
-        modes = [mode for mode, allowed in ((True, program.in_place), (False, program.out_of_place)) if allowed]
-        if not modes:
-            problem = "expected a program that runs in place or out of place, got neither; allow one of them"
-            raise Refused(Refusal("form", -1, -1, -1, problem))
-        executions = [execution_of(replace(program, in_place=mode, out_of_place=not mode)) for mode in modes]
-        for execution in executions:
-            judge(execution)
-    except Refused as refused:
-        return ScheduleVerdict(refusals=refused.refusals)
-    except ShardwrightError as error:
-        return ScheduleVerdict(refusals=(Refusal("form", -1, -1, -1, str(error)),))
+    return verdict_of(lambda: _proven(program))
+
+
+def _proven(program: Program) -> ScheduleCertificate:
+    modes = [mode for mode, allowed in ((True, program.in_place), (False, program.out_of_place)) if allowed]
+    if not modes:
+        problem = "expected a program that runs in place or out of place, got neither; allow one of them"
+        raise Refused(Refusal("form", -1, -1, -1, problem))
+    executions = [execution_of(replace(program, in_place=mode, out_of_place=not mode)) for mode in modes]
+    for execution in executions:
+        judge(execution)
     steps = len(executions[0].events)
     where = " and ".join("in place" if mode else "out of place" for mode in modes)
     claim = f"{program.name}: {program.kind} of {program.num_ranks} ranks, {program.num_chunks} chunks, {where}"
     facts = (f"{steps} steps in {executions[0].num_threads} blocks",)
-    return ScheduleVerdict(
-        ScheduleCertificate(subject_hash(program), judge_digest(), claim, least_capacity(executions[0]), facts)
-    )
+    return ScheduleCertificate(subject_hash(program), judge_digest(), claim, least_capacity(executions[0]), facts)
 
 
 def execution_of(program: Program) -> Execution:

@@ -18,9 +18,8 @@ from typing import NamedTuple
 
 from shardwright.pcg.collectives.collective import require_at_most
 from shardwright.pcg.collectives.plan import DATA, Action, Plan, PlanBlock
-from shardwright.pcg.errors import ShardwrightError
 from shardwright.verifier.collectives.events import MOST_CELLS, Assignment, Event, Execution, Where, at, judge
-from shardwright.verifier.collectives.reaches import Iteration, Memory, refuse
+from shardwright.verifier.collectives.reaches import Iteration, Memory, listed, refuse
 from shardwright.verifier.collectives.verdict import (
     Refusal,
     Refused,
@@ -28,6 +27,7 @@ from shardwright.verifier.collectives.verdict import (
     ScheduleVerdict,
     judge_digest,
     subject_hash,
+    verdict_of,
 )
 
 MOST_PARTS = 1024
@@ -37,20 +37,16 @@ Channel = tuple[int, str, int]
 
 def verify_plan(plan: Plan) -> ScheduleVerdict:
     """Judge a plan: complete, each contribution once, no race and no deadlock, whatever the order of its blocks."""
-    try:
-        execution = execution_of_plan(plan)
-        judge(execution)
-    except Refused as refused:
-        return ScheduleVerdict(refusals=refused.refusals)
-    except (IndexError, KeyError):
-        problem = "expected channels and buffers that its blocks and ranks list, got others; list them"
-        return ScheduleVerdict(refusals=(Refusal("form", -1, -1, -1, problem),))
-    except ShardwrightError as error:
-        return ScheduleVerdict(refusals=(Refusal("form", -1, -1, -1, str(error)),))
+    return verdict_of(lambda: _proven(plan))
+
+
+def _proven(plan: Plan) -> ScheduleCertificate:
+    execution = execution_of_plan(plan)
+    judge(execution)
     blocks = sum(len(rank.blocks) for rank in plan.ranks)
     claim = f"{plan.name}: {plan.kind} of {plan.num_ranks} ranks, {'in' if plan.in_place else 'out of'} place"
     facts = (f"{len(execution.events)} events in {blocks} blocks",)
-    return ScheduleVerdict(ScheduleCertificate(subject_hash(plan), judge_digest(), claim, None, facts))
+    return ScheduleCertificate(subject_hash(plan), judge_digest(), claim, None, facts)
 
 
 def execution_of_plan(plan: Plan) -> Execution:
@@ -191,12 +187,11 @@ class _Translation:
                 self.relaxed.add(number)
             table = self.waits if name.endswith("wait") else self.signals
             for position in action.channels:
-                table[where.rank, action.channel_type, block.channels[action.channel_type][position]].append(use)
+                table[where.rank, action.channel_type, self._channel(where, block, action, position)].append(use)
         if name in ("sem_acquire", "sem_release"):
             table = self.acquires if name == "sem_acquire" else self.releases
             for semaphore in action.semaphores:
-                if semaphore >= len(self.plan.ranks[where.rank].semaphores):
-                    refuse(where, f"expected a semaphore of the rank's, got {semaphore}; declare it")
+                listed(where, "semaphore of the rank", self.plan.ranks[where.rank].semaphores, semaphore)
                 table[where.rank, semaphore].append(use)
         if name == "barrier" and action.barrier:
             earlier = sum(
@@ -205,6 +200,14 @@ class _Translation:
                 if (rank, barrier) == (where.rank, action.barrier[0])
             )
             self.meetings[where.rank, action.barrier[0], earlier].append((number, action))
+
+    def _channel(self, where: Where, block: PlanBlock, action: Action, position: int) -> int:
+        """Return the number of a block's channel, which the rank has, to a rank that there is."""
+        kind = action.channel_type
+        number = listed(where, f"{kind} channel of the block", block.channels.get(kind, ()), position)
+        peer = listed(where, f"{kind} channel of the rank", self.plan.ranks[where.rank].peers.get(kind, ()), number)
+        listed(where, "rank", self.plan.ranks, peer)
+        return number
 
     def _match(self, givers: list[_Use], takers: list[_Use], ready: int, what: str) -> None:
         """Order the k-th of the takers behind the (k - ready)-th of the givers."""

@@ -8,9 +8,9 @@ output is the input, or a part of it.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn, TypeVar
 
 from shardwright.pcg.collectives.collective import Collective
 from shardwright.pcg.collectives.plan import DATA, MOST_SOURCES, Action, Plan, PlanBlock, Reach, Span
@@ -19,6 +19,7 @@ from shardwright.verifier.collectives.events import MOST_ASSIGNMENTS, Assignment
 from shardwright.verifier.collectives.values import afterwards, before
 from shardwright.verifier.collectives.verdict import Refusal, Refused
 
+_Entry = TypeVar("_Entry")
 SUMS = ("", "sum")
 """The reductions that a collective is made of; the executor adds where a plan names none."""
 
@@ -121,11 +122,17 @@ class Memory:
         if not isinstance(span.place, int):
             return (where.rank,), span.place
         if span.reach == "switch":
-            group = one.groups[block.channels["switch"][span.place]]
+            channel = listed(where, "switch channel of the block", block.channels.get("switch", ()), span.place)
+            group = listed(where, "switch group of the rank", one.groups, channel)
+            for rank in group.ranks:
+                listed(where, "rank", self.plan.ranks, rank)
             if span.first + span.size > group.size:
                 refuse(where, f"expected chunks within the {group.size} of the switch, got {span.first + span.size}")
             return group.ranks, group.buffer
-        remote = one.remote_buffers[block.remote_buffers[action.channel_type][span.place]]
+        kind = action.channel_type
+        number = listed(where, f"{kind} buffer of the block", block.remote_buffers.get(kind, ()), span.place)
+        remote = listed(where, "remote buffer of the rank", one.remote_buffers, number)
+        listed(where, "rank", self.plan.ranks, remote.rank)
         if action.channel_type not in remote.channel_types or remote.rank == where.rank:
             refuse(
                 where, f"expected a peer's buffer that {action.channel_type} channels reach, got another; correct it"
@@ -158,6 +165,13 @@ class Memory:
         for span, reach in zip(spans, allowed, strict=True):
             if span.reach != reach and not (mixed and span.reach == "local"):
                 refuse(where, f"expected a {reach} {what}, got a {span.reach} one; correct it")
+
+
+def listed(where: Where, what: str, entries: Sequence[_Entry], position: int) -> _Entry:
+    """Return an entry of a list of the plan's. Refuse a position that the list does not have."""
+    if not 0 <= position < len(entries):
+        refuse(where, f"expected a {what}, of which there are {len(entries)}, got number {position}; list it")
+    return entries[position]
 
 
 def refuse(where: Where, problem: str) -> NoReturn:

@@ -23,6 +23,7 @@ from shardwright.verifier.collectives.verdict import (
     ScheduleVerdict,
     judge_digest,
     subject_hash,
+    verdict_of,
 )
 
 State = dict[tuple[int, int], Value]
@@ -33,15 +34,16 @@ def verify_schedule(schedule: Schedule, topology: Topology | None = None) -> Sch
 
     On a topology, every transfer has a path, and steps that claim a number of rounds last no longer.
     """
-    try:
-        _judge_data(schedule)
-        facts = () if topology is None else _judge_rates(schedule, topology)
-    except Refused as refused:
-        return ScheduleVerdict(refusals=refused.refusals)
+    return verdict_of(lambda: _proven(schedule, topology))
+
+
+def _proven(schedule: Schedule, topology: Topology | None) -> ScheduleCertificate:
+    _judge_data(schedule)
+    facts = () if topology is None else _judge_rates(schedule, topology)
     kind = schedule.collective.kind
     claim = f"{schedule.name}: {kind} of {schedule.num_ranks} ranks in {schedule.num_steps} steps"
     subject = subject_hash(schedule, topology)
-    return ScheduleVerdict(ScheduleCertificate(subject, judge_digest(), claim, 0, facts))
+    return ScheduleCertificate(subject, judge_digest(), claim, 0, facts)
 
 
 def _judge_data(schedule: Schedule) -> None:

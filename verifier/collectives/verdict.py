@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal, NamedTuple
+
+from shardwright.pcg.errors import ShardwrightError
 
 Fault = Literal["form", "incomplete", "counted twice", "not there", "race", "deadlock", "rate"]
 MOST_REFUSALS = 5
@@ -66,6 +68,16 @@ class ScheduleVerdict:
     @property
     def is_certified(self) -> bool:
         return self.certificate is not None
+
+
+def verdict_of(prove: Callable[[], ScheduleCertificate]) -> ScheduleVerdict:
+    """Return the certificate of a proof, or what refuses it; data that has no meaning is refused for its form."""
+    try:
+        return ScheduleVerdict(prove())
+    except Refused as refused:
+        return ScheduleVerdict(refusals=refused.refusals)
+    except ShardwrightError as error:
+        return ScheduleVerdict(refusals=(Refusal("form", -1, -1, -1, str(error)),))
 
 
 def subject_hash(*parts: object) -> str:

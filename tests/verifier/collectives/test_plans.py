@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -26,7 +27,7 @@ SMALL = [
 
 
 def local(buffer: str, first: int, size: int = 1) -> Span:
-    return Span("local", {"i": "input", "o": "output", "s": "scratch"}[buffer], first, size)  # pyright: ignore[reportArgumentType]
+    return Span("local", {"i": "input", "o": "output", "s": "scratch"}[buffer], first, size)
 
 
 def remote(first: int, place: int = 0) -> Span:
@@ -224,12 +225,44 @@ def test_schedules_become_plans(n: int) -> None:
         (put(packets(1), 1, 1, 0, summed("max")), "block 1, step 0 (repkt): expected sums, got 'max'"),
         (put(put(packets(1), 0, 1, 0, summed("min")), 1, 1, 0, summed("min")), "expected sums, got 'min'"),
         (put(ported(), 0, 0, 0, None), "as many waits as signals at channel 0 of port"),
-        (put(ported(), 0, 0, 0, Action("sem_acquire", semaphores=(1,))), "expected a semaphore of the rank's, got 1"),
+        (put(ported(), 0, 0, 0, Action("sem_acquire", semaphores=(1,))), "semaphore of the rank, of which there are 0"),
         (put(ported(), 0, 0, 0, Action("signal", channel_type="port")), "expected channels, got none"),
     ],
 )  # fmt: skip
 def test_faults_are_named(plan: Plan, problem: str) -> None:
     assert problem in refused(plan)
+
+
+def test_what_is_not_listed_is_refused_with_its_place() -> None:
+    """Positions and numbers of channels, buffers and ranks; none of them counts from the end."""
+
+    def changed(*, rank: Mapping[str, object] | None = None, **block: object) -> str:
+        plan = ported()
+        first = plan.ranks[0]
+        own = first.blocks[0]._replace(**block)
+        return refused(replace(plan, ranks=(first._replace(blocks=(own,), **(rank or {})), plan.ranks[1])))
+
+    def signal(number: int) -> Action:
+        return Action("signal", channel_type="port", channels=(number,))
+
+    def stored(number: int) -> Action:
+        return Action("gstore", (local("i", 0),), (Span("switch", number, 0, 1),))
+
+    buffer = ported().ranks[0].remote_buffers[0]
+    for number in (-1, 4):
+        for text, what, count in (
+            (changed(channels={"port": (number,)}), "port channel of the rank", 1),
+            (changed(remote_buffers={"port": (number,)}), "remote buffer of the rank", 1),
+            (changed(rank={"peers": {"port": (number,)}}), "rank", 2),
+            (changed(rank={"remote_buffers": (buffer._replace(rank=number),)}), "rank", 2),
+            (refused(put(ported(), 0, 0, 0, signal(number))), "port channel of the block", 1),
+            (refused(put(switched(), 0, 1, 0, stored(number))), "switch channel of the block", 1),
+        ):  # fmt: skip
+            assert text.startswith("form: rank 0, step ")
+            assert f"expected a {what}, of which there are {count}, got number {number}; list it" in text
+    assert "port channel of the rank, of which there are 0" in changed(rank={"peers": {}})
+    assert "port channel of the block, of which there are 0" in changed(channels={})
+    assert "port buffer of the block, of which there are 0" in changed(remote_buffers={})
 
 
 def test_a_relaxed_signal_shows_no_data() -> None:
