@@ -234,14 +234,24 @@ def run(file: Path, sizes: tuple[str, ...], form: str) -> int:
     return 0 if all(timing.is_right for timing in timings) else FINDING
 
 
-@collectives.command(epilog=examples("collectives show ring.json --topology dgx1 --steps 2"))
+@collectives.command(
+    epilog=examples(
+        "collectives show ring.json --topology dgx1 --steps 2",
+        "collectives show ring.json --topology dgx1 --bytes 64M --page ring.html",
+    )
+)
 @click.argument("file", type=FILE_PATH)
 @topology_option
 @click.option(
     "--steps", type=click.IntRange(0), metavar="N", help="Show the first steps, or the first ranks of a program."
 )
+@click.option("--page", type=FILE_PATH, help="Write a page for the browser, which needs no network: each transfer over "
+              "time, as links carry it, and how busy the links are.")  # fmt: skip
+@click.option(
+    "--bytes", "size", default="64M", show_default=True, metavar="N[K|M|G]", help="Of the whole, on the page."
+)
 @format_option
-def show(file: Path, topology: str | None, steps: int | None, form: str) -> None:
+def show(file: Path, topology: str | None, steps: int | None, page: Path | None, size: str, form: str) -> None:
     """Show FILE: in each step who sends what to whom, and how busy the links are; of a program, the blocks."""
     from shardwright.pcg.collectives.schedule import Schedule
     from shardwright.reports.collectives import ProgramReport, ScheduleReport
@@ -250,8 +260,13 @@ def show(file: Path, topology: str | None, steps: int | None, form: str) -> None
     if isinstance(found.subject, Schedule):
         links = found.topology if topology is None else parse_topology(topology)
         _check_ranks(found.subject, links)
+        if page is not None:
+            _write_page(found.subject, links, _bytes(size), page)
+            return
         total = found.subject.num_steps
         terminal.show(ScheduleReport(found.subject, links, range(total)[:steps]), form)
+    elif page is not None:
+        raise click.UsageError("--page draws schedules; a program or plan has no links of its own.")
     else:
         terminal.show(ProgramReport(found.subject, range(found.subject.num_ranks)[:steps]), form)
 
@@ -292,6 +307,15 @@ def export(file: Path, output: Path | None, to: str, in_place: bool, channels: i
         click.echo(text, nl=False)
     else:
         _save(output, text)
+
+
+def _write_page(schedule: Schedule, links: Topology | None, num_bytes: int, page: Path) -> None:
+    from shardwright.view.schedule import write_schedule_page
+
+    if links is None:
+        raise click.UsageError("--page needs the network whose links are drawn; name it by --topology.")
+    write_schedule_page(schedule, links, num_bytes, page)
+    click.echo(page)
 
 
 def _proven(found: _Proven, links: Topology) -> _Proven:

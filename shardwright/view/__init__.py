@@ -1,1 +1,1 @@
-"""The page of a plan: one HTML file that needs no network."""
+"""Pages: one HTML file each, which needs no network. `page` draws a plan, `schedule` a schedule of a collective."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from pathlib import Path
 
@@ -229,3 +230,24 @@ def test_a_time_limit_is_kept(run: Run) -> None:
     )
     assert (status, "no schedule found" in out) == (1, True)
     assert time.monotonic() - start < 4
+
+
+def test_a_schedule_has_a_page(run: Run) -> None:
+    """One file without scripts: a box for each transfer, a row for each link; names are text, whatever they hold."""
+    ring = json.loads(Path(built(run)).read_text())
+    Path("ring.json").write_text(json.dumps({**ring, "name": "<script>ring"}))
+    arguments = ["collectives", "show", "ring.json", "--topology", "ring:4", "--bytes", "1M"]
+    assert run(*arguments, "--page", "ring.html") == (0, "ring.html\n", "")
+    page = Path("ring.html").read_text()
+    assert "<script" not in page
+    assert "http" not in page.replace("http-equiv", "")
+    assert page.count("<rect") == 24  # 3 steps and back, 4 ranks
+    assert page.count("<tr><td>rank") == 8
+    assert "chunk 0, rank 0 to rank 1, step 3, copied" in page
+    assert re.search(r"all_reduce of 1.00 MB on 4 ranks: \d.*s in 6 steps, \d\d.\d% of the bound", page)
+    shares = [int(share) for share in re.findall(r'right">(\d+)%<', page)]
+    assert shares == sorted(shares, reverse=True)
+    assert shares[3] > 80
+    assert shares[4:] == [0] * 4  # one way round
+    status, _, error = run("collectives", "show", "ring.json", "--page", "ring.html")
+    assert (status, "name it by --topology" in error) == (2, True)

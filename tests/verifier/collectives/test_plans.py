@@ -27,7 +27,7 @@ SMALL = [
 
 
 def local(buffer: str, first: int, size: int = 1) -> Span:
-    return Span("local", {"i": "input", "o": "output", "s": "scratch"}[buffer], first, size)
+    return Span("local", {"i": "input", "o": "output", "s": "scratch"}[buffer], first, size)  # pyright: ignore[reportArgumentType]
 
 
 def remote(first: int, place: int = 0) -> Span:
