@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.graph import get_gradient_edge
@@ -23,6 +22,7 @@ from shardwright.lowering.random.exact import num_draws
 from shardwright.lowering.ranks.agreement import share_values
 from shardwright.lowering.ranks.groups import across
 from shardwright.lowering.ranks.launch import connect
+from shardwright.lowering.ranks.picked import Work
 from shardwright.lowering.ranks.waits import blame
 from shardwright.lowering.runtime.batch import BatchCheck
 from shardwright.lowering.runtime.collectives import reduce, start_total
@@ -202,7 +202,7 @@ class Entry:
             if scaler is not None:  # the first call initialises the scale, and only the last stage has a loss to scale
                 scaler.scale(torch.zeros((), device=self.ranks.device))
             return self._in_stages(self.pipeline, local, scaler.scale if scaler is not None else _as_it_is)[LOSS]
-        work: dist.Work | None = None
+        work: Work | None = None
 
         def backward(summand: Tensor, loss: Tensor) -> None:
             nonlocal work

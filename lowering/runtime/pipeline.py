@@ -22,6 +22,7 @@ from shardwright.lowering.random.exact import Draw
 from shardwright.lowering.ranks.channels import Incoming, Kind, Message, Outgoing, channels, waits_in_kernels
 from shardwright.lowering.ranks.groups import first_in
 from shardwright.lowering.ranks.movement import Axis, broadcast
+from shardwright.lowering.ranks.picked import Work
 from shardwright.lowering.ranks.ranks import Ranks
 from shardwright.lowering.runtime.apart import Apart, give_to_weights
 from shardwright.lowering.runtime.collectives import start_total
@@ -82,7 +83,7 @@ class Pipeline:
         self.alive: dict[tuple[int, int], tuple[dict[str, Tensor], list[GradientEdge | None]]] = {}
         self.put_off: dict[tuple[int, int], list[Apart]] = {}
         self.outcome = dict[str, Tensor]()  # the loss, or the model's results
-        self.work: dist.Work | None = None
+        self.work: Work | None = None
         self.now, self.failed = "", ""
 
     def step(self, local: Sequence[Mapping[str, Tensor]], draw: Draw, scale: Scale | None) -> Outcome:
