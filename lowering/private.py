@@ -29,14 +29,15 @@ from torch.optim._muon import _adjust_lr as rate_of_muon
 from torch.optim._muon import _zeropower_via_newtonschulz as newton_schulz
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter, tree_leaves, tree_map, tree_map_only
+from torch.utils._pytree import tree_flatten, tree_iter, tree_leaves, tree_map, tree_map_only, tree_unflatten
 
 # pyright: reportPrivateUsage=false, reportCallIssue=false, reportArgumentType=false, reportPrivateImportUsage=false
 
 __all__ = [
-    "DTensor", "FakeStore", "FakeTensor", "FakeTensorMode", "FileStore", "HashStore", "IncompatibleKeys", "OpOverload",
-    "PrefixStore", "StorageWeakRef", "Store", "TorchDispatchMode", "newton_schulz", "rate_of_muon", "tree_iter",
-    "tree_leaves", "tree_map", "tree_map_only", "unset_fake_temporarily",
+    "DTensor", "FakeStore", "FakeTensor", "FakeTensorMode", "FileStore", "HashStore", "IncompatibleKeys",
+    "OpOverload", "PrefixStore", "StorageWeakRef", "Store", "TorchDispatchMode", "newton_schulz", "rate_of_muon",
+    "tree_flatten", "tree_iter", "tree_leaves", "tree_map", "tree_map_only", "tree_unflatten",
+    "unset_fake_temporarily",
 ]  # fmt: skip
 
 FAKE = "fake"  # the backend of process groups whose other ranks do not exist

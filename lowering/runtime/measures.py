@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
+from shardwright.lowering.private import tree_flatten, tree_map_only, tree_unflatten
 from shardwright.lowering.ranks.agreement import has_others
 from shardwright.lowering.ranks.movement import Axis
 from shardwright.lowering.ranks.ranks import Ranks
