@@ -35,12 +35,13 @@ def test_the_file() -> None:
 
 def test_the_examples() -> None:
     found: dict[str, Any] = {"Cluster": Cluster, "Level": Level}
-    ways, pods = blocks("python")
+    ways, pods, schedules = blocks("python")
     exec(pods, found)
     sites = found["sites"]
     assert isinstance(sites, Cluster)
     assert [level.size for level in sites.levels] == [8, 32, 8, 2]
     assert all(hasattr(Cluster, name) for name in re.findall(r"Cluster\.(\w+)\(", ways))
+    assert all(hasattr(Cluster, name) for name in re.findall(r"cluster\.(\w+)\(", schedules))
 
 
 def test_the_tables() -> None:
