@@ -13,7 +13,7 @@ NEWEST_TESTS := tests/pcg/test_versions.py tests/pcg/capture/test_capture.py tes
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test cuda newest newest-setup mutants mutants-collectives lint types matrix sweep operators writes bench bench-start bench-search regret bench-accuracy bench-rules bench-gains bench-collectives site site-check browser pages format clean
+.PHONY: help setup demo test cuda newest newest-setup mutants mutants-collectives lint types matrix sweep operators writes failures bench bench-start bench-search regret bench-accuracy bench-rules bench-gains bench-collectives site site-check browser pages format clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -66,6 +66,9 @@ operators: $(STAMP) ## run every operator that torch differentiates under plans 
 
 writes: $(STAMP) ## compare 7,000 forms of writes in place with eager training: 20 minutes
 	OMP_NUM_THREADS=1 $(PY) -m bench.writes
+
+failures: $(STAMP) ## kill a rank, or let it hang, in every phase of a run under three plans, and write the table in docs/: ten minutes
+	OMP_NUM_THREADS=1 $(PY) -m bench.failures
 
 bench: $(STAMP) ## time lowered programs against hand-written torch.distributed code
 	$(PY) -m bench.speed

@@ -169,10 +169,10 @@ class ParallelModule(Fixed):
         assert entry is not None
         return measured(metrics, entry.results(batch), batch, entry.ranks)
 
-    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False) -> Tensor:
         """Scale all gradients so that their global norm is at most `max_norm`; return the norm before."""
         self._planned("clip_grad_norm_")
-        return self._store.clip(max_norm, norm_type)
+        return self._store.clip(max_norm, norm_type, error_if_nonfinite=error_if_nonfinite)
 
     def train(self, mode: bool = True) -> Fixed:
         """Set the mode, which is part of a program. A program that is missing is made at the next call, if it can."""

@@ -21,7 +21,6 @@ from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
-from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules.module import _IncompatibleKeys as IncompatibleKeys
@@ -217,7 +216,8 @@ def weakly(tensor: Tensor) -> StorageWeakRef:
 
 def forget_meshes() -> None:
     """Clear DTensor's cache of operators by the shape of a mesh, which refers to destroyed groups."""
-    _clear_sharding_prop_cache()
+    DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache_clear()
+    torch._C._clear_DTensor_sharding_propagator_cache()  # as tensor.debug does, whose import loads torch's compilers
 
 
 def forget_groups(mesh: DeviceMesh) -> None:

@@ -85,6 +85,10 @@ class CheckpointError(ShardwrightError):
     """A checkpoint cannot be saved or loaded: its folder, its files, or what it was saved from."""
 
 
+class NumericError(ShardwrightError):
+    """Values of a step are NaN or infinite."""
+
+
 class MachineError(ShardwrightError):
     """This machine lacks what is asked of it: devices, a package, a folder that can be written."""
 

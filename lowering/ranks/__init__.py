@@ -9,6 +9,7 @@
     channels     messages between pipeline stages, first in, first out
     agreement    values that must be equal on all ranks, compared or taken from rank 0
     waits        waits for other ranks end with an error after a timeout
+    rollcall     names the rank that was killed or is stuck
 
 Imports no other folder of lowering.
 """

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from shardwright.lowering.ranks.groups import across
 from shardwright.lowering.ranks.ranks import Ranks
+from shardwright.lowering.ranks.rollcall import culprits
 from shardwright.pcg.errors import DistributedError
 from shardwright.pcg.pieces import Piece, Where
 from shardwright.pcg.step.meshes import first_ranks
@@ -75,10 +76,10 @@ class Channel:
             for work, rank in works:  # noqa: B007 - the rank of the transfer that failed
                 work.wait(self.timeout)
         except RuntimeError as error:
+            who = culprits() or "that rank has probably failed or is stuck, see its output"
             raise DistributedError(
                 f"rank {dist.get_rank()}, pipeline stage {self.ranks.stages.rank}: waited for {what}, "
-                f"{self.way} stage {self.peer} (rank {rank}): {str(error).strip()}; that rank has "
-                "probably failed or is stuck, see its output; start all ranks anew"
+                f"{self.way} stage {self.peer} (rank {rank}): {str(error).strip()}; {who}; start all ranks anew"
             ) from error
 
 

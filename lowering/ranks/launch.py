@@ -23,6 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.rendezvous import rendezvous
 
 from shardwright.lowering import private, private_dtensors
+from shardwright.lowering.ranks import rollcall
 from shardwright.lowering.ranks.groups import columns, grids_of, lines, my_group
 from shardwright.lowering.ranks.movement import Axis, MeshAxis, Time
 from shardwright.lowering.ranks.picked import Picked
@@ -40,8 +41,12 @@ def join(timeout_s: float = TIMEOUT_S) -> None:
 
     Launchers other than torchrun get its variables set, as torch and other libraries read them (`pcg.launcher`).
     """
-    if dist.is_initialized():
-        return
+    if not dist.is_initialized():
+        _initialise(timeout_s)
+    rollcall.listen()
+
+
+def _initialise(timeout_s: float) -> None:
     launch, timeout = find_launch(), timedelta(seconds=timeout_s)
     atexit.register(leave)
     if launch is None or (launch.world == 1 and launch.launcher != "torchrun"):
@@ -96,6 +101,7 @@ def leave() -> None:
     A thread of gloo releases the tensors of a collective a little after all ranks have its result. If Python ends
     before, the process is aborted. A group's threads end when torch and all meshes of ours have released the group.
     """
+    rollcall.leave()
     if dist.is_initialized():
         dist.destroy_process_group()
     for ranks in list(_CONNECTED):

@@ -13,6 +13,7 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from shardwright.lowering import private
+from shardwright.lowering.ranks.rollcall import culprits
 from shardwright.pcg.errors import DistributedError
 
 TIMEOUT_S = 600.0
@@ -60,12 +61,10 @@ def meet(what: str, timeout_s: float) -> None:
 
 
 def blame(error: RuntimeError, phase: str) -> RuntimeError | DistributedError:
-    """Return an error of the process group as a `DistributedError`, and any other error unchanged."""
+    """Return an error of the process group as a `DistributedError` that names ranks, and any other error unchanged."""
     text = str(error)
     if not isinstance(error, dist.DistError) and not any(sign in text for sign in _SIGNS):
         return error
     rank = f"rank {dist.get_rank()} of {dist.get_world_size()}: " if dist.is_initialized() else ""
-    return DistributedError(
-        f"{rank}a collective failed in {phase}: {text.strip()}; another rank has probably failed or is stuck, see its "
-        "output; start all ranks anew"
-    )
+    who = culprits() or "another rank has probably failed or is stuck, see its output"
+    return DistributedError(f"{rank}a collective failed in {phase}: {text.strip()}; {who}; start all ranks anew")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.nn.attention.bias import causal_lower_right
 
 from shardwright.lowering.private import FakeTensor
 
@@ -29,6 +28,8 @@ def sdpa(
         if at_corner and isinstance(q, FakeTensor):  # a dry run counts no mask, as on a GPU
             return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=shared)
         if at_corner and q.is_cuda:  # other cases read a mask anyway, and torch.compile breaks its graph here
+            from torch.nn.attention.bias import causal_lower_right  # it loads torch's compilers
+
             bias = causal_lower_right(rows, columns)
         else:
             lower = torch.ones(rows, columns, dtype=torch.bool, device=q.device).tril(start)

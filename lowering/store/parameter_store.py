@@ -253,10 +253,10 @@ class ParameterStore:
 
     # ---- for users ----
 
-    def clip(self, max_norm: float, norm_type: float) -> Tensor:
+    def clip(self, max_norm: float, norm_type: float, *, error_if_nonfinite: bool = False) -> Tensor:
         """Scale all gradients so that their global norm is at most `max_norm`; return the norm before."""
         assert self.ranks is not None
-        return clip_gradients(self.unique, self.ranks, max_norm, norm_type)
+        return clip_gradients(self.unique, self.ranks, max_norm, norm_type, error_if_nonfinite=error_if_nonfinite)
 
     def load(self, given: Mapping[str, Tensor], own: Mapping[str, Tensor], *, strict: bool) -> IncompatibleKeys:
         """Copy a state's tensors into the store's, by `loading.load`."""

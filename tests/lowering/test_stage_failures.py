@@ -136,7 +136,7 @@ def seen(
             raise ShardwrightError(first[1])
 
     with pytest.raises(DistributedError):
-        run_ranks(body, WORLD, 60, grace_s=TIMEOUT_S)
+        run_ranks(body, WORLD, 60, grace_s=2 * TIMEOUT_S)
     return {int(file.stem): tuple(json.loads(file.read_text())) for file in tmp_path.glob("*.json")}
 
 

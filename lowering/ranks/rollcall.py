@@ -1,0 +1,155 @@
+"""A roll call after a collective has failed: which rank does not answer, and which is elsewhere.
+
+In every rank a thread looks into the store of all ranks now and then. A rank whose collective fails calls; the threads
+answer where their rank is in Python. One that waits for others, or has lost one too, is as good as the caller. One that
+does not answer was killed or stopped; one that is elsewhere is stuck there.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from types import FrameType
+from weakref import ref
+
+import torch.distributed as dist
+
+import shardwright
+from shardwright.lowering import private
+
+INTERVAL_S, PATIENCE_S = 0.25, 1.5
+"""The time between two looks into the store, and that which a rank has to answer."""
+_KEY, _LAST = "shardwright/rollcall", 1 << 40
+_TORCH = str(Path(dist.__file__).parent.parent)
+_WAITING = (f"{_TORCH}/distributed/", f"{Path(shardwright.__file__).parent}/lowering/")
+_NO_PLACE = (f"{_TORCH}/", str(Path(threading.__file__).parent))
+"""Files of torch and Python, which say little about what a rank does."""
+
+
+class _Listener(threading.Thread):
+    """Answers for this rank while the process group lives."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        super().__init__(name="shardwright roll call", daemon=True)
+        self._group, self._rank, self._ended = ref(group), dist.get_rank(), threading.Event()
+        self._kept = private.world_store()  # rank 0's may be the server, which others ask until they know better
+        self._answered = 0
+        # a wait of the main thread blocks its own connection only
+        self._store: private.Store = self._kept.clone()  # pyright: ignore[reportAttributeAccessIssue]
+
+    def is_of(self, group: dist.ProcessGroup) -> bool:
+        """Return whether this thread answers for the rank in a process group."""
+        return self._group() is group and self.is_alive()
+
+    def run(self) -> None:
+        """Answer every call, until the rank leaves, or the store is gone or about to be."""
+        with suppress(RuntimeError):
+            while not self._ended.wait(INTERVAL_S) and dist.group.WORLD is self._group():
+                if (calls := self._store.add(_KEY, 0)) >= _LAST:
+                    return
+                for call in range(self._answered + 1, calls + 1):
+                    self._store.set(f"{_KEY}/{call}/{self._rank}", json.dumps(_whereabouts()))
+                    self._answered = call
+
+    def end(self) -> None:
+        """Answer no more. A process that has the store lets the others know first: torch logs what they ask then."""
+        self._ended.set()
+        self.join(PATIENCE_S)
+        if _is_server(self._kept):
+            with suppress(RuntimeError):
+                self._store.add(_KEY, _LAST)
+                time.sleep(1.5 * INTERVAL_S)
+
+
+_LISTENING = list[_Listener]()
+"""The thread of this process, if it has one."""
+
+
+def listen() -> None:
+    """Answer roll calls of this process group from now on."""
+    world = dist.group.WORLD
+    if world is None or dist.get_world_size() == 1 or dist.get_backend() == private.FAKE:
+        return
+    if any(listener.is_of(world) for listener in _LISTENING):
+        return
+    leave()
+    _LISTENING.append(_Listener(world))
+    _LISTENING[0].start()
+
+
+def leave() -> None:
+    """Answer roll calls no more."""
+    while _LISTENING:
+        _LISTENING.pop().end()
+
+
+def culprits() -> str:
+    """Call all ranks; return in words which do not answer, or else where ranks are that do not wait; "" for none."""
+    if not dist.is_initialized() or not _LISTENING:
+        return ""
+    try:
+        answers = _answers(private.world_store())
+    except RuntimeError:
+        return "the store of all ranks does not answer: the process that holds it, mostly rank 0, was killed or stopped"
+    if silent := [rank for rank, answer in answers.items() if answer is None]:
+        return f"{_ranks(silent)} not answer: killed, stopped or gone"
+    return "; ".join(f"rank {rank} is at {place}" for rank, place in answers.items() if place)
+
+
+def _answers(store: private.Store) -> Mapping[int, str | None]:
+    """Return where other ranks are: "" where they wait or have lost a rank too, None where they do not answer."""
+    own = dist.get_rank()
+    others = [rank for rank in range(dist.get_world_size()) if rank != own]
+    store.set(f"{_KEY}/lost/{own}", "")
+    call = store.add(_KEY, 1)
+    keys = {rank: f"{_KEY}/{call}/{rank}" for rank in others}
+    lost = {rank: f"{_KEY}/lost/{rank}" for rank in others}
+    asked = [keys[rank] for rank in others if not store.check([lost[rank]])]
+    with suppress(RuntimeError):
+        store.wait(asked, timedelta(seconds=PATIENCE_S))
+    found = dict[int, str | None]()
+    for rank in others:
+        if store.check([lost[rank]]):
+            found[rank] = ""
+        else:
+            found[rank] = json.loads(store.get(keys[rank])) if store.check([keys[rank]]) else None
+    return found
+
+
+def _ranks(numbers: Sequence[int]) -> str:
+    return f"rank {numbers[0]} does" if len(numbers) == 1 else f"ranks {list(numbers)} do"
+
+
+def _whereabouts() -> str:
+    """Return the place of this process's main thread in Python; "" where one of its threads waits for other ranks."""
+    frames = sys._current_frames()
+    frames.pop(threading.get_ident(), None)
+    if any(frame.f_code.co_filename.startswith(_WAITING) for frame in frames.values()):
+        return ""
+    main = threading.main_thread().ident
+    return _place(frames[main]) if main in frames else ""
+
+
+def _place(frame: FrameType) -> str:
+    stack = list(_stack(frame))
+    own = next((f for f in stack if not f.f_code.co_filename.startswith(_NO_PLACE)), stack[0])
+    return f"{own.f_code.co_filename}:{own.f_lineno} in {own.f_code.co_name}"
+
+
+def _stack(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _is_server(store: private.Store) -> bool:
+    """Return whether other processes reach a store through this one."""
+    while isinstance(store, private.PrefixStore):
+        store = store.underlying_store
+    return repr(store).startswith("TCPStore(") and "server=<nullptr>" not in repr(store)  # which alone tells it
