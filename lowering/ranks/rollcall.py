@@ -20,14 +20,13 @@ from weakref import ref
 
 import torch.distributed as dist
 
-import shardwright
 from shardwright.lowering import private
 
 INTERVAL_S, PATIENCE_S = 0.25, 1.5
 """The time between two looks into the store, and that which a rank has to answer."""
 _KEY, _LAST = "shardwright/rollcall", 1 << 40
 _TORCH = str(Path(dist.__file__).parent.parent)
-_WAITING = (f"{_TORCH}/distributed/", f"{Path(shardwright.__file__).parent}/lowering/")
+_WAITING = (f"{_TORCH}/distributed/", f"{Path(private.__file__).parent}/")
 _NO_PLACE = (f"{_TORCH}/", str(Path(threading.__file__).parent))
 """Files of torch and Python, which say little about what a rank does."""
 
