@@ -101,7 +101,7 @@ def _phases() -> Iterator[Phase]:
     yield Phase("optimizer step", [(torch.optim.AdamW, "step")], steps=2)
     yield Phase("loading of data", [(sys.modules[__name__], "batch")], steps=2)
     yield Phase("signals", [(sw.StopSignals, "asked")], steps=2)
-    yield Phase("evaluation", [(ParallelModule, "evaluate")], steps=2, plans=one)
+    yield Phase("evaluation", [(ParallelModule, "evaluate")], steps=2)
     yield Phase("save: states are gathered", [(saving, "_by_rank")], steps=2)
     yield Phase("save: files are written", [(Writer, "write_data")], steps=2)
     yield Phase("save: the folder gets its name", [(CheckpointFolder, "end")], rank=0, steps=2)

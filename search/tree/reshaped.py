@@ -25,6 +25,8 @@ from shardwright.pcg.remainder import with_rows
 from shardwright.pcg.results import gives_results
 from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.lifetimes import ZEROS
+from shardwright.pcg.step.operations import Operations
+from shardwright.pcg.step.sections import sections, spread
 from shardwright.pcg.step.time import check_time
 from shardwright.search.choices.domain import CertifiedSplits
 from shardwright.search.exact.folding import Folded, fold
@@ -212,11 +214,33 @@ def _counts(plan: Plan, graph: Graph) -> list[int]:
 
 def _runs(plan: Plan, graph: Graph) -> list[Execution]:
     """Return how a step may be run: as in the plan, or with other recomputation if the graph lacks what that names."""
+    run = plan.execution.scheduled(split=_split(plan, graph))
     if gives_results(graph):  # there is no backward for which to make anything again
-        return [replace(plan.execution, recompute="none")]
-    if isinstance(plan.execution.recompute, str):
-        return [plan.execution]
-    return [plan.execution, *(replace(plan.execution, recompute=mode) for mode in ("full", "none"))]
+        return [replace(run, recompute="none")]
+    if isinstance(run.recompute, str):
+        return [run]
+    return [run, *(replace(run, recompute=mode) for mode in ("full", "none"))]
+
+
+def _split(plan: Plan, graph: Graph) -> tuple[int, ...]:
+    """Return how many sections of another graph each virtual stage has, such that parameters stay in their stages.
+
+    Graphs of other batches and modes may have other sections between the blocks.
+    """
+    split, home = plan.execution.schedule.split, dict[object, int]()
+    if not split:
+        return split
+    ours = sections(Operations(plan.graph, plan.execution), {}, by_block=True)
+    theirs = sections(Operations(graph), {}, by_block=True)
+    for stage, share in enumerate(spread(ours, split)):
+        for number, _ in share:
+            home |= {plan.graph.by_name[leaf].attr("target"): stage for leaf in ours[number].stretch.leaves}
+    counts, stage = [0] * len(split), 0
+    for section in theirs:
+        targets = [graph.by_name[leaf].attr("target") for leaf in section.stretch.leaves]
+        stage = max(stage, min((home[target] for target in targets if target in home), default=stage))
+        counts[stage] += 1
+    return split if [s.name for s in ours] == [s.name for s in theirs] else tuple(counts)
 
 
 def _laid_out(plan: Plan, graph: Graph, count: int, run: Execution, solver: Solver) -> Candidate:

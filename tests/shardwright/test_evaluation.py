@@ -160,6 +160,33 @@ def test_everything_that_the_model_returns_comes_back(names: tuple[str, ...], nu
             assert training  # the mode stays
 
 
+class Residual(nn.Module):
+    """Sums lie between its blocks, in sections of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)) for _ in range(4))
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = x + block(x)
+        return self.head(x).square().mean()
+
+
+def test_stages_whose_sections_are_others_than_in_training() -> None:
+    """Each stage keeps its parameters, however many sections there are between them."""
+    torch.manual_seed(0)
+    model, batch = Residual().double(), {"x": torch.randn(8, 8, dtype=torch.float64)}
+
+    def body() -> float:
+        parallel = sw.compile(model, sw.Cluster.local(2), kwargs=batch, stages=2, microbatches=2, timeout_s=60)
+        return parallel.evaluate(**batch).item()
+
+    expected = model(**batch).item()
+    assert run_ranks(body, 2, 60) == pytest.approx([expected] * 2, rel=1e-12)
+
+
 def test_results_of_transformers_keep_their_classes() -> None:
     torch.manual_seed(0)
     config = GPT2Config(n_layer=2, n_embd=16, n_head=2, vocab_size=32, n_positions=16, bos_token_id=0, eos_token_id=0,
