@@ -171,8 +171,7 @@ def _train(folder: Path, plan: sw.Plan, last: int, fault: _Fault | None, shown: 
         optimizer.zero_grad()
         with shown.open("a") as file:
             file.write(json.dumps([step, loss.item()]) + "\n")
-        if plan.execution.schedule.num_stages == 1:
-            parallel.evaluate(**batch(step))
+        parallel.evaluate(**batch(step))
         signals.asked(parallel)
         if step % 2:
             sw.save(folder / "saved", parallel, optimizer, step=step + 1, keep=2)
