@@ -84,7 +84,7 @@ def statistics_of(plan: Plan) -> Statistics:
 
 
 def check_schedules(cluster: Cluster) -> None:
-    """Prove the schedules that a cluster holds: that they are right, and that all ranks add up in the same order.
+    """Prove the schedules that a cluster holds: right, of equal shares, and added up in the same order on all ranks.
 
     Raises:
         PlanError: one is not, with the chunk, rank and step.
@@ -94,6 +94,9 @@ def check_schedules(cluster: Cluster) -> None:
         verdict = verify_schedule(schedule)
         if not verdict.is_certified:
             raise PlanError(f"{schedule.name}: {verdict.refusals[0]}; plan without this schedule")
+        if not schedule.collective.has_equal_units:
+            problem = "expected as much for every rank, got other shares, or a custom collective"
+            raise PlanError(f"{schedule.name}: {problem}; plan without this schedule")
         if not adds_alike(schedule):
             problem = "ranks would add up in other orders, so replicas would not stay equal"
             raise PlanError(f"{schedule.name}: {problem}; plan without this schedule")

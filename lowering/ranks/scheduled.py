@@ -74,7 +74,7 @@ class ScheduledCollective:
         may be that of the input. No gradient passes.
 
         Raises:
-            ScheduleError: the input has another shape, or the whole does not divide into units.
+            ScheduleError: the input or `out` has another shape, or the whole does not divide into units.
             DistributedError: a message did not come within the timeout; says which chunks, step and rank.
         """
         lengths = self._lengths_of(num_elements)
@@ -83,6 +83,12 @@ class ScheduledCollective:
             raise ScheduleError(
                 f"{self.schedule.name}: rank {self._rank}: expected a contiguous input of shape [{expected}], got "
                 f"{list(given.shape)}; pass x.contiguous().view(-1) of its chunks"
+            )
+        length = sum(lengths[chunk] for chunk in self.schedule.collective.outputs[self._rank])
+        if out is not None and out.shape != (length,):
+            raise ScheduleError(
+                f"{self.schedule.name}: rank {self._rank}: expected memory of shape [{length}] for the output, got "
+                f"{list(out.shape)}; pass memory of that shape"
             )
         with torch.inference_mode(False), torch.no_grad():  # memory that is kept outlives the caller's mode
             return self._run(given.detach(), lengths, None if out is None else out.detach())

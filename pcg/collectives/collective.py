@@ -105,6 +105,16 @@ class Collective:
         return len(self.sizes[0]) == 1
 
     @property
+    def has_equal_units(self) -> bool:
+        """Whether every rank gives and gets as much as any other, as in the collectives of tensors of one shape."""
+        if self.kind == "custom":
+            return False
+        number = RULES[self.kind].num_units(self.num_ranks, self.root)
+        pieces = len(self.chunks) // number
+        starts = range(0, len(self.chunks), pieces)
+        return all(number * sum(chunk.size for chunk in self.chunks[i : i + pieces]) == 1 for i in starts)
+
+    @property
     def unit(self) -> Fraction:
         """The size of the largest chunk."""
         return max(chunk.size for chunk in self.chunks)

@@ -21,6 +21,8 @@ from shardwright.cost.predict import predict
 from shardwright.lowering.ranks.launch import run_ranks
 from shardwright.lowering.ranks.scheduled import ScheduledCollective
 from shardwright.pcg.collectives.builders.table import build
+from shardwright.pcg.collectives.collective import collective
+from shardwright.pcg.collectives.schedule import Schedule, Transfer
 from shardwright.pcg.errors import DistributedError, PlanError
 from shardwright.reports.plan import PlanReport
 from shardwright.search.picked import by_library, by_stage, uses
@@ -144,6 +146,14 @@ def _step(own: Plan) -> tuple[float, float, int]:
     return loss.item(), max(errors), count[0]
 
 
+def _uneven(kind: str, weights: list[int]) -> Schedule:
+    """A right schedule of one step, whose ranks give or get other shares."""
+    whole = collective(kind, 2, weights=weights)
+    ends = [(s, d, c) for c, one in enumerate(whole.chunks) for s in one.sources for d in one.targets if s != d]
+    op = "reduce" if whole.reduces else "copy"
+    return Schedule(f"uneven {kind}", whole, tuple(Transfer(0, s, d, c, op) for s, d, c in ends))
+
+
 def test_what_is_wrong_is_not_run(plans: Mapping[str, Plan]) -> None:
     """A plan file is from anyone: a schedule is proven before a rank runs it, a folder's before the search."""
     ring = build("ring", "all_reduce", (4,))
@@ -151,6 +161,9 @@ def test_what_is_wrong_is_not_run(plans: Mapping[str, Plan]) -> None:
     for schedule, words in (
         (cut, "ring all_reduce 4: .*plan without this schedule"),
         (build("one-shot", "all_reduce", (4,)), "would add up in other orders"),
+        (_uneven("all_gather", [1, 3]), "uneven all_gather: expected as much for every rank"),
+        (_uneven("reduce_scatter", [1, 3]), "uneven reduce_scatter: expected as much"),
+        (_uneven("all_to_all", [1, 3, 3, 1]), "uneven all_to_all: expected as much"),  # inputs are of equal size
     ):
         cluster = TWO_NODES.with_schedules(Schedules([schedule]))
         with pytest.raises(PlanError, match=words):

@@ -135,6 +135,7 @@ def test_what_does_not_fit_is_refused() -> None:
         refused(ScheduleError, ring, torch.ones(3), 4)
         refused(ScheduleError, ring, torch.ones(4)[::2], 4)
         refused(ScheduleError, ring, torch.ones(2), 3)
+        refused(ScheduleError, ring, torch.ones(2), 4, torch.ones(6))
         if dist.get_rank():  # the other rank never comes
             refused(DistributedError, ring, torch.ones(2), 4, timeout_s=0.5)
         else:
@@ -146,6 +147,7 @@ def test_what_does_not_fit_is_refused() -> None:
         assert "expected a contiguous input of shape [2], got [3]" in texts[1]
         assert "got [2]" in texts[2]
         assert "3 elements make a unit of 3/2" in texts[3]
+        assert "expected memory of shape [4] for the output, got [6]" in texts[4]
         if rank:
             words = r"rank 1 of the group, step 0: chunks \[(1\] to|0\] from) rank 0 did not go through"
-            assert re.search(words, texts[4])
+            assert re.search(words, texts[5])
