@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any, NoReturn
 
 import accelerate
 import torch
 from accelerate.utils import DistributedType
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from shardwright.exporting import export
 from shardwright.integrations.states import load_state, save_state
@@ -82,6 +83,13 @@ class Accelerator(accelerate.Accelerator):
         """Return what every rank has already."""
         return tensor
 
+    def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:  # noqa: ANN401 - any nest
+        """Return what every rank has already. Of the last batch, only as many values as it has rows."""
+        if not use_gather_object and all(isinstance(x, Tensor) for x in tree_leaves(input_data)):
+            return super().gather_for_metrics(input_data)
+        last, rows = self.gradient_state.end_of_dataloader, self.gradient_state.remainder
+        return input_data[:rows] if last and rows > 0 and isinstance(input_data, Sequence | Tensor) else input_data
+
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:  # noqa: ANN401
         """Return what every rank has already, times `scale`."""
         return tensor if scale == 1.0 else tree_map(lambda x: x * scale, tensor)
@@ -90,9 +98,26 @@ class Accelerator(accelerate.Accelerator):
         """Return what is as long on every rank."""
         return tensor
 
+    def split_between_processes(self, inputs: Any, apply_padding: bool = False) -> Any:  # noqa: ANN401
+        """Return a context with all inputs, as every rank takes the whole batch."""
+        return nullcontext(inputs)
+
+    def check_trigger(self) -> bool:
+        """Return whether any rank has set the trigger. Every rank calls it, and all get the same answer."""
+        own = self.flag_tensor if self.flag_tensor is not None else torch.tensor(0, device=self.device)
+        self.flag_tensor = accelerate.utils.reduce(own, "sum")
+        return super().check_trigger()
+
     def clip_grad_norm_(self, parameters: Any, max_norm: float, norm_type: float = 2.0) -> Tensor:  # noqa: ANN401
-        """Clip the gradients of the whole compiled model, over all stages; return their norm before."""
-        return self._compiled("clip_grad_norm_").clip_grad_norm_(max_norm, norm_type)
+        """Clip the gradients of the whole compiled model, over all stages; return their norm before.
+
+        Raises `ShardwrightError` where `parameters` leaves out one that has a gradient.
+        """
+        parallel = self._compiled("clip_grad_norm_")
+        given = {parameters} if isinstance(parameters, Tensor) else set(parameters)
+        if any(p.grad is not None and p not in given for p in parallel.parameters()):
+            refuse("clip_grad_norm_ of some parameters", "clip all together, by parallel.parameters()")
+        return parallel.clip_grad_norm_(max_norm, norm_type)
 
     def save_model(self, model: nn.Module, save_directory: str | os.PathLike[str], *_: Any, **__: Any) -> None:
         """Write whole weights as safetensors, under the model's own names. Every rank calls it."""
@@ -101,6 +126,14 @@ class Accelerator(accelerate.Accelerator):
     def get_state_dict(self, model: nn.Module, unwrap: bool = True) -> NoReturn:
         """Refuse: it would put the whole model into every rank."""
         refuse("get_state_dict", "use shardwright.export(parallel, folder), or parallel.state_dict() of DTensors")
+
+    def register_save_state_pre_hook(self, hook: object) -> NoReturn:
+        """Refuse: `save_state` gives no weights to a hook."""
+        refuse("a hook of save_state", "register_for_checkpointing takes an object with a state")
+
+    def register_load_state_pre_hook(self, hook: object) -> NoReturn:
+        """Refuse: `load_state` gives no weights to a hook."""
+        refuse("a hook of load_state", "register_for_checkpointing takes an object with a state")
 
     def save_state(self, output_dir: str | os.PathLike[str] | None = None, *_: Any, **__: Any) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Save the run in a folder, in place of what was saved there before. Every rank calls it."""

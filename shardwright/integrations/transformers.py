@@ -67,6 +67,11 @@ class Trainer(transformers.Trainer):
                 refuse(f"Trainer({name}=...)", "compile the model, with loss_fn=... for a loss of its results")
         if args.train_sampling_strategy == "batch_rebalance":
             refuse("train_sampling_strategy='batch_rebalance'", "all ranks take the same batches")
+        if args.optim == "adafactor":
+            remedy = "give Trainer(optimizers=(torch.optim.Adafactor(parallel.parameters()), None))"
+            refuse("TrainingArguments(optim='adafactor')", remedy)
+        if args.save_only_model and args.load_best_model_at_end:
+            refuse("save_only_model with load_best_model_at_end", "the best weights are loaded from a whole run")
         self.parallel = parallel
         self._by_row, self._random = options.pop("preprocess_logits_for_metrics", None), None
         super().__init__(model, args, **options)
@@ -126,7 +131,10 @@ class Trainer(transformers.Trainer):
             return results["loss"] if isinstance(results, Mapping) else results[0], results
         loss = model(**inputs)
         own = self._get_num_items_in_batch([inputs], self.args.device)
-        return loss if own is None or num_items_in_batch is None else loss * (own / num_items_in_batch)
+        if own is None or num_items_in_batch is None:
+            return loss
+        share = torch.as_tensor(own / num_items_in_batch, device=loss.device)
+        return (loss * share).where(share > 0, 0.0)  # the mean over no targets is NaN
 
     def prediction_step(
         self, model: nn.Module, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: list[str] | None = None
@@ -134,21 +142,26 @@ class Trainer(transformers.Trainer):
         if prediction_loss_only:
             with torch.no_grad():
                 return self.parallel(**self._prepare_inputs(inputs)), None, None
-        return super().prediction_step(self._results, inputs, prediction_loss_only, ignore_keys)  # pyright: ignore[reportArgumentType]
+        if ignore_keys is None:
+            ignore_keys = getattr(getattr(self.model, "config", None), "keys_to_ignore_at_inference", [])
+        results = partial(self._results, {"loss", *ignore_keys})
+        return super().prediction_step(results, inputs, prediction_loss_only, ignore_keys)  # pyright: ignore[reportArgumentType]
 
-    def _results(self, **batch: Any) -> Any:  # noqa: ANN401 - what the model returns
-        """Return the model's results with whole tensors, and of logits what `preprocess_logits_for_metrics` keeps."""
+    def _results(self, ignored: set[str], /, **batch: Any) -> Any:  # noqa: ANN401 - what the model returns
+        """Return the model's results with whole tensors, or its loss and what `preprocess_logits_for_metrics` keeps."""
         if self._by_row is None:
             whole = self.parallel.evaluate(**batch)
             return tree_map_only(DTensor, lambda x: x.full_tensor(), whole)
-        loss = list[Tensor]()
+        loss = list[Any]()
 
         def kept(result: Any, rows: dict[str, Any]) -> Any:  # noqa: ANN401
-            loss.append(result["loss"])
-            return self._by_row(result["logits"], rows.get("labels"))
+            loss.append(result.get("loss"))
+            labels = tuple(rows[name] for name in self.label_names if name in rows)
+            others = tuple(x for name, x in result.items() if name not in ignored)
+            return self._by_row(_alone(others), _alone(labels) if labels else None)
 
         found = self.parallel.evaluate(metrics=kept, **batch)
-        return {"loss": loss[0], "logits": found}
+        return {"loss": loss[0], "logits": found} if loss[0] is not None else {"logits": found}
 
     # ---- checkpoints ----
 
@@ -196,6 +209,11 @@ class Trainer(transformers.Trainer):
         """Put the generators back to where the run was saved; loaders have drawn from them since."""
         if self._random is not None:
             set_states(self._random, self.parallel.stream, own=True)
+
+
+def _alone(values: tuple[Any, ...]) -> Any:  # noqa: ANN401
+    """Return the one value of a tuple, or the tuple of several."""
+    return values[0] if len(values) == 1 else values
 
 
 def _run(checkpoint: str | os.PathLike[str]) -> Path:

@@ -8,6 +8,7 @@ from typing import Any, cast
 import accelerate
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from torchmetrics.classification import MulticlassAccuracy
@@ -35,7 +36,7 @@ def trained(accelerator: Any, model: nn.Module, folder: Path, begin: int, epochs
     model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
     if begin:
         accelerator.load_state(str(folder))
-    losses, norms, rates = list[float](), list[float](), list[float]()
+    losses, norms, rates, words = list[float](), list[float](), list[float](), list[str]()
     for _ in range(begin, epochs):
         for batch in loader:
             with accelerator.accumulate(model):
@@ -43,6 +44,7 @@ def trained(accelerator: Any, model: nn.Module, folder: Path, begin: int, epochs
                 loss = found if isinstance(found, Tensor) else found.loss
                 accelerator.backward(loss)
                 losses += accelerator.gather_for_metrics(loss.detach()[None]).tolist()
+                words += accelerator.gather_for_metrics([str(first) for first in batch["input_ids"][:, 0].tolist()])
                 if accelerator.sync_gradients:
                     norms.append(float(accelerator.clip_grad_norm_(model.parameters(), 0.5)))
                 optimizer.step()
@@ -50,7 +52,7 @@ def trained(accelerator: Any, model: nn.Module, folder: Path, begin: int, epochs
                 optimizer.zero_grad()
                 rates += scheduler.get_last_lr()
         accelerator.save_state(str(folder))
-    return {"losses": losses, "norms": norms, "rates": rates}
+    return {"losses": losses, "norms": norms, "rates": rates, "words": words}
 
 
 def accuracy() -> MulticlassAccuracy:
@@ -78,9 +80,17 @@ def together(folder: Path, plan: str, begin: int, epochs: int) -> Found:
     parallel.evaluate(metrics=counted, **batch)
     if plan == "stages":
         accelerator.save_model(parallel, folder / "weights")
-        for call in (lambda: accelerator.prepare(nn.Linear(2, 2)), lambda: accelerator.get_state_dict(parallel)):
+        parallel(**example_batch(ROWS)).backward()
+        for call in (lambda: accelerator.prepare(nn.Linear(2, 2)), lambda: accelerator.get_state_dict(parallel),
+                     lambda: accelerator.clip_grad_norm_(list(parallel.parameters())[1:], 1.0),
+                     lambda: accelerator.register_save_state_pre_hook(print),
+                     lambda: accelerator.register_load_state_pre_hook(print)):  # fmt: skip
             with pytest.raises(ShardwrightError, match="a compiled model does not take it"):
                 call()
+        if dist.get_rank() == 1:
+            accelerator.set_trigger()
+        with accelerator.split_between_processes(["a", "b"]) as own:
+            assert (own, accelerator.check_trigger(), accelerator.check_trigger()) == (["a", "b"], True, False)
     return {**found, "accuracy": metric.compute()}
 
 
@@ -92,6 +102,7 @@ def test_a_run_is_that_of_one_process_and_goes_on_under_another_plan(tmp_path: P
     for first, second in launched(body, 2):
         for name in ("losses", "norms", "rates"):
             torch.testing.assert_close(first[name] + second[name], expected[name], rtol=1e-4, atol=1e-6)
+        assert first["words"] + second["words"] == expected["words"]
         torch.testing.assert_close(second["accuracy"], expected["accuracy"])
     assert list((tmp_path / "two" / "weights").glob("*.safetensors"))
 

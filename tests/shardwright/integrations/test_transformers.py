@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -37,8 +38,8 @@ def arguments(folder: Path, **others: Any) -> TrainingArguments:
     return TrainingArguments(str(folder), **{**words, **others})
 
 
-def predicted(logits: Tensor, labels: Tensor) -> Tensor:
-    assert len(logits) == len(labels)
+def predicted(logits: Tensor, labels: Tensor | None) -> Tensor:
+    assert labels is None or len(logits) == len(labels)
     return logits.argmax(-1)
 
 
@@ -77,6 +78,8 @@ def test_a_run_is_that_of_one_process_and_goes_on_under_another_plan(tmp_path: P
         third = trainer_of(tmp_path / "again", "zero")
         with pytest.raises(CheckpointError, match="it has no run of shardwright"):
             history(third, tmp_path / "one" / "checkpoint-4")
+        unlabelled: list[Any] = [{"input_ids": row["input_ids"]} for row in examples(3)]
+        assert third.predict(cast("Any", unlabelled)).predictions.shape == (3, 8)
         loader: Any = third.get_train_dataloader()
         return whole, resumed, loader.base_dataloader.worker_init_fn.keywords["rank"]
 
@@ -101,3 +104,34 @@ def test_what_is_not_carried_over_is_refused_by_name(words: dict[str, Any]) -> N
     (name,) = words
     with pytest.raises(ShardwrightError, match=name):
         Trainer(model_of(), arguments(Path("unused"), **words), cast("ParallelModule", None))
+
+
+@each("words", [{"optim": "adafactor"}, {"save_only_model": True}])
+def test_what_would_fail_later_is_refused_at_once(words: dict[str, Any]) -> None:
+    (name,) = words
+    with pytest.raises(ShardwrightError, match=name):
+        Trainer(model_of(), arguments(Path("unused"), **words), cast("ParallelModule", None))
+
+
+def test_a_batch_without_targets_adds_nothing() -> None:
+    weight, counts = torch.tensor(2.0, requires_grad=True), iter([0, 3])
+    trainer = SimpleNamespace(args=SimpleNamespace(device="cpu"), _get_num_items_in_batch=lambda *_: next(counts))
+    empty, full = (lambda: weight * torch.nan, lambda: weight * 5)
+    losses = [
+        Trainer.compute_loss(cast("Trainer", trainer), model, {}, num_items_in_batch=6) for model in (empty, full)
+    ]
+    assert [loss.item() for loss in losses] == [0, 5]
+
+
+def test_a_function_of_logits_is_given_all_results_and_all_labels() -> None:
+    seen: list[Any] = []
+    batch = {name: torch.ones(2) for name in ("input_ids", "start_positions", "end_positions")}
+    given = {"loss": torch.ones(()), "start_logits": torch.zeros(2), "end_logits": torch.ones(2), "cache": None}
+    trainer = SimpleNamespace(
+        _by_row=lambda logits, labels: seen.append((logits, labels)) or logits[0],
+        parallel=SimpleNamespace(evaluate=lambda metrics, **rows: metrics(given, rows)),
+        label_names=["start_positions", "end_positions"],
+    )
+    found = Trainer._results(cast("Trainer", trainer), {"loss", "cache"}, **batch)
+    assert found == {"loss": given["loss"], "logits": given["start_logits"]}
+    assert seen == [((given["start_logits"], given["end_logits"]), (batch["start_positions"], batch["end_positions"]))]
