@@ -142,10 +142,10 @@ class Trainer(transformers.Trainer):
         if prediction_loss_only:
             with torch.no_grad():
                 return self.parallel(**self._prepare_inputs(inputs)), None, None
-        if ignore_keys is None:
-            ignore_keys = getattr(getattr(self.model, "config", None), "keys_to_ignore_at_inference", [])
-        results = partial(self._results, {"loss", *ignore_keys})
-        return super().prediction_step(results, inputs, prediction_loss_only, ignore_keys)  # pyright: ignore[reportArgumentType]
+        config: Any = getattr(self.model, "config", None)
+        ignored = getattr(config, "keys_to_ignore_at_inference", []) if ignore_keys is None else ignore_keys
+        results = partial(self._results, {"loss", *ignored})
+        return super().prediction_step(results, inputs, prediction_loss_only, [*ignored])  # pyright: ignore[reportArgumentType]
 
     def _results(self, ignored: set[str], /, **batch: Any) -> Any:  # noqa: ANN401 - what the model returns
         """Return the model's results with whole tensors, or its loss and what `preprocess_logits_for_metrics` keeps."""

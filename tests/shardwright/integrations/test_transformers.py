@@ -79,7 +79,7 @@ def test_a_run_is_that_of_one_process_and_goes_on_under_another_plan(tmp_path: P
         with pytest.raises(CheckpointError, match="it has no run of shardwright"):
             history(third, tmp_path / "one" / "checkpoint-4")
         unlabelled: list[Any] = [{"input_ids": row["input_ids"]} for row in examples(3)]
-        assert third.predict(cast("Any", unlabelled)).predictions.shape == (3, 8)
+        assert len(third.predict(cast("Any", unlabelled)).predictions) == 3
         loader: Any = third.get_train_dataloader()
         return whole, resumed, loader.base_dataloader.worker_init_fn.keywords["rank"]
 
