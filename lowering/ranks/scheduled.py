@@ -129,14 +129,19 @@ class ScheduledCollective:
             dist.P2POp(dist.isend if way == "to" else dist.irecv, x, self._peers[message.peer], self._group)
             for way, message, x in parts
         ]
-        works = dist.batch_isend_irecv(ops) if ops else []
+        at = f"{self.schedule.name}: rank {self._rank} of the group, step {number}"
+        try:
+            works = dist.batch_isend_irecv(ops) if ops else []
+        except RuntimeError as error:  # a connection that an earlier message left broken
+            peers = sorted({message.peer for _, message, _ in parts})
+            raise DistributedError(f"{at}: no message to or from ranks {peers} starts: {str(error).strip()}") from error
         for work, (way, message, _) in zip(works, parts, strict=False):  # NCCL has one for all
             try:
                 work.wait(timedelta(seconds=self._timeout_s))
             except RuntimeError as error:
                 raise DistributedError(
-                    f"{self.schedule.name}: rank {self._rank} of the group, step {number}: chunks "
-                    f"{list(message.chunks)} {way} rank {message.peer} did not go through: {str(error).strip()}"
+                    f"{at}: chunks {list(message.chunks)} {way} rank {message.peer} did not go through: "
+                    f"{str(error).strip()}"
                 ) from error
         for _, message, arrived in received:
             room.store(message, arrived)

@@ -21,7 +21,8 @@ def scheduled(facts: PlanFacts) -> list[Paragraph]:
     library = plan.cluster.backend
     title = "Collectives by schedules"
     if not own:
-        return [Paragraph(title, [f"none: no schedule is worth running in place of {library}'s own algorithms"])]
+        why = "no schedule fits a group of this plan and is worth running in place of"
+        return [Paragraph(title, [f"none: {why} {library}'s own algorithms"])]
     before_s, after_s = by_library(plan), plan.prediction.step_s
     gain = f"a step takes {seconds(after_s)}, and {seconds(before_s)} where {library} runs all collectives"
     hidden = len(own) - _MOST_ROWS

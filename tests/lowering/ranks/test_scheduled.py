@@ -138,6 +138,7 @@ def test_what_does_not_fit_is_refused() -> None:
         refused(ScheduleError, ring, torch.ones(2), 4, torch.ones(6))
         if dist.get_rank():  # the other rank never comes
             refused(DistributedError, ring, torch.ones(2), 4, timeout_s=0.5)
+            refused(DistributedError, ring, torch.ones(2), 4, timeout_s=0.5)  # the connection is broken by now
         else:
             time.sleep(1.5)
         return texts
@@ -151,3 +152,4 @@ def test_what_does_not_fit_is_refused() -> None:
         if rank:
             words = r"rank 1 of the group, step 0: chunks \[(1\] to|0\] from) rank 0 did not go through"
             assert re.search(words, texts[5])
+            assert "rank 1 of the group, step 0: " in texts[6]
