@@ -12,8 +12,9 @@ import atexit
 import copy
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -30,8 +31,16 @@ from shardwright.lowering.module import ParallelModule
 from shardwright.lowering.random.states import check_states, set_states, states_of
 from shardwright.lowering.ranks.waits import start_up
 from shardwright.lowering.store import moments
+from shardwright.lowering.store.checkpoint_folder import (
+    ABOUT,
+    METADATA,
+    CheckpointFolder,
+    Writer,
+    check_files,
+    read_about,
+)
 from shardwright.lowering.store.checkpoint_folder import RANKS as RANKS_FILE
-from shardwright.lowering.store.checkpoint_folder import CheckpointFolder, Writer, check_files, read_about
+from shardwright.lowering.store.dcp_folder import Other
 from shardwright.lowering.store.files import Checkpoint, Kind
 from shardwright.lowering.store.staging import HostStager
 from shardwright.lowering.store.weights import SHOWN
@@ -41,6 +50,9 @@ from shardwright.ranks import from_all_ranks, from_rank_0, on_all_ranks
 
 _FAILURES = (Exception, CheckpointException)  # which is no Exception
 _Kinds = Mapping[str, Kind | None]
+_Opened = tuple[Mapping[str, Any], Mapping[str, Any], _Kinds, Mapping[str, str]]
+"""What a checkpoint says of itself, small values, tensors, and the names in the folder that differ from ours."""
+_NOTHING = dict.fromkeys(("scheduler", "sampler", "scaler", "random"))
 _FOLDERS = dict[Path, "_Run"]()
 _GROUPS = dict[dist.ProcessGroup, dist.ProcessGroup]()
 """The group of all ranks for saving, by torch's own. Savings beside steps must not share one with them."""
@@ -196,8 +208,11 @@ def load(
     have saved, every generator continues where it was. On others those of further ranks stay as they are; masks of
     dropout continue all the same.
 
+    Folders of `torch.distributed.checkpoint` that plain FSDP2 or torchtitan has written are loaded too: the model under
+    one prefix, an optimizer under names of parameters, torchtitan's scheduler. They have no checksums and generators.
+
     Args:
-        folder: the run's folder.
+        folder: the run's folder, with a folder for each step; or that of one checkpoint.
         parallel: the compiled model, under any plan; its gradients are dropped.
         optimizer: of the same class and over the same parameters as that which was saved.
         scheduler: gets what `scheduler` had, as do the `scaler` of `parallel` and the `sampler`.
@@ -217,16 +232,17 @@ def load(
         where = from_rank_0(lambda: _found(Path(folder), step), "the choice of a checkpoint")
         if where is None:
             return None
-        about = on_all_ranks(lambda: _checked(where))
-        small = on_all_ranks(lambda: _small(where))
-        on_all_ranks(lambda: _check_given(where, small, about, optimizer, scheduler, sampler))
-        saved = on_all_ranks(lambda: _kinds(where))
+        names, given = _all_names(parallel.state_dict()), any(from_all_ranks(optimizer is not None))
+        checked = on_all_ranks(lambda: _checked(where) if _is_ours(where) else None)
+        about, small, saved, there = on_all_ranks(
+            lambda: _own(where, checked) if checked else _other(where, names, given, scheduler is not None)
+        )
+        on_all_ranks(lambda: _check_given(where, small, about, optimizer, scheduler, sampler, others))
         with moments.room_for(parallel, optimizer, _named(saved, "optimizer.")) as room:
-            state = _parts(parallel, room, others)
-            names, taken = _all_names(state.get("model", {})), _all_names(room)
-            on_all_ranks(lambda: _check_model(where, state, names, taken if about["optimizer"] else None, saved))
+            state, taken = _parts(parallel, room, others), _all_names(room)
+            on_all_ranks(lambda: _check_model(where, state, names, taken if small["groups"] else None, saved))
             on_all_ranks(lambda: _check_groups(where, parallel, optimizer, small["groups"]))
-        on_all_ranks(lambda: _read(where, state))
+        on_all_ranks(lambda: _read(where, state, there))
         parallel.load_state_dict(state["model"])
         if optimizer is not None:
             moments.put(parallel, optimizer, state.get("optimizer", {}), small["groups"])
@@ -235,10 +251,8 @@ def load(
         for name, target in (("scheduler", scheduler), ("sampler", sampler), ("scaler", parallel.scaler)):
             if target is not None and small[name] is not None:
                 target.load_state_dict(small[name])
-        random, rank = small["random"], dist.get_rank()
-        is_own = rank < len(random["of"]) or len(random["all"]) == 1
-        number = random["of"][rank] if rank < len(random["of"]) else 0
-        set_states(random["all"][number], parallel.stream, own=is_own)
+        if small["random"] is not None:
+            _draw_on(small["random"], parallel)
     return about["step"]
 
 
@@ -329,16 +343,53 @@ def _reason(error: BaseException) -> str:
 # ---- loading ----
 
 
+def _draw_on(random: Mapping[str, Any], parallel: ParallelModule) -> None:
+    """Set the generators of this rank to the states that it had, or to rank 0's where it did not save."""
+    rank = dist.get_rank()
+    is_own = rank < len(random["of"]) or len(random["all"]) == 1
+    number = random["of"][rank] if rank < len(random["of"]) else 0
+    set_states(random["all"][number], parallel.stream, own=is_own)
+
+
 def _found(path: Path, step: int | None) -> Path | None:
     """Return the folder of a checkpoint, or None if there is none and none was named."""
-    folder = CheckpointFolder(path)
-    steps = folder.steps()
+    steps = CheckpointFolder(path).all()
+    if step is None and (path / METADATA).is_file():
+        return path
     if step is None:
-        return folder.at(steps[-1]) if steps else None
+        return steps[max(steps)] if steps else None
     if step not in steps:
-        shown = ", ".join(map(str, steps[-SHOWN:])) or "none"
+        shown = ", ".join(map(str, sorted(steps)[-SHOWN:])) or "none"
         raise CheckpointError(f"{path}: there is no checkpoint of step {step}; there are {shown}")
-    return folder.at(step)
+    return steps[step]
+
+
+def _is_ours(where: Path) -> bool:
+    """Return whether `save` has written a checkpoint, perhaps a damaged one."""
+    return not (where / METADATA).is_file() or (where / ABOUT).exists() or (where / RANKS_FILE).exists()
+
+
+def _own(where: Path, about: Mapping[str, Any]) -> _Opened:
+    return about, _small(where), _kinds(where), {}
+
+
+def _other(where: Path, names: set[str], optimizer: bool, scheduler: bool) -> _Opened:
+    """Return of a folder by another program what `_own` does."""
+    with _told(where):
+        other = Other.read(where, names, optimizer=optimizer, scheduler=scheduler)
+    small = {"scheduler": other.scheduler or None, "groups": other.groups}
+    return {"step": other.step, "optimizer": None}, {**_NOTHING, **small}, other.kinds, other.names
+
+
+@contextmanager
+def _told(where: Path) -> Generator[None]:
+    """Raise what reading a checkpoint meets as a `CheckpointError` that names it."""
+    try:
+        yield
+    except CheckpointError as error:
+        raise CheckpointError(f"{where}: {error}") from None
+    except Exception as error:
+        raise CheckpointError(f"{where}: cannot be read: {_reason(error)}; load another step") from error
 
 
 def _checked(where: Path) -> dict[str, Any]:
@@ -349,15 +400,13 @@ def _checked(where: Path) -> dict[str, Any]:
 
 
 def _small(where: Path) -> dict[str, Any]:
-    try:
+    with _told(where / RANKS_FILE):
         return torch.load(where / RANKS_FILE, weights_only=True, map_location="cpu")
-    except Exception as error:
-        raise CheckpointError(f"{where / RANKS_FILE}: cannot be read: {_reason(error)}; load another step") from error
 
 
 def _check_given(
     where: Path, small: Mapping[str, Any], about: Mapping[str, Any], optimizer: torch.optim.Optimizer | None,
-    scheduler: Stateful | None, sampler: Stateful | None,
+    scheduler: Stateful | None, sampler: Stateful | None, others: object,
 ) -> None:  # fmt: skip
     for name, given in (("scheduler", scheduler), ("sampler", sampler)):
         if given is not None and small[name] is None:
@@ -365,15 +414,16 @@ def _check_given(
     was, own = about["optimizer"], type(optimizer).__name__
     if optimizer is not None and was not in (None, own):
         raise CheckpointError(f"{where}: it was saved with {was}, and this run has {own}; use that, or load without")
-    check_states(small["random"]["all"][0])
+    if small["random"] is not None:
+        check_states(small["random"]["all"][0])
+    elif others is not None:
+        raise CheckpointError(f"{where}: only what shardwright.save has saved is loaded into others=")
 
 
 def _kinds(where: Path) -> _Kinds:
     """Return what a checkpoint has by name, and None for values that are no tensors."""
-    try:
+    with _told(where):
         stored = Checkpoint(where)
-    except Exception as error:
-        raise CheckpointError(f"{where}: cannot be read: {_reason(error)}; load another step") from error
     return {**stored.kinds, **dict.fromkeys(stored.others)}
 
 
@@ -407,10 +457,8 @@ def _check_model(
 def _check_groups(
     where: Path, parallel: ParallelModule, optimizer: torch.optim.Optimizer | None, saved: moments.Groups
 ) -> None:
-    try:
+    with _told(where):
         moments.check_groups(parallel, optimizer, saved)
-    except CheckpointError as error:
-        raise CheckpointError(f"{where}: {error}") from None
 
 
 def _differences(state: Mapping[str, Any], saved: _Kinds) -> Iterator[str]:
@@ -423,8 +471,14 @@ def _differences(state: Mapping[str, Any], saved: _Kinds) -> Iterator[str]:
                 yield f"{shown}{name}: {saved[key] or 'no tensor'} in the checkpoint, {own or 'no tensor'} here"
 
 
-def _read(where: Path, state: dict[str, Any]) -> None:
+def _read(where: Path, state: dict[str, dict[str, Any]], there: Mapping[str, str]) -> None:
+    """Read values in place. `there`: the names in the folder, where they are not `PART.NAME`."""
+    flat = {
+        there.get(f"{part}.{name}", f"{part}.{name}"): value for part in state for name, value in state[part].items()
+    }
     try:
-        state_dict_loader.load(state, checkpoint_id=where)
+        state_dict_loader.load(flat, checkpoint_id=where)
     except _FAILURES as error:
         raise CheckpointError(f"{where}: cannot be loaded: {_reason(error)}") from error
+    for part, own in state.items():
+        own.update({name: flat[there.get(f"{part}.{name}", f"{part}.{name}")] for name in own})

@@ -32,7 +32,7 @@ from torch.futures import Future
 
 from shardwright.pcg.errors import CheckpointError
 
-PREFIX, PARTIAL, ABOUT, RANKS = "step-", ".partial", "checkpoint.json", "ranks.pt"
+PREFIX, PARTIAL, ABOUT, RANKS, METADATA = "step-", ".partial", "checkpoint.json", "ranks.pt", ".metadata"
 FORMAT = 1
 _CHUNK = 1 << 22
 
@@ -74,7 +74,7 @@ class Writer(FileSystemWriter):
             small.flush()
             os.fsync(small.fileno())
         written = {result.file for of_rank in results for result in of_rank if isinstance(result, Written)}
-        files = sorted(written | {summed(self._folder / name) for name in (RANKS, ".metadata")})
+        files = sorted(written | {summed(self._folder / name) for name in (RANKS, METADATA)})
         about = {"format": FORMAT, **self._about, "files": {name: rest for name, *rest in files}}
         with (self._folder / ABOUT).open("w", encoding="utf-8") as file:
             json.dump(about, file)
@@ -127,19 +127,26 @@ class CheckpointFolder:
         _to_disk(partial)
         partial.rename(target)
         _to_disk(self.path)
-        for step in self.steps()[: -keep if keep else 0]:
+        own = [step for step in self.steps() if self.at(step).is_dir()]
+        for step in own[: -keep if keep else 0]:
             shutil.rmtree(self.at(step))
         return target
 
     def at(self, step: int) -> Path:
+        """Return the folder of a step that is saved here."""
         return self.path / f"{PREFIX}{step:08d}"
+
+    def all(self) -> dict[int, Path]:
+        """Return the folder of each step: of those saved here, and of whole ones by torchtitan (`step-10`)."""
+        if not self.path.is_dir():
+            return {}
+        found = {entry.name.removeprefix(PREFIX): entry for entry in sorted(self.path.glob(f"{PREFIX}*"))}
+        steps = {int(name): entry for name, entry in found.items() if name.isdecimal() and entry.is_dir()}
+        return {step: entry for step, entry in steps.items() if entry == self.at(step) or (entry / METADATA).is_file()}
 
     def steps(self) -> list[int]:
         """Return the steps with a checkpoint, in order."""
-        if not self.path.is_dir():
-            return []
-        names = (entry.name.removeprefix(PREFIX) for entry in self.path.glob(f"{PREFIX}*") if entry.is_dir())
-        return sorted(int(name) for name in names if name.isdecimal())
+        return sorted(self.all())
 
     def _hold(self) -> None:
         """Lock the folder as long as this process lives."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
+from io import BytesIO
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -21,8 +22,8 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorStorageMetadata
-from torch.distributed.checkpoint.planner import LoadPlan, ReadItem
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadItem
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from shardwright.lowering.store.spans import Box, boxes, spans
@@ -226,6 +227,26 @@ class Checkpoint:
             raise PlanError(f"{name}: the checkpoint has {found} of {part.numel()} elements that are needed here")
         planner = _IntoBoxes([part[here] for _, here in pairs])
         self._reader.read_data(LoadPlan(items), planner).wait()
+
+    def value(self, name: str) -> object:
+        """Return a value that is no tensor. Raises `PlanError` for what torch.load(weights_only=True) refuses."""
+        nowhere, index = torch.Size([0]), MetadataIndex(name)
+        item = ReadItem(LoadItemType.BYTE_IO, index, nowhere, index, nowhere, nowhere)
+        planner = PlainValues()
+        with told(f"{name} cannot be read"):
+            self._reader.read_data(LoadPlan([item]), planner).wait()
+        return planner.values[name]
+
+
+class PlainValues(DefaultLoadPlanner):
+    """A planner that keeps values that are no tensors: plain ones, as files may be anybody's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.values = dict[str, Any]()
+
+    def load_bytes(self, read_item: ReadItem, value: BytesIO) -> None:
+        self.values[read_item.dest_index.fqn] = torch.load(value, weights_only=True)
 
 
 class _IntoBoxes(DefaultLoadPlanner):

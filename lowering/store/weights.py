@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from shardwright.lowering.store.files import Kind, TensorFiles, open_files, read_part
+from shardwright.lowering.store.dcp_folder import of_model, prefix_of
+from shardwright.lowering.store.files import Checkpoint, Kind, TensorFiles, open_files, read_part
 from shardwright.lowering.store.storage import Slices
 from shardwright.pcg.capture.importing import names_by_first
-from shardwright.pcg.errors import PlanError
+from shardwright.pcg.errors import CheckpointError, PlanError
 
 SHOWN = 10
 
@@ -27,7 +28,8 @@ class WeightFiles:
             a folder of torch.distributed.checkpoint; or what `torch.save` has written, also several files with an
             index. Dictionaries inside of dictionaries have names such as `model.layers.0.weight`.
         names: the name in the files of each of the model's parameters and buffers, as a function or as a dictionary,
-            in which others keep their names: `names=lambda name: "model." + name`.
+            in which others keep their names: `names=lambda name: "model." + name`. In folders of
+            torch.distributed.checkpoint, what stands before all names is found.
         strict: every parameter and buffer of `state_dict()` must be in the files, and every tensor in the files must
             be one of these. Where `names` puts one prefix before all names, tensors without it are left out. If False,
             missing ones get the values that the model's constructor gives them, and others are left out.
@@ -46,16 +48,27 @@ class WeightFiles:
         return self.names.get(name, name) if isinstance(self.names, Mapping) else self.names(name)
 
 
+def _prefix(given: WeightFiles, files: Checkpoint, names: set[str]) -> str:
+    try:
+        return prefix_of(files.kinds, names)
+    except CheckpointError as error:
+        raise PlanError(f"{given.path}: {error}, or say which: WeightFiles(path, names=...)") from None
+
+
 class Stored:
     """The tensors of a model that are in files. `names`: their names there, by each one's first name in the model."""
 
     def __init__(self, given: WeightFiles, model: nn.Module) -> None:
         """Raise `PlanError` where the files are not of this model, with the first differences."""
         self.files: TensorFiles = open_files(Path(given.path))
-        self._given, self._kinds = given, self.files.kinds
         values = {**dict(model.named_parameters(remove_duplicate=False)),
                   **dict(model.named_buffers(remove_duplicate=False))}  # fmt: skip
         saved = {name for name in model.state_dict(keep_vars=True) if name in values}
+        self._given, self._kinds = given, self.files.kinds
+        if isinstance(self.files, Checkpoint):  # with an optimizer, perhaps, and under names such as model.NAME
+            prefix = "" if given.names is not None else _prefix(given, self.files, saved)
+            self._kinds = of_model(self.files.kinds, prefix, self.files.others)
+            self._given = replace(given, names=prefix.__add__) if prefix else given
         self.copies = {first: self._stored(own, saved) for first, own in names_by_first(values).items()}
         self.names = {first: found[0] for first, found in self.copies.items() if found}
         self._like = {name: values[name] for name in self.names}
