@@ -107,6 +107,21 @@ def _sum_of_sums() -> list[Obligation]:
     ]
 
 
+def _pieces() -> list[Obligation]:
+    """Return the obligations of parts that are each cut in pieces: n parts of size c, k pieces of size d in each."""
+    n, k, c, d, p, q, r = z3.Ints("n k c d p q r")
+    given = [k >= 1, d >= 1, c == k * d, q >= 0, q < k, r >= 0, r < d]
+    term = z3.Function("t", z3.IntSort(), z3.RealSort())
+    by_part, by_piece, row, old, new = z3.Reals("by_part by_piece row old new")
+    return [
+        (given, z3.And(q * d + r >= 0, q * d + r < c)),  # a piece lies within its part
+        ([d >= 1, r >= 0, r < d], z3.And((p * d + r) / d == p, (p * d + r) % d == r)),  # the gathered piece has digits
+        (given, term(p * c + (q * d + r)) == term((p * k + q) * d + r)),  # and is slice q of each of n blocks
+        ([n >= 1, by_part == 0, by_piece == 0], by_part == by_piece),
+        ([by_part == by_piece, old == by_piece, new == old + row], by_part + row == new),  # a part more: linear-sum
+    ]
+
+
 LEMMAS: Mapping[str, Lemma] = {
     **LAWS,
     **ROUTING,
@@ -121,6 +136,11 @@ LEMMAS: Mapping[str, Lemma] = {
             Lemma("split-sum", "Σ_{i < k·c} t(i) = Σ_{p < k} Σ_{r < c} t(p·c + r)", _split_sum),
             Lemma("additive-sum", "f(x + y) = f(x) + f(y) and f(0) = 0 give f(Σ x) = Σ f(x)", _additive_sum),
             Lemma("linear-sum", "Σ (s + t) = Σ s + Σ t and Σ a·t = a·Σ t", _sum_of_sums),
+            Lemma(
+                "pieces",
+                "piece q of all n parts, in their order, is slice q of each of n blocks, and Σ_p Σ_q t = Σ_q Σ_p t",
+                _pieces,
+            ),
         )
     },
 }
