@@ -5,6 +5,7 @@ VENV   ?= .venv
 PY     := $(VENV)/bin/python
 STAMP  := $(VENV)/.installed
 NEWEST := .venv-newest
+MODELS := .venv-models
 # Tests fork ranks from large processes, which is cheaper with large pages; other C libraries ignore it.
 LARGE_PAGES := glibc.malloc.hugetlb=1
 # What meets torch and transformers first: capture, masks, ATen handlers, real models on ranks, DTensors and checkpoints, stages.
@@ -13,7 +14,7 @@ NEWEST_TESTS := tests/pcg/test_versions.py tests/pcg/capture/test_capture.py tes
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test cuda newest newest-setup mutants mutants-collectives lint types matrix sweep operators writes failures bench bench-start bench-search regret bench-accuracy bench-rules bench-gains bench-collectives site site-check browser pages format clean
+.PHONY: help setup demo test cuda newest newest-setup mutants mutants-collectives lint types matrix sweep operators models writes failures bench bench-start bench-search regret bench-accuracy bench-rules bench-gains bench-collectives site site-check browser pages format clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -63,6 +64,15 @@ sweep: $(STAMP) ## run every model in 30 ways of training on 2, 4 and 8 ranks an
 
 operators: $(STAMP) ## run every operator that torch differentiates under plans and write the page in docs/: 6 to 15 minutes
 	OMP_NUM_THREADS=1 $(PY) -m bench.operators
+
+models: $(MODELS)/.installed ## run models of other packages under plans and write the page in docs/: hours; goes on where it was ended
+	OMP_NUM_THREADS=1 $(MODELS)/bin/python -m bench.models
+
+$(MODELS)/.installed: bench/models-constraints.txt constraints.txt
+	@test -d $(MODELS) || $(PYTHON) -m venv $(MODELS)
+	$(MODELS)/bin/python -m pip install --disable-pip-version-check -c constraints.txt torch
+	$(MODELS)/bin/python -m pip install --disable-pip-version-check --no-deps -r bench/models-constraints.txt
+	@touch $@
 
 writes: $(STAMP) ## compare 7,000 forms of writes in place with eager training: 20 minutes
 	OMP_NUM_THREADS=1 $(PY) -m bench.writes
@@ -123,7 +133,7 @@ format: $(STAMP) ## format the code and mend what the linter can
 	$(PY) -m ruff format .
 
 clean: ## remove .venv, builds and caches
-	rm -rf $(VENV) $(NEWEST) build dist site *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(NEWEST) $(MODELS) build dist site *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMP): pyproject.toml constraints.txt

@@ -24,12 +24,13 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Literal
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
@@ -37,6 +38,7 @@ from torch.utils._pytree import tree_map
 
 from examples.zoo import ZOO
 from shardwright.lowering.module import ParallelModule, lower
+from shardwright.lowering.random.exact import seed_exactly
 from shardwright.lowering.ranks.launch import TIMEOUT_S, run_ranks
 from shardwright.pcg.capture.capture import Captured, capture, find_loss
 from shardwright.pcg.graph import Graph
@@ -90,13 +92,15 @@ class Prepared:
 
     name: str
     model: nn.Module
-    batch: dict[str, Tensor]
+    batch: dict[str, Any]
     captured: Captured
     reference: Step
     kind: Kind = "fp32"
     num_steps: int = 0
     rounding: Errors | None = None
     """How far one process is from the reference: under `torch.autocast`, or with its weights rounded otherwise."""
+    seed: int | None = None
+    """Of `seed_exactly`; None: masks are those of torch's generator."""
 
     @property
     def precision(self) -> Precision | None:
@@ -130,8 +134,11 @@ class Errors:
 
     @property
     def within_double(self) -> bool:
-        """Whether only fp64's rounding differs."""
-        largest = max(self.loss, self.losses, self.gradient, self.buffer, self.weight)
+        """Whether only fp64's rounding differs.
+
+        AdamW moves weights whose gradient is only rounding by as little; so all weights together may be near instead.
+        """
+        largest = max(self.loss, self.losses, self.gradient, self.buffer, min(self.weight, self.drift))
         return largest <= DOUBLE_TOLERANCE and self.same_random_state
 
     @property
@@ -208,8 +215,15 @@ def prepare(name: str, *, kind: Kind = "fp32", trained: float = 1.0, num_steps: 
     draw = random.Random(MODEL_SEED)
     for parameter in model.parameters():
         parameter.requires_grad_(draw.random() < trained)
-    with _NothingNarrower() if kind == "fp64" else nullcontext():
-        captured = capture(model, batch, precision="amp_bf16" if kind == "amp_bf16" else None)
+    return prepared(name, model, batch, kind, num_steps)
+
+
+def prepared(
+    name: str, model: nn.Module, batch: dict[str, Any], kind: Kind, num_steps: int = 0, *, find: bool = False
+) -> Prepared:
+    """Any model with its reference. `find`: parts that cannot be captured run as they are."""
+    with _widened(kind):
+        captured = capture(model, batch, precision="amp_bf16" if kind == "amp_bf16" else None, find=find)
         (reference,) = run_ranks(_single_steps, 1, args=(model, batch, num_steps))
     rounding = None
     if kind == "amp_bf16" or (kind == "fp32" and num_steps):
@@ -217,6 +231,17 @@ def prepare(name: str, *, kind: Kind = "fp32", trained: float = 1.0, num_steps: 
         runs = [run_ranks(_single_steps, 1, args=(model, batch, num_steps, kind == "amp_bf16", s))[0] for s in seeds]
         rounding = Errors.worst([compare(run, reference) for run in runs])
     return Prepared(name, model, batch, captured, reference, kind, num_steps, rounding)
+
+
+def exactly(found: Prepared, seed: int) -> Prepared:
+    """The same with masks of `seed_exactly`, as pipeline stages cannot draw those of torch's generator."""
+    with _widened(found.kind), seed_exactly(seed):
+        (reference,) = run_ranks(_single_steps, 1, args=(found.model, found.batch, found.num_steps))
+    return replace(found, reference=reference, seed=seed)
+
+
+def _widened(kind: Kind) -> AbstractContextManager[object]:
+    return _NothingNarrower() if kind == "fp64" else nullcontext()
 
 
 def _single_steps(
@@ -309,10 +334,25 @@ def lowered(prepared: Prepared, graph: Graph, execution: Execution, timeout_s: f
     return lower(graph, prepared.model, **known, precision=prepared.precision, execution=execution, timeout_s=timeout_s)
 
 
-def errors_of(prepared: Prepared, parallel: ParallelModule, optimizer: torch.optim.Optimizer | None) -> Errors:
+def errors_of(
+    prepared: Prepared, parallel: ParallelModule, optimizer: torch.optim.Optimizer | None, *, is_staged: bool = False
+) -> Errors:
     """Of the steps that this rank's program takes now."""
-    taken = steps(parallel, lambda: parallel.forward_backward(**prepared.batch), prepared.num_steps, optimizer)
-    return compare(taken, prepared.reference)
+    masks = nullcontext() if prepared.seed is None else seed_exactly(prepared.seed)
+    with _widened(prepared.kind), masks:
+        taken = steps(parallel, lambda: parallel.forward_backward(**prepared.batch), prepared.num_steps, optimizer)
+    views = together(taken) if is_staged else [taken]
+    return Errors.worst([compare(view, prepared.reference) for view in views])
+
+
+def together(taken: Step) -> list[Step]:
+    """The step of each rank, with what only other ranks have beside: stages have a part of the model each."""
+    every = [taken] * dist.get_world_size()
+    dist.all_gather_object(every, taken)
+    kinds = ("gradients", "buffers", "weights")
+    whole = {kind: {name: value for step in every for name, value in getattr(step, kind).items()} for kind in kinds}
+    views = [{kind: {**whole[kind], **getattr(step, kind)} for kind in kinds} for step in every]
+    return [replace(step, **view) for step, view in zip(every, views, strict=True)]
 
 
 def compare(step: Step, reference: Step) -> Errors:

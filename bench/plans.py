@@ -71,6 +71,7 @@ class Case:
         kind: in what the model is trained.
         share: the part of the memory that its plan would take which is there.
         subset: what may be chosen of what is certified; None: all of it.
+        num_stages: of a pipeline, each of which has the mesh.
     """
 
     name: str
@@ -83,6 +84,7 @@ class Case:
     kind: Kind = "fp32"
     share: float | None = None
     subset: RandomSubset | None = None
+    num_stages: int = 1
 
     def __str__(self) -> str:
         return f"{self.name}, {self.num_ranks} ranks"
@@ -119,8 +121,9 @@ class Case:
         planner = Planner(cluster, self.subset or CERTIFIED, precision="amp_bf16" if self.kind == "amp_bf16" else None)
         given = self.mesh is not None
         return planner.plan(
-            graph, model, mesh=self.mesh, roles=self.roles, recompute=self.recompute, compared=not given
-        )
+            graph, model, mesh=self.mesh, roles=self.roles, recompute=self.recompute, compared=not given,
+            stages=self.num_stages if self.num_stages > 1 else None,
+        )  # fmt: skip
 
 
 def fast_links(num_ranks: int) -> Cluster:

@@ -27,9 +27,8 @@ from dataclasses import dataclass, replace
 from itertools import cycle, groupby, islice, product
 
 import torch
-import torch.distributed as dist
 
-from bench.accuracy import Errors, Kind, Prepared, adamw, compare, lowered, prepare, steps
+from bench.accuracy import Errors, Kind, Prepared, adamw, errors_of, lowered, prepare
 from bench.plans import CERTIFIED
 from bench.random_plans import Pair, TooLongError, within
 from examples import zoo
@@ -243,13 +242,7 @@ def _errors(cell: Cell) -> Errors:
     prepared = cell.prepared
     parallel = lowered(prepared, cell.graph, cell.execution, CELL_S)
     with seed_exactly(SEED):
-        taken = steps(parallel, lambda: parallel.forward_backward(**prepared.batch), NUM_STEPS, adamw(parallel))
-    every = [taken] * dist.get_world_size()
-    dist.all_gather_object(every, taken)
-    kinds = ("gradients", "buffers", "weights")
-    whole = {kind: {name: value for step in every for name, value in getattr(step, kind).items()} for kind in kinds}
-    views = [{kind: {**whole[kind], **getattr(step, kind)} for kind in kinds} for step in every]
-    return Errors.worst([compare(replace(s, **view), prepared.reference) for s, view in zip(every, views, strict=True)])
+        return errors_of(prepared, parallel, adamw(parallel), is_staged=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -72,6 +72,7 @@ class Outcome:
         rounding: under bf16, the errors of `torch.autocast` on one process.
         predicted_bytes, measured_bytes: the peak of memory.
         note: what was said where nothing was run.
+        facts: what else is known of the plan.
     """
 
     model: str
@@ -87,6 +88,7 @@ class Outcome:
     seconds: float = 0.0
     note: str = ""
     digest: str = ""
+    facts: dict[str, Any] | None = None
 
     @property
     def key(self) -> tuple[str, int, str]:
@@ -104,12 +106,13 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Cell:
-    """A way with its plan. `is_measured`: whether its memory is."""
+    """A way with its plan. `is_measured`: whether its memory is; `facts`: what else is known of it."""
 
     case: Case
     plan: Plan
     prepared: Prepared
     is_measured: bool
+    facts: dict[str, Any] | None = None
 
     def outcome(self, verdict: str, **found: Any) -> Outcome:
         """What became of it."""
@@ -117,6 +120,7 @@ class Cell:
         own = self.prepared.name, case.num_ranks, case.name, case.kind, verdict, str(plan.mesh)
         predicted = plan.prediction.memory.total_bytes
         known = {"rounding": rounding and asdict(rounding), "predicted_bytes": predicted, "digest": self.digest}
+        known["facts"] = self.facts
         return Outcome(*own, **known, **found)
 
     @property
@@ -156,7 +160,7 @@ class Sweep:
             else:
                 todo.append(found)
         while todo:
-            done = self._run(todo)
+            done = run_cells(todo, self.path)
             yield from done
             todo = todo[len(done) :]
 
@@ -195,21 +199,22 @@ class Sweep:
             self.is_cut = self.is_cut and CUT not in note
         return Outcome(self.model, self.num_ranks, case.name, case.kind, verdict, note=note)
 
-    def _run(self, cells: Sequence[Cell]) -> list[Outcome]:
-        """The outcomes of the first ones, up to one that fails, which is the last."""
-        keys = [cell.outcome("").key for cell in cells]
-        try:
-            run_ranks(_run_cells, self.num_ranks, (len(cells) + 1) * CELL_S, args=(cells, self.path))
-        except ShardwrightError as error:
-            done = [o for o in load(self.path) if o.key in keys]
-            note = re.split(r"\n+rank \d+ of", str(error))[0].strip()
-            failed = cells[len(done)].outcome("failed", note=note)
-            append(self.path, failed)
-            return [*done, failed]
-        return [o for o in load(self.path) if o.key in keys]
+
+def run_cells(cells: Sequence[Cell], path: Path, cell_s: float = CELL_S) -> list[Outcome]:
+    """The outcomes of the first cells, all on as many ranks, up to one that fails, which is the last."""
+    keys = [cell.outcome("").key for cell in cells]
+    try:
+        run_ranks(_run_cells, cells[0].case.num_ranks, (len(cells) + 1) * cell_s, args=(cells, path, cell_s))
+    except ShardwrightError as error:
+        done = [o for o in load(path) if o.key in keys]
+        note = re.split(r"\n+rank \d+ of", str(error))[0].strip()
+        failed = cells[len(done)].outcome("failed", note=note)
+        append(path, failed)
+        return [*done, failed]
+    return [o for o in load(path) if o.key in keys]
 
 
-def _run_cells(cells: Sequence[Cell], path: Path) -> None:
+def _run_cells(cells: Sequence[Cell], path: Path, cell_s: float) -> None:
     """On one rank. One that hangs is ended with its stack on stderr, and the other ranks with it.
 
     What was forked is taken from the collector's hands, which would look through all of it in every cell.
@@ -218,8 +223,8 @@ def _run_cells(cells: Sequence[Cell], path: Path) -> None:
     gc.freeze()
     for cell in cells:
         start = time.perf_counter()
-        faulthandler.dump_traceback_later(CELL_S, exit=True)
-        mine, measured = _measured(cell, forked)
+        faulthandler.dump_traceback_later(cell_s, exit=True)
+        mine, measured = _measured(cell, forked, cell_s)
         ranks = [mine] * dist.get_world_size()
         dist.all_gather_object(ranks, mine)
         faulthandler.cancel_dump_traceback_later()
@@ -229,17 +234,18 @@ def _run_cells(cells: Sequence[Cell], path: Path) -> None:
             append(path, cell.outcome(verdict, errors=asdict(errors), measured_bytes=measured, seconds=seconds))
 
 
-def _measured(cell: Cell, forked: dict[int, int]) -> tuple[Errors, int]:
+def _measured(cell: Cell, forked: dict[int, int], cell_s: float) -> tuple[Errors, int]:
     """How far this rank is from one process and, on rank 0, the peak of its memory: all ranks hold as much.
 
     Args:
         cell: what runs.
         forked: the storages that this process began with.
+        cell_s: how long a wait for another rank may take.
     """
     before = forked | live_storages()
-    parallel = lowered(cell.prepared, cell.plan.graph, cell.plan.execution, CELL_S)
+    parallel = lowered(cell.prepared, cell.plan.graph, cell.plan.execution, cell_s)
     optimizer = adamw(parallel)
-    errors = errors_of(cell.prepared, parallel, optimizer)
+    errors = errors_of(cell.prepared, parallel, optimizer, is_staged=cell.case.num_stages > 1)
     if not cell.is_measured:
         return errors, 0
     stepper = Stepper(parallel, cell.prepared.batch, before, optimizer)

@@ -11,7 +11,7 @@ import pytest
 
 from bench.accuracy import Errors, prepare
 from bench.plans import Case
-from bench.sweep import Cell, Outcome, Sweep, kinds, load, sweep
+from bench.sweep import Cell, Outcome, Sweep, kinds, load, run_cells, sweep
 from bench.sweep_page import page, spearman, times_autocast, wrong_pairs
 from bench.ways import every, first, ways
 from shardwright.pcg.errors import DistributedError
@@ -82,7 +82,7 @@ def test_memory_is_as_predicted(
     case = next(case for case in ways(model, num_ranks, one.kinds) if case.name == way)
     cell = one._plan(one._prepared(case.kind), case)
     assert isinstance(cell, Cell)
-    (found,) = one._run([cell])
+    (found,) = run_cells([cell], tmp_path / "sweep.jsonl")
     assert found.verdict == "equal"
     assert abs(found.memory_error) < 0.06
 
@@ -91,7 +91,7 @@ def test_a_cell_that_fails_is_an_outcome_and_the_others_go_on(tmp_path: Path, mo
     one = Sweep(MODEL, RANKS, tmp_path / "sweep.jsonl", num_plans=3)
     cells = [cell for cell in one._planned() if isinstance(cell, Cell)]
 
-    def measured(cell: Cell, forked: dict[int, int]) -> tuple[Errors, int]:
+    def measured(cell: Cell, forked: dict[int, int], _: float) -> tuple[Errors, int]:
         if cell.case.name == cells[1].case.name:
             raise DistributedError("broken")
         return Errors(0.0, 0.0, "", 0.0, "", same_random_state=cell is not cells[2]), 1

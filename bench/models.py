@@ -1,0 +1,218 @@
+"""Models of other people's packages, each under plans, against the single process.
+
+A row of `bench/model_table.py` is a model with its batch. It takes two steps of AdamW with dropout on, in fp64 (in fp32
+where the model itself cannot), in one process, and then in each of `WAYS` on gloo ranks: loss, gradients, buffers,
+weights and the state of the generator have to be the same. Cells are those of `bench.sweep`: an outcome is appended to
+a file as soon as it is there, and what is in the file is not run again.
+
+Each model has a process of its own with a limit of time, so one that crashes or hangs is noted and the others go on.
+With each plan goes the share of the predicted compute that is split, and why the rest is not, as the plan reports it.
+
+    make models                                      all, and writes docs/models.md
+    python -m bench.models --matching 'timm|Llama'   these
+    python -m bench.models --page                    writes the page from what is in the file
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import re
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map
+
+from bench.accuracy import Prepared, exactly, prepared
+from bench.model_rows import Row, trained
+from bench.model_table import ROWS
+from bench.models_page import page
+from bench.plans import Case
+from bench.random_plans import TooLongError, within
+from bench.sweep import Cell, Outcome, append, load, run_cells
+from shardwright.pcg.errors import ShardwrightError
+from shardwright.pcg.mesh import TIME, Mesh
+from shardwright.reports.facts import PlanFacts
+from shardwright.reports.foreign import foreign_parts
+from shardwright.search.plan import Plan
+from shardwright.search.request.restrict import DATA, FREE, TENSOR, ZERO
+
+ROOT = Path(__file__).parents[1]
+FILE, PAGE = ROOT / ".models.jsonl", ROOT / "docs" / "models.md"
+TWO: dict[str, int] = {"x": 2}
+WAYS = (
+    Case("data", 2, Mesh.of(**TWO), (DATA,)),
+    Case("tensor", 2, Mesh.of(**TWO), (TENSOR,)),
+    Case("fast links", 2, Mesh.of(**TWO), (FREE,), fast_links=True),
+    Case("zero", 2, Mesh.of(**TWO), (ZERO,)),
+    Case("microbatches", 2, Mesh.of(**{TIME: 2}, **TWO), (DATA,)),
+    Case("stages", 2, Mesh.of(**{TIME: 2}, x=1), (DATA,), num_stages=2),
+)
+FOUR = Case("data × tensor", 4, Mesh.of(x=2, y=2), (DATA, TENSOR))
+EVERY = 5
+"""Of the models, each so manieth runs on four ranks too."""
+NUM_STEPS, SEED = 2, 7
+MODEL_S, PLAN_S, CELL_S = 240, 40, 60
+NUM_REASONS = 6
+"""So many of the reasons why operators are not split are kept of each plan, the most expensive."""
+
+
+def reference(row: Row) -> Prepared:
+    """A row's model with its steps in one process: in fp64, or in fp32 where it cannot be trained in that."""
+    try:
+        model, batch = trained(row, SEED)
+        batch = tree_map(lambda x: x.double() if x.is_floating_point() else x, batch)
+        return prepared(row.name, model.double(), batch, "fp64", NUM_STEPS, find=True)
+    except (ShardwrightError, RuntimeError):
+        return prepared(row.name, *trained(row, SEED), "fp32", NUM_STEPS, find=True)
+
+
+# ---- its cells ----
+
+
+def ways(row: Row) -> list[Case]:
+    """On two ranks, and of every so manieth model on four."""
+    return [*WAYS, *([FOUR] if ROWS.index(row) % EVERY == 0 else [])] if row in ROWS else [*WAYS]
+
+
+def judge(row: Row, path: Path, cases: Sequence[Case]) -> None:
+    """Run these cells of a model in this process; the file has their outcomes."""
+    try:
+        found = reference(row)
+    except Exception as error:  # noqa: BLE001  # whatever a package raises
+        said = str(error) if isinstance(error, ShardwrightError) else f"{type(error).__name__}: {error}"
+        for case in cases:
+            append(path, _refused(row, case, said))
+        return
+    todo = [cell for case in cases if (cell := _planned(row, found, case, path))]
+    for num_ranks in sorted({cell.case.num_ranks for cell in todo}):
+        own = [cell for cell in todo if cell.case.num_ranks == num_ranks]
+        while own:
+            own = own[len(run_cells(own, path, CELL_S)) :]
+
+
+def _refused(row: Row, case: Case, note: str, verdict: str = "refused") -> Outcome:
+    return Outcome(row.name, case.num_ranks, case.name, case.kind, verdict, note=note)
+
+
+def _planned(row: Row, found: Prepared, case: Case, path: Path) -> Cell | None:
+    """A cell that can run; of another the file says why not."""
+    try:
+        with within(PLAN_S):
+            own = replace(case, kind=found.kind)
+            plan = own.plan(found.captured.graph, row.name)
+        found = exactly(found, SEED) if case.num_stages > 1 else found
+        return Cell(own, plan, found, is_measured=False, facts=facts_of(plan))
+    except TooLongError as error:
+        append(path, _refused(row, case, str(error), "slow"))
+    except ShardwrightError as error:
+        append(path, _refused(row, case, str(error)))
+    return None
+
+
+def facts_of(plan: Plan) -> dict[str, Any]:
+    """The share of a plan's predicted compute that is split along all axes, why not more, and what is foreign."""
+    facts = PlanFacts(plan)
+    axes = [axis for axis in facts.axes if not axis.is_time and axis.size > 1]
+    total_s = sum(facts.costs[node.name].compute_s for node in facts.operators) or 1.0
+    return {
+        "split": min((1 - axis.share_of_compute["whole"] for axis in axes), default=None),
+        "operators": len(facts.operators),
+        "unsplit": [
+            [u.op, u.reason, u.count, round(u.compute_s / total_s, 4)]
+            for u in [u for u in facts.unsplit if u.axis != TIME][:NUM_REASONS]
+        ],
+        "foreign": [[part.name, part.why, round(part.share, 4)] for part in foreign_parts(facts)],
+    }
+
+
+# ---- all of them ----
+
+
+def coverage(rows: Sequence[Row], path: Path, until: Callable[[], bool]) -> Iterator[Outcome]:
+    """Run what is not in the file, each model in a process of its own."""
+    for row in rows:
+        if until():
+            return
+        done = {o.way for o in load(path) if o.model == row.name}
+        todo = [case for case in ways(row) if case.name not in done]
+        if not todo:
+            continue
+        said = _apart(row, path, todo)
+        done = {o.way for o in load(path) if o.model == row.name}
+        for case in todo:
+            if case.name not in done:
+                append(path, _refused(row, case, said, "failed"))
+        yield from (o for o in load(path) if o.model == row.name and o.way in {case.name for case in todo})
+
+
+def _apart(row: Row, path: Path, cases: Sequence[Case]) -> str:
+    """Judge a model in a process of its own, and return how that ended; its ranks end with it."""
+    try:
+        row.load()  # once for all models of it
+    except Exception as error:  # noqa: BLE001  # whatever a package raises
+        return f"the package cannot be loaded: {type(error).__name__}: {error}"
+    process = get_context("fork").Process(target=_alone, args=(row, path, cases))
+    process.start()
+    process.join(MODEL_S)
+    timed_out = process.is_alive()
+    assert process.pid is not None
+    if timed_out:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.join()
+    return f"not done in {MODEL_S} s" if timed_out else f"its process ended with status {process.exitcode}"
+
+
+def _alone(row: Row, path: Path, cases: Sequence[Case]) -> None:
+    os.setsid()
+    torch.set_num_threads(1)
+    logging.disable(logging.CRITICAL)
+    warnings.simplefilter("ignore")
+    judge(row, path, cases)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what is missing; 1 where any cell differs or failed."""
+    options = _options(arguments)
+    end = time.monotonic() + options.seconds
+    rows = [row for row in ROWS if re.search(options.matching, f"{row.package} {row.name}")]
+    if not options.page:
+        for outcome in coverage(rows, options.file, lambda: time.monotonic() > end):
+            print(_progress(outcome), file=sys.stderr, flush=True)
+    known = {row.name for row in ROWS}
+    found = [o for o in load(options.file) if o.model in known]
+    PAGE.write_text(page(found, ROWS, [*WAYS, FOUR]), encoding="utf-8")
+    bad = [o for o in found if o.verdict in ("differs", "failed")]
+    print(f"wrote {PAGE}: {sum(o.has_run for o in found)} plans have run, {len(bad)} of them differ or failed")
+    return 1 if bad else 0
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench.models", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--matching", default="", help="only models whose package and name match")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no further model after so long")
+    parser.add_argument("--file", type=Path, default=FILE, help="default: .models.jsonl")
+    parser.add_argument("--page", action="store_true", help="run nothing, only write the page")
+    return parser.parse_args(arguments)
+
+
+def _progress(o: Outcome) -> str:
+    split = (o.facts or {}).get("split")
+    share = "" if split is None else f"{split:.0%} split"
+    worst = max(o.errors[name] for name in ("loss", "gradient", "buffer", "weight")) if o.errors else None
+    error = "" if worst is None else f"{worst:.0e}"
+    said = "".join(o.note.strip().splitlines()[:1])[:200]
+    return f"{o.verdict:8} {o.seconds:5.1f} s  {o.model:32} {o.way:14} {o.kind} {error:6} {share:10} {said}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,166 @@
+"""The page of `bench.models`: counts, a line for each model, and why models are refused or operators not split."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import date
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
+
+from bench.accuracy import DOUBLE_TOLERANCE, GRADIENT_TOLERANCE
+from bench.model_rows import Row
+from bench.plans import Case
+
+if TYPE_CHECKING:
+    from bench.sweep import Outcome
+
+NOTE = 180
+MOST = 40
+INTRODUCTION = """\
+# Models of other people's packages
+
+Models of `bench/model_table.py`, made from small configurations without downloads, each on gloo ranks against a single
+process: two steps of AdamW in training mode with dropout on. A model without a loss has that of a regression.
+Written by `make models` on {date} (two cores, no GPU); it goes on where it was ended, and this page tells what has run
+so far. Versions: {versions}.
+
+*Equal*: the first loss, every gradient and buffer, and all weights after the last step, relative to how far they came,
+within {double:g} in fp64. Models that one process cannot train in fp64 are compared in fp32, each gradient within
+{single:g}, as are later losses and weights. The state of the random generator has to be the same bit by bit.
+
+The ways are data, tensor and ZeRO parallel on two ranks, the search's own plan where links cost nothing ("fast links"),
+two microbatches of data parallel, and two pipeline stages with two microbatches; each fifth model also runs on four
+ranks. A number is the share of predicted compute that is split; ✓ stands for equal where there is no such share.
+"""
+
+
+def page(found: Sequence[Outcome], rows: Sequence[Row], cases: Sequence[Case]) -> str:
+    """The whole page as Markdown."""
+    packages = list(dict.fromkeys(row.package for row in rows))
+    head = INTRODUCTION.format(
+        date=date.today().isoformat(), double=DOUBLE_TOLERANCE, single=GRADIENT_TOLERANCE,
+        versions=", ".join(_versions(["torch", *packages])),
+    )  # fmt: skip
+    names = [case.name for case in cases]
+    parts = [head, *_counts(found, rows, names), *_refused(found), *_unsplit(found), *_foreign(found), *_wrong(found)]
+    return "\n".join([*parts, *_models(found, rows, names)]) + "\n"
+
+
+def _versions(packages: Iterable[str]) -> Iterator[str]:
+    for package in packages:
+        try:
+            yield f"{package} {version(package)}"
+        except PackageNotFoundError:
+            yield package
+
+
+def _counts(found: Sequence[Outcome], rows: Sequence[Row], ways: Sequence[str]) -> Iterator[str]:
+    tried = {o.model for o in found}
+    ran = {o.model for o in found if o.has_run and o.errors}
+    bad = {o.model for o in found if o.verdict in ("differs", "failed")}
+    yield f"Of {len(rows)} models in the table, {len(tried)} were tried: {len(ran)} run in at least one way, and"
+    yield f"{len(ran - bad)} of these are equal in every way in which they run.\n"
+    yield "| way | tried | equal | refused | not in time | differ | failed | split, median |"
+    yield "|---|--:|--:|--:|--:|--:|--:|--:|"
+    for way in ways:
+        own = [o for o in found if o.way == way]
+        counts = Counter(o.verdict for o in own)
+        shares = sorted(s for o in own if (s := _split(o)) is not None)
+        middle = f"{shares[len(shares) // 2]:.0%}" if shares else ""
+        numbers = [counts[v] for v in ("equal", "refused", "slow", "differs", "failed")]
+        yield f"| {way} | {len(own)} | " + " | ".join(map(str, numbers)) + f" | {middle} |"
+
+
+def _split(o: Outcome) -> float | None:
+    return (o.facts or {}).get("split") if o.verdict == "equal" else None
+
+
+def _refused(found: Sequence[Outcome]) -> Iterator[str]:
+    groups: dict[str, set[str]] = defaultdict(set)
+    for o in found:
+        if o.verdict in ("refused", "slow"):
+            groups[f"{o.way}: {_short(o.note)}"].add(o.model)
+    yield "\n## Refused\n"
+    yield from (f"* {what} ({_named(models)})" for what, models in _largest(groups))
+
+
+def _short(note: str) -> str:
+    """Without the place, so that models that say the same are counted together."""
+    first = note.strip().splitlines()[0] if note.strip() else "no word"
+    said = first.split("): ", 1)[-1] if " at model" in first else first
+    return said[:NOTE].replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*")
+
+
+def _largest(groups: dict[str, set[str]]) -> list[tuple[str, set[str]]]:
+    return sorted(groups.items(), key=lambda pair: -len(pair[1]))[:MOST]
+
+
+def _named(models: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in sorted(models))
+
+
+def _unsplit(found: Sequence[Outcome]) -> Iterator[str]:
+    """By way: the operators that run whole, and why, as the plans report it."""
+    models: dict[tuple[str, str, str], set[str]] = defaultdict(set)
+    shares: dict[tuple[str, str, str], float] = defaultdict(float)
+    for o in found:
+        for op, reason, _, share in (o.facts or {}).get("unsplit", ()):
+            if o.verdict == "equal" and o.way in ("data", "fast links"):
+                models[o.way, op, reason].add(o.model)
+                shares[o.way, op, reason] += share
+    yield "\n## Operators that run whole\n"
+    yield "| way | operator | why | models | compute of a model, mean |"
+    yield "|---|---|---|--:|--:|"
+    for key in sorted(models, key=lambda key: -shares[key])[:MOST]:
+        way, op, reason = key
+        yield f"| {way} | `{op}` | {reason} | {len(models[key])} | {shares[key] / len(models[key]):.1%} |"
+
+
+def _foreign(found: Sequence[Outcome]) -> Iterator[str]:
+    parts: dict[str, set[str]] = defaultdict(set)
+    for o in found:
+        for name, why, share in (o.facts or {}).get("foreign", ()) if o.way == "data" else ():
+            parts[f"`{o.model}`, `{name}`, {share:.0%} of the step: {_short(why)}"].add(o.model)
+    yield "\n## Parts that run as they are\n"
+    yield from [f"* {what}" for what, _ in _largest(parts)] or ["None."]
+
+
+def _wrong(found: Sequence[Outcome]) -> Iterator[str]:
+    bad = [o for o in found if o.verdict in ("differs", "failed")]
+    yield "\n## Differs or failed\n"
+    yield from [f"* `{o.model}`, {o.way}, {o.kind}: {_said(o)}" for o in bad] or ["None."]
+
+
+def _said(o: Outcome) -> str:
+    if not (e := o.errors):
+        return _short(o.note)
+    return (
+        f"gradient {e['gradient']:.0e} at `{e['gradient_name']}`; all gradients {e['whole']:.0e}, "
+        f"loss {e['loss']:.0e}, weights {e['drift']:.0e} of how far they came"
+    )
+
+
+def _models(found: Sequence[Outcome], rows: Sequence[Row], ways: Sequence[str]) -> Iterator[str]:
+    by_key = {(o.model, o.way): o for o in found}
+    yield "\n## Model by model\n"
+    yield "| package | model | numbers | largest error | " + " | ".join(ways) + " |"
+    yield "|---|---|---|--:|" + "--:|" * len(ways)
+    for row in rows:
+        own = [by_key.get((row.name, way)) for way in ways]
+        if (kind := next((o.kind for o in own if o and o.errors), "")) or any(own):
+            worst = max((_error(o) for o in own if o and o.errors), default=None)
+            error = "" if worst is None else f"{worst:.0e}"
+            yield f"| {row.package} | {row.name} | {kind} | {error} | " + " | ".join(map(_cell, own)) + " |"
+
+
+def _error(o: Outcome) -> float:
+    assert o.errors is not None
+    return max(o.errors[name] for name in ("loss", "gradient", "buffer", "drift"))
+
+
+def _cell(o: Outcome | None) -> str:
+    if o is None:
+        return ""
+    split = _split(o)
+    return f"{split:.0%}" if split is not None else "✓" if o.verdict == "equal" else o.verdict

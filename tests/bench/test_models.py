@@ -1,0 +1,72 @@
+"""The harness of `bench.models`: a wrong result, a refusal and a process that dies are outcomes, and others go on."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from bench import models
+from bench.model_rows import Row, made, real
+from bench.models import WAYS, coverage
+from bench.models_page import page
+from bench.sweep import load
+
+DATA = WAYS[0]
+
+
+class Good(nn.Module):
+    """A linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(6, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x)
+
+
+class Wrong(Good):
+    """Computes something else among ranks than where it is captured."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x) * (2.0 if dist.is_initialized() else 1.0)
+
+
+class Refused(Good):
+    """Fails on any batch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        raise ValueError("no such batch")
+
+
+class Dying(Good):
+    """Ends its process."""
+
+    def __init__(self) -> None:
+        os._exit(7)
+
+
+def row(kind: type[nn.Module]) -> Row:
+    return Row("here", kind.__name__, made(f"{__name__}:{kind.__name__}"), (real(6),))
+
+
+def test_what_goes_wrong_is_an_outcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, path = [row(kind) for kind in (Dying, Refused, Wrong, Good)], tmp_path / "models.jsonl"
+    monkeypatch.setattr(models, "ways", lambda _: [DATA])
+    found = list(coverage(rows, path, lambda: False))
+    assert [o.verdict for o in found] == ["failed", "refused", "differs", "equal"]
+    died, refused, _, good = found
+    assert "status 7" in died.note
+    assert "no such batch" in refused.note
+    assert good.facts is not None
+    assert good.facts["split"] == 1.0
+    assert load(path) == found
+    assert not list(coverage(rows, path, lambda: False)), "it goes on where it was ended"
+
+    text = page(found, rows, [DATA])
+    assert "| data | 4 | 1 | 1 | 0 | 1 | 1 | 100% |" in text
+    assert "4 were tried: 2 run in at least one way, and\n1 of these are equal" in text
