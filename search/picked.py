@@ -7,7 +7,7 @@ alike, from the plan's file alone: whatever is picked among few is what was pick
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ from shardwright.cost.collectives.communication import SCHEDULED, Communication
 from shardwright.cost.predict import details, predict
 from shardwright.cost.timeline.program import Programs, StepProgram, stage_clusters
 from shardwright.cost.timeline.steps import Steps
-from shardwright.pcg.collectives.schedule import Schedule
+from shardwright.pcg.collectives.schedule import BySize, Schedule
 from shardwright.pcg.mesh import TIME
 from shardwright.pcg.step.meshes import stage_meshes
 from shardwright.pcg.step.messages import Message
@@ -46,9 +46,7 @@ class Use(NamedTuple):
         return self.times * (self.library_s - self.seconds)
 
 
-Pieces = Sequence[tuple[float, Schedule | None]]
-"""What carries out a collective from each number of bytes on; None: the library."""
-ByAxis = Mapping[str, Mapping[str, Pieces]]
+ByAxis = Mapping[str, Mapping[str, BySize]]
 """By mesh axis and collective, what is picked; without those that the library runs at every size."""
 
 
@@ -79,12 +77,12 @@ def by_stage(plan: Plan) -> list[ByAxis]:
     if plan.cluster.schedules is None or not plan.cluster.schedules.own:
         return []
     return [
-        {axis: _pieces(communication, number) for number, axis in enumerate(names)}
+        {axis: _by_size(communication, number) for number, axis in enumerate(names)}
         for names, communication in _communications(plan)
     ]
 
 
-def _pieces(communication: Communication, axis: int) -> Mapping[str, Pieces]:
+def _by_size(communication: Communication, axis: int) -> Mapping[str, BySize]:
     picks = {name: communication.picks(name, axis) for name in SCHEDULED}
     return {
         name: list(zip(own.starts, own.schedules, strict=True)) for name, own in picks.items() if any(own.schedules)

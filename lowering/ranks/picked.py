@@ -8,7 +8,7 @@ started: messages are kernels, so the process goes on, but the device does not o
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
 
@@ -16,11 +16,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shardwright.lowering.ranks.scheduled import ScheduledCollective
-from shardwright.pcg.collectives.schedule import Schedule
+from shardwright.pcg.collectives.schedule import BySize
 
-Pieces = Sequence[tuple[float, Schedule | None]]
-"""What carries out a collective from each number of bytes on; None: the library."""
-Picked = Mapping[str, Pieces]
+Picked = Mapping[str, BySize]
 """By collective, what is picked for an axis."""
 
 

@@ -134,6 +134,10 @@ class Schedule:
             raise ScheduleError(f"{self.name}: {transfer}: {problem}")
 
 
+BySize = Sequence[tuple[float, Schedule | None]]
+"""What carries out a collective from each number of bytes on; None: the library."""
+
+
 def in_sequence(*parts: Iterable[Transfer]) -> tuple[Transfer, ...]:
     """Return the transfers of parts one after the other: the steps of each begin where those before it ended."""
     moved, start = list[Transfer](), 0
