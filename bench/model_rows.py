@@ -142,8 +142,6 @@ def trained(row: Row, seed: int) -> tuple[Trained, dict[str, Any]]:
     torch.manual_seed(seed)
     batch = row.batch()
     model = Trained(row.model(), row.options).train()
-    before = copy.deepcopy(model.state_dict())
     with torch.no_grad():
-        targets = [torch.randn(y.shape) for y in model.predictions(batch)[1]]
-    model.load_state_dict(before)  # statistics of batch norm, as they were
+        targets = [torch.randn(y.shape) for y in copy.deepcopy(model).predictions(batch)[1]]
     return model, {"inputs": batch, "targets": targets}

@@ -188,7 +188,7 @@ TIMM = [
     )
 ]  # fmt: skip
 TORCHVISION = [
-    Row("torchvision", name, made(f"torchvision.models:{name}", num_classes=CLASSES, **sizes), (real(3, 64, 64),))
+    Row("torchvision", f"torchvision.{name}", made(f"torchvision.models:{name}", num_classes=CLASSES, **sizes), (real(3, 64, 64),))
     for name, sizes in (
         ("resnet18", {}), ("squeezenet1_1", {}), ("shufflenet_v2_x0_5", {}), ("mobilenet_v2", {"width_mult": 0.35}), ("mobilenet_v3_small", {"width_mult": 0.5}), ("efficientnet_b0", {}), ("mnasnet0_5", {}), ("densenet121", {}), ("regnet_y_400mf", {}),
     )

@@ -348,7 +348,7 @@ class _Backward(_Pass):
         name, total, sent = f"gradient {first.leaf}", first.gradient_bytes, first.reduced_bytes
         if is_bucketed(first):
             name, total = "gradients in a bucket", sum((1 + u.more) * u.parameter.gradient_bytes for u in uses)
-            sent *= total / first.gradient_bytes
+            sent = sum((1 + u.more) * u.parameter.reduced_bytes for u in uses)
             for use in uses:
                 p, made = use.parameter, self.made[use.number]
                 num_bytes = (1 + use.more) * (p.used_bytes if p.slices is None else p.gradient_bytes)

@@ -5,7 +5,10 @@ from __future__ import annotations
 from itertools import product
 
 import pytest
+import torch
+from torch import Tensor, nn
 
+import shardwright as sw
 from bench.accuracy import prepare
 from bench.plans import CERTIFIED
 from shardwright.cost.clusters.local import default_cluster
@@ -130,3 +133,18 @@ def test_of_a_plan_with_stages_the_busiest_one_is_told() -> None:
         busy_s = 4 * found.compute_s + found.optimizer_s + found.exposed_s + found.bubble_s
         assert busy_s <= found.step_s * (1 + 1e-9)
         assert Prediction.from_json(found.to_json()) == found
+
+
+def test_a_parameter_without_elements_takes_part_in_a_bucket() -> None:
+    """MobileBERT has one where its embeddings are as wide as its blocks."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.empty, self.inner = nn.Parameter(torch.zeros(4, 0)), nn.Linear(4, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(torch.cat([x, self.empty], dim=1)).square().mean()
+
+    plan = sw.plan(Model(), default_cluster(2), kwargs={"x": torch.randn(4, 4)}, mesh={"x": 2}, roles="data")
+    assert plan.prediction.step_s > 0
