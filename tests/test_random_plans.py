@@ -24,7 +24,7 @@ SUBSETS = [(0, 0.2), (1, 0.4), (2, 0.7)]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "subset"), grid(SUBSETS, each=1, names=some(ZOO, 5)))
+@pytest.mark.parametrize(("name", "subset"), grid(SUBSETS, each=1, names=some(ZOO, 3)))
 def test_any_mixture_of_layouts_trains_like_one_process(name: str, subset: tuple[int, float]) -> None:
     prepared = prepare(name)
     planner = Planner(fast_links(4), RandomSubset(*subset))

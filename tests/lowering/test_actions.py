@@ -207,7 +207,7 @@ def own_graphs(found: Case) -> list[Graph]:
     return [data, found.graph(TWO, matrices, data_axes=(0,)), everything]
 
 
-@pytest.mark.parametrize("name", some([*zoo(), *OWN], 8))
+@pytest.mark.parametrize("name", some([*zoo(), *OWN], 5))
 def test_lists_are_whole(name: str) -> None:
     """Every gradient that is to be summed is, once; no text reads a block after it is freed; one list for all."""
     found = own_case(name) if name in OWN else of_zoo(name)
@@ -275,7 +275,7 @@ RUNS = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "recompute"), some(RUNS, 5))
+@pytest.mark.parametrize(("name", "recompute"), some(RUNS, 3))
 def test_ranks_do_what_the_list_says(name: str, recompute: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """In two steps, under data parallelism, ZeRO-3 storage and split weights; with the gathered memory of the list."""
     found, run = own_case(name) if name in OWN else of_zoo(name), Execution(recompute=recompute)

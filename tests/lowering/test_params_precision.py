@@ -133,7 +133,7 @@ PRECISIONS: list[tuple[Precision | PrecisionByModule, torch.dtype, list[ReduceDt
 """With what parameters are used in, and what gradients are sent in (None: float32)."""
 
 
-@pytest.mark.parametrize(("precision", "low", "sent"), some(PRECISIONS, 2))
+@pytest.mark.parametrize(("precision", "low", "sent"), some(PRECISIONS, 1))
 def test_training_is_that_of_fsdp2_bit_by_bit(
     precision: Precision | PrecisionByModule, low: torch.dtype, sent: list[ReduceDtype | None]
 ) -> None:

@@ -34,7 +34,7 @@ def graphs(case: Case) -> list[Graph]:
     ]
 
 
-@pytest.mark.parametrize("name", zoo(*some(ZOO, 5)))
+@pytest.mark.parametrize("name", zoo(*some(ZOO, 3)))
 def test_zoo(name: str) -> None:
     prepared = prepare(name)
     case = Case(prepared.model, prepared.batch, prepared.captured)

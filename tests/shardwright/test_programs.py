@@ -132,7 +132,7 @@ def with_rows_if_it_can(plan: Plan, graph: Graph) -> reshaping._Way:
 
 
 def calls_of(plan: str) -> list[Call]:
-    return some(CALLS, len(CALLS) if plan in ("zero", "stages") else 4)
+    return some(CALLS, len(CALLS) if plan == "zero" else 3)
 
 
 @pytest.fixture(scope="module")

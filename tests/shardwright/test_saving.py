@@ -129,7 +129,7 @@ def joined(body: Callable[[Path], Any]) -> Any:
     return run_ranks(on_rank, 2, 120)
 
 
-@pytest.mark.parametrize(("name", "wait"), some([("zero", False), ("stages", True), ("tensor", False)], 2))
+@pytest.mark.parametrize(("name", "wait"), some([("zero", False), ("stages", True), ("tensor", False)], 1))
 def test_a_run_goes_on_bit_for_bit(name: str, wait: bool) -> None:
     def body(folder: Path) -> None:
         first = run_of(name)

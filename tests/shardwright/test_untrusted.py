@@ -232,7 +232,7 @@ def test_no_plan_file_is_code_or_a_crash(seed: int) -> None:
     serial, plan = good()[seed]
     assert uses(plan, serial) == 6
     draw, taken = random.Random(seed), 0
-    many = 800 if WHOLE_GRIDS else 150
+    many = 800 if WHOLE_GRIDS else 80
     for number in range(many):
         data = mutant(plan, draw)
         start = time.perf_counter()

@@ -116,7 +116,7 @@ def answers(mesh: DeviceMesh, row: str) -> Iterator[tuple[Case, Placed, Placed |
             yield case, placed(case.rule.result.at(sizes)), propagated(mesh, row, given.attrs, operands)
 
 
-@pytest.mark.parametrize("row", some([row for row in SAMPLES if any(given.operands for given in SAMPLES[row])], 50))
+@pytest.mark.parametrize("row", some([row for row in SAMPLES if any(given.operands for given in SAMPLES[row])], 25))
 def test_dtensor_agrees_with_every_certified_choice(mesh: DeviceMesh, row: str) -> None:
     seen: set[Difference] = set()
     for case, claimed, answer in answers(mesh, row):

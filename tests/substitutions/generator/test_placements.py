@@ -163,7 +163,7 @@ def test_contexts_are_units_of_work_and_hold_every_operator() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("context", PLACEMENT_CONTEXTS[:: 1 if WHOLE_GRIDS else 2], ids=lambda context: context.name)
+@pytest.mark.parametrize("context", PLACEMENT_CONTEXTS[:: 1 if WHOLE_GRIDS else 4], ids=lambda context: context.name)
 def test_nothing_differs_on_devices(context: PlacementContext) -> None:
     rules = candidates(context, 3, 0)
     assert rules
