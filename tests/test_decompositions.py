@@ -118,11 +118,7 @@ def test_every_decomposition_has_an_example() -> None:
 
 @pytest.mark.parametrize(
     ("example", "num_ranks"),
-    [
-        pytest.param(e, n, id=f"{e.rule}-{n}")
-        for i, e in enumerate(some(EXAMPLES, 6))
-        for n in [4 if i % 4 == 0 else 2]
-    ],
+    [pytest.param(e, n, id=f"{e.rule}-{n}") for i, e in enumerate(some(EXAMPLES, 6)) for n in [4 if i % 4 == 0 else 2]],
 )
 def test_it_runs_over_a_sharded_dimension_as_one_process_does(example: Example, num_ranks: int) -> None:
     case = example.case()
