@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from shardwright.lowering.module import ParallelModule
-from shardwright.lowering.ranks.waits import start_up
+from shardwright.lowering.ranks.waits import waiting
 from shardwright.pcg.errors import CheckpointError, MachineError
 from shardwright.planned import require_plan
 from shardwright.ranks import from_all_ranks, on_all_ranks
@@ -59,7 +59,7 @@ def export(
     """
     require_plan(parallel, "export", CheckpointError)
     target, ranks = Path(folder), parallel.ranks
-    with start_up(ranks.timeout_s), torch.no_grad():
+    with waiting("export", ranks.timeout_s), torch.no_grad():
         own = dict(_first_names(parallel))
         sizes = {name: value.numel() * value.element_size() for name, value in own.items()}
         listed = from_all_ranks((ranks.stages.rank, sizes))

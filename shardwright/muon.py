@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 from shardwright.lowering import private
 from shardwright.lowering.module import ParallelModule
 from shardwright.lowering.ranks.movement import Axis, take
-from shardwright.lowering.ranks.waits import blame
+from shardwright.lowering.ranks.waits import waiting
 from shardwright.pcg.errors import ShardwrightError
 from shardwright.pcg.mesh import TIME
 from shardwright.planned import require_plan
@@ -161,10 +161,8 @@ class _Shared:
         sizes = [[torch.Size(shape).numel() for shape in listed] for listed in shapes]
         counts = [sum(x.numel() for x in tensors) for tensors in given]
         room = like.new_empty(sum(map(sum, sizes)))
-        try:
+        with waiting("the exchange of Muon's matrices"):
             dist.all_to_all_single(room, sent, [*map(sum, sizes)], counts, group=self.axis.group)
-        except RuntimeError as error:
-            raise blame(error, "the exchange of Muon's matrices") from error
         pieces = iter(room.split([size for listed in sizes for size in listed]))
         return [[next(pieces).view(shape) for shape in listed] for listed in shapes]
 

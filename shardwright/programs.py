@@ -24,7 +24,7 @@ from shardwright.checking import CheckCapture, check_capture_of
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.kept import Kept, find, keep, key_of
 from shardwright.lowering.module import ParallelModule
-from shardwright.lowering.ranks.waits import meet, start_up
+from shardwright.lowering.ranks.waits import meet, start_up, waiting
 from shardwright.lowering.runtime.inputs import CheckInputs
 from shardwright.lowering.runtime.spec import EntrySpec, Maker
 from shardwright.lowering.store.deferred import DeferredValues
@@ -134,7 +134,7 @@ class Programs:
                 return [self._reshaped(model, batch, first)[0].prediction.step_s for batch in batches]
 
         meet(what := "the times of batches of other shapes", self._timeout_s)
-        with _ordinary(), start_up(self._timeout_s):
+        with _ordinary(), waiting(what, self._timeout_s):
             return from_rank_0(steps, what)
 
     def _another(self, parallel: ParallelModule, batch: Mapping[str, Any], first: Plan) -> None:
@@ -176,7 +176,7 @@ class Programs:
     def _agreed(self, what: str, facts: Mapping[str, str], make: Callable[[], _T]) -> Generator[_T]:
         """Meet the other ranks, compare facts with theirs, and yield rank 0's object, of which a program is made."""
         meet(what, self._timeout_s)
-        with start_up(self._timeout_s):
+        with waiting(what, self._timeout_s):
             same_on_all_ranks(lambda: facts)
             yield from_rank_0(make, f"the plan of {what}")
         self._made += 1

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from shardwright.lowering.ranks.waits import blame
+from shardwright.lowering.ranks.waits import waiting
 from shardwright.pcg.capture.capture import split_batch
 from shardwright.pcg.capture.importing import flat_batch, names_by_first
 from shardwright.pcg.errors import DistributedError, ShardwrightError
@@ -52,11 +52,12 @@ def from_rank_0(make: Callable[[], T], what: str) -> T:
         except Exception as error:  # noqa: BLE001 - raised below, once the other ranks know
             failure, message[1] = error, f"{type(error).__name__}: {error}"
     try:
-        dist.broadcast_object_list(message, src=0)
-    except RuntimeError as error:
+        with waiting(f"the wait for {what} of rank 0"):
+            dist.broadcast_object_list(message, src=0)
+    except (DistributedError, RuntimeError) as error:
         if failure is not None:
             raise failure from error
-        raise blame(error, f"the wait for {what} of rank 0") from error
+        raise
     if failure is not None:
         raise failure
     if message[1] is not None:

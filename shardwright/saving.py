@@ -29,7 +29,7 @@ from torch.distributed.checkpoint.staging import AsyncStager
 
 from shardwright.lowering.module import ParallelModule
 from shardwright.lowering.random.states import check_states, set_states, states_of
-from shardwright.lowering.ranks.waits import start_up
+from shardwright.lowering.ranks.waits import waiting
 from shardwright.lowering.store import moments
 from shardwright.lowering.store.checkpoint_folder import (
     ABOUT,
@@ -89,7 +89,7 @@ class Saving:
         if not self.is_told:
             self.is_told = True
             try:
-                with start_up(self._timeout_s):
+                with waiting("save", self._timeout_s):
                     on_all_ranks(self._result)
             except ShardwrightError as error:
                 self._failure = error
@@ -165,7 +165,7 @@ def save(
         run.last.wait()
     if keep is not None and keep < 1:
         raise CheckpointError(f"save: keep={keep}; keep at least 1, or None for all")
-    with start_up(timeout_s):
+    with waiting("save", timeout_s):
         partial = Path(from_rank_0(lambda: str(run.folder.begin(step)), "the folder of a checkpoint"))
         states, groups = on_all_ranks(lambda: moments.flat(parallel, optimizer))
         kinds = from_all_ranks((None if optimizer is None else type(optimizer).__name__, groups))
@@ -228,7 +228,7 @@ def load(
             (with the first ten differences) or optimizer.
     """
     require_plan(parallel, "load", CheckpointError)
-    with start_up(parallel.ranks.timeout_s):
+    with waiting("load", parallel.ranks.timeout_s):
         where = from_rank_0(lambda: _found(Path(folder), step), "the choice of a checkpoint")
         if where is None:
             return None

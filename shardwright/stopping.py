@@ -35,10 +35,10 @@ class StopSignals:
         import torch
         import torch.distributed as dist
 
-        from shardwright.lowering.ranks.waits import start_up
+        from shardwright.lowering.ranks.waits import waiting
 
         came = torch.tensor(float(self._came), device=parallel.ranks.device)
-        with start_up(parallel.ranks.timeout_s):
+        with waiting("StopSignals.asked", parallel.ranks.timeout_s):
             dist.all_reduce(came)
         self._came = bool(came.item())
         return self._came

@@ -28,7 +28,7 @@ from shardwright.lowering.ranks.groups import columns, grids_of, lines, my_group
 from shardwright.lowering.ranks.movement import Axis, MeshAxis, Time
 from shardwright.lowering.ranks.picked import Picked
 from shardwright.lowering.ranks.ranks import Ranks
-from shardwright.lowering.ranks.waits import TIMEOUT_S, start_up
+from shardwright.lowering.ranks.waits import TIMEOUT_S, meet, start_up
 from shardwright.pcg.errors import DistributedError, ShardwrightError
 from shardwright.pcg.launcher import as_torchrun, device_index, find_launch
 from shardwright.pcg.mesh import TIME, Mesh
@@ -127,6 +127,7 @@ def connect(
             f"`torchrun --nproc-per-node {wanted}`, or plan for a cluster of {world} ranks"
         )
     device = private.default_device()
+    meet("the groups of a mesh", timeout_s)  # torch itself would look for a missing rank every ten seconds only
     with private.unset_fake_temporarily():
         axes, stages, device_mesh = _axes(meshes, device, timeout_s)
     ranks = Ranks(meshes, axes, device_mesh, device, timeout_s, stages, dist.get_backend() == private.FAKE)

@@ -1,4 +1,4 @@
-"""Waits for other ranks during start-up: each ends after the module's timeout, with an error that says so.
+"""Waits for other ranks: each ends after the module's timeout, with an error that names the ranks that are missing.
 
 The groups of a mesh's axes have this timeout anyway (`launch.connect`). The group of all ranks may be the user's, whose
 own timeout is restored afterwards.
@@ -6,8 +6,8 @@ own timeout is restored afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -25,18 +25,31 @@ _SIGNS = (
 
 
 @contextmanager
-def start_up(timeout_s: float) -> Generator[None]:
-    """Limit the waits of ranks before the first step: a wait that takes longer raises a `DistributedError`."""
+def waiting(phase: str | Callable[[], str], timeout_s: float | None = None) -> Generator[None]:
+    """Turn errors of process groups in a phase of a run into a `DistributedError` that names ranks.
+
+    `phase`: in words, or what returns them once there is an error. `timeout_s`: the limit of collectives of the group
+    of all ranks; None: as it is. The groups of meshes have theirs.
+    """
     try:
-        with private.world_timeout(timeout_s):
+        with nullcontext() if timeout_s is None else private.world_timeout(timeout_s):
             yield
     except RuntimeError as error:
-        if (found := blame(error, f"start-up (timeout_s={timeout_s:g})")) is error:
+        if (found := _blame(error, phase if isinstance(phase, str) else phase())) is error:
             raise
         raise found from error
 
 
+def start_up(timeout_s: float) -> AbstractContextManager[None]:
+    """Limit the waits of ranks before the first step: a wait that takes longer raises a `DistributedError`."""
+    return waiting(f"start-up (timeout_s={timeout_s:g})", timeout_s)
+
+
 _met = 0
+_ELSEWHERE = (
+    "these are elsewhere, as in a step with a batch for which there is a program: pass all ranks batches of one shape, "
+    "in one mode"
+)
 
 
 def meet(what: str, timeout_s: float) -> None:
@@ -48,19 +61,22 @@ def meet(what: str, timeout_s: float) -> None:
     if not dist.is_initialized() or dist.get_world_size() == 1 or dist.get_backend() == private.FAKE:
         return
     store, _met = private.world_store(), _met + 1
-    keys = [f"shardwright/meet/{_met}/{rank}" for rank in range(dist.get_world_size())]
-    store.set(keys[dist.get_rank()], "here")
-    try:
-        store.wait(keys, timedelta(seconds=timeout_s))
-    except RuntimeError:
-        missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
-        raise DistributedError(
-            f"rank {dist.get_rank()} waited {timeout_s:g} s for ranks {missing} to make {what}; these are elsewhere, "
-            "as in a step with a batch for which there is a program: pass all ranks batches of one shape, in one mode"
-        ) from None
+    key = f"shardwright/meet/{_met}"
+    with waiting(f"the meeting to make {what}"):  # where there is no store any more
+        store.set(f"{key}/{dist.get_rank()}", "here")
+        try:
+            if store.add(key, 1) == dist.get_world_size():
+                store.set(f"{key}/all", "here")
+            store.wait([f"{key}/all"], timedelta(seconds=timeout_s))
+        except RuntimeError:
+            who = culprits()
+            missing = [rank for rank in range(dist.get_world_size()) if not store.check([f"{key}/{rank}"])]
+            raise DistributedError(
+                f"rank {dist.get_rank()} waited {timeout_s:g} s for ranks {missing} to make {what}; {who or _ELSEWHERE}"
+            ) from None
 
 
-def blame(error: RuntimeError, phase: str) -> RuntimeError | DistributedError:
+def _blame(error: RuntimeError, phase: str) -> RuntimeError | DistributedError:
     """Return an error of the process group as a `DistributedError` that names ranks, and any other error unchanged."""
     text = str(error)
     if not isinstance(error, dist.DistError) and not any(sign in text for sign in _SIGNS):

@@ -23,7 +23,7 @@ from shardwright.lowering.ranks.agreement import share_values
 from shardwright.lowering.ranks.groups import across
 from shardwright.lowering.ranks.launch import connect
 from shardwright.lowering.ranks.picked import Work
-from shardwright.lowering.ranks.waits import blame
+from shardwright.lowering.ranks.waits import waiting
 from shardwright.lowering.runtime.batch import BatchCheck
 from shardwright.lowering.runtime.collectives import reduce, start_total
 from shardwright.lowering.runtime.inputs import Inputs
@@ -190,10 +190,8 @@ class Entry:
             self.pipeline.check_alive()
         self.store.check()
         check_products(self.products)
-        try:
+        with waiting("the comparison of inputs"):
             return self._inputs.take(batch)
-        except RuntimeError as error:
-            raise blame(error, "the comparison of inputs") from error
 
     def _forward_backward(self, local: Sequence[Mapping[str, Tensor]], scaler: torch.amp.GradScaler | None) -> Tensor:
         """Run forward and backward of this rank's parts of the microbatches, and return the loss."""
@@ -206,29 +204,26 @@ class Entry:
 
         def backward(summand: Tensor, loss: Tensor) -> None:
             nonlocal work
-            try:
+            with waiting("backward"):
                 first, last = self._turn
                 if self.runner.sums_loss(first=first, last=last):
                     work = start_total(loss, self._loss_axis)
                 (summand if scaler is None else scaler.scale(summand)).backward()
-            except RuntimeError as error:
-                raise blame(error, "backward") from error
 
         loss = self.runner.program.step(self._forward, backward, local, self.ranks.time)
-        try:
+        with waiting("backward"):
             if work is not None:
                 work.wait()
-        except RuntimeError as error:
-            raise blame(error, "backward") from error
         return loss
 
     def _in_stages(self, pipeline: Pipeline, local: Sequence[Mapping[str, Tensor]], scale: Scale | None) -> Outcome:
         """Run a step through stages, and return the loss or the model's results."""
-        try:
-            with self.drawing.by_number(self._num_draws) as draw, self._compared():
-                return pipeline.step(local, draw, scale)
-        except RuntimeError as error:
-            raise blame(error, f"pipeline stage {self.ranks.stages.rank}, {pipeline.now}") from error
+        with (
+            waiting(lambda: f"pipeline stage {self.ranks.stages.rank}, {pipeline.now}"),
+            self.drawing.by_number(self._num_draws) as draw,
+            self._compared(),
+        ):
+            return pipeline.step(local, draw, scale)
 
     def _compared(self) -> AbstractContextManager[None]:
         """Compare what foreign parts give on all ranks, in the steps that compare inputs."""
@@ -251,14 +246,12 @@ class Entry:
     def _forward(self, local: Mapping[str, Tensor]) -> Tensor:
         """Return the loss of a microbatch, or this rank's summand of it."""
         (first, last), runner = self._turn, self.runner
-        try:
+        with waiting("forward"):
             outputs = self._run(local)
             loss = outputs.pop(LOSS)
             roots = [get_gradient_edge(loss)] if loss.requires_grad else []
             runner.reducer.watch(*roots, first=first, last=last)
             runner.write_back({k: v for k, v in outputs.items() if last or k in self._by_microbatch})
-        except RuntimeError as error:
-            raise blame(error, "forward") from error
         return loss
 
 

@@ -19,7 +19,7 @@ from shardwright.lowering.private import tree_flatten, tree_map_only, tree_unfla
 from shardwright.lowering.ranks.agreement import has_others
 from shardwright.lowering.ranks.movement import Axis
 from shardwright.lowering.ranks.ranks import Ranks
-from shardwright.lowering.ranks.waits import blame
+from shardwright.lowering.ranks.waits import waiting
 from shardwright.pcg.capture.importing import flat_batch
 from shardwright.pcg.errors import BatchError, DistributedError, ShardwrightError
 from shardwright.pcg.results import by_rows
@@ -108,7 +108,8 @@ class _Rows:
         x = own.new_zeros((self.all, *own.shape[1:]))
         x[self.first : self.first + self.many] = own
         if has_others(ranks):
-            _summed(x.view(torch.uint8) if x.dtype == torch.bool else x)
+            with waiting("the gathering of metrics", ranks.timeout_s):
+                dist.all_reduce(x.view(torch.uint8) if x.dtype == torch.bool else x)
         return x
 
 
@@ -127,18 +128,9 @@ def _checked(found: object, many: int) -> tuple[list[Tensor], Any]:
     return leaves, spec
 
 
-def _summed(x: Tensor) -> None:
-    try:
-        dist.all_reduce(x)
-    except RuntimeError as error:
-        raise blame(error, "the gathering of metrics") from error
-
-
 def _from_all(value: tuple[Any, ...], ranks: Ranks) -> list[tuple[Any, ...]]:
     found = [value] * ranks.world
     if has_others(ranks):
-        try:
+        with waiting("metrics", ranks.timeout_s):
             dist.all_gather_object(found, value)
-        except RuntimeError as error:
-            raise blame(error, "metrics") from error
     return found

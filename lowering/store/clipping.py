@@ -12,7 +12,7 @@ from torch import Tensor
 from shardwright.lowering import private
 from shardwright.lowering.dtensors.reductions import all_extreme
 from shardwright.lowering.ranks.ranks import Ranks
-from shardwright.lowering.ranks.waits import blame
+from shardwright.lowering.ranks.waits import waiting
 from shardwright.lowering.store.storage import Held
 from shardwright.pcg.errors import NumericError
 
@@ -30,12 +30,10 @@ def clip_gradients(
     held = [h for h in parameters if h.outside.grad is not None]
     gradients = [private.unwrap(h.outside.grad) for h in held if h.outside.grad is not None]
     dtype = reduce(torch.promote_types, (h.outside.dtype for h in parameters), torch.float32)
-    try:
+    with waiting("clipping", ranks.timeout_s):
         total = _global_norm(held, gradients, norm_type, ranks).to(dtype)
-    except RuntimeError as error:
-        raise blame(error, "clipping") from error
-    if error_if_nonfinite and not total.isfinite():
-        raise NumericError(_nonfinite(held, gradients, total, ranks))
+        if error_if_nonfinite and not total.isfinite():
+            raise NumericError(_nonfinite(held, gradients, total, ranks))
     if gradients:
         private.scale_(gradients, (max_norm / (total + 1e-6)).clamp(max=1.0))
     return total

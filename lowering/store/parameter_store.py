@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor, Replicate
 
 from shardwright.lowering.private import IncompatibleKeys
 from shardwright.lowering.ranks.ranks import Ranks
+from shardwright.lowering.ranks.waits import waiting
 from shardwright.lowering.store.clipping import clip_gradients
 from shardwright.lowering.store.foreign import ForeignParts
 from shardwright.lowering.store.loading import load
@@ -261,7 +262,8 @@ class ParameterStore:
     def load(self, given: Mapping[str, Tensor], own: Mapping[str, Tensor], *, strict: bool) -> IncompatibleKeys:
         """Copy a state's tensors into the store's, by `loading.load`."""
         stage = 0 if self.ranks is None else self.ranks.stages.rank
-        return load(given, own, self._load, elsewhere=self.elsewhere, strict=strict, stage=stage)
+        with waiting("load_state_dict", None if self.ranks is None else self.ranks.timeout_s):
+            return load(given, own, self._load, elsewhere=self.elsewhere, strict=strict, stage=stage)
 
     def _load(self, name: str, value: Tensor) -> None:
         self.held[name].load(value)

@@ -13,6 +13,7 @@ from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile
 
 from shardwright.lowering.module import ParallelModule
+from shardwright.lowering.ranks.waits import waiting
 from shardwright.lowering.text.lines import BLOCK_MARK, MARK
 from shardwright.reports.profile import ELSEWHERE, OPTIMIZER, PARAMETERS
 
@@ -39,7 +40,8 @@ def measure(parallel: ParallelModule, step: Callable[[], object], num_steps: int
     whole_s = (time.perf_counter() - start) / num_steps
     own = {key: us / 1e6 / num_steps for key, us in by_place(profiled.events() or (), cuda=cuda).items()}
     every: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(every, (own, whole_s))
+    with waiting("the gathering of measurements", parallel.ranks.timeout_s):
+        dist.all_gather_object(every, (own, whole_s))
     total = defaultdict[Key, float](float)
     for found, _ in every:
         for key, seconds in found.items():

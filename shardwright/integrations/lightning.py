@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import warnings
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -20,6 +21,7 @@ from torch.optim import Optimizer
 from shardwright.integrations.states import Kept, load_state, save_state
 from shardwright.lowering.module import ParallelModule
 from shardwright.lowering.private import default_device
+from shardwright.lowering.ranks.waits import waiting
 from shardwright.pcg.errors import ShardwrightError
 from shardwright.ranks import from_rank_0
 
@@ -88,10 +90,15 @@ class ShardwrightStrategy(SingleDeviceStrategy):
         return dist.get_rank() == 0
 
     def barrier(self, *args: Any, **kwargs: Any) -> None:
-        dist.barrier()
+        with self._waiting("a barrier of Lightning"):
+            dist.barrier()
 
     def broadcast(self, obj: T, src: int = 0) -> T:
-        return from_rank_0(lambda: obj, "an object of Lightning")
+        with self._waiting("a broadcast of Lightning"):
+            return from_rank_0(lambda: obj, "an object of Lightning")
+
+    def _waiting(self, phase: str) -> AbstractContextManager[None]:
+        return waiting(phase, self.parallel.ranks.timeout_s)
 
     # ---- checkpoints ----
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from shardwright.lowering.module import ParallelModule
+from shardwright.lowering.ranks.waits import waiting
 from shardwright.lowering.store.checkpoint_folder import CheckpointFolder
 from shardwright.pcg.errors import CheckpointError
 from shardwright.ranks import from_rank_0
@@ -21,7 +22,8 @@ def save_state(
     folder: Folder, parallel: ParallelModule, optimizer: torch.optim.Optimizer | None, others: Stateful
 ) -> None:
     """Save a run by `shardwright.save` in place of the one that the folder has. Every rank calls it."""
-    steps = from_rank_0(lambda: CheckpointFolder(Path(folder)).steps(), "the states in a folder")
+    with waiting("save", parallel.ranks.timeout_s):
+        steps = from_rank_0(lambda: CheckpointFolder(Path(folder)).steps(), "the states in a folder")
     save(folder, parallel, optimizer, others, step=steps[-1] + 1 if steps else 0, keep=1)
 
 

@@ -21,8 +21,9 @@ def test_a_rank_that_is_killed_or_stuck_is_named() -> None:
 def test_what_is_no_pass() -> None:
     assert len(phases()) >= 14
     phase, losses = phases()["forward"], {0: 1.0}
-    good = Seen(losses, "rank 1 does not answer", 1.0)
+    good = Seen(losses, "rank 1 does not answer", 1.0, began=True)
     assert judged(good, phase, "killed", losses) == ""
     assert "another loss in step 0" in judged(replace(good, losses={0: 2.0}), phase, "killed", losses)
     assert "does not say that rank 1 is at" in judged(good, phase, "stuck", losses)
+    assert judged(replace(good, began=False), phase, "killed", losses).startswith("no fault: ")
     assert judged(replace(good, seconds=60.0), phase, "killed", losses) == "took 60.0 s"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
+from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import timedelta
 from functools import partial
@@ -18,12 +19,15 @@ from torch import Tensor, nn
 
 from shardwright import api, programs
 from shardwright.cost.clusters.cluster import Cluster
+from shardwright.exporting import export
 from shardwright.lowering import module, private
 from shardwright.lowering.ranks.launch import join, run_ranks
 from shardwright.lowering.ranks.waits import meet, start_up
 from shardwright.lowering.store import sources
 from shardwright.pcg.errors import DistributedError
+from shardwright.saving import load, save
 from shardwright.search.plan import Plan
+from shardwright.stopping import StopSignals
 from tests.lowering.runs import beside_each_other, hang
 
 TIMEOUT_S = 1.5
@@ -80,9 +84,9 @@ def test_the_others_end_within_the_timeout(plan: Plan, tmp_path: Path) -> None:
         failing = FAILING[name][1]
         assert found[failing] == "KeyError: 'this rank'", name
         other = found[1 - failing]
-        start = f"DistributedError: rank {1 - failing} of 2: a collective failed in "
-        assert other.startswith(start), (name, other)
-        place = "does not answer: killed, " if name == "_target" else r"is at \S+runs.py:\d+ in hang; start all"
+        what = "waited 1.5 s for ranks" if name == "Entry" else "of 2: a collective failed in "
+        assert other.startswith(f"DistributedError: rank {1 - failing} {what}"), (name, other)
+        place = "does not answer: killed, " if name == "_target" else r"is at \S+runs.py:\d+ in hang"
         assert re.search(f"; rank {failing} {place}", other), (name, other)  # the first has not joined yet
         assert "Connection closed" not in other, (name, other)
 
@@ -126,6 +130,56 @@ def timeouts() -> list[timedelta]:
 
 def test_the_users_group_has_its_own_timeout_afterwards() -> None:
     assert run_ranks(timeouts, 1, timeout_s=50)[0] == [timedelta(seconds=s) for s in (50, 3, 50)]
+
+
+WORLDS = ("all_reduce", "all_gather_object", "broadcast", "broadcast_object_list")
+"""The collectives that the runtime calls on the group of all ranks."""
+
+
+def limits_of_waits(plan: Plan, place: Path) -> dict[str, set[tuple[str, float]]]:
+    """Return, by part of a run, which collectives waited for all ranks in it, and for how long at most."""
+    world, seen = dist.group.WORLD, dict[str, set[tuple[str, float]]]()
+    assert world is not None
+    options = world._get_backend(torch.device("cpu")).options
+
+    def watched(name: str, own: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            of_world = kwargs.get("group", args[2] if len(args) > 2 else None) is None
+            if of_world and not kwargs.get("async_op"):  # these are waited for, with a limit
+                now.add((name, options._timeout.total_seconds()))
+            return own(*args, **kwargs)
+
+        return call
+
+    with ExitStack() as stack:
+        for name in WORLDS:
+            stack.enter_context(mock.patch.object(dist, name, watched(name, getattr(dist, name))))
+        now = seen.setdefault("compile", set())
+        model = Small()
+        parallel = api.compile(model, None, kwargs=BATCH, plan=plan, timeout_s=30.0, check_capture="never")
+        optimizer = torch.optim.AdamW(parallel.parameters())
+        parallel.forward_backward(**BATCH)
+        parts: dict[str, Callable[[], object]] = {
+            "clip": lambda: parallel.clip_grad_norm_(1.0),
+            "clip by the largest": lambda: parallel.clip_grad_norm_(1.0, float("inf"), error_if_nonfinite=True),
+            "evaluate": lambda: parallel.evaluate(**BATCH),
+            "signals": lambda: StopSignals([]).asked(parallel),
+            "save": lambda: save(place / "saved", parallel, optimizer, step=1),
+            "load": lambda: load(place / "saved", parallel, optimizer),
+            "load_state_dict": lambda: parallel.load_state_dict(dict(parallel.state_dict())),
+            "export": lambda: export(parallel, place / "exported"),
+        }
+        for name, part in parts.items():
+            now = seen.setdefault(name, set())
+            part()
+    return seen
+
+
+def test_every_wait_for_all_ranks_has_the_timeout_of_the_module(plan: Plan, tmp_path: Path) -> None:
+    for seen in run_ranks(limits_of_waits, 2, args=(plan, tmp_path), timeout_s=60):
+        for part, calls in seen.items():
+            assert calls, f"{part}: it waits for no rank, or by another collective: name that in WORLDS"
+            assert {limit for _, limit in calls} == {30.0}, part
 
 
 def test_other_errors_stay_what_they_are() -> None:
