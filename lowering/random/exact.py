@@ -108,8 +108,7 @@ class ExactRandom:
         if self._in_program:
             raise ShardwrightError(
                 "under seed_exactly an operator of a lowered program draws a mask that has no number in its graph "
-                "(in-place, alpha and feature dropout, recurrent layers with dropout); use nn.Dropout(p) there, "
-                "or train without seed_exactly"
+                "(recurrent layers with dropout); use nn.Dropout(p) there, or train without seed_exactly"
             )
         if private.in_backward() and not self._drawn_again:
             raise ShardwrightError(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardwright.pcg.aten.registry import Ints, NotCovered, cast, handles, pair, require
+from shardwright.pcg.aten.reductions import total
+from shardwright.pcg.aten.registry import Ints, NotCovered, cast, handles, pair, require, scaled
 from shardwright.pcg.aten.structure import constant_pad, flip, reshape, squeeze, unsqueeze
 from shardwright.pcg.builder import GraphBuilder
 
@@ -31,11 +32,25 @@ def _matmul(b: GraphBuilder, x: str, y: str) -> str:
     return reshape(b, product, [*lead, *([] if row else [height]), *([] if column else [width])])
 
 
-@handles("addmm", "baddbmm")
-def _addmm(b: GraphBuilder, bias: str, x: str, y: str, *, beta: float = 1, alpha: float = 1) -> str:
-    require((beta, alpha) == (1, 1))
-    product = b.op("matmul", x, y)
-    return b.op("add", product, _as(b, bias, product))
+@handles("addmm", "baddbmm", "addmv")
+def _add_product(b: GraphBuilder, bias: str, x: str, y: str, *, beta: float = 1, alpha: float = 1) -> str:
+    return _biased(b, bias, _matmul(b, x, y), beta, alpha)
+
+
+@handles("addbmm")
+def _add_products(b: GraphBuilder, bias: str, x: str, y: str, *, beta: float = 1, alpha: float = 1) -> str:
+    return _biased(b, bias, total(b, _matmul(b, x, y), 0), beta, alpha)
+
+
+@handles("addr")
+def _add_outer(b: GraphBuilder, bias: str, x: str, y: str, *, beta: float = 1, alpha: float = 1) -> str:
+    return _biased(b, bias, b.op("mul", unsqueeze(b, x, 1), y), beta, alpha)
+
+
+def _biased(b: GraphBuilder, bias: str, product: str, beta: float, alpha: float) -> str:
+    """Append α product + β bias. As in torch, a bias with β = 0 is not read."""
+    product = scaled(b, product, alpha)
+    return product if beta == 0 else b.op("add", product, scaled(b, _as(b, bias, product), beta))
 
 
 @handles("conv2d.default")

@@ -72,7 +72,33 @@ def _index(b: GraphBuilder, x: str, indices: Sequence[str | None]) -> str:
         return x
     require(used == list(range(used[0], used[0] + len(used))))
     require(not any(b.types[v].dtype in ("bool", "uint8") for v in names))
+    if len(names) > 1 and _is_each(b, x, used[0], names):
+        return _of_each(b, x, used[0], names[1:])
     return b.op("index", x, *names, dim=used[0])
+
+
+def _is_each(b: GraphBuilder, x: str, dim: int, indices: Sequence[str]) -> bool:
+    """Return whether the first index names each element of its dimension once, in order, and the others go with it."""
+    node, count = b.nodes[indices[0]], b.shape(x)[dim]
+    shapes = [b.shape(index) for index in indices]
+    while node.op == "reshape":
+        node = b.nodes[node.inputs[0]]
+    return (
+        node.op == "arange" and (node.attr("start"), node.attr("step"), node.attr("stop")) == (0, 1, count)
+        and shapes[0] == (count, *(1,) * (len(shapes[0]) - 1)) and all(s == shapes[1] for s in shapes[2:])
+        and len(shapes[0]) == len(shapes[1]) and shapes[1][0] == count
+    )  # fmt: skip
+
+
+def _of_each(b: GraphBuilder, x: str, dim: int, indices: Sequence[str]) -> str:
+    """Take x[…, i, index[i], …] for each i of a dimension: unlike `index`, it can be split along that dimension."""
+    shape, common, end = b.shape(x), b.shape(indices[0]), dim + 1 + len(indices)
+    place = _one_place(b, indices, shape[dim + 1 : end])
+    joined = reshape(b, x, (*shape[: dim + 1], math.prod(shape[dim + 1 : end]), *shape[end:]))
+    count = common[0], math.prod(common[1:])
+    column = reshape(b, place, (*(1,) * dim, *count, *(1,) * len(shape[end:])))
+    rows = b.op("gather", joined, expand(b, column, (*shape[:dim], *count, *shape[end:])), dim=dim + 1)
+    return reshape(b, rows, (*shape[:dim], *common, *shape[end:]))
 
 
 @handles("scatter.value")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from shardwright.pcg.aten.constants import full
 from shardwright.pcg.aten.reductions import mean
 from shardwright.pcg.aten.registry import HANDLERS, Handler, cast, handles, require
 from shardwright.pcg.aten.structure import reshape
@@ -23,6 +24,15 @@ HANDLERS.update({
         _standardized(b, x, *_statistics(b, x), w, bias, eps), None, None,
     ),
 })  # fmt: skip
+
+
+@handles("bernoulli.p")
+def _bernoulli(b: GraphBuilder, x: str, p: float = 0.5, *, generator: object = None) -> str:
+    """Append a mask of ones with probability p: what dropout leaves of ones. It is drawn as dropout draws."""
+    require(generator is None and 0 < p < 1)
+    left = b.op("dropout", full(b, b.shape(x), 1, b.default_float), p=1 - p)
+    return cast(b, b.op("ne", left, 0), b.types[x].dtype)
+
 
 # ---- normalization ----
 

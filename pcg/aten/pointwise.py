@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from shardwright.pcg.aten.registry import HANDLERS, Handler, cast, dimension, handles, require
+from shardwright.pcg.aten.registry import HANDLERS, Handler, cast, dimension, handles, require, scaled
 from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.types import is_float
 
@@ -56,9 +56,9 @@ HANDLERS.update({name: _rounding(name.removesuffix(".default")) for name in _ROU
 HANDLERS.update({name: _binary(row) for name, row in _BINARY.items()})
 HANDLERS.update({name: _logical(row) for name, row in _LOGICAL.items()})
 HANDLERS.update({
-    "add": lambda b, x, y, alpha=1: x if y == 0 else b.op("add", x, _scaled(b, y, alpha)),
-    "addcdiv": lambda b, x, y, z, *, value=1: b.op("add", x, _scaled(b, b.op("div", real(b, y), z), value)),
-    "addcmul": lambda b, x, y, z, *, value=1: b.op("add", x, _scaled(b, b.op("mul", y, z), value)),
+    "add": lambda b, x, y, alpha=1: x if y == 0 else b.op("add", x, scaled(b, y, alpha)),
+    "addcdiv": lambda b, x, y, z, *, value=1: b.op("add", x, scaled(b, b.op("div", real(b, y), z), value)),
+    "addcmul": lambda b, x, y, z, *, value=1: b.op("add", x, scaled(b, b.op("mul", y, z), value)),
     "alias": lambda b, x: x,
     "atan": lambda b, x: b.op("atan2", real(b, x), 1.0),
     "atan2": lambda b, x, y: b.op("atan2", real(b, x), real(b, y)),
@@ -73,10 +73,10 @@ HANDLERS.update({
     "log10": lambda b, x: b.op("mul", b.op("log", real(b, x)), 1 / math.log(10)),
     "log2": lambda b, x: b.op("mul", b.op("log", real(b, x)), 1 / math.log(2)),
     "logical_not": lambda b, x: b.op("logical_not", cast(b, x, "bool")),
-    "rsub": lambda b, x, y, alpha=1: b.op("sub", y, _scaled(b, x, alpha)),
+    "rsub": lambda b, x, y, alpha=1: b.op("sub", y, scaled(b, x, alpha)),
     "sinh": lambda b, x: _halves(b, "sub", b.op("expm1", real(b, x)), b.op("expm1", b.op("neg", real(b, x)))),
     "square": lambda b, x: b.op("mul", x, x),
-    "sub": lambda b, x, y, alpha=1: x if y == 0 else b.op("sub", x, _scaled(b, y, alpha)),
+    "sub": lambda b, x, y, alpha=1: x if y == 0 else b.op("sub", x, scaled(b, y, alpha)),
     "tan": lambda b, x: b.op("div", b.op("sin", real(b, x)), b.op("cos", real(b, x))),
     "threshold": lambda b, x, bound, value: b.op("where", b.op("gt", x, bound), x, b.scalar(value, b.types[x].dtype)),
     "frac": lambda b, x: b.op("sub", x, _trunc(b, x)),
@@ -108,12 +108,6 @@ def _bitwise_xor(b: GraphBuilder, x: Any, y: Any) -> str:
     return b.op("ne", x, y)
 
 
-def _scaled(b: GraphBuilder, y: Any, alpha: float) -> Any:
-    if alpha == 1:
-        return y
-    return b.op("mul", y, alpha) if isinstance(y, str) else y * alpha
-
-
 @handles("div")
 def _div(b: GraphBuilder, x: str, y: Any, rounding_mode: str | None = None) -> str:
     """Divide. Rounded down, the quotient has a gradient of zero, while `floor_divide` refuses to have one."""
@@ -130,8 +124,8 @@ def _softplus(b: GraphBuilder, x: str, beta: float = 1, threshold: float = 20) -
     """Append log(1 + eˣ) of beta times x over beta, which is x itself beyond the threshold."""
     if (beta, threshold) == (1, 20):
         return b.op("softplus", x)
-    wide = _scaled(b, x, beta)
-    return b.op("where", b.op("gt", wide, threshold), x, _scaled(b, b.op("softplus", wide), 1 / beta))
+    wide = scaled(b, x, beta)
+    return b.op("where", b.op("gt", wide, threshold), x, scaled(b, b.op("softplus", wide), 1 / beta))
 
 
 @handles("glu")
@@ -180,8 +174,8 @@ def _expm1_below(b: GraphBuilder, x: str) -> str:
 def _elu(b: GraphBuilder, x: str, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> str:
     """Append ELU. The branch that is not taken sees 0, because its gradient would be too large where x is large."""
     below = b.op("where", b.op("gt", x, 0), b.scalar(0, b.types[x].dtype), x)
-    below = b.op("mul", _expm1_below(b, _scaled(b, below, input_scale)), alpha * scale)
-    return b.op("where", b.op("gt", x, 0), _scaled(b, x, scale), below)
+    below = b.op("mul", _expm1_below(b, scaled(b, below, input_scale)), alpha * scale)
+    return b.op("where", b.op("gt", x, 0), scaled(b, x, scale), below)
 
 
 handles("celu")(lambda b, x, alpha=1: _elu(b, x, alpha, 1, 1 / alpha))

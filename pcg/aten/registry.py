@@ -81,3 +81,10 @@ def pair(value: Ints) -> tuple[int, int]:
 def cast(b: GraphBuilder, x: str, dtype: object) -> str:
     """Append a cast of x to another dtype; None leaves it unchanged."""
     return x if dtype is None else b.op("cast", x, dtype=dtype_name(dtype))
+
+
+def scaled(b: GraphBuilder, x: Any, factor: float) -> Any:
+    """Append factor · x; a number is multiplied at once."""
+    if factor == 1:
+        return x
+    return b.op("mul", x, factor) if isinstance(x, str) else x * factor

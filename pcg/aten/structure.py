@@ -172,12 +172,12 @@ def _positions(b: GraphBuilder, x: str, diagonal: int) -> tuple[str, str]:
 
 @handles("cat")
 def cat(b: GraphBuilder, xs: Sequence[str], dim: int = 0) -> str:
-    """Join tensors along a dimension. Tensors of shape [0] fit everywhere, as in torch."""
-    rank = max(len(b.shape(x)) for x in xs)
-    kept = [x for x in xs if rank == 1 or b.shape(x) != (0,)]
-    dtypes = {b.types[x].dtype for x in xs}
-    require(len(kept) == len(xs) or len(dtypes) == 1)
-    return b.op("concat", *kept, dim=dimension(b, kept[0], dim)) if len(kept) > 1 else kept[0]
+    """Join tensors along a dimension. Empty ones add nothing; those of shape [0] fit everywhere, as in torch."""
+    longest = max(xs, key=lambda x: len(b.shape(x)))
+    dim = dimension(b, longest, dim)
+    kept = [x for x in xs if b.shape(x) != (0,) and b.shape(x)[dim]] or [longest]
+    require(len(kept) == len(xs) or len({b.types[x].dtype for x in xs}) == 1)
+    return b.op("concat", *kept, dim=dim) if len(kept) > 1 else kept[0]
 
 
 @handles("stack")

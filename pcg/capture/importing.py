@@ -302,11 +302,11 @@ class Importer:
 
 
 def _order_of_draws(node: torch.fx.Node) -> tuple[int, ...] | None:
-    """Return the dimensions in the order of memory, in which dropout draws; None if that is their own order.
+    """Return the dimensions in the order of memory, in which masks are drawn; None if that is their own order.
 
-    A graph does not say how tensors are stored, so there dropout draws in the order of the dimensions.
+    A graph does not say how tensors are stored, so there masks are drawn in the order of the dimensions.
     """
-    if _operator_name(node) != "native_dropout" or not isinstance(node.args[0], torch.fx.Node):
+    if _operator_name(node) not in ("native_dropout", "bernoulli") or not isinstance(node.args[0], torch.fx.Node):
         return None
     order = memory_order(torch.empty_like(node.args[0].meta["val"], device="meta").stride())
     return None if order == tuple(range(len(order))) else order

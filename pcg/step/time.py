@@ -164,6 +164,8 @@ def _why_not(graph: Graph, node: Node) -> str:
         )
     elif _ends_in_loss(graph, reader):
         kind = "the loss is not a sum or mean over the batch"
+    elif not _sums(graph, node.name):
+        kind = "nothing certifies that it may be split along the batch"
     return (
         f"{reader.op}{source}: the batch cannot be cut into {many} microbatches exactly here: {kind}; plan with "
         "microbatches=1, or change the model so that this operator works on each example by itself"

@@ -28,6 +28,8 @@ DRAWS: dict[str, Callable[[Tensor], Tensor]] = {
     "randn_like": lambda x: x + torch.randn_like(x),
     "bernoulli": lambda x: x * torch.bernoulli(torch.sigmoid(x.detach())),
     "normal_": lambda x: x + torch.empty_like(x).normal_(),
+    "bernoulli_": lambda x: x * x.new_empty(8, 1).bernoulli_(0.4).div(0.4),
+    "in place": lambda x: F.dropout(x.t() * 1.5, 0.3, inplace=True).t(),
     "none": lambda x: x,
 }
 

@@ -47,7 +47,8 @@ class Block(nn.Module):
         self.up, self.down, self.drop = nn.Linear(HIDDEN, 16), nn.Linear(16, HIDDEN), nn.Dropout(0.2)
 
     def forward(self, x: Tensor, start: Tensor) -> Tensor:
-        return x + self.drop(self.down(torch.tanh(self.up(x)))) + 0.1 * start
+        kept = x.new_empty(len(x), 1, 1).bernoulli_(0.9) if self.drop.p else 1.0  # as stochastic depth draws
+        return x + kept * self.drop(self.down(torch.tanh(self.up(x)))) + 0.1 * start
 
 
 class Net(nn.Module):
@@ -478,8 +479,8 @@ def test_statistics_of_each_microbatch() -> None:
     assert_equal([buffers for _, buffers in by_rank], expected[1], 1e-10)
 
 
-class Feature(nn.Module):
-    """Dropout of whole channels, whose masks have no number."""
+class Noise(nn.Module):
+    """Noise, whose draws have no number."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -487,7 +488,7 @@ class Feature(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
-            x = F.feature_alpha_dropout(layer(x), 0.5, training=True)
+            x = layer(x) * torch.randn_like(x)
         return x.pow(2).mean()
 
 
@@ -556,9 +557,9 @@ class Widening(nn.Module):
 
 
 def test_what_stages_cannot_run_is_refused() -> None:
-    found = Case(Feature(), {"x": torch.randn(8, HIDDEN, 2, HIDDEN)})
+    found = Case(Noise(), {"x": torch.randn(8, HIDDEN, 2, HIDDEN)})
     graph = of_one_stage(found, (), 1)
-    drawn = r"aten.bernoulli.p at .*\.py:\d+\): it draws from torch's generator, which stages do not share"
+    drawn = r"aten.randn_like.default at .*\.py:\d+\): it draws from torch's generator, which stages do not share"
     with pytest.raises(PlanError, match=drawn):
         check_stages(graph, evenly(graph, 2), None)
     graph = of_one_stage(case(), (), 1)

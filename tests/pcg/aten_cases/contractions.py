@@ -45,10 +45,20 @@ CONTRACTIONS: dict[str, list[Case]] = {
     "addmm": [
         case(torch.addmm, real(4), real(2, 3), real(3, 4)),
         case(torch.addmm, real(2, 4), real(2, 3), real(3, 4)),
+        case(lambda c, x, y: torch.addmm(c, x, y, beta=0.5), real(4), real(2, 3), real(3, 4)),
     ],
+    "addmv": [case(lambda c, x, y: torch.addmv(c, x, y, beta=2, alpha=0.5), real(2), real(2, 3), real(3))],
+    "addbmm": [case(lambda c, x, y: torch.addbmm(c, x, y, alpha=0.5), real(3, 5), real(2, 3, 4), real(2, 4, 5))],
+    "addr": [case(lambda c, x, y: torch.addr(c, x, y, beta=0.5), real(3, 4), real(3), real(4))],
     "baddbmm": [
         case(torch.baddbmm, real(2, 3, 5), real(2, 3, 4), real(2, 4, 5)),
         case(torch.baddbmm, real(3, 1), real(2, 3, 4), real(2, 4, 5)),
+        case(lambda c, x, y: torch.baddbmm(c, x, y, alpha=0.25), real(2, 1, 5), real(2, 3, 4), real(2, 4, 5)),
+        case(
+            lambda x, y: torch.baddbmm(torch.full((5,), torch.nan).double(), x, y, beta=0, alpha=3),
+            real(2, 3, 4),
+            real(2, 4, 5),
+        ),
     ],
     "conv2d.default": [
         case(F.conv2d, real(2, 3, 6, 7), real(4, 3, 3, 2)),

@@ -35,6 +35,7 @@ NETWORKS: dict[str, list[Case]] = {
         case(lambda x: F.dropout(x, 1.0, True), real(3)),
         case(lambda x: torch.native_dropout(x, 0.5, False)[0], real(3)),
     ],
+    "bernoulli.p": [case(lambda x: x * torch.empty_like(x).bernoulli_(0.5).ge(0), real(3, 4))],
     "layer_norm": [
         case(lambda x: F.layer_norm(x, (4,)), real(2, 3, 4)),
         case(lambda x, w: F.layer_norm(x, (3, 4), w), real(2, 3, 4), real(3, 4)),

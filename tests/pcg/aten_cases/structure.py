@@ -117,6 +117,8 @@ STRUCTURE: dict[str, list[Case]] = {
         case(lambda x: torch.cat([x]), real(3)),
         case(lambda x, y: torch.cat([x, y]), ints(5, 3), real(2)),
         case(lambda x: torch.cat([x.new_zeros(0), x]), real(2, 3)),
+        case(lambda x: torch.cat([x[:, :2].exp(), x[:, 3:]], 1), real(2, 3)),
+        case(lambda x: torch.cat([x[:, 3:], x[:, 3:].exp()], -1), real(2, 3)),
         case(lambda x: torch.concat([x, x], 1), real(2, 3)),
         case(lambda x: torch.hstack([x, x]), real(2, 3)),
         case(lambda x: torch.cat([x[:0], x]), real(3)),

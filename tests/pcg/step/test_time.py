@@ -42,6 +42,21 @@ class TwoMeans(Net):
         return y.pow(2).mean() + 0.1 * (y - 1).abs().mean()
 
 
+class OfEach(Net):
+    """Of each example what its own index names, joined with what is empty."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.product(x)
+        chosen = y[torch.arange(8), x.argmax(-1)]
+        return (torch.cat([y.sin(), y[:, 8:]], 1).sum(1) * chosen).mean()
+
+
+class Empty(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.product(x)
+        return (y + y[:, 8:].sum()).pow(2).mean()
+
+
 class BatchNorm(Net):
     def forward(self, x: Tensor) -> Tensor:
         return self.norm(self.product(x)).pow(2).mean()
@@ -172,8 +187,9 @@ def test_a_mean_over_the_batch_is_a_sum_over_microbatches() -> None:
     assert all(graph.mesh.names[move.axis] != TIME for _, _, move in fused_moves(graph))
 
 
-def test_a_loss_may_have_several_means() -> None:
-    check_time(in_microbatches(TwoMeans()))
+@each("model", [TwoMeans, OfEach])
+def test_what_is_of_each_example_is_cut(model: type[Net]) -> None:
+    check_time(in_microbatches(model()))
 
 
 def test_one_microbatch_is_always_possible() -> None:
@@ -185,6 +201,7 @@ def test_one_microbatch_is_always_possible() -> None:
     [
         (BatchNorm(), r"\w+ at norm \(test_time.py:\d+\): the batch cannot be cut into 4 microbatches .*statistics"),
         (ProductOfMeans(), r"mul.*: the batch cannot be cut into 4 microbatches exactly here: .*; plan with"),
+        (Empty(), r"add.*: the batch cannot be cut .*: nothing certifies that it may be split along the batch; plan"),
         (WithoutRow(), r"opaque.*: the batch cannot be cut .*aten.\S+ has no row in the op table, so that it runs on"),
         (OfNoExample(), r"mesh .*: the 4 microbatches would all compute the same, as nothing of the batch is cut"),
         (Exponential(), r"exp.*: the batch cannot be cut into 4 microbatches .* the loss is not a sum or mean over"),
