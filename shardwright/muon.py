@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from shardwright.lowering import private
 from shardwright.lowering.module import ParallelModule
-from shardwright.lowering.ranks.movement import Axis, take
+from shardwright.lowering.ranks.movement import Axis, chunk, seen, take
 from shardwright.lowering.ranks.waits import waiting
 from shardwright.pcg.errors import ShardwrightError
 from shardwright.pcg.mesh import TIME
@@ -102,7 +102,8 @@ class _Matrix:
         """Return the shape of a rank's part."""
         shape = list(self.shape)
         for axis, dim, _ in self.steps[rank]:
-            shape[dim] //= axis.size
+            start, stop = chunk(shape[dim], axis)
+            shape[dim] = stop - start
         return shape
 
 
@@ -202,8 +203,8 @@ def put(whole: Tensor, part: Tensor, steps: Steps) -> None:
         whole.copy_(part)
         return
     (axis, dim, blocks), *others = steps
-    view = whole.unflatten(dim, (blocks, axis.size, -1)).select(dim + 1, axis.rank)
-    inner = view.flatten(dim, dim + 1)
+    inner = seen(whole, axis, dim, blocks)
     put(inner, part, others)
     if blocks > 1:  # it may be a copy
+        view = whole.unflatten(dim, (blocks, axis.size, -1)).select(dim + 1, axis.rank)
         view.copy_(inner.unflatten(dim, (blocks, -1)))

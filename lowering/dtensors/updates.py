@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -11,13 +12,16 @@ from torch.distributed.tensor import DTensor
 from shardwright.lowering import private, private_dtensors
 from shardwright.pcg.errors import ShardwrightError
 
-_OF_LISTS = "_fused_sgd_ _fused_sgd_.tensor_lr _fused_adagrad_ _fused_adagrad_.tensor_lr _foreach_copy_"
+_FUSED = tuple(
+    f"_fused_{name}_{overload}" for name in ("sgd", "adam", "adamw", "adagrad") for overload in ("", ".tensor_lr")
+)
+_OF_LISTS = (*_FUSED, "_foreach_copy_")
 """Operators that update each tensor of a list, element by element, by the tensors at its place in other lists."""
 
 
 def update_parts() -> None:
     """Install the rules in this process: for lists of DTensors, one value under a mask, and one number everywhere."""
-    for name in _OF_LISTS.split():
+    for name in _OF_LISTS:
         private_dtensors.on_dtensors(name, _update)
     private_dtensors.on_dtensors("index_put_", _put)
     private_dtensors.on_dtensors("fill_.Tensor", _fill)
@@ -32,7 +36,26 @@ def _update(op: private.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, 
                     f"{op}: a tensor {list(source.shape)} with placements {source.placements} updates one "
                     f"{list(target.shape)} with placements {target.placements}; expected equal ones; redistribute it"
                 )
-    return op(*map(_part, args), **{name: _part(x) for name, x in kwargs.items()})
+    own, named = [*map(_part, args)], {name: _part(x) for name, x in kwargs.items()}
+    if str(op).removeprefix("aten.").removesuffix(".default") not in _FUSED:
+        return op(*own, **named)
+    with _dense([*own, *named.values()]):
+        return op(*own, **named)
+
+
+@contextmanager
+def _dense(arguments: Sequence[object]) -> Generator[None]:
+    """Put copies in place of the tensors of lists that have gaps, as parts with padding have; write them back then.
+
+    The fused kernels take memory without gaps for granted: those for CPUs go on through it and write what lies between.
+    """
+    lists = [x for x in arguments if isinstance(x, list)]
+    gaps = [(own, at, x) for own in lists for at, x in enumerate(own) if not x.is_contiguous()]
+    for own, at, x in gaps:
+        own[at] = x.contiguous()
+    yield
+    for own, at, x in gaps:
+        x.copy_(own[at])
 
 
 def _part(x: Any) -> Any:  # noqa: ANN401

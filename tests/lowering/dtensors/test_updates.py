@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import traceback
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -17,12 +19,30 @@ from shardwright.lowering.module import ParallelModule
 from shardwright.muon import Muon
 from shardwright.pcg.errors import ShardwrightError
 from shardwright.pcg.layout import S
+from shardwright.pcg.padding.longer import padded
+from shardwright.pcg.padding.stretches import Padding, Stretch
 from shardwright.pcg.step.execution import DEFAULT
 from tests.lowering.runs import Case, whole
-from tests.lowering.test_training import FUSED, MEGATRON, TWO, Net
+from tests.lowering.test_training import FFN, FUSED, HIDDEN, MEGATRON, TWO, Net
 
-STORED = MEGATRON | FUSED | {"tok.weight": (S(0),)}
+BLOCKS = FUSED | {"tok.weight": (S(0),)}
+FLATTENING = {"LBFGS", "Summing"}
+"""Those that flatten weights, which torch refuses where parts differ."""
 Make = Callable[[list[nn.Parameter]], optim.Optimizer]
+
+
+class Uneven(Net):
+    """Two do not divide the hidden units: parts differ, and those of `down.weight` have padding between their rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(HIDDEN, FFN - 1), nn.Linear(FFN - 1, HIDDEN)
+
+
+def with_padding(case: Case) -> Case:
+    dims = {"up.weight": 0, "up.bias": 0, "down.weight": 1}
+    begins = [Padding(name, dim, Stretch(1, FFN - 1, FFN, 1)) for name, dim in dims.items()]
+    return Case(case.model, case.batch, replace(case.captured, graph=padded(case.captured.graph, begins)))
 
 
 class Lamb(optim.Optimizer):
@@ -125,9 +145,9 @@ def train(make: Make, module: nn.Module, backward: Callable[[], Tensor]) -> dict
 
 
 def assert_refuses_unequal_placements(parallel: ParallelModule) -> None:
-    weight = parallel.get_parameter("up.weight").detach()
+    weight = parallel.get_parameter("tok.weight").detach()
     other = distribute_tensor(whole(weight), weight.device_mesh, [Replicate()])  # pyright: ignore[reportAttributeAccessIssue]
-    with pytest.raises(ShardwrightError, match=r"_foreach_copy_.*\[24, 16\] with placements .*redistribute it"):
+    with pytest.raises(ShardwrightError, match=r"_foreach_copy_.*\[20, 16\] with placements .*redistribute it"):
         torch._foreach_copy_([weight], [other])  # pyright: ignore[reportPrivateImportUsage]
 
 
@@ -141,7 +161,7 @@ def test_every_optimizer_of_torch_is_in_the_table() -> None:
 def test_optimizers_train_shards_as_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Tensor, "bfloat16", lambda self: self)  # Muon's products: their rounding depends on the layout
     torch.manual_seed(0)
-    case = Case(Net().double(), {"ids": torch.randint(20, (8, 12)), "labels": torch.randint(20, (8, 12))})
+    case = Case(Uneven().double(), {"ids": torch.randint(20, (8, 12)), "labels": torch.randint(20, (8, 12))})
     start, expected = case.model.state_dict(), dict[str, dict[str, Tensor]]()
 
     def alone(model: nn.Module) -> Tensor:
@@ -160,7 +180,11 @@ def test_optimizers_train_shards_as_one_process(monkeypatch: pytest.MonkeyPatch)
         def shared(parameters: Iterable[nn.Parameter]) -> optim.Optimizer:
             return Muon([p for p in parameters if p.ndim == 2], parallel=parallel, lr=0.01)
 
+        weight: Any = parallel.get_parameter("up.weight")
+        is_uneven = not weight.placements[0].is_replicate()
         for name, make in {**OPTIMIZERS, "Muon of matrices that are shared out": shared}.items():
+            if (name in FLATTENING) == is_uneven:
+                continue
             parallel.load_state_dict(start)
             parallel.zero_grad()
             try:
@@ -171,6 +195,8 @@ def test_optimizers_train_shards_as_one_process(monkeypatch: pytest.MonkeyPatch)
         assert_refuses_unequal_placements(parallel)
         return failures
 
-    plan = case.graph(TWO, STORED), DEFAULT
-    for failures in case.on_ranks_of([plan], body)[0]:
+    plans = [
+        (own.graph(TWO, stored), DEFAULT) for own, stored in ((with_padding(case), MEGATRON | BLOCKS), (case, BLOCKS))
+    ]
+    for failures in chain(*case.on_ranks_of(plans, body)):
         assert not failures, "\n".join(f"{name}: {text}" for name, text in failures.items())
