@@ -40,6 +40,7 @@ from shardwright.lowering.store.checkpoint_folder import (
     read_about,
 )
 from shardwright.lowering.store.checkpoint_folder import RANKS as RANKS_FILE
+from shardwright.lowering.store.chunks import OneTiling
 from shardwright.lowering.store.dcp_folder import Other
 from shardwright.lowering.store.files import Checkpoint, Kind
 from shardwright.lowering.store.staging import HostStager
@@ -300,7 +301,7 @@ def _write(
     state: dict[str, Any], writer: Writer, group: dist.ProcessGroup, stager: AsyncStager | None
 ) -> Future[object]:
     """Write a checkpoint, now, or what the stager copies beside further steps."""
-    words: dict[str, Any] = {"storage_writer": writer, "process_group": group}
+    words: dict[str, Any] = {"storage_writer": writer, "process_group": group, "planner": OneTiling()}
     if stager is not None:
         return cast("Future[object]", state_dict_saver.async_save(state, async_stager=stager, **words))
     done: Future[object] = Future()

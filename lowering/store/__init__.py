@@ -9,6 +9,7 @@
     loading          a state dict is loaded by all ranks alike, or not at all
     checkpoint_folder
                      the folder of a run's checkpoints, whole and checked by sums
+    chunks           the chunks of a weight that stages share and split in several ways
     dcp_folder       folders by plain FSDP2 and torchtitan: which of their tensors is which
     moments, staging an optimizer's states by name; copies that are written beside further steps
     foreign          parts of the model that programs call as they are

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -21,6 +21,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.nn import functional as F
 
+import shardwright as sw
 from shardwright.lowering.module import ParallelModule
 from shardwright.lowering.random.exact import seed_exactly
 from shardwright.lowering.ranks.launch import run_ranks
@@ -34,6 +35,7 @@ from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.pipelining import ScheduleName
 from shardwright.pcg.types import TensorType
+from tests.each import some
 from tests.lowering.parallelize import follow
 from tests.lowering.pipelines import evenly, gradients, in_one_process, in_stages, of_one_stage, worst_error
 from tests.lowering.runs import Case, load_backends, whole
@@ -94,9 +96,9 @@ PLANS: list[tuple[int, tuple[str, ...], int, dict[str, Any]]] = [
 """Stages, roles of the axes of a stage, microbatches, and the rest of the execution: all for four ranks."""
 
 
-def plans(found: Case) -> list[tuple[Graph, Execution]]:
+def plans(found: Case, which: Sequence[Any] = tuple(some(PLANS, 3))) -> list[tuple[Graph, Execution]]:
     made = list[tuple[Graph, Execution]]()
-    for stages, roles, many, options in PLANS:
+    for stages, roles, many, options in which:
         graph = of_one_stage(found, roles, many, "zero-3")
         made.append((graph, evenly(graph, stages, **options)))
     return made
@@ -226,7 +228,7 @@ def test_frozen_stages() -> None:
         norm = model.clip_grad_norm_(0.1) if ours else nn.utils.clip_grad_norm_(model.parameters(), 0.1)
         return [float(loss), float(norm)], gradients(model)
 
-    expected = [one for found in cases for one in [in_one(found, partial(run, found))] * len(PLANS)]
+    expected = [one for found in cases for one in [in_one(found, partial(run, found))] * len(plans(found))]
     by_plan = under_all(*((found, partial(run, found)) for found in cases))
     for (numbers, wanted), by_rank in zip(expected, by_plan, strict=True):
         assert all(own == pytest.approx(numbers, rel=1e-10) for own, _ in by_rank)
@@ -294,7 +296,7 @@ def test_distributed_checkpoints_go_from_stages_to_other_plans_and_back() -> Non
     """Weights and the optimizer's states, by name: flat, as each stage has a list of its own parameters."""
     flattened = StateDictOptions(flatten_optimizer_state_dict=True)
     found = case()
-    stages = plans(found)
+    stages = plans(found, PLANS[:3])
     flat = of_one_stage(found, ("zero", "tensor"), 1, "zero-3")
     todo = [stages[1], (flat, Execution()), stages[0], (flat, Execution()), stages[2]]
 
@@ -334,6 +336,34 @@ def test_distributed_checkpoints_go_from_stages_to_other_plans_and_back() -> Non
 
     expected = in_one(found, lambda model: _exactly(serial, model))
     assert_equal(run_ranks(lambda: _exactly(lambda _: body(), None), 4, 120), expected, 1e-8)
+
+
+def test_a_weight_that_stages_of_unlike_sizes_share_is_saved_once(capfd: pytest.CaptureFixture[str]) -> None:
+    found = case()
+    todo = [*plans(found, PLANS[3:4]), *plans(found, PLANS[4:]), *plans(found, PLANS[3:4])]
+
+    def body() -> list[dict[str, Tensor]]:
+        folder, seen = [tempfile.mkdtemp()], list[dict[str, Tensor]]()
+        dist.broadcast_object_list(folder)
+        for number, plan in enumerate(todo):
+            parallel = found.lower(*plan)
+            optimizer = torch.optim.AdamW(parallel.parameters(), lr=1e-2, fused=True)
+            backward(parallel, found)
+            optimizer.step()
+            if number:
+                assert sw.load(folder[0], parallel, optimizer) == number
+            sw.save(folder[0], parallel, optimizer, step=number + 1)
+            of_states = {f"{name} exp_avg": whole(optimizer.state[p]["exp_avg"]) for name, p in
+                         parallel.named_parameters() if p in optimizer.state}  # fmt: skip
+            seen.append({**weights(parallel), **of_states})
+        return seen
+
+    results = run_ranks(body, 4, 120)
+    first = {name: value for by_plan in results for name, value in by_plan[0].items()}
+    for by_plan in zip(*results, strict=True):
+        assert {name for values in by_plan for name in values} == first.keys()
+        assert all(torch.equal(value, first[name]) for values in by_plan for name, value in values.items())
+    assert "overlapping" not in capfd.readouterr().err
 
 
 def _exactly(run: Callable[[Any], Any], argument: Any) -> Any:
