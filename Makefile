@@ -14,7 +14,7 @@ NEWEST_TESTS := tests/pcg/test_versions.py tests/pcg/capture/test_capture.py tes
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test cuda newest newest-setup mutants mutants-collectives lint types matrix sweep operators models writes failures bench bench-start bench-search regret bench-accuracy bench-rules bench-gains bench-collectives site site-check browser pages format clean
+.PHONY: help setup demo test test-all cuda newest newest-setup mutants mutants-collectives lint types matrix sweep operators models writes failures bench bench-start bench-search regret bench-accuracy bench-rules bench-gains bench-collectives site site-check browser pages format clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -26,6 +26,9 @@ demo: $(STAMP) ## train a 10 M parameter GPT-2 on two local ranks: the plan, the
 
 test: $(STAMP) ## run the whole test suite
 	OMP_NUM_THREADS=1 GLIBC_TUNABLES=$(LARGE_PAGES) $(PY) -m pytest -n 2 --dist loadgroup
+
+test-all: $(STAMP) ## run every case of every catalogue, too: about twice as long
+	SHARDWRIGHT_WHOLE_GRIDS=1 OMP_NUM_THREADS=1 GLIBC_TUNABLES=$(LARGE_PAGES) $(PY) -m pytest -n 2 --dist loadgroup
 
 cuda: $(STAMP) ## run the tests that need a GPU
 	SHARDWRIGHT_CUDA=1 $(PY) -m pytest tests/lowering/test_cuda.py

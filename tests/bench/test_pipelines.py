@@ -12,12 +12,13 @@ from bench import pipelines
 from bench.gpt import Size
 from bench.pipelines import THEIRS, Way, bubbles, results, section
 from shardwright.cost.clusters.local import default_cluster
-from tests.each import some
+from tests.each import in_whole_grids, some
 
 TINY = Size(batch=4, seq=8, vocab=32, hidden=16, heads=2, layers=4)
 WAYS = (*(Way(TINY, 2, schedule, many=4) for schedule in some(THEIRS, 1)), Way(TINY, 2, "1f1b", many=4, tied=True))
 
 
+@in_whole_grids
 def test_every_contender_trains_the_same_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`race` compares each contender's loss and gradients with the single process's first."""
     found, cluster = results(WAYS, 2), default_cluster(2)

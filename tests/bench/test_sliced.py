@@ -11,10 +11,12 @@ from bench.gpt import Size
 from bench.sliced import CONTENDERS, DDP_NAME, OUR_NAME, race, table
 from bench.trainers import serial_graph
 from shardwright.lowering.ranks.launch import run_ranks
+from tests.each import in_whole_grids
 
 TINY = Size(batch=8, seq=8, vocab=48, hidden=16, heads=2, layers=2)
 
 
+@in_whole_grids
 def test_every_contender_trains_the_same_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """`race` compares each contender's loss and gradients with the single process's first. Some slices are packed."""
     monkeypatch.setattr(sliced, "PLACED_BYTES", 1 << 10)

@@ -17,7 +17,7 @@ from bench.ways import every, first, ways
 from shardwright.pcg.errors import DistributedError
 from shardwright.pcg.mesh import Mesh
 from shardwright.search.request.restrict import DATA
-from tests.each import each, some
+from tests.each import each, in_whole_grids, some
 
 MODEL, RANKS = "mlp", 2
 
@@ -74,6 +74,7 @@ def test_a_sweep_goes_on_where_it_was_ended(tmp_path: Path) -> None:
         1,
     ),
 )
+@in_whole_grids
 def test_memory_is_as_predicted(
     model: str, num_ranks: int, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

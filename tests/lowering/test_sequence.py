@@ -18,6 +18,7 @@ from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.moves import fused_moves
 from shardwright.search.check import check_plan
 from shardwright.search.tree.planner import Planner
+from tests.each import some
 from tests.lowering.runs import Batch, Case, Step, assert_same_step, parallel_step, run_all, serial_step
 
 Way = tuple[dict[str, int], tuple[str, ...]]
@@ -76,9 +77,10 @@ CELLS: list[tuple[str, int, int, Way, tuple[str, ...], int]] = [
 
 
 def test_ranks_take_the_step_of_one_process() -> None:
-    cases = [case(name, batch, seq) for name, batch, seq, *_ in CELLS]
+    cells = some(CELLS, 4)
+    cases = [case(name, batch, seq) for name, batch, seq, *_ in cells]
     jobs = list[tuple[int, Callable[[], Step]]]()
-    for own, cell in zip(cases, CELLS, strict=True):
+    for own, cell in zip(cases, cells, strict=True):
         *_, seq, way, attention, exchanges = cell
         graph = planned(own, way)
         kinds = Counter(move.kind.function for _, _, move in fused_moves(graph))
@@ -89,7 +91,7 @@ def test_ranks_take_the_step_of_one_process() -> None:
         }
         assert norms == ({"S(1)"} if seq == 12 else {"R"}), cell
         jobs.append((graph.mesh.num_devices, partial(stepped, own, graph)))
-    for own, cell, steps in zip(cases, CELLS, run_all(jobs), strict=True):
+    for own, cell, steps in zip(cases, cells, run_all(jobs), strict=True):
         for step in steps:  # llama's norms are in fp32
             assert_same_step(step, serial_step(own), 1e-5 if cell[0] == "llama" else 1e-11, str(cell))
 

@@ -25,7 +25,7 @@ from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.lifetimes import Zero
 from shardwright.pcg.step.pipelining import ScheduleName
 from shardwright.search.plan import Plan, SearchReport
-from tests.each import some
+from tests.each import in_whole_grids, some
 from tests.lowering.pipelines import evenly, in_one_process, in_stages, of_one_stage, step, worst_error
 from tests.lowering.runs import Case, doubled, hang
 from tests.lowering.test_microbatches import case
@@ -42,7 +42,9 @@ CELLS: list[Cell] = [
 """Sizes of the stages, schedule, chunks, roles of the axes of the largest stage, microbatches, lifetimes."""
 
 
-@pytest.mark.parametrize(("name", "cells"), [("gpt", CELLS), ("llama", CELLS[:2])], ids=["gpt", "llama"])
+@pytest.mark.parametrize(
+    ("name", "cells"), [("gpt", some(CELLS, 7)), ("llama", some(CELLS[:2], 1))], ids=["gpt", "llama"]
+)
 def test_steps_are_those_of_one_process(name: str, cells: list[Cell]) -> None:
     """Dropout on."""
     assert_steps_are_those_of_one_process(case(name), cells)
@@ -63,6 +65,7 @@ MORE: list[Cell] = [
 ]  # fmt: skip
 
 
+@in_whole_grids
 @pytest.mark.slow
 @pytest.mark.parametrize("name", some(["t5", "bert", "vit"], 1))
 def test_steps_of_more_models(name: str) -> None:

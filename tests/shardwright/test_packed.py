@@ -15,7 +15,7 @@ from torch.nn import functional as F
 import shardwright as sw
 from shardwright.lowering.ranks.launch import run_ranks
 from shardwright.pcg.errors import CaptureError
-from tests.each import each
+from tests.each import each, some
 
 VOCAB, WIDTH, HEADS = 40, 32, 4
 Batch = dict[str, Tensor]
@@ -108,10 +108,10 @@ WAYS: dict[str, dict[str, Any]] = {
     "data": {"roles": "data"}, "context": {"roles": "context"}, "tensor": {"roles": "tensor"},
     "microbatches": {"roles": "data", "microbatches": 2},
 }  # fmt: skip
-CASES = [
+CASES = some([
     ("segments", "data"), ("segments", "context"), ("segments", "microbatches"), ("restarted", "data"),
     ("begins", "context"), ("begins", "tensor"), ("llama", "context"),
-]  # fmt: skip
+], 4)  # fmt: skip
 
 
 def model_of(kind: str) -> nn.Module:

@@ -295,7 +295,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("name", some(PLANS, 2))
 def test_values_from_files(name: str, files: Path) -> None:
     """Each rank reads its parts; what files do not have is as the constructor makes it, of whatever seed."""
 

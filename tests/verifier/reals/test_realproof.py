@@ -16,7 +16,7 @@ from shardwright.verifier.logic import z3
 from shardwright.verifier.reals import reals_sums
 from shardwright.verifier.reals.numbers import RealNumbers
 from shardwright.verifier.reals.realproof import equal_in_reals
-from tests.each import each
+from tests.each import each, some
 from tests.verifier import laws
 from tests.verifier.mutations.termtwins import equation_twins
 
@@ -56,7 +56,7 @@ def test_a_quotient_exists_where_the_left_side_divides_by_the_same(name: str) ->
 @each("name", CATALOGUE)
 def test_no_wrong_twin_of_a_named_rule_has_a_second_proof(name: str) -> None:
     twins = list(equation_twins(CATALOGUE[name]))
-    for what, twin in twins[:: 1 + len(twins) // 6]:
+    for what, twin in some(twins, 3):
         if proven_again(twin):  # a true variant
             assert falsify_equation(twin, trials=12) is None, f"{what}: {twin.equation}"
 
