@@ -80,7 +80,7 @@ $(MODELS)/.installed: bench/models-constraints.txt constraints.txt
 writes: $(STAMP) ## compare 7,000 forms of writes in place with eager training: 20 minutes
 	OMP_NUM_THREADS=1 $(PY) -m bench.writes
 
-failures: $(STAMP) ## kill a rank, or let it hang, in every phase of a run under three plans, and write the table in docs/: ten minutes
+failures: $(STAMP) ## kill a rank, or let it hang, in every phase of a run under three plans, and write docs/failures.md: 20 minutes
 	OMP_NUM_THREADS=1 $(PY) -m bench.failures
 
 bench: $(STAMP) ## time lowered programs against hand-written torch.distributed code

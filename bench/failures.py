@@ -1,13 +1,15 @@
-"""Every phase of a run × three plans × a rank that is killed or stuck: `python -m bench.failures`, docs/failures.md.
+"""Every phase of a run × three plans × a fault of one rank: `python -m bench.failures`, docs/failures.md.
 
-Two forked gloo ranks train a small model and save every second step. In each case one rank is killed, or sleeps, in one
-phase. The other must end within the timeout, with a message that names the rank. The next case goes on from the
-checkpoint that this one has left, and every loss must be that of a run that nothing disturbed, bit for bit.
+Two forked gloo ranks train a small model and save every second step. In each case one rank is killed or sleeps in one
+phase, or has a NaN, a full disk or a wrong batch. The other must end within the timeout, with a message that names the
+rank. The next case goes on from the checkpoint that this one has left, and every loss must be that of a run that
+nothing disturbed, bit for bit.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import sys
@@ -26,7 +28,7 @@ from torch import Tensor, nn
 
 import shardwright as sw
 from shardwright import api, programs, saving
-from shardwright.lowering import module
+from shardwright.lowering import module, private
 from shardwright.lowering.module import ParallelModule
 from shardwright.lowering.ranks.launch import run_ranks
 from shardwright.lowering.ranks.rollcall import PATIENCE_S
@@ -37,7 +39,7 @@ from shardwright.lowering.store import sources
 from shardwright.lowering.store.checkpoint_folder import CheckpointFolder, Writer
 from shardwright.pcg.errors import DistributedError, ShardwrightError
 
-TIMEOUT_S = 2.0
+TIMEOUT_S = 5.0
 LATE_S = 2 * TIMEOUT_S + PATIENCE_S
 """The longest that the other rank may take to end: a save waits twice, for the files and for all ranks."""
 TRIES = 4
@@ -48,8 +50,9 @@ PLANS: Mapping[str, Mapping[str, Any]] = {
     "tensor": {"mesh": {"x": 2}, "roles": "tensor"},
     "stages": {"stages": 2, "microbatches": 2},
 }
-Kind = Literal["killed", "stuck"]
+Kind = Literal["killed", "stuck", "NaN", "full disk", "wrong batch"]
 KINDS: tuple[Kind, ...] = ("killed", "stuck")
+"""The faults that come in every phase."""
 _COLLECTIVES = ("all_reduce", "all_gather_single", "reduce_scatter_single", "all_to_all_single", "isend", "irecv")
 
 
@@ -74,13 +77,14 @@ def batch(step: int) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class Phase:
-    """A place in a run: what is replaced on the failing rank, from which step of its run on, in which plans."""
+    """A place in a run: what fails there on one rank, from which step of its run on, in which plans and ways."""
 
     name: str
     places: Sequence[tuple[Any, str]]
     rank: int = 1
     steps: int = 0
     plans: Sequence[str] = tuple(PLANS)
+    kinds: Sequence[Kind] = KINDS
 
 
 def _phases() -> Iterator[Phase]:
@@ -100,24 +104,25 @@ def _phases() -> Iterator[Phase]:
     yield Phase("stage action: backward", [(Pipeline, "backward")], steps=2, plans=["stages"])
     yield Phase("loss of the last stage", [(Pipeline, "tell")], steps=2, plans=["stages"])
     yield Phase("collective", [(dist, name) for name in _COLLECTIVES], steps=2)
-    yield Phase("clipping", [(ParallelModule, "clip_grad_norm_")], steps=2)
+    yield Phase("clipping", [(ParallelModule, "clip_grad_norm_")], steps=2, kinds=(*KINDS, "NaN"))
     yield Phase("optimizer step", [(torch.optim.AdamW, "step")], steps=2)
-    yield Phase("loading of data", [(sys.modules[__name__], "batch")], steps=2)
+    yield Phase("loading of data", [(sys.modules[__name__], "batch")], steps=2, kinds=(*KINDS, "wrong batch"))
     yield Phase("signals", [(sw.StopSignals, "asked")], steps=2)
     yield Phase("evaluation", [(ParallelModule, "evaluate")], steps=2)
     yield Phase("save: states are gathered", [(saving, "_by_rank")], steps=2)
-    yield Phase("save: files are written", [(Writer, "write_data")], steps=2)
+    yield Phase("save: files are written", [(Writer, "write_data")], steps=2, kinds=(*KINDS, "full disk"))
     yield Phase("save: the folder gets its name", [(CheckpointFolder, "end")], rank=0, steps=2)
 
 
 @dataclass
 class Seen:
-    """What a run has shown: losses by step, and of the rank that lived its words and its seconds to the end.
+    """What a run has shown: losses by step, and of the other rank its error, its words and its seconds to the end.
 
     `began`: whether the fault came. On a busy machine, a rank may wait too long for another before.
     """
 
     losses: dict[int, float] = field(default_factory=dict[int, float])
+    error: str = ""
     words: str = ""
     seconds: float = 0.0
     began: bool = False
@@ -132,7 +137,7 @@ def train(place: str, plan: sw.Plan, last: int, phase: Phase | None = None, kind
         _train(folder, plan, last, _Fault(phase, kind, folder) if failing and phase else None, shown)
     except ShardwrightError as error:
         since = time.time() - float(began.read_text()) if began.exists() else 0.0
-        (folder / f"ended-{rank}").write_text(json.dumps([str(error), since]))
+        (folder / f"ended-{rank}").write_text(json.dumps([type(error).__name__, str(error), since]))
         raise
 
 
@@ -140,22 +145,50 @@ class _Fault:
     """Puts a fault in its place on this rank."""
 
     def __init__(self, phase: Phase, kind: Kind, folder: Path) -> None:
-        self.phase, self.kind, self.folder = phase, kind, folder
+        self.phase, self.folder = phase, folder
+        self.kind: Kind = kind
 
     def arm(self, step: int) -> None:
         if step == self.phase.steps:
             for owner, name in self.phase.places:
                 if hasattr(owner, name):
-                    setattr(owner, name, self.fail)
+                    setattr(owner, name, self.instead_of(getattr(owner, name)))
 
-    def fail(self, *_: object, **__: object) -> None:
-        (self.folder / "began").write_text(str(time.time()))
-        if self.kind == "killed":
-            os.kill(os.getpid(), signal.SIGKILL)
-        end = time.monotonic() + 4 * LATE_S
-        while time.monotonic() < end and not list(self.folder.glob("ended-*")):
-            time.sleep(0.05)
-        os._exit(1)
+    def instead_of(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def failing(*given: Any, **options: Any) -> Any:  # noqa: ANN401
+            (self.folder / "began").write_text(str(time.time()))
+            _FAULTS[self.kind](self.folder, *given)
+            result = real(*given, **options)
+            return {key: value[1:] for key, value in result.items()} if self.kind == "wrong batch" else result
+
+        return failing
+
+
+def _killed(*_: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _stuck(folder: Path, *_: object) -> None:
+    end = time.monotonic() + 4 * LATE_S
+    while time.monotonic() < end and not list(folder.glob("ended-*")):
+        time.sleep(0.05)
+    os._exit(1)
+
+
+def _nan(_: Path, parallel: ParallelModule, *__: object) -> None:
+    """Put a NaN into this rank's part of a gradient."""
+    gradient = next(p.grad for p in parallel.parameters() if p.grad is not None)
+    private.unwrap(gradient).fill_(math.nan)
+
+
+def _full_disk(_: Path, writer: Writer, *__: object) -> None:
+    """Let this rank write to a device that has no space left."""
+    (Path(writer.path) / f"__{dist.get_rank()}_0.distcp").symlink_to("/dev/full")
+
+
+_FAULTS: Mapping[Kind, Callable[..., None]] = {
+    "killed": _killed, "stuck": _stuck, "NaN": _nan, "full disk": _full_disk, "wrong batch": lambda *_: None,
+}  # fmt: skip
 
 
 def _train(folder: Path, plan: sw.Plan, last: int, fault: _Fault | None, shown: Path) -> None:
@@ -173,7 +206,7 @@ def _train(folder: Path, plan: sw.Plan, last: int, fault: _Fault | None, shown: 
         if fault is not None and step > first:
             fault.arm(step - first)
         loss = parallel.forward_backward(**batch(step))
-        parallel.clip_grad_norm_(1.0)
+        parallel.clip_grad_norm_(1.0, error_if_nonfinite=True)
         optimizer.step()
         optimizer.zero_grad()
         with shown.open("a") as file:
@@ -197,8 +230,8 @@ def run(place: Path, plan: sw.Plan, last: int, phase: Phase | None = None, kind:
         seen.words = str(error)
     for file in place.glob("shown-*"):
         seen.losses |= dict(map(json.loads, file.read_text().splitlines()))
-    for file in place.glob("ended-*"):
-        seen.words, seen.seconds = json.loads(file.read_text())
+    if phase is not None and (ended := place / f"ended-{1 - phase.rank}").exists():
+        seen.error, seen.words, seen.seconds = json.loads(ended.read_text())
     seen.began = (place / "began").exists()
     return seen
 
@@ -209,15 +242,25 @@ def run_until_fault(place: Path, plan: sw.Plan, last: int, phase: Phase, kind: K
     return seen if seen.began or tries == 1 else run_until_fault(place, plan, last, phase, kind, tries - 1)
 
 
+_ENDS: Mapping[Kind, tuple[str, str]] = {
+    "killed": ("DistributedError", "rank {} does not answer"),
+    "stuck": ("DistributedError", "rank {} is at "),
+    "NaN": ("NumericError", "(ranks {})"),
+    "full disk": ("CheckpointError", "rank {}: OSError: [Errno 28] No space left on device"),
+    "wrong batch": ("DistributedError", "rank {} waits in the meeting to make a program for a batch of another shape"),
+}
+"""The error of the other rank, and what it says of the one that fails."""
+
+
 def judged(seen: Seen, phase: Phase, kind: Kind, whole: Mapping[int, float]) -> str:
     """Return what is wrong with a case; "" for nothing."""
-    who = f"rank {phase.rank} " + ("does not answer" if kind == "killed" else "is at ")
+    error, who = _ENDS[kind][0], _ENDS[kind][1].format(phase.rank)
     if wrong := [step for step, loss in seen.losses.items() if whole[step] != loss]:
         return f"another loss in step {wrong[0]}"
     if not seen.began:
         return f"no fault: {seen.words}"
-    if who not in seen.words:
-        return f"does not say that {who.strip()}: {seen.words}"
+    if error != seen.error or who not in seen.words:
+        return f"does not say {who!r} in a {error}: {seen.error}: {seen.words}"
     return "" if seen.seconds < LATE_S else f"took {seen.seconds:.1f} s"
 
 
@@ -256,7 +299,7 @@ def phases() -> dict[str, Phase]:
 
 
 def page(cells: Mapping[str, Mapping[tuple[str, Kind], Cell]], phases: Sequence[Phase]) -> str:
-    """Return the page with the table."""
+    """Return the page with its two tables."""
     good = sum(not cell.problem for found in cells.values() for cell in found.values())
     total = sum(map(len, cells.values()))
     lines = [
@@ -267,19 +310,40 @@ def page(cells: Mapping[str, Mapping[tuple[str, Kind], Cell]], phases: Sequence[
     for phase in phases:
         row = [_shown(cells[name].get((phase.name, kind))) for name in PLANS for kind in KINDS]
         lines.append(f"| {phase.name} | {phase.rank} | {' | '.join(row)} |")
+    lines += [
+        "",
+        "| fault of rank 1 | the other rank ends with | " + " | ".join(PLANS) + " |",
+        "|---|---|" + "--:|" * len(PLANS),
+    ]
+    for phase in phases:
+        for kind in phase.kinds[len(KINDS) :]:
+            row = [_shown(cells[name].get((phase.name, kind))) for name in PLANS]
+            lines.append(f"| {_WORDS[kind]} | {_ending(kind, phase)} | {' | '.join(row)} |")
     return "\n".join(lines) + "\n"
 
 
 _INTRODUCTION = (
     "# Failures\n\n"
-    "Two gloo ranks train a small model, and save every second step. In each case one rank is killed (SIGKILL), or "
-    "sleeps, in one phase of the run. The timeout of collectives is {timeout:g} s. A case passes if the other rank "
-    "ends within {late:g} s with a message that names the rank (`rank 1 does not answer: killed, stopped or gone`, "
-    "`rank 1 is at train.py:33 in load`), and if every loss is that of a run that nothing disturbed, bit for bit: each "
-    "case goes on from the checkpoint that the case before has left.\n\n"
-    "{good} of {total} cases pass. The table has the seconds from the fault to the end of the other rank. `make "
-    "failures` writes it (two cores, no GPU, {date:%Y-%m-%d}).\n"
+    "Two gloo ranks train a small model, and save every second step. In each case one rank has a fault in one phase of "
+    "the run: it is killed (SIGKILL), sleeps, or has a NaN, a full disk or another batch. The timeout of collectives "
+    "is {timeout:g} s. A case passes if\n\n"
+    "* the other rank ends within {late:g} s, as a save waits twice: for the files, and for all ranks;\n"
+    "* its error names the rank and what is wrong: a `DistributedError` with `rank 1 does not answer: killed, stopped "
+    "or gone` or `rank 1 is at train.py:33 in load`; the second table has the others;\n"
+    "* every loss is that of a run that nothing disturbed, bit for bit, as each case goes on from the checkpoint that "
+    "the case before has left, and the last one trains to the end.\n\n"
+    "{good} of {total} cases pass. The tables have the seconds from the fault to the end of the other rank. `make "
+    "failures` writes this page (two cores, no GPU, {date:%Y-%m-%d}).\n"
 )
+_WORDS: Mapping[Kind, str] = {
+    "NaN": "a NaN in a gradient", "full disk": "no space left for its file of a checkpoint",
+    "wrong batch": "a batch with one row less",
+}  # fmt: skip
+
+
+def _ending(kind: Kind, phase: Phase) -> str:
+    error, words = _ENDS[kind]
+    return f"`{error}`: `{words.format(phase.rank)}`"
 
 
 def _shown(cell: Cell | None) -> str:
@@ -293,7 +357,9 @@ def main() -> None:
     chosen = [phase for name, phase in phases().items() if name in sys.argv[1:] or not sys.argv[1:]]
     cells = dict[str, dict[tuple[str, Kind], Cell]]()
     for name in PLANS:
-        cases: list[tuple[Phase, Kind]] = [(phase, kind) for phase in chosen if name in phase.plans for kind in KINDS]
+        cases: list[tuple[Phase, Kind]] = [
+            (phase, kind) for phase in chosen if name in phase.plans for kind in phase.kinds
+        ]
         cells[name] = measured(name, cases, partial(print, flush=True))
     if not sys.argv[1:]:
         PAGE.write_text(page(cells, chosen), encoding="utf-8")

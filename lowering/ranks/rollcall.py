@@ -1,8 +1,8 @@
 """A roll call after a collective has failed: which rank does not answer, and which is elsewhere.
 
 In every rank a thread looks into the store of all ranks now and then. A rank whose collective fails calls; the threads
-answer where their rank is in Python. One that waits for others, or has lost one too, is as good as the caller. One that
-does not answer was killed or stopped; one that is elsewhere is stuck there.
+answer where their rank is in Python. One that does not answer was killed or stopped; one that is elsewhere is stuck
+there. If all wait for others, or have lost one too, those are named that wait in another phase than the caller.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
@@ -25,10 +25,27 @@ from shardwright.lowering import private
 INTERVAL_S, PATIENCE_S = 0.25, 1.5
 """The time between two looks into the store, and that which a rank has to answer."""
 _KEY, _LAST = "shardwright/rollcall", 1 << 40
+_AT = "is at "
 _TORCH = str(Path(dist.__file__).parent.parent)
 _WAITING = (f"{_TORCH}/distributed/", f"{Path(private.__file__).parent}/")
 _NO_PLACE = (f"{_TORCH}/", str(Path(threading.__file__).parent))
 """Files of torch and Python, which say little about what a rank does."""
+
+
+Phase = str | Callable[[], str]
+"""A phase of a run in words, or what returns them."""
+_PHASES = list[Phase]()
+"""The phases that this process is in, the innermost last."""
+
+
+@contextmanager
+def phase_of_run(phase: Phase) -> Generator[None]:
+    """Tell other ranks that this one is in a phase, where it waits."""
+    _PHASES.append(phase)
+    try:
+        yield
+    finally:
+        _PHASES.remove(phase)
 
 
 class _Listener(threading.Thread):
@@ -89,7 +106,10 @@ def leave() -> None:
 
 
 def culprits() -> str:
-    """Call all ranks; return in words which do not answer, or else where ranks are that do not wait; "" for none."""
+    """Call all ranks; return in words which do not answer, or else where they are; "" where all wait as this one does.
+
+    Where ranks wait counts only if all do: they may wait for one that is elsewhere.
+    """
     if not dist.is_initialized() or not _LISTENING:
         return ""
     try:
@@ -98,14 +118,16 @@ def culprits() -> str:
         return "the store of all ranks does not answer: the process that holds it, mostly rank 0, was killed or stopped"
     if silent := [rank for rank, answer in answers.items() if answer is None]:
         return f"{_ranks(silent)} not answer: killed, stopped or gone"
-    return "; ".join(f"rank {rank} is at {place}" for rank, place in answers.items() if place)
+    where = {rank: answer for rank, answer in answers.items() if answer != _wait()}
+    places = {rank: place for rank, place in where.items() if place and place.startswith(_AT)}
+    return "; ".join(f"rank {rank} {place}" for rank, place in (places or where).items())
 
 
 def _answers(store: private.Store) -> Mapping[int, str | None]:
-    """Return where other ranks are: "" where they wait or have lost a rank too, None where they do not answer."""
+    """Return where other ranks are, or where they waited as they lost a rank; None where they do not answer."""
     own = dist.get_rank()
     others = [rank for rank in range(dist.get_world_size()) if rank != own]
-    store.set(f"{_KEY}/lost/{own}", "")
+    store.set(f"{_KEY}/lost/{own}", _wait())
     call = store.add(_KEY, 1)
     keys = {rank: f"{_KEY}/{call}/{rank}" for rank in others}
     lost = {rank: f"{_KEY}/lost/{rank}" for rank in others}
@@ -115,7 +137,7 @@ def _answers(store: private.Store) -> Mapping[int, str | None]:
     found = dict[int, str | None]()
     for rank in others:
         if store.check([lost[rank]]):
-            found[rank] = ""
+            found[rank] = store.get(lost[rank]).decode()
         else:
             found[rank] = json.loads(store.get(keys[rank])) if store.check([keys[rank]]) else None
     return found
@@ -126,13 +148,18 @@ def _ranks(numbers: Sequence[int]) -> str:
 
 
 def _whereabouts() -> str:
-    """Return the place of this process's main thread in Python; "" where one of its threads waits for other ranks."""
+    """Return where this process's main thread is in Python, or in which phase one of its threads waits for others."""
     frames = sys._current_frames()
     frames.pop(threading.get_ident(), None)
     if any(frame.f_code.co_filename.startswith(_WAITING) for frame in frames.values()):
-        return ""
+        return _wait()
     main = threading.main_thread().ident
-    return _place(frames[main]) if main in frames else ""
+    return f"{_AT}{_place(frames[main])}" if main in frames else _wait()
+
+
+def _wait() -> str:
+    phase = _PHASES[-1] if _PHASES else "a collective"
+    return f"waits in {phase if isinstance(phase, str) else phase()}"
 
 
 def _place(frame: FrameType) -> str:

@@ -6,14 +6,14 @@ own timeout is restored afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 
 import torch.distributed as dist
 
 from shardwright.lowering import private
-from shardwright.lowering.ranks.rollcall import culprits
+from shardwright.lowering.ranks.rollcall import Phase, culprits, phase_of_run
 from shardwright.pcg.errors import DistributedError
 
 TIMEOUT_S = 600.0
@@ -25,19 +25,20 @@ _SIGNS = (
 
 
 @contextmanager
-def waiting(phase: str | Callable[[], str], timeout_s: float | None = None) -> Generator[None]:
+def waiting(phase: Phase, timeout_s: float | None = None) -> Generator[None]:
     """Turn errors of process groups in a phase of a run into a `DistributedError` that names ranks.
 
     `phase`: in words, or what returns them once there is an error. `timeout_s`: the limit of collectives of the group
     of all ranks; None: as it is. The groups of meshes have theirs.
     """
-    try:
-        with nullcontext() if timeout_s is None else private.world_timeout(timeout_s):
-            yield
-    except RuntimeError as error:
-        if (found := _blame(error, phase if isinstance(phase, str) else phase())) is error:
-            raise
-        raise found from error
+    with phase_of_run(phase):
+        try:
+            with nullcontext() if timeout_s is None else private.world_timeout(timeout_s):
+                yield
+        except RuntimeError as error:
+            if (found := _blame(error, phase if isinstance(phase, str) else phase())) is error:
+                raise
+            raise found from error
 
 
 def start_up(timeout_s: float) -> AbstractContextManager[None]:
@@ -46,10 +47,6 @@ def start_up(timeout_s: float) -> AbstractContextManager[None]:
 
 
 _met = 0
-_ELSEWHERE = (
-    "these are elsewhere, as in a step with a batch for which there is a program: pass all ranks batches of one shape, "
-    "in one mode"
-)
 
 
 def meet(what: str, timeout_s: float) -> None:
@@ -72,7 +69,8 @@ def meet(what: str, timeout_s: float) -> None:
             who = culprits()
             missing = [rank for rank in range(dist.get_world_size()) if not store.check([f"{key}/{rank}"])]
             raise DistributedError(
-                f"rank {dist.get_rank()} waited {timeout_s:g} s for ranks {missing} to make {what}; {who or _ELSEWHERE}"
+                f"rank {dist.get_rank()} waited {timeout_s:g} s for ranks {missing} to make {what}; "
+                f"{who or 'these are elsewhere'}; all ranks need batches of one shape, in one mode"
             ) from None
 
 

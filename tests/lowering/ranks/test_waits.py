@@ -21,8 +21,9 @@ from shardwright import api, programs
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.exporting import export
 from shardwright.lowering import module, private
+from shardwright.lowering.ranks import rollcall
 from shardwright.lowering.ranks.launch import join, run_ranks
-from shardwright.lowering.ranks.waits import meet, start_up
+from shardwright.lowering.ranks.waits import meet, start_up, waiting
 from shardwright.lowering.store import sources
 from shardwright.pcg.errors import DistributedError
 from shardwright.saving import load, save
@@ -190,14 +191,25 @@ def test_other_errors_stay_what_they_are() -> None:
 
 
 def test_a_rank_that_others_do_not_meet_names_them() -> None:
-    """No collective waits for them; a later meeting is another one."""
+    """No collective waits for them; a later meeting is another one. Each says in which phase the other waits."""
+
+    def parted() -> None:
+        if dist.get_rank() == 1:
+            meet("a pie", 0.3)
+        with waiting(lambda: "a dance", 0.6):
+            dist.all_reduce(torch.ones(1))
 
     def body() -> str:
         meet("a cake", 30.0)
-        if dist.get_rank() != 1:
-            return ""
+        rollcall.listen()
         with pytest.raises(DistributedError) as error:
-            meet("a pie", 0.3)
+            parted()
         return str(error.value)
 
-    assert run_ranks(body, 3, 60)[1].startswith("rank 1 waited 0.3 s for ranks [0, 2] to make a pie; these are elsewh")
+    dances, bakes, _ = run_ranks(body, 3, 60)
+    assert bakes == (
+        "rank 1 waited 0.3 s for ranks [0, 2] to make a pie; rank 0 waits in a dance; rank 2 waits in a dance; all "
+        "ranks need batches of one shape, in one mode"
+    )
+    assert "a collective failed in a dance: " in dances
+    assert "; rank 1 waits in the meeting to make a pie; start all ranks anew" in dances
