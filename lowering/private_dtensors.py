@@ -36,6 +36,16 @@ def is_ours(device_mesh: DeviceMesh) -> bool:
     return id(device_mesh) in _MESHES or device_mesh in list(_MESHES.values())
 
 
+def part_if_any(x: Any) -> Any:  # noqa: ANN401
+    """Return this rank's part of a DTensor; other values are returned as they are."""
+    return x._local_tensor if isinstance(x, DTensor) else x
+
+
+def spec_if_any(x: object) -> DTensorSpec | None:
+    """Return the metadata of a DTensor; None for other values."""
+    return x._spec if isinstance(x, DTensor) else None
+
+
 # ---- operators ----
 
 DTensorHandler = Callable[[OpOverload, tuple[Any, ...], dict[str, Any]], object]

@@ -7,6 +7,7 @@ from functools import cache
 from shardwright.lowering import private_dtensors
 from shardwright.lowering.dtensors.copies import refuse_lost_writes
 from shardwright.lowering.dtensors.draws import draw_whole
+from shardwright.lowering.dtensors.optimizers import update_as_parts
 from shardwright.lowering.dtensors.reductions import reduce_whole
 from shardwright.lowering.dtensors.strided import honour_blocks
 from shardwright.lowering.dtensors.updates import update_parts
@@ -24,5 +25,6 @@ def mend_dtensors() -> None:
     draw_whole()
     honour_blocks()
     update_parts()
+    update_as_parts()
     name_remedies()
     refuse_lost_writes()

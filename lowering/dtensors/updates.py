@@ -39,18 +39,18 @@ def _update(op: private.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, 
     own, named = [*map(_part, args)], {name: _part(x) for name, x in kwargs.items()}
     if str(op).removeprefix("aten.").removesuffix(".default") not in _FUSED:
         return op(*own, **named)
-    with _dense([*own, *named.values()]):
+    with dense([*own, *named.values()]):
         return op(*own, **named)
 
 
 @contextmanager
-def _dense(arguments: Sequence[object]) -> Generator[None]:
+def dense(arguments: Sequence[object]) -> Generator[None]:
     """Put copies in place of the tensors of lists that have gaps, as parts with padding have; write them back then.
 
     The fused kernels take memory without gaps for granted: those for CPUs go on through it and write what lies between.
     """
     lists = [x for x in arguments if isinstance(x, list)]
-    gaps = [(own, at, x) for own in lists for at, x in enumerate(own) if not x.is_contiguous()]
+    gaps = [(own, at, x) for own in lists for at, x in enumerate(own) if x is not None and not x.is_contiguous()]
     for own, at, x in gaps:
         own[at] = x.contiguous()
     yield
@@ -61,7 +61,7 @@ def _dense(arguments: Sequence[object]) -> Generator[None]:
 def _part(x: Any) -> Any:  # noqa: ANN401
     if isinstance(x, (list, tuple)):
         return [_part(each) for each in x]
-    return private.unwrap(x) if isinstance(x, DTensor) else x
+    return private_dtensors.part_if_any(x)
 
 
 def _put(op: private.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:

@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn, optim
-from torch.distributed.tensor import Replicate, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from shardwright.lowering.module import ParallelModule
 from shardwright.muon import Muon
@@ -128,6 +130,19 @@ OPTIMIZERS: dict[str, Make] = {
 }
 
 
+class OnDTensors(TorchDispatchMode):
+    """Collects the operators that are called on DTensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found = set[str]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(isinstance(x, DTensor) for x in tree_leaves((args, kwargs))):
+            self.found.add(str(func))
+        return func(*args, **(kwargs or {}))
+
+
 def train(make: Make, module: nn.Module, backward: Callable[[], Tensor]) -> dict[str, Tensor]:
     """The weights after a few steps."""
     optimizer: Any = make(list(module.parameters()))
@@ -142,6 +157,38 @@ def train(make: Make, module: nn.Module, backward: Callable[[], Tensor]) -> dict
             closure()
         optimizer.step(closure if isinstance(optimizer, optim.LBFGS) else None)
     return {name: whole(p).detach().clone() for name, p in module.named_parameters()}
+
+
+def assert_updates_parts(parallel: ParallelModule) -> None:
+    """Torch's own functions see no DTensor where all of a parameter has one layout; else torch's rules hold."""
+    weight: Any = parallel.get_parameter("tok.weight")
+    plain = nn.Parameter(torch.ones(2, dtype=weight.dtype))
+    for kind in (optim.AdamW, optim.SGD):
+        weight.grad, plain.grad = weight.detach().clone(), plain.detach().clone()
+        optimizer = kind([weight, plain], lr=0.1, fused=True)
+        optimizer.step()
+        with OnDTensors() as seen:
+            optimizer.step()
+        assert not seen.found, seen.found
+        assert all(state.keys() for state in optimizer.state.values())
+    other = distribute_tensor(whole(weight).detach(), weight.device_mesh, [Replicate()])
+    before = whole(weight).detach().clone()
+    weight.grad = other
+    with OnDTensors() as seen:
+        optim.SGD([weight], lr=0.5).step()
+    assert seen.found
+    torch.testing.assert_close(whole(weight).detach(), before / 2)
+
+
+def assert_makes_states(parallel: ParallelModule) -> None:
+    weight: Any = parallel.get_parameter("tok.weight")
+    for made in (torch.zeros_like(weight), torch.full_like(weight, 2.0), torch.zeros_like(weight, dtype=torch.int64)):
+        assert isinstance(made, DTensor)
+        assert (made.placements, made.shape) == (weight.placements, weight.shape)
+        assert not made.requires_grad
+        meta = made._spec.tensor_meta
+        assert meta is not None
+        assert meta.dtype == made.dtype
 
 
 def assert_refuses_unequal_placements(parallel: ParallelModule) -> None:
@@ -193,6 +240,8 @@ def test_optimizers_train_shards_as_one_process(monkeypatch: pytest.MonkeyPatch)
             except Exception:  # noqa: BLE001 - the others are tried too
                 failures[name] = traceback.format_exc()
         assert_refuses_unequal_placements(parallel)
+        assert_makes_states(parallel)
+        assert_updates_parts(parallel)
         return failures
 
     plans = [
