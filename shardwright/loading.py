@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any, cast
 
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate, get_worker_info
 
 from shardwright.lowering.module import ParallelModule
 from shardwright.pcg.errors import BatchError
@@ -34,6 +36,7 @@ class Loader:
         *,
         shuffle: bool = True,
         seed: int = 0,
+        drop_last: bool = True,
         **options: Any,
     ) -> None:
         """Make batches as large as the one that the model was compiled with.
@@ -41,21 +44,24 @@ class Loader:
         Args:
             parallel: the compiled model, with a plan.
             dataset: with `__len__` and `__getitem__`, or an `IterableDataset`, which gives the same examples in the
-                same order on every rank; of these each rank keeps its own. A rest that fills no batch is left out.
+                same order on every rank; of these each rank keeps its own.
             shuffle: whether to draw an order for each epoch from `seed`; not of an `IterableDataset`.
             seed: the same on every rank. Numbers that workers draw begin anew when a run goes on.
+            drop_last: whether a rest that fills no batch is left out. Otherwise it is the last batch of an epoch, which
+                every rank reads whole; the compiled model makes a program for it.
             options: of `torch.utils.data.DataLoader`: `num_workers`, `collate_fn`, `pin_memory`, … What an example and
                 `collate_fn` give is a dictionary, by the model's argument names.
 
         Raises:
-            BatchError: the model has no plan yet, the data set has less than a batch, or options do not fit.
+            BatchError: the model has no plan yet, the data set has no batch, or options do not fit. A rest
+                that is to be the last batch has as many rows as a rank's part of a batch, for which it would be taken.
         """
         require_plan(parallel, "Loader", BatchError)
-        self._check = check = next(iter(parallel.entries)).batch
+        self._entries, self._check = parallel.entries, (check := next(iter(parallel.entries)).batch)
         sizes = {shape[0] for shape in check.shapes.values() if shape}
         if len(sizes) != 1:
             raise BatchError(f"Loader: the tensors of a batch have {sorted(sizes)} rows; expected one number of rows")
-        if taken := options.keys() & {"batch_size", "sampler", "batch_sampler", "drop_last"}:
+        if taken := options.keys() & {"batch_size", "sampler", "batch_sampler"}:
             raise BatchError(f"Loader: {sorted(taken)[0]}= is the plan's; leave it out")
         (self._size,), self._dataset, self._options = sizes, dataset, options
         rows = check.own_rows()
@@ -63,11 +69,21 @@ class Loader:
         self._is_stream = isinstance(dataset, IterableDataset)
         if self._is_stream and options.get("num_workers", 0) > 1:
             raise BatchError("Loader: several workers would each read the whole IterableDataset; use num_workers=1")
-        self._shuffle, self._seed = shuffle and not self._is_stream, seed
+        self._shuffle, self._seed, self._drop_last = shuffle and not self._is_stream, seed, drop_last
         self.epoch = self.batch = 0
-        if not self._is_stream and not len(self):
+        if not self._is_stream:
+            if not len(self):
+                raise BatchError(
+                    f"Loader: the data set has {self._num_examples} examples, less than a batch of {self._size}"
+                )
+            self._check_rest(self._num_examples % self._size)
+
+    def _check_rest(self, rows: int) -> None:
+        """Refuse a last batch that the compiled model would take for a rank's part of a batch."""
+        if not self._drop_last and self._is_cut and rows == len(self._rows) < self._size:
             raise BatchError(
-                f"Loader: the data set has {self._num_examples} examples, less than a batch of {self._size}"
+                f"Loader: {rows} examples are left for the last batch, as many as a rank's part of a batch of "
+                f"{self._size}; leave them out with drop_last=True, or take another number of examples"
             )
 
     @property
@@ -76,16 +92,23 @@ class Loader:
 
     def __len__(self) -> int:
         """Return the number of batches in an epoch. An `IterableDataset` may not say it."""
-        return self._num_examples // self._size
+        whole, rest = divmod(self._num_examples, self._size)
+        return whole + (rest > 0 and not self._drop_last)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Yield what is left of this epoch."""
-        for rows in self._loader():
+        for size, batch in self._loader():
             self.batch += 1
-            yield self._check.of_rows(rows) if self._is_cut else rows
+            if size < self._size:
+                self._check_rest(size)
+                self._entries.take_whole(batch)
+                yield batch
+            else:
+                yield self._check.of_rows(batch) if self._is_cut else batch
         self.epoch, self.batch = self.epoch + 1, 0
 
-    def _loader(self) -> Iterable[dict[str, Any]]:
+    def _loader(self) -> Iterable[tuple[int, dict[str, Any]]]:
+        """Yield the size of each batch that is left, and the rows of it that this rank reads: all of a last one."""
         order = torch.arange(0 if self._is_stream else self._num_examples)
         if self._shuffle:
             order = torch.randperm(self._num_examples, generator=_generator(self._seed, self.epoch))
@@ -95,10 +118,16 @@ class Loader:
             **self._options,
         }  # else every start would draw from torch's own generator
         if self._is_stream:
-            own = _Rows(cast("Iterable[Any]", self._dataset), self._size, self._rows.tolist(), self.batch)
-            return DataLoader(own, batch_size=len(self._rows), **options)
-        batches = order[: len(self) * self._size].view(-1, self._size)[self.batch :, self._rows]
-        return DataLoader(self._dataset, batch_sampler=map(torch.Tensor.tolist, batches), **options)
+            examples = cast("Iterable[Any]", self._dataset)
+            own = _Rows(examples, self._size, self._rows.tolist(), self.batch, drop_last=self._drop_last)
+            options["collate_fn"] = partial(_collated, options.get("collate_fn") or default_collate)
+            return DataLoader(own, batch_size=None, **options)
+        starts = range(self.batch * self._size, len(self) * self._size, self._size)
+        batches = (order[start : start + self._size] for start in starts)
+        own = (batch[self._rows] if len(batch) == self._size else batch for batch in batches)
+        sizes = (min(self._size, len(order) - start) for start in starts)
+        loader = DataLoader(self._dataset, batch_sampler=map(Tensor.tolist, own), **options)
+        return zip(sizes, loader, strict=True)
 
     def state_dict(self) -> dict[str, int]:
         """Return the place in the data, which is the same on all ranks."""
@@ -127,14 +156,20 @@ def _generator(*numbers: int) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
 
 
+def _collated(collate: Callable[[list[Any]], Any], given: tuple[int, list[Any]]) -> tuple[int, Any]:
+    return given[0], collate(given[1])
+
+
 class _Rows(IterableDataset[Any]):
-    """Some rows of each whole batch of a stream, from the batch of a number on."""
+    """Some rows of each batch of a stream, from the batch of a number on, all of a smaller last one; and its size."""
 
-    def __init__(self, examples: Iterable[Any], size: int, rows: Sequence[int], first: int) -> None:
-        self.examples, self.size, self.rows, self.first = examples, size, rows, first
+    def __init__(self, examples: Iterable[Any], size: int, rows: Sequence[int], first: int, *, drop_last: bool) -> None:
+        self.examples, self.size, self.rows, self.first, self.drop_last = examples, size, rows, first, drop_last
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[tuple[int, list[Any]]]:
         assert (worker := get_worker_info()) is None or worker.num_workers == 1
         stream = islice(iter(self.examples), self.first * self.size, None)
         while len(batch := list(islice(stream, self.size))) == self.size:
-            yield from (batch[row] for row in self.rows)
+            yield self.size, [batch[row] for row in self.rows]
+        if batch and not self.drop_last:
+            yield len(batch), batch

@@ -29,6 +29,7 @@ class Entries:
         self._by_key = dict[tuple[Key, str], Entry]()
         self._seen = set[bool]()  # whether shards were passed (True), and global batches (False)
         self._in_shards: bool | None = None  # what was passed last
+        self._whole = set[frozenset[tuple[str, tuple[int, ...]]]]()  # shapes of those that are always global batches
 
     def __len__(self) -> int:
         return len(self._by_key)
@@ -39,6 +40,10 @@ class Entries:
     def add(self, entry: Entry) -> None:
         """Add an entry; it replaces an entry for the same mode, shapes and options."""
         self._by_key[entry.key, repr(sorted(entry.batch.options.items()))] = entry
+
+    def take_whole(self, batch: Mapping[str, Any]) -> None:
+        """Take batches of the shapes of this one for global batches from now on, whatever was passed before."""
+        self._whole.add(_key(_shapes(_parted(batch)[0])))
 
     def find(self, batch: Mapping[str, Any]) -> Entry | None:
         """Return the entry for a batch of global tensors with these options, or None."""
@@ -56,7 +61,7 @@ class Entries:
         passed, of_mode = _shapes(tensors), self._of_mode(training)
         if any(passed == entry.batch.shapes for entry in of_mode):
             return False
-        if self._seen != {False} and any(_has_shards(passed, entry) for entry in of_mode):
+        if _key(passed) not in self._whole and self._seen != {False} and any(_has_shards(passed, e) for e in of_mode):
             return False
         return any(_is_like(tensors, options, entry) for entry in self)
 
@@ -71,7 +76,8 @@ class Entries:
         Where ranks pass their shards, it has copies of this rank's shard in place of the others.
         """
         batch = self.with_options(batch)
-        known = any(_shapes(_parted(batch)[0]) == entry.batch.shapes for entry in self)
+        passed = _shapes(_parted(batch)[0])
+        known = _key(passed) in self._whole or any(passed == entry.batch.shapes for entry in self)
         if known or True not in self._seen:
             return batch
         (first, *_), names = self, iter(flat_batch(batch))
@@ -100,6 +106,8 @@ class Entries:
         of_mode = self._of_mode(training)
         passed = _shapes(_parted(batch)[0])
         whole = [entry for entry in of_mode if passed == entry.batch.shapes]
+        if whole and _key(passed) in self._whole:
+            return whole[0]
         shards = [entry for entry in of_mode if entry not in whole and _in_parts(passed, entry)]
         if len(whole) + len(shards) == 1:
             self._in_shards = bool(shards)
@@ -141,6 +149,10 @@ def _parted(batch: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]
 
 def _shapes(tensors: Mapping[str, Tensor]) -> Shapes:
     return {name: tuple(x.shape) for name, x in tensors.items()}
+
+
+def _key(shapes: Shapes) -> frozenset[tuple[str, tuple[int, ...]]]:
+    return frozenset(shapes.items())
 
 
 def _refusal(passed: Shapes, entries: Sequence[Entry], *, both: bool) -> str:

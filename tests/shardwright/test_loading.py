@@ -32,6 +32,13 @@ class Net(nn.Module):
         return (self.inner(x) - y).square().mean()
 
 
+class Summed(Net):
+    """A loss in which rows that are taken twice count twice."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return (self.inner(x) - y).square().sum()
+
+
 class Examples(Dataset[dict[str, Tensor]]):
     """It counts what is read."""
 
@@ -47,8 +54,11 @@ class Examples(Dataset[dict[str, Tensor]]):
 
 
 class Stream(IterableDataset[dict[str, Tensor]]):
+    def __init__(self, size: int = EXAMPLES) -> None:
+        self.size = size
+
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
-        return map(example, range(EXAMPLES))
+        return map(example, range(self.size))
 
 
 def example(number: int) -> dict[str, Tensor]:
@@ -60,10 +70,10 @@ def batch_of(numbers: list[int]) -> dict[str, Tensor]:
     return {name: torch.stack([one[name] for one in examples]) for name in ("x", "y")}
 
 
-def compiled(name: str) -> Any:
+def compiled(name: str, model: nn.Module | None = None) -> Any:
     torch.manual_seed(0)
     words: dict[str, Any] = {"timeout_s": 60, "check_capture": "never", **PLANS[name]}
-    return sw.compile(Net(), sw.Cluster.local(2), kwargs=batch_of(list(range(ROWS))), **words)
+    return sw.compile(model or Net(), sw.Cluster.local(2), kwargs=batch_of(list(range(ROWS))), **words)
 
 
 def orders(epochs: int, *, shuffle: bool) -> list[list[int]]:
@@ -138,6 +148,38 @@ def test_it_goes_on_behind_what_was_taken() -> None:
     assert [a + b for a, b in zip(by_rank[0][1], by_rank[1][1], strict=True)] == expected
     (stream,) = run_ranks(second, 1, 60, args=(state, True))
     assert stream == orders(1, shuffle=False)[2:]
+
+
+def test_a_rest_is_a_batch_where_it_is_asked_for() -> None:
+    """Also one that is no more than a shard; never one as large as a shard, for which it would be taken."""
+
+    def body() -> tuple[list[list[float]], list[str]]:
+        found, texts, model = list[list[float]](), list[str](), Summed()
+        model.load_state_dict(start)
+        parallel = compiled("data", model)
+        sets: list[Any] = [[example(number) for number in range(21)], Stream(21), Stream(19), Stream(3)]
+        for data in sets:
+            loader = sw.Loader(parallel, data, shuffle=False, drop_last=False)
+            found.append([float(parallel.forward_backward(**batch)) for _ in range(2) for batch in loader])
+            assert loader.epoch == 2
+        few: Any = [example(0)] * 3
+        assert len(sw.Loader(parallel, few, drop_last=False)) == 1
+        clashing: list[Any] = [[example(0)] * 22, Stream(22)]
+        for data in clashing:
+            with pytest.raises(BatchError) as error:
+                list(sw.Loader(parallel, data, drop_last=False))
+            texts.append(str(error.value))
+        return found, texts
+
+    model = Summed()
+    start = model.state_dict()
+    for found, texts in run_ranks(body, 2, 60):
+        for size, losses in zip((21, 21, 19, 3), found, strict=True):
+            batches = [list(range(n, min(size, n + ROWS))) for n in range(0, size, ROWS)]
+            expected = [model(**batch_of(own)).item() for own in batches]
+            torch.testing.assert_close(losses, expected * 2, rtol=1e-5, atol=0)
+        for text in texts:
+            assert "2 examples are left for the last batch, as many as a rank's part of a batch of 4" in text
 
 
 def test_what_does_not_fit_is_refused() -> None:
