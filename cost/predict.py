@@ -114,8 +114,10 @@ def _update(leaf: Node, steps: Steps, known: dict[TensorType, NodeCosts]) -> Nod
     if leaf.op != "parameter" or not kind.grad:
         return NodeCosts()
     if kind not in known:
-        stored = Stored(kind.local_bytes(graph.mesh) / ITEM_BYTES[kind.dtype], kind.dtype, True, False, kind.dtype)
-        known[kind] = NodeCosts(update_bytes(stored, DEFAULT) / device.memory_bytes_per_s + device.update_overhead_s)
+        elements = kind.local_bytes(graph.mesh) / ITEM_BYTES[kind.dtype]
+        stored = Stored(elements, kind.dtype, True, False, kind.dtype, kind.shape)
+        moved = update_bytes(stored, DEFAULT.assuming(optimizer=steps.execution.assumed.optimizer))
+        known[kind] = NodeCosts(moved / device.memory_bytes_per_s + device.update_overhead_s)
     return known[kind]
 
 

@@ -225,8 +225,9 @@ def _search(
 ) -> Plan:
     run, certified = plan.execution, certified_choices()
     planner = Planner(
-        cluster, certified, progress, certified.by_name(), run.precision, run.per_microbatch, run.reduce_dtype
-    )
+        cluster, certified, progress, certified.by_name(), run.precision, run.per_microbatch, run.reduce_dtype,
+        run.assumed.optimizer,
+    )  # fmt: skip
     microbatches = plan.mesh.num_microbatches if run.per_microbatch else asked.microbatches
     asked = replace(asked, microbatches=microbatches)
     if spaces is not None:

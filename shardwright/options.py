@@ -20,6 +20,7 @@ from shardwright.pcg.errors import PlanError
 from shardwright.pcg.foreign import Foreign, Way, ways
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import Execution, ReduceDtype
+from shardwright.pcg.step.optimizers import Optimizer, optimizer_named
 from shardwright.pcg.step.precisions import Precision, PrecisionByModule, PrecisionMode, canonical
 from shardwright.search.request.options import NOTHING, SearchOptions, SearchWords
 
@@ -35,6 +36,7 @@ class PlanWords(SearchWords, total=False):
     per_microbatch: PerMicrobatch | None
     precision: PrecisionMode | Sequence[PrecisionMode] | None
     reduce_dtype: ReduceDtype | torch.dtype | None
+    optimizer: str | type[torch.optim.Optimizer] | None
     strict: bool
     foreign: Foreign | None
     pad: Pad | None
@@ -57,6 +59,7 @@ class PlanOptions:
         precisions: those among which the search chooses; None: the model's own. By module, it is in pairs.
         statistics: the number of microbatches that the model is captured for, and modules with statistics of each.
         reduce_dtype: the dtype that gradients are sent in; None: the parameters'.
+        optimizer: whose states are predicted.
         strict: whether an operator without a row is an error, and a part that cannot be captured.
         foreign: the parts that run as they are, by name, and how each does.
         pad: the number of devices for which dimensions may be padded; 0: for none; None: for those of an axis.
@@ -67,6 +70,7 @@ class PlanOptions:
     precisions: tuple[Precision | PrecisionByModule | None, ...] = (None,)
     statistics: Statistics = field(default_factory=Statistics)
     reduce_dtype: ReduceDtype | None = None
+    optimizer: Optimizer = "adam"
     strict: bool = False
     foreign: Mapping[str, Way] = field(default_factory=dict)
     pad: int | None = 0
@@ -78,11 +82,12 @@ class PlanOptions:
         own = {name: value for name, value in words.items() if name in SearchWords.__annotations__}
         search = SearchOptions.of(**cast("SearchWords", own))
         reduced = Execution(reduce_dtype=words.get("reduce_dtype")).reduce_dtype  # pyright: ignore[reportArgumentType]
+        optimizer = optimizer_named(words.get("optimizer") or "adam", "", "optimizer")
         statistics = _statistics(words.get("per_microbatch"), search)
         precisions = tuple(precisions_of(words.get("precision")))
         foreign = ways(words.get("foreign"))
         strict, pad = words.get("strict", False), _padded_for(words.get("pad"))
-        return cls(search, precisions, statistics, reduced, strict, foreign, pad, words.get("rules"))
+        return cls(search, precisions, statistics, reduced, optimizer, strict, foreign, pad, words.get("rules"))
 
 
 def _statistics(named: PerMicrobatch | None, search: SearchOptions) -> Statistics:

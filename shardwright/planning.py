@@ -119,8 +119,9 @@ def searched(
         captured = captured_for(model, args, kwargs, asked, progress, precision, asked.statistics)
         check = check_capture_of(model, captured, args, kwargs, check_capture, progress)
         planner = Planner(
-            cluster, certified, progress, rules, captured.precision, captured.per_microbatch, asked.reduce_dtype
-        )
+            cluster, certified, progress, rules, captured.precision, captured.per_microbatch, asked.reduce_dtype,
+            asked.optimizer,
+        )  # fmt: skip
         own = _best(planner, captured.graph, type(model).__name__, cluster, asked)
         check_plan(own, captured.graph, certified, rules)
         check_schedules(own.cluster)

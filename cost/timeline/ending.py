@@ -40,7 +40,8 @@ def what_is_stored(steps: Steps, leaves: Mapping[str, int]) -> Held:
     for leaf, times in leaves.items():
         parameter = steps.parameters[leaf]
         dtype, is_gathered = parameter.dtype, parameter.slices is not None
-        stored = Stored(parameter.num_elements, dtype, parameter.grad, is_gathered, steps.dtype(dtype))
+        shape = steps.graph.types[leaf].shape
+        stored = Stored(parameter.num_elements, dtype, parameter.grad, is_gathered, steps.dtype(dtype), shape)
         shards = 1
         if execution.assumed.shard_optimizer and parameter.grad and not stored.gathered:
             for axis in map(mesh.index, parameter.sums):

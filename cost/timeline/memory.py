@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Literal, NamedTuple
 
-from shardwright.pcg.step.assumed import Optimizer
 from shardwright.pcg.step.execution import Execution
+from shardwright.pcg.step.optimizers import OPTIMIZERS
 from shardwright.pcg.types import ITEM_BYTES
 
 
@@ -81,13 +81,11 @@ def verdict(used_bytes: float, memory_bytes: float) -> MemoryVerdict:
 # ------------------------------------------------------------------------------------------------------- per parameter
 
 
-MOMENTS: Mapping[Optimizer, int] = {"adam": 2, "sgd": 0}
-
-
 class Stored(NamedTuple):
     """A parameter as one device stores it. `gathered`: from slices, before every use (ZeRO-3).
 
-    `used`: the dtype in which readers find it there. Where the graph casts it, the copy is an activation.
+    `used`: the dtype in which readers find it there. Where the graph casts it, the copy is an activation. `shape`: of
+    the whole parameter.
     """
 
     num_elements: float
@@ -95,6 +93,7 @@ class Stored(NamedTuple):
     grad: bool
     gathered: bool
     used: str
+    shape: tuple[int, ...] = ()
 
 
 def gradient_bytes(stored: Stored, execution: Execution) -> float:
@@ -107,19 +106,19 @@ def state_bytes(stored: Stored, execution: Execution, shards: int = 1) -> dict[s
 
     `shards`: the number of parts that the optimizer's state is cut into (ZeRO-1).
 
-    Adam keeps two moments. In mixed precision there is a 16-bit weight to compute with and a master copy in fp32, which
-    counts as the optimizer's; of a gathered parameter the master copy is all that is stored. With its fp32 gradient
-    that is 18 bytes per parameter, 16 / n where it is gathered from n slices (Rajbhandari et al., section 3, counts a
-    16-bit gradient: 16).
+    Adam keeps two moments, and other optimizers what `OPTIMIZERS` says. In mixed precision there is a 16-bit weight to
+    compute with and a master copy in fp32, which counts as the optimizer's; of a gathered parameter the master copy is
+    all that is stored. With its fp32 gradient and Adam that is 18 bytes per parameter, 16 / n where it is gathered from
+    n slices (Rajbhandari et al., section 3, counts a 16-bit gradient: 16).
     """
     state, used = _item_bytes(stored, execution)
     if not stored.grad:
         return {"parameters": stored.num_elements * used}
-    moments = MOMENTS[execution.assumed.optimizer]
     master = state if state > used and not stored.gathered else 0
+    cut, whole = _optimizer_bytes(stored, execution)
     return {
         "parameters": stored.num_elements * (state if stored.gathered else used),
-        "optimizer": stored.num_elements * (master + moments * state) / shards,
+        "optimizer": (stored.num_elements * master + cut) / shards + whole,
     }
 
 
@@ -130,16 +129,22 @@ def kept_bytes(stored: Stored, execution: Execution) -> float:
 
 
 def update_bytes(stored: Stored, execution: Execution, shards: int = 1) -> float:
-    """Return the bytes that a parameter's update reads and writes: gradient once, weight and moments twice.
+    """Return the bytes that a parameter's update reads and writes: gradient once, weight and states twice.
 
     A loss scaler first reads and writes the gradient once more: it is divided by the scale, and checked for overflow.
     """
     if not stored.grad:
         return 0.0
     state, used = _item_bytes(stored, execution)
-    moments = MOMENTS[execution.assumed.optimizer]
-    traffic = (1 + 2 * (1 + moments) + 2 * execution.is_scaled) * state
-    return stored.num_elements * (traffic + (used if state > used and not stored.gathered else 0)) / shards
+    cut, whole = _optimizer_bytes(stored, execution)
+    traffic = (1 + 2 + 2 * execution.is_scaled) * state + (used if state > used and not stored.gathered else 0)
+    return (stored.num_elements * traffic + 2 * cut) / shards + 2 * whole
+
+
+def _optimizer_bytes(stored: Stored, execution: Execution) -> tuple[float, float]:
+    """Return the bytes of the optimizer's states that are cut as the parameter is, and of those that are not."""
+    states, item = OPTIMIZERS[execution.assumed.optimizer].of(stored.shape), _item_bytes(stored, execution)[0]
+    return states.cut_bytes(stored.num_elements, item), states.whole_bytes(stored.shape, item)
 
 
 def _item_bytes(stored: Stored, execution: Execution) -> tuple[int, int]:

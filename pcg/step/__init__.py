@@ -6,7 +6,7 @@ graph, execution ─▶ parameters ─▶ operations ─▶ chunk (unrolled; blo
 
 How a step is run:
 
-    execution, recompute, pipelining, precisions, assumed
+    execution, recompute, pipelining, precisions, assumed, optimizers
                               what layouts do not say: what is made again, stages, precision; what is only priced
     asked, places             what that asks of each operation; names of operations that are equal in equal blocks
     meshes, messages          the mesh of each stage; what ranks send

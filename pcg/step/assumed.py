@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from shardwright.pcg import checks
 from shardwright.pcg.step.fates import Fate
+from shardwright.pcg.step.optimizers import Optimizer, optimizer_named
 
-Optimizer = Literal["adam", "sgd"]
-OPTIMIZERS: tuple[Optimizer, ...] = ("adam", "sgd")
 _STORED = (Fate.KEPT, Fate.HOST)
 
 
@@ -21,7 +19,7 @@ class Assumed:
         compiled: whether chains of pointwise operators are fused (torch.compile).
         stored: where activations that are not made again wait for backward: KEPT, on the device, or on the HOST.
         num_microbatches: the graph's batch is one microbatch; a step accumulates the gradients of this many.
-        optimizer: "adam": two moments per parameter; "sgd": none.
+        optimizer: whose states are kept: a row of `OPTIMIZERS`.
         shard_optimizer: ZeRO-1: optimizer states are sharded over the axes that gradients are summed over.
         overlap: whether collectives of parameters and gradients run beside compute.
         late_gathers: whether backward gathers a block's weights only when it is through with the block before it, not
@@ -38,7 +36,7 @@ class Assumed:
 
     def __post_init__(self) -> None:
         owner = "Execution"
-        checks.choice(self.optimizer, owner, "optimizer", OPTIMIZERS)
+        object.__setattr__(self, "optimizer", optimizer_named(self.optimizer, owner, "optimizer"))
         object.__setattr__(self, "stored", Fate(checks.choice(self.stored, owner, "stored", _STORED)))
         for field in ("compiled", "shard_optimizer", "overlap", "late_gathers"):
             if not isinstance(value := getattr(self, field), bool):

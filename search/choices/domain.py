@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import product
 from math import gcd, lcm, prod
 from typing import Protocol
@@ -27,7 +27,8 @@ from shardwright.pcg.layout import Layout, Layouts, R, S
 from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.offers import alone
 from shardwright.pcg.optable import ROWS
-from shardwright.pcg.step.execution import DEFAULT
+from shardwright.pcg.step.execution import DEFAULT, Execution
+from shardwright.pcg.step.optimizers import Optimizer
 from shardwright.pcg.types import ITEM_BYTES, TensorType
 from shardwright.search.choices.reshard import can_hold, replicated, valid_states
 
@@ -194,7 +195,11 @@ def _split_by(option: AxisOption) -> set[tuple[int, int] | str]:
 
 
 def storage_domain(
-    parameter: TensorType, used_as: Sequence[Sequence[Layout]], sizes: tuple[int, ...], compute: Compute
+    parameter: TensorType,
+    used_as: Sequence[Sequence[Layout]],
+    sizes: tuple[int, ...],
+    compute: Compute,
+    optimizer: Optimizer = "adam",
 ) -> Domain:
     """Return the ways to store a parameter: whole, as an operator wants it, or sharded along any dimension (ZeRO-3)."""
     per_axis = []
@@ -205,12 +210,19 @@ def storage_domain(
     stored = valid_states(parameter.shape, per_axis, sizes)
     sharded = np.array([local_bytes(parameter, s, sizes) for s in stored], dtype=float)
     elements = sharded / ITEM_BYTES[parameter.dtype]
-    one = Stored(1.0, parameter.dtype, parameter.grad, False, parameter.dtype)
+    one, run = Stored(1.0, parameter.dtype, parameter.grad, False, parameter.dtype, parameter.shape), _run(optimizer)
+    parts = {n: one._replace(num_elements=n) for n in elements.tolist()}
+    moved, kept = ({n: of(part, run) for n, part in parts.items()} for of in (update_bytes, kept_bytes))
     return Domain(
         ((),) * len(stored),
         ((),) * len(stored),
         stored,
-        elements * update_bytes(one, DEFAULT) / compute.device.memory_bytes_per_s
+        np.array([moved[n] for n in elements.tolist()]) / compute.device.memory_bytes_per_s
         + (compute.device.update_overhead_s if parameter.grad else 0.0),
-        elements * kept_bytes(one, DEFAULT),
+        np.array([kept[n] for n in elements.tolist()]),
     )
+
+
+@cache
+def _run(optimizer: Optimizer) -> Execution:
+    return DEFAULT.assuming(optimizer=optimizer)

@@ -273,7 +273,7 @@ class _Build:
         return bool(found) and found.is_leaf
 
     def _storage(self, node: Node, uses: Sequence[TensorUse]) -> Domain:
-        kind = self.types[node.name]
+        kind, optimizer = self.types[node.name], self.way.run.assumed.optimizer
         per_axis = self.interner.get(
             ("used", *(use[1:3] for use in uses)), lambda: self.interner.of(_by_axis(_wanted(uses), len(self.sizes)))
         )
@@ -288,11 +288,11 @@ class _Build:
         )
 
         def domain() -> Domain:
-            every = storage_domain(kind, used, self.sizes, self.b.compute)
+            every = storage_domain(kind, used, self.sizes, self.b.compute, optimizer)
             return _in_chunks(every, kind.shape, node.unpadded, self.sizes)
 
         return self.interner.get(
-            ("storage", self.kinds[node.name], per_axis, allowed, left, node.unpadded),
+            ("storage", self.kinds[node.name], per_axis, allowed, left, node.unpadded, optimizer),
             lambda: _restricted(domain(), allowed, left, node),
         )
 

@@ -32,6 +32,7 @@ from shardwright.pcg.step.again import made_again
 from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.pcg.step.lifetimes import Zero, with_lifetimes
 from shardwright.pcg.step.meshes import first_ranks, stage_meshes
+from shardwright.pcg.step.optimizers import Optimizer
 from shardwright.pcg.types import TensorType
 from shardwright.search.choices.blocks import blocked_choices
 from shardwright.search.choices.domain import CertifiedSplits, storage_domain
@@ -325,13 +326,13 @@ class Solver:
         """Return the bytes that plans may use on an average stage."""
         return sum(self.stage_limits(execution, mesh)) / execution.schedule.num_stages
 
-    def all_stored_bytes(self, folded: Folded) -> float:
+    def all_stored_bytes(self, folded: Folded, optimizer: Optimizer = "adam") -> float:
         """Return the bytes of all parameters, their gradients and moments, as one device would keep them."""
         graph, counts = folded.graph, Counter[TensorType]()
         for leaf in graph.leaves("parameter"):
             counts[graph.types[leaf.name]] += folded.times(leaf.name)
         one, compute = ((R,),), compute_on(self.cluster.device)
-        found = ((storage_domain(kind, one, (1,), compute), times) for kind, times in counts.items())
+        found = ((storage_domain(kind, one, (1,), compute, optimizer), times) for kind, times in counts.items())
         return sum(times * float(domain.kept_bytes.min()) for domain, times in found)
 
     def excess_bytes(self, stored_bytes: float, device_bytes: int | None = None) -> float:

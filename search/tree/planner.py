@@ -23,6 +23,7 @@ from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.stages import not_run
 from shardwright.pcg.step.execution import Execution, ReduceDtype
 from shardwright.pcg.step.lifetimes import ZEROS, Zero
+from shardwright.pcg.step.optimizers import Optimizer
 from shardwright.pcg.step.precisions import PrecisionMode
 from shardwright.pcg.step.time import check_time
 from shardwright.search.choices.domain import CertifiedSplits
@@ -79,7 +80,7 @@ class Planner:
 
     `places` counts, by rule, the places that backtracking found, for `reports.coverage`. `precision`: the one that the
     graphs were captured under; `per_microbatch`: modules whose statistics are those of each microbatch; `reduce_dtype`:
-    the dtype in which gradients are sent.
+    the dtype in which gradients are sent; `optimizer`: whose states are kept.
     """
 
     def __init__(
@@ -91,9 +92,12 @@ class Planner:
         precision: PrecisionMode | None = None,
         per_microbatch: Sequence[str] = (),
         reduce_dtype: ReduceDtype | None = None,
+        optimizer: Optimizer = "adam",
     ) -> None:
         self.cluster, self.certified, self.rules = for_planner(cluster), certified, rules or {}
-        self.execution = Execution(precision, per_microbatch=tuple(per_microbatch), reduce_dtype=reduce_dtype)
+        self.execution = Execution.of(
+            precision, per_microbatch=tuple(per_microbatch), reduce_dtype=reduce_dtype, optimizer=optimizer
+        )
         self.progress = progress or (lambda message: None)
         self.solver = Solver(self.cluster, certified)
         self.limit_bytes = self.solver.limit_bytes

@@ -296,7 +296,7 @@ class Ways:
 
     @cached_property
     def _stored_bytes(self) -> float:
-        return self.solver.all_stored_bytes(self.folded)
+        return self.solver.all_stored_bytes(self.folded, self.execution.assumed.optimizer)
 
     def cannot_hold(self, space: Space) -> bool:
         """Return whether parameters, gradients and moments alone are too much.

@@ -16,6 +16,7 @@ from shardwright.pcg.errors import MachineError, ShardwrightError
 from shardwright.pcg.files import require_writable
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import REDUCE_DTYPES
+from shardwright.pcg.step.optimizers import OPTIMIZERS, Optimizer, optimizer_named
 from shardwright.pcg.step.pipelining import SCHEDULES
 from shardwright.pcg.step.precisions import PRECISIONS, Precision, PrecisionMode, precision_named
 
@@ -175,6 +176,17 @@ def reduce_dtype_option(command: Command) -> Command:
     return click.option("--reduce-dtype", type=parse_reduce_dtype, metavar="DTYPE", help=text)(command)
 
 
+def optimizer_option(otherwise: str = "") -> Callable[[Command], Command]:
+    """Return a decorator that adds `--optimizer` to a command."""
+    text = f"The optimizer whose states are predicted, {', '.join(OPTIMIZERS)} (AdamW's are Adam's){otherwise}."
+    return click.option("--optimizer", type=parse_optimizer, metavar="NAME", help=text)
+
+
+def parse_optimizer(text: str) -> Optimizer:
+    """Return the optimizer of `adafactor`, or of an alias such as `AdamW`."""
+    return optimizer_named(text, "", "--optimizer")
+
+
 def parse_reduce_dtype(text: str) -> str:
     """Return the dtype of `bfloat16`, or of an alias such as `bf16`."""
     return dtype_named(text, "", "--reduce-dtype", REDUCE_DTYPES)
@@ -332,6 +344,7 @@ def search_options(command: Command) -> Command:
         per_microbatch=per_microbatch_option,
         precision=precision_option,
         reduce_dtype=reduce_dtype_option,
+        optimizer=optimizer_option(),
         time_limit_s=click.option(
             "--time-limit",
             "time_limit_s",

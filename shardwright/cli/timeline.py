@@ -16,6 +16,7 @@ from shardwright.cli.options import (
     PATH,
     examples,
     format_option,
+    optimizer_option,
     parse_cluster,
     parse_one_precision,
     parse_reduce_dtype,
@@ -25,7 +26,6 @@ from shardwright.cli.options import (
 )
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.files import write_whole
-from shardwright.pcg.step.assumed import OPTIMIZERS
 from shardwright.pcg.step.execution import REDUCE_DTYPES
 from shardwright.pcg.step.fates import Fate
 from shardwright.pcg.step.pipelining import SCHEDULES
@@ -66,8 +66,7 @@ _OPTIONS = {"num_microbatches": "--microbatches", "num_stages": "--stages", "sta
 @click.option(
     "--offload", "stored", flag_value=Fate.HOST.value, help="Activations wait for backward in the host's memory."
 )
-@click.option("--optimizer", type=click.Choice(OPTIMIZERS), default="adam", show_default=True,
-              help="Two moments for each parameter, or none.")  # fmt: skip
+@optimizer_option("; by default the plan's")
 @click.option("--shard-optimizer", is_flag=True,
               help="ZeRO-1: optimizer states are sharded over the axes that gradients are summed over.")  # fmt: skip
 @click.option("--stages", "num_stages", type=click.IntRange(1),

@@ -10,6 +10,7 @@ from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import TIME
 from shardwright.pcg.moves import fused_moves, source_of
 from shardwright.pcg.precision import HALVES, low_dtype
+from shardwright.pcg.step.execution import DEFAULT
 from shardwright.pcg.step.late import LOSS
 from shardwright.pcg.step.parameters import Parameter
 from shardwright.pcg.step.precisions import every, shown
@@ -131,6 +132,8 @@ def precision(facts: PlanFacts) -> str:
         parts.append(f"{kinds} round what they read to {next(iter(execution.rates.values()))}, on devices that have it")
     if execution.reduce_dtype:
         parts.append(f"gradients are sent in {execution.reduce_dtype}")
+    if execution.assumed.optimizer != DEFAULT.assumed.optimizer:
+        parts.append(f"optimizer states are those of {execution.assumed.optimizer}")
     return "; ".join(parts)
 
 

@@ -178,6 +178,7 @@ def running_data(facts: PlanFacts) -> dict[str, Any]:
             "name": facts.plan.precision,
             "operators": dict(facts.dtypes),
             "reduce_dtype": facts.plan.execution.reduce_dtype,
+            "optimizer": facts.plan.execution.assumed.optimizer,
             "text": precision(facts),
             "rounding": [asdict(row) for row in roundings(facts)],
         },

@@ -141,7 +141,7 @@ def _too_large(plan: Plan) -> list[str]:
 
 
 def _stored(kind: TensorType) -> Stored:
-    return Stored(kind.num_elements, kind.dtype, kind.grad, True, kind.dtype)
+    return Stored(kind.num_elements, kind.dtype, kind.grad, True, kind.dtype, kind.shape)
 
 
 def infeasible(plan: Plan) -> str:

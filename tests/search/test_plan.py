@@ -12,6 +12,7 @@ import pytest
 
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.step.execution import Execution
+from shardwright.pcg.step.optimizers import OPTIMIZERS
 from shardwright.search.plan import Plan, fingerprint
 from shardwright.search.request.restrict import ROLES
 from shardwright.search.tree.planner import Planner
@@ -35,6 +36,15 @@ def test_a_plan_may_be_asked_for_with_any_role(plan: Plan) -> None:
     for role in ROLES:
         asked = replace(plan.asked, mesh=plan.mesh, roles=(role,) * len(plan.mesh.names))
         assert Plan.from_json(replace(plan, asked=asked).to_json()).asked.roles == asked.roles
+
+
+def test_a_plan_keeps_the_optimizer_whose_states_it_predicts(plan: Plan) -> None:
+    for name in OPTIMIZERS:
+        small = replace(plan, execution=Execution.of(optimizer=name))
+        assert small.to_json()["execution"] == ({} if name == "adam" else {"optimizer": name})
+        assert Plan.from_json(small.to_json()).execution == small.execution
+    with pytest.raises(PlanError, match=r"execution\.optimizer"):
+        Plan.from_json(edit(plan, execution={"optimizer": "lamb"}))
 
 
 def test_a_plan_keeps_its_precision_and_old_files_may_have_one(plan: Plan) -> None:

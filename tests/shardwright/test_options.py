@@ -29,11 +29,12 @@ def test_signatures_show_every_option(function: Any) -> None:
 def test_words_become_one_value() -> None:
     options = PlanOptions.of(
         mesh={"mb": 4, "x": 2}, per_microbatch=True, precision=["amp_bf16", "fp32", "amp_bf16"],
-        reduce_dtype=torch.bfloat16,
+        reduce_dtype=torch.bfloat16, optimizer=torch.optim.Adafactor,
     )  # fmt: skip
     assert options.statistics == Statistics(4, ("*",))
     assert options.precisions == ("amp_bf16", "fp32")
-    assert options.reduce_dtype == "bfloat16"
+    assert (options.reduce_dtype, options.optimizer) == ("bfloat16", "adafactor")
+    assert PlanOptions.of(optimizer=torch.optim.AdamW) == PlanOptions.of(optimizer="adam") == PlanOptions()
     assert PlanOptions.of() == PlanOptions()
 
 
@@ -43,10 +44,11 @@ def test_words_become_one_value() -> None:
         ({"per_microbatch": "norm"}, "say how many"),
         ({"precision": []}, "names none"),
         ({"reduce_dtype": torch.int8}, "reduce_dtype"),
+        ({"optimizer": torch.optim.LBFGS}, "optimizer: expected one of 'adam', .*, got 'LBFGS'"),
     ],
 )
 def test_what_cannot_be_asked_is_refused(words: dict[str, Any], message: str) -> None:
-    with pytest.raises(PlanError if "reduce" not in message else sw.ShardwrightError, match=message):
+    with pytest.raises(PlanError if message[0] in "sn" else sw.ShardwrightError, match=message):
         PlanOptions.of(**words)
 
 

@@ -13,8 +13,8 @@ from shardwright.cost.timeline.memory import (
     update_bytes,
     verdict,
 )
-from shardwright.pcg.step.assumed import OPTIMIZERS, Optimizer
 from shardwright.pcg.step.execution import Execution
+from shardwright.pcg.step.optimizers import OPTIMIZERS, Optimizer
 from shardwright.pcg.step.precisions import PRECISIONS, Precision
 from tests.each import each
 
@@ -74,6 +74,37 @@ def test_sgd_keeps_no_moments_and_what_is_not_trained_keeps_nothing() -> None:
     frozen = STORED._replace(grad=False)
     assert state_bytes(frozen._replace(used="bfloat16"), Execution("amp_bf16")) == {"parameters": 2000}
     assert update_bytes(frozen, Execution()) == 0
+
+
+MATRIX = Stored(8192, "float32", True, False, "float32", (128, 256))
+"""A quarter of it is on this device."""
+
+
+@each(
+    ("optimizer", "own", "num_bytes"),
+    [
+        ("adam", MATRIX, 2 * 4 * 8192),
+        ("momentum", MATRIX, 4 * 8192),
+        ("lion", MATRIX, 4 * 8192),
+        ("adafactor", MATRIX, 4 * (128 + 256)),
+        ("adafactor", MATRIX._replace(shape=(4, 128, 256)), 4 * 4 * (128 + 256)),
+        ("adafactor", MATRIX._replace(shape=(0, 256), num_elements=0), 0),
+        ("adafactor", MATRIX._replace(shape=(32768,)), 4 * 8192),
+        ("muon", MATRIX, 4 * 8192),
+        ("muon", MATRIX._replace(shape=(32768,)), 2 * 4 * 8192),
+        ("adam8bit", MATRIX, 2 * (8192 + 4 * 32)),
+        ("adam8bit", MATRIX._replace(num_elements=4095), 2 * 4 * 4095),
+    ],
+)
+def test_what_other_optimizers_keep(optimizer: Optimizer, own: Stored, num_bytes: float) -> None:
+    run = Execution.of(optimizer=optimizer)
+    assert state_bytes(own, run)["optimizer"] == num_bytes
+    assert update_bytes(own, run) == 3 * 4 * own.num_elements + 2 * num_bytes
+
+
+def test_sums_of_rows_and_columns_are_whole_on_every_device() -> None:
+    run = Execution.of(optimizer="adafactor", shard_optimizer=True)
+    assert state_bytes(MATRIX, run, shards=4) == state_bytes(MATRIX, run)
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])

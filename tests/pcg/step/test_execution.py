@@ -36,7 +36,7 @@ from tests.each import each
         ({"recompute": {"h.*": []}}, "Execution.recompute['h.*']: expected places in the block, got an empty list"),
         ({"recompute": {"h.*": [1]}}, "Execution.recompute['h.*']: expected a non-empty string, got 1"),
         ({"schedule": "1b1f"}, "Execution.schedule: expected one of 'gpipe', '1f1b', 'eager-1f1b', 'interleaved',"),
-        ({"optimizer": "lion"}, "Execution.optimizer: expected one of 'adam', 'sgd', got 'lion'"),
+        ({"optimizer": "lamb"}, "Execution.optimizer: expected one of 'adam', 'adam8bit', 'momentum', 'sgd', 'lion', "),
         ({"compiled": 1}, "Execution.compiled: expected True or False, got 1; give one of them"),
         ({"stored": "again"}, "Execution.stored: expected one of 'kept', 'host', got 'again'"),
         ({"shard_optimizer": "no"}, "Execution.shard_optimizer: expected True or False, got 'no'"),
