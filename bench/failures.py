@@ -245,7 +245,7 @@ def run_until_fault(place: Path, plan: sw.Plan, last: int, phase: Phase, kind: K
 _ENDS: Mapping[Kind, tuple[str, str]] = {
     "killed": ("DistributedError", "rank {} does not answer"),
     "stuck": ("DistributedError", "rank {} is at "),
-    "NaN": ("NumericError", "(ranks {})"),
+    "NaN": ("NumericError", ".weight (ranks {})"),
     "full disk": ("CheckpointError", "rank {}: OSError: [Errno 28] No space left on device"),
     "wrong batch": ("DistributedError", "rank {} waits in the meeting to make a program for a batch of another shape"),
 }
@@ -332,8 +332,9 @@ _INTRODUCTION = (
     "or gone` or `rank 1 is at train.py:33 in load`; the second table has the others;\n"
     "* every loss is that of a run that nothing disturbed, bit for bit, as each case goes on from the checkpoint that "
     "the case before has left, and the last one trains to the end.\n\n"
-    "{good} of {total} cases pass. The tables have the seconds from the fault to the end of the other rank. `make "
-    "failures` writes this page (two cores, no GPU, {date:%Y-%m-%d}).\n"
+    "{good} of {total} cases pass. The tables have the seconds from the fault to the end of the other rank. In "
+    "*lowering*, ranks meet before they connect: the timeout passes before the rank is called. `make failures` writes "
+    "this page (two cores, no GPU, {date:%Y-%m-%d}).\n"
 )
 _WORDS: Mapping[Kind, str] = {
     "NaN": "a NaN in a gradient", "full disk": "no space left for its file of a checkpoint",
@@ -343,7 +344,7 @@ _WORDS: Mapping[Kind, str] = {
 
 def _ending(kind: Kind, phase: Phase) -> str:
     error, words = _ENDS[kind]
-    return f"`{error}`: `{words.format(phase.rank)}`"
+    return f"`{error}`: `… {words.format(phase.rank)}`"
 
 
 def _shown(cell: Cell | None) -> str:
