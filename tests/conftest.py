@@ -11,7 +11,13 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-LOADED_BY_RANKS = ("shardwright.lowering.runtime.dispatch", "shardwright.lowering.runtime.kernels")
+LOADED_BY_RANKS = (
+    "shardwright.lowering.runtime.dispatch",
+    "shardwright.lowering.runtime.kernels",
+    "sympy.tensor.tensor",
+    "torch.distributed.checkpoint._fsspec_filesystem",
+    "torch.utils.serialization.config",
+)
 """What every forked rank would load by itself, thousands of times."""
 
 

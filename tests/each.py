@@ -22,8 +22,8 @@ SHOWN = 5
 
 WHOLE_GRIDS = os.environ.get("SHARDWRIGHT_WHOLE_GRIDS", "0") not in ("", "0")
 """Whether every case of every catalogue runs, as in `make test-all`, or some of them."""
-in_whole_grids = pytest.mark.skipif(not WHOLE_GRIDS, reason="`make test-all` runs it: another test is much like it")
-"""Marks a test that takes seconds and finds little that others do not."""
+in_whole_grids = pytest.mark.skipif(not WHOLE_GRIDS, reason="`make test-all` runs it")
+"""Marks a test that takes seconds, and that others are much like, or whose outcome changes with torch alone."""
 
 
 def some(cases: Iterable[Case], number: int) -> list[Case]:

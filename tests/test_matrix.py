@@ -35,13 +35,13 @@ def assert_equals_single_process(name: str, case: Case) -> None:
     assert errors.within_tolerance, errors
 
 
-@pytest.mark.parametrize(("name", "case"), grid(TWO_RANKS, each=1, names=some(ZOO, 12)))
+@pytest.mark.parametrize(("name", "case"), grid(TWO_RANKS, each=1, names=some(ZOO, 6)))
 def test_two_ranks_equal_one(name: str, case: Case) -> None:
     assert_equals_single_process(name, case)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "case"), grid(FOUR_RANKS, each=1, names=some(ZOO, 4)))
+@pytest.mark.parametrize(("name", "case"), grid(FOUR_RANKS, each=1, names=some(ZOO, 2)))
 def test_four_ranks_equal_one(name: str, case: Case) -> None:
     assert_equals_single_process(name, case)
 

@@ -27,7 +27,7 @@ from shardwright.pcg.capture.capture import capture
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.precisions import Precision
-from tests.each import each
+from tests.each import each, in_whole_grids
 
 LLAMA_BLOCK = 2 * 2048 * 2048 + 2 * 512 * 2048 + 3 * 8192 * 2048 + 2 * 2048
 NUM_PARAMETERS = {
@@ -82,6 +82,7 @@ def test_numbers_are_positive(option: str, capsys: pytest.CaptureFixture[str]) -
     assert f"{option}: expected at least 1, got 0" in capsys.readouterr().err
 
 
+@in_whole_grids
 def test_the_command_in_small(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """With figures that nobody measured, and without a C++ compiler."""
     monkeypatch.setattr(device_steps, "calibrated", lambda device: default_cluster(1))

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from bench.failures import Kind, Phase, Seen, judged, measured, phases
+from tests.each import in_whole_grids
 
 
+@in_whole_grids
 def test_a_rank_that_fails_is_named() -> None:
     """In a stage's action, beside which another rank waits; and by a NaN, a full disk, another batch."""
     named = phases()

@@ -14,10 +14,12 @@ from bench.trainers import Trainer
 from shardwright.cost.clusters.local import default_cluster
 from shardwright.lowering.ranks.launch import run_ranks
 from tests.bench.toys import toy_example
+from tests.each import in_whole_grids
 
 TINY = Size(batch=4, seq=8, vocab=32, hidden=16, heads=2, layers=1)
 
 
+@in_whole_grids
 def test_every_contender_trains_the_same_model() -> None:
     """`two_ranks` and `one_rank` compare each contender's loss and gradients with the single process's first."""
     both, alone = two_ranks(TINY, 2), one_rank(TINY, 2)

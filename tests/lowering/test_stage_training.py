@@ -35,7 +35,7 @@ from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.pipelining import ScheduleName
 from shardwright.pcg.types import TensorType
-from tests.each import some
+from tests.each import in_whole_grids, some
 from tests.lowering.parallelize import follow
 from tests.lowering.pipelines import evenly, gradients, in_one_process, in_stages, of_one_stage, worst_error
 from tests.lowering.runs import Case, load_backends, whole
@@ -371,6 +371,7 @@ def _exactly(run: Callable[[Any], Any], argument: Any) -> Any:
         return run(argument)
 
 
+@in_whole_grids
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own, in dynamo
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # so too

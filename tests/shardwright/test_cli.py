@@ -33,7 +33,7 @@ from shardwright.pcg.errors import DistributedError, ShardwrightError
 from shardwright.reports.shown import Shown
 from shardwright.reports.units import seconds, size
 from shardwright.search.plan import Plan
-from tests.each import each
+from tests.each import each, in_whole_grids
 from tests.shardwright.command import MODELS, Run
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -667,6 +667,7 @@ def test_where_nothing_can_be_written_is_told_before_the_work(run: Run, argument
     assert not list(Path().glob("**/.*partial"))
 
 
+@in_whole_grids
 @pytest.mark.slow
 def test_what_ranks_say_is_the_last_word(run: Run) -> None:
     """Once, and without tracebacks of torchrun."""

@@ -21,6 +21,7 @@ from shardwright.verifier.choices import Certified
 from shardwright.verifier.judge import RuleVerdict
 from shardwright.verifier.rulefile import read_rules
 from shardwright.verifier.store import Verdicts
+from tests.each import in_whole_grids
 from tests.shardwright.fakes import FakeContext
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
@@ -93,6 +94,7 @@ def test_the_search_tries_what_is_fused(tmp_path: Path) -> None:
     assert Certified.of_file(path).equations().count(CATALOGUE["fuse_two_linears"]) == 1
 
 
+@in_whole_grids
 @pytest.mark.usefixtures("fresh_workers")
 def test_the_number_of_jobs_does_not_matter(tmp_path: Path) -> None:
     for jobs in (1, 2):

@@ -18,7 +18,7 @@ from shardwright.substitutions.placement import Placement
 from shardwright.substitutions.rules.pattern import pattern_of
 from shardwright.substitutions.rules.rowrules import RowRule, choices, derive
 from shardwright.verifier.falsifiers.falsify import falsify
-from tests.each import some
+from tests.each import in_whole_grids, some
 from tests.samples import SAMPLES, Sample
 from tests.verifier.catalogue import Case, admits, cases, pattern_for
 from tests.verifier.dtensor import DEGREE, REDISTRIBUTES, REFUSES, fake_mesh, layout_of, placed, propagated, tensor
@@ -222,6 +222,7 @@ def samples_for_acceptance() -> Iterator[tuple[str, Sample]]:
         yield from ((row, given) for given in by_pattern.values())
 
 
+@in_whole_grids
 @pytest.mark.slow
 def test_what_dtensor_accepts_and_we_do_not_offer_is_listed(mesh: DeviceMesh) -> None:
     seen: set[tuple[str, str]] = set()

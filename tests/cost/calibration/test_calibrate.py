@@ -47,7 +47,7 @@ from shardwright.lowering.ranks.launch import run_ranks
 from shardwright.lowering.runtime import kernels as runtime
 from shardwright.pcg.errors import ClusterError, DistributedError, MachineError
 from shardwright.pcg.optable import ROWS
-from tests.each import each
+from tests.each import each, in_whole_grids
 from tests.forked import Forked
 
 TINY = Sizes(
@@ -113,6 +113,7 @@ def test_two_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [path.name for path in cache_path(2).parent.iterdir()] == ["local-2.json"]
 
 
+@in_whole_grids
 def test_what_is_interrupted_goes_on(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C in the middle keeps every visit; the same call makes the others only, and takes these as they are."""
 
