@@ -99,10 +99,11 @@ class Compute:
             return 0.0
         if isinstance(work, Timed) and work.device == self.device.kind:
             return work.seconds
-        found = self._table.seconds(work) if self._table is not None else None
+        found = self._table.seconds(work) if self._table is not None and all(work.shape) else None
         if found is not None:
             return found
-        return max(work.flops / self._rate(work), self.bounds(work)[1]) + self.device.kernel_s
+        compute_s = work.flops / self._rate(work) if work.flops else 0.0  # a product of nothing has no rate
+        return max(compute_s, self.bounds(work)[1]) + self.device.kernel_s
 
     def bounds(self, work: Work) -> tuple[float, float]:
         """Return the seconds of the work's arithmetic at the peak, and of its bytes."""

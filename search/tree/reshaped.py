@@ -142,6 +142,8 @@ def _with_rows(plan: Plan, graph: Graph) -> _Way | None:
     if not inputs or plan.execution.per_microbatch:
         return None
     (size, before), count = (_num_rows(g, inputs) for g in (graph, plan.graph)), 1
+    if not size or not before:
+        return None
     if not gives_results(graph) and not plan.report.obstacle:
         count = -(-size // (before // plan.mesh.num_microbatches))
     rows = -(-size // (share * count)) * share * count

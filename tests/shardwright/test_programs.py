@@ -300,6 +300,7 @@ def edges() -> dict[str, Any]:
     with pytest.raises(BatchError, match="captured"):
         parallel(x=rows(6), scale=3.0)
     found["after another option"] = parallel(x=rows(6), scale=2.0).item()
+    found["no rows"] = parallel(x=rows(0), scale=2.0).item()
     parallel.eval()
     norm = parallel.train().get_submodule("norm")
     found["norm"] = [norm.training, norm.eval().training]
@@ -323,6 +324,7 @@ def test_what_is_between_programs_is_told_or_right() -> None:
     for found in run_ranks(edges, 2, 120):
         assert "forward changes it in one mode or shape alone" in found.pop("state")
         assert found.pop("norm") == [False, False]
+        assert found.pop("no rows") == 0.0
         assert found.pop("after another option") == pytest.approx(2 * part, rel=1e-10)
         assert found.pop("evaluate 3.0") == pytest.approx(3 * whole, rel=1e-10)
         assert len(found) == 7

@@ -44,6 +44,13 @@ def test_bound_by_compute_or_by_memory() -> None:
     assert MODEL.work_s(pointwise(10**9, flops=1e3)) == pytest.approx(5e-2)
 
 
+def test_work_on_nothing_takes_a_launch() -> None:
+    table = replace(DEVICE, kernels=(measured(matmul(64, 64, 64), 1e-3), measured(matmul(128, 64, 64), 2e-3)))
+    for device in (DEVICE, UNITS, table):
+        for work in (matmul(4, 0, 4), matmul(0, 4, 4), attention(2, 0), attention(0, 4, causal=True), pointwise(0)):
+            assert Compute(device).work_s(work) == pytest.approx(device.kernel_s, abs=1e-9)
+
+
 def test_dispatch_hides_behind_a_gpu_and_adds_up_on_a_cpu() -> None:
     small, large = (pointwise(1),), (pointwise(10**9),)
     assert MODEL.passes_s("add", Passes(small)) == (1e-6, 0.0)
