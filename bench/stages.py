@@ -91,7 +91,7 @@ class Grid:
     def __init__(self, graph: Graph, cluster: Cluster) -> None:
         self.folded, self.solver, self.size = fold(graph), Solver(cluster, Certified()), batch_size(graph)
         self.best, self.num_costed = (inf, ""), 0
-        self.ideal_s = self.solver.work_s(self.folded, Execution()) / cluster.num_devices
+        self.ideal_s = sum(self.solver.work_s(self.folded, Execution()).values()) / cluster.num_devices
 
     def run(self) -> tuple[float, str]:
         """Seconds and words of the best one."""

@@ -72,8 +72,6 @@ SLACK: Final = 1.5
 """The factor on its floor with which an attempt that beats the best plan is followed, however slow it is itself: where
 memory is short, steps take up to about so much of their floors. With 1.3, DeepSeek-V3 is planned five times as long.
 """
-OF_FLOOR: Final = 0.5
-"""The share of a mesh's floor that a rewritten plan may take: floors are of operators as they are written."""
 FLOORS: Final = 0.99
 """The factor on its floor that a step may take where steps of the kind are known: 0.4 % below was seen."""
 MADE_AGAIN: Final = 0.04
@@ -84,6 +82,8 @@ AGAIN: Final = 4 / 3
 """The factor on a step, about, where there is no room for values: forward is a third of its work."""
 WITHOUT: Final = {"none": 1.0, "selective": 0.9, "full": 0.75}
 """The part of a step that is left where nothing is recomputed."""
+EAGER: Final = 0.95
+"""The factor on a step of `1f1b` stages that the eager order of the same layouts takes at least: 0.968 was seen."""
 ALIKE: Final = 0.98
 """The part that is taken of what one order of stages loses to its estimate, for other orders of the same layouts."""
 SAVES: Final = 0.9

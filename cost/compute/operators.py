@@ -107,34 +107,32 @@ class NodeCost:
         divided = degrees(split, self.sizes)
         return tuple(f.size // divided.get(f.name, 1) for f in self.signature.factors)
 
-    def parts(self, choices: Sequence[Option]) -> tuple[list[OperatorPart], np.ndarray]:
-        """Return the distinct parts of many options, and for each option the number of its part.
+    def parts(
+        self, per_axis: Sequence[Sequence[tuple[Choice, Layouts, Layout]]], numbers: np.ndarray
+    ) -> tuple[list[OperatorPart], np.ndarray]:
+        """Return the distinct parts of combinations of options, and for each combination the number of its part.
 
-        The choice for an axis decides the layouts on it.
+        `per_axis`: the options along each axis, each a choice with the layouts of operands and result; `numbers`: of
+        the options of each combination, by axis.
         """
         shapes = [*(t.shape for t in self.operands), self.result.shape]
         factors = tuple(f.size for f in self.signature.factors) if self.signature else ()
         ends = list(accumulate([*map(len, shapes), len(factors)], initial=0))
-        among = np.ones((len(choices), ends[-1] + 1), np.int64)
-        for axis, size in enumerate(self.sizes):
-            rows, known, numbers = list[np.ndarray](), dict[Choice, int](), list[int]()
-            for split, needs, result in choices:
-                number = known.setdefault(split[axis], len(rows))
-                if number == len(rows):
-                    rows.append(self._among(split[axis], size, [*(own[axis] for own in needs), result[axis]], ends))
-                numbers.append(number)
-            among *= np.array(rows)[numbers]
+        among = np.ones((len(numbers), ends[-1] + 1), np.int64)
+        for axis, (size, options) in enumerate(zip(self.sizes, per_axis, strict=True)):
+            rows = [self._among(choice, size, (*needs, made), ends) for choice, needs, made in options]
+            among *= np.array(rows)[numbers[:, axis]]
         local = np.array([*chain.from_iterable(shapes), *factors, 1]) // among
         local[:, -1] = among[:, -1]
         distinct = dict[tuple[int, ...], int]()
         of = [distinct.setdefault(row, len(distinct)) for row in map(tuple, local.tolist())]
         return [_part(row, ends) for row in distinct], np.array(of, np.intp)
 
-    def _among(self, choice: Choice, size: int, layouts: Sequence[Layout], ends: Sequence[int]) -> np.ndarray:
+    def _among(self, choice: Choice, size: int, layouts: Sequence[Layout], ends: Sequence[int]) -> list[int]:
         """Return how many devices of an axis share each dimension and factor, and how many send each other rows."""
-        found = np.ones(ends[-1] + 1, np.int64)
+        found = [1] * (ends[-1] + 1)
         for start, layout in zip(ends, layouts, strict=False):
-            if layout.is_shard:
+            if layout.kind == "S":
                 found[start + layout.dim] = size
         if self.signature is not None and choice.factors:
             found[ends[-2] : -1] = [size if f.name in choice.factors else 1 for f in self.signature.factors]

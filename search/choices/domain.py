@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 from itertools import product
 from math import gcd, lcm, prod
 from typing import Protocol
@@ -20,17 +20,19 @@ from shardwright.cost.compute.compute import Compute
 from shardwright.cost.compute.operators import NodeCost, OperatorPart, Option, local_bytes
 from shardwright.cost.timeline.memory import Stored, kept_bytes, update_bytes
 from shardwright.pcg.analysis import Written
+from shardwright.pcg.attrs import Attr
 from shardwright.pcg.choice import COPIED, WHOLE, Choice, Choices, indivisible
 from shardwright.pcg.factors import Signature
-from shardwright.pcg.graph import OPAQUE, Node
+from shardwright.pcg.graph import Node
 from shardwright.pcg.layout import Layout, Layouts, R, S
 from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.offers import alone
 from shardwright.pcg.optable import ROWS
+from shardwright.pcg.row import Row
 from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.pcg.step.optimizers import Optimizer
 from shardwright.pcg.types import ITEM_BYTES, TensorType
-from shardwright.search.choices.reshard import can_hold, replicated, valid_states
+from shardwright.search.choices.reshard import can_hold, valid_states
 
 
 class CertifiedSplits(Protocol):
@@ -69,12 +71,73 @@ AxisOption = tuple[Choice, Layouts, Layout]
 """A choice along one axis, and the layouts that it asks for and gives."""
 
 
-def axis_options(node: Node, signature: Signature, size: int, certified: frozenset[Choice]) -> list[AxisOption]:
-    """Return the splits of this node along one axis of `size` devices: (choice, operand layouts, result layout)."""
-    row = ROWS[node.op]
+@dataclass(frozen=True, eq=False)
+class AxisOptions:
+    """The options of an operator along one axis; equal ones are one object, so that what is made of them is kept.
+
+    Attributes:
+        split: by option, the factors and the dimensions of result and operands that it splits.
+        blocks: the numbers of blocks in all choices and layouts.
+        sends: whether devices send each other something under one of them.
+    """
+
+    options: tuple[AxisOption, ...]
+
+    @cached_property
+    def split(self) -> tuple[set[tuple[int, int] | str], ...]:
+        def split_by(choice: Choice, *layouts: Layout) -> set[tuple[int, int] | str]:
+            return {*choice.factors, *((number, x.dim) for number, x in enumerate(layouts) if x.is_shard)}
+
+        return tuple(split_by(choice, made, *needs) for choice, needs, made in self.options)
+
+    @cached_property
+    def blocks(self) -> set[int]:
+        return {x.blocks for choice, needs, made in self.options for x in (choice, made, *needs)}
+
+    @cached_property
+    def sends(self) -> bool:
+        return any(choice.sends for choice, _, _ in self.options)
+
+
+@cache
+def _interned(options: tuple[AxisOption, ...]) -> AxisOptions:
+    return AxisOptions(options)
+
+
+@lru_cache(maxsize=1 << 14)
+def options_along(
+    op: str, attrs: tuple[tuple[str, Attr], ...], shapes: tuple[tuple[int, ...], ...], size: int,
+    certified: frozenset[Choice], *, sending: bool, copied: bool,
+) -> AxisOptions:  # fmt: skip
+    """Return the options along an axis that the shapes of operands and result can hold.
+
+    Those that are `sending` and `copied` are left out where these are false.
+    """
+    if (row := ROWS.find(op)) is None:
+        return _interned(((WHOLE, (R,) * (len(shapes) - 1), R),))
+    signature = row.signature(shapes[:-1], dict(attrs))
+    left = frozenset(c for c in certified if (sending or not c.sends) and (copied or c != COPIED))
+    options = axis_options(row, signature, size, left)
+    return _interned(tuple(option for option in options if _is_held([option], signature, shapes, (size,))))
+
+
+def axis_options(row: Row, signature: Signature, size: int, certified: frozenset[Choice]) -> list[AxisOption]:
+    """Return the splits of an operator along one axis of `size` devices: (choice, operand layouts, result layout)."""
     plain = alone(row, [f.name for f in signature.factors if f.role != "fixed" and f.size % size == 0])
     others = [c for c in sorted(certified) if (c.blocks > 1 or c.sends) and indivisible(signature, [c], [size]) is None]
     return [(c, *c.layouts(signature, row)) for c in (*plain, *others) if c in certified]
+
+
+def _is_held(
+    combination: Sequence[AxisOption],
+    signature: Signature,
+    shapes: Sequence[tuple[int, ...]],
+    sizes: tuple[int, ...],
+) -> bool:
+    """Return whether factors, and the shapes of operands and result, can hold a combination of options of axes."""
+    layouts = zip(*((*needs, made) for _, needs, made in combination), strict=True)
+    is_held = all(can_hold(extents, own, sizes) for extents, own in zip(shapes, layouts, strict=True))
+    return is_held and indivisible(signature, [choice for choice, _, _ in combination], sizes) is None
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,23 +171,21 @@ def node_options(
     compute: Compute,
     written: Written,
 ) -> Options:
-    """Return the choices of one operator that are `certified` on each axis; `written`: how it is written in code."""
-    sizes = mesh.sizes
-    if node.op == OPAQUE:
-        whole = replicated(len(sizes))
-        choices = (((WHOLE,) * len(sizes), (whole,) * len(operands), whole),)
-    else:
-        signature = ROWS[node.op].signature([t.shape for t in operands], dict(node.attrs))
-        per_axis = [axis_options(node, signature, size, own) for size, own in zip(sizes, certified, strict=True)]
-        for axis in [mesh.index(TIME)] if TIME in mesh.names else []:  # microbatches send each other nothing
-            per_axis[axis] = [o for o in per_axis[axis] if not o[0].sends]
-        if not result.grad:
-            per_axis = [[o for o in axis if o[0] != COPIED] for axis in per_axis]
-        choices = combine(per_axis, signature, operands, result.shape, sizes)
+    """Return the choices of one operator that are `certified` on each axis; `written`: how it is written in code.
+
+    Microbatches send each other nothing.
+    """
+    sizes, shapes = mesh.sizes, (*(t.shape for t in operands), result.shape)
+    attrs = tuple(own for own in node.attrs if own[0] != "seed")
+    per_axis = tuple(
+        options_along(node.op, attrs, shapes, size, own, sending=name != TIME, copied=result.grad)
+        for name, size, own in zip(mesh.names, sizes, certified, strict=True)
+    )
     cost = NodeCost(node, operands, result, sizes, compute, (), written)
-    parts, of = cost.parts(choices)
+    choices, numbers = combine(per_axis, cost.signature, shapes, sizes)
+    parts, of = cost.parts([own.options for own in per_axis], numbers)
     forward_s, backward_s = np.array([cost.part_s(part) for part in parts]).T[:, of]
-    for number, choice in enumerate(choices):
+    for number, choice in enumerate(choices if any(own.sends for own in per_axis) else ()):
         for exchange in cost.exchanges(*choice):
             forward_s[number] += sum(costs.exchange_s(exchange))
             backward_s[number] += sum(costs.exchange_s(exchange, backward=True)) if result.grad else 0.0
@@ -133,65 +194,52 @@ def node_options(
 
 
 def combine(
-    per_axis: Sequence[Sequence[AxisOption]],
-    signature: Signature,
-    operands: Sequence[TensorType],
-    shape: tuple[int, ...],
+    per_axis: tuple[AxisOptions, ...],
+    signature: Signature | None,
+    shapes: Sequence[tuple[int, ...]],
     sizes: tuple[int, ...],
-) -> tuple[Option, ...]:
-    """Return the combinations over the axes that all shapes can hold."""
-    blocks = {layout.blocks for axis in per_axis for _, needs, made in axis for layout in (*needs, made)}
-    blocks |= {choice.blocks for axis in per_axis for choice, _, _ in axis}
-    parts = prod(sizes) * lcm(*blocks)
+) -> tuple[tuple[Option, ...], np.ndarray]:
+    """Return the combinations over the axes that all shapes can hold, and the number of each one's option by axis.
 
-    def alike(extents: Sequence[int]) -> tuple[int, ...]:
-        return tuple(gcd(extent, parts) for extent in extents)
-
+    `shapes`: of the operands, then of the result.
+    """
+    if signature is None:
+        return combined(per_axis, None, (), sizes)
+    parts = prod(sizes) * lcm(*set[int]().union(*(own.blocks for own in per_axis)))
     factors = tuple(replace(f, size=gcd(f.size, parts)) for f in signature.factors)
-    shapes = tuple(alike(extents) for extents in (shape, *(t.shape for t in operands)))
-    return combined_alike(tuple(map(tuple, per_axis)), replace(signature, factors=factors), shapes, sizes)
+    cut = tuple(tuple([gcd(extent, parts) for extent in extents]) for extents in shapes)
+    return combined(per_axis, replace(signature, factors=factors), cut, sizes)
 
 
 @lru_cache(maxsize=4096)
-def combined_alike(
-    per_axis: tuple[tuple[AxisOption, ...], ...],
-    signature: Signature,
+def combined(
+    per_axis: tuple[AxisOptions, ...],
+    signature: Signature | None,
     shapes: tuple[tuple[int, ...], ...],
     sizes: tuple[int, ...],
-) -> tuple[Option, ...]:
-    """Return the combinations for extents cut to what matters; `shapes`: of the result, then of the operands."""
-
-    def hold(combination: Sequence[AxisOption], own: tuple[int, ...]) -> bool:
-        layouts = zip(*((made, *needs) for _, needs, made in combination), strict=True)
-        is_held = all(can_hold(extents, x, own) for extents, x in zip(shapes, layouts, strict=True))
-        return is_held and indivisible(signature, [choice for choice, _, _ in combination], own) is None
-
-    alone = tuple(
-        tuple(option for option in options if hold([option], (size,)))
-        for options, size in zip(per_axis, sizes, strict=True)
-    )
-    return tuple(choice for choice, shared in _together(alone) if not shared or hold(shared, sizes))
+) -> tuple[tuple[Option, ...], np.ndarray]:
+    """Return `combine` for extents cut to what matters."""
+    choices, numbers, shared = _together(per_axis)
+    left = [i for i, own in enumerate(shared) if not own or (signature and _is_held(own, signature, shapes, sizes))]
+    return tuple([choices[i] for i in left]), numbers[left]
 
 
 @lru_cache(maxsize=4096)
-def _together(per_axis: tuple[tuple[AxisOption, ...], ...]) -> tuple[tuple[Option, tuple[AxisOption, ...]], ...]:
-    """Return all combinations; one whose axes split the same thing comes with its options, as it may not fit."""
-    found, split = (
-        list[tuple[Option, tuple[AxisOption, ...]]](),
-        [list(map(_split_by, options)) for options in per_axis],
-    )
-    for combination, parts in zip(product(*per_axis), product(*split), strict=True):
+def _together(
+    per_axis: tuple[AxisOptions, ...],
+) -> tuple[list[Option], np.ndarray, list[tuple[AxisOption, ...]]]:
+    """Return all combinations, the number of each one's option by axis, and its options, if axes split the same thing.
+
+    Those that do may not fit.
+    """
+    choices, shared = list[Option](), list[tuple[AxisOption, ...]]()
+    split = product(*(own.split for own in per_axis))
+    for combination, parts in zip(product(*(own.options for own in per_axis)), split, strict=True):
         names, needs, made = zip(*combination, strict=True)
-        apart = len(set().union(*parts)) == sum(map(len, parts))
-        found.append(((names, tuple(zip(*needs, strict=True)), made), () if apart else combination))
-    return tuple(found)
-
-
-def _split_by(option: AxisOption) -> set[tuple[int, int] | str]:
-    """Return the factors and the dimensions of result and operands that one axis splits; disjoint axes always fit."""
-    choice, needs, made = option
-    dims: set[tuple[int, int] | str] = {(number, x.dim) for number, x in enumerate((made, *needs)) if x.is_shard}
-    return dims.union(choice.factors)
+        choices.append((names, tuple(zip(*needs, strict=True)), made))
+        shared.append(() if len(set().union(*parts)) == sum(map(len, parts)) else combination)
+    shape = tuple(len(own.options) for own in per_axis)
+    return choices, np.indices(shape).reshape(len(shape), -1).T, shared
 
 
 def storage_domain(

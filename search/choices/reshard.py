@@ -165,30 +165,33 @@ def _neighbours(
     """
     rows, columns, numbers, kinds = list[int](), list[int](), list[int](), list[_Kind]()
     for axis in range(len(states[0])):
-        lines, patterns = defaultdict[Layouts, list[int]](list), dict[Hashable, list[int]]()
+        lines = defaultdict[Layouts, list[int]](list)
         for i, state in enumerate(states):
             lines[*state[:axis], *state[axis + 1 :]].append(i)
-        known, alone = dict[Hashable, int](), [not s[axis].is_shard or innermost(s, axis) for s in states]
-        names = dict[Layout, int]()
-        own = [names.setdefault(state[axis], len(names)) for state in states]
+        names, known, moves = dict[Layout, int](), dict[Hashable, int](), dict[Hashable, Move | None]()
+        ends = [(names.setdefault(s[axis], len(names)), not s[axis].is_shard or innermost(s, axis)) for s in states]
+        patterns = dict[Hashable, list[int]]()
         for rest, line in lines.items():
-            first = states[line[0]]
-            others = tuple(a for a, x in enumerate(first) if a != axis and x.is_shard)
-            beside = others, None if time in (None, axis) else first[time]
-            dims = [states[i][axis].dim for i in line if states[i][axis].is_shard]
-            blocks = rest if len(set(dims)) < len(dims) else None  # several shards of one dimension: their order counts
-            pattern = (*((own[i], alone[i]) for i in line), beside, blocks)
-            pairs = list(permutations(line, 2))
+            others = tuple([a + (a >= axis) for a, x in enumerate(rest) if x.kind == "S"])
+            beside, order = (others, None if time in (None, axis) else states[line[0]][time]), None
+            if sizes is not None:  # several shards of one dimension: their order counts
+                dims = [states[i][axis].dim for i in line if states[i][axis].is_shard]
+                order = rest if len(set(dims)) < len(dims) else None
+            pattern = (*[ends[i] for i in line], beside, order)
             if (found := patterns.get(pattern)) is None:
                 found = patterns[pattern] = []
-                for i, j in pairs:
-                    move = move_between(states[i], states[j], axis, sizes or ())
-                    number = known.setdefault((own[i], own[j], beside, move is None), len(kinds))
-                    if number == len(kinds):
-                        kinds.append((states[i], axis, states[j][axis], move))
+                for i, j in permutations(line, 2):
+                    key = ends[i], ends[j], order
+                    if key not in moves:
+                        moves[key] = move_between(states[i], states[j], axis, sizes or ())
+                    kind = ends[i][0], ends[j][0], beside, moves[key] is None
+                    if (number := known.setdefault(kind, len(kinds))) == len(kinds):
+                        kinds.append((states[i], axis, states[j][axis], moves[key]))
                     found.append(number)
-            rows += [i for i, _ in pairs]
-            columns += [j for _, j in pairs]
+            for number, i in enumerate(line):
+                rows += [i] * (len(line) - 1)
+                columns += line[:number]
+                columns += line[number + 1 :]
             numbers += found
     of = np.intp
     return (np.array(rows, of), np.array(columns, of)), np.array(numbers, of), tuple(kinds)

@@ -6,7 +6,7 @@ room is made for what only the finished graph shows, such as gathered weights, a
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -302,8 +302,10 @@ class Solver:
         size = self.cluster.num_devices
         return sum(p.num_devices / size * p.device.times_as_quick(self.cluster.device) for p in self.cluster.parts)
 
-    def work_s(self, folded: Folded, execution: Execution, mesh: Mesh | None = None) -> float:
-        """Return the seconds of all operators on one device, sending nothing; n devices take at least an n-th of it.
+    def work_s(self, folded: Folded, execution: Execution, mesh: Mesh | None = None) -> dict[str, float]:
+        """Return the seconds of operators on one device, sending nothing, by repeated block; "": of those in none.
+
+        n devices take at least an n-th of all.
 
         `mesh`: on its devices, with each operator split in any way; n times as many devices take at least an n-th of
         it, if n has no prime in common with their number.
@@ -311,7 +313,10 @@ class Solver:
         one = Mesh(("x",), (1,))
         roles = (DATA,) if mesh in (None, one) else (FREE,) * len(mesh or one)
         problem, _ = self.problem(folded, mesh or one, roles, execution, "zero-3")
-        return sum(float(time_s.value.min()) for time_s in problem.time_s)
+        seconds = defaultdict[str, float](float)
+        for (_, name), variable in problem.index.items():
+            seconds[folded.home.get(name, "")] += float(problem.time_s[variable].value.min())
+        return seconds
 
     def crowding(self, problem: Problem, execution: Execution) -> float:
         """Return the least that layouts keep beside parameters, gradients and moments, as a share of the room for it.

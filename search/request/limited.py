@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from shardwright.pcg.analysis import constant_nodes
 from shardwright.pcg.choice import Choice
-from shardwright.pcg.graph import OPAQUE, Graph, Node
+from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.layout import Layout, R
 from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.order import postorder
@@ -156,7 +156,8 @@ class Limited:
         """Yield a parameter's readers, past casts and views, each with the slices that it takes over `size` devices."""
         for user in dict.fromkeys(self.graph.users[name]):
             node = self.graph.by_name[user]
-            options = [] if node.op == OPAQUE else axis_options(node, self.graph.signature(node), size, certified(node))
+            row = node.row
+            options = axis_options(row, self.graph.signature(node), size, certified(node)) if row is not None else []
             taken = [(needs[p], made) for _, needs, made in options for p, i in enumerate(node.inputs) if i == name]
             if user not in self.origin:
                 yield node, frozenset(layout for layout, _ in taken if layout.is_shard)

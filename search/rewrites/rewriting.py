@@ -20,7 +20,7 @@ from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.again import made_again_of_part
 from shardwright.pcg.step.asked import still_there
 from shardwright.pcg.step.operations import Operations
-from shardwright.search.choices.problem import RunFacts
+from shardwright.search.choices.problem import Problem, RunFacts, Solution
 from shardwright.search.exact.folding import Folded, fold
 from shardwright.search.exact.solving import Candidate, Solver, limited_to, restriction
 from shardwright.search.plan import Rewrite
@@ -60,7 +60,7 @@ class Rewriter:
             return
         best, likely, tried = inf, _LIKELY, set[object]()
         known = [(estimates.get(id(c), c.prediction.step_s if c.fits else inf), c) for c in candidates]
-        judged = [(step_s - self._lost_s(c), step_s, c) for step_s, c in known if step_s < inf]
+        judged = [(step_s - self._lost_s(*c.solved[:2]), step_s, c) for step_s, c in known if step_s < inf]
         for least_s, step_s, candidate in sorted(judged, key=lambda entry: entry[:2]):
             if least_s * (1 - likely) > best:
                 return
@@ -95,10 +95,15 @@ class Rewriter:
             best = new
         return best if best is not candidate else None
 
-    def _lost_s(self, candidate: Candidate) -> float:
+    def gain(self, problem: Problem, solution: Solution) -> float:
+        """Return the share of a sum that rewrites may save, as far as that is known before any is tried."""
+        if not self.rules or not solution.objective:
+            return 0.0
+        return min(1.0, _LIKELY + self._lost_s(problem, solution) / solution.objective)
+
+    def _lost_s(self, problem: Problem, solution: Solution) -> float:
         """Return the seconds lost at operators that rewrites could free: by moves to and from them, and uneven work."""
-        problem, solution, _ = candidate.solved
-        choices, (stuck, inside) = solution.choices, self.leaves.stuck(degrees(candidate.mesh))
+        choices, (stuck, inside) = solution.choices, self.leaves.stuck(degrees(problem.mesh))
         read = {name for operator in stuck for name in problem.graph.by_name[operator].inputs}
         near = {v for (kind, name), v in problem.index.items() if name in stuck or (kind == "hub" and name in read)}
         moved = (

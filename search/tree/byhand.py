@@ -35,16 +35,16 @@ class Strategy(Queue):
         return attempt.about_s * (UNTRIED if self._least_ratio == inf else (1 + max(1.0, self._least_ratio)) / 2)
 
     def plans(self, way: Way) -> Sequence[Candidate]:
-        found, floor_s = self.ways.solved(way), self.attempts[way].floor_s
-        if found.fits and floor_s:
-            self._least_ratio = min(self._least_ratio, found.prediction.step_s / floor_s)
-        return [found]
+        plan, floor_s = self.ways.solved(way), self.attempts[way].floor_s
+        if plan.fits and floor_s:
+            self._least_ratio = min(self._least_ratio, plan.prediction.step_s / floor_s)
+        if min(c.prediction.step_s for c in (plan, *self.bests())) > BEHIND * self.rival_s:
+            self.fastest_s = 0.0  # nothing of this kind comes near, whether or not it fits
+        return [plan]
 
     def _count(self, steps_s: Sequence[float]) -> None:
         super()._count(steps_s)
-        if steps_s and self.fastest_s > BEHIND * self.rival_s:
-            self.fastest_s = 0.0  # nothing of this kind comes near
-        elif steps_s:
+        if steps_s:
             self.fastest_s = min(self.fastest_s, self.rival_s)
 
     def _loses(self, attempt: Attempt) -> bool:

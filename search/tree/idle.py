@@ -118,7 +118,7 @@ def _promising(
     if n == 1 or (size and size % n == 0):
         return
     folded, solver = fold(graph), Solver(whole, certified)
-    work_s = cache(lambda mesh: solver.work_s(folded, execution, mesh))
+    work_s = cache(lambda mesh: sum(solver.work_s(folded, execution, mesh).values()))
     found = dict[int, _Smaller]()
     for cluster, mesh in parts_with_shares(whole, graph):
         if any(work_s(part) / (cluster.num_devices // part.num_devices) >= most_s for part in _odd(cluster)):

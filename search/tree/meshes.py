@@ -19,7 +19,6 @@ from shardwright.search.effort import (
     MADE_AGAIN,
     MANY_DEVICES,
     MOST_NESTED,
-    OF_FLOOR,
     OTHER_LAYOUTS,
     PROMISING,
     SAVES,
@@ -28,6 +27,7 @@ from shardwright.search.effort import (
 from shardwright.search.exact.solving import Candidate, rank
 from shardwright.search.request.restrict import DATA, FREE, TENSOR, ZERO
 from shardwright.search.request.spaces import Space
+from shardwright.search.rewrites.rewriting import Rewriter
 from shardwright.search.tree.attempts import Attempt, Neighbours, Queue
 from shardwright.search.tree.fitting import Fitter, kept_s, may_keep_more
 from shardwright.search.tree.ways import Way, Ways
@@ -43,8 +43,12 @@ class Meshes(Queue):
 
     reach = PROMISING
 
-    def __init__(self, ways: Ways, fitter: Fitter | None, spaces: Sequence[Space]) -> None:
+    def __init__(
+        self, ways: Ways, fitter: Fitter | None, spaces: Sequence[Space], rewriter: Rewriter | None = None
+    ) -> None:
+        """`rewriter`: says what rewrites may gain; None: there are none."""
         super().__init__(ways, fitter)
+        self.rewriter = rewriter
         hopeless = ways.effort.is_least and ways.nothing_fits
         able = [] if hopeless else [space for space in spaces if not ways.cannot_hold(space)]
         self.begin(able, spaces, list(dict.fromkeys((self.modes[0], self.modes[-1]))))
@@ -62,11 +66,17 @@ class Meshes(Queue):
         }  # fmt: skip
 
     def _least_s(self, attempt: Attempt) -> float:
-        """Count what a rewritten plan may take too, on a mesh where no plan was solved."""
+        """Count what a plan that is rewritten or cut to three axes may take too, on a mesh where no plan was solved."""
         space = attempt.way.space
         least_s = attempt.about_s * min(FLOORS, self.ways.ratio_to_floor(space))
         is_new = space not in self._fits and (FREE in space.roles or not attempt.dimension)
-        return least_s * OF_FLOOR if is_new else least_s
+        if not is_new or not self.fastest_s * (1 - LITTLE) <= least_s < inf:
+            return least_s
+        left = 1 / BEHIND if self._finer(space) else 1.0
+        if self.rewriter is not None:
+            least = self.ways.least_layouts(attempt.way._replace(mode=self.modes[0]))
+            left = min(left, 1 - self.rewriter.gain(*least))
+        return least_s * left
 
     def floor_s(self, way: Way) -> float:
         """Return the floor with everything kept that may be, and a little for what there is no room for."""
@@ -139,12 +149,14 @@ class Meshes(Queue):
 
     def _axes(self, attempt: Attempt) -> Iterator[tuple[Way, float]]:
         """Yield the mesh of three axes that is cut from that of a likely plan, on many devices."""
-        space = attempt.way.space
-        finer = self.ways.pins.nested.get(space.mesh.sizes)
         if sum(other.dimension == "axes" for other in self.attempts.values()) >= MOST_NESTED:
             return
-        if self.is_followed(attempt, "axes") and space.mesh.num_devices >= MANY_DEVICES and finer is not None:
+        if self.is_followed(attempt, "axes") and (finer := self._finer(attempt.way.space)) is not None:
             yield from self._like(attempt, [finer])
+
+    def _finer(self, space: Space) -> Space | None:
+        """Return the mesh of three axes that is cut from one of two, where devices are many enough for that."""
+        return self.ways.pins.nested.get(space.mesh.sizes) if space.mesh.num_devices >= MANY_DEVICES else None
 
     def _is_best(self, attempt: Attempt) -> bool:
         return self.likely_s(attempt) <= self.fastest_s < inf

@@ -209,11 +209,11 @@ class Planner:
         ways = Ways(solver, graph, self.execution, kept, self.progress)
         zeros = kept.spaces[0].zeros if spaces is not None and kept.spaces else ZEROS
         fitter = Fitter(solver, ways.folded, values=kept.recompute is None and not by_hand, zeros=zeros)
+        rewriter = Rewriter(solver, graph, ways.folded, {} if by_hand else self.rules)
         try:
-            found = self._attempted(ways, fitter, phases, stop, compared=compared, by_hand=by_hand)
+            found = self._attempted(ways, fitter, rewriter, phases, stop, compared=compared, by_hand=by_hand)
         except NoLayoutsError as error:
             raise blamed(error, graph, asked, ways) from error
-        rewriter = Rewriter(solver, graph, ways.folded, {} if by_hand else self.rules)
         rewritten = self._rewritten(rewriter, found.tried(ways), found.fits, stop, phases)
         fits = [*found.fits, *phases("kept of rewritten plans", stop.within(fitter.best(rewritten)))]
         best_last = sorted(fits, key=lambda f: rank(f.candidate), reverse=True)
@@ -249,8 +249,9 @@ class Planner:
         ))  # fmt: skip
 
     def _attempted(
-        self, ways: Ways, fitter: Fitter, phases: Phases, stop: Stop, *, compared: bool, by_hand: bool
-    ) -> _Attempted:
+        self, ways: Ways, fitter: Fitter, rewriter: Rewriter, phases: Phases, stop: Stop,
+        *, compared: bool, by_hand: bool,
+    ) -> _Attempted:  # fmt: skip
         """Return what the queues found. Raises `NoLayoutsError` where nothing has layouts that can be run."""
         kept, found = ways.pins, _Attempted()
         compared &= ways.solver.cluster.num_devices > 1 and not (ways.effort.is_least and ways.nothing_fits)
@@ -258,7 +259,7 @@ class Planner:
         if not kept.guided:  # else what was not asked for is no rival
             found.by_hand += people
         needed, goes_on = not found.by_hand, not (kept.guided or by_hand)
-        meshes: Queue = Strategy(ways, kept.spaces) if by_hand else Meshes(ways, fitter, kept.spaces)
+        meshes: Queue = Strategy(ways, kept.spaces) if by_hand else Meshes(ways, fitter, kept.spaces, rewriter)
         if isinstance(meshes, Meshes) and goes_on:
             meshes.go_on_from(_likeliest(ways))
         found.queues.append(meshes)

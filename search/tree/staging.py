@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from math import inf, log
+from math import ceil, inf, log
 
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.mesh import TIME, Mesh
@@ -27,6 +27,7 @@ from shardwright.search.effort import (
     BEHIND,
     CLOSE,
     DEEP,
+    EAGER,
     EXCESS,
     LITTLE,
     MOST_BY_HAND,
@@ -65,7 +66,7 @@ class Orders:
             devices = tuple(mesh.num_devices for mesh in stage_meshes(found.mesh, found.execution))
         if self.asked not in (None, "interleaved"):
             return
-        divides, best = found.mesh.num_microbatches % stages == 0, None
+        divides, best, step_s = found.mesh.num_microbatches % stages == 0, None, found.prediction.step_s
         for chunks in reversed(_CHUNKS) if divides else ():  # more chunks shorten the bubble, and send more
             other = self.ordered(found, Pipeline(stages, "interleaved", chunks, devices))
             if other is not None:
@@ -73,10 +74,14 @@ class Orders:
                 if best is not None and rank(other) >= rank(best):
                     break
                 best = other
-        if self.asked is None:
-            for schedule in _OTHERS:
-                if (other := self.ordered(found, Pipeline(stages, schedule, 1, devices))) is not None:
-                    yield other
+        if self.asked is not None:
+            return
+        for schedule in _OTHERS:
+            if schedule == "eager-1f1b" and best and best.fits and best.prediction.step_s < EAGER * step_s:
+                break
+            if (other := self.ordered(found, Pipeline(stages, schedule, 1, devices))) is not None:
+                yield other
+                best = min(best or other, other, key=rank)
 
     def interleaved(self, found: Candidate, space: Space) -> Iterator[Candidate]:
         """Yield the same layouts in the other order that Megatron-LM has."""
@@ -109,7 +114,21 @@ class Orders:
         """Return the least share of its time alone that a step takes, over the orders that are allowed."""
         execution = way.space.run(DEFAULT, "none")
         execution = execution.scheduled(name="zero-bubble") if self.asked is None else execution
-        return share_of_step(execution, over_time(way.space.mesh, way.many))
+        uneven = 1.0 if way.space.pipeline.devices else self.uneven(way.space.pipeline.stages)
+        return uneven * share_of_step(execution, over_time(way.space.mesh, way.many))
+
+    def uneven(self, stages: int) -> float:
+        """Return about the least work of the busiest of equal stages, as a part of an equal share of all work.
+
+        Blocks are whole: of `times` equal ones, some stage has as many as an equal share, rounded up.
+        """
+        work_s = self.ways.work_by_block
+        all_s = sum(work_s.values())
+        busiest = (
+            stages * ceil(times / stages) / times * work_s[block] / all_s
+            for block, times in self.ways.folded.repeats.items()
+        )
+        return max([1.0, *busiest])
 
     def may_win(self, stages: int, fastest_s: float) -> bool:
         """Return whether equal shares of all work, with the least bubble of any order, beat the best plan by now."""
@@ -118,7 +137,7 @@ class Orders:
         runs.append(DEFAULT.scheduled(num_stages=stages, name="zero-bubble"))
         many = Mesh((TIME,), (max(self.ways.counts),))
         ideal_s = self.ways.ideal_s(self.ways.modes[0]) / self.ways.solver.quicker(stages)
-        return ideal_s * stages * min(share_of_step(run, many) for run in runs) < fastest_s
+        return self.uneven(stages) * ideal_s * stages * min(share_of_step(run, many) for run in runs) < fastest_s
 
 
 class _Staged(Queue):

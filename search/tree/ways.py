@@ -6,7 +6,7 @@ step of a way, with any memory; its problem is built for that, and solved once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
@@ -22,7 +22,7 @@ from shardwright.pcg.step.lifetimes import Zero
 from shardwright.pcg.step.recompute import Recompute
 from shardwright.pcg.step.time import check_time
 from shardwright.pcg.types import ITEM_BYTES
-from shardwright.search.choices.problem import NoLayoutsError, Prices
+from shardwright.search.choices.problem import NoLayoutsError, Prices, Problem, Solution
 from shardwright.search.effort import LITTLE, OTHER_LAYOUTS, UNTRIED, Effort
 from shardwright.search.exact.folding import Folded, fold
 from shardwright.search.exact.solving import Candidate, Solver, different, over_time, rank
@@ -145,6 +145,11 @@ class Ways:
         except NoLayoutsError:
             return inf
 
+    def least_layouts(self, way: Way) -> tuple[Problem, Solution]:
+        """Return the problem and the layouts that the floor is of. Raises `NoLayoutsError` where there are none."""
+        problem, eliminator = self.solver.problem(*self._longest(way))
+        return problem, eliminator.solve(problem, Prices(beside=self.solver.besides[-1]))
+
     def crowding(self, way: Way) -> float:
         """Return `Solver.crowding`, or 0, which says nothing, where the longest lifetime has no layouts."""
         try:
@@ -172,8 +177,15 @@ class Ways:
         """Return a lower bound: every device has an equal part of all operators' work, and nothing is sent."""
         if mode not in self._ideal:
             execution = replace(self.execution, recompute=mode)
-            self._ideal[mode] = self.solver.work_s(self.folded, execution) / self.solver.cluster.num_devices
+            self._ideal[mode] = (
+                sum(self.solver.work_s(self.folded, execution).values()) / self.solver.cluster.num_devices
+            )
         return self._ideal[mode]
+
+    @cached_property
+    def work_by_block(self) -> Mapping[str, float]:
+        """Seconds of `Solver.work_s`, with nothing made again."""
+        return self.solver.work_s(self.folded, replace(self.execution, recompute=self.modes[0]))
 
     # ---- layouts ----
 

@@ -11,14 +11,14 @@ from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.choice import Split, indivisible
 from shardwright.pcg.mesh import Mesh
 from shardwright.search.choices import domain
-from shardwright.search.choices.domain import axis_options, node_options
+from shardwright.search.choices.domain import axis_options, node_options, options_along
 from shardwright.search.choices.reshard import can_hold
 from tests.search.graphs import cluster, every_choice
 
 
 def test_what_divides_the_sizes_decides_what_can_be_combined() -> None:
     """As if every size were looked at by itself; blocks of a fused dimension, and of none, included."""
-    domain.combined_alike.cache_clear()
+    domain.combined.cache_clear()
     for sizes, batch, heads, width in product(((2, 4), (4, 2), (3,)), (1, 8, 24), (3, 4, 12), (5, 12, 20)):
         b = GraphBuilder()
         x = b.leaf("x", "input", (batch, heads * width), "float32", "x")
@@ -32,13 +32,17 @@ def test_what_divides_the_sizes_decides_what_can_be_combined() -> None:
             signature = node.row.signature([t.shape for t in operands], dict(node.attrs)) if node.row else None
             assert signature is not None
             certified = every_choice(node, operands, (Split("i", 3),) if node.op == "linear" else ())
-            options = tuple(tuple(axis_options(node, signature, size, certified)) for size in sizes)
-            shape = b.types[node.name].shape
-            found = domain.combine(options, signature, operands, shape, sizes)
-            assert found == domain.combined_alike.__wrapped__(
-                options, signature, (shape, *(t.shape for t in operands)), sizes
+            shapes = (*(t.shape for t in operands), b.types[node.name].shape)
+            options = tuple(
+                options_along(node.op, node.attrs, shapes, size, certified, sending=True, copied=True) for size in sizes
             )
-    info = domain.combined_alike.cache_info()
+            choices, numbers = domain.combine(options, signature, shapes, sizes)
+            alone, its_numbers = domain.combined.__wrapped__(options, signature, shapes, sizes)
+            assert (choices, numbers.tolist()) == (alone, its_numbers.tolist())
+            for (names, needs, made), of in zip(choices, numbers, strict=True):
+                along = (own.options[i] for own, i in zip(options, of, strict=True))
+                assert list(along) == list(zip(names, zip(*needs, strict=True), made, strict=True))
+    info = domain.combined.cache_info()
     assert info.hits > info.misses / 4
 
 
@@ -57,7 +61,7 @@ def test_choices_are_those_that_all_shapes_can_hold() -> None:
         options = node_options(node, operands, result, mesh, (certified,) * 2, costs, compute, "")
         assert node.row is not None
         signature = node.row.signature([t.shape for t in operands], dict(node.attrs))
-        per_axis = [axis_options(node, signature, size, certified) for size in mesh.sizes]
+        per_axis = [axis_options(node.row, signature, size, certified) for size in mesh.sizes]
         wanted = list[Option]()
         for combination in product(*([o for o in own if o[0] != "C" or result.grad] for own in per_axis)):
             names, needs, made = zip(*combination, strict=True)

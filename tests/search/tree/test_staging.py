@@ -357,6 +357,18 @@ def test_no_more_chunks_are_interleaved_than_there_are_blocks() -> None:
     assert orders.ordered(whole, Pipeline(3, "interleaved", 2)) is not None
 
 
+def test_whole_blocks_leave_the_busiest_stage_more_than_an_equal_share() -> None:
+    """Six blocks: a half each for two stages, two for each of four, where equal shares are of one and a half."""
+    orders = Orders(ways_of(planner(8), blocks(batch=64, width=64, layers=6, seq=8)))
+    work_s = orders.ways.work_by_block
+    (block,), in_blocks = orders.ways.folded.repeats, 1 - work_s[""] / sum(work_s.values())
+    assert 0.5 < in_blocks < 1
+    assert work_s[block] == pytest.approx(in_blocks * sum(work_s.values()))
+    assert orders.uneven(2) == 1
+    assert orders.uneven(4) == pytest.approx(max(1.0, 4 * 2 / 6 * in_blocks))
+    assert orders.uneven(4) > 1
+
+
 def test_by_hand_the_least_that_has_to_be_made_again_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there is no room for all values, what makes all of them again is not tried before what makes some."""
     graph, own, tried = blocks(batch=64, width=64, layers=8, seq=8), planner(8), list[object]()

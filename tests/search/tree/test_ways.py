@@ -6,7 +6,8 @@ from dataclasses import replace
 from itertools import product
 from math import inf
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -337,17 +338,33 @@ def test_where_what_is_stored_is_too_much_little_is_tried() -> None:
 
 
 def test_degrees_of_a_strategy_have_to_win_against_the_likeliest() -> None:
-    """The least floor comes first. Against a plan that is far faster, no more than one degree is tried."""
+    """The least floor comes first. Against a plan that is far faster, one way is tried, whether or not it fits."""
     search = planner(8, link_bytes_per_s=1e9)
     spaces = [Space(f"{n}", Mesh.of(x=8 // n, y=n), ("zero", "tensor")) for n in (2, 4)]
-    for rival_s, number in ((inf, 2), (1e-9, 1)):
-        ways = ways_of(search)
+    for on, rival_s, number in ((search, inf, 2), (search, 1e-9, 1), (limited(search, 1e-9), 1e-9, 1)):
+        ways = ways_of(on)
         strategy = Strategy(ways, spaces, rival_s)
         first = min(spaces, key=lambda space: ways.floor_s(Way(space, "none", 1)))
         solved = [attempt.way.space for attempt in strategy.run() if not attempt.is_judged]
         assert solved[0] == first
         assert len(dict.fromkeys(solved)) <= number
+        assert rival_s == inf or len(ways.known) == 1
         assert strategy.best is not None
+
+
+def test_a_mesh_with_a_higher_floor_is_solved_only_where_rewrites_may_gain(monkeypatch: pytest.MonkeyPatch) -> None:
+    search = planner(8)
+
+    def solved(gain: float | None) -> int:
+        ways = ways_of(search)
+        least_s = ways.floor_s(Way(ways.spaces[0], "none", 1))
+        monkeypatch.setattr(ways, "floor_s", lambda way: least_s * (1 if way.space == ways.spaces[0] else 2))
+        rewriter = None if gain is None else SimpleNamespace(gain=lambda problem, solution: gain)
+        queue = Meshes(ways, None, ways.spaces, cast("Any", rewriter))
+        assert list(queue.run())
+        return len({attempt.way.space for attempt in queue.solved})
+
+    assert (solved(None), solved(0.3), solved(0.6)) == (1, 1, len(ways_of(search).spaces))
 
 
 def test_no_problem_is_built_of_recomputation_that_is_not_needed() -> None:
@@ -394,6 +411,7 @@ def test_on_many_devices_the_best_mesh_is_cut_to_three_axes(monkeypatch: pytest.
     monkeypatch.setattr("shardwright.search.tree.meshes.BEHIND", 1e9)  # of the best plan, whose mesh has one axis
     assert {way.space.mesh.sizes for way in cut()} == {(2, 2, 2)}
     assert cut(pins=("y<=4",)) == []
+    monkeypatch.setattr("shardwright.search.tree.meshes.FLOORS", 1e-9)  # whatever its floor, it is solved
     plan = search.plan(graph)
     assert plan.report.num_meshes == len(list(meshes(8))) + 1
     assert plan.report.bound_s <= plan.prediction.step_s
