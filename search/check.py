@@ -9,7 +9,9 @@ number of their draw as an attribute, and must come in the same order.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import chain
 
+from shardwright.pcg.choice import Split
 from shardwright.pcg.errors import GraphError, PlanError
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.padding.longer import padded
@@ -17,6 +19,7 @@ from shardwright.pcg.remainder import with_rows
 from shardwright.pcg.stages import cut
 from shardwright.pcg.step.again import made_again
 from shardwright.pcg.step.execution import Execution
+from shardwright.pcg.step.operations import Operations
 from shardwright.pcg.step.schedules import check, orders
 from shardwright.pcg.step.time import as_run
 from shardwright.search.choices.domain import CertifiedSplits
@@ -57,7 +60,7 @@ def check_plan(
         )
     if found:
         raise PlanError(f"plan for {plan.model!r}: its graph is not the captured one: {found}; make the plan again")
-    if found := uncertified(plan.graph, certified):
+    if found := uncertified(plan.graph, certified, _in_pieces(plan)):
         raise PlanError(f"plan for {plan.model!r}: {found}; make the plan again, or compile it with its rule file")
     try:
         run = as_run(plan.graph, plan.execution)
@@ -92,16 +95,30 @@ def _check_stages(run: Graph, execution: Execution) -> None:
     check(orders(*many), *many)
 
 
-def uncertified(graph: Graph, certified: CertifiedSplits) -> str | None:
-    """Return a description of the first operator whose split has no certificate, or None."""
+def _in_pieces(plan: Plan) -> dict[str, Split]:
+    """Return the choices of which pieces of products are the members, by the product."""
+    if plan.execution.pieces == 1:
+        return {}
+    pairs = Operations(plan.graph, plan.execution).pairs
+    return dict(member for pair in pairs for member in chain(*pair.chains))
+
+
+def uncertified(graph: Graph, certified: CertifiedSplits, in_pieces: Mapping[str, Split] | None = None) -> str | None:
+    """Return a description of the first operator whose split has no certificate, or None.
+
+    `in_pieces`: further splits of some operators, of which one device runs all members, one after the other.
+    """
     for node in graph.nodes:
         if node.is_leaf or node.is_parallel:
             continue
-        blocked = [choice for choice in node.split if choice.blocks > 1]
+        further = (in_pieces or {}).get(node.name)
+        places = [(f"on axis {axis!r}", choice) for axis, choice in zip(graph.mesh.names, node.split, strict=False)]
+        places += [] if further is None else [("into pieces", further)]
+        blocked = [choice for _, choice in places if choice.blocks > 1]
         known = certified(node, [graph.types[name] for name in node.inputs], blocked)
-        for axis, choice in zip(graph.mesh.names, node.split, strict=False):
+        for where, choice in places:
             if choice not in known:
-                return f"{_describe(node)}: the split {choice!r} on axis {axis!r} is not certified"
+                return f"{_describe(node)}: the split {choice!r} {where} is not certified"
     return None
 
 

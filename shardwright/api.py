@@ -78,6 +78,9 @@ def plan(
             "full" (every repeated block, from its input), or a mapping from blocks of the model, modules in them or
             patterns to one of these or to a list of places (docs/recompute.md), such as
             `{"model.layers.0-7": ["mlp", ":add"]}`. By default the search chooses, value by value.
+        pieces: in how many pieces a change of layout of activations runs beside the matrix products that read its
+            result, or that make what it sends: one piece travels while another is computed, wherever the number divides
+            them. 1: every one runs whole. See docs/pieces.md.
         pins: further constraints on the search, as texts or by name: the layout of parameters, by name or pattern
             of parameters or modules (`{"lm_head.weight": {"tp": "S(0)"}, "*.mlp": "sharded"}`: "whole", "sharded",
             "gathered" for use, or "S(dim)"); degrees of roles ("no context", "tensor<=8", "zero>=4") or sizes of axes

@@ -6,7 +6,9 @@ shard as in `pcg.layout`: the dimension is `blocks` equal blocks, and rank p hol
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -40,6 +42,8 @@ class Time:
 
 
 MeshAxis = Axis | Time
+Started = Callable[[], Tensor]
+"""A collective that was started: it waits, and returns the result."""
 
 
 def _group(axis: MeshAxis) -> dist.ProcessGroup:
@@ -50,11 +54,7 @@ def _group(axis: MeshAxis) -> dist.ProcessGroup:
 
 def all_sum(x: Tensor, axis: Axis, *, inplace: bool = False) -> Tensor:
     """Return the sum of every rank's `x`, on every rank. With `inplace` the memory of `x` may be overwritten."""
-    if axis.size == 1:
-        return x
-    y = x.clone() if x.is_contiguous() and not inplace else x.contiguous()
-    _finish(launch_sum(y, axis, async_op=False))
-    return y
+    return x if axis.size == 1 else start_all_sum(x, axis, inplace=inplace, async_op=False)()
 
 
 def take(x: Tensor, axis: MeshAxis, dim: int, blocks: int = 1) -> Tensor:
@@ -86,19 +86,12 @@ def gather(x: Tensor, axis: Axis, dim: int, blocks: int = 1) -> Tensor:
         return x
     if x.dtype == torch.bool:
         return gather(x.view(torch.uint8), axis, dim, blocks).view(torch.bool)
-    x = x.contiguous()
-    pieces = x.new_empty((axis.size, *x.shape))
-    _finish(launch_gather(pieces, x, axis, async_op=False))
-    return _merge(pieces, dim, blocks)
+    return start_gather(x, axis, dim, blocks, async_op=False)()
 
 
 def sum_scatter(x: Tensor, axis: Axis, dim: int, blocks: int = 1) -> Tensor:
     """Return this rank's slice of the sum of every rank's `x`."""
-    if axis.size == 1:
-        return x
-    work, summands = launch_scatter(_divide(x, axis, dim, blocks), axis, async_op=False)
-    _finish(work)
-    return added(summands)
+    return x if axis.size == 1 else start_sum_scatter(x, axis, dim, blocks, async_op=False)()
 
 
 def exchange(x: Tensor, axis: Axis, old: tuple[int, int], new: tuple[int, int]) -> Tensor:
@@ -129,6 +122,41 @@ def broadcast(x: Tensor, source: int, group: dist.ProcessGroup) -> None:
 
 
 # ---- started, and waited for by whoever needs the result ----
+
+
+def start_all_sum(x: Tensor, axis: Axis, *, inplace: bool = False, async_op: bool = True) -> Started:
+    """Start `all_sum` along an axis of several ranks."""
+    y = x.clone() if x.is_contiguous() and not inplace else x.contiguous()
+    return partial(_of_sum, y, launch_sum(y, axis, async_op=async_op))
+
+
+def _of_sum(y: Tensor, work: Work | None) -> Tensor:
+    _finish(work)
+    return y
+
+
+def start_gather(x: Tensor, axis: Axis, dim: int, blocks: int = 1, *, async_op: bool = True) -> Started:
+    """Start `gather` along an axis of several ranks."""
+    x = x.contiguous()
+    pieces = x.new_empty((axis.size, *x.shape))
+    return partial(_of_gather, x, pieces, dim, blocks, launch_gather(pieces, x, axis, async_op=async_op))
+
+
+def _of_gather(_: Tensor, pieces: Tensor, dim: int, blocks: int, work: Work | None) -> Tensor:
+    _finish(work)
+    return _merge(pieces, dim, blocks)
+
+
+def start_sum_scatter(x: Tensor, axis: Axis, dim: int, blocks: int = 1, *, async_op: bool = True) -> Started:
+    """Start `sum_scatter` along an axis of several ranks."""
+    pieces = _divide(x, axis, dim, blocks)
+    work, summands = launch_scatter(pieces, axis, async_op=async_op)
+    return partial(_of_scatter, pieces, summands, work)
+
+
+def _of_scatter(_: Tensor, summands: Tensor, work: Work | None) -> Tensor:
+    _finish(work)
+    return added(summands)
 
 
 def launch_sum(x: Tensor, axis: Axis, *, async_op: bool = True) -> Work | None:

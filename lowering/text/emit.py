@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from shardwright.lowering.text.expressions import Expressions, draw_key, mask_key
+from shardwright.lowering.text.expressions import MOVE_FIRST, MOVE_LAST, PIECE, Expressions, draw_key, mask_key
 from shardwright.lowering.text.functions import Function, FunctionCall, Functions, block_key, leaf_key
 from shardwright.lowering.text.lines import MARK, Item, Lines, Scope
 from shardwright.lowering.text.outside import Outside, find_outside
@@ -45,6 +45,7 @@ from shardwright.lowering.runtime.collectives import (
     {functions},
 )
 '''
+IN_PIECES = f"from shardwright.lowering.runtime.pieces import {MOVE_FIRST}, {MOVE_LAST}\n"
 STEP = '''
 
 def step(forward, backward, microbatches, {time}):
@@ -62,7 +63,7 @@ _FUNCTIONS = sorted(
 
 _RESERVED = frozenset({
     "torch", "F", "rt", "leaf", "batch", "constant", "constants", "blocks", "saved", "device", "draw", "foreign",
-    "forward", "float", "step", *_FUNCTIONS,
+    "forward", "float", "step", MOVE_FIRST, MOVE_LAST, PIECE, *_FUNCTIONS,
 })  # fmt: skip
 
 _KEYS = ("block ", "leaf ", "mask ", "draw ")
@@ -107,8 +108,9 @@ class _Emitter:
         regions = {operation.name: operation.region for operation in outside.operations.listed}
         weights = [name for name in graph.by_name if outside.operations.is_weight(name)]
         self.code = Expressions(
-            graph, outside.aliases, [*gathered, *outside.loss_sums], regions, outside.apart, weights
-        )
+            graph, outside.aliases, [*gathered, *outside.loss_sums], regions, outside.apart, weights,
+            outside.operations.pairs,
+        )  # fmt: skip
         self.results = {key: self._result(key, name) for key, name in graph.outputs}
         self.items = statements(graph, self.code, outside)
         self.code.drawn.update(drawn_ahead(graph, self.items))
@@ -140,6 +142,7 @@ class _Emitter:
         return "".join(
             (
                 HEADER.format(mesh=mesh, axes=", ".join(axes) or "no axes", functions=",\n    ".join(_FUNCTIONS)),
+                IN_PIECES * bool(self.code.pairs),
                 *(f"\n\n{function.text}" for function in self.functions.found),
                 f"\n\ndef forward({', '.join(given)}):\n",
                 *map(str, forward),

@@ -20,7 +20,13 @@ from shardwright.pcg.optable import ROWS
 from shardwright.pcg.parallel import COMBINE, PARTITION, REDUCE
 from shardwright.pcg.step.fates import Fate
 from shardwright.pcg.step.operation import Region
+from shardwright.pcg.step.pairs import Pair
 from shardwright.pcg.types import TensorType, is_float, promote
+
+PIECE = "piece"
+"""The name of a piece in the products of a pair."""
+MOVE_FIRST, MOVE_LAST = "move_then_products", "product_then_move"
+"""The functions that run pairs, in `lowering/runtime/pieces.py`."""
 
 
 class Expressions:
@@ -28,8 +34,8 @@ class Expressions:
 
     `aliases` maps each parallel operator that the runtime carries out to the node that stands for it. `elsewhere` names
     further nodes that are not written. `regions` maps each operation to the region that backward recomputes with it, if
-    any. `apart` names operators whose gradients of `weights` are computed in a second part of backward. `drawn` names
-    the dropouts whose masks are drawn earlier, in lines of their own.
+    any. `apart` names operators whose gradients of `weights` are computed in a second part of backward. `pairs` run in
+    pieces. `drawn` names the dropouts whose masks are drawn earlier, in lines of their own.
     """
 
     def __init__(
@@ -40,11 +46,14 @@ class Expressions:
         regions: Mapping[str, Region | None],
         apart: Collection[str] = (),
         weights: Collection[str] = (),
+        pairs: Sequence[Pair] = (),
     ) -> None:
         self.graph, self.aliases, self.regions = graph, aliases, regions
         self.apart, self.weights = frozenset(apart), frozenset(weights)
         self.context = GraphView(graph, regions)
         self.fused: dict[str, Fused] = {}
+        self.pairs = {name: pair for pair in pairs for name in pair.made}
+        self.in_pairs = frozenset(name for pair in pairs for name in pair.operations)
         self.skipped: set[str] = {*aliases, *elsewhere}
         self._fuse()
         self.literals = self._literals()
@@ -57,7 +66,9 @@ class Expressions:
 
     def reads(self, node: Node) -> tuple[str, ...]:
         """Return the names that a node's expression reads."""
-        found = tuple(name for name in self._inputs(node) if name not in self.literals)
+        pair = self.pairs.get(node.name)
+        inputs = self._inputs(node) if pair is None else self._inputs_of(pair)
+        found = tuple(name for name in inputs if name not in self.literals)
         return (*found, mask_key(node)) if node.name in self.drawn else found
 
     def _fuse(self) -> None:
@@ -68,11 +79,21 @@ class Expressions:
             if found is not None and not self.skipped.intersection(found.absorbed):
                 self.fused[node.name] = found
                 self.skipped.update(found.absorbed)
+        for pair in self.pairs.values():
+            self.skipped.update({*pair.operations}.difference(pair.made))
 
     def _inputs(self, node: Node) -> tuple[str, ...]:
         found = self.fused.get(node.name)
         names = found.inputs if found else node.inputs
         return tuple(self.aliases.get(name, name) for name in names)
+
+    def _inputs_of(self, pair: Pair) -> tuple[str, ...]:
+        """Return the names that a pair reads: the value that is cut, then weights."""
+        nodes = [self.graph.by_name[member.name] for member in chain(*pair.chains)]
+        cut = pair.start if pair.move_first else pair.read
+        own = {pair.read, *pair.operations}
+        names = (cut, *(name for node in nodes for name in node.inputs if name not in own))
+        return tuple(dict.fromkeys(self.aliases.get(name, name) for name in names))
 
     def _literals(self) -> dict[str, str]:
         """Return the zero-dimensional constants that every reader can take as a Python number, as text."""
@@ -116,6 +137,8 @@ class Expressions:
 
     def of(self, node: Node, names: Mapping[str, str]) -> str:
         """Return the expression that computes a node, over identifiers."""
+        if (pair := self.pairs.get(node.name)) is not None:
+            return self._in_pieces(pair, node, names)
         text, fused = self._of(node, names), self.fused.get(node.name)
         if self.apart.isdisjoint((node.name, *(fused.absorbed if fused else ()))):
             return text
@@ -123,6 +146,21 @@ class Expressions:
         groups = [{text: None for name, text in read.items() if (name in self.weights) == own} for own in (False, True)]
         given = ", ".join(f"({', '.join(group)},)" for group in groups)
         return f"saved.apart(lambda {', '.join(chain(*groups))}: {text}, {given})"
+
+    def _in_pieces(self, pair: Pair, node: Node, names: Mapping[str, str]) -> str:
+        """Return the call that runs a pair; of several results, the node's."""
+        inside = {**names, pair.read: PIECE}
+        for member in chain(*pair.chains):
+            inside[member.name] = f"({self._of(self.graph.by_name[member.name], inside)})"
+        texts = ", ".join(inside[own[-1].name][1:-1] for own in pair.chains)
+        axis, moved = self.graph.by_name[pair.move].attr("axis"), tuple(pair.moved)
+        if pair.move_first:
+            results = ", ".join(str(tuple(place)) for place in pair.results)
+            given = f"{pair.function}, {self.operand(pair.start, names)}, {axis}, {moved}, {pair.num_pieces}"
+            call = f"{MOVE_FIRST}({given}, lambda {PIECE}: ({texts},), {results})"
+            return f"{call}[{pair.made.index(node.name)}]"
+        given = f"{self.operand(pair.read, names)}, {tuple(pair.operand)}, {pair.num_pieces}"
+        return f"{MOVE_LAST}(lambda {PIECE}: {texts}, {given}, {pair.function}, {axis}, {moved})"
 
     def _of(self, node: Node, names: Mapping[str, str]) -> str:
         found = self.fused.get(node.name)

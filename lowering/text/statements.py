@@ -67,6 +67,8 @@ class _Writer:
         self.graph, self.code, self.outside = graph, code, outside
         self.written = {node.name for node in code.written}
         self.written_into = {inner: name for name, fused in code.fused.items() for inner in fused.absorbed}
+        self.made = {pair.operations[-1]: pair.made for pair in code.pairs.values()}
+        self.written_into |= {n: pair.made[-1] for pair in code.pairs.values() for n in pair.operations}
         self.position = {node.name: number for number, node in enumerate(graph.nodes)}
         self.later: dict[str, list[int]] = {}  # the blocks that are freed where a node is written
         self.there: set[str] = set()
@@ -95,12 +97,15 @@ class _Writer:
         self.found.append(_Placed(*self.place, Statement(verb, name)))
 
     def _run(self, verb: Verb, name: str) -> None:
-        if name not in self.written:
+        """Write an operation; those of a pair, all at the last of them."""
+        if name in self.code.in_pairs and name not in self.made:
             return
-        self._write(verb, name)
-        self.there.add(name)
-        for block in self.later.pop(name, ()):
-            self._write("free", block)
+        for made in self.made.get(name, (name,)):
+            if made in self.written:
+                self._write(verb, made)
+            self.there.add(made)
+            for block in self.later.pop(made, ()):
+                self._write("free", block)
 
     def _free(self, block: int) -> None:
         """Free a block: now, or, if readers of it were absorbed by other nodes, after the last of these is written."""

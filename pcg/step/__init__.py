@@ -15,6 +15,7 @@ What a step runs:
 
     parameters, lifetimes     how parameters reach their readers; how long the whole of them stays
     operation, operations     one thing that runs; all of them in order
+    pairs                     moves and products that run in pieces, one beside the other
     fates, regions, again     what becomes of a value until backward; what is made again together
     late, additive, time      sums that nobody waits for; buffers that add up; microbatches
     sections                  a graph in sections that repeat

@@ -47,12 +47,15 @@ class Execution:
             of each microbatch by itself: names or patterns of `fnmatch`, each with all that is inside; "*": everywhere.
         reduce_dtype: what gradients of parameters are sent in, to be summed over devices. What microbatches add up, and
             what a sum gives, is in the dtype of the parameters in any case. None: gradients are sent in that too.
+        pieces: the number of pieces in which a move of activations runs beside the products that read or make its value
+            (`pcg.step.pairs`), wherever that divides them; 1: every move runs whole.
     """
 
     precision: PrecisionMode | None = None
     recompute: Recompute | RecomputeByBlock | GivenByBlock = "none"
     per_microbatch: tuple[str, ...] = ()
     reduce_dtype: ReduceDtype | None = None
+    pieces: int = 1
     schedule: Schedule = ONE_STAGE
     assumed: Assumed = AS_IT_RUNS
 
@@ -62,6 +65,8 @@ class Execution:
         if self.reduce_dtype is not None:
             named = dtype_named(self.reduce_dtype, owner, "reduce_dtype", REDUCE_DTYPES)
             object.__setattr__(self, "reduce_dtype", named)
+        pieces = checks.positive_int(self.pieces, owner, "pieces", "in how many pieces moves run")
+        object.__setattr__(self, "pieces", pieces)
         object.__setattr__(self, "recompute", canonical(self.recompute, owner))
         object.__setattr__(self, "per_microbatch", _patterns(self.per_microbatch, owner))
         self.schedule.check_microbatches(self.assumed.num_microbatches)
@@ -168,7 +173,7 @@ def _patterns(names: object, owner: str) -> tuple[str, ...]:
     return tuple(checks.text(name, owner, "per_microbatch", "a module's name, or a pattern of them") for name in names)
 
 
-_OWN = ("precision", "recompute", "per_microbatch", "reduce_dtype")
+_OWN = ("precision", "recompute", "per_microbatch", "reduce_dtype", "pieces")
 _PARTS = (
     ("schedule", {"schedule" if f.name == "name" else f.name: f.name for f in fields(Schedule)}),
     ("assumed", {f.name: f.name for f in fields(Assumed)}),

@@ -19,8 +19,10 @@ from shardwright.pcg.parallel import COMBINE, PARTITION, REDUCE, REPLICATE
 from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.pcg.step.late import sums_of_loss
 from shardwright.pcg.step.operation import Operation
+from shardwright.pcg.step.pairs import Pair, find_pairs, side_by_side
 from shardwright.pcg.step.parameters import Parameters, find_parameters, module_block, narrow_dtypes
 from shardwright.pcg.step.regions import Arrangement
+from shardwright.pcg.step.schedules import phases
 from shardwright.pcg.step.verbs import Verb
 from shardwright.pcg.types import ITEM_BYTES, TensorType
 
@@ -67,7 +69,14 @@ class Operations:
         self.listed = self._listed()
 
     def _listed(self) -> list[Operation]:
-        return _apart(self._first + self._rest.run(self.execution))
+        listed = _apart(self._first + self._rest.run(self.execution))
+        self.pairs = self._pairs(listed)
+        return side_by_side(listed, self.pairs)
+
+    def _pairs(self, listed: Sequence[Operation]) -> list[Pair]:
+        """Return the moves and products that run in pieces; none where backward runs in two parts."""
+        is_one = "weights" not in phases(self.execution.schedule.name)
+        return find_pairs(self.graph, self.fused, listed, self.execution.pieces if is_one else 1)
 
     def run_as(self, execution: Execution) -> Self:
         """Return the operations of an execution that differs in recomputation.

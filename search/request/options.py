@@ -27,6 +27,7 @@ class SearchWords(TypedDict, total=False):
     roles: Roles | None
     microbatches: int | None
     recompute: RecomputeMode | None
+    pieces: int | None
     pins: PinsLike | None
     stages: Stages | None
     schedule: ScheduleName | None
@@ -42,6 +43,7 @@ class SearchOptions:
         roles: of the mesh's axes of devices.
         microbatches: their number in a step.
         recompute: what backward makes again.
+        pieces: the number of pieces in which moves run beside products; 1: whole.
         pins: the texts of layouts and bounds.
         stages: the number of pipeline stages; the mesh is that of one stage. Or the number of devices of each stage;
             the mesh is that of the largest. None: there are no stages.
@@ -53,6 +55,7 @@ class SearchOptions:
     roles: tuple[str, ...] | None = None
     microbatches: int | None = None
     recompute: RecomputeMode | None = None
+    pieces: int | None = None
     pins: tuple[str, ...] = ()
     stages: Stages | None = None
     schedule: ScheduleName | None = None
@@ -74,6 +77,8 @@ class SearchOptions:
     def __post_init__(self) -> None:
         if self.recompute is not None:
             object.__setattr__(self, "recompute", Execution(recompute=self.recompute).recompute)
+        if self.pieces is not None:
+            Execution(pieces=self.pieces)
         if isinstance(self.stages, Sequence) and not isinstance(self.stages, str):
             own = tuple(checks.positive_int(n, "", "stages", "how many devices each stage has") for n in self.stages)
             if len(own) < 2:
@@ -100,6 +105,8 @@ class SearchOptions:
             yield f"microbatches {self.microbatches}", replace(self, microbatches=None)
         if self.recompute is not None:
             yield f"recompute {_again(self.recompute)}", replace(self, recompute=None)
+        if self.pieces is not None:
+            yield f"pieces {self.pieces}", replace(self, pieces=None)
         if self.stages is not None:
             told = ",".join(map(str, self.stages)) if isinstance(self.stages, tuple) else self.stages
             yield f"stages {told}", replace(self, stages=None, schedule=None)
@@ -118,8 +125,8 @@ class SearchOptions:
         if again is not None:
             again = Execution(recompute=again).to_json().get("recompute", "none")
         found = {"mesh": mesh, "roles": self.roles and list(self.roles), "microbatches": self.microbatches,
-                 "recompute": again, "pins": list(self.pins) or None, "stages": stages,
-                 "schedule": self.schedule}  # fmt: skip
+                 "recompute": again, "pieces": self.pieces, "pins": list(self.pins) or None,
+                 "stages": stages, "schedule": self.schedule}  # fmt: skip
         return {name: value for name, value in found.items() if value is not None}
 
     @classmethod
@@ -134,6 +141,7 @@ class SearchOptions:
             None if roles is None else tuple(roles),
             data.get("microbatches"),
             again,
+            data.get("pieces"),
             pins,
             tuple(stages) if isinstance(stages := data.get("stages"), list) else stages,
             data.get("schedule"),

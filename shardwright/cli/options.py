@@ -321,6 +321,12 @@ def search_options(command: Command) -> Command:
         ),
         microbatches=microbatches_option,
         recompute=recompute_option,
+        pieces=click.option(
+            "--pieces",
+            type=click.IntRange(1),
+            help="In how many pieces a change of layout of activations runs beside the matrix products that read or "
+            "make its value, wherever that divides them. 1: every one runs whole.",
+        ),
         pins=click.option(
             "--pin",
             "pins",

@@ -69,7 +69,7 @@ class Parallelizer:
             dims = {x.dim for a in wrong for x in (have[a], need[a]) if x.is_shard}
             inner = [a for a, x in enumerate(have) if x.is_shard and x.dim in dims and innermost(have, a)]
             if summed or (not ready and inner):
-                name = self._step(name, (summed or inner)[0], R)
+                name = self._step(name, (summed or sorted(inner, key=lambda a: a not in wrong))[0], R)
             elif ready:
                 axis = min(ready, key=lambda a: (need[a].dim, need[a].blocks, a))
                 name = self._step(name, axis, need[axis])

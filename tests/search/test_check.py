@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
 
 from shardwright.pcg.builder import GraphBuilder
+from shardwright.pcg.choice import Choice, Split
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph, Node, Source
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import Execution
+from shardwright.pcg.types import TensorType
 from shardwright.search.check import check_plan, difference
 from shardwright.search.choices.domain import CertifiedSplits
 from shardwright.search.plan import Plan, fingerprint
@@ -149,6 +151,22 @@ def test_a_split_without_a_certificate_is_refused() -> None:
         with pytest.raises(PlanError, match=rf"= {op}\(.*: the split '{choice}' on axis '\wp' is not certified; make"):
             check_plan(plan, graph, without(op, choice))
     check_plan(plan, graph, without("relu", "z"))
+
+
+def test_a_split_into_pieces_without_a_certificate_is_refused() -> None:
+    """The pin is in the plan and in its file. Rows that are not cut otherwise are, in pieces."""
+    graph = mlp(batch=8)
+    plan = Planner(cluster(2), every_choice).plan(graph, "test", mesh={"tp": 2}, roles="tensor", pieces=4)
+    assert (plan.execution.pieces, plan.asked.pieces) == (4, 4)
+    assert Plan.from_json(plan.to_json()) == plan
+    check_plan(plan, graph, every_choice)
+
+    def by_hidden(node: Node, operands: Sequence[TensorType], blocked: Sequence[Choice] = ()) -> frozenset[Choice]:
+        return every_choice(node, operands, blocked) - ({Split("_0")} if node.op == "linear" else set())
+
+    with pytest.raises(PlanError, match=r"= linear\(\).*: the split '_0' into pieces is not certified; make"):
+        check_plan(plan, graph, by_hidden)
+    check_plan(replace(plan, execution=replace(plan.execution, pieces=1)), graph, by_hidden)
 
 
 def test_what_a_run_asks_for_has_to_be_there() -> None:

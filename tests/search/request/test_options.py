@@ -15,7 +15,7 @@ WORDS: list[dict[str, Any]] = [
     {},
     {"mesh": {"dp": 2, "tp": 4}, "roles": {"tp": "tensor"}},
     {"mesh": Mesh.of(mb=4, dp=2), "roles": "data"},
-    {"microbatches": 4, "recompute": "full", "pins": "no context"},
+    {"microbatches": 4, "recompute": "full", "pieces": 4, "pins": "no context"},
     {"recompute": {"model.layers.0-7": ["mlp", ":add"]}, "pins": {"tensor": "<=8", "lm_head.weight": {"tp": "S(0)"}}},
     {"stages": [4, 2], "schedule": "1f1b"},
     {"stages": "auto", "schedule": "zero-bubble"},
@@ -60,6 +60,7 @@ def test_the_time_limit_is_no_part_of_the_request() -> None:
         ({"stages": 2, "schedule": "2f2b"}, "schedule"),
         ({"time_limit_s": 0}, "time_limit_s"),
         ({"recompute": "half"}, "recompute"),
+        ({"pieces": 0}, "pieces: expected a positive integer"),
     ],
 )
 def test_what_cannot_be_asked_is_refused(words: dict[str, Any], message: str) -> None:
