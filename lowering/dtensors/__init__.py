@@ -5,6 +5,7 @@
     reductions   `.item()`, norms, extremes
     updates      in-place updates for which torch has no rule
     optimizers   torch's optimizers update each rank's parts as plain tensors
+    states       states that an optimizer would make as plain tensors
     strided      tensors that are laid out in blocks, such as a fused QKV weight
     copies       writes into a copy, which would be lost, are refused
     wholes       reads that need the whole tensor are refused, with the remedy

@@ -9,6 +9,7 @@ from shardwright.lowering.dtensors.copies import refuse_lost_writes
 from shardwright.lowering.dtensors.draws import draw_whole
 from shardwright.lowering.dtensors.optimizers import update_as_parts
 from shardwright.lowering.dtensors.reductions import reduce_whole
+from shardwright.lowering.dtensors.states import make_states
 from shardwright.lowering.dtensors.strided import honour_blocks
 from shardwright.lowering.dtensors.updates import update_parts
 from shardwright.lowering.dtensors.wholes import name_remedies
@@ -26,5 +27,6 @@ def mend_dtensors() -> None:
     honour_blocks()
     update_parts()
     update_as_parts()
+    make_states()
     name_remedies()
     refuse_lost_writes()

@@ -67,9 +67,6 @@ class Trainer(transformers.Trainer):
                 refuse(f"Trainer({name}=...)", "compile the model, with loss_fn=... for a loss of its results")
         if args.train_sampling_strategy == "batch_rebalance":
             refuse("train_sampling_strategy='batch_rebalance'", "all ranks take the same batches")
-        if args.optim == "adafactor":
-            remedy = "give Trainer(optimizers=(torch.optim.Adafactor(parallel.parameters()), None))"
-            refuse("TrainingArguments(optim='adafactor')", remedy)
         if args.save_only_model and args.load_best_model_at_end:
             refuse("save_only_model with load_best_model_at_end", "the best weights are loaded from a whole run")
         self.parallel = parallel

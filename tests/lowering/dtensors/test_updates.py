@@ -108,6 +108,12 @@ def matrices(parameters: Iterable[nn.Parameter]) -> optim.Optimizer:
     return optim.Muon([p for p in parameters if p.ndim == 2], 0.01)
 
 
+def transformers_adafactor(parameters: Iterable[nn.Parameter], **options: Any) -> optim.Optimizer:
+    from transformers.optimization import Adafactor  # seconds, which other tests need not wait
+
+    return Adafactor(parameters, **options)
+
+
 OPTIMIZERS: dict[str, Make] = {
     **forms(optim.Adam, "amsgrad", "fused", lr=0.01, weight_decay=0.1),
     **forms(optim.AdamW, "foreach", "fused", "maximize", lr=0.01),
@@ -122,6 +128,10 @@ OPTIMIZERS: dict[str, Make] = {
     **forms(optim.Adamax, ""),
     **forms(optim.ASGD, ""),
     "AdamW of a tensor": partial(optim.AdamW, lr=torch.tensor(0.01, dtype=torch.float64)),
+    "transformers.Adafactor": partial(transformers_adafactor, warmup_init=True, weight_decay=0.1, eps=(1e-30, 10.0)),
+    "transformers.Adafactor with momentum": partial(
+        transformers_adafactor, lr=0.01, relative_step=False, scale_parameter=False, beta1=0.9
+    ),
     "Muon": matrices,
     "LBFGS": partial(optim.LBFGS, lr=0.5, max_iter=2, line_search_fn="strong_wolfe"),
     "Lamb": Lamb,

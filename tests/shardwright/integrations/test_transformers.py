@@ -106,11 +106,9 @@ def test_what_is_not_carried_over_is_refused_by_name(words: dict[str, Any]) -> N
         Trainer(model_of(), arguments(Path("unused"), **words), cast("ParallelModule", None))
 
 
-@each("words", [{"optim": "adafactor"}, {"save_only_model": True}])
-def test_what_would_fail_later_is_refused_at_once(words: dict[str, Any]) -> None:
-    (name,) = words
-    with pytest.raises(ShardwrightError, match=name):
-        Trainer(model_of(), arguments(Path("unused"), **words), cast("ParallelModule", None))
+def test_what_would_fail_later_is_refused_at_once() -> None:
+    with pytest.raises(ShardwrightError, match="save_only_model"):
+        Trainer(model_of(), arguments(Path("unused"), save_only_model=True), cast("ParallelModule", None))
 
 
 def test_a_batch_without_targets_adds_nothing() -> None:
