@@ -7,7 +7,6 @@ Values:
     inference                 the only place that gives nodes their types
     text                      a graph printed and parsed, line by line; `cursor` reads one line
     builder, order            make a graph node by node; walk a deep one without recursion
-    remainder                 a graph of the same results with rows added to its batch
     interpret                 a graph's meaning, in NumPy, on every device of its mesh
     analysis                  facts of a graph without a cluster: constant, stored or kept for backward
 
@@ -28,7 +27,7 @@ Ways to carry operators out on devices:
 
 Other graphs of the same model:
 
-    padding/                  factors that no mesh divides, a little longer, so that it can be split evenly
+    padding/                  factors and batches that no mesh divides, a little longer, so that it can be split evenly
 
 Sources of graphs:
 

@@ -15,7 +15,7 @@ from shardwright.pcg.choice import Split
 from shardwright.pcg.errors import GraphError, PlanError
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.padding.longer import padded
-from shardwright.pcg.remainder import with_rows
+from shardwright.pcg.padding.rows import with_rows
 from shardwright.pcg.stages import cut
 from shardwright.pcg.step.again import made_again
 from shardwright.pcg.step.execution import Execution

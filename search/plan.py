@@ -116,7 +116,7 @@ class SearchReport:
     `obstacle`: why the batch cannot be cut into microbatches, or "". `remedies`: the changes with which a plan would
     fit, where none does. `stopped`: what ended the search early, or "". `left`: the number of attempts that might have
     won and were not made then. `rows`: the batch's number of rows, and that after some are added for devices to share
-    it evenly (`pcg.remainder`); (): none are.
+    it evenly (`pcg.padding.rows`); (): none are.
     """
 
     seconds: float

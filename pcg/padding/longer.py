@@ -18,7 +18,7 @@ from shardwright.pcg.types import is_float
 
 
 @dataclass(frozen=True, slots=True)
-class _Value:
+class Value:
     """A value with padding: its node, by dimension its stretches, and whether all of its padding is zero."""
 
     name: str
@@ -31,17 +31,19 @@ def padded(graph: Graph, begins: Sequence[Padding]) -> Graph:
 
     It computes what `graph` computes. Raises `GraphError` where a parameter has other sizes.
     """
-    return _Padder(graph, begins).run() if begins else graph
+    return Padder(graph, begins).run() if begins else graph
 
 
 def appended(graph: Graph, begins: Sequence[Padding]) -> list[tuple[str, int, Stretch]]:
     """Return where zeros are appended in `padded(graph, begins)`: the value of `graph`, the dimension, the stretch."""
-    padder = _Padder(graph, begins)
+    padder = Padder(graph, begins)
     padder.run()
     return padder.appended
 
 
-class _Padder:
+class Padder:
+    """A walk through a graph that appends the graph with padding: here of parameters, with zeros."""
+
     def __init__(self, graph: Graph, begins: Iterable[Padding]) -> None:
         self.graph, self.b = graph, GraphBuilder()
         self.begins = dict[str, dict[int, Stretch]]()
@@ -49,7 +51,7 @@ class _Padder:
             self.begins.setdefault(padding.target, {})[padding.dim] = padding.stretch
         self.whole = dict[str, str]()
         """By node of the graph: the new node that gives the same value, where there is one yet."""
-        self.longer = dict[str, _Value]()
+        self.longer = dict[str, Value]()
         """By node of the graph: its value with padding, if it has one."""
         self.appended = list[tuple[str, int, Stretch]]()
         """Where zeros were appended to a value for the sake of the other operands of an operator."""
@@ -58,12 +60,15 @@ class _Padder:
         for node in self.graph.nodes:
             self.b.at(node.name, node.source)
             if node.is_leaf:
-                self._leaf(node)
-            elif not self._stretched(node):
-                self.whole[node.name] = self.b.again(node, [self._trimmed(i) for i in node.inputs])
-        return self.b.graph([(key, self._trimmed(name)) for key, name in self.graph.outputs])
+                self.leaf(node)
+            elif not self.stretched(node):
+                self.whole[node.name] = self.b.again(node, [self.trimmed(i) for i in node.inputs])
+        return self.b.graph([(key, self.trimmed(name)) for key, name in self.graph.outputs])
 
-    def _leaf(self, node: Node) -> None:
+    # ---- what is padded ----
+
+    def leaf(self, node: Node) -> None:
+        """Append a leaf, whose padding may begin here."""
         stretches = self.begins.get(str(node.attr("target")), {}) if node.op == "parameter" else {}
         shape = self.graph.types[node.name].shape
         if any(dim >= len(shape) or s.before != shape[dim] for dim, s in stretches.items()):
@@ -71,13 +76,40 @@ class _Padder:
         if stretches and all(s.is_suffix for s in stretches.values()):
             attrs = {**dict(node.attrs), "shape": padded_shape(shape, stretches), PADDED_FROM: shape}
             name = self.b.again(replace(node, attrs=tuple(sorted(attrs.items()))), ())
-            self.longer[node.name] = _Value(name, stretches, is_zero=True)
+            self.longer[node.name] = Value(name, stretches, is_zero=True)
             return
         self.whole[node.name] = self.b.again(node, ())
         if stretches:
-            self.longer[node.name] = self._filled(node.name, stretches)
+            self.longer[node.name] = self.filled(node.name, stretches)
 
-    def _stretched(self, node: Node) -> bool:
+    def allows(self, node: Node, row: Row, signature: Signature, factor: int, own: Stretch) -> bool:
+        """Return whether a factor of an operator may be stretched."""
+        return may_stretch(node, row, signature, factor, own)
+
+    def masked(
+        self, node: Node, row: Row, signature: Signature, stretched: Mapping[int, Stretch], operands: list[Value]
+    ) -> list[Value]:
+        """Fill the padding of operands where a law needs another value there than there is."""
+        for factor in stretched:
+            linear = [i for i in holders(signature, factor) if (i,) in row.linear_in]
+            if is_neutral(node, signature, factor):
+                position, _, fill = NEUTRAL[node.op]
+                operands[position] = self.refilled(operands[position], fill)
+            elif signature.factors[factor].role == "sum" and not any(operands[i].is_zero for i in linear):
+                operands[linear[0]] = self.refilled(operands[linear[0]], 0.0)
+        return operands
+
+    def fill(self, longer: str, stretches: Mapping[int, Stretch]) -> Value:
+        """Append padding to a new node: zeros."""
+        for dim, s in stretches.items():
+            shape = self.b.shape(longer)
+            longer = self.in_blocks(longer, dim, s, "pad")
+            longer = self.b.op("reshape", longer, shape=(*shape[:dim], s.after, *shape[dim + 1 :]))
+        return Value(longer, stretches, is_zero=True)
+
+    # ---- operators ----
+
+    def stretched(self, node: Node) -> bool:
         """Append an operator on values with padding; return whether a law lets it."""
         row = node.row
         if row is None or not any(i in self.longer for i in node.inputs):
@@ -90,15 +122,15 @@ class _Padder:
         result = of_dims(signature.result, signature, stretched)
         if result is None or any(own is None for own in wanted):
             return False
-        operands = [self._with(name, own or {}) for name, own in zip(node.inputs, wanted, strict=True)]
+        operands = [self.padded_as(name, own or {}) for name, own in zip(node.inputs, wanted, strict=True)]
         attrs = self._attributes(node, row, signature, operands, result)
         if attrs is None:
             return False
-        operands = self._masked(node, row, signature, stretched, operands)
+        operands = self.masked(node, row, signature, stretched, operands)
         name = self.b.op(node.op, *(value.name for value in operands), **attrs)
         if result:
             zero = gives_zeros(row, signature, stretched, [i for i, value in enumerate(operands) if value.is_zero])
-            self.longer[node.name] = _Value(name, result, is_zero=zero)
+            self.longer[node.name] = Value(name, result, is_zero=zero)
         else:
             self.whole[node.name] = name
         return True
@@ -112,12 +144,12 @@ class _Padder:
                 if place is None:
                     continue
                 factor, own = place
-                if found.setdefault(factor, own) != own or not may_stretch(node, row, signature, factor, own):
+                if found.setdefault(factor, own) != own or not self.allows(node, row, signature, factor, own):
                     bad.add(factor)
         return {factor: own for factor, own in found.items() if factor not in bad}
 
     def _attributes(
-        self, node: Node, row: Row, signature: Signature, operands: Sequence[_Value], result: Mapping[int, Stretch]
+        self, node: Node, row: Row, signature: Signature, operands: Sequence[Value], result: Mapping[int, Stretch]
     ) -> dict[str, Attr] | None:
         """Return the attributes of the operator at the longer sizes; None where it is another operator there."""
         shapes = tuple(self.b.shape(value.name) for value in operands)
@@ -129,51 +161,33 @@ class _Padder:
         except GraphError:
             return None
 
-    def _masked(
-        self, node: Node, row: Row, signature: Signature, stretched: Mapping[int, Stretch], operands: list[_Value]
-    ) -> list[_Value]:
-        """Fill the padding of operands where a law needs another value there than there is."""
-        for factor in stretched:
-            linear = [i for i in holders(signature, factor) if (i,) in row.linear_in]
-            if is_neutral(node, signature, factor):
-                position, _, fill = NEUTRAL[node.op]
-                operands[position] = self._refilled(operands[position], fill)
-            elif signature.factors[factor].role == "sum" and not any(operands[i].is_zero for i in linear):
-                operands[linear[0]] = self._refilled(operands[linear[0]], 0.0)
-        return operands
-
     # ---- values ----
 
-    def _trimmed(self, name: str) -> str:
+    def trimmed(self, name: str) -> str:
         """Return the node that gives the value of the graph."""
         if name not in self.whole:
             value = self.longer[name]
             trimmed, shape = value.name, self.b.shape(value.name)
             for dim, s in value.stretches.items():
-                trimmed = self._in_blocks(trimmed, dim, s, "slice")
+                trimmed = self.in_blocks(trimmed, dim, s, "slice")
                 shape = (*shape[:dim], s.before, *shape[dim + 1 :])
                 trimmed = self.b.op("reshape", trimmed, shape=shape)
             self.whole[name] = trimmed
         return self.whole[name]
 
-    def _with(self, name: str, stretches: Mapping[int, Stretch]) -> _Value:
+    def padded_as(self, name: str, stretches: Mapping[int, Stretch]) -> Value:
         """Return a value with exactly these stretches."""
         own = self.longer.get(name)
         if own is not None and own.stretches == stretches:
             return own
         self.appended += [(name, *own) for own in stretches.items()]
-        return self._filled(name, stretches)
+        return self.filled(name, stretches)
 
-    def _filled(self, name: str, stretches: Mapping[int, Stretch]) -> _Value:
-        """Return a value of the graph with zeros as its padding."""
-        longer = self._trimmed(name)
-        for dim, s in stretches.items():
-            shape = self.b.shape(longer)
-            longer = self._in_blocks(longer, dim, s, "pad")
-            longer = self.b.op("reshape", longer, shape=(*shape[:dim], s.after, *shape[dim + 1 :]))
-        return _Value(longer, stretches, is_zero=True)
+    def filled(self, name: str, stretches: Mapping[int, Stretch]) -> Value:
+        """Return a value of the graph with padding."""
+        return self.fill(self.trimmed(name), stretches)
 
-    def _in_blocks(self, name: str, dim: int, s: Stretch, op: str) -> str:
+    def in_blocks(self, name: str, dim: int, s: Stretch, op: str) -> str:
         """Return a value trimmed or padded, with the blocks of a dimension as a dimension of their own."""
         shape, extent = self.b.shape(name), s.inner * (s.padded if op == "slice" else s.size)
         if not s.is_suffix:
@@ -189,7 +203,7 @@ class _Padder:
         dtype = self.b.types[name].dtype
         return value if is_float(dtype) else dtype != "bool" and int(value)
 
-    def _refilled(self, value: _Value, fill: float) -> _Value:
+    def refilled(self, value: Value, fill: float) -> Value:
         """Return a value with all of its padding filled with one number."""
         name, shape = value.name, self.b.shape(value.name)
         for dim, s in value.stretches.items():

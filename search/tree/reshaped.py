@@ -3,7 +3,7 @@
 Mesh, stages, roles, pins and how a step is run are the plan's. Only the layouts of the other graph are chosen, for a
 number of microbatches in which each has no more examples than before. So nothing is searched, and parameters, gradients
 and optimizer states keep their place. A batch that the devices cannot share evenly is also tried with rows added
-(`pcg.remainder`), and a larger one in as many microbatches as before. The fastest plan that fits is taken.
+(`pcg.padding.rows`), and a larger one in as many microbatches as before. The fastest plan that fits is taken.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from shardwright.pcg.graph import Graph
 from shardwright.pcg.layout import Layouts
 from shardwright.pcg.mesh import TIME
 from shardwright.pcg.padding.longer import padded
-from shardwright.pcg.remainder import with_rows
+from shardwright.pcg.padding.rows import with_rows
 from shardwright.pcg.results import gives_results
 from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.lifetimes import ZEROS

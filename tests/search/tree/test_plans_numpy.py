@@ -22,7 +22,7 @@ from shardwright.pcg.capture.capture import Captured, capture, find_loss
 from shardwright.pcg.capture.importing import LOSS
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.interpret import denote, run_devices, run_serial
-from shardwright.pcg.remainder import with_rows
+from shardwright.pcg.padding.rows import with_rows
 from shardwright.search.request.spaces import batch_size
 from tests.models import grid, zoo
 

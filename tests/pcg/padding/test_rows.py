@@ -10,7 +10,7 @@ from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.interpret import run_serial
 from shardwright.pcg.optable import ROWS
-from shardwright.pcg.remainder import with_rows
+from shardwright.pcg.padding.rows import with_rows
 from tests.each import each
 from tests.samples import SAMPLES, Array, Sample
 
@@ -84,4 +84,22 @@ def test_sums_of_rows_are_those_of_the_batch_and_results_have_its_rows() -> None
     assert more.types[linear.name].shape == (8, 4)
     assert more.types[largest.inputs[0]].shape == (7, 4)
     assert {more.types[n.name].shape for n in more.nodes if n.op == "relu"} == {(32,), (1, 32)}
-    assert (8, 7) in {more.types[n.name].shape for n in more.nodes if n.op == "matmul"}  # each row with the true ones
+    assert {more.types[n.name].shape for n in more.nodes if n.op == "matmul"} == {(8, 8)}
+
+
+def test_rows_between_others_do_not_shift_what_knows_positions() -> None:
+    """Causal queries, and a table, in which the rows of a batch alternate with other places."""
+    made, rng = GraphBuilder(), np.random.default_rng(0)
+    x = made.leaf("x", "input", (3, 4, 2), "float64", "x")
+    keys = made.leaf("k", "constant", (1, 1, 12, 2), "float64", "k")
+    places = made.leaf("i", "constant", (5,), "int64", "i")
+    flat = made.op("reshape", made.op("permute", x, dims=(1, 0, 2)), shape=(12, 2))
+    queries = made.op("reshape", flat, shape=(1, 1, 12, 2))
+    found = made.op("sdpa", queries, keys, keys, causal=True, scale=1.0), made.op("embedding", flat, places)
+    sums = [made.op("sum", y, dims=tuple(range(len(made.shape(y)))), keepdim=False) for y in found]
+    graph = made.graph([("loss", made.op("add", *sums))])
+    values = {
+        "x": rng.standard_normal((3, 4, 2)), "k": rng.standard_normal((1, 1, 12, 2)), "i": np.array([0, 11, 7, 3, 5])
+    }  # fmt: skip
+    more = with_rows(graph, 3, 4)
+    np.testing.assert_allclose(run_serial(more, values)[more.loss], run_serial(graph, values)[graph.loss], rtol=1e-12)
