@@ -21,15 +21,20 @@ class Interned(Generic[T]):
 
 
 class Interner:
-    """Keeps one object per key, so that equal things are identical."""
+    """Keeps one object per key, so that equal things are identical.
 
-    def __init__(self) -> None:
+    `check` is called before anything is made: a search that has to end raises there.
+    """
+
+    def __init__(self, check: Callable[[], None] = lambda: None) -> None:
         self.made: dict[Hashable, Any] = {}
+        self.check = check
 
     def get(self, key: Hashable, make: Callable[[], T]) -> T:
         """Return the object made for an equal key before, or make a new one."""
         found = self.made.get(key, _NOTHING)
         if found is _NOTHING:
+            self.check()
             found = self.made[key] = make()
         return found
 
@@ -42,6 +47,7 @@ class Interner:
         key = (function, *args)
         found = self.made.get(key)
         if found is None:
+            self.check()
             plain = (a.value if isinstance(a, Interned) else a for a in args)
             found = self.made[key] = Interned(function(*plain))
         return found
@@ -51,7 +57,9 @@ class Forgetful(Interner):
     """An interner that keeps nothing, for values that are large and not made twice."""
 
     def get(self, key: Hashable, make: Callable[[], T]) -> T:
+        self.check()
         return make()
 
     def call(self, function: Callable[..., T], *args: Hashable) -> Interned[T]:
+        self.check()
         return Interned(function(*(a.value if isinstance(a, Interned) else a for a in args)))

@@ -6,7 +6,7 @@ Everything is interned by what it depends on, so equal blocks share their tables
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -67,12 +67,13 @@ class ProblemBuilder:
     """A builder of problems for one cluster; all graphs and restrictions of one mesh share its tables."""
 
     def __init__(
-        self, cluster: Cluster, mesh: Mesh, certified: CertifiedSplits, *, by_microbatch: bool = False
-    ) -> None:
+        self, cluster: Cluster, mesh: Mesh, certified: CertifiedSplits,
+        *, by_microbatch: bool = False, check: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
         self.mesh, self.certified = mesh, certified
         self.costs = MoveCosts(cluster, mesh, by_microbatch=by_microbatch)
         self.compute = compute_on(cluster.device)
-        self.interner = Interner()
+        self.interner = Interner(check)
 
     def build(
         self,

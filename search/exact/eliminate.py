@@ -79,7 +79,7 @@ class Eliminator:
 
     def solve_with(self, problem: Problem, prices: Prices, allowed: Mapping[int, np.ndarray]) -> Solution:
         """Return the solution where some variables have only these choices; it is not remembered."""
-        interner = self.interner if len(problem.time_s) < MANY_VARIABLES else Interner()
+        interner = self.interner if len(problem.time_s) < MANY_VARIABLES else Interner(self.interner.check)
         model = Model.of(problem, prices, interner)
         known = () if allowed else problem.solved.values()  # solutions at other prices
         ceiling = min((model.cost(solution.choices) for solution in known), default=inf)
@@ -112,7 +112,7 @@ def _solve(model: Model, order: Order, rounds: int, ceiling: float) -> Solution:
 def within_bounds(model: Model, rounds: int, ceiling: float) -> Solution:
     """Solve without the choices whose lower bound exceeds the cost of a solution."""
     tables = {scope: table.value for scope, table in model.edges.items()}
-    found = relax([u.value for u in model.unary], tables, ceiling)
+    found = relax([u.value for u in model.unary], tables, ceiling, model.interner.check)
     first = Solution(found.choices, found.objective, min(found.bound, found.objective))
     if found.is_tight:
         return first
@@ -139,7 +139,7 @@ def eliminated(model: Model, most: int) -> Solution | None:
     order = model.min_fill()
     if order.entries > most or order.largest_table > LARGEST:
         return None
-    return Elimination(model, Forgetful()).run(order.variables)
+    return Elimination(model, Forgetful(model.interner.check)).run(order.variables)
 
 
 class Elimination:
@@ -297,4 +297,4 @@ def _part(model: Model, part: Sequence[int], choices: Sequence[int]) -> Model:
                 unary[i] = unary[i] + (table[:, choices[n]] if v < n else table[choices[n]])
             elif i < at[n]:
                 edges[i, at[n]] = Interned(table if v < n else table.T)
-    return Model(Interner(), [Interned(u) for u in unary], edges)
+    return Model(Interner(model.interner.check), [Interned(u) for u in unary], edges)

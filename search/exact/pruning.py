@@ -16,7 +16,7 @@ the optimum.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite, nextafter
 
@@ -82,16 +82,19 @@ class Relaxed:
         return self.objective <= self.bound + self.slack
 
 
-def relax(unary: Sequence[np.ndarray], edges: Edges, ceiling: float = inf) -> Relaxed:
+def relax(
+    unary: Sequence[np.ndarray], edges: Edges, ceiling: float = inf, check: Callable[[], None] = lambda: None
+) -> Relaxed:
     """Sweep until the bound meets the cost of a solution, or rises no more. Costs are not negative.
 
     `ceiling`: some solution, which need not be known here, costs no more. Choices that cost more are left out of
-    further sweeps, which then take less time; the bounds of the choices that are left are higher.
+    further sweeps, which then take less time; the bounds of the choices that are left are higher. `check` is called
+    before each variable of a sweep.
     """
     best, bound, left = ((0,) * len(unary), inf), 0.0, _Left(unary, edges)
     clip = 1.5 * ceiling if isfinite(ceiling) else _some_scale(unary, edges)
     for number in range(1, _CLIPS + 1):
-        model, stalled, slack = left.reparametrization(clip), 0, TOLERANCE * clip
+        model, stalled, slack = left.reparametrization(clip, check), 0, TOLERANCE * clip
         orders = (range(len(unary)), model.growing())
         for _ in range(_SWEEPS):
             before, known = model.constant, best[1]
@@ -125,11 +128,11 @@ class _Left:
         self.kept = [np.arange(len(table)) for table in unary]
         self.bounds, self.most = [np.zeros(len(table)) for table in unary], inf
 
-    def reparametrization(self, clip: float) -> Reparametrization:
+    def reparametrization(self, clip: float, check: Callable[[], None]) -> Reparametrization:
         """Return a new reparametrization of what is left."""
         own = [table[kept] for table, kept in zip(self.unary, self.kept, strict=True)]
         between = {(i, j): table[self.kept[i]][:, self.kept[j]] for (i, j), table in self.edges.items()}
-        return Reparametrization(own, between, clip)
+        return Reparametrization(own, between, clip, check)
 
     def choices(self, numbers: Sequence[int]) -> tuple[int, ...]:
         """Return the choices that have these numbers among those that are left."""
@@ -169,7 +172,10 @@ class Reparametrization:
     little more than the cost of a known solution.
     """
 
-    def __init__(self, unary: Sequence[np.ndarray], edges: Edges, clip: float) -> None:
+    def __init__(
+        self, unary: Sequence[np.ndarray], edges: Edges, clip: float, check: Callable[[], None] = lambda: None
+    ) -> None:
+        self.check = check
         self.unary = [np.minimum(table, clip) for table in unary]
         self.edges = [np.minimum(table, clip) for table in edges.values()]
         self.ends = list(edges)
@@ -190,6 +196,7 @@ class Reparametrization:
     def sweep(self, *, forward: bool) -> None:
         """Move costs along the order of the variables, or against it."""
         for v in range(len(self.unary)) if forward else reversed(range(len(self.unary))):
+            self.check()
             self._pull(v)
             self.bounds[v] = np.maximum(self.bounds[v], self.constant + self.unary[v])
             self._push(v, [(n, e) for n, e in self.around[v] if (n > v) == forward])

@@ -152,6 +152,7 @@ class Known:
     """The results that solvers for one cluster share.
 
     Attributes:
+        stop: raises where the search that goes on has to end.
         blocked: the choices of a graph's parameters in blocks.
         again: what backward makes again of a graph.
         restricted: what roles leave of a graph's choices.
@@ -159,6 +160,7 @@ class Known:
     """
 
     def __init__(self, cluster: Cluster) -> None:
+        self.stop: Callable[[], None] = lambda: None
         self.builders: dict[tuple[object, ...], tuple[ProblemBuilder, Eliminator]] = {}
         self.problems: dict[tuple[object, ...], Problem] = {}
         self.predictions: dict[tuple[object, ...], Prediction] = {}
@@ -168,12 +170,13 @@ class Known:
         self.again = lru_cache(maxsize=None)(made_again)
         self.restricted = lru_cache(maxsize=None)(restriction)
 
+    def check(self) -> None:
+        """Call `stop`, as long work does often."""
+        self.stop()
+
 
 class Solver:
-    """A solver of layout problems for one cluster; what they have in common is made once.
-
-    `check` is called before a problem is made and before a program is judged: a search that has to end raises there.
-    """
+    """A solver of layout problems for one cluster; what they have in common is made once."""
 
     def __init__(
         self,
@@ -181,10 +184,9 @@ class Solver:
         certified: CertifiedSplits,
         limit_bytes: int | None = None,
         known: Known | None = None,
-        check: Callable[[], None] = lambda: None,
     ) -> None:
         """`limit_bytes`: of memory on each device, if that is less than there is; `known`: by another solver."""
-        self.cluster, self.certified, self.check = cluster, certified, check
+        self.cluster, self.certified = cluster, certified
         safe = safe_bytes(cluster.device.memory_bytes)
         self.limit_bytes = safe if limit_bytes is None else limit_bytes
         self.besides = tuple(dict.fromkeys((1.0, SHARING[cluster.device.kind].least)))
@@ -193,12 +195,13 @@ class Solver:
 
     def until(self, check: Callable[[], None]) -> Solver:
         """Return a solver for one search, which `check` ends: it knows the same, but no prices of other searches."""
-        return type(self)(self.cluster, self.certified, self.limit_bytes, self.known, check)
+        self.known.stop = check
+        return type(self)(self.cluster, self.certified, self.limit_bytes, self.known)
 
     def within(self, limit_bytes: int) -> Solver:
         """Return a solver that knows the same, for less memory on each device, if `limit_bytes` is less."""
         smaller = min(self.limit_bytes, limit_bytes)
-        return type(self)(self.cluster, self.certified, smaller, self.known, self.check)
+        return type(self)(self.cluster, self.certified, smaller, self.known)
 
     def limit_of(self, device_bytes: int) -> int:
         """Return the bytes that plans may use on devices with this memory: all devices, or those of one stage."""
@@ -220,7 +223,9 @@ class Solver:
         by_microbatch = bool(execution.per_microbatch)
         key = mesh.num_microbatches, mesh.sizes, by_microbatch
         if key not in self.known.builders:
-            builder = ProblemBuilder(self.cluster, mesh, self.certified, by_microbatch=by_microbatch)
+            builder = ProblemBuilder(
+                self.cluster, mesh, self.certified, by_microbatch=by_microbatch, check=self.known.check
+            )
             self.known.builders[key] = (builder, Eliminator(builder.interner))
         return self.known.builders[key]
 
@@ -243,7 +248,7 @@ class Solver:
         key = folded.graph, folded.repeated, mesh, tuple(roles), execution, zero, limits, relaxed
         if key in self.known.problems:
             return self.known.problems[key], eliminator
-        self.check()
+        self.known.check()
         way = RunFacts(self.known.again(folded.graph, execution), zero, execution, relaxed)
         restrict = self.known.restricted(folded.graph, tuple(roles), mesh)
         limited, blocked = limited_to(limits, folded.graph, mesh), self.known.blocked(folded.graph)
@@ -414,7 +419,7 @@ class Solver:
         """Return the result of `predict`, remembered: several lifetimes or plans often have the same graph."""
         key = graph, execution, tuple(repeats.items())
         if key not in self.known.predictions:
-            self.check()
+            self.known.check()
             self.known.predictions[key] = predicted(self.programs(graph, repeats), execution)
         return self.known.predictions[key]
 

@@ -77,7 +77,7 @@ def within_memory(
     walk = _walk(problem, partial(eliminator.solve, problem), limit, cutoff_s, beside, near)
     if hull or walk.over is None:
         return walk.found
-    return _Branches(problem, limit, cutoff_s, beside).run(walk)
+    return _Branches(problem, limit, cutoff_s, beside, eliminator.interner.check).run(walk)
 
 
 class _Point(NamedTuple):
@@ -154,12 +154,14 @@ class _Branch:
 class _Branches:
     """Branch and bound, from a walk among all choices."""
 
-    def __init__(self, problem: Problem, limit: float, cutoff_s: float, beside: float) -> None:
+    def __init__(
+        self, problem: Problem, limit: float, cutoff_s: float, beside: float, check: Callable[[], None]
+    ) -> None:
         self.problem, self.limit, self.cutoff_s, self.beside = problem, limit, cutoff_s, beside
         entries = problem.order.entries if problem.order is not None else 0
         self.most = MOST_WORK // (entries + WORK_OF_VARIABLE * len(problem.time_s))
         self.num_solved = 0
-        self.eliminator = Eliminator(Interner())  # its tables, which others do not share, are soon forgotten
+        self.eliminator = Eliminator(Interner(check))  # its tables, which others do not share, are soon forgotten
 
     def run(self, walk: _Walk) -> Within:
         """Return the best solution of all branches, with the least of their bounds."""

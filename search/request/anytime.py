@@ -60,6 +60,12 @@ class Stop:
         if self._may_end and self.reached:
             raise _OverError
 
+    def last(self) -> Stop:
+        """Return the end of what every search does at last: what is left of its time, or a second or a tenth more."""
+        if self.limit_s is None or self._end is None:
+            return Stop()
+        return Stop(max(1.0, self.limit_s / 10, self._end - time.perf_counter()))
+
     @property
     def reached(self) -> bool:
         """Return whether the search has to end."""

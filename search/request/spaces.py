@@ -83,6 +83,10 @@ class Space(NamedTuple):
         )
         return replace(run, recompute=recompute)
 
+    def with_roles(self, roles: tuple[str, ...]) -> Space:
+        """Return the space whose axes have these roles, which are part of its name."""
+        return self._replace(name=f"{self.name}, {' x '.join(roles)}", roles=roles)
+
     @property
     def data_degree(self) -> int:
         """The number of devices that the batch is divided among."""

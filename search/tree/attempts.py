@@ -79,6 +79,7 @@ class Queue(ABC):
         self.ways, self.fitter, self.fastest_s = ways, fitter, fastest_s
         self.limit_bytes = ways.solver.limit_bytes
         self.attempts: dict[Way, Attempt] = {}
+        self._to_begin: list[Callable[[], None]] = []  # what proposes the ways to begin with, once the queue runs
         self._ahead: list[tuple[float, int, Way]] = []
         self._numbers = count()
         self._walks = 0
@@ -128,6 +129,8 @@ class Queue(ABC):
 
     def run(self) -> Iterator[Attempt]:
         """Yield attempts once they are solved, and once they are judged."""
+        while self._to_begin:
+            self._to_begin.pop(0)()
         while self._ahead:
             attempt = self.attempts[heappop(self._ahead)[-1]]
             if self._loses(attempt):

@@ -9,6 +9,7 @@ and the best plan's way on other meshes, and on its own with roles.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from math import inf
 
 from shardwright.search.effort import (
@@ -49,14 +50,20 @@ class Meshes(Queue):
         """`rewriter`: says what rewrites may gain; None: there are none."""
         super().__init__(ways, fitter)
         self.rewriter = rewriter
+        self._to_begin.append(partial(self._begin_on, spaces))
+
+    def _begin_on(self, spaces: Sequence[Space]) -> None:
+        ways = self.ways
         hopeless = ways.effort.is_least and ways.nothing_fits
         able = [] if hopeless else [space for space in spaces if not ways.cannot_hold(space)]
         self.begin(able, spaces, list(dict.fromkeys((self.modes[0], self.modes[-1]))))
 
     def go_on_from(self, known: Iterable[Way]) -> None:
         """Propose ways that are solved already, such as those of plans by hand."""
-        for way in known:
-            self.propose(way, self.floor_s(way))
+        self._to_begin += [partial(self._propose_known, way) for way in known]
+
+    def _propose_known(self, way: Way) -> None:
+        self.propose(way, self.floor_s(way))
 
     @property
     def dimensions(self) -> Mapping[str, Neighbours]:
@@ -141,11 +148,7 @@ class Meshes(Queue):
         """Yield the best mesh with roles: layouts of the least sum are not always those of the least step."""
         space = attempt.way.space
         if self._is_best(attempt) and set(space.roles) == {FREE}:
-            found = (
-                space._replace(name=f"{space.name}, {' x '.join(roles)}", roles=roles)
-                for roles in _ROLES.get(len(space.mesh), ())
-            )
-            yield from self._like(attempt, found)
+            yield from self._like(attempt, map(space.with_roles, _ROLES.get(len(space.mesh), ())))
 
     def _axes(self, attempt: Attempt) -> Iterator[tuple[Way, float]]:
         """Yield the mesh of three axes that is cut from that of a likely plan, on many devices."""

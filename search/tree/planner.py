@@ -38,6 +38,7 @@ from shardwright.search.plan import Alternative, Plan, SearchReport, fingerprint
 from shardwright.search.request.anytime import Stop
 from shardwright.search.request.options import SearchOptions, SearchWords
 from shardwright.search.request.pins import Pins
+from shardwright.search.request.restrict import FREE, ZERO
 from shardwright.search.request.spaces import Space
 from shardwright.search.rewrites.rewriting import Rewriter
 from shardwright.search.tree.attempts import Queue
@@ -232,7 +233,10 @@ class Planner:
             whole |= finisher.rivals(best, found.by_hand)
         costed = list({c.identity: whole.get(c.identity, c) for c in [*found.by_hand, *found.searched]}.values())
         with phases.timed("bound"):
-            bound_s = self._bound_s(ways, best, found.searched if kept.guided else costed)
+            last, rivals = stop.last(), found.searched if kept.guided else costed
+            solver.until(last.check)
+            bounds_s = last.within(self._bound_s(ways, best, own) for own in (rivals,))
+            bound_s = next(bounds_s, ways.ideal_s(ways.modes[0]))
         report = SearchReport(
             phases.seconds,
             len({space.mesh.sizes for space in ways.spaces_like(best.execution)}),
@@ -265,8 +269,14 @@ class Planner:
         if isinstance(meshes, Meshes) and goes_on:
             meshes.go_on_from(_likeliest(ways))
         found.queues.append(meshes)
+        if needed and stop.limit_s is not None:  # a mesh of many axes may take longer than there is, but for these
+            free = [space for space in kept.spaces if set(space.roles) == {FREE}]
+            simple = Strategy(ways, [space.with_roles((ZERO,) * len(space.mesh)) for space in free])
+            _ran(phases("weights and batch shared evenly", stop.within(simple.run(), needed=True)))
+            found.searched += sorted(simple.bests(), key=rank)[:1]
+            needed = not found.searched
         _ran(phases("meshes", stop.within(meshes.run(), needed=needed)))
-        if kept.spaces and not meshes.solved and not any(c.fits for c in found.by_hand):
+        if kept.spaces and not meshes.solved and not any(c.fits for c in (*found.by_hand, *found.searched)):
             raise ways.refused
         found.by_hand += people
         if compared:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from math import ceil, inf, log
 
 from shardwright.pcg.errors import PlanError
@@ -230,6 +231,10 @@ class _Staged(Queue):
         """Return whether all devices along the first axis have equally many examples."""
         return self.ways.pins.size // many % space.mesh.sizes[0] == 0
 
+    def _begin_on(self, space: Space) -> None:
+        for way, about_s in self.starts(space):
+            self.propose(way, about_s)
+
     def starts(self, space: Space) -> Iterator[tuple[Way, float]]:
         """Yield a mesh in as many microbatches as fill the stages and leave room, and with examples for all devices.
 
@@ -267,8 +272,8 @@ class Stages(_Staged):
                 self.lines[pipeline] = sorted(spaces, key=_inner)
         machine = machine_size(ways.solver.cluster)
         for line in self.lines.values():
-            for way, about_s in self.starts(min(line, key=lambda space: abs(_inner(space) - machine))):
-                self.propose(way, about_s)
+            space = min(line, key=lambda space: abs(_inner(space) - machine))
+            self._to_begin.append(partial(self._begin_on, space))
 
     def _divides(self, pipeline: Pipeline) -> bool:
         """Return whether some number of microbatches is a multiple of the stages, where these are interleaved."""
@@ -399,8 +404,7 @@ class StagesByHand(_Staged):
         self._solved = 0
         for stages in dict.fromkeys(pipeline.stages for pipeline in near if not pipeline.devices):
             for space in staged_by_hand(cluster, plain._replace(stages=stages)):
-                for way, about_s in self.starts(space):
-                    self.propose(way, about_s)
+                self._to_begin.append(partial(self._begin_on, space))
 
     @property
     def dimensions(self) -> Mapping[str, Neighbours]:

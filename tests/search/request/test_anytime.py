@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 
+import numpy as np
 import pytest
 
 from shardwright.pcg.checks import FieldError
 from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.step.execution import Execution
 from shardwright.reports.plan import PlanReport
 from shardwright.search.check import check_plan
-from shardwright.search.exact.solving import Candidate
+from shardwright.search.exact import eliminate
+from shardwright.search.exact.folding import Folded
+from shardwright.search.exact.pruning import relax
+from shardwright.search.exact.solving import Candidate, Solver
 from shardwright.search.request.anytime import Stop
 from shardwright.search.tree.planner import Planner
 from shardwright.search.tree.ways import Way, Ways
@@ -63,6 +69,41 @@ def test_what_nobody_needs_is_given_up_within_a_try() -> None:
     stop.check()
 
 
+def test_each_part_of_long_work_asks_whether_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Building a problem, eliminating its variables, and bounding its choices; what was given up can be made later."""
+    graph, mesh = Folded(blocks(16)), Mesh.of(x=2, y=4)
+
+    class OverError(Exception):
+        pass
+
+    def tried(most: int | None) -> tuple[int, float]:
+        asked = [0]
+
+        def check() -> None:
+            asked[0] += 1
+            if asked[0] == most:
+                raise OverError
+
+        solver = Solver(cluster(8), every_choice).until(check)
+        with suppress(OverError):
+            solver.floor_s(graph, mesh, ("free", "free"), Execution(), "zero-3")
+        first = asked[0]
+        return first, solver.until(lambda: None).floor_s(graph, mesh, ("free", "free"), Execution(), "zero-3")
+
+    def over() -> None:
+        raise OverError
+
+    with pytest.raises(OverError):
+        relax([np.zeros(2)] * 2, {(0, 1): np.zeros((2, 2))}, check=over)
+    for small in (True, False):
+        monkeypatch.setattr("shardwright.search.exact.eliminate._is_small", lambda order, small=small: small)
+        monkeypatch.setattr(eliminate.Elimination, "is_series", lambda *of: False)
+        asked, floor_s = tried(None)
+        assert asked > 100
+        for most in (1, asked // 2, asked - 1, asked):
+            assert tried(most) == (most, pytest.approx(floor_s)), (small, most)
+
+
 def test_ctrl_c_ends_the_search_once_there_is_something() -> None:
     stop = Stop()
     assert list(stop.within(interrupted(), needed=True)) == [0]
@@ -90,6 +131,12 @@ def test_a_plan_that_was_stopped_says_so_and_is_bounded_over_all_meshes(monkeypa
         said = "ended by the time limit of 1e-06 s before it was through, may have left out some"
         assert said in " ".join(str(PlanReport(early)).split())
     assert early.report.num_meshes == 1
+    for mesh in (Mesh.of(x=2, y=2, z=2), Mesh.of(x=8)):  # what is free takes long on many axes
+        new = Planner(cluster(8, link_bytes_per_s=1e10), every_choice)
+        found = new.plan(graph, mesh=mesh, time_limit_s=1e-6, compared=False)
+        assert found.report.stopped
+        roles = {own[3] for own in new.solver.known.problems if own[2] == found.mesh and not own[-1]}
+        assert roles == {("zero",) * len(mesh)}, roles
     solved, searched = Ways.solved, list[object]()
 
     def ended(ways: Ways, way: Way) -> Candidate:
