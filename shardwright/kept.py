@@ -79,7 +79,8 @@ def _code() -> str:
     """Return a digest of the code that captures and plans."""
     root = Path(__file__).resolve().parent
     folders = [(root / name).resolve() for name in ("pcg", "search", "cost", "substitutions", "verifier")]
-    files = sorted(path for folder in folders for path in folder.rglob("*") if path.suffix in (".py", ".json"))
+    paths = (*root.glob("*.py"), *(path for folder in folders for path in folder.rglob("*")))
+    files = sorted(path for path in paths if path.suffix in (".py", ".json"))
     return _digest([(path.name, path.read_bytes()) for path in files])
 
 

@@ -7,6 +7,7 @@ train another model there.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
@@ -73,6 +74,7 @@ class Inputs:
         states, passed = [row[1 : 1 + NUM_STATES] for row in rows], [row[1 + NUM_STATES :] for row in rows]
         for number, key in enumerate(self.batch.inputs):
             self._check(key, [(row[2 * number], row[2 * number + 1]) for row in passed])
+        self._warn_of_copies(passed)
         self.drawing.agree(states)
 
     def _watch(self, *, is_first: bool) -> None:
@@ -118,6 +120,20 @@ class Inputs:
             one = first.setdefault(shard, rank)
             if passed[one][1] != value:
                 raise BatchError(f"{where} differs between {_ranks([one, rank])}: {self._advice(key, shard)}")
+
+    def _warn_of_copies(self, passed: Sequence[Sequence[int]]) -> None:
+        """Warn where ranks passed the same as their own rows of every input, as a global batch taken for them is."""
+        numbered = {key: {tuple(row[2 * n : 2 * n + 2]) for row in passed} for n, key in enumerate(self.batch.inputs)}
+        shards = {key: found for key, found in numbered.items() if len(found) > 1}
+        are_rows = all(dim == 0 for key in shards for _, dim, _ in self.batch.slices[key])
+        if shards and are_rows and all(len({value for _, value in found}) == 1 for found in shards.values()):
+            key = next(iter(shards))
+            shape, own = list(self.batch.inputs[key].shape), list(self.batch.own_shapes[key])
+            warnings.warn(
+                f"batch: all ranks passed the same {key!r} {own} in step {self.step}, which is taken for their shards "
+                f"of {shape}, with copies of the same rows; if it is a global batch, pass global ones in all steps",
+                stacklevel=2,
+            )
 
     def _advice(self, key: str, shard: int) -> str:
         shape, own = list(self.batch.inputs[key].shape), list(self.batch.own_shapes[key])

@@ -129,10 +129,15 @@ def test_microbatches_compare_the_whole_batch() -> None:
 
     def body(parallel: ParallelModule) -> None:
         parallel.forward_backward(**found.batch)
-        shard = found.batch["labels"].chunk(2)[dist.get_rank()]
-        parallel.forward_backward(labels=shard)
+        shards = found.batch["labels"].chunk(2)
+        parallel.forward_backward(labels=shards[dist.get_rank()])
+        with pytest.warns(UserWarning, match=r"same 'labels' \[4, 4\] in step 3, .* their shards of \[8, 4\]"):
+            parallel.forward_backward(labels=shards[0])
         parallel.zero_grad()
-        assert "'labels' in step 3 differs" in refused(parallel, {"labels": found.batch["labels"] + dist.get_rank()})
+        with torch.no_grad():
+            assert "'labels' in step 4 differs" in refused(
+                parallel, {"labels": found.batch["labels"] + dist.get_rank()}
+            )
 
     found.on_ranks(planned(found, ("data",), many=2), body)
 
