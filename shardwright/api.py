@@ -80,7 +80,7 @@ def plan(
             `{"model.layers.0-7": ["mlp", ":add"]}`. By default the search chooses, value by value.
         pieces: in how many pieces a change of layout of activations runs beside the matrix products that read its
             result, or that make what it sends: one piece travels while another is computed, wherever the number divides
-            them. 1: every one runs whole. See docs/pieces.md.
+            them. 1: every one runs whole. By default the search chooses. See docs/pieces.md.
         pins: further constraints on the search, as texts or by name: the layout of parameters, by name or pattern
             of parameters or modules (`{"lm_head.weight": {"tp": "S(0)"}, "*.mlp": "sharded"}`: "whole", "sharded",
             "gathered" for use, or "S(dim)"); degrees of roles ("no context", "tensor<=8", "zero>=4") or sizes of axes

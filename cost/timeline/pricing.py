@@ -15,8 +15,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from shardwright.cost.timeline.pieces import Pieces, Ran, record
 from shardwright.cost.timeline.pool import is_direct
-from shardwright.cost.timeline.steps import Steps, TimedExchanges
+from shardwright.cost.timeline.steps import OperationCost, Steps, TimedExchanges
 from shardwright.cost.timeline.tasks import COMPUTE, COPY, Buffer, Fold, Recorder, Segment
 from shardwright.pcg.moves import SLICE
 from shardwright.pcg.step.actions import Actions
@@ -92,6 +93,7 @@ class _Pass:
         self.gathers: dict[int, int] = {}  # block -> the task
         self.started: dict[int, int] = {}  # sum over ranks -> the task
         self.copies: dict[Allocation, int] = {}  # to the host, or from there
+        self.ran: dict[int, Ran] = {}  # operations of pairs -> their tasks
 
     def act(self, action: Action) -> None:
         """Price an action, by the method that its verb's row names."""
@@ -102,6 +104,28 @@ class _Pass:
     def occurrence(self, action: Action) -> Occurrence:
         """Return the operation that the action is about."""
         return self.chunk.occurrences[action.number]
+
+    def pair(self, occurrence: Occurrence) -> Sequence[Occurrence]:
+        """Return the operations that run in pieces with this one; none if it does not, or if they are not all here."""
+        pieces = self._pieces(occurrence)
+        if pieces is None:
+            return ()
+        start = occurrence.number - pieces.number
+        found = self.chunk.occurrences[start : start + pieces.length]
+        return found if len({o.rerun for o in found}) == 1 and len(found) == pieces.length else ()
+
+    def _pieces(self, occurrence: Occurrence) -> Pieces | None:
+        return self.steps.costs[occurrence.operation.name].pieces
+
+    def emit_pair(self, own: Sequence[Occurrence], *, backward: bool = False, suffix: str = "") -> None:
+        """Record operations of a pair in the order of their turns, and remember their tasks."""
+        members = [(o.operation.name, pieces) for o in own if (pieces := self._pieces(o)) is not None]
+        tasks = record(self.recorder, members, backward=backward, suffix=suffix)
+        self.ran.update(zip((o.number for o in own), tasks, strict=True))
+        for o, ran in zip(own, tasks, strict=True):
+            name, scratch = o.operation.name, self.steps.costs[o.operation.name].scratch
+            needed = scratch.backward if backward else scratch.forward
+            self.recorder.take("temporary", needed, ran.first, (ran.last,), name=f"scratch of {name}{suffix}")
 
     def emit(
         self, occurrence: Occurrence, suffix: str = "", *, blocks: bool = True, microbatch: Microbatch = "every"
@@ -183,7 +207,13 @@ class _Forward(_Pass):
 
     def run_operation(self, action: Action) -> None:
         occurrence = self.occurrence(action)
-        self._ran(occurrence, self.emit(occurrence, microbatch=action.microbatch))
+        if not (pair := self.pair(occurrence)):
+            self._ran(occurrence, self.emit(occurrence, microbatch=action.microbatch))
+        elif occurrence is pair[-1]:
+            self.emit_pair(pair)
+            for own in pair:
+                for task in self.ran[own.number][1:]:
+                    self._ran(own, task)
 
     def start_sum(self, action: Action) -> None:
         occurrence = self.occurrence(action)
@@ -236,6 +266,7 @@ class _Backward(_Pass):
         self.later_readers = _Readers(self.later) if two else self.readers
         self.gradients: dict[Allocation, int] = {}  # the task that made each
         self.again: dict[Allocation, int] = {}  # the task that recomputed each
+        self.waiting: list[Occurrence] = []  # operations of a pair that are to be made again
         self.made: dict[int, int] = {}  # use of a parameter -> the first task that gave it a gradient
         self.scattered: list[Buffer] = []  # whole gradients, freed by what scatters them
         self.arriving: list[tuple[str, float, Microbatch]] = []  # slices that arrive when a scatter is awaited
@@ -267,8 +298,30 @@ class _Backward(_Pass):
     # ---- operations ----
 
     def run_again(self, action: Action) -> None:
+        """Price an operation; those of a pair when the last of them is made again, or no further one is."""
         occurrence = self.occurrence(action)
-        task = self.emit(occurrence, " again")
+        pair = self.pair(occurrence)
+        if self.waiting and occurrence.number > self.pair(self.waiting[0])[-1].number:
+            self._all_again()
+        if not pair:
+            self._again(occurrence, self.emit(occurrence, " again"))
+            return
+        self.waiting.append(occurrence)
+        if occurrence is pair[-1]:
+            self._all_again()
+
+    def _all_again(self) -> None:
+        if not self.waiting:
+            return
+        verb, self.recorder.verb = self.recorder.verb, "again"
+        self.emit_pair(self.waiting, suffix=" again")
+        for occurrence in self.waiting:
+            for task in self.ran[occurrence.number][1:]:
+                self._again(occurrence, task)
+        self.waiting.clear()
+        self.recorder.verb = verb
+
+    def _again(self, occurrence: Occurrence, task: int) -> None:
         touched = *occurrence.reads, occurrence.result, *occurrence.keeps
         for memory in touched:
             if memory.rerun is occurrence.rerun:
@@ -279,6 +332,27 @@ class _Backward(_Pass):
         """Price the part of an operation's backward that gives gradients to activations, or all of it."""
         occurrence = self.occurrence(action)
         name, cost = f"{occurrence.operation.name} backward", self.steps.costs[occurrence.operation.name]
+        self._all_again()
+        if pair := self.pair(occurrence):
+            own = [o for o in reversed(pair) if o.operation.is_differentiated]
+            if occurrence is own[0]:
+                self.emit_pair(own, backward=True, suffix=" backward")
+            ran = self.ran[occurrence.number]
+        else:
+            ran = Ran(*[self._backward_of(occurrence, name, cost)] * 3)
+        self._note(occurrence, ran.last, self.readers)
+        for memory in occurrence.gradients:
+            if memory is occurrence.result:
+                continue
+            if memory in self.gradients:  # it takes separate memory until it is added
+                self.recorder.take("temporary", memory.num_bytes, ran.made, (ran.last,), name=_gradient(memory.name))
+            else:
+                self.gradients[memory] = ran.made
+        if occurrence.number not in self.apart:  # made early, as for a norm: the second part takes it over at its start
+            self._contribute(occurrence, ran.first if self.later is self.recorder else 0)
+            self.task = max(self.task, ran.last) if pair else self.task
+
+    def _backward_of(self, occurrence: Occurrence, name: str, cost: OperationCost) -> int:
         if cost.back_stream == COMPUTE:
             of_weights_s = self.put_off_s if occurrence.number in self.apart else cost.weight_s
             task = self.among(name, cost.ways_back, cost.backward_s + of_weights_s)
@@ -286,16 +360,7 @@ class _Backward(_Pass):
             task = self.recorder.launch(name, cost.back_stream, cost.backward_s, blocks=True, messages=cost.sent_back)
         if cost.scratch.backward:
             self.recorder.take("temporary", cost.scratch.backward, task, (task,), name=f"scratch of {name}")
-        self._note(occurrence, task, self.readers)
-        for memory in occurrence.gradients:
-            if memory is occurrence.result:
-                continue
-            if memory in self.gradients:  # it takes separate memory until it is added
-                self.recorder.take("temporary", memory.num_bytes, task, (task,), name=_gradient(memory.name))
-            else:
-                self.gradients[memory] = task
-        if occurrence.number not in self.apart:  # made early, as for a norm: the second part takes it over at its start
-            self._contribute(occurrence, task if self.later is self.recorder else 0)
+        return task
 
     def run_weights(self, action: Action) -> None:
         occurrence = self.occurrence(action)

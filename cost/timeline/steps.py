@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
+from itertools import chain
+from typing import NamedTuple, Self
 
 from shardwright.cost.clusters.cluster import COLLECTIVES, Cluster
 from shardwright.cost.collectives.moves import MoveCosts
@@ -16,16 +17,19 @@ from shardwright.cost.compute.compute import compute_on
 from shardwright.cost.compute.fusion import UNFUSED, Fusion, fuse, fusions
 from shardwright.cost.compute.operators import NodeCost
 from shardwright.cost.compute.work import Work
+from shardwright.cost.timeline.pieces import Piece, Pieces
 from shardwright.cost.timeline.scratch import Scratch, move_scratch, operator_scratch
 from shardwright.cost.timeline.tasks import COMPUTE
 from shardwright.pcg.analysis import Written
-from shardwright.pcg.choice import WHOLE, Exchange
+from shardwright.pcg.choice import WHOLE, Exchange, Split
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.mesh import TIME
 from shardwright.pcg.moves import SLICE, Move
+from shardwright.pcg.optable import ROWS
 from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.messages import Message
 from shardwright.pcg.step.operations import Operation, Operations
+from shardwright.pcg.step.pairs import Pair
 from shardwright.pcg.types import TensorType, is_float
 
 
@@ -56,6 +60,7 @@ class OperationCost(NamedTuple):
     sent       in forward, `sent_back` in backward
     scratch    memory that it needs while it runs
     ways       exchanges before and after it, forward; `ways_back` in backward
+    pieces     of an operation that runs in pieces; seconds and messages are those of all
     """
 
     forward_s: float
@@ -68,6 +73,7 @@ class OperationCost(NamedTuple):
     scratch: Scratch = Scratch()
     ways: TimedExchanges = TimedExchanges()
     ways_back: TimedExchanges = TimedExchanges()
+    pieces: Pieces | None = None
 
     @property
     def again_s(self) -> float:
@@ -109,13 +115,14 @@ class NodeCosts(NamedTuple):
 class Known:
     """Known costs of operators and moves on one mesh in one precision, by everything that they depend on.
 
-    `moves`: as operations; `serial_moves`: as parts of a step in which nothing overlaps.
+    `moves`: as operations; `pieces`: of both; `serial_moves`: as parts of a step in which nothing overlaps.
 
     Equal blocks of a graph have the same costs, and so do the many graphs of one search, which differ in a few layouts.
     """
 
     operators: dict[Hashable, Operator] = field(default_factory=dict)
     moves: dict[Hashable, OperationCost] = field(default_factory=dict)
+    pieces: dict[Hashable, OperationCost] = field(default_factory=dict)
     serial_moves: dict[Hashable, NodeCosts] = field(default_factory=dict)
 
 
@@ -137,7 +144,20 @@ class Steps(Operations):
         self._rates = {kind: dtype for kind, dtype in rates if dtype in cluster.device.flops_per_s}
         self._fusions = fusions(graph) if execution.assumed.compiled else {}
         self._cast: set[str] = set()  # activations that exist in fp8 too
-        self.costs = {operation.name: self._cost(operation) for operation in self.listed}
+        self.costs = self._costs()
+
+    def run_as(self, execution: Execution) -> Self:
+        own = super().run_as(execution)
+        if execution.pieces > 1:  # what is made again apart is no pair
+            own.costs = own._costs()
+        return own
+
+    def _costs(self) -> dict[str, OperationCost]:
+        found = {operation.name: self._cost(operation) for operation in self.listed}
+        for pair in self.pairs:
+            for number, name in enumerate(pair.operations):
+                found[name] = self._in_pieces(found[name], pair, number)
+        return found
 
     @cached_property
     def first_uses_s(self) -> float:
@@ -183,10 +203,12 @@ class Steps(Operations):
             found = self.known.moves[key] = self._cost_of_move(node, start, move, axis)
         return found
 
-    def _cost_of_move(self, node: Node, start: str, move: Move, axis: str) -> OperationCost:
+    def _cost_of_move(self, node: Node, start: str, move: Move, axis: str, num_pieces: int = 1) -> OperationCost:
+        """Return the cost of a move, or of one of its pieces."""
         forward, backward = move.collectives()
         backward = SLICE if axis == TIME else backward  # zeros beside it
-        num_bytes = self.bytes_of(start) * (self.graph.mesh.sizes[move.axis] if move.before.is_shard else 1)
+        shards = self.graph.mesh.sizes[move.axis] if move.before.is_shard else 1
+        num_bytes = self.bytes_of(start) * shards / num_pieces
         grad = self.graph.types[node.name].grad
         return OperationCost(
             self.collective_s(forward, axis, num_bytes),
@@ -197,6 +219,66 @@ class Steps(Operations):
             sent_back=self.messages(backward, (axis,), num_bytes) if grad else (),
             scratch=move_scratch(self.graph, start, move, node.name, num_bytes),
         )
+
+    def _in_pieces(self, whole: OperationCost, pair: Pair, number: int) -> OperationCost:
+        """Return the cost of an operation of a pair, whose cost is known as it were whole.
+
+        Each piece gives weights a gradient, which are added up. What the last operations give, and the gradient of what
+        is cut, is put together from pieces.
+        """
+        name, count = pair.operations[number], pair.num_pieces
+        node, is_move, grad = self.graph.by_name[name], name == pair.move, self.graph.types[name].grad
+        if is_move:
+            one, read = self._piece_of_move(node, count), pair.start
+        else:
+            one, read = self._piece_of_product(node, dict(chain(*pair.chains))[name], count), pair.read
+        made = self._joined(name) if name in pair.made else (0.0, 0.0)
+        cut = self._joined(read) if grad and number == 0 and self.graph.types[read].grad else (0.0, 0.0)
+        pieces = Pieces(
+            number, len(pair.operations), count, is_move, Piece(one.stream, one.forward_s, one.sent, *made),
+            Piece(one.back_stream, one.backward_s + one.weight_s, one.sent_back, *cut),
+        )  # fmt: skip
+        return whole._replace(
+            forward_s=pieces.forward.whole_s(count), backward_s=pieces.backward.whole_s(count), weight_s=0.0,
+            sent=count * one.sent, sent_back=count * one.sent_back, scratch=one.scratch, pieces=pieces,
+        )  # fmt: skip
+
+    def _joined(self, name: str) -> tuple[float, float]:
+        """Return the bytes of a value, and the seconds of a copy of it."""
+        num_bytes = self.bytes_of(name)
+        return num_bytes, self.cast_s(num_bytes, num_bytes)
+
+    def _piece_of_move(self, node: Node, count: int) -> OperationCost:
+        start, move = self.moves[node.name]
+        key = move, self.graph.types[start], self.graph.types[node.name], count
+        if (found := self.known.pieces.get(key)) is None:
+            axis = self.graph.mesh.names[move.axis]
+            found = self.known.pieces[key] = self._cost_of_move(node, start, move, axis, count)
+        return found
+
+    def _piece_of_product(self, node: Node, choice: Split, count: int) -> OperationCost:
+        """Return the cost of one piece of a product: that of a member of an axis of so many, split in this way."""
+        types, weights = [self.graph.types[i] for i in node.inputs], [self.is_weight(i) for i in node.inputs]
+        key = node.op, node.attrs, node.split, *types, self.graph.types[node.name], *weights, choice, count
+        if (found := self.known.pieces.get(key)) is None:
+            found = self.known.pieces[key] = self._cost_of_piece(node, choice, count)
+        return found
+
+    def _cost_of_piece(self, node: Node, choice: Split, count: int) -> OperationCost:
+        operands, result = choice.layouts(self.graph.signature(node), ROWS[node.op])
+        types = [self.graph.types[name] for name in node.inputs]
+        own = [kind._replace(layouts=(*kind.layouts, layout)) for kind, layout in zip(types, operands, strict=True)]
+        kind = self.graph.types[node.name]
+        weights = tuple([self.is_weight(name) for name in node.inputs])
+        found = self._node_cost(
+            replace(node, split=(*node.split, choice)), own, kind._replace(layouts=(*kind.layouts, result)),
+            self.written(node), weights, UNFUSED, (*self.graph.mesh.sizes, count),
+        )  # fmt: skip
+        trained = zip(node.inputs, weights, types, strict=True)
+        sizes = [self.bytes_of(name) for name, is_weight, own in trained if is_weight and own.grad]
+        added_s = sum(self.cast_s(2 * size, size) for size in sizes) * (count - 1) / count
+        scratch = Scratch(0.0, 2 * sum(sizes))  # what is added, and, of tensors that autograd does not overwrite, a sum
+        return found._replace(backward_s=found.backward_s + added_s, scratch=scratch)
 
     def _axes_of(self, name: str, axis: str) -> tuple[str, ...]:
         """Return the axes of a move's message; the loss's sums are one message, which counts for the first of them."""
@@ -272,11 +354,14 @@ class Steps(Operations):
         how: Written,
         of_weights: tuple[bool, ...],
         fusion: Fusion,
+        sizes: tuple[int, ...] | None = None,
     ) -> OperationCost:
+        """Return an operator's cost on a mesh of these sizes; None: the graph's."""
         serial = [TensorType(t.shape, self.dtype(t.dtype), (), t.grad) for t in operands]
         result = TensorType(kind.shape, self.dtype(kind.dtype), (), kind.grad)
-        cost = NodeCost(node, serial, result, self.graph.mesh.sizes, self.compute, (), how)
-        split = node.split or (WHOLE,) * len(self.graph.mesh)
+        sizes = sizes or self.graph.mesh.sizes
+        cost = NodeCost(node, serial, result, sizes, self.compute, (), how)
+        split = node.split or (WHOLE,) * len(sizes)
         found = cost.passes(split, tuple(t.layouts for t in operands), kind.layouts)
         if self._rates:
             forward, backward = (tuple(map(self._at_rate, works)) for works in (found.forward, found.backward))

@@ -63,7 +63,7 @@ class _Traffic:
         self.waiting: Iterator[tuple[int, Tensor]] = iter(())
         self.arrived: dict[int, Tensor] = {}
 
-    def launch(self, number: int, piece: Tensor) -> None:
+    def launch_piece(self, number: int, piece: Tensor) -> None:
         """Start to move a piece as soon as the one before has arrived."""
         self._finish()
         self.under_way = number, self.start(piece)
@@ -132,7 +132,7 @@ class _Arrive(Function):
 
     @staticmethod
     def backward(ctx: AutogradContext, grad: Tensor) -> tuple[Tensor, None, None]:
-        ctx.run.gradients.launch(ctx.number, grad)
+        ctx.run.gradients.launch_piece(ctx.number, grad)
         return grad.new_zeros(()), None, None
 
 
@@ -142,7 +142,7 @@ class _Leave(Function):
     @staticmethod
     def forward(ctx: AutogradContext, y: Tensor, run: _Run, number: int) -> Tensor:
         ctx.run, ctx.number = run, number
-        run.values.launch(number, y.detach())
+        run.values.launch_piece(number, y.detach())
         return y.new_zeros(())
 
     @staticmethod

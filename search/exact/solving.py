@@ -285,7 +285,8 @@ class Solver:
 
         It holds for every lifetime of gathered parameters, as the longest one sends least often. Equal blocks are laid
         out alike. It is 0, which says nothing, where kernels run at rates of their own (tf32, fp8), or where stages
-        have devices of their own or meshes of unlike sizes, which the problem does not know.
+        have devices of their own or meshes of unlike sizes, which the problem does not know. In pieces, every move may
+        run beside compute.
         """
         if (
             execution.rates
@@ -294,7 +295,10 @@ class Solver:
         ):
             return 0.0
         longest = different(LONGEST_FIRST, mesh)[0]
-        problem, eliminator = self.problem(folded, mesh, roles, execution, longest, limits, relaxed=True)
+        whole = replace(execution, pieces=1)
+        problem, eliminator = self.problem(folded, mesh, roles, whole, longest, limits, relaxed=True)
+        if execution.pieces > 1:
+            problem = replace(problem, beside=set(problem.edges), solved={})
         device = self.cluster.device  # the busiest of several stages has no less than an equal share
         return (
             least_s(problem, eliminator, SHARING[device.kind]) / execution.schedule.num_stages + device.step_overhead_s

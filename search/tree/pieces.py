@@ -1,16 +1,53 @@
-"""The number of pieces in which the moves of a plan run beside its products (`pcg.step.pairs`)."""
+"""The number of pieces in which the moves of a plan run beside its products (`pcg.step.pairs`).
+
+Layouts are known, and were chosen for moves that run whole.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from shardwright.search.exact.solving import Candidate, Solver
+from shardwright.cost.timeline.clock import SHARING
+from shardwright.search.effort import LITTLE
+from shardwright.search.exact.solving import Candidate, Identity, Solver, rank
+
+TRIED = (2, 4, 8)
+"""The numbers that are tried, as long as more are faster. Each piece more saves less, and takes a launch more."""
 
 
-def in_pieces(solver: Solver, found: Candidate, num_pieces: int | None) -> Candidate:
-    """Return a plan of the whole graph with its moves in so many pieces; None: whole."""
-    if num_pieces in (None, found.execution.pieces):
+def in_pieces(solver: Solver, found: Candidate, asked: int | None) -> Candidate:
+    """Return a plan of the whole graph with its moves in as many pieces as are asked for; None: as are fastest."""
+    if asked is not None:
+        return _cut(solver, found, asked)
+    best = found
+    for count in TRIED if _may_gain(solver, found) else ():
+        cut = _cut(solver, found, count)
+        if rank(cut) >= rank(best):
+            break
+        best = cut
+    return best
+
+
+def rivals_in_pieces(
+    solver: Solver, best: Candidate, others: Iterable[Candidate], asked: int | None
+) -> Iterator[tuple[Identity, Candidate]]:
+    """Yield other plans in pieces, with how they are run, that may be faster than the best one by what it hides."""
+    for other in others:
+        hidden = other.prediction
+        if asked != 1 and other.fits and not other.folded and hidden.step_s - hidden.exposed_s < best.prediction.step_s:
+            yield other.identity, in_pieces(solver, other, asked)
+
+
+def _may_gain(solver: Solver, found: Candidate) -> bool:
+    """Return whether compute waits for what may run beside it, and the two together are faster than in turn."""
+    sharing, prediction = SHARING[solver.cluster.device.kind], found.prediction
+    return sharing.compute + sharing.communication > 1 and prediction.exposed_s > LITTLE * prediction.step_s
+
+
+def _cut(solver: Solver, found: Candidate, count: int) -> Candidate:
+    if count == found.execution.pieces:
         return found
-    execution = replace(found.execution, pieces=num_pieces)
+    execution = replace(found.execution, pieces=count)
     prediction = solver.predicted(found.graph, execution, {})
     return replace(found, execution=execution, prediction=prediction, fits=solver.fits(prediction))

@@ -48,7 +48,7 @@ from shardwright.search.tree.fitting import Fitted, Fitter
 from shardwright.search.tree.idle import asked_for, on_a_part, with_idle
 from shardwright.search.tree.meshes import Meshes
 from shardwright.search.tree.phases import Phases
-from shardwright.search.tree.pieces import in_pieces
+from shardwright.search.tree.pieces import in_pieces, rivals_in_pieces
 from shardwright.search.tree.remedies import remedied, remedies
 from shardwright.search.tree.staging import Stages, StagesByHand
 from shardwright.search.tree.ways import Progress, Way, Ways
@@ -226,7 +226,10 @@ class Planner:
             best, whole = finisher.best(fitted, ranked)
         with phases.timed("by stage"):
             chosen, best = finisher.by_stage(best, whole, ranked, zeros)
-        best = in_pieces(solver, best, asked.pieces)
+        with phases.timed("pieces"):
+            cut = in_pieces(solver, best, asked.pieces if asked.pieces or not stop.reached else 1)
+            others = stop.within(rivals_in_pieces(solver, cut, whole.values(), asked.pieces))
+            chosen, best = min([(chosen, cut), *others], key=lambda own: rank(own[1]))
         if best.mesh.num_microbatches > 1:
             check_time(best.graph, best.execution)
         if kept.guided and not stop.reached:

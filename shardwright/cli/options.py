@@ -325,7 +325,7 @@ def search_options(command: Command) -> Command:
             "--pieces",
             type=click.IntRange(1),
             help="In how many pieces a change of layout of activations runs beside the matrix products that read or "
-            "make its value, wherever that divides them. 1: every one runs whole.",
+            "make its value, wherever that divides them. 1: every one runs whole. By default the search chooses.",
         ),
         pins=click.option(
             "--pin",

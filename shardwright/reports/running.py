@@ -48,10 +48,12 @@ _AGAIN: dict[str, str] = {"none": "nothing", "selective": "attention", "full": "
 
 
 def way(facts: PlanFacts, times: int = 1) -> str:
-    """Return the microbatches and the recomputation of a step of `times` batches, in words."""
+    """Return the microbatches, the recomputation and the pieces of a step of `times` batches, in words."""
     plan = facts.plan
     obstacle = f"; no microbatches: {plan.report.obstacle}" if plan.report.obstacle else ""
-    return f"{microbatches(plan, times)}; {_again(facts)}{obstacle}"
+    count = plan.execution.pieces
+    cut = f"; changes of layout in {count} pieces beside products" if count > 1 else ""
+    return f"{microbatches(plan, times)}; {_again(facts)}{cut}{obstacle}"
 
 
 def microbatches(plan: Plan, times: int = 1) -> str:

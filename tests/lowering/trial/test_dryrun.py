@@ -105,6 +105,18 @@ def test_gradients_are_sent_in_another_dtype(name: str) -> None:
     assert after == Counter({m._replace(num_bytes=m.num_bytes // 2): times for m, times in before.items()})
 
 
+@each("name", ["data and tensor", "zero and tensor"])
+def test_moves_in_pieces(name: str) -> None:
+    """Four messages of a quarter each, and the memory of what is put together, and of gradients that are added up."""
+    graph = PLANS[name]()
+    own, found = report(graph), report(graph, execution=Execution(pieces=4))
+    assert found.findings == [], str(found)
+    one, other = Counter(own.run.messages), Counter(found.run.messages)
+    before, after = one - other, other - one
+    assert {message.axis for message in before} == {"tp"}
+    assert after == Counter({m._replace(num_bytes=m.num_bytes // 4): 4 * times for m, times in before.items()})
+
+
 def routed(layers: int = 3) -> Graph:
     """Networks of experts, each with its two matrices in blocks of their own, which are stored in slices."""
     b = GraphBuilder()
