@@ -1,4 +1,4 @@
-"""Python's cyclic garbage collector is paused while models are captured, and plans searched and checked."""
+"""Python's cyclic garbage collector is paused while modules are loaded, models captured, plans searched and checked."""
 
 from __future__ import annotations
 

@@ -35,6 +35,7 @@ from shardwright.planning import certified_by, searched
 from shardwright.plans import plan_file
 from shardwright.programs import Programs, Shape
 from shardwright.ranks import check_world, from_rank_0, on_all_ranks, same_on_all_ranks, world_size
+from shardwright.search.collector import collector_paused
 from shardwright.search.plan import Plan
 from shardwright.search.tree.planner import Progress
 
@@ -144,6 +145,7 @@ def plan(
 
 
 @takes_options
+@collector_paused()
 def compile(
     model: nn.Module,
     cluster: Cluster | None = None,
