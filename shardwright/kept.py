@@ -1,6 +1,7 @@
-"""Programs of other shapes that are kept in the cache folder, so that a later run begins them without a capture.
+"""Captures that are kept in the cache folder, so that a later run does without: of a given plan, and of other shapes.
 
-    first plan, forward on tensors without data ──digest──▶ a file: the captured graph, and the plan of the other batch
+    plan, forward on tensors without data ──digest──▶ a file: the captured graph, how it compared with an eager step,
+                                                      and the plan of another batch
 
 A file is found by what decides its contents: the first plan, every operator that the forward calls and on what, this
 code and torch's version. It is data: the plan in it is checked as any plan file is, and proven again from the graph.
@@ -12,6 +13,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,15 +27,15 @@ from shardwright.pcg.files import cache_folder, write_whole
 from shardwright.pcg.foreign import calls
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.text import parse_graph, print_graph
-from shardwright.search.plan import Plan
+from shardwright.search.plan import CaptureCheck, Plan
 from shardwright.search.tree.reshaped import stored
 
 MOST_FILES = 256
-"""The number of programs that are kept: the ones that were made last."""
+"""The number of captures that are kept: the ones that were made last."""
 
 
 class Kept(NamedTuple):
-    """The plan of another batch, and the captured graph that it is of."""
+    """A plan, the first one or that of another batch, and the captured graph that it is of."""
 
     plan: Plan
     captured: Graph
@@ -54,20 +56,31 @@ def find(key: str, first: Plan) -> Kept | None:
     """Return what is kept under a name; None where nothing is, or where it is damaged."""
     try:
         told = json.loads(_path(key).read_bytes())
-        kept = Kept(Plan.from_json(told["plan"]), parse_graph("\n".join(told["captured"])).validate())
+        plan = Plan.from_json(told["plan"]) if "plan" in told else replace(first, capture_check=_check(told["check"]))
+        kept = Kept(plan, parse_graph("\n".join(told["captured"])).validate())
     except (OSError, ValueError, LookupError, TypeError, ShardwrightError):
         return None
     return kept if stored(kept.plan.graph) == stored(first.graph) else None
 
 
-def keep(key: str, kept: Kept) -> None:
-    """Keep a plan and its captured graph. A folder that cannot be written is not an error: a later run makes them."""
-    text = json.dumps({"plan": kept.plan.to_json(), "captured": print_graph(kept.captured).splitlines()})
+def keep(key: str, kept: Kept, first: Plan) -> None:
+    """Keep a captured graph, and its plan unless that is the first, which is given again.
+
+    A folder that cannot be written is not an error: a later run makes them.
+    """
+    check, captured = kept.plan.capture_check, print_graph(kept.captured).splitlines()
+    is_first = kept.plan.graph is first.graph
+    own = {"check": check and check.to_json()} if is_first else {"plan": kept.plan.to_json()}
+    text = json.dumps({**own, "captured": captured})
     with suppress(OSError, PlanError):
         write_whole(_path(key), text, "a program", PlanError, make_folder=True)
         files = sorted(_path(key).parent.glob("*.json"), key=lambda path: path.stat().st_mtime)
         for path in files[:-MOST_FILES]:
             path.unlink(missing_ok=True)
+
+
+def _check(told: Mapping[str, Any] | None) -> CaptureCheck | None:
+    return None if told is None else CaptureCheck.from_json(told)
 
 
 def _path(key: str) -> Path:

@@ -29,7 +29,7 @@ from shardwright.lowering.runtime.inputs import CheckInputs
 from shardwright.lowering.runtime.spec import EntrySpec, Maker
 from shardwright.lowering.store.deferred import DeferredValues
 from shardwright.options import PlanOptions
-from shardwright.pcg.capture.capture import Captured, baked_in
+from shardwright.pcg.capture.capture import Captured, baked_in, bind_arguments, captured_again
 from shardwright.pcg.capture.returned import Returned
 from shardwright.pcg.capture.with_loss import LossFunction, with_loss, without_loss
 from shardwright.pcg.errors import BatchError, InfeasibleError, PlanError
@@ -44,6 +44,7 @@ from shardwright.search.picked import by_stage
 from shardwright.search.plan import Plan
 from shardwright.search.tree.planner import Progress
 from shardwright.search.tree.reshaped import best_together, reshaped
+from shardwright.verifier.choices import Certified
 
 _T = TypeVar("_T")
 MANY = 16
@@ -205,15 +206,31 @@ class Programs:
             )
             _check_feasible(found)
         else:
-            found = self._given
-            captured = self._captured(model, args, kwargs, found, calls(found.graph))
-            check_plan(found, captured.graph, certified, certified.by_name())
-            check_schedules(found.cluster)
-            if found.capture_check is None or not found.capture_check.equal:
-                found = self._compared(found, model, captured, args, kwargs)
+            found, captured = self._checked_plan(self._given, model, args, kwargs, certified)
         self._checked.add(model.training)
         _say_what_is_left_out(model, captured)
         return found, self._constants(captured)
+
+    def _checked_plan(
+        self, given: Plan, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], certified: Certified
+    ) -> tuple[Plan, Captured]:
+        """Prove a plan, of the model's graph as an earlier run captured and compared it, or as it is captured now."""
+        batch = bind_arguments(model, args, kwargs)
+        key = None if self._asked.strict else key_of(model, batch, given)
+        kept = None if key is None else find(key, given)
+        if kept is not None and _is_proven(Kept(given, kept.captured), certified):
+            captured = captured_again(kept.captured, model, batch, given.precision)
+        else:
+            kept, captured = None, self._captured(model, args, kwargs, given, calls(given.graph))
+            check_plan(given, captured.graph, certified, certified.by_name())
+        check_schedules(given.cluster)
+        known = [plan.capture_check for plan in (given, *([] if kept is None else [kept.plan]))]
+        check = next((one for one in known if one is not None and one.equal), None)
+        found = replace(given, capture_check=check) if check else self._compared(given, model, captured, args, kwargs)
+        is_whole = not captured.constants and not captured.beside
+        if key is not None and is_whole and (kept is None or kept.plan.capture_check != found.capture_check):
+            keep(key, Kept(found, captured.graph), given)
+        return found, captured
 
     def _planned_together(self, model: nn.Module, shapes: Sequence[Shape]) -> list[_Made]:
         certified = certified_by(self._asked.rules, self._progress)
@@ -238,15 +255,13 @@ class Programs:
             return kept.plan, {}
         plan, captured = self._reshaped(model, batch, first)
         if key is not None and not captured.constants:
-            keep(key, Kept(plan, captured.graph))
+            keep(key, Kept(plan, captured.graph), first)
         return plan, self._constants(captured)
 
     def _is_right(self, kept: Kept, model: nn.Module) -> bool:
         """Return whether a kept plan is proven here, and its capture compared if that is asked for."""
         certified, check = certified_by(self._asked.rules, self._progress), kept.plan.capture_check
-        try:
-            check_plan(kept.plan, kept.captured, certified, certified.by_name())
-        except PlanError:
+        if not _is_proven(kept, certified):
             return False
         compared = model.training in self._checked or (check is not None and check.equal)
         return compared or self._check_capture == "never"
@@ -333,6 +348,14 @@ def _ordinary() -> Generator[None]:
 def _as_ordinary(batch: Mapping[str, Any]) -> dict[str, Any]:
     """Return a batch without tensors of inference mode, of which nothing can be captured."""
     return tree_map_only(Tensor, lambda x: x.clone() if x.is_inference() else x, dict(batch))
+
+
+def _is_proven(kept: Kept, certified: Certified) -> bool:
+    try:
+        check_plan(kept.plan, kept.captured, certified, certified.by_name())
+    except PlanError:
+        return False
+    return True
 
 
 def _say_what_is_left_out(model: nn.Module, captured: Captured) -> None:

@@ -254,7 +254,7 @@ def capture(
         keys = [*kept.carriers], [*results, *(LEFT + path for path in kept.left())]
         return Importer(model, exported, tensors, num_microbatches, execution.is_per_microbatch, *keys).run()
 
-    forward = _forward_of(options, precision, device, low)
+    forward = _forward_of(options, precision, device, low, {})
 
     def found(parts: Parts) -> Found:
         own = partial(once, parts)
@@ -281,7 +281,8 @@ def trace_of(model: nn.Module, batch: Mapping[str, Any], precision: PrecisionMod
     """
     tensors, options = split_batch(model, (), batch)
     device, low = next((p.device.type for p in model.parameters()), "cpu"), low_dtype(base_of(precision), "autocast")
-    plain = _forward_of(options, precision, device, low)
+    beside = dict[str, None]()
+    plain = _forward_of(options, precision, device, low, beside)
 
     def forward(copy: nn.Module, batch: Mapping[str, Any]) -> object:
         with masks_as_trained():
@@ -290,17 +291,31 @@ def trace_of(model: nn.Module, batch: Mapping[str, Any], precision: PrecisionMod
     mode = _fake_mode(model)
     with unset_fake_temporarily(), put_back(model), unnoted(mode):
         try:
-            return as_in_eager(partial(digest, model, _told_apart(tensors), forward))
+            refuse_backward_hooks(model)
+            found = as_in_eager(partial(digest, model, _told_apart(tensors), forward))
         except Exception:  # noqa: BLE001  capture says what is wrong
             return None
+    return found and f"{found} of {', '.join(flat_batch(tensors))} beside {', '.join(beside)}"
 
 
-def _forward_of(options: Mapping[str, Any], precision: PrecisionMode | None, device: str, low: str) -> Forward:
-    """Return a function that runs a copy of a model on a batch, and gives the loss."""
+def captured_again(
+    graph: Graph, model: nn.Module, batch: Mapping[str, Any], precision: PrecisionMode | None
+) -> Captured:
+    """Return what `capture` gives for a model whose graph is known, and reads no constants."""
+    return Captured(graph, tied_names(model), {}, baked_in(model, (), batch), precision)
+
+
+def _forward_of(
+    options: Mapping[str, Any], precision: PrecisionMode | None, device: str, low: str, beside: dict[str, None]
+) -> Forward:
+    """Return a function that runs a copy of a model on a batch, gives the loss, and notes the other results."""
 
     def forward(copy: nn.Module, batch: Mapping[str, Any]) -> object:
         with in_own_precision(copy, precision, device), _autocast(device, low):
-            return find_loss(copy(**batch, **options))
+            result = copy(**batch, **options)
+            loss = find_loss(result)
+            beside.update(_beside(result, loss))
+            return loss
 
     return forward
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ import shardwright as sw
 from shardwright import kept
 from shardwright.lowering.ranks.launch import run_ranks
 from shardwright.pcg.capture.capture import trace_of
+from shardwright.pcg.errors import PlanError
 from tests.each import each
 from tests.shardwright.test_programs import Call, batch_of, model_of, trained
 
@@ -48,12 +50,46 @@ def test_a_later_run_begins_other_shapes_without_a_capture(monkeypatch: pytest.M
         assert losses == pytest.approx(expected, rel=1e-10)
 
 
+def test_a_later_run_of_a_plan_begins_without_a_capture(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    plan = sw.plan(Small(), sw.Cluster.local(1), kwargs={"x": X})
+    assert plan.capture_check is None
+
+    def run(model: nn.Module, batch: dict[str, object] | None = None, **options: Any) -> tuple[int, bool]:
+        """The number of captures, and whether the graph is known to be the model."""
+        told = list[str]()
+        given = {"x": X} if batch is None else batch
+        try:
+            parallel = sw.compile(model, kwargs=given, plan=plan, progress=told.append, timeout_s=30, **options)
+        except PlanError:
+            return sum(text.startswith("capturing") for text in told), False
+        parallel.forward_backward(**given)
+        check = parallel.capture_check
+        return sum(text.startswith("capturing") for text in told), check is not None and check.equal
+
+    def body() -> None:
+        assert run(Small(), check_capture="never") == (1, False)
+        assert run(Small()) == (0, True)  # compared with the graph that is kept
+        assert run(Small()) == (0, True)
+        assert run(Small(), check_capture="never") == (0, True)
+        assert run(Small(), strict=True) == (1, True)  # which parts are refused is not kept
+        for other in (Small(torch.tanh), Small(p=0.25), Small(frozen=True)):
+            assert run(other) == (1, False)
+        assert run(Small(), {"x": X, "scale": 2.0}) == (1, False)
+        (path,) = (tmp_path / "shardwright" / "programs").iterdir()
+        path.write_text(path.read_text().replace("relu", "tanh"))
+        assert run(Small()) == (1, True)  # what is kept is proven again
+        assert run(Small()) == (0, True)
+
+    run_ranks(body, 1, 120)
+
+
 def test_what_is_kept_is_checked_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     plan = sw.plan(model_of(norm=False), sw.Cluster.local(2), kwargs=batch_of(8, 6), mesh={"x": 2}, roles="zero")
     other = sw.plan(model_of(norm=False), sw.Cluster.local(2), kwargs=batch_of(8, 6), mesh={"x": 2}, roles="data")
     assert kept.find("k", plan) is None
-    kept.keep("k", kept.Kept(plan, plan.graph.erased()))
+    kept.keep("k", kept.Kept(plan, plan.graph.erased()), other)
     found = kept.find("k", plan)
     assert found is not None
     assert found.plan.graph == plan.graph
@@ -83,6 +119,38 @@ class Counting(Small):
         return super().forward(x, scale) + self.seen
 
 
+class Renamed(Small):
+    __qualname__ = "Small"
+
+    def forward(self, y: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return super().forward(y)
+
+
+class Beside(Small):
+    __qualname__ = "Small"
+
+    def forward(self, x: Tensor, scale: float = 1.0) -> tuple[Tensor, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return super().forward(x, scale), x
+
+
+class Sign(torch.autograd.Function):
+    """Its backward is not that of its forward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.sign()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return gradient
+
+
+def hooked() -> Small:
+    model = Small()
+    model.linear.weight.register_hook(lambda gradient: 2 * gradient)
+    return model
+
+
 X, LARGE = torch.ones(3, 4), torch.randn(5000)
 
 
@@ -94,7 +162,7 @@ def test_what_computes_something_else_has_another_digest() -> None:
         trace_of(Small(torch.tanh), {"x": X}), trace_of(Small(lambda x: x.detach() * x), {"x": X}),
         trace_of(Small(lambda x: x * x.detach()), {"x": X}), trace_of(Small(lambda x: x * torch.tensor(2.0)), {"x": X}),
         trace_of(Small(lambda x: x * torch.tensor(3.0)), {"x": X}), trace_of(Small(), {"x": X}, "amp_bf16"),
-        trace_of(Small(nn.ReLU()), {"x": X}),
+        trace_of(Small(nn.ReLU()), {"x": X}), trace_of(Renamed(), {"y": X}), trace_of(Beside(), {"x": X}),
     ]  # fmt: skip
     assert None not in traces
     assert len(set(traces)) == len(traces)
@@ -103,7 +171,14 @@ def test_what_computes_something_else_has_another_digest() -> None:
 
 @each(
     "model",
-    [Small(lambda x: x * LARGE[:4]), Small(lambda x: x if x.sum() > 0 else -x), Counting()],
+    [
+        Small(lambda x: x * LARGE[:4]),
+        Small(lambda x: x if x.sum() > 0 else -x),
+        Counting(),
+        hooked(),
+        Small(Sign.apply),
+        Small(lambda x: (x.register_hook(lambda gradient: 2 * gradient), x)[1]),
+    ],
 )
 def test_what_is_not_known_has_no_digest(model: nn.Module) -> None:
     assert trace_of(model, {"x": X}) is None
