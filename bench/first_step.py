@@ -39,7 +39,7 @@ def start(name: str, layers: int, plan: str) -> None:
     optimizer.step()
 
 
-def _ddp(size: object, plan: str) -> tuple[torch.nn.Module, Callable[..., None]]:
+def _ddp(size: object, plan: str) -> tuple[torch.nn.Module, Callable[..., object]]:
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
@@ -48,7 +48,7 @@ def _ddp(size: object, plan: str) -> tuple[torch.nn.Module, Callable[..., None]]
     return model, lambda batch: wrapped(**_rows(batch, dist.get_rank())).backward()
 
 
-def _fsdp(size: object, plan: str) -> tuple[torch.nn.Module, Callable[..., None]]:
+def _fsdp(size: object, plan: str) -> tuple[torch.nn.Module, Callable[..., object]]:
     import torch.distributed as dist
     from torch.distributed.fsdp import fully_shard
 
@@ -73,7 +73,7 @@ def _rows(batch: dict[str, torch.Tensor], rank: int) -> dict[str, torch.Tensor]:
     return {name: value.chunk(NUM_RANKS)[rank] for name, value in batch.items()}
 
 
-def _ours(size: object, plan: str) -> tuple[torch.nn.Module, Callable[..., None]]:
+def _ours(size: object, plan: str) -> tuple[torch.nn.Module, Callable[..., object]]:
     import shardwright as sw
     from bench.gpt import Size, build, make_batch
 

@@ -85,7 +85,7 @@ def find_loss(result: Any) -> torch.Tensor | None:
     return None
 
 
-def _beside(result: Any, loss: torch.Tensor) -> dict[str, None]:
+def _beside(result: Any, loss: torch.Tensor | None) -> dict[str, None]:
     """Return the tensors beside the loss in a tuple or dictionary, in words.
 
     Transformers' outputs are neither of these.
