@@ -88,7 +88,7 @@ def _hand_back(lists: Lists, parts: Lists) -> None:
 def _like(op: private.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
     """Make a part of the same shape and dtype; leave all other cases to torch."""
     x, *others = args
-    spec, asked = private.spec_of(x), {name for name, value in kwargs.items() if value is not None}
+    spec, asked = private.spec_of(x), {name for name, value in kwargs.items() if value not in (None, False)}
     if (
         asked - {"memory_format"}
         or kwargs.get("memory_format", torch.preserve_format) != torch.preserve_format
