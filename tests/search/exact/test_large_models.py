@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from itertools import combinations, product
 
 import numpy as np
@@ -175,8 +176,10 @@ def test_sweeps_are_spent_on_costs_that_are_clipped_aptly(monkeypatch: pytest.Mo
     made = list[tuple[float, int]]()
 
     class Counted(pruning.Reparametrization):
-        def __init__(self, unary: list[np.ndarray], edges: pruning.Edges, clip: float) -> None:
-            super().__init__(unary, edges, clip)
+        def __init__(
+            self, unary: list[np.ndarray], edges: pruning.Edges, clip: float, check: Callable[[], None]
+        ) -> None:
+            super().__init__(unary, edges, clip, check)
             made.append((clip, 0))
 
         def sweep(self, *, forward: bool) -> None:
