@@ -129,13 +129,8 @@ def plan(
         )
     if form == "json":
         terminal.show_json(found.to_json())
-        if output is None:
-            return status_of(found)
-    from shardwright.reports.shown import Shown
+    else:
+        from shardwright.reports.plan import PlanReport
 
-    shown = Shown.of_plan(found)
-    if output is not None:
-        shown.keep(found.text().encode())
-    if form != "json":
-        terminal.show(shown, form)
-    return status_said(shown.unfit)
+        terminal.show(PlanReport(found), form)
+    return status_of(found)
