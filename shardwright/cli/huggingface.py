@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
+from shardwright.pcg.capture.fake import fake as without_memory
 from shardwright.pcg.errors import MachineError, ShardwrightError
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def load_config(path: Path, batch_size: int, seq_len: int, dtype: str, *, fake: 
     """
     config = _config(path)
     architecture = _architecture(config, path)
-    with FakeTensorMode() if fake else contextlib.nullcontext():
+    with without_memory() if fake else contextlib.nullcontext():
         try:
             model: nn.Module = architecture._from_config(config, dtype=getattr(torch, dtype))
         except (TypeError, ValueError, AttributeError, ImportError) as error:

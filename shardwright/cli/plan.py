@@ -18,7 +18,7 @@ from shardwright.cli.options import (
     model_options,
     search_options,
 )
-from shardwright.cli.planfiles import status_of, status_said
+from shardwright.cli.planfiles import status_of
 from shardwright.pcg.errors import MachineError, ShardwrightError
 from shardwright.pcg.files import require_writable
 from shardwright.plans import file_for
