@@ -98,13 +98,16 @@ def plans() -> tuple[Plan, Plan]:
 # ---- the two nodes
 
 
-def as_nodes() -> subprocess.Popen[bytes]:
-    """Make the two nodes: this process is in the first. Return a process that is in the second."""
+def as_nodes(bytes_per_s: float = BYTES_PER_S) -> subprocess.Popen[bytes]:
+    """Make the two nodes: this process is in the first. Return a process that is in the second.
+
+    `bytes_per_s`: the rate of the link between them, each way.
+    """
     other = subprocess.Popen(["unshare", "-n", "sleep", "600"])
     here = Path("/proc/self/ns/net").readlink()
     while Path(f"/proc/{other.pid}/ns/net").readlink() == here:
         time.sleep(0.01)
-    rate = f"{round(8 * BYTES_PER_S)}bit"
+    rate = f"{round(8 * bytes_per_s)}bit"
     inside = ["nsenter", "-t", str(other.pid), "-n"]
     _run(["ip", "link", "add", "node", "type", "veth", "peer", "name", "node", "netns", str(other.pid)])
     for number, prefix in enumerate(([], inside), start=1):
@@ -120,10 +123,10 @@ def _run(command: list[str]) -> None:
     subprocess.run(command, check=True, capture_output=True, text=True, timeout=20)
 
 
-def enter(rank: int, other: int) -> None:
+def enter(rank: int, other: int, per_node: int = PER_NODE) -> None:
     """Put this rank on its node: groups that it makes from now on reach other ranks as nodes do."""
     os.environ["GLOO_SOCKET_IFNAME"] = "node"
-    if rank >= PER_NODE:
+    if rank >= per_node:
         with Path(f"/proc/{other}/ns/net").open() as namespace:
             if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), _NET_NAMESPACE):
                 raise OSError(ctypes.get_errno(), "setns")
@@ -218,10 +221,15 @@ def rows() -> Iterator[str]:
     assert found["measured"][found["picked"]] <= 0.8 * gloo_s, found
 
 
+def may_have_namespaces() -> bool:
+    """Return whether this machine allows namespaces and has the tools for them."""
+    tools = all(shutil.which(tool) for tool in ("unshare", "nsenter", "ip", "tc"))
+    return tools and not subprocess.run(["unshare", "-Urn", "true"], capture_output=True, check=False).returncode
+
+
 def in_namespaces() -> dict[str, Any] | None:
     """Run this file in namespaces of its own, and return what it found; None where that is not allowed."""
-    tools = all(shutil.which(tool) for tool in ("unshare", "nsenter", "ip", "tc"))
-    if not tools or subprocess.run(["unshare", "-Urn", "true"], capture_output=True, check=False).returncode:
+    if not may_have_namespaces():
         return None
     command = ["unshare", "-Urn", "--kill-child", sys.executable, "-m", "bench.throttled"]
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=900)
