@@ -63,6 +63,8 @@ _OPTIONS = {"num_microbatches": "--microbatches", "num_stages": "--stages", "sta
 @click.option("--compiled", is_flag=True, help="Chains of pointwise operators are fused, as torch.compile does.")
 @click.option("--recompute", type=click.Choice(RECOMPUTES),
               help="What backward computes again: nothing, attention, every block; by default the plan's.")  # fmt: skip
+@click.option("--pieces", type=click.IntRange(1),
+              help="In how many pieces changes of layout run beside products; by default the plan's.")  # fmt: skip
 @click.option(
     "--offload", "stored", flag_value=Fate.HOST.value, help="Activations wait for backward in the host's memory."
 )

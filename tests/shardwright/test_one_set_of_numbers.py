@@ -319,6 +319,7 @@ def test_how_a_step_is_run_is_said_alike() -> None:
     file, explained, page, data = read("timed")
     facts = PlanFacts(found)
     way = "4 microbatches, each of 16 of the batch's 64; made again in backward: all of layers.4–5 (2 of 6 blocks)"
+    way += "; changes of layout in 2 pieces beside products"
     assert data["way"] == way
     step_by_step = str(TimelineReport(found, plan_timeline(found, found.execution)))
     for said_there in (explained, page, step_by_step):
