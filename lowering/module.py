@@ -156,8 +156,8 @@ class ParallelModule(Fixed):
         Labels may be left out where the model does without. Other values than tensors are those given to `compile`, or
         those passed. With `metrics`, returns what it makes of results row by row, whole (`runtime.measures`).
 
-        Raises `AttributeError` before the first step. Raises `ShardwrightError` if stages are of unlike sizes, or the
-        module was not made by `shardwright.compile`.
+        Raises `AttributeError` before the first step. Raises `ShardwrightError` if the module was not made by
+        `shardwright.compile`.
         """
         if self.maker is None:
             raise ShardwrightError("evaluate: only shardwright.compile gives modules that return more than their loss")

@@ -34,7 +34,6 @@ from shardwright.pcg.capture.returned import Returned
 from shardwright.pcg.capture.with_loss import LossFunction, with_loss, without_loss
 from shardwright.pcg.errors import BatchError, InfeasibleError, PlanError
 from shardwright.pcg.foreign import Call, calls
-from shardwright.pcg.step.meshes import stage_meshes
 from shardwright.planning import captured_for, certified_by, check_schedules, searched, statistics_of
 from shardwright.ranks import batch_facts, check_world, from_rank_0, model_facts, same_on_all_ranks
 from shardwright.reports.facts import memory_verdict
@@ -155,11 +154,6 @@ class Programs:
         """Enter a program that gives what the model returns for a batch of global tensors, in eval mode."""
         first = self._first
         assert first is not None, "the first program fixes the layouts of parameters"
-        if len({mesh.sizes for mesh in stage_meshes(first.mesh, first.execution)}) > 1:
-            raise PlanError(
-                "evaluate: a plan with stages of unlike sizes gives the loss alone, by parallel.eval() and "
-                "parallel(**batch), since ranks of another stage have other rows; for logits plan with equal stages"
-            )
         batch = _as_ordinary(batch)
 
         def planned() -> tuple[_Made, Returned, dict[str, Any]]:

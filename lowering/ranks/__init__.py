@@ -7,6 +7,7 @@
     scheduled    collectives by a schedule, with point-to-point messages
     picked       the schedules of an axis: which one for which size, in one order
     channels     messages between pipeline stages, first in, first out
+    telling      what one stage tells all others: the loss, and the model's results
     agreement    values that must be equal on all ranks, compared or taken from rank 0
     waits        waits for other ranks end with an error after a timeout
     rollcall     names the rank that was killed or is stuck

@@ -74,7 +74,10 @@ class _Rows:
 
     @classmethod
     def of(cls, batch: Mapping[str, Any], ranks: Ranks) -> _Rows:
-        """Share out the rows of this rank's part among the ranks, and stages, that have the same part."""
+        """Share out the rows of this rank's part among the ranks, and stages, that have the same part.
+
+        Of stages of unlike sizes, the first of the largest ones shares out its rows alone.
+        """
         counts = {x.shape[0] for x in flat_batch(batch).values() if isinstance(x, Tensor) and x.dim()}
         if len(counts) != 1:
             raise BatchError(
@@ -82,7 +85,8 @@ class _Rows:
                 f"{sorted(counts)}; leave metrics= out, and reduce the DTensors that evaluate returns"
             )
         (rows,) = counts
-        start, size, copies, number = 0, rows, ranks.stages.size, ranks.stages.rank
+        is_alike, stage = len(set(ranks.meshes)) == 1, ranks.stages.rank
+        start, size, copies, number = 0, rows, *((ranks.stages.size, stage) if is_alike else (1, 0))
         for layout, axis in zip(by_rows((rows,), ranks.mesh), ranks.axes, strict=True):
             if layout.is_shard:
                 size //= axis.size
@@ -90,6 +94,8 @@ class _Rows:
             elif isinstance(axis, Axis):
                 copies, number = copies * axis.size, number * axis.size + axis.rank
         first, last = (start + size * place // copies for place in (number, number + 1))
+        if not is_alike and stage != ranks.meshes.index(max(ranks.meshes, key=lambda mesh: mesh.num_devices)):
+            last = first
         return cls(rows, start, first, last - first)
 
     def own(self, nest: object) -> Any:  # noqa: ANN401

@@ -14,16 +14,15 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from shardwright.lowering.random.exact import Draw
 from shardwright.lowering.ranks.channels import Incoming, Kind, Message, Outgoing, channels, waits_in_kernels
-from shardwright.lowering.ranks.groups import first_in
-from shardwright.lowering.ranks.movement import Axis, broadcast
+from shardwright.lowering.ranks.movement import Axis
 from shardwright.lowering.ranks.picked import Work
 from shardwright.lowering.ranks.ranks import Ranks
+from shardwright.lowering.ranks.telling import Telling, Told
 from shardwright.lowering.runtime.apart import Apart, give_to_weights
 from shardwright.lowering.runtime.collectives import start_total
 from shardwright.lowering.runtime.runner import Runner
@@ -64,7 +63,7 @@ class Pipeline:
         self.stage = stage = ranks.stages.rank
         self.items, self.by_microbatch = stages.items[stage], by_microbatch
         self.num_microbatches = 1 if ranks.time is None else ranks.time.size
-        types, size = stages.graph.types, ranks.stages.size
+        types = stages.graph.types
         self.trained = {name for names in stages.sent for name in names if types[name].grad}
         crossed = [
             each
@@ -77,8 +76,8 @@ class Pipeline:
         self.kinds = {(each.verb, each.item.direction, each.boundary): self._kinds(each) for each in own}
         self.lists: dict[tuple[bool, bool], _List] = {}
         self.stepped = set[bool]()  # whether there was a step without backward, and one with
-        tellers = {told.stage for told in stages.told}
-        self.tellers = {each: first_in(ranks.meshes, range(size), dist.get_rank(), each) for each in tellers}
+        self.told = {key: Told(types[name], stage) for key, name, stage in stages.told}
+        self.telling = Telling(ranks, self.told.values())
         self.mail: dict[tuple[str, int, int], list[Tensor]] = {}  # what a virtual stage needs in a microbatch, or sends
         self.alive: dict[tuple[int, int], tuple[dict[str, Tensor], list[GradientEdge | None]]] = {}
         self.put_off: dict[tuple[int, int], list[Apart]] = {}
@@ -121,8 +120,7 @@ class Pipeline:
 
         A stage that gives a result has it in memory of its own.
         """
-        for key, name, stage in self.stages.told:
-            kind = self.stages.graph.types[name]
+        for key, (kind, stage) in self.told.items():
             shape, dtype = kind.local_shape(self.ranks.mesh), getattr(torch, kind.dtype)
             if key == LOSS or stage != self.stage:
                 yield key, torch.zeros(shape, dtype=dtype, device=self.ranks.device)
@@ -243,10 +241,9 @@ class Pipeline:
 
     def tell(self) -> None:
         """Send the loss, or each of the model's results, from its stage to all others."""
-        for key, _, stage in self.stages.told:
-            self.now = f"{key.lstrip('.')}, which comes from stage {stage}"
-            if self.ranks.stages.group is not None:
-                broadcast(self.outcome[key], self.tellers[stage], self.ranks.stages.group)
+        for key, told in self.told.items():
+            self.now = f"{key.lstrip('.')}, which comes from stage {told.stage}"
+            self.outcome[key] = self.telling.tell(told, self.outcome[key], self.now)
 
     def share(self) -> None:
         """Sum the gradients that several stages have, and hand them over."""

@@ -60,7 +60,7 @@ def room_for(model: nn.Module, optimizer: Optimizer | None, saved: Collection[st
         parameter.grad = None
     had, names = {name.removeprefix(_STATE).rpartition(".")[0] for name in saved}, _names(model)
     try:
-        if had:
+        if had and any(group["params"] for group in optimizer.param_groups):
             get_optimizer_state_dict(model, optimizer, options=_FLAT)
         for parameter in list(optimizer.state):
             if names.get(parameter) not in had:

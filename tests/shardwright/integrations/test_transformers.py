@@ -24,6 +24,7 @@ SHOWN = ("step", "loss", "grad_norm", "learning_rate", "eval_loss", "eval_right"
 PLANS: dict[str, dict[str, Any]] = {
     "zero": {"mesh": {"x": 2}, "roles": "zero"},
     "tensor": {"mesh": {"x": 2}, "roles": "tensor"},
+    "unlike stages": {"stages": [2, 1], "microbatches": 2, "mesh": {"x": 2}},
 }
 pytestmark = pytest.mark.filterwarnings("ignore:GPT2LMHeadModel returns")
 
@@ -96,6 +97,39 @@ def test_a_run_is_that_of_one_process_and_goes_on_under_another_plan(tmp_path: P
         losses = [last(**{k: torch.stack([row[k] for row in rows]) for k in rows[0]}).loss for rows in batches]
     mean = (ROWS * losses[0] + (6 - ROWS) * losses[1]) / 6
     torch.testing.assert_close(mean.item(), expected[-3]["eval_loss"], rtol=1e-4, atol=1e-6)
+
+
+def late(model: GPT2LMHeadModel) -> GPT2LMHeadModel:
+    """Only the last block and the last norm train, which are in the last stage; there is no dropout."""
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name.startswith(("transformer.h.1.", "transformer.ln_f.")))
+    return model
+
+
+def test_stages_of_unlike_sizes_of_which_one_trains_nothing(tmp_path: Path) -> None:
+    def words(folder: str) -> TrainingArguments:
+        return arguments(tmp_path / folder, num_train_epochs=1, optim="adafactor", save_steps=1, eval_steps=1)
+
+    def alone() -> list[dict[str, float]]:
+        return history(transformers.Trainer(late(model_of(0.0)), words("one"), **options()))
+
+    def trainer_of(folder: str) -> Trainer:
+        model = late(model_of(0.0))
+        parallel = sw.compile(model, sw.Cluster.local(3), kwargs=example_batch(ROWS), timeout_s=60,
+                              check_capture="never", **PLANS["unlike stages"])  # fmt: skip
+        return Trainer(model, words(folder), parallel, **options())
+
+    def body() -> tuple[list[dict[str, float]], list[dict[str, float]], bool]:
+        whole = trainer_of("two")
+        found = history(whole), history(trainer_of("again"), tmp_path / "two" / "checkpoint-2")
+        return *found, any(p.requires_grad for p in whole.parallel.parameters())
+
+    (expected,) = launched(alone, 1)
+    by_rank = launched(body, 3)
+    assert [trains for *_, trains in by_rank] == [False, False, True]
+    for whole, resumed, _ in by_rank:
+        torch.testing.assert_close(whole, expected, rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(resumed, whole, rtol=1e-4, atol=1e-6)
 
 
 @each("words", [{"bf16": True}, {"torch_compile": True}, {"label_smoothing_factor": 0.1}, {"neftune_noise_alpha": 1.0},
