@@ -38,36 +38,43 @@ def graph_of(row: str, sample: Sample, *, garbage: bool) -> Graph:
     return b.graph([("loss", b.op("sum", product, dims=tuple(range(len(shape))), keepdim=False))])
 
 
-def paddings_of(graph: Graph, node: Node, factor: int) -> Iterator[Padding]:
-    """Two more entries of a factor in each parameter that has it."""
+def paddings_of(graph: Graph, node: Node, factor: int, own: Stretch) -> Iterator[Padding]:
+    """More entries of a factor in each parameter that has it."""
     signature = graph.signature(node)
-    own = Stretch(1, signature.factors[factor].size, signature.factors[factor].size + 2, 1)
     for position in holders(signature, factor):
         for dim, members in enumerate(signature.operands[position]):
             if factor in members:
                 yield Padding(f"x{position}", dim, around(members, signature, factor, own))
 
 
-def cases() -> Iterator[tuple[str, int, int, bool]]:
+def stretches_of(size: int) -> Iterator[Stretch]:
+    """Two more entries; one more in each half; one more pair."""
+    yield Stretch(1, size, size + 2, 1)
+    if size % 2 == 0:
+        yield from (Stretch(2, size // 2, size // 2 + 1, 1), Stretch(1, size // 2, size // 2 + 1, 2))
+
+
+def cases() -> Iterator[tuple[str, int, int, Stretch, bool]]:
     for row in sorted(FINITE):
         for number, sample in enumerate(SAMPLES[row][:3]):
             signature = ROWS[row].signature(sample.shapes, dict(sample.attrs))
             node = Node(row, row, ("",) * len(sample.shapes), tuple(sample.attrs.items()))
             for factor, found in enumerate(signature.factors):
                 floats = [i for i in holders(signature, factor) if is_float(sample.dtypes[i])]
-                if floats and may_stretch(
-                    node, ROWS[row], signature, factor, Stretch(1, found.size, found.size + 2, 1)
-                ):
-                    yield row, number, factor, True
-                    if found.role != "map":
-                        yield row, number, factor, False
+                for own in stretches_of(found.size) if floats else ():
+                    if may_stretch(node, ROWS[row], signature, factor, own):
+                        yield row, number, factor, own, True
+                        if found.role != "map":
+                            yield row, number, factor, own, False
 
 
-@each("row, number, factor, garbage", cases())
-def test_padding_changes_neither_values_nor_gradients(row: str, number: int, factor: int, garbage: bool) -> None:
+@each("row, number, factor, own, garbage", cases())
+def test_padding_changes_neither_values_nor_gradients(
+    row: str, number: int, factor: int, own: Stretch, garbage: bool
+) -> None:
     sample = SAMPLES[row][number]
     graph = graph_of(row, sample, garbage=garbage)
-    longer = padded(graph, list(paddings_of(graph, graph.by_name["it"], factor)))
+    longer = padded(graph, list(paddings_of(graph, graph.by_name["it"], factor, own)))
     its = [n for n in longer.nodes if n.name.startswith("it") and n.op == row][-1]
     assert [longer.types[name].shape for name in its.inputs] != sample.shapes, "it has no padding"
     values = dict(zip((f"x{i}" for i in range(len(sample.shapes))), sample.arrays(1), strict=True))
