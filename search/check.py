@@ -46,8 +46,7 @@ def check_plan(
     except GraphError as error:
         raise PlanError(f"plan for {plan.model!r}: its graph is ill-typed: {error}; make the plan again") from error
     try:
-        longer = _with_rows(plan, padded(captured, plan.report.padding))
-        serial = replay(longer, plan.report.rewrites, rules or {}, plan.mesh)
+        serial = replay(lengthened(plan, captured), plan.report.rewrites, rules or {}, plan.mesh)
     except (PlanError, GraphError):
         if plan.fingerprint == fingerprint(captured):
             raise
@@ -72,10 +71,11 @@ def check_plan(
         raise PlanError(f"plan for {plan.model!r}: {error}") from error
 
 
-def _with_rows(plan: Plan, captured: Graph) -> Graph:
-    """Return the captured graph with the rows that the plan adds to its batch."""
+def lengthened(plan: Plan, captured: Graph) -> Graph:
+    """Return the captured graph with the plan's padding, and the rows that it adds to its batch."""
+    longer = padded(captured, plan.report.padding)
     if not plan.report.rows:
-        return captured
+        return longer
     (size, rows, *_), most = (*plan.report.rows, 0), plan.mesh.num_devices * plan.mesh.num_microbatches
     shapes = [captured.types[leaf.name].shape for leaf in captured.leaves("input")]
     if not size < rows < size + max(most, 2) or not any(shape and shape[0] == size for shape in shapes):
@@ -83,7 +83,7 @@ def _with_rows(plan: Plan, captured: Graph) -> Graph:
             f"plan for {plan.model!r}: it makes {rows} rows of a batch of {size}; expected inputs of {size} rows and "
             f"at most {most - 1} more; make the plan again"
         )
-    return with_rows(captured, size, rows)
+    return with_rows(longer, size, rows)
 
 
 def _check_stages(run: Graph, execution: Execution) -> None:

@@ -114,8 +114,9 @@ def plan(
             without being named; see docs/training.md.
         pad: pad parameters, where that lets devices split a dimension that they do not divide: a vocabulary of 50,257,
             25 heads, 7 experts. A number of devices; or True for those of an axis of `mesh`, or else of one machine and
-            of all devices. The plan is the best with and without padding, each of which is searched. Parameters,
-            gradients and checkpoints keep the model's shapes; see docs/planning.md.
+            of all devices. The plan is the best with and without padding, each of which is searched; a batch that they
+            do not share evenly is also searched with more rows. Parameters, gradients and checkpoints keep the model's
+            shapes; see docs/planning.md.
         rules: a rule file (docs/rules.md) in place of the shipped catalogue: the only source of the forms of rules
             that it holds. Rules that this machine has not proven yet are proven now, or left out and reported to
             `progress`; proofs are kept in the cache folder.

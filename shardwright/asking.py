@@ -24,6 +24,7 @@ from shardwright.pcg.graph import Graph
 from shardwright.pcg.padding.longer import padded
 from shardwright.planning import certified_choices, statistics_of
 from shardwright.reports.asking import WhatIfReport, WhyNotReport
+from shardwright.search.check import lengthened
 from shardwright.search.choices.problem import NoLayoutsError
 from shardwright.search.plan import Plan, fingerprint
 from shardwright.search.request.asked import MEMORY, Bound, parse
@@ -72,7 +73,7 @@ def why_not(
             raise PlanError(
                 f"{type(model).__name__} with this batch is not what the plan is for; give its own, or none"
             )
-        graph = padded(captured, plan.report.padding)
+        graph = lengthened(plan, captured)
     asked = SearchOptions(pins=tuple(pin for pin in plan.asked.pins if _is_memory(pin)))
     try:
         other = _search(plan, graph, plan.cluster, asked, progress, spaces)

@@ -9,6 +9,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from shardwright.pcg.foreign import Call
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.padding.longer import padded
 from shardwright.pcg.padding.origins import paddings
+from shardwright.pcg.padding.rows import with_rows
 from shardwright.pcg.step.precisions import PrecisionMode, shown
 from shardwright.reports.facts import fits
 from shardwright.reports.wording import SEARCHED
@@ -33,6 +35,7 @@ from shardwright.search.check import check_plan
 from shardwright.search.choices.problem import NoLayoutsError
 from shardwright.search.collector import collector_paused
 from shardwright.search.plan import Alternative, Plan, fingerprint, most_frequent
+from shardwright.search.request.spaces import batch_size
 from shardwright.search.tree.planner import Planner, Progress
 from shardwright.verifier.choices import Certified
 from shardwright.verifier.collectives import verify_schedule
@@ -146,16 +149,27 @@ def _best(planner: Planner, graph: Graph, model: str, cluster: Cluster, asked: P
     """Return the best plan of a graph; where padding is asked for, the best of the graphs with and without it."""
     numbers = _padded_for(asked, cluster)
     found, refused = list[Plan](), None
-    for own in dict.fromkeys([*(paddings(graph, number) for number in numbers), ()]):
+    begins = dict.fromkeys([*(paddings(graph, number) for number in numbers), ()])
+    batches = dict.fromkeys([*(_more_rows(graph, number, asked) for number in numbers), ()])
+    for own, rows in product(begins, batches):
+        longer = padded(graph, own)
         try:
-            plan = planner.plan(padded(graph, own), model, **asked.search.words)
+            plan = planner.plan(with_rows(longer, *rows) if rows else longer, model, **asked.search.words)
         except NoLayoutsError as error:  # such as of a pin that only the other graph can keep to
             refused = refused or error
             continue
-        found.append(replace(plan, fingerprint=fingerprint(graph), report=replace(plan.report, padding=own)))
+        report = replace(plan.report, padding=own, rows=rows)
+        found.append(replace(plan, fingerprint=fingerprint(graph), report=report))
     if not found and refused is not None:
         raise refused
     return min(found, key=lambda plan: (not fits(plan), plan.prediction.step_s))
+
+
+def _more_rows(graph: Graph, number: int, asked: PlanOptions) -> tuple[int, ...]:
+    """Return the batch's number of rows, and the one that so many devices share evenly; () where that is the same."""
+    size = batch_size(graph)
+    rows = -(-size // number) * number
+    return () if rows == size or asked.statistics.modules else (size, rows)
 
 
 def _padded_for(asked: PlanOptions, cluster: Cluster) -> list[int]:

@@ -153,9 +153,16 @@ def _with_rows(plan: Plan, graph: Graph) -> _Way | None:
 def _shared(plan: Plan) -> tuple[int, set[str]]:
     """Return the number of devices among which a plan divides the rows of inputs, and the names of these inputs.
 
-    So it does with inputs that it divides among microbatches alone.
+    So it does with inputs that it divides among microbatches alone, and with the values that have rows added to them.
     """
     graph, mesh = plan.graph, plan.mesh
+    if plan.report.rows:
+        size, rows = plan.report.rows
+        found = [x for x in graph.leaves("input") if (shape := graph.types[x.name].shape) and shape[0] % size == 0]
+        longer = [graph.types[node.name].layouts for node in graph.nodes if graph.types[node.name].shape[:1] == (rows,)]
+        split = {i for layouts in longer for i, x in enumerate(layouts) if x.is_shard and x.dim == 0}
+        names = {str(leaf.attr("target")) for leaf in found}
+        return prod(mesh.sizes[axis] for axis in split if mesh.names[axis] != TIME), names
     source = {leaf.name: str(leaf.attr("target")) for leaf in graph.leaves("input")}
     axes, inputs = set[int](), set[str]()
     for node in graph.nodes:

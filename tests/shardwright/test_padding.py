@@ -152,3 +152,49 @@ def test_what_is_no_number_of_devices_is_refused() -> None:
             PlanError, match=f"pad={wrong!r}: expected a number of devices, or True for those of an axis"
         ):
             sw.plan(net(), default_cluster(2), kwargs=batch(0), pad=wrong)  # pyright: ignore[reportArgumentType]
+
+
+class Normed(nn.Module):
+    """A mean over rows that are not ignored, and statistics of the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.norm, self.down = nn.Linear(128, 256), nn.BatchNorm1d(256), nn.Linear(256, 128)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(self.down(torch.tanh(self.norm(self.up(x)))), y)
+
+
+def rows_of(number: int) -> dict[str, Tensor]:
+    y = torch.arange(number) * 7 % 128
+    y[::5] = -100
+    return {"x": torch.linspace(-1, 1, 128 * number, dtype=torch.float64).sin().view(number, 128).roll(3, 0), "y": y}
+
+
+def test_a_first_batch_that_devices_do_not_share_evenly_gets_rows(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Normed().double()
+    words: dict[str, Any] = {"kwargs": rows_of(1025), "mesh": {"x": 2}, "roles": "data", "check_capture": "never"}
+    plan = sw.plan(model, default_cluster(2), pad=True, **words)
+    assert plan.report.rows == (1025, 1026)
+    assert sw.plan(model, default_cluster(2), **words).report.rows == ()
+    plan.save(tmp_path / "plan.json")
+
+    def steps(given: nn.Module) -> list[tuple[float, list[Tensor]]]:
+        found = list[tuple[float, list[Tensor]]]()
+        for number in (1025, 1023):
+            given.zero_grad()
+            loss = given.forward_backward if isinstance(given, ParallelModule) else given
+            result = loss(**rows_of(number))
+            if result.requires_grad:
+                result.backward()
+            gradients: list[Any] = [p.grad for p in given.parameters()]
+            whole = [g.full_tensor() if isinstance(g, DTensor) else g.clone() for g in gradients]
+            found.append((result.item(), whole))
+        return found
+
+    def body() -> list[tuple[float, list[Tensor]]]:
+        return steps(sw.compile(model, default_cluster(2), kwargs=rows_of(1025), plan=tmp_path / "plan.json"))
+
+    got, (expected,) = run_ranks(body, 2, 60)[0], run_ranks(lambda: steps(model), 1, 60)
+    torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-10)
