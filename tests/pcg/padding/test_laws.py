@@ -83,9 +83,9 @@ def test_padding_changes_neither_values_nor_gradients(
     got, found = run(longer, tensors)
     assert torch.allclose(got, want, rtol=1e-12, atol=1e-12)
     for name, gradient in expected.items():
-        own = found[name]
-        assert torch.isfinite(own).all()
-        inner = own[tuple(slice(extent) for extent in gradient.shape)]
+        longer_one = found[name]
+        assert torch.isfinite(longer_one).all()
+        inner = longer_one[tuple(slice(extent) for extent in gradient.shape)]
         torch.testing.assert_close(inner, gradient, rtol=1e-10, atol=1e-12)
 
 
