@@ -16,7 +16,7 @@ import shardwright as sw
 from shardwright.integrations.transformers import Trainer
 from shardwright.lowering.module import ParallelModule
 from shardwright.pcg.errors import CheckpointError, ShardwrightError
-from tests.each import each
+from tests.each import each, in_whole_grids
 from tests.shardwright.integrations.loops import example_batch, examples, launched, model_of
 
 ROWS = 4
@@ -106,6 +106,7 @@ def late(model: GPT2LMHeadModel) -> GPT2LMHeadModel:
     return model
 
 
+@in_whole_grids
 def test_stages_of_unlike_sizes_of_which_one_trains_nothing(tmp_path: Path) -> None:
     def words(folder: str) -> TrainingArguments:
         return arguments(tmp_path / folder, num_train_epochs=1, optim="adafactor", save_steps=1, eval_steps=1)
