@@ -82,8 +82,6 @@ AGAIN: Final = 4 / 3
 """The factor on a step, about, where there is no room for values: forward is a third of its work."""
 WITHOUT: Final = {"none": 1.0, "selective": 0.9, "full": 0.75}
 """The part of a step that is left where nothing is recomputed."""
-EAGER: Final = 0.95
-"""The factor on a step of `1f1b` stages that the eager order of the same layouts takes at least: 0.968 was seen."""
 ALIKE: Final = 0.98
 """The part that is taken of what one order of stages loses to its estimate, for other orders of the same layouts."""
 SAVES: Final = 0.9

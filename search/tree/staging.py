@@ -28,7 +28,6 @@ from shardwright.search.effort import (
     BEHIND,
     CLOSE,
     DEEP,
-    EAGER,
     EXCESS,
     LITTLE,
     MOST_BY_HAND,
@@ -67,7 +66,7 @@ class Orders:
             devices = tuple(mesh.num_devices for mesh in stage_meshes(found.mesh, found.execution))
         if self.asked not in (None, "interleaved"):
             return
-        divides, best, step_s = found.mesh.num_microbatches % stages == 0, None, found.prediction.step_s
+        divides, best = found.mesh.num_microbatches % stages == 0, None
         for chunks in reversed(_CHUNKS) if divides else ():  # more chunks shorten the bubble, and send more
             other = self.ordered(found, Pipeline(stages, "interleaved", chunks, devices))
             if other is not None:
@@ -75,14 +74,10 @@ class Orders:
                 if best is not None and rank(other) >= rank(best):
                     break
                 best = other
-        if self.asked is not None:
-            return
-        for schedule in _OTHERS:
-            if schedule == "eager-1f1b" and best and best.fits and best.prediction.step_s < EAGER * step_s:
-                break
-            if (other := self.ordered(found, Pipeline(stages, schedule, 1, devices))) is not None:
-                yield other
-                best = min(best or other, other, key=rank)
+        if self.asked is None:
+            for schedule in _OTHERS:
+                if (other := self.ordered(found, Pipeline(stages, schedule, 1, devices))) is not None:
+                    yield other
 
     def interleaved(self, found: Candidate, space: Space) -> Iterator[Candidate]:
         """Yield the same layouts in the other order that Megatron-LM has."""

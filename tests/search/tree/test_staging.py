@@ -357,6 +357,15 @@ def test_no_more_chunks_are_interleaved_than_there_are_blocks() -> None:
     assert orders.ordered(whole, Pipeline(3, "interleaved", 2)) is not None
 
 
+def test_no_order_that_is_asked_for_beats_the_plan_where_messages_between_stages_are_slow() -> None:
+    """Zero-bubble is far faster than 1F1B there, and the eager order, which hides the messages, than both."""
+    graph, slow = blocks(batch=64, width=128, layers=5, seq=8), cluster(8, link_bytes_per_s=3e7)
+    gpus = Planner(replace(slow, device=replace(slow.device, kind="cuda")), every_choice)
+    names: tuple[ScheduleName | None, ...] = (None, "zero-bubble", "eager-1f1b")
+    found = [gpus.plan(graph, stages=4, schedule=name, compared=False).prediction.step_s for name in names]
+    assert found[0] <= found[2] < 0.95 * found[1]
+
+
 def test_whole_blocks_leave_the_busiest_stage_more_than_an_equal_share() -> None:
     """Six blocks: a half each for two stages, two for each of four, where equal shares are of one and a half."""
     orders = Orders(ways_of(planner(8), blocks(batch=64, width=64, layers=6, seq=8)))
