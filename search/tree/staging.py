@@ -110,15 +110,17 @@ class Orders:
         """Return the least share of its time alone that a step takes, over the orders that are allowed."""
         execution = way.space.run(DEFAULT, "none")
         execution = execution.scheduled(name="zero-bubble") if self.asked is None else execution
-        uneven = 1.0 if way.space.pipeline.devices else self.uneven(way.space.pipeline.stages)
-        return uneven * share_of_step(execution, over_time(way.space.mesh, way.many))
+        return self.uneven(way.space.pipeline) * share_of_step(execution, over_time(way.space.mesh, way.many))
 
-    def uneven(self, stages: int) -> float:
+    def uneven(self, pipeline: Pipeline) -> float:
         """Return about the least work of the busiest of equal stages, as a part of an equal share of all work.
 
-        Blocks are whole: of `times` equal ones, some stage has as many as an equal share, rounded up.
+        Blocks are whole: of `times` equal ones, some stage has as many as an equal share, rounded up. It is 1 where
+        devices are unlike, or stages have unlike numbers of them: the stage with more blocks may be the quicker one.
         """
-        work_s = self.ways.work_by_block
+        if pipeline.devices or self.ways.solver.cluster.parts:
+            return 1.0
+        stages, work_s = pipeline.stages, self.ways.work_by_block
         all_s = sum(work_s.values())
         busiest = (
             stages * ceil(times / stages) / times * work_s[block] / all_s
@@ -126,14 +128,15 @@ class Orders:
         )
         return max([1.0, *busiest])
 
-    def may_win(self, stages: int, fastest_s: float) -> bool:
+    def may_win(self, pipeline: Pipeline, fastest_s: float) -> bool:
         """Return whether equal shares of all work, with the least bubble of any order, beat the best plan by now."""
+        stages = pipeline.stages
         chunks = [c for c in _CHUNKS if c * stages <= self.num_blocks]
         runs = [DEFAULT.scheduled(num_stages=stages, name="interleaved", chunks_per_stage=c) for c in chunks[-1:]]
         runs.append(DEFAULT.scheduled(num_stages=stages, name="zero-bubble"))
         many = Mesh((TIME,), (max(self.ways.counts),))
         ideal_s = self.ways.ideal_s(self.ways.modes[0]) / self.ways.solver.quicker(stages)
-        return self.uneven(stages) * ideal_s * stages * min(share_of_step(run, many) for run in runs) < fastest_s
+        return self.uneven(pipeline) * ideal_s * stages * min(share_of_step(run, many) for run in runs) < fastest_s
 
 
 class _Staged(Queue):
@@ -263,7 +266,7 @@ class Stages(_Staged):
         self.lines = dict[Pipeline, list[Space]]()  # the meshes of each number of stages, by their inner axis
         for spaces in ways.pins.staged.values():
             pipeline = spaces[0].pipeline
-            if self._divides(pipeline) and self.orders.may_win(pipeline.stages, fastest_s):
+            if self._divides(pipeline) and self.orders.may_win(pipeline, fastest_s):
                 self.lines[pipeline] = sorted(spaces, key=_inner)
         machine = machine_size(ways.solver.cluster)
         for line in self.lines.values():

@@ -373,9 +373,18 @@ def test_whole_blocks_leave_the_busiest_stage_more_than_an_equal_share() -> None
     (block,), in_blocks = orders.ways.folded.repeats, 1 - work_s[""] / sum(work_s.values())
     assert 0.5 < in_blocks < 1
     assert work_s[block] == pytest.approx(in_blocks * sum(work_s.values()))
-    assert orders.uneven(2) == 1
-    assert orders.uneven(4) == pytest.approx(max(1.0, 4 * 2 / 6 * in_blocks))
-    assert orders.uneven(4) > 1
+    assert orders.uneven(Pipeline(2)) == 1
+    assert orders.uneven(Pipeline(4)) == pytest.approx(max(1.0, 4 * 2 / 6 * in_blocks))
+    assert orders.uneven(Pipeline(4)) > 1
+
+
+def test_where_stages_are_unlike_blocks_need_not_be_as_many() -> None:
+    """Of five blocks, the machine with quicker devices has four: no stage waits for one with three."""
+    graph, unlike = blocks(batch=256, width=128, layers=5, seq=8), Planner(mixed(times=4), every_choice)
+    plan = unlike.plan(graph, stages=2, compared=False)
+    orders = Orders(ways_of(unlike, graph, stages=2))
+    assert orders.may_win(Pipeline(2), 1.001 * plan.prediction.step_s)
+    assert Orders(ways_of(planner(6), graph)).uneven(Pipeline(2, devices=(4, 2))) == 1
 
 
 def test_by_hand_the_least_that_has_to_be_made_again_is(monkeypatch: pytest.MonkeyPatch) -> None:
