@@ -8,7 +8,7 @@ gradient on the way back; their min-plus closure gives the cheapest path between
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import permutations, product
@@ -81,19 +81,25 @@ def can_hold(shape: tuple[int, ...], state: Layouts, sizes: tuple[int, ...]) -> 
     return not isinstance(shard_order(shape, state, sizes), str)
 
 
-def close(tensor: TensorClass, states: tuple[Layouts, ...], costs: MoveCosts) -> Closure:
-    """Return the cheapest paths, by Floyd and Warshall over the single-axis moves."""
+def close(
+    tensor: TensorClass, states: tuple[Layouts, ...], costs: MoveCosts, check: Callable[[], None] = lambda: None
+) -> Closure:
+    """Return the cheapest paths, by Floyd and Warshall over the single-axis moves.
+
+    `check` is called at each of the states, of which there are thousands on four axes: a search that has to end raises
+    there.
+    """
     sizes = costs.sizes if any(x.blocks > 1 for state in states for x in state) else None
     cost, (pairs, kinds, parts, times) = priced_moves(replace(tensor, shape=()), states, costs.loop, sizes)
     num_elements = prod(tensor.shape)
     seconds = np.array([costs.part_s(part, num_elements) for part in parts])
     cost = cost.copy()
     cost[pairs] += (times @ seconds)[kinds]
-    following = _shortened(cost)
+    following = _shortened(cost, check)
     return Closure(states, {state: i for i, state in enumerate(states)}, cost, following, tensor.grad)
 
 
-def _shortened(cost: np.ndarray) -> np.ndarray:
+def _shortened(cost: np.ndarray, check: Callable[[], None]) -> np.ndarray:
     """Make costs of moves those of the cheapest paths, and return the next state on each path (-1: there is none).
 
     Most pairs of many states have no path. So only the states before and behind each one are looked at there.
@@ -102,6 +108,7 @@ def _shortened(cost: np.ndarray) -> np.ndarray:
     following = np.where(np.isfinite(cost), np.arange(size), -1)
     costs, nexts = cost.ravel(), following.ravel()  # views
     for k in range(size):
+        check()
         into, out = cost[:, k], cost[k]
         if size < _MANY_STATES:
             through = into[:, None] + out

@@ -114,7 +114,7 @@ class ProblemBuilder:
     def close(self, kind: TensorType, moved: Moved, per_axis: PerAxis) -> Closure:
         """Return the closure of a tensor of this type that may have these layouts along each axis."""
         tensor = TensorClass(kind.shape, kind.dtype, kind.grad, *moved)
-        return close(tensor, valid_states(kind.shape, per_axis, self.mesh.sizes), self.costs)
+        return close(tensor, valid_states(kind.shape, per_axis, self.mesh.sizes), self.costs, self.interner.check)
 
 
 class _Build:

@@ -10,11 +10,14 @@ import numpy as np
 import pytest
 
 from shardwright.pcg.checks import FieldError
+from shardwright.pcg.layout import R, S
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import Execution
+from shardwright.pcg.types import TensorType
 from shardwright.reports.plan import PlanReport
 from shardwright.search.check import check_plan
 from shardwright.search.exact import eliminate
+from shardwright.search.exact.building import Moved, ProblemBuilder
 from shardwright.search.exact.folding import Folded
 from shardwright.search.exact.pruning import relax
 from shardwright.search.exact.solving import Candidate, Solver
@@ -102,6 +105,14 @@ def test_each_part_of_long_work_asks_whether_the_time_is_over(monkeypatch: pytes
         assert asked > 100
         for most in (1, asked // 2, asked - 1, asked):
             assert tried(most) == (most, pytest.approx(floor_s)), (small, most)
+
+
+def test_the_cheapest_moves_between_many_layouts_may_be_given_up() -> None:
+    asked, kind = list[None](), TensorType((16, 16), "float32")
+    moved = Moved(stored=False, view=False, again=False, summed="", zero="kept", twice=False, late=False, together=0.0)
+    builder = ProblemBuilder(cluster(8), Mesh.of(x=2, y=4), every_choice, check=lambda: asked.append(None))
+    closure = builder.close(kind, moved, ((R, S(0), S(1)),) * 2)
+    assert len(asked) == len(closure.states) == 9
 
 
 def test_ctrl_c_ends_the_search_once_there_is_something() -> None:
