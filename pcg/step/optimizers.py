@@ -16,7 +16,8 @@ from shardwright.pcg.dtypes import plain
 
 Optimizer = Literal["adam", "adam8bit", "momentum", "sgd", "lion", "muon", "adafactor"]
 BLOCK, LEAST_IN_8_BITS = 256, 4096
-"""The elements that share a scale of four bytes in 8-bit states; smaller parts of parameters are kept in 32 bits."""
+"""The elements that share a scale of four bytes in 8-bit states; smaller parts of parameters, and those that blocks do
+not divide, are kept as torchao keeps them: in the dtype of weights."""
 
 
 class States(NamedTuple):
@@ -33,7 +34,7 @@ class States(NamedTuple):
 
     def cut_bytes(self, num_elements: float, item_bytes: int) -> float:
         """Return the bytes of states that are cut, for a part of so many elements; `item_bytes`: of a wide one."""
-        if self.narrow and num_elements >= LEAST_IN_8_BITS:
+        if self.narrow and num_elements >= LEAST_IN_8_BITS and num_elements % BLOCK == 0:
             return self.whole * num_elements * (1 + 4 / BLOCK)
         return self.whole * num_elements * item_bytes
 
@@ -45,24 +46,29 @@ class States(NamedTuple):
 
 
 class Row(NamedTuple):
-    """What an optimizer keeps of matrices (and stacks of them), and of other tensors."""
+    """What an optimizer keeps of matrices, of stacks of them (experts, convolutions), and of other tensors."""
 
     matrices: States
+    stacks: States
     others: States
 
     def of(self, shape: Sequence[int]) -> States:
         """Return what is kept of a tensor of this shape."""
-        return self.matrices if len(shape) > 1 else self.others
+        return self.others if len(shape) < 2 else self.matrices if len(shape) == 2 else self.stacks
+
+
+def _of_all(states: States) -> Row:
+    return Row(states, states, states)
 
 
 OPTIMIZERS: Mapping[Optimizer, Row] = {
-    "adam": Row(States(2), States(2)),
-    "adam8bit": Row(States(2, narrow=True), States(2, narrow=True)),
-    "momentum": Row(States(1), States(1)),
-    "sgd": Row(States(0), States(0)),
-    "lion": Row(States(1), States(1)),
-    "muon": Row(States(1), States(2)),  # AdamW trains what is no matrix
-    "adafactor": Row(States(0, factored=True), States(1)),
+    "adam": _of_all(States(2)),
+    "adam8bit": _of_all(States(2, narrow=True)),
+    "momentum": _of_all(States(1)),
+    "sgd": _of_all(States(0)),
+    "lion": _of_all(States(1)),
+    "muon": Row(States(1), States(2), States(2)),  # AdamW trains what is no matrix
+    "adafactor": Row(States(0, factored=True), States(0, factored=True), States(1)),
 }
 _ALIASES: Mapping[str, Optimizer] = {"adamw": "adam", "adamw8bit": "adam8bit"}
 

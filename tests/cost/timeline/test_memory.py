@@ -92,8 +92,10 @@ MATRIX = Stored(8192, "float32", True, False, "float32", (128, 256))
         ("adafactor", MATRIX._replace(shape=(32768,)), 4 * 8192),
         ("muon", MATRIX, 4 * 8192),
         ("muon", MATRIX._replace(shape=(32768,)), 2 * 4 * 8192),
+        ("muon", MATRIX._replace(shape=(4, 32, 256)), 2 * 4 * 8192),
         ("adam8bit", MATRIX, 2 * (8192 + 4 * 32)),
         ("adam8bit", MATRIX._replace(num_elements=4095), 2 * 4 * 4095),
+        ("adam8bit", MATRIX._replace(num_elements=8193), 2 * 4 * 8193),
     ],
 )
 def test_what_other_optimizers_keep(optimizer: Optimizer, own: Stored, num_bytes: float) -> None:
