@@ -82,9 +82,11 @@ class _Rows(Padder):
         return next((own for own in sets if set(own) <= set(there)), ())
 
     def padded_as(self, name: str, stretches: Mapping[int, Stretch]) -> Value:
-        """Return a value with exactly these stretches, which is made once for all operators."""
+        """Return a value with exactly these stretches; one that has none yet is made once for all operators."""
         value = super().padded_as(name, stretches)
-        return self.longer.setdefault(name, value) if stretches else value
+        if stretches:
+            self.longer.setdefault(name, value)
+        return value
 
     def fill(self, longer: str, stretches: Mapping[int, Stretch]) -> Value:
         """Append copies of rows to a new node."""

@@ -95,3 +95,17 @@ def test_sums_of_rows_are_those_of_the_batch_and_results_have_its_rows() -> None
     assert more.types[largest.inputs[0]].shape == (7, 4)
     assert {more.types[n.name].shape for n in more.nodes if n.op == "relu"} == {(32,), (1, 32)}
     assert {more.types[n.name].shape for n in more.nodes if n.op == "matmul"} == {(8, 8)}
+
+
+def test_pairs_of_rows_as_classes_are_those_of_the_batch() -> None:
+    """A contrastive loss: each row's own is the right one among all, which the padding is not."""
+    made, rng = GraphBuilder(), np.random.default_rng(0)
+    x = made.leaf("x", "input", (3, 2), "float64", "x")
+    own = made.leaf("t", "constant", (3,), "int64", "t")
+    pairs = made.op("matmul", x, made.op("permute", x, dims=(1, 0)))
+    loss = made.op("cross_entropy_sum", pairs, own, ignore_index=-100, label_smoothing=0.0)
+    graph, values = made.graph([("loss", loss)]), {"x": rng.standard_normal((3, 2)), "t": np.arange(3)}
+    more = with_rows(graph, 3, 4)
+    np.testing.assert_allclose(run_serial(more, values)[more.loss], run_serial(graph, values)[graph.loss], rtol=1e-12)
+    (found,) = (n for n in more.nodes if n.op == "cross_entropy_sum")
+    assert more.types[found.inputs[0]].shape == (4, 3)
