@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_leaves, tree_map_only
 
-from shardwright.pcg.capture.backwards import backwards_refused, check_backward
+from shardwright.pcg.capture.backwards import backwards_refused, check_backward, grad_fn
 from shardwright.pcg.capture.depth import KEPT, Run, shortened
 from shardwright.pcg.capture.hooks import captured_hooks
 from shardwright.pcg.capture.state import Kept
@@ -56,7 +56,8 @@ def digest(model: nn.Module, tensors: Mapping[str, Any], forward: Forward) -> st
     if any(whole.changed.values()) or whole.has_unknown:
         return None
     modules = [(name, type(module).__qualname__) for name, module in model.named_modules()]
-    return hashlib.sha256(repr((modules, whole.calls, whole.result)).encode()).hexdigest()
+    parameters = [name for name, _ in model.named_parameters(remove_duplicate=False)]
+    return hashlib.sha256(repr((modules, parameters, whole.calls, whole.result)).encode()).hexdigest()
 
 
 @contextmanager
@@ -107,6 +108,7 @@ class _Notes(TorchDispatchMode):
         given = ((f"batch {number}", t) for number, t in enumerate(tree_iter(batch)) if isinstance(t, Tensor))
         leaves = [*_tensors(model), *given]
         self._leaves = {_storage(tensor): name for name, tensor in reversed(leaves)}
+        self._given = {id(tensor): tensor for _, tensor in leaves}
         self._stays = [tensor.untyped_storage() for _, tensor in leaves]  # otherwise another storage may get its number
         hooks = [hook for run in found for hook in self._watched(model.get_submodule(run.path), run)]
         kept = Kept(model)
@@ -156,7 +158,7 @@ class _Notes(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         if func.namespace == "prim":  # a question about a tensor
             return result
-        if self._in is None and (name := self._cast(func, args)):
+        if name := self._cast(func, args):
             self._leaves[_storage(result)] = name
             self._stays.append(result.untyped_storage())
             return result
@@ -171,8 +173,9 @@ class _Notes(TorchDispatchMode):
         return result
 
     def _cast(self, func: torch._ops.OpOverload, args: tuple[Any, ...]) -> str:
-        """Return the leaf of which a result is a cast, made before the forward (`pcg.capture.casting`), or ""."""
-        return self._leaves.get(_storage(args[0]), "") if func is torch.ops.aten._to_copy.default else ""
+        """Return the leaf of which a result is a cast, made before all else (`pcg.capture.casting`), or ""."""
+        is_early = func is torch.ops.aten._to_copy.default and not self.calls
+        return self._leaves[_storage(args[0])] if is_early and id(args[0]) in self._given else ""
 
     def _outside(self) -> _Place:
         """Return the place of the stretch between layers that goes on, or of a new one."""
@@ -195,7 +198,8 @@ class _Notes(TorchDispatchMode):
     def _named(self, tensor: Tensor, at: _Place) -> object:
         """Return the origin of a tensor, as seen from a place, and its shape, dtype, strides and the like."""
         storage, (path, number) = _storage(tensor), at
-        kind = tuple(tensor.shape), tensor.dtype, tensor.stride(), tensor.storage_offset(), tensor.requires_grad
+        gradient = tensor.requires_grad, self._is_followed(tensor)
+        kind = tuple(tensor.shape), tensor.dtype, tensor.stride(), tensor.storage_offset(), gradient
         if storage in self._leaves:
             name, own = self._leaves[storage], f"{path}.{number}."
             return ("own", name.removeprefix(own), kind) if path and name.startswith(own) else ("leaf", name, kind)
@@ -211,6 +215,11 @@ class _Notes(TorchDispatchMode):
         if home and home != path and (home, layer + 1) not in self.calls:
             return ("last", home, place, kind)
         return (home, layer, place, kind)
+
+    def _is_followed(self, tensor: Tensor) -> bool:
+        """Return whether autograd goes on from a tensor, as it does not from `x.detach().requires_grad_()`."""
+        base = tensor if tensor._base is None else tensor._base
+        return all(grad_fn(x) is not None or id(x) in self._given for x in (tensor, base))
 
     def _of(self, place: _Place) -> object:
         """Return the calls of a layer and the state that it changes; None if the layer does not run."""

@@ -169,6 +169,62 @@ def test_what_computes_something_else_has_another_digest() -> None:
     assert trace_of(Small(), {"x": X}) == traces[0]
 
 
+class Before(nn.Module):
+    """A function of the batch and a weight of two rows, before anything else."""
+
+    def __init__(self, first: Callable[[Tensor, Tensor], Tensor], frozen: bool = False) -> None:
+        super().__init__()
+        self.first, self.weight = first, nn.Parameter(torch.ones(2, 4))
+        if frozen:
+            del self.weight
+            self.register_buffer("weight", torch.ones(2, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.first(x, self.weight) * self.weight[0]).sum()
+
+
+def halves(first: int) -> Callable[[Tensor, Tensor], Tensor]:
+    def read(x: Tensor, _: Tensor) -> Tensor:
+        parts = x[:2], x[1:]
+        return parts[first].half() - 2 * parts[1 - first].half()
+
+    return read
+
+
+def cut(x: Tensor, weight: Tensor) -> Tensor:
+    alone = (x * weight[0]).detach()
+    return alone.requires_grad_().square()
+
+
+def not_cut(x: Tensor, weight: Tensor) -> Tensor:
+    whole = x * weight[0]
+    whole.detach()
+    return whole.square()
+
+
+@each(
+    "one, other",
+    [
+        (lambda x, _: x, lambda x, _: x.long().float()),
+        (lambda x, _: x.half().float(), lambda x, _: x.bool().float()),
+        (lambda x, w: x * w[0], lambda x, w: x * w.bfloat16().float()[0]),
+        (halves(0), halves(1)),
+        (lambda x, _: (x.half(), x.mul_(2))[0], lambda x, _: x.mul_(2).half()),
+        (cut, not_cut),
+    ],
+)
+def test_casts_and_cuts_of_gradients_are_of_the_digest(one: Any, other: Any) -> None:
+    traces = [trace_of(Before(first), {"x": X}) for first in (one, other)]
+    assert None not in traces
+    assert traces[0] != traces[1]
+
+
+def test_a_parameter_is_no_buffer() -> None:
+    model = Before(lambda x, _: x)
+    model.weight.requires_grad_(False)
+    assert trace_of(model, {"x": X}) != trace_of(Before(lambda x, _: x, frozen=True), {"x": X})
+
+
 @each(
     "model",
     [
