@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 from torch.distributed.tensor import DTensor
 
 from shardwright.lowering import private, private_dtensors
@@ -48,6 +49,7 @@ def _on_parts(function: Callable[..., None]) -> Callable[..., None]:
         with dense(parts if kwargs.get("fused") else []):
             function(*parts, *args[len(lists) :], **kwargs)
         _hand_back(lists, parts)
+        increment_version([x for x in lists[0] if isinstance(x, DTensor)])  # else autograd takes them for unwritten
         return None
 
     return on_parts
@@ -55,7 +57,7 @@ def _on_parts(function: Callable[..., None]) -> Callable[..., None]:
 
 def _is_by_part(lists: Lists) -> bool:
     """Return whether all that belongs to one of our parameters has its layout, or is a number."""
-    specs = list(map(private_dtensors.spec_if_any, lists[0]))
+    specs = list(map(private_dtensors.spec_if_any, lists[0] if lists else ()))  # none: they are given by name
     first = next((spec for spec in specs if spec is not None), None)
     if first is None or not private_dtensors.is_ours(first.mesh):
         return False

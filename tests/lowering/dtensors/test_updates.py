@@ -175,8 +175,9 @@ def assert_updates_parts(parallel: ParallelModule) -> None:
     plain = nn.Parameter(torch.ones(2, dtype=weight.dtype))
     for kind in (optim.AdamW, optim.SGD):
         weight.grad, plain.grad = weight.detach().clone(), plain.detach().clone()
-        optimizer = kind([weight, plain], lr=0.1, fused=True)
+        optimizer, written = kind([weight, plain], lr=0.1, fused=True), weight._version
         optimizer.step()
+        assert weight._version > written  # otherwise autograd would use values that backward does not have any more
         with OnDTensors() as seen:
             optimizer.step()
         assert not seen.found, seen.found
@@ -188,6 +189,15 @@ def assert_updates_parts(parallel: ParallelModule) -> None:
         optim.SGD([weight], lr=0.5).step()
     assert seen.found
     torch.testing.assert_close(whole(weight).detach(), before / 2)
+
+
+def assert_takes_lists_by_name() -> None:
+    from torch.optim.sgd import sgd  # as it is after the replacement
+
+    weight, gradient = torch.ones(2), torch.ones(2)
+    options = dict.fromkeys(("weight_decay", "momentum", "dampening"), 0.0) | {"nesterov": False, "maximize": False}
+    sgd(params=[weight], d_p_list=[gradient], momentum_buffer_list=[None], lr=0.25, **options)
+    assert weight.tolist() == [0.75, 0.75]
 
 
 def assert_makes_states(parallel: ParallelModule) -> None:
@@ -253,6 +263,7 @@ def test_optimizers_train_shards_as_one_process(monkeypatch: pytest.MonkeyPatch)
         assert_refuses_unequal_placements(parallel)
         assert_makes_states(parallel)
         assert_updates_parts(parallel)
+        assert_takes_lists_by_name()
         return failures
 
     plans = [
