@@ -215,6 +215,8 @@ class _Finder:
         layout = self._layout(name, place)
         if factor < 0 or more or layout is None or signature.factors[factor].role != "map":
             return None
+        if node.inputs.count(node.inputs[number]) > 1:
+            return None  # a product with itself, `linear(x, x)`, reads all of it beside each piece
         if any((factor in sum(dims, ())) != (i == number) for i, dims in enumerate(signature.operands)):
             return None
         choice = Split(signature.factors[factor].name, layout.blocks)

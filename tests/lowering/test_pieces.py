@@ -152,6 +152,28 @@ def test_what_others_read_is_no_pair() -> None:
         assert pairs_of(replace(graph, outputs=outputs), run) == [pair for pair in pairs if pair != own], own.function
 
 
+class Similar(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(x * self.scale)
+        return torch.tanh(linear(x, x)).square().sum()
+
+
+def test_a_product_with_itself_is_no_pair() -> None:
+    """Of a value that is gathered, and of one that is split along what is summed."""
+    own = Case(Similar(), {"x": torch.randn(8, 8)})
+    for function, how in (
+        ("combine", {"linear": "R", "mul": "_0", "tanh": "_0"}),
+        ("reduce", {"linear": "i", "mul": "_1", "tanh": "_1"}),
+    ):
+        graph = own.graph(TP, {}, lambda node, *_, how=how: how.get(node.name, "R"))
+        assert f"= {function}(" in emit(graph, find_outside(graph, Execution()))
+        assert not pairs_of(graph, Execution(pieces=2)), function
+
+
 def logged(events: list[str], what: str) -> pieces.Start:
     """A move that does nothing but say when it starts and when it is waited for."""
     numbers = iter(range(99))
