@@ -41,15 +41,18 @@ _STATES: Mapping[str, Callable[[Tensor, Options], dict[str, Any]]] = {
 """The states of a parameter by its gradient, for optimizers by their full names."""
 
 
-def _make(optimizer: Optimizer, *_: object) -> None:
+def _make(optimizer: Optimizer, args: tuple[object, ...], kwargs: Options) -> None:
+    """Make the states of parameters that have gradients; of all, if these are the work of a closure."""
     names = (f"{kind.__module__}.{kind.__qualname__}" for kind in type(optimizer).__mro__)
     if (states := next((_STATES[name] for name in names if name in _STATES), None)) is None:
         return
+    has_closure = any(x is not None for x in (*args[1:], *kwargs.values()))
     for group in optimizer.param_groups:
         for p in group["params"]:
-            if p.grad is not None and not optimizer.state[p] and isinstance(p, DTensor) and _is_ours(p):
-                narrow = p.grad.dtype in (torch.float16, torch.bfloat16)
-                optimizer.state[p].update(states(p.grad.float() if narrow else p.grad, group))
+            gradient = p.detach() if has_closure and p.grad is None else p.grad
+            if gradient is not None and not optimizer.state[p] and isinstance(p, DTensor) and _is_ours(p):
+                narrow = gradient.dtype in (torch.float16, torch.bfloat16)
+                optimizer.state[p].update(states(gradient.float() if narrow else gradient, group))
 
 
 def _is_ours(p: DTensor) -> bool:

@@ -191,6 +191,14 @@ def assert_updates_parts(parallel: ParallelModule) -> None:
     torch.testing.assert_close(whole(weight).detach(), before / 2)
 
 
+def assert_takes_a_closure(parallel: ParallelModule, backward: Callable[[], Tensor]) -> None:
+    """Before the first step there are no gradients, of which states could be made."""
+    parallel.zero_grad()
+    optimizer: Any = transformers_adafactor(parallel.parameters())
+    optimizer.step(torch.enable_grad()(backward))
+    assert all(state["step"] == 1 for state in optimizer.state.values())
+
+
 def assert_takes_lists_by_name() -> None:
     from torch.optim.sgd import sgd  # as it is after the replacement
 
@@ -264,6 +272,7 @@ def test_optimizers_train_shards_as_one_process(monkeypatch: pytest.MonkeyPatch)
         assert_makes_states(parallel)
         assert_updates_parts(parallel)
         assert_takes_lists_by_name()
+        assert_takes_a_closure(parallel, partial(parallel.forward_backward, **case.batch))
         return failures
 
     plans = [
