@@ -203,7 +203,10 @@ def assert_takes_lists_by_name() -> None:
     from torch.optim.sgd import sgd  # as it is after the replacement
 
     weight, gradient = torch.ones(2), torch.ones(2)
-    options = dict.fromkeys(("weight_decay", "momentum", "dampening"), 0.0) | {"nesterov": False, "maximize": False}
+    options: dict[str, Any] = dict.fromkeys(("weight_decay", "momentum", "dampening"), 0.0) | {
+        "nesterov": False,
+        "maximize": False,
+    }
     sgd(params=[weight], d_p_list=[gradient], momentum_buffer_list=[None], lr=0.25, **options)
     assert weight.tolist() == [0.75, 0.75]
 
