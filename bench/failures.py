@@ -332,7 +332,8 @@ _INTRODUCTION = (
     "or gone` or `rank 1 is at train.py:33 in load`; the second table has the others;\n"
     "* every loss is that of a run that nothing disturbed, bit for bit, as each case goes on from the checkpoint that "
     "the case before has left, and the last one trains to the end.\n\n"
-    "{good} of {total} cases pass. The tables have the seconds from the fault to the end of the other rank. In "
+    "{good} of {total} cases pass; the last of each plan has no fault and trains to the end. The tables have the "
+    "seconds from the fault to the end of the other rank. In "
     "*lowering*, ranks meet before they connect: the timeout passes before the rank is called. `make failures` writes "
     "this page (two cores, no GPU, {date:%Y-%m-%d}).\n"
 )

@@ -130,8 +130,8 @@ class Inputs:
             key = next(iter(shards))
             shape, own = list(self.batch.inputs[key].shape), list(self.batch.own_shapes[key])
             warnings.warn(
-                f"batch: all ranks passed the same {key!r} {own} in step {self.step}, which is taken for their shards "
-                f"of {shape}, with copies of the same rows; if it is a global batch, pass global ones in all steps",
+                f"batch: all ranks passed the same {key!r} {own}, which is taken for their shards of {shape}, "
+                "with copies of the same rows; if it is a global batch, pass global ones in all steps",
                 stacklevel=2,
             )
 
