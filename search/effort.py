@@ -74,6 +74,8 @@ memory is short, steps take up to about so much of their floors. With 1.3, DeepS
 """
 FLOORS: Final = 0.99
 """The factor on its floor that a step may take where steps of the kind are known: 0.4 % below was seen."""
+HIDDEN: Final = 0.5
+"""The share of its floor that a step with all roles given may take: the floor may have what is sent beside compute."""
 MADE_AGAIN: Final = 0.04
 """The part of a step that is added, at least, by making again what there is no room for, if that is nearly all: half
 of the values of Llama-8B took 4.2 %.

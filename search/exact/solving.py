@@ -148,11 +148,25 @@ class _Draft(NamedTuple):
     limits: Limits
 
 
+class Ending:
+    """What ends the search that goes on. It knows nothing else, so that tables that ask it are in no cycle.
+
+    `stop`: raises where the search has to end.
+    """
+
+    def __init__(self) -> None:
+        self.stop: Callable[[], None] = lambda: None
+
+    def check(self) -> None:
+        """Call `stop`, as long work does often."""
+        self.stop()
+
+
 class Known:
     """The results that solvers for one cluster share.
 
     Attributes:
-        stop: raises where the search that goes on has to end.
+        ending: of the search that goes on.
         blocked: the choices of a graph's parameters in blocks.
         again: what backward makes again of a graph.
         restricted: what roles leave of a graph's choices.
@@ -160,7 +174,7 @@ class Known:
     """
 
     def __init__(self, cluster: Cluster) -> None:
-        self.stop: Callable[[], None] = lambda: None
+        self.ending = Ending()
         self.builders: dict[tuple[object, ...], tuple[ProblemBuilder, Eliminator]] = {}
         self.problems: dict[tuple[object, ...], Problem] = {}
         self.predictions: dict[tuple[object, ...], Prediction] = {}
@@ -169,10 +183,6 @@ class Known:
         self.blocked = lru_cache(maxsize=None)(_blocked_choices)
         self.again = lru_cache(maxsize=None)(made_again)
         self.restricted = lru_cache(maxsize=None)(restriction)
-
-    def check(self) -> None:
-        """Call `stop`, as long work does often."""
-        self.stop()
 
 
 class Solver:
@@ -195,7 +205,7 @@ class Solver:
 
     def until(self, check: Callable[[], None]) -> Solver:
         """Return a solver for one search, which `check` ends: it knows the same, but no prices of other searches."""
-        self.known.stop = check
+        self.known.ending.stop = check
         return type(self)(self.cluster, self.certified, self.limit_bytes, self.known)
 
     def within(self, limit_bytes: int) -> Solver:
@@ -224,7 +234,7 @@ class Solver:
         key = mesh.num_microbatches, mesh.sizes, by_microbatch
         if key not in self.known.builders:
             builder = ProblemBuilder(
-                self.cluster, mesh, self.certified, by_microbatch=by_microbatch, check=self.known.check
+                self.cluster, mesh, self.certified, by_microbatch=by_microbatch, check=self.known.ending.check
             )
             self.known.builders[key] = (builder, Eliminator(builder.interner))
         return self.known.builders[key]
@@ -248,7 +258,7 @@ class Solver:
         key = folded.graph, folded.repeated, mesh, tuple(roles), execution, zero, limits, relaxed
         if key in self.known.problems:
             return self.known.problems[key], eliminator
-        self.known.check()
+        self.known.ending.check()
         way = RunFacts(self.known.again(folded.graph, execution), zero, execution, relaxed)
         restrict = self.known.restricted(folded.graph, tuple(roles), mesh)
         limited, blocked = limited_to(limits, folded.graph, mesh), self.known.blocked(folded.graph)
@@ -423,7 +433,7 @@ class Solver:
         """Return the result of `predict`, remembered: several lifetimes or plans often have the same graph."""
         key = graph, execution, tuple(repeats.items())
         if key not in self.known.predictions:
-            self.known.check()
+            self.known.ending.check()
             self.known.predictions[key] = predicted(self.programs(graph, repeats), execution)
         return self.known.predictions[key]
 

@@ -16,6 +16,7 @@ from shardwright.search.effort import (
     BEHIND,
     CROWDED,
     FLOORS,
+    HIDDEN,
     LITTLE,
     MADE_AGAIN,
     MANY_DEVICES,
@@ -79,7 +80,7 @@ class Meshes(Queue):
         is_new = space not in self._fits and (FREE in space.roles or not attempt.dimension)
         if not is_new or not self.fastest_s * (1 - LITTLE) <= least_s < inf:
             return least_s
-        left = 1 / BEHIND if self._finer(space) else 1.0
+        left = HIDDEN if FREE not in space.roles else 1 / BEHIND if self._finer(space) else 1.0
         if self.rewriter is not None:
             least = self.ways.least_layouts(attempt.way._replace(mode=self.modes[0]))
             left = min(left, 1 - self.rewriter.gain(*least))
