@@ -25,10 +25,10 @@ demo: $(STAMP) ## train a 10 M parameter GPT-2 on two local ranks: the plan, the
 	$(PY) examples/demo.py
 
 test: $(STAMP) ## run the whole test suite
-	OMP_NUM_THREADS=1 GLIBC_TUNABLES=$(LARGE_PAGES) $(PY) -m pytest -n 2 --dist loadgroup
+	OMP_NUM_THREADS=1 GLIBC_TUNABLES=$(LARGE_PAGES) $(PY) -m pytest -n 3 --dist loadgroup
 
 test-all: $(STAMP) ## run every case of every catalogue, too: about twice as long
-	SHARDWRIGHT_WHOLE_GRIDS=1 OMP_NUM_THREADS=1 GLIBC_TUNABLES=$(LARGE_PAGES) $(PY) -m pytest -n 2 --dist loadgroup
+	SHARDWRIGHT_WHOLE_GRIDS=1 OMP_NUM_THREADS=1 GLIBC_TUNABLES=$(LARGE_PAGES) $(PY) -m pytest -n 3 --dist loadgroup
 
 cuda: $(STAMP) ## run the tests that need a GPU
 	SHARDWRIGHT_CUDA=1 $(PY) -m pytest tests/lowering/test_cuda.py
@@ -36,7 +36,7 @@ cuda: $(STAMP) ## run the tests that need a GPU
 newest: newest-setup ## run docs/start.md from a wheel, and a part of the suite, with the newest torch and transformers that are tested: 6 GB
 	$(NEWEST)/bin/python -m bench.pages --installed docs/start.md
 	$(NEWEST)/bin/python -m pip install --disable-pip-version-check -c $(NEWEST)/constraints.txt '.[dev]'
-	OMP_NUM_THREADS=1 $(NEWEST)/bin/python -m pytest -n 2 --dist loadgroup $(NEWEST_TESTS)
+	OMP_NUM_THREADS=1 $(NEWEST)/bin/python -m pytest -n 3 --dist loadgroup $(NEWEST_TESTS)
 
 newest-setup: ## install a wheel of this checkout with constraints-newest.txt into .venv-newest
 	@test -d $(NEWEST) || $(PYTHON) -m venv $(NEWEST)

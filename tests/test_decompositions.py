@@ -30,7 +30,7 @@ from shardwright.substitutions.equations import Equation
 from shardwright.substitutions.match import places
 from shardwright.substitutions.rules.catalogue import CATALOGUE, SEARCHED
 from shardwright.substitutions.rules.decompositions import DECOMPOSITIONS, MAXIMUM
-from tests.each import some
+from tests.each import in_whole_grids, some
 from tests.lowering.runs import Case, assert_trains_as_serial
 from tests.models import grid
 
@@ -219,6 +219,7 @@ def test_the_search_keeps_a_vocabulary_sharded_up_to_the_loss(num_ranks: int) ->
     assert_trains_as_serial(case, plan.graph, 1e-4)
 
 
+@in_whole_grids
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "num_ranks"), grid([4, 2], each=1, names=("bert", "gpt2", "llama")))
 def test_models_of_the_zoo_train_with_decompositions(name: str, num_ranks: int) -> None:

@@ -10,6 +10,7 @@ import pytest
 from bench.accuracy import prepare
 from bench.stage_matrix import MODELS, SCHEDULES, Cell, Refused, at_random, grid, main, run
 from examples import zoo
+from tests.each import in_whole_grids
 
 
 @pytest.fixture(autouse=True)
@@ -44,6 +45,7 @@ def test_a_model_that_is_too_shallow_is_refused(monkeypatch: pytest.MonkeyPatch)
     assert "split" in found.why
 
 
+@in_whole_grids
 @pytest.mark.slow
 def test_the_command_says_what_has_run(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["--models", MODELS[0], "--ranks", "2", "--every", str(2 * len(SCHEDULES) + 1)]) == 0

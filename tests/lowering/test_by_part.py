@@ -25,6 +25,7 @@ from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import DEFAULT, Execution, draws_whole
 from shardwright.search.tree.planner import Planner
+from tests.each import in_whole_grids
 from tests.lowering.runs import Case, Step, assert_same_step, outcome
 
 SEED, NUM_STEPS, NUM_DRAWS = 77, 3, 7
@@ -77,6 +78,7 @@ def test_where_masks_are_drawn_by_part() -> None:
     assert not draws_whole("cuda")
 
 
+@in_whole_grids
 def test_parts_are_what_exact_draws_say(gpt: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """Numbers and cuts: with the masks of `seed_exactly` in their place, steps are those of one process."""
     numbers = cycle(range(0, NUM_STEPS * NUM_DRAWS, NUM_DRAWS))  # anew for each plan

@@ -22,6 +22,7 @@ from shardwright.pcg.layout import Layouts, R, S
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.types import TensorType
+from tests.each import in_whole_grids
 from tests.lowering.runs import (
     Case,
     Step,
@@ -200,6 +201,7 @@ def test_programs_compile_without_graph_breaks(net: Case) -> None:
             assert_same_step(step, expected, 1e-11, name)
 
 
+@in_whole_grids
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own, in dynamo
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # so too

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.each import each
+from tests.each import each, in_whole_grids
 from tests.shardwright.command import Run
 
 COMMANDS = ["", "topologies", "build", "synthesize", "check", "cost", "run", "show", "export"]
@@ -206,6 +206,7 @@ def test_a_cluster_takes_schedules_by_an_option(run: Run) -> None:
     assert (status, "schedules: empty: expected .json or .xml files of schedules" in error) == (2, True)
 
 
+@in_whole_grids
 def test_synthesis_of_a_large_network(run: Run) -> None:
     """One size, many ranks: greedy, routed and packed schedules, each faster than the one before."""
     arguments = ["collectives", "synthesize", "all_reduce", "--topology", "mesh:3x4", "--bytes", "1G"]

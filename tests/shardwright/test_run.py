@@ -27,7 +27,7 @@ from shardwright.lowering.ranks.launch import run_ranks
 from shardwright.pcg.errors import PlanError, ShardwrightError
 from shardwright.plans import plan_file
 from shardwright.stopping import AGAIN, StopSignals
-from tests.each import each
+from tests.each import each, in_whole_grids
 from tests.forked import Forked
 from tests.shardwright.command import Run
 
@@ -241,6 +241,7 @@ from models import *
 """
 
 
+@in_whole_grids
 @pytest.mark.slow
 @pytest.mark.usefixtures("agents")
 def test_a_restart_goes_on_from_the_last_checkpoint(run: Run, forked_launch: Callable[..., int]) -> None:

@@ -11,7 +11,7 @@ from bench.accuracy import prepare
 from shardwright.pcg.capture.capture import capture
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.interpret import run_serial
-from tests.each import each
+from tests.each import each, in_whole_grids
 from tests.experts import EXPERTS, SIZE, Sorted, deepseek, ends_of, grouped_mm, mixture
 from tests.models import zoo
 
@@ -51,6 +51,7 @@ def test_no_order_is_left(name: str, expected: dict[str, int]) -> None:
     assert_computes(model, batch, graph)
 
 
+@in_whole_grids
 @pytest.mark.parametrize("name", [*zoo("mixtral", "qwen3_moe"), "deepseek"])
 def test_models_of_transformers(name: str) -> None:
     if name == "deepseek":
