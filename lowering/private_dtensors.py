@@ -38,7 +38,7 @@ def is_ours(device_mesh: DeviceMesh) -> bool:
 
 def part_if_any(x: Any) -> Any:  # noqa: ANN401
     """Return this rank's part of a DTensor; other values are returned as they are."""
-    return x._local_tensor if isinstance(x, DTensor) else x
+    return unwrap(x) if isinstance(x, DTensor) else x
 
 
 def spec_if_any(x: object) -> DTensorSpec | None:

@@ -12,10 +12,10 @@ from bench import pipelines
 from bench.gpt import Size
 from bench.pipelines import THEIRS, Way, bubbles, results, section
 from shardwright.cost.clusters.local import default_cluster
-from tests.each import in_whole_grids, some
+from tests.each import in_whole_grids
 
 TINY = Size(batch=4, seq=8, vocab=32, hidden=16, heads=2, layers=4)
-WAYS = (*(Way(TINY, 2, schedule, many=4) for schedule in some(THEIRS, 1)), Way(TINY, 2, "1f1b", many=4, tied=True))
+WAYS = (*(Way(TINY, 2, schedule, many=4) for schedule in THEIRS), Way(TINY, 2, "1f1b", many=4, tied=True))
 
 
 @in_whole_grids

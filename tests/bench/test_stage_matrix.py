@@ -48,5 +48,5 @@ def test_a_model_that_is_too_shallow_is_refused(monkeypatch: pytest.MonkeyPatch)
 @in_whole_grids
 @pytest.mark.slow
 def test_the_command_says_what_has_run(capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["--models", MODELS[0], "--ranks", "2", "--every", str(2 * len(SCHEDULES) + 1)]) == 0
-    assert "2 equal" in capfd.readouterr().out
+    assert main(["--models", MODELS[0], "--ranks", "2", "--every", str(len(SCHEDULES) + 1)]) == 0
+    assert "4 equal" in capfd.readouterr().out

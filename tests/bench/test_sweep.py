@@ -17,7 +17,7 @@ from bench.ways import every, first, ways
 from shardwright.pcg.errors import DistributedError
 from shardwright.pcg.mesh import Mesh
 from shardwright.search.request.restrict import DATA
-from tests.each import each, in_whole_grids, some
+from tests.each import each, in_whole_grids
 
 MODEL, RANKS = "mlp", 2
 
@@ -65,13 +65,10 @@ def test_a_sweep_goes_on_where_it_was_ended(tmp_path: Path) -> None:
 
 @each(
     ("model", "num_ranks", "way"),
-    some(
-        [
-            ("mixtral", 2, "zero, zero-1, 4 microbatches, full, fp32"),  # gradients are added up before they are sent
-            ("bert", 4, "sequence, 1 microbatches, selective"),  # keys and values are gathered again
-        ],
-        1,
-    ),
+    [
+        ("mixtral", 2, "zero, zero-1, 4 microbatches, full, fp32"),  # gradients are added up before they are sent
+        ("bert", 4, "sequence, 1 microbatches, selective"),  # keys and values are gathered again
+    ],
 )
 @in_whole_grids
 def test_memory_is_as_predicted(
