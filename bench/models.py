@@ -2,14 +2,16 @@
 
 A row of `bench/model_table.py` is a model with its batch. It takes two steps of AdamW with dropout on, in fp64 (in fp32
 where the model itself cannot), in one process, and then in each of `WAYS` on gloo ranks: loss, gradients, buffers,
-weights and the state of the generator have to be the same. Cells are those of `bench.sweep`: an outcome is appended to
-a file as soon as it is there, and what is in the file is not run again.
+weights and the state of the generator have to be the same. Cells are those of `bench.sweep`. What became of a model is
+appended to `bench/data/models.jsonl` as soon as it is there; what is in that file is not run again, unless asked.
 
 Each model has a process of its own with a limit of time, so one that crashes or hangs is noted and the others go on.
 With each plan goes the share of the predicted compute that is split, and why the rest is not, as the plan reports it.
 
-    make models                                      all, and writes docs/models.md
-    python -m bench.models --matching 'timm|Llama'   these
+    make models                                      what never ran, and writes docs/models.md
+    python -m bench.models --matching 'timm|Llama'   of these models
+    python -m bench.models --ways stages --again refused differs
+                                                     in this way, those too that were refused or differed
     python -m bench.models --page                    writes the page from what is in the file
 """
 
@@ -27,18 +29,22 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_map
 
+from bench import sweep
 from bench.accuracy import Prepared, exactly, prepared
 from bench.model_rows import Row, trained
+from bench.model_store import STORE, Judged, judged, load, tidy
+from bench.model_store import append as keep
 from bench.model_table import ROWS
 from bench.models_page import page
 from bench.plans import Case
 from bench.random_plans import TooLongError, within
-from bench.sweep import Cell, Outcome, append, load, run_cells
+from bench.sweep import Cell, Outcome, append, run_cells
 from shardwright.pcg.errors import ShardwrightError
 from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.reports.facts import PlanFacts
@@ -46,8 +52,7 @@ from shardwright.reports.foreign import foreign_parts
 from shardwright.search.plan import Plan
 from shardwright.search.request.restrict import DATA, FREE, TENSOR, ZERO
 
-ROOT = Path(__file__).parents[1]
-FILE, PAGE = ROOT / ".models.jsonl", ROOT / "docs" / "models.md"
+PAGE = Path(__file__).parents[1] / "docs" / "models.md"
 TWO: dict[str, int] = {"x": 2}
 WAYS = (
     Case("data", 2, Mesh.of(**TWO), (DATA,)),
@@ -61,7 +66,7 @@ FOUR = Case("data × tensor", 4, Mesh.of(x=2, y=2), (DATA, TENSOR))
 EVERY = 5
 """Of the models, each so manieth runs on four ranks too."""
 NUM_STEPS, SEED = 2, 7
-MODEL_S, PLAN_S, CELL_S = 240, 40, 60
+MODEL_S, PLAN_S, CELL_S = 900, 60, 120
 NUM_REASONS = 6
 """So many of the reasons why operators are not split are kept of each plan, the most expensive."""
 
@@ -138,21 +143,35 @@ def facts_of(plan: Plan) -> dict[str, Any]:
 # ---- all of them ----
 
 
-def coverage(rows: Sequence[Row], path: Path, until: Callable[[], bool]) -> Iterator[Outcome]:
-    """Run what is not in the file, each model in a process of its own."""
+def coverage(
+    rows: Sequence[Row], path: Path, until: Callable[[], bool], only: Sequence[str] = (), again: Sequence[str] = ()
+) -> Iterator[Judged]:
+    """Run what the file lacks, each model in a process of its own.
+
+    Args:
+        rows: the models.
+        path: of the file.
+        until: whether to begin no further model.
+        only: the ways; all of them if there are none.
+        again: verdicts that do not count as known.
+    """
     for row in rows:
         if until():
             return
-        done = {o.way for o in load(path) if o.model == row.name}
-        todo = [case for case in ways(row) if case.name not in done]
-        if not todo:
-            continue
-        said = _apart(row, path, todo)
-        done = {o.way for o in load(path) if o.model == row.name}
-        for case in todo:
-            if case.name not in done:
-                append(path, _refused(row, case, said, "failed"))
-        yield from (o for o in load(path) if o.model == row.name and o.way in {case.name for case in todo})
+        known = {o.way for o in load(path).values() if o.model == row.name and o.verdict not in again}
+        todo = [case for case in ways(row) if case.name not in known and (not only or case.name in only)]
+        for found in _outcomes(row, todo) if todo else ():
+            keep(path, judged(found))
+            yield judged(found)
+
+
+def _outcomes(row: Row, cases: Sequence[Case]) -> list[Outcome]:
+    """One for each way, whatever the model's process does."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "cells.jsonl"
+        said = _apart(row, path, cases)
+        done = {o.way: o for o in sweep.load(path)}
+        return [done.get(case.name) or _refused(row, case, said, "failed") for case in cases]
 
 
 def _apart(row: Row, path: Path, cases: Sequence[Case]) -> str:
@@ -186,32 +205,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
     end = time.monotonic() + options.seconds
     rows = [row for row in ROWS if re.search(options.matching, f"{row.package} {row.name}")]
     if not options.page:
-        for outcome in coverage(rows, options.file, lambda: time.monotonic() > end):
+        for outcome in coverage(rows, options.file, lambda: time.monotonic() > end, options.ways, options.again):
             print(_progress(outcome), file=sys.stderr, flush=True)
-    known = {row.name for row in ROWS}
-    found = [o for o in load(options.file) if o.model in known]
-    PAGE.write_text(page(found, ROWS, [*WAYS, FOUR]), encoding="utf-8")
-    bad = [o for o in found if o.verdict in ("differs", "failed")]
-    print(f"wrote {PAGE}: {sum(o.has_run for o in found)} plans have run, {len(bad)} of them differ or failed")
-    return 1 if bad else 0
+    cases = [*WAYS, FOUR]
+    tidy(options.file, [row.name for row in ROWS], [case.name for case in cases])
+    found = list(load(options.file).values())
+    PAGE.write_text(page(found, ROWS, cases), encoding="utf-8")
+    num_bad = sum(o.is_bad for o in found)
+    print(f"wrote {PAGE}: {sum(o.has_run for o in found)} plans have run, {num_bad} of them differ or failed")
+    return 1 if num_bad else 0
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.models", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--matching", default="", help="only models whose package and name match")
+    parser.add_argument(
+        "--ways", nargs="+", default=(), choices=[case.name for case in (*WAYS, FOUR)], help="only these"
+    )
+    verdicts = ("equal", "refused", "slow", "differs", "failed")
+    parser.add_argument("--again", nargs="+", default=(), choices=verdicts, help="also what has such a verdict")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no further model after so long")
-    parser.add_argument("--file", type=Path, default=FILE, help="default: .models.jsonl")
+    parser.add_argument("--file", type=Path, default=STORE, help="default: bench/data/models.jsonl")
     parser.add_argument("--page", action="store_true", help="run nothing, only write the page")
     return parser.parse_args(arguments)
 
 
-def _progress(o: Outcome) -> str:
-    split = (o.facts or {}).get("split")
-    share = "" if split is None else f"{split:.0%} split"
-    worst = max(o.errors[name] for name in ("loss", "gradient", "buffer", "weight")) if o.errors else None
-    error = "" if worst is None else f"{worst:.0e}"
+def _progress(o: Judged) -> str:
+    share = "" if o.split is None else f"{o.split:.0%} split"
+    error = "" if o.error is None else f"{o.error:.0e}"
     said = "".join(o.note.strip().splitlines()[:1])[:200]
-    return f"{o.verdict:8} {o.seconds:5.1f} s  {o.model:32} {o.way:14} {o.kind} {error:6} {share:10} {said}"
+    return f"{o.verdict:8} {o.model:32} {o.way:14} {o.kind} {error:6} {share:10} {said}"
 
 
 if __name__ == "__main__":

@@ -6,14 +6,11 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import date
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING
 
 from bench.accuracy import DOUBLE_TOLERANCE, GRADIENT_TOLERANCE
 from bench.model_rows import Row
+from bench.model_store import Judged
 from bench.plans import Case
-
-if TYPE_CHECKING:
-    from bench.sweep import Outcome
 
 NOTE = 180
 MOST = 40
@@ -35,7 +32,7 @@ ranks. A number is the share of predicted compute that is split; ✓ stands for 
 """
 
 
-def page(found: Sequence[Outcome], rows: Sequence[Row], cases: Sequence[Case]) -> str:
+def page(found: Sequence[Judged], rows: Sequence[Row], cases: Sequence[Case]) -> str:
     """The whole page as Markdown."""
     packages = list(dict.fromkeys(row.package for row in rows))
     head = INTRODUCTION.format(
@@ -55,10 +52,10 @@ def _versions(packages: Iterable[str]) -> Iterator[str]:
             yield package
 
 
-def _counts(found: Sequence[Outcome], rows: Sequence[Row], ways: Sequence[str]) -> Iterator[str]:
+def _counts(found: Sequence[Judged], rows: Sequence[Row], ways: Sequence[str]) -> Iterator[str]:
     tried = {o.model for o in found}
-    ran = {o.model for o in found if o.has_run and o.errors}
-    bad = {o.model for o in found if o.verdict in ("differs", "failed")}
+    ran = {o.model for o in found if o.has_run and o.error is not None}
+    bad = {o.model for o in found if o.is_bad}
     yield f"Of {len(rows)} models in the table, {len(tried)} were tried: {len(ran)} run in at least one way, and"
     yield f"{len(ran - bad)} of these are equal in every way in which they run.\n"
     yield "| way | tried | equal | refused | not in time | differ | failed | split, median |"
@@ -72,11 +69,11 @@ def _counts(found: Sequence[Outcome], rows: Sequence[Row], ways: Sequence[str]) 
         yield f"| {way} | {len(own)} | " + " | ".join(map(str, numbers)) + f" | {middle} |"
 
 
-def _split(o: Outcome) -> float | None:
-    return (o.facts or {}).get("split") if o.verdict == "equal" else None
+def _split(o: Judged) -> float | None:
+    return o.split if o.verdict == "equal" else None
 
 
-def _refused(found: Sequence[Outcome]) -> Iterator[str]:
+def _refused(found: Sequence[Judged]) -> Iterator[str]:
     groups: dict[str, set[str]] = defaultdict(set)
     for o in found:
         if o.verdict in ("refused", "slow"):
@@ -100,12 +97,12 @@ def _named(models: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in sorted(models))
 
 
-def _unsplit(found: Sequence[Outcome]) -> Iterator[str]:
+def _unsplit(found: Sequence[Judged]) -> Iterator[str]:
     """By way: the operators that run whole, and why, as the plans report it."""
     models: dict[tuple[str, str, str], set[str]] = defaultdict(set)
     shares: dict[tuple[str, str, str], float] = defaultdict(float)
     for o in found:
-        for op, reason, _, share in (o.facts or {}).get("unsplit", ()):
+        for op, reason, _, share in o.unsplit:
             if o.verdict == "equal" and o.way in ("data", "fast links"):
                 models[o.way, op, reason].add(o.model)
                 shares[o.way, op, reason] += share
@@ -117,49 +114,35 @@ def _unsplit(found: Sequence[Outcome]) -> Iterator[str]:
         yield f"| {way} | `{op}` | {reason} | {len(models[key])} | {shares[key] / len(models[key]):.1%} |"
 
 
-def _foreign(found: Sequence[Outcome]) -> Iterator[str]:
+def _foreign(found: Sequence[Judged]) -> Iterator[str]:
     parts: dict[str, set[str]] = defaultdict(set)
     for o in found:
-        for name, why, share in (o.facts or {}).get("foreign", ()) if o.way == "data" else ():
+        for name, why, share in o.foreign if o.way == "data" else ():
             parts[f"`{o.model}`, `{name}`, {share:.0%} of the step: {_short(why)}"].add(o.model)
     yield "\n## Parts that run as they are\n"
     yield from [f"* {what}" for what, _ in _largest(parts)] or ["None."]
 
 
-def _wrong(found: Sequence[Outcome]) -> Iterator[str]:
-    bad = [o for o in found if o.verdict in ("differs", "failed")]
+def _wrong(found: Sequence[Judged]) -> Iterator[str]:
+    bad = [o for o in found if o.is_bad]
     yield "\n## Differs or failed\n"
-    yield from [f"* `{o.model}`, {o.way}, {o.kind}: {_said(o)}" for o in bad] or ["None."]
+    yield from [f"* `{o.model}`, {o.way}, {o.kind}: {_short(o.note)}" for o in bad] or ["None."]
 
 
-def _said(o: Outcome) -> str:
-    if not (e := o.errors):
-        return _short(o.note)
-    return (
-        f"gradient {e['gradient']:.0e} at `{e['gradient_name']}`; all gradients {e['whole']:.0e}, "
-        f"loss {e['loss']:.0e}, weights {e['drift']:.0e} of how far they came"
-    )
-
-
-def _models(found: Sequence[Outcome], rows: Sequence[Row], ways: Sequence[str]) -> Iterator[str]:
+def _models(found: Sequence[Judged], rows: Sequence[Row], ways: Sequence[str]) -> Iterator[str]:
     by_key = {(o.model, o.way): o for o in found}
     yield "\n## Model by model\n"
     yield "| package | model | numbers | largest error | " + " | ".join(ways) + " |"
     yield "|---|---|---|--:|" + "--:|" * len(ways)
     for row in rows:
         own = [by_key.get((row.name, way)) for way in ways]
-        if (kind := next((o.kind for o in own if o and o.errors), "")) or any(own):
-            worst = max((_error(o) for o in own if o and o.errors), default=None)
+        if (kind := next((o.kind for o in own if o and o.error is not None), "")) or any(own):
+            worst = max((o.error for o in own if o and o.error is not None), default=None)
             error = "" if worst is None else f"{worst:.0e}"
             yield f"| {row.package} | {row.name} | {kind} | {error} | " + " | ".join(map(_cell, own)) + " |"
 
 
-def _error(o: Outcome) -> float:
-    assert o.errors is not None
-    return max(o.errors[name] for name in ("loss", "gradient", "buffer", "drift"))
-
-
-def _cell(o: Outcome | None) -> str:
+def _cell(o: Judged | None) -> str:
     if o is None:
         return ""
     split = _split(o)

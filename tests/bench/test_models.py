@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from bench import models
 from bench.model_rows import Row, made, real
+from bench.model_store import load, tidy
 from bench.models import WAYS, coverage
 from bench.models_page import page
-from bench.sweep import load
 
 DATA = WAYS[0]
 
@@ -59,13 +59,22 @@ def test_what_goes_wrong_is_an_outcome(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(models, "ways", lambda _: [DATA])
     found = list(coverage(rows, path, lambda: False))
     assert [o.verdict for o in found] == ["failed", "refused", "differs", "equal"]
-    died, refused, _, good = found
+    died, refused, wrong, good = found
     assert "status 7" in died.note
     assert "no such batch" in refused.note
-    assert good.facts is not None
-    assert good.facts["split"] == 1.0
-    assert load(path) == found
+    assert wrong.note.startswith("gradient ")
+    assert good.split == 1.0
+    assert list(load(path).values()) == found
     assert not list(coverage(rows, path, lambda: False)), "it goes on where it was ended"
+    assert not list(coverage(rows, path, lambda: False, ["zero"], ["equal"])), "only in that way"
+    again = list(coverage(rows, path, lambda: False, ["data"], ["refused"]))
+    assert [o.model for o in again] == ["Refused"], "what had that verdict runs again"
+
+    num_lines = path.read_text().count("\n")
+    tidy(path, ["Good", "Dying", "Refused", "Wrong"], ["data"])
+    assert (num_lines, path.read_text().count("\n")) == (5, 4)
+    assert [o.model for o in load(path).values()] == ["Good", "Dying", "Refused", "Wrong"]
+    assert set(load(path).values()) == {died, refused, wrong, good}
 
     text = page(found, rows, [DATA])
     assert "| data | 4 | 1 | 1 | 0 | 1 | 1 | 100% |" in text
