@@ -23,8 +23,8 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Literal
@@ -240,8 +240,19 @@ def exactly(found: Prepared, seed: int) -> Prepared:
     return replace(found, reference=reference, seed=seed)
 
 
-def _widened(kind: Kind) -> AbstractContextManager[object]:
-    return _NothingNarrower() if kind == "fp64" else nullcontext()
+@contextmanager
+def _widened(kind: Kind) -> Generator[None]:
+    """In fp64 nothing is computed in less: not what a model converts, and not what torch makes by default."""
+    if kind != "fp64":
+        yield
+        return
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with _NothingNarrower():
+            yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def _single_steps(

@@ -111,16 +111,16 @@ def _refused(row: Row, case: Case, note: str, verdict: str = "refused") -> Outco
 
 def _planned(row: Row, found: Prepared, case: Case, path: Path) -> Cell | None:
     """A cell that can run; of another the file says why not."""
+    own = replace(case, kind=found.kind)
     try:
         with within(PLAN_S):
-            own = replace(case, kind=found.kind)
             plan = own.plan(found.captured.graph, row.name)
         found = exactly(found, SEED) if case.num_stages > 1 else found
         return Cell(own, plan, found, is_measured=False, facts=facts_of(plan))
     except TooLongError as error:
-        append(path, _refused(row, case, str(error), "slow"))
+        append(path, _refused(row, own, str(error), "slow"))
     except ShardwrightError as error:
-        append(path, _refused(row, case, str(error)))
+        append(path, _refused(row, own, str(error)))
     return None
 
 

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
@@ -36,6 +37,17 @@ class Wrong(Good):
         return self.inner(x) * (2.0 if dist.is_initialized() else 1.0)
 
 
+class Scaled(Good):
+    """By numbers that torch makes in its default dtype, where no line of the model names one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("levels", torch.arange(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x) * (self.levels * 1.001)
+
+
 class Refused(Good):
     """Fails on any batch."""
 
@@ -55,15 +67,16 @@ def row(kind: type[nn.Module]) -> Row:
 
 
 def test_what_goes_wrong_is_an_outcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows, path = [row(kind) for kind in (Dying, Refused, Wrong, Good)], tmp_path / "models.jsonl"
+    rows, path = [row(kind) for kind in (Dying, Refused, Wrong, Scaled, Good)], tmp_path / "models.jsonl"
     monkeypatch.setattr(models, "ways", lambda _: [DATA])
     found = list(coverage(rows, path, lambda: False))
-    assert [o.verdict for o in found] == ["failed", "refused", "differs", "equal"]
-    died, refused, wrong, good = found
+    assert [o.verdict for o in found] == ["failed", "refused", "differs", "equal", "equal"]
+    died, refused, wrong, scaled, good = found
     assert "status 7" in died.note
     assert "no such batch" in refused.note
     assert wrong.note.startswith("gradient ")
     assert good.split == 1.0
+    assert scaled.kind == "fp64"
     assert list(load(path).values()) == found
     assert not list(coverage(rows, path, lambda: False)), "it goes on where it was ended"
     assert not list(coverage(rows, path, lambda: False, ["zero"], ["equal"])), "only in that way"
@@ -71,11 +84,11 @@ def test_what_goes_wrong_is_an_outcome(tmp_path: Path, monkeypatch: pytest.Monke
     assert [o.model for o in again] == ["Refused"], "what had that verdict runs again"
 
     num_lines = path.read_text().count("\n")
-    tidy(path, ["Good", "Dying", "Refused", "Wrong"], ["data"])
-    assert (num_lines, path.read_text().count("\n")) == (5, 4)
-    assert [o.model for o in load(path).values()] == ["Good", "Dying", "Refused", "Wrong"]
-    assert set(load(path).values()) == {died, refused, wrong, good}
+    tidy(path, ["Good", "Dying", "Scaled", "Refused", "Wrong"], ["data"])
+    assert (num_lines, path.read_text().count("\n")) == (6, 5)
+    assert [o.model for o in load(path).values()] == ["Good", "Dying", "Scaled", "Refused", "Wrong"]
+    assert set(load(path).values()) == set(found)
 
     text = page(found, rows, [DATA])
-    assert "| data | 4 | 1 | 1 | 0 | 1 | 1 | 100% |" in text
-    assert "4 were tried: 2 run in at least one way, and\n1 of these are equal" in text
+    assert "| data | 5 | 2 | 1 | 0 | 1 | 1 | 100% |" in text
+    assert "5 were tried: 3 run in at least one way, and\n2 of these are equal" in text
