@@ -77,7 +77,7 @@ def judged(outcome: Outcome) -> Judged:
     )  # fmt: skip
 
 
-def _rows(facts: Mapping[str, Any], name: str) -> tuple[Any, ...]:
+def _rows(facts: Mapping[str, Any], name: str) -> Any:  # noqa: ANN401
     return tuple(map(tuple, facts.get(name, ())))
 
 
@@ -100,7 +100,7 @@ def load(path: Path = STORE) -> dict[tuple[str, str], Judged]:
     return {found.key: found for found in map(_judged, map(json.loads, lines))}
 
 
-def _judged(line: Mapping[str, Any]) -> Judged:
+def _judged(line: dict[str, Any]) -> Judged:
     return Judged(**{**line, "unsplit": _rows(line, "unsplit"), "foreign": _rows(line, "foreign")})
 
 

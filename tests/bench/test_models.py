@@ -40,12 +40,8 @@ class Wrong(Good):
 class Scaled(Good):
     """By numbers that torch makes in its default dtype, where no line of the model names one."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("levels", torch.arange(8))
-
     def forward(self, x: Tensor) -> Tensor:
-        return self.inner(x) * (self.levels * 1.001)
+        return self.inner(x) * (torch.arange(8) * 1.001)
 
 
 class Refused(Good):
