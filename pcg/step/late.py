@@ -64,7 +64,7 @@ def _next(graph: Graph) -> Graph | None:
     """
     results = [result for _, result in graph.outputs]
     pending = [name for key, name in graph.outputs if key == LOSS]
-    shared: Graph | None = None  # only where no other step is left
+    shared: Graph | None = None  # only where no other step is left; the innermost, as outer terms depend on it
     while pending:
         name = pending.pop()
         while graph.by_name[name].op == REDUCE:
@@ -75,7 +75,7 @@ def _next(graph: Graph) -> Graph | None:
         for operands in node.row.linear_in:
             if (axis := _summed(graph, node, operands, results)) is not None:
                 return _swap(graph, node, axis, operands)
-            shared = shared or _with_shares(graph, node, operands, results)
+            shared = _with_shares(graph, node, operands, results) or shared
         pending += [i for i in node.inputs if graph.types[i].num_elements == 1]
     return shared
 

@@ -215,7 +215,10 @@ class Regression(nn.Module):
 
 
 class Losses(nn.Module):
-    """Unevenly many targets that count; class weights; a penalty on weights, and on one of the terms' own scale."""
+    """Unevenly many targets that count; class weights; a penalty on weights, and on one of the terms' own scale.
+
+    The first term of all, within the sum of the others, is the same for every microbatch.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -225,7 +228,7 @@ class Losses(nn.Module):
     def forward(self, x: Tensor, target: Tensor) -> Tensor:
         y, weight = self.last(self.first(x).tanh()), self.get_buffer("weight")
         hot = F.one_hot(target.clamp(min=0), 6).to(x.dtype)
-        loss = F.cross_entropy(y, target, weight=weight) + 0.1 * y.logsumexp(1).square().mean()
+        loss = x.new_ones(()) + F.cross_entropy(y, target, weight=weight) + 0.1 * y.logsumexp(1).square().mean()
         loss = loss + 0.1 * F.cross_entropy(-y, target, weight=weight, label_smoothing=0.1, reduction="sum")
         loss = loss + F.binary_cross_entropy_with_logits(y, hot, weight=weight, pos_weight=2 * weight)
         return loss - 1e-2 * self.scale + 1e-2 * sum(p.pow(2).sum() for p in self.parameters())
