@@ -79,7 +79,7 @@ def eager_step(
     for parameter in model.parameters():
         parameter.grad = None
     first = forward(backward=True)
-    gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    gradients = {name: _dense(p.grad) for name, p in model.named_parameters() if p.grad is not None}
     for parameter in model.parameters():
         parameter.grad = None
     losses = _number(first), _number(forward())
@@ -146,6 +146,11 @@ def _renew(leaves: dict[str, Tensor], tied: Mapping[str, Sequence[str]], buffers
     for name, value in buffers.items():
         for own in tied.get(name, (name,)):  # a tensor that the graph carries is not a buffer of the model
             leaves[own] = value.detach()
+
+
+def _dense(gradient: Tensor) -> Tensor:
+    """Return a gradient with all its elements, as programs give it; lookups may give rows of it (`sparse=True`)."""
+    return gradient.to_dense() if gradient.layout is not torch.strided else gradient
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:

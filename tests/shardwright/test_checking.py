@@ -257,6 +257,26 @@ def test_a_chaotic_model_raises_no_alarm_and_lost_gradients_are_told() -> None:
                 check_capture(model, captured, (), batch)
 
 
+class Looking(nn.Module):
+    """Rows of tables, whose gradients autograd may keep as rows."""
+
+    def __init__(self, *, sparse: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = nn.Embedding(12, 4, sparse=sparse)
+        self.bags = nn.EmbeddingBag(12, 4, sparse=sparse)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return (self.table(ids).sum(1) * self.bags(ids)).square().mean()
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_gradients_of_lookups_are_compared_whole(sparse: bool) -> None:
+    model, batch = Looking(sparse=sparse), {"ids": torch.tensor([[1, 1, 5], [0, 5, 11]])}
+    check = check_capture(model, capture(model, batch), (), batch)
+    assert (check.equal, max(check.errors) < 1e-6) == (True, True)
+
+
 # ---- all is put back ----
 
 
