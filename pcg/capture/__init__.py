@@ -10,8 +10,10 @@
 
 Deep models are exported from a few of their layers:
 
-    depth         shortens a long list of layers, and deepens the graph again
-    alike         checks that the layers which are left out do the same as the exported ones
+    depth         finds long lists of layers, and shortens the model to some of them
+    alike         notes what each layer does, and compares the shortened model with the whole one
+    kinds         chooses the layers that are exported: one of each kind
+    deepening     copies them in the graph, to all layers again
 
 The program is the one that trains:
 

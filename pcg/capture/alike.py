@@ -1,15 +1,16 @@
-"""A check that all layers of a long list do the same: it runs a model on tensors without data and notes its operators.
+"""The kinds of layers in a long list: the model runs on tensors without data, and every operator is noted.
 
-Both the whole model and the shortened one run like this. Every layer from the third on has to call the same operators
-with the same numbers on the same values: its own, those of the layer right before, or those that all layers read. The
-operators outside of layers have to be equal in both. That is a statement about all layers, not about a sample of them.
+Layers are of a kind if they call the same operators with the same numbers on the same values: their own, those of the
+layer right before, or those that all layers read; and if the layer after them reads the same of them. Then the
+shortened model runs likewise. Each of its layers, and all operators outside of layers, have to be as in the whole
+model. That is a statement about all layers, not about a sample of them.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any
@@ -23,8 +24,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_leaves, tree_map_only
 
 from shardwright.pcg.capture.backwards import backwards_refused, check_backward, grad_fn
-from shardwright.pcg.capture.depth import KEPT, Run, shortened
+from shardwright.pcg.capture.depth import Layers, shortened
 from shardwright.pcg.capture.hooks import captured_hooks
+from shardwright.pcg.capture.kinds import chosen
 from shardwright.pcg.capture.state import Kept
 from shardwright.pcg.capture.unseen import unseen_refused
 
@@ -35,15 +37,17 @@ _Place = tuple[str, int]
 Forward = Callable[[nn.Module, Mapping[str, Any]], object]
 
 
-def alike(model: nn.Module, tensors: Mapping[str, Any], found: Sequence[Run], forward: Forward) -> bool:
-    """Return whether the shortened model stands for the whole one.
+def kinds(
+    model: nn.Module, tensors: Mapping[str, Any], found: Sequence[Layers], forward: Forward
+) -> list[Layers] | None:
+    """Return which layers stand for all; None if hardly any can be left out, or the model without them differs.
 
     `forward` runs a copy of it on a batch without data.
     """
-    with _noting(model, tensors, found, forward) as noted:
-        whole = noted()
-        with shortened(model, found):
-            return whole.are_as(noted())
+    with _noting(model, tensors, forward) as noted:
+        whole = noted(found)
+        few = [layers for own in found if (layers := whole.kinds(own)) is not None]
+        return few if few and whole.are_as(noted(few), few) else None
 
 
 def digest(model: nn.Module, tensors: Mapping[str, Any], forward: Forward) -> str | None:
@@ -51,8 +55,8 @@ def digest(model: nn.Module, tensors: Mapping[str, Any], forward: Forward) -> st
 
     None where that is not known: the forward changes state, or reads a large constant.
     """
-    with _noting(model, tensors, (), forward) as noted:
-        whole = noted()
+    with _noting(model, tensors, forward) as noted:
+        whole = noted(())
     if any(whole.changed.values()) or whole.has_unknown:
         return None
     modules = [(name, type(module).__qualname__) for name, module in model.named_modules()]
@@ -62,9 +66,9 @@ def digest(model: nn.Module, tensors: Mapping[str, Any], forward: Forward) -> st
 
 @contextmanager
 def _noting(
-    model: nn.Module, tensors: Mapping[str, Any], found: Sequence[Run], forward: Forward
-) -> Generator[Callable[[], _Notes]]:
-    """Yield a function that runs the model as it is by then, and notes its operators."""
+    model: nn.Module, tensors: Mapping[str, Any], forward: Forward
+) -> Generator[Callable[[Sequence[Layers]], _Notes]]:
+    """Yield a function that runs the model, shortened to the exported ones of these layers, and notes its operators."""
     mode = FakeTensorMode()
     for _, tensor in (*_tensors(model), *(("", leaf) for leaf in tree_leaves(tensors))):
         mode = getattr(tensor, "fake_mode", mode)
@@ -75,9 +79,9 @@ def _noting(
         own = isinstance(tensor, nn.Parameter)  # otherwise changes in place would reach the model's tensor
         return tensor if own else tensor.detach().requires_grad_(tensor.requires_grad)
 
-    def noted() -> _Notes:
+    def noted(found: Sequence[Layers]) -> _Notes:
         copy = deepcopy(model, {id(t): fake(t) for _, t in _tensors(model)})  # the Python state of the copy may change
-        with captured_hooks(copy):
+        with shortened(copy, found), captured_hooks(copy):
             return _Notes(copy, tree_map_only(Tensor, fake, dict(tensors)), found, mode, forward)
 
     quiet = mock.patch.object(logging.getLogger(FakeTensor.__module__), "disabled", new=True)  # no log of failures
@@ -97,20 +101,30 @@ class _Notes(TorchDispatchMode):
     """The operators that a model calls, layer by layer."""
 
     def __init__(
-        self, model: nn.Module, batch: Mapping[str, Any], found: Sequence[Run], mode: FakeTensorMode, forward: Forward
+        self,
+        model: nn.Module,
+        batch: Mapping[str, Any],
+        found: Sequence[Layers],
+        mode: FakeTensorMode,
+        forward: Forward,
     ) -> None:
         super().__init__()
-        self.found = {run.path: run for run in found}
-        self.calls: dict[_Place, list[object]] = {}
+        self.calls: dict[_Place, list[Hashable]] = {}
         self._made: dict[int, tuple[_Place, int, int]] = {}  # by storage: place, call, result
         self._in: _Place | None = None
+        self._prefixes = tuple(f"{layers.path}." for layers in found)
+        self._before: dict[_Place, _Place] = {}  # by layer, the one that has run right before it
+        self._slots: dict[_Place, dict[Hashable, int]] = {}  # by layer, what it reads of that one, in order
+        self.read_from_far: set[_Place] = set()  # the layers that others read, but those right after them
+        self.common: set[_Place] = set()  # the layers that hand on what does not follow from layers at all
+        self._follows = set[int]()  # the storages whose values follow from weights of layers, or from draws
         self.has_unknown = False  # whether a constant was read whose values are not noted
         given = ((f"batch {number}", t) for number, t in enumerate(tree_iter(batch)) if isinstance(t, Tensor))
         leaves = [*_tensors(model), *given]
         self._leaves = {_storage(tensor): name for name, tensor in reversed(leaves)}
         self._given = {id(tensor): tensor for _, tensor in leaves}
         self._stays = [tensor.untyped_storage() for _, tensor in leaves]  # otherwise another storage may get its number
-        hooks = [hook for run in found for hook in self._watched(model.get_submodule(run.path), run)]
+        hooks = [hook for layers in found for hook in self._watched(model, layers)]
         kept = Kept(model)
         try:
             refused = unseen_refused(model), backwards_refused(model)
@@ -123,13 +137,12 @@ class _Notes(TorchDispatchMode):
                 hook.remove()
         self.changed = self._by_layer(kept.changed)
 
-    def _watched(self, layers: nn.Module, run: Run) -> list[Any]:
+    def _watched(self, model: nn.Module, layers: Layers) -> list[Any]:
         hooks = list[Any]()
-        for number, layer in enumerate(layers._modules.values()):
-            if number >= run.start and layer is not None:
-                place = (run.path, number)
-                hooks.append(layer.register_forward_pre_hook(lambda *_, place=place: self._enter(place)))
-                hooks.append(layer.register_forward_hook(lambda *_: self._enter(None)))
+        for number in layers.kept:
+            layer, place = model.get_submodule(layers.block(number)), (layers.path, number)
+            hooks.append(layer.register_forward_pre_hook(lambda *_, place=place: self._enter(place)))
+            hooks.append(layer.register_forward_hook(lambda *_: self._enter(None)))
         return hooks
 
     def _by_layer(self, paths: Iterable[str]) -> dict[_Place, set[str]]:
@@ -145,7 +158,11 @@ class _Notes(TorchDispatchMode):
         if place is not None:
             if self._in is not None or place in self.calls:
                 raise ValueError("a layer runs twice, or inside another one")
-            self.calls[place] = []
+            if (last := next((p for p in reversed(self.calls) if p[0] == place[0]), None)) is not None:
+                if last[1] > place[1]:
+                    raise ValueError("layers run in another order than they have in their list")
+                self._before[place] = last
+            self.calls[place], self._slots[place] = [], {}
         self._in = place
 
     def __torch_dispatch__(
@@ -165,6 +182,8 @@ class _Notes(TorchDispatchMode):
         place = self._in or self._outside()
         calls = self.calls.setdefault(place, [])
         read = self._said((args, kwargs), place)
+        if self._follows_from_layers(func, args, kwargs):
+            self._follows.update(_storage(x) for x in tree_iter(result) if isinstance(x, Tensor))
         for number, tensor in enumerate(tree_iter(result)):
             if isinstance(tensor, Tensor) and _storage(tensor) not in self._leaves:
                 self._made.setdefault(_storage(tensor), (place, len(calls), number))
@@ -183,19 +202,19 @@ class _Notes(TorchDispatchMode):
         return last if self.calls and not last[0] else ("", len(self.calls_outside))
 
     @property
-    def calls_outside(self) -> list[list[object]]:
+    def calls_outside(self) -> list[list[Hashable]]:
         return [calls for (path, _), calls in self.calls.items() if not path]
 
-    def _said(self, value: object, at: _Place = ("", -1)) -> object:
+    def _said(self, value: object, at: _Place = ("", -1)) -> Hashable:
         if isinstance(value, Tensor):
             return self._named(value, at)
         if isinstance(value, (list, tuple)):
-            return [self._said(x, at) for x in value]
+            return tuple(self._said(x, at) for x in value)
         if isinstance(value, dict):
-            return {name: self._said(x, at) for name, x in value.items()}
+            return tuple((name, self._said(x, at)) for name, x in value.items())
         return repr(value)  # True is 1, and -0.0 is 0.0
 
-    def _named(self, tensor: Tensor, at: _Place) -> object:
+    def _named(self, tensor: Tensor, at: _Place) -> Hashable:
         """Return the origin of a tensor, as seen from a place, and its shape, dtype, strides and the like."""
         storage, (path, number) = _storage(tensor), at
         gradient = tensor.requires_grad, self._is_followed(tensor)
@@ -209,35 +228,76 @@ class _Notes(TorchDispatchMode):
             return ("constant", value, kind)
         (home, layer), *place = self._made[storage]
         if (home, layer) == at:
-            return ("own", place, kind)
-        if home and home == path and layer == number - 1:
-            return ("before", place, kind)
-        if home and home != path and (home, layer + 1) not in self.calls:
-            return ("last", home, place, kind)
-        return (home, layer, place, kind)
+            return ("own", *place, kind)
+        if home and (home, layer) == self._before.get(at):
+            slots = self._slots[at]
+            if storage not in self._follows:
+                self.common.add((home, layer))
+            return ("before", slots.setdefault((*place, kind), len(slots)), kind)
+        if home:
+            self.read_from_far.add((home, layer))
+        return (home, layer, *place, kind)
+
+    def _follows_from_layers(self, func: torch._ops.OpOverload, *args: object) -> bool:
+        """Return whether results follow from values in layers, beyond their shapes, or are drawn in a layer."""
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            return self._in is not None
+        return (
+            not func._opname.startswith("new_")
+            and not func._opname.endswith("_like")
+            and any(
+                _storage(x) in self._follows or self._leaves.get(_storage(x), "").startswith(self._prefixes)
+                for x in tree_iter(args)
+                if isinstance(x, Tensor)
+            )
+        )
 
     def _is_followed(self, tensor: Tensor) -> bool:
         """Return whether autograd goes on from a tensor, as it does not from `x.detach().requires_grad_()`."""
         base = tensor if tensor._base is None else tensor._base
         return all(grad_fn(x) is not None or id(x) in self._given for x in (tensor, base))
 
-    def _of(self, place: _Place) -> object:
-        """Return the calls of a layer and the state that it changes; None if the layer does not run."""
-        return (self.calls[place], self.changed.get(place)) if place in self.calls else None
+    def _of(self, layers: Layers, number: int) -> tuple[Hashable, Hashable]:
+        """Return what a layer calls and which state it changes, and what the layer after it reads of it."""
+        place, after = (layers.path, number), {before: after for after, before in self._before.items()}
+        calls = tuple(self.calls[place]), frozenset(self.changed.get(place, ()))
+        return calls, tuple(self._slots[after[place]]) if place in after else None
 
-    def are_as(self, short: _Notes) -> bool:
-        """Return whether the notes of the shortened model cover everything in these notes."""
+    def kinds(self, layers: Layers) -> Layers | None:
+        """Return the layers with those that stand for all of their kind; None if they do not run, or hardly repeat.
+
+        None also where a layer hands on what follows from nothing in layers: capture computes equal ones of such values
+        once, so the graph would not say who reads whose.
+        """
+        numbers = [*layers.stands_for]
+        places = {(layers.path, number) for number in numbers}
+        if not places <= self.calls.keys() or places & self.common:
+            return None
+        calls, kind, firsts = dict[int, int](), dict[int, int](), dict[Hashable, int]()
+        for number in numbers:
+            made, read = self._of(layers, number)
+            calls[number] = firsts.setdefault(made, number)
+            kind[number] = firsts.setdefault((calls[number], read), number)
+        return chosen(layers.path, calls, kind, self._kept_apart(layers), in_pairs=self._hands_on_several(layers))
+
+    def _kept_apart(self, layers: Layers) -> set[int]:
+        """Return the layers of a list that others than the next read."""
+        return {number for path, number in self.read_from_far if path == layers.path}
+
+    def _hands_on_several(self, layers: Layers) -> bool:
+        return any(len(self._slots[layers.path, number]) > 1 for number in layers.before)
+
+    def are_as(self, short: _Notes, found: Sequence[Layers]) -> bool:
+        """Return whether the notes of the model shortened to some of these layers cover everything in these notes."""
         if self.result != short.result or self.calls_outside != short.calls_outside:
             return False
-        if self.changed.get(("", 0)) != short.changed.get(("", 0)):
+        if self.changed.get(("", 0)) != short.changed.get(("", 0)) or _order(self) != _order(short):
             return False
-        for path, run in self.found.items():
-            own, few = ([notes._of((path, n)) for n in range(run.start, run.stop)] for notes in (self, short))
-            if None in own or few[KEPT:] != [None] * (len(few) - KEPT):
-                return False
-            if own[:KEPT] != few[:KEPT] or any(calls != own[KEPT - 2] for calls in own[KEPT - 2 :]):
-                return False
-        return _order(self) == _order(short)
+        return all(
+            (layers.path, n) in short.calls and self._of(layers, n) == short._of(layers, n)
+            for layers in found
+            for n in layers.kept
+        )
 
 
 def _order(notes: _Notes) -> list[str]:
@@ -253,7 +313,7 @@ def _storage(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-def _value(tensor: Tensor) -> object:
+def _value(tensor: Tensor) -> Hashable:
     """Return the value of a tensor that forward makes of numbers; for others, an object equal to nothing else."""
     if isinstance(tensor, FakeTensor) or tensor.numel() > _MOST_NUMBERS:
         return object()

@@ -22,10 +22,11 @@ from torch.amp.autocast_mode import autocast
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from shardwright.pcg.aten import dtype_name
-from shardwright.pcg.capture.alike import Forward, alike, digest
+from shardwright.pcg.capture.alike import Forward, digest, kinds
 from shardwright.pcg.capture.autograd import gradients_kept
 from shardwright.pcg.capture.backwards import backwards_refused, check_backward
-from shardwright.pcg.capture.depth import Run, deepened, runs, shortened
+from shardwright.pcg.capture.deepening import deepened
+from shardwright.pcg.capture.depth import Layers, lists_of_layers, shortened
 from shardwright.pcg.capture.eagerly import as_in_eager
 from shardwright.pcg.capture.exporting import export
 from shardwright.pcg.capture.fake import unnoted
@@ -258,7 +259,7 @@ def capture(
 
     def found(parts: Parts) -> Found:
         own = partial(once, parts)
-        layers = [] if execution.per_microbatch or parts.by_name or returned is not None else runs(model)
+        layers = [] if execution.per_microbatch or parts.by_name or returned is not None else lists_of_layers(model)
         few = _of_few(model, tensors, layers, own, forward) if layers else None
         return few or settled(Kept(model), own)
 
@@ -321,16 +322,20 @@ def _forward_of(
 
 
 def _of_few(
-    model: nn.Module, tensors: Mapping[str, Any], layers: Sequence[Run], once: Callable[[Kept], Found], forward: Forward
+    model: nn.Module,
+    tensors: Mapping[str, Any],
+    layers: Sequence[Layers],
+    once: Callable[[Kept], Found],
+    forward: Forward,
 ) -> Found | None:
     """Capture like `settled`, from a few of the layers of long lists; None if these are not seen to repeat."""
     try:
         refuse_backward_hooks(model)
-        if not alike(model, tensors, layers, forward):
+        if (few := kinds(model, tensors, layers, forward)) is None:
             return None
-        with shortened(model, layers):
+        with shortened(model, few):
             graph, constants = settled(Kept(model), once)
-        whole = deepened(graph, layers)
+        whole = deepened(graph, few)
     except Exception:  # noqa: BLE001  whatever it is, it is said of the whole model
         return None
     return None if whole is None else (whole, constants)

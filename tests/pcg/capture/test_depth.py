@@ -1,4 +1,4 @@
-"""Deep models captured from four of their layers: the same graph as of all, or all of them are exported."""
+"""Deep models captured from one layer of each kind: the same graph as of all, or all of them are exported."""
 
 # transformers' configurations take more keywords than their signatures name
 # pyright: reportCallIssue=false
@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from shardwright.pcg.capture import capture as capturing
-from shardwright.pcg.capture import depth
 from shardwright.pcg.capture.capture import Captured, capture
-from shardwright.pcg.capture.depth import KEPT, deepened, runs
+from shardwright.pcg.capture.deepening import deepened
+from shardwright.pcg.capture.depth import Layers, lists_of_layers, shortened
+from shardwright.pcg.capture.kinds import chosen
 from shardwright.pcg.errors import CaptureError
 from shardwright.search.check import difference
 from shardwright.search.plan import fingerprint
@@ -68,7 +69,7 @@ def batch() -> dict[str, Tensor]:
 
 @contextmanager
 def exported_whole() -> Generator[None]:
-    with mock.patch.object(capturing, "runs", return_value=[]):
+    with mock.patch.object(capturing, "lists_of_layers", return_value=[]):
         yield
 
 
@@ -116,42 +117,68 @@ def test_the_graph_of_few_layers_is_that_of_all(num: int, precision: Any) -> Non
     assert_same(own, whole)
 
 
-NUM_LAYERS = KEPT + 2
+NUM_LAYERS = 8
 """Of each list of real models. To export more of them takes seconds."""
+IDS = torch.randint(3, 90, (2, 8))
 
 
-def transformers() -> dict[str, tuple[nn.Module, dict[str, Any]]]:
-    from transformers import (  # takes seconds
-        GPT2Config,
-        GPT2LMHeadModel,
-        MixtralConfig,
-        MixtralForCausalLM,
-        T5Config,
-        T5ForConditionalGeneration,
-    )
-
-    ids = torch.randint(3, 90, (2, 8))
-    given = {"input_ids": ids, "labels": ids.clone()}
-    small: dict[str, Any] = {"vocab_size": 96, "use_cache": False, "pad_token_id": 0}
-    moe: dict[str, Any] = {"num_attention_heads": 2, "num_key_value_heads": 2, "num_local_experts": 4}
-    models = (
-        GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=NUM_LAYERS, n_head=2, **small)),
-        MixtralForCausalLM(
-            MixtralConfig(hidden_size=16, intermediate_size=16, num_hidden_layers=NUM_LAYERS, **moe, **small)
-        ),
-        T5ForConditionalGeneration(
-            T5Config(d_model=16, d_ff=16, num_heads=2, d_kv=8, num_layers=NUM_LAYERS, decoder_start_token_id=0, **small)
-        ),
-    )
-    return {type(model).__name__: (model.train(), given) for model in models}
+def sized(**more: Any) -> dict[str, Any]:
+    """Sizes of a small decoder."""
+    return {
+        "vocab_size": 96, "hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "head_dim": 8,
+        "num_key_value_heads": 1, "num_hidden_layers": NUM_LAYERS, "sliding_window": 4, "use_cache": False,
+        "pad_token_id": 0, "max_position_embeddings": 64, **more,
+    }  # fmt: skip
 
 
-def test_real_models_too() -> None:
-    for name, (model, given) in some(transformers().items(), 1):
-        with mock.patch.object(depth, "_FEWEST", NUM_LAYERS - 1):  # T5's first ones are unlike the others
-            own, whole, of_few = both(model, given)
-        assert of_few, name
-        assert_same(own, whole)
+FEW: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
+STATE: dict[str, Any] = {"mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 4, "mamba_chunk_size": 4}
+HALF = ["sliding_attention", "full_attention"] * (NUM_LAYERS // 2)
+ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "GPT2LMHeadModel": ("GPT2Config", {"n_embd": 16, "n_layer": NUM_LAYERS, "n_head": 2, "vocab_size": 96}),
+    "T5ForConditionalGeneration": ("T5Config", {
+        "d_model": 16, "d_ff": 16, "num_heads": 2, "d_kv": 8, "num_layers": NUM_LAYERS, "vocab_size": 96,
+        "decoder_start_token_id": 0, "use_cache": False,
+    }),
+    "MixtralForCausalLM": ("MixtralConfig", sized(num_local_experts=4)),
+    "MistralForCausalLM": ("MistralConfig", sized()),
+    "Gemma2ForCausalLM": ("Gemma2Config", sized()),
+    "Gemma3ForCausalLM": ("Gemma3TextConfig", sized(layer_types=(["sliding_attention"] * 3 + ["full_attention"]) * 2)),
+    "GptOssForCausalLM": ("GptOssConfig", sized(num_local_experts=4, num_experts_per_tok=2, layer_types=HALF)),
+    "Llama4ForCausalLM": ("Llama4TextConfig", sized(
+        num_local_experts=4, intermediate_size_mlp=16, attention_chunk_size=4,
+    )),
+    "JambaForCausalLM": ("JambaConfig", sized(
+        num_experts=4, use_mamba_kernels=False, mamba_d_state=4, mamba_dt_rank=4, attn_layer_period=4,
+        attn_layer_offset=2,
+    )),
+    "Qwen3NextForCausalLM": ("Qwen3NextConfig", sized(
+        **FEW, shared_expert_intermediate_size=8, linear_key_head_dim=8, linear_value_head_dim=8,
+        linear_num_key_heads=2,
+        linear_num_value_heads=2,
+    )),
+    "DeepseekV3ForCausalLM": ("DeepseekV3Config", sized(
+        num_key_value_heads=2, n_routed_experts=8, n_group=2, topk_group=1, num_experts_per_tok=2,
+        moe_intermediate_size=8,
+        first_k_dense_replace=3, q_lora_rank=8, kv_lora_rank=8, qk_rope_head_dim=4, qk_nope_head_dim=4, v_head_dim=8,
+    )),
+    "FalconH1ForCausalLM": ("FalconH1Config", sized(
+        mamba_d_ssm=16, **{**STATE, "mamba_d_head": 4},
+    )),
+    "SmolLM3ForCausalLM": ("SmolLM3Config", sized()),
+}  # fmt: skip
+"""Architectures of equal layers, of layers that repeat with a period, and of runs of layers, by configuration."""
+
+
+@pytest.mark.parametrize("name", some(ARCHITECTURES, 2))
+def test_real_models_too(name: str) -> None:
+    import transformers
+
+    config, options = ARCHITECTURES[name]
+    model = getattr(transformers, name)(getattr(transformers, config)(**options)).train()
+    own, whole, of_few = both(model, {"input_ids": IDS, "labels": IDS.clone()})
+    assert of_few
+    assert_same(own, whole)
 
 
 class Numbered(Layer):
@@ -250,9 +277,73 @@ class PlusOrMinusZero(Layer):
         return super().forward(x.masked_fill(x > 0, -0.0 if self.number == 6 else 0.0))
 
 
-class ReadingFourth(Net):
-    """The fourth is the last one of those that are exported."""
+class Third(Layer):
+    """A layer of which every third does something else."""
 
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(super().forward(x)) if self.number % 3 == 2 else super().forward(x)
+
+
+class Wide(Layer):
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.up, self.down = nn.Linear(WIDTH, 24), nn.Linear(24, WIDTH)
+
+
+class Table(Layer):
+    """A layer that computes a constant, which capture computes once for all of a kind."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        positions = torch.arange(WIDTH) * 0.5
+        return super().forward(x + (positions.sin() if self.number % 3 == 2 else positions.cos()))
+
+
+class Tied(Layer):
+    first: list[Layer] = []  # noqa: RUF012  no module looks into a list
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        if number == 0:
+            self.first[:] = [self]
+        self.up.weight = self.first[0].up.weight
+
+
+class Pairs(Net):
+    """Layers that hand on two values."""
+
+    def run(self, x: Tensor) -> Tensor:
+        y = torch.ones(WIDTH)
+        for layer in self.layers:
+            x, y = layer(x, y)
+        return x + y
+
+
+class PairLayer(Layer):
+    def forward(self, x: Tensor, y: Tensor) -> Any:
+        z = super().forward(x) + y
+        return z, self.norm(z)
+
+
+class PairOrThird(PairLayer):
+    def forward(self, x: Tensor, y: Tensor) -> Any:
+        x, y = super().forward(x, y)
+        return (y, x) if self.number % 3 == 2 else (x, y)
+
+
+class Doubling(Layer):
+    """It hands on a power of two, which no weight has made."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Any:
+        return super().forward(x) + y, y * 2
+
+
+class Shaped(Layer):
+    def forward(self, x: Tensor, y: Tensor) -> Any:
+        z = super().forward(x) + y
+        return z, torch.zeros_like(z) if self.number == 0 else torch.ones_like(z)
+
+
+class ReadingFourth(Net):
     def run(self, x: Tensor) -> Tensor:
         return super().run(x) + self.get_parameter("layers.3.up.weight").sum()
 
@@ -280,28 +371,58 @@ def odd(number: int) -> Layer:
 
 WHOLE: dict[str, Callable[[], nn.Module]] = {
     "numbered": lambda: Net(10, Numbered),
-    "one numbered": lambda: Net(10, SomeNumbered),
-    "gradients from one on": lambda: Net(10, Frozen),
     "constants": lambda: Net(10, WithConstant),
-    "another dropout": lambda: Net(10, odd),
     "operators between": Alternating,
-    "read by all": Dense,
     "collected": Collecting,
+    "read by all": Dense,
     "the last first": Backward,
-    "by number": Numbers,
     "two before": Skipping,
     "twice": Twice,
-    "another result": lambda: Net(10, VarianceOrMean),
-    "another argument": lambda: Net(10, BetaOrAlpha),
-    "another sign of zero": lambda: Net(10, PlusOrMinusZero),
+    "hands on what is common": lambda: Pairs(10, Doubling),
+    "hands on what is common but for its shape": lambda: Pairs(10, Shaped),
     "reads the fourth": ReadingFourth,
     "tied to the fourth": TiedToFourth,
     "a name that a copy would have": named_as_a_copy,
 }
 
 
-ALIKE_AT_FIRST = ("reads the fourth", "tied to the fourth", "a name that a copy would have")
+ALIKE_AT_FIRST = ("a name that a copy would have",)
 """Of these, few layers are exported before it is seen."""
+
+
+KINDS: dict[str, tuple[Callable[[], nn.Module], list[int]]] = {
+    "one numbered": (lambda: Net(10, SomeNumbered), [0, 1, 6, 9]),
+    "gradients from one on": (lambda: Net(14, Frozen), [0, 1, 7, 8, 13]),
+    "another dropout": (lambda: Net(10, odd), [0, 1, 5, 9]),
+    "another result": (lambda: Net(10, VarianceOrMean), [0, 1, 6, 9]),
+    "another argument": (lambda: Net(10, BetaOrAlpha), [0, 1, 6, 9]),
+    "another sign of zero": (lambda: Net(10, PlusOrMinusZero), [0, 1, 6, 9]),
+    "by number": (Numbers, [0, 1, 9]),
+    "a period of three": (lambda: Net(12, Third), [0, 1, 2, 11]),
+    "a period of three, and two values": (lambda: Pairs(18, PairOrThird), [0, 1, 2, 3, 4, 16, 17]),
+    "runs": (lambda: Net(12, lambda n: (Layer, SomeNumbered, Third)[n // 4](n)), [0, 1, 4, 6, 8, 11]),
+    "weights of the first": (lambda: Net(10, Tied), [0, 1, 9]),
+    "layers of two sizes": (lambda: Net(12, lambda n: Wide(n) if n % 4 == 3 else Layer(n)), [0, 1, 3, 11]),
+    "a common table": (lambda: Net(12, Table), [0, 1, 2, 11]),
+}
+"""Models of several kinds of layers, and the layers that are exported."""
+
+
+@each("name", KINDS)
+def test_one_layer_of_each_kind_is_exported(name: str) -> None:
+    make, kept = KINDS[name]
+    found, kinds = list[list[int]](), capturing.kinds
+
+    def noting(*args: Any) -> list[Layers] | None:
+        few = kinds(*args)
+        found.extend(layers.kept for layers in few or ())
+        return few
+
+    with mock.patch.object(capturing, "kinds", noting):
+        own, whole, of_few = both(make(), batch())
+    assert found == [kept]
+    assert of_few
+    assert_same(own, whole)
 
 
 @each("name", WHOLE)
@@ -424,18 +545,32 @@ def test_buffers_without_data_stay_free_of_gradients() -> None:
     assert not model.get_buffer("average").requires_grad
 
 
-def test_lists_of_few_or_shared_or_unlike_layers_are_no_runs() -> None:
-    assert [run[1:] for run in runs(Net(8))] == [(0, 8)]
-    assert not runs(Net(7))
+def numbers(model: nn.Module) -> list[list[int]]:
+    return [[*layers.stands_for] for layers in lists_of_layers(model)]
+
+
+def test_lists_of_few_or_shared_or_unlike_layers_are_exported_whole() -> None:
+    assert numbers(Net(8)) == [[*range(8)]]
+    assert not numbers(Net(7))
     shared = Layer(0)
-    assert not runs(Net(10, lambda number: shared))
-    assert [run[1:] for run in runs(Net(12, lambda n: Layer(n) if n > 1 else nn.Linear(WIDTH, WIDTH)))] == [(2, 12)]
-    assert not runs(Net(10, lambda n: Layer(n) if n < 9 else nn.Linear(WIDTH, WIDTH)))
-    frozen = Net(10)
-    next(frozen.layers[4].parameters()).requires_grad = False
-    assert [run[1:] for run in runs(frozen)] == []
+    assert not numbers(Net(10, lambda number: shared))
+    assert not numbers(Net(10, lambda n: nn.Linear(WIDTH, n + 1)))
+    assert numbers(Net(10, lambda n: nn.Linear(WIDTH, n // 2 + 1))) == [[*range(10)]]
     nested = Net(8, lambda n: nn.Sequential(*map(Layer, range(8))))
-    assert [run.path for run in runs(nested)] == ["layers"]
+    assert [layers.path for layers in lists_of_layers(nested)] == ["layers"]
+
+
+def test_the_first_and_last_layers_and_one_of_each_kind_are_kept() -> None:
+    calls = dict(enumerate([0, 1, 1, 3, 1, 1, 3, 1, 1, 3]))
+    found = chosen("layers", calls, {**calls, 9: 9}, (), in_pairs=False)
+    assert found is not None
+    assert found.kept == [0, 1, 3, 9]
+    assert found.stands_for == {0: 0, 1: 1, 2: 1, 3: 3, 4: 1, 5: 1, 6: 3, 7: 1, 8: 1, 9: 9}
+    apart = chosen("layers", calls, calls, (4,), in_pairs=False)
+    assert apart is not None
+    assert apart.kept == [0, 1, 3, 4, 9]
+    assert apart.stands_for[7] == 4, "it stands behind a layer of the same kind"
+    assert chosen("layers", calls, dict(zip(calls, calls, strict=True)), (), in_pairs=False) is None
 
 
 class Gaps(Net):
@@ -455,20 +590,20 @@ class Gaps(Net):
 @each(
     "model, found",
     [
-        (Gaps(10, 0), [(1, 10)]),
-        (Gaps(14, 0, 3), [(4, 14)]),
-        (Gaps(10, 9), []),
+        (Gaps(10, 0), [[*range(1, 10)]]),
+        (Gaps(10, 0, 3), [[1, 2, *range(4, 10)]]),
+        (Gaps(10, 0, 3, 9), []),
         (Gaps(9, *range(9)), []),
-        (Gaps(20, *range(0, 20, 2)), []),
+        (Gaps(20, *range(0, 20, 2)), [[*range(1, 20, 2)]]),
         (Net(0), []),
     ],
 )
-def test_layers_that_are_none(model: Net, found: list[tuple[int, int]]) -> None:
-    assert [run[1:] for run in runs(model)] == found
+def test_layers_that_are_none(model: Net, found: list[list[int]]) -> None:
+    assert numbers(model) == found
 
 
 def test_layers_behind_gaps_are_captured_of_few() -> None:
-    own, whole, of_few = both(Gaps(10, 0), batch())
+    own, whole, of_few = both(Gaps(12, 0, 5, 6), batch())
     assert of_few
     assert_same(own, whole)
 
@@ -515,13 +650,17 @@ def test_only_a_few_layers_are_exported() -> None:
 
     with mock.patch.object(capturing, "export", counting):
         assert sum(n.op == "layer_norm" for n in capture(Net(20), batch()).graph.nodes) == 20
-    assert exported == [KEPT]
+    assert exported == [3]
 
 
 def test_a_graph_whose_layers_are_no_chain_is_not_deepened() -> None:
-    model = Net(KEPT)
-    with mock.patch("shardwright.pcg.capture.depth._FEWEST", KEPT):
-        found = runs(model)
-    assert deepened(capture(model, batch()).graph, found) is not None
-    for other in (Collecting(KEPT), Skipping(KEPT), Alternating(KEPT), Net(KEPT, Numbered), Net(KEPT, WithConstant)):
-        assert deepened(capture(other, batch()).graph, found) is None, type(other).__name__
+    stands_for, calls = {0: 0, 1: 1, 2: 1, 3: 3}, {0: 0, 1: 1, 2: 1, 3: 1}
+    found = [Layers("layers", stands_for, calls, calls)]
+
+    def of_few(model: Net) -> object:
+        with shortened(model, found):
+            return deepened(capture(model, batch()).graph, found)
+
+    assert of_few(Net(4)) is not None
+    for other in (Net(4, Numbered), Net(4, WithConstant)):
+        assert of_few(other) is None, type(other).__name__
