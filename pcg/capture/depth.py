@@ -61,7 +61,8 @@ def lists_of_layers(model: nn.Module) -> list[Layers]:
             continue
         if list(layers._modules) != [str(number) for number in range(len(layers))]:
             continue
-        own = {number: layer for number, layer in enumerate(layers._modules.values()) if layer is not None}
+        modules: list[nn.Module | None] = list(layers._modules.values())
+        own = {number: layer for number, layer in enumerate(modules) if layer is not None}
         is_long = len(own) >= _FEWEST and len(set(map(id, own.values()))) == len(own)
         if is_long and 2 * len(set(map(_parts, own.values()))) <= len(own):
             themselves = dict(zip(own, own, strict=True))

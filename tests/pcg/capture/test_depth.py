@@ -318,28 +318,27 @@ class Pairs(Net):
         return x + y
 
 
-class PairLayer(Layer):
-    def forward(self, x: Tensor, y: Tensor) -> Any:
-        z = super().forward(x) + y
-        return z, self.norm(z)
+class PairOrThird(nn.Module):
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number, self.layer = number, Layer(number)
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        z = self.layer(x) + y
+        normed = self.layer.norm(z)
+        return (normed, z) if self.number % 3 == 2 else (z, normed)
 
 
-class PairOrThird(PairLayer):
-    def forward(self, x: Tensor, y: Tensor) -> Any:
-        x, y = super().forward(x, y)
-        return (y, x) if self.number % 3 == 2 else (x, y)
-
-
-class Doubling(Layer):
+class Doubling(PairOrThird):
     """It hands on a power of two, which no weight has made."""
 
-    def forward(self, x: Tensor, y: Tensor) -> Any:
-        return super().forward(x) + y, y * 2
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return self.layer(x) + y, y * 2
 
 
-class Shaped(Layer):
-    def forward(self, x: Tensor, y: Tensor) -> Any:
-        z = super().forward(x) + y
+class Shaped(PairOrThird):
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        z = self.layer(x) + y
         return z, torch.zeros_like(z) if self.number == 0 else torch.ones_like(z)
 
 
