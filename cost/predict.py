@@ -6,19 +6,19 @@ the search's objective (tested); step time and memory come from the timeline.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import NamedTuple
 
 from shardwright.cost.clusters.cluster import COLLECTIVES, Cluster
 from shardwright.cost.collectives.algorithms import on_a_switch
-from shardwright.cost.collectives.moves import MoveCosts, TensorClass
+from shardwright.cost.collectives.moves import TensorClass
+from shardwright.cost.timeline.clock import SHARING, exposed_s
 from shardwright.cost.timeline.memory import Memory, Stored, update_bytes
 from shardwright.cost.timeline.program import Programs, StepProgram
 from shardwright.cost.timeline.steps import NodeCosts, Operator, Steps
 from shardwright.cost.timeline.timeline import Timeline, simulate
 from shardwright.pcg.analysis import constant_nodes, is_timeless, read_again
-from shardwright.pcg.choice import Exchange
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.mesh import TIME
 from shardwright.pcg.moves import Move, source_of
@@ -74,6 +74,8 @@ class Prediction:
 
 def collective_bytes(collective: str, num_bytes: float, size: int) -> float:
     """Return the bytes that one of `size` devices sends for a tensor of `num_bytes`; 0 if not a collective."""
+    if collective == "permute":
+        return num_bytes / size
     if collective not in COLLECTIVES:
         return 0.0
     return num_bytes * float(on_a_switch(collective, size).share)
@@ -177,18 +179,22 @@ def _operator_part(known: Operator, twice: bool, steps: Steps, *, grad: bool) ->
     own = NodeCosts(times * (forward_s * (1 + twice) + backward_s))
     if not known.sent:
         return own
-    return _with_exchanges(own, known.sent, steps.move_costs, (times * (1 + twice), times * grad))
+    counts = times * (1 + twice), times * grad
+    return _with_exchanges(own, known, steps, counts)
 
 
-def _with_exchanges(own: NodeCosts, sent: Sequence[Exchange], costs: MoveCosts, counts: tuple[int, int]) -> NodeCosts:
-    """Return an operator's part with its exchanges, which run `counts` times in forward and in backward."""
+def _with_exchanges(own: NodeCosts, known: Operator, steps: Steps, counts: tuple[int, int]) -> NodeCosts:
+    """Return an operator's part with its exchanges, which run `counts` times in forward and in backward.
+
+    Its seconds are those for which the operator does not compute meanwhile.
+    """
     seconds = num_bytes = 0.0
+    sent, costs, sharing = known.sent, steps.move_costs, SHARING[steps.cluster.device.kind]
     for exchange in sent:
-        for backward, times in enumerate(counts):
-            ways = exchange.sent(backward=bool(backward))
-            seconds += times * sum(costs.exchange_s(exchange, backward=bool(backward)))
-            name, size = exchange.collective, exchange.size
-            num_bytes += times * sum(collective_bytes(name, n, size) for way in ways for n in way)
+        for backward, (times, compute_s) in enumerate(zip(counts, known.serial_s, strict=True)):
+            seconds += times * exposed_s(costs.exchange_s(exchange, backward=bool(backward)), compute_s, sharing)
+            transfers = exchange.sent(backward=bool(backward)).listed
+            num_bytes += times * sum(collective_bytes(exchange.collective, n, exchange.size) for n in transfers)
     names = sent[0].collective, sent[0].collective if counts[1] else ""
     return own._replace(communication_s=seconds, communication_bytes=num_bytes, collectives=names, counts=counts)
 

@@ -16,28 +16,60 @@ function of the runtime that it calls.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from math import prod
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, Self, TypeVar
 
 from shardwright.pcg.errors import LayoutError
 from shardwright.pcg.factors import Factor, Signature
 from shardwright.pcg.layout import C, Layout, Layouts, P, R, S, shard_order
 from shardwright.pcg.row import LocalShapes, Row
 
+T = TypeVar("T")
+U = TypeVar("U")
+
+
+class Transfers(NamedTuple, Generic[T]):
+    """What is sent around an operator, in the order of time; `T` says it of each transfer, such as its bytes.
+
+    before   while the operator waits
+    beside   while it computes: of each of so many equal parts of its work, what is sent meanwhile and has arrived when
+             the next part begins; nothing: the operator computes in one piece, and nothing is sent meanwhile
+    after    while its readers wait
+    """
+
+    before: tuple[T, ...] = ()
+    beside: tuple[tuple[T, ...], ...] = ()
+    after: tuple[T, ...] = ()
+
+    @property
+    def listed(self) -> tuple[T, ...]:
+        """All of them."""
+        return (*self.before, *chain(*self.beside), *self.after)
+
+    def each(self, change: Callable[[T], U]) -> Transfers[U]:
+        """Return the same with something else said of each transfer."""
+        before, after = tuple(map(change, self.before)), tuple(map(change, self.after))
+        return Transfers(before, tuple(tuple(map(change, part)) for part in self.beside), after)
+
+    def around(self, inner: Transfers[T]) -> Transfers[T]:
+        """Return these transfers with others between them and the operator. Only one of the two has any beside it."""
+        return Transfers(self.before + inner.before, self.beside or inner.beside, inner.after + self.after)
+
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """The transfers between the `size` devices of one axis around an operator, before it and after it.
+    """The transfers between the `size` devices of one axis around an operator.
 
     Attributes:
-        collective: the collective that does it.
+        collective: what does each of them. In a `permute` each device sends to the next one along the axis.
         what: its name in reports; `words`: its description; `ends`: the things that are sent, and their targets.
         imbalance: the load of the busiest device, over the mean.
     """
 
-    collective: ClassVar[Literal["all_to_all"]]
+    collective: ClassVar[Literal["all_to_all", "permute"]]
     what: ClassVar[str]
     words: ClassVar[str]
     ends: ClassVar[tuple[str, str]]
@@ -46,8 +78,8 @@ class Exchange:
     axis: int
     size: int
 
-    def sent(self, *, backward: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the collectives before and after the operator, by the bytes that the axis's devices have together."""
+    def sent(self, *, backward: bool) -> Transfers[int]:
+        """Return the transfers by the bytes that the axis's devices have together."""
         raise NotImplementedError
 
     def held_bytes(self, *, backward: bool) -> int:
@@ -81,7 +113,7 @@ class Choice(str):
         factors: the factors that devices divide among them; none if each does all the work.
         blocks: the number of blocks, of each of which a device has its slice; 1 except for a blocked split.
         partial: the operands of which each device has a summand.
-        inner: the choice by which a device computes once it has its rows; the choice itself, unless rows are sent.
+        inner: the choice by which a device computes once it has what is sent; the choice itself, if nothing is.
         exchange: the transfers between devices while the operator runs; None: none.
         moves: the step rules before and after `inner` that a certificate is composed of, where it is composed.
     """
@@ -133,8 +165,13 @@ class Choice(str):
 
     @property
     def outward(self) -> Choice:
-        """The split that operands and result show from outside; for a dispatch, the split of the rows."""
+        """The split that the result shows from outside; for a dispatch, the split of the rows."""
         return self
+
+    @property
+    def single(self) -> tuple[str, ...]:
+        """The factors that no other axis may divide as well."""
+        return ()
 
     @property
     def unblocked(self) -> Choice:
@@ -146,7 +183,7 @@ class Choice(str):
         return self
 
     def senders(self, size: int) -> int:
-        """Return how many of `size` devices, itself included, send a device rows."""
+        """Return how many of `size` devices, itself included, send a device their part of an operand."""
         return 1
 
     @classmethod
@@ -251,11 +288,14 @@ def indivisible(signature: Signature, split: Iterable[Choice], sizes: Sequence[i
 
     Layouts alone cannot tell: g = 3 of a dimension `(g c)` of size 12 may not be split in two.
     """
+    split = tuple(split)
     parts = [(name, choice.blocks, n) for choice, n in zip(split, sizes, strict=True) for name in choice.factors]
-    names = {name for name, _, _ in parts}
+    names, single = {name for name, _, _ in parts}, {name for choice in split for name in choice.single}
     for factor in signature.factors:
         if factor.name not in names:
             continue
+        if factor.name in single and sum(name == factor.name for name, _, _ in parts) > 1:
+            return factor
         mine = [(blocks, size) for name, blocks, size in parts if name == factor.name]
         digits = tuple(S(0, blocks) for blocks, _ in mine)
         if isinstance(shard_order((factor.size,), digits, tuple(size for _, size in mine)), str):
@@ -289,5 +329,5 @@ def exchanges(running: Running) -> tuple[Exchange, ...]:
 
 
 def num_senders(split: Iterable[Choice], sizes: Iterable[int]) -> int:
-    """Return the number of devices, itself included, that send a device rows."""
+    """Return the number of devices, itself included, that send a device their part of an operand."""
     return prod(choice.senders(size) for choice, size in zip(split, sizes, strict=True))

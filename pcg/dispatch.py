@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from math import ceil, prod
 from typing import Any, ClassVar, Literal, Self
 
-from shardwright.pcg.choice import Choice, Exchange, Running, Split
+from shardwright.pcg.choice import Choice, Exchange, Running, Split, Transfers
 from shardwright.pcg.errors import LayoutError
 from shardwright.pcg.factors import Signature
 from shardwright.pcg.layout import C, Layout, Layouts
@@ -54,10 +54,10 @@ class Dispatch(Exchange):
     back: int
     gradient_back: int
 
-    def sent(self, *, backward: bool = False) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def sent(self, *, backward: bool = False) -> Transfers[int]:
         if backward:
-            return (self._all(self.back),), (self._all(self.gradient_back),) if self.gradient_back else ()
-        return (self.size**2 * COUNT_BYTES, self._all(self.there)), (self._all(self.back),)
+            return Transfers((self._all(self.back),), (), (self._all(self.gradient_back),) * bool(self.gradient_back))
+        return Transfers((self.size**2 * COUNT_BYTES, self._all(self.there)), (), (self._all(self.back),))
 
     def _all(self, row_bytes: int) -> int:
         return self.size**2 * self.rows * row_bytes

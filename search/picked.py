@@ -116,5 +116,5 @@ def _sent_in_rows(steps: Steps) -> Iterator[Message]:
     """Yield the messages of dispatched rows, whose sizes a step decides: the library sends them."""
     for operator in steps.operators.values():
         for ways in (operator.cost.ways, operator.cost.ways_back):
-            for way in (*ways.there, *ways.back):
+            for way in ways.listed:
                 yield from way.messages

@@ -31,7 +31,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import ceil, prod
 
-from shardwright.cost.clusters.cluster import COLLECTIVES, Cluster, Collective
+from shardwright.cost.clusters.cluster import COLLECTIVES, Cluster
 from shardwright.cost.collectives import nccl
 from shardwright.cost.collectives.communication import Communication
 from shardwright.cost.collectives.groups import Link
@@ -83,11 +83,9 @@ def stages_bytes(cluster: Cluster, num_stages: int, stage_size: int) -> float:
     return _shared_bytes(links, rows) + _sends_bytes(min(2, num_stages - 1), links, rows)
 
 
-def collectives_of(
-    graph: Graph, moves: Iterable[tuple[str, Move]] | None = None
-) -> Mapping[int, Collection[Collective]]:
+def collectives_of(graph: Graph, moves: Iterable[tuple[str, Move]] | None = None) -> Mapping[int, Collection[str]]:
     """Return, by mesh axis, the collectives that a typed graph's moves and operators run, forward or backward."""
-    found = defaultdict[int, set[Collective]](set)
+    found = defaultdict[int, set[str]](set)
     for split in dict.fromkeys(node.split for node in graph.nodes):
         for axis, choice in enumerate(split):
             if choice.exchange is not None:
@@ -100,7 +98,7 @@ def collectives_of(
     return found
 
 
-def group_bytes(collectives: Collection[Collective], links: Sequence[Link], rows: Generation) -> float:
+def group_bytes(collectives: Collection[str], links: Sequence[Link], rows: Generation) -> float:
     """Return one device's buffer bytes for a group over `links` that runs `collectives`, averaged over a node."""
     if not links or not collectives:
         return 0.0
@@ -116,13 +114,15 @@ def group_bytes(collectives: Collection[Collective], links: Sequence[Link], rows
         total += NVLS_HEAD_BYTES * min(inside, MOST_NVLS_HEADS) + channels * NETWORK_BYTES * peers
     if "all_to_all" in collectives:
         total += _sends_bytes(inside - 1, links, rows)
+    elif "permute" in collectives:
+        total += _sends_bytes(min(2, inside - 1), links, rows)
     return total
 
 
-def _algorithms(collectives: Collection[Collective], links: Sequence[Link], rows: Generation) -> set[str]:
+def _algorithms(collectives: Collection[str], links: Sequence[Link], rows: Generation) -> set[str]:
     """Return the algorithms ("ring", "tree", "nvls") that NCCL chooses at some size; on a torus, always a ring."""
     found = set[str]()
-    for collective in set(collectives) - {"all_to_all"}:
+    for collective in (name for name in COLLECTIVES if name in collectives and name != "all_to_all"):
         if any(link.grid for link in links):
             found.add("ring")
             continue

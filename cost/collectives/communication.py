@@ -67,8 +67,16 @@ class Communication:
                 raise ClusterError(f"cluster {self.cluster.name!r} has no rank {rank}; choose 0 to {last}")
         num_bytes = _sent(num_bytes)
         link = between(source, target, self.cluster.levels)
-        if link is None:
-            return NOTHING.time_s(num_bytes)
+        return NOTHING.time_s(num_bytes) if link is None else self._sent_over_s(link, num_bytes)
+
+    def permute_s(self, axis: int, num_bytes: float) -> float:
+        """Return the seconds in which each device sends `num_bytes` to the next one along `axis`, as in a ring.
+
+        The slowest link counts.
+        """
+        return max((self._sent_over_s(link, _sent(num_bytes)) for link in self.links(axis)), default=0.0)
+
+    def _sent_over_s(self, link: Link, num_bytes: float) -> float:
         hop_s = 0.0 if link.kind == "host" else link.hop_s  # on a host, the hop is that of a collective, with its start
         start_s = hop_s + (nccl.send_base_s() if self.cluster.backend == "nccl" else gloo.SEND_S)
         measured = tuple(line for line in self.cluster.collectives if line.collective == "broadcast")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from math import inf, prod
 from typing import NamedTuple, cast
 
 from shardwright.cost.clusters.cluster import Cluster, Collective
 from shardwright.cost.collectives.communication import Communication
-from shardwright.pcg.choice import Exchange
+from shardwright.pcg.choice import Exchange, Transfers
 from shardwright.pcg.layout import C, Layouts, R
 from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.moves import SLICE, Move
@@ -168,14 +169,16 @@ class MoveCosts:
         curve = self.communication.library(cast("Collective", name), axis)
         return curve.time_s(num_bytes) + self.device.op_overhead_s
 
-    def exchange_s(self, exchange: Exchange, *, backward: bool = False) -> tuple[float, float]:
-        """Return the seconds before and after the operator, on the device that sends most."""
-        name, axis, imbalance = exchange.collective, exchange.axis, exchange.imbalance
-        there_s, back_s = (
-            sum(self.library_s(name, axis, imbalance * num_bytes) for num_bytes in way)
-            for way in exchange.sent(backward=backward)
-        )
-        return there_s, back_s
+    def exchange_s(self, exchange: Exchange, *, backward: bool = False) -> Transfers[float]:
+        """Return the seconds of each transfer, on the device that sends most."""
+        return exchange.sent(backward=backward).each(partial(self.transfer_s, exchange))
+
+    def transfer_s(self, exchange: Exchange, num_bytes: int) -> float:
+        """Return the seconds of one transfer of so many bytes of the axis's devices together."""
+        if exchange.collective == "permute":
+            sent = exchange.imbalance * num_bytes / exchange.size
+            return self.communication.permute_s(exchange.axis, sent) + self.device.op_overhead_s
+        return self.library_s(exchange.collective, exchange.axis, exchange.imbalance * num_bytes)
 
     def move_s(self, tensor: TensorClass, state: Layouts, move: Move) -> float:
         """Return the seconds of one move of a tensor in `state`, both ways; infinite if the lowering has no such move.

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from shardwright.cost.clusters.device import DeviceKind
 from shardwright.cost.timeline.tasks import COMPUTE, COPY, Task
+from shardwright.pcg.choice import Transfers
 from shardwright.pcg.errors import ClusterError
 
 INFINITY = float("inf")
@@ -59,6 +60,20 @@ SHARING: dict[DeviceKind, Sharing] = {"cuda": Sharing(0.84, 1.0), "cpu": Sharing
 memory; published: Lee et al., "Characterizing Compute-Communication Overlap in GPU-Accelerated Distributed Deep
 Learning" (2025), abstract, which names no slowdown of the collectives. cpu: gloo's threads copy and add on the cores
 that compute; assumed to share them evenly."""
+
+
+def exposed_s(sent: Transfers[float], compute_s: float, sharing: Sharing) -> float:
+    """Return the seconds by which transfers make an operator that computes for `compute_s` take longer."""
+    part_s = compute_s / max(1, len(sent.beside))
+    late_s = sum(_both_s(part_s, sum(beside), sharing) - part_s for beside in sent.beside)
+    return sum(sent.before) + late_s + sum(sent.after)
+
+
+def _both_s(compute_s: float, communication_s: float, sharing: Sharing) -> float:
+    """Return the seconds of compute and communication that begin together."""
+    if communication_s / sharing.communication <= compute_s / sharing.compute:
+        return compute_s + communication_s * (1 - sharing.compute) / sharing.communication
+    return communication_s + compute_s * (1 - sharing.communication) / sharing.compute
 
 
 def times(tasks: Sequence[Task], sharing: Sharing) -> tuple[list[float], list[float]]:

@@ -17,8 +17,9 @@ from typing import NamedTuple
 
 from shardwright.cost.timeline.pieces import Pieces, Ran, record
 from shardwright.cost.timeline.pool import is_direct
-from shardwright.cost.timeline.steps import OperationCost, Steps, TimedExchanges
+from shardwright.cost.timeline.steps import OperationCost, Steps, Timed
 from shardwright.cost.timeline.tasks import COMPUTE, COPY, Buffer, Fold, Recorder, Segment
+from shardwright.pcg.choice import Transfers
 from shardwright.pcg.moves import SLICE
 from shardwright.pcg.step.actions import Actions
 from shardwright.pcg.step.buckets import LARGE_BYTES
@@ -142,14 +143,19 @@ class _Pass:
             self.recorder.take("temporary", cost.scratch.forward, task, (task,), name=f"scratch of {name}")
         return task
 
-    def among(self, name: str, ways: TimedExchanges, seconds: float) -> int:
-        """Record a kernel between the exchanges that bring its rows and return them; return the kernel's task."""
-        if not ways.there and not ways.back:
-            return self.recorder.compute(name, seconds)
-        for way in ways.there:
+    def among(self, name: str, sent: Transfers[Timed], seconds: float) -> int:
+        """Record a kernel, or its parts, among the transfers around it; return the last part's task."""
+        for way in sent.before:
             self.recorder.launch(f"{name} dispatch", way.axis, way.seconds, blocks=True, messages=way.messages)
-        task = self.recorder.compute(name, seconds)
-        for way in ways.back:
+        parts, task = sent.beside or ((),), -1
+        for beside in parts:
+            begun = [
+                self.recorder.launch(f"{name} round", way.axis, way.seconds, blocks=False, messages=way.messages)
+                for way in beside
+            ]
+            task = self.recorder.compute(name, seconds / len(parts))
+            self.recorder.await_(begun)
+        for way in sent.after:
             self.recorder.launch(f"{name} combine", way.axis, way.seconds, blocks=True, messages=way.messages)
         return task
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from typing import NamedTuple, Self
 
@@ -17,11 +17,12 @@ from shardwright.cost.compute.compute import compute_on
 from shardwright.cost.compute.fusion import UNFUSED, Fusion, fuse, fusions
 from shardwright.cost.compute.operators import NodeCost
 from shardwright.cost.compute.work import Work
+from shardwright.cost.timeline.clock import SHARING, exposed_s
 from shardwright.cost.timeline.pieces import Piece, Pieces
 from shardwright.cost.timeline.scratch import Scratch, move_scratch, operator_scratch
 from shardwright.cost.timeline.tasks import COMPUTE
 from shardwright.pcg.analysis import Written
-from shardwright.pcg.choice import WHOLE, Exchange, Split
+from shardwright.pcg.choice import WHOLE, Exchange, Split, Transfers
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.mesh import TIME
 from shardwright.pcg.moves import SLICE, Move
@@ -33,23 +34,15 @@ from shardwright.pcg.step.pairs import Pair
 from shardwright.pcg.types import TensorType, is_float
 
 
-class TimedExchange(NamedTuple):
-    """An exchange along a mesh axis, before an operator or after it."""
+class Timed(NamedTuple):
+    """A transfer along a mesh axis, while an operator runs."""
 
     axis: str
     seconds: float
     messages: tuple[Message, ...]
 
 
-class TimedExchanges(NamedTuple):
-    """The exchanges between devices around an operator: before it, in this order, and after it."""
-
-    there: tuple[TimedExchange, ...] = ()
-    back: tuple[TimedExchange, ...] = ()
-
-    @property
-    def seconds(self) -> float:
-        return sum(way.seconds for way in (*self.there, *self.back))
+NOTHING_SENT = Transfers[Timed]()
 
 
 class OperationCost(NamedTuple):
@@ -59,7 +52,8 @@ class OperationCost(NamedTuple):
     weight_s   the part of backward that only gradients of weights need; `backward_s` is the rest
     sent       in forward, `sent_back` in backward
     scratch    memory that it needs while it runs
-    ways       exchanges before and after it, forward; `ways_back` in backward
+    ways       transfers around it, forward; `ways_back` in backward
+    waits_s    the seconds that these add to forward and to backward
     pieces     of an operation that runs in pieces; seconds and messages are those of all
     """
 
@@ -71,18 +65,19 @@ class OperationCost(NamedTuple):
     sent: tuple[Message, ...] = ()
     sent_back: tuple[Message, ...] = ()
     scratch: Scratch = Scratch()
-    ways: TimedExchanges = TimedExchanges()
-    ways_back: TimedExchanges = TimedExchanges()
+    ways: Transfers[Timed] = NOTHING_SENT
+    ways_back: Transfers[Timed] = NOTHING_SENT
+    waits_s: tuple[float, float] = (0.0, 0.0)
     pieces: Pieces | None = None
 
     @property
     def again_s(self) -> float:
-        """The seconds of forward, with its exchanges."""
-        return self.forward_s + self.ways.seconds
+        """The seconds of forward, with what is sent meanwhile."""
+        return self.forward_s + self.waits_s[0]
 
     @property
     def total_s(self) -> float:
-        return self.again_s + self.backward_s + self.weight_s + self.ways_back.seconds
+        return self.again_s + self.backward_s + self.weight_s + self.waits_s[1]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -333,18 +328,31 @@ class Steps(Operations):
             return cost
         grad = self.graph.types[node.name].grad
         held = Scratch(*(float(max(d.held_bytes(backward=b) for d in sent)) for b in (False, True)))
-        return cost._replace(
-            scratch=held, ways=self._ways(sent), ways_back=self._ways(sent, backward=True) if grad else TimedExchanges()
-        )
+        ways, back = self._ways(sent), self._ways(sent, backward=True) if grad else NOTHING_SENT
+        passes = (ways, cost.forward_s), (back, cost.backward_s + cost.weight_s)
+        first, second = (self._waits_s(way, compute_s) for way, compute_s in passes)
+        return cost._replace(scratch=held, ways=ways, ways_back=back, waits_s=(first, second))
 
-    def _ways(self, sent: Sequence[Exchange], *, backward: bool = False) -> TimedExchanges:
-        there, back = list[TimedExchange](), list[TimedExchange]()
+    def _waits_s(self, ways: Transfers[Timed], compute_s: float) -> float:
+        return exposed_s(ways.each(lambda way: way.seconds), compute_s, SHARING[self.cluster.device.kind])
+
+    def _ways(self, sent: Sequence[Exchange], *, backward: bool = False) -> Transfers[Timed]:
+        """Return the transfers of exchanges, the outermost of which comes first."""
+        found = NOTHING_SENT
         for exchange in sent:
-            axis = self.graph.mesh.names[exchange.axis]
-            seconds = self.move_costs.exchange_s(exchange, backward=backward)
-            for ways, way_s, sizes in zip((there, back), seconds, exchange.sent(backward=backward), strict=True):
-                ways.append(TimedExchange(axis, way_s, self.messages(exchange.collective, (axis,), *sizes)))
-        return TimedExchanges(tuple(there), tuple(reversed(back)))
+            found = found.around(exchange.sent(backward=backward).each(partial(self._timed, exchange)))
+        return found
+
+    def _timed(self, exchange: Exchange, num_bytes: int) -> Timed:
+        axis = self.graph.mesh.names[exchange.axis]
+        seconds = self.move_costs.transfer_s(exchange, num_bytes)
+        return Timed(axis, seconds, self._messages_of(exchange, axis, num_bytes))
+
+    def _messages_of(self, exchange: Exchange, axis: str, num_bytes: int) -> tuple[Message, ...]:
+        if exchange.collective == "permute":
+            own = round(num_bytes / exchange.size)
+            return (Message("send", axis, own), Message("receive", axis, own)) if exchange.size > 1 else ()
+        return self.messages(exchange.collective, (axis,), num_bytes)
 
     def _node_cost(
         self,

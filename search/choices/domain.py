@@ -18,6 +18,7 @@ import numpy as np
 from shardwright.cost.collectives.moves import MoveCosts
 from shardwright.cost.compute.compute import Compute
 from shardwright.cost.compute.operators import NodeCost, OperatorPart, Option, local_bytes
+from shardwright.cost.timeline.clock import SHARING, exposed_s
 from shardwright.cost.timeline.memory import Stored, kept_bytes, update_bytes
 from shardwright.pcg.analysis import Written
 from shardwright.pcg.attrs import Attr
@@ -185,10 +186,13 @@ def node_options(
     choices, numbers = combine(per_axis, cost.signature, shapes, sizes)
     parts, of = cost.parts([own.options for own in per_axis], numbers)
     forward_s, backward_s = np.array([cost.part_s(part) for part in parts]).T[:, of]
+    sharing = SHARING[compute.device.kind]
     for number, choice in enumerate(choices if any(own.sends for own in per_axis) else ()):
         for exchange in cost.exchanges(*choice):
-            forward_s[number] += sum(costs.exchange_s(exchange))
-            backward_s[number] += sum(costs.exchange_s(exchange, backward=True)) if result.grad else 0.0
+            forward_s[number] += exposed_s(costs.exchange_s(exchange), forward_s[number], sharing)
+            if result.grad:
+                back = costs.exchange_s(exchange, backward=True)
+                backward_s[number] += exposed_s(back, backward_s[number], sharing)
     many = mesh.num_microbatches
     return Options(cost, choices, parts, of, many * forward_s, many * backward_s)
 

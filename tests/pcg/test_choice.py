@@ -20,6 +20,7 @@ from shardwright.pcg.choice import (
     Partial,
     Running,
     Split,
+    Transfers,
     axes_along,
     degrees,
     indivisible,
@@ -133,8 +134,8 @@ class Gather(Exchange):
 
     row_bytes: int
 
-    def sent(self, *, backward: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        return (self.size * self.row_bytes,), ()
+    def sent(self, *, backward: bool) -> Transfers[int]:
+        return Transfers((self.size * self.row_bytes,))
 
 
 class Gathered(Choice):
@@ -172,7 +173,7 @@ def test_a_new_kind_is_inferred_run_and_asked_what_it_sends() -> None:
     held = run_devices(graph, leaves)["y"]
     assert np.allclose(denote(held, graph.types["y"], graph.mesh), leaves["x"] @ leaves["w"].T)
     (sent,) = graph.exchanges(graph.by_name["y"])
-    assert (sent.axis, sent.size, sent.sent(backward=False)) == (1, 2, ((2 * 4 * 2 * 6,), ()))
+    assert (sent.axis, sent.size, sent.sent(backward=False)) == (1, 2, Transfers((2 * 4 * 2 * 6,)))
 
 
 def test_indivisible() -> None:

@@ -22,7 +22,7 @@ from shardwright.pcg.optable import ROWS, LocalShapes
 from shardwright.pcg.types import TensorType, is_float
 from shardwright.substitutions.placement import Placement
 from shardwright.substitutions.rules.pattern import pattern_of
-from shardwright.substitutions.rules.rowrules import RowRule, offset_factor
+from shardwright.substitutions.rules.rowrules import RowRule, derive, offset_factor
 from shardwright.verifier.falsifiers.mismatch import listed
 
 _STEP = 1e-6
@@ -76,19 +76,19 @@ class _Trial:
     ) -> list[Array]:
         """Return every device's result; `parts` are the parts of each operand, `attrs` each device's attributes.
 
-        For a choice that sends rows, their slices are joined, and the sum over devices is placed in the rule's layout.
+        A choice that sends parts runs as its composition: what its inner choice needs whole is joined, and the sum
+        over devices is placed in the rule's layout.
         """
         rule, devices = self.rule, range(self.degree)
         if not rule.choice.sends:
             return [self.run([p[d] for p in parts], attrs[d]) for d in devices]
-        shapes = zip(parts, rule.operands, rule.shapes().operands, strict=True)
-        rows = rule.choice.outward.factors
+        inner = derive(rule.row, rule.shapes(), rule.choice.inner)
         whole = [
-            [np.concatenate(p, place.dim)] * self.degree if place.kind == "S" and dims[place.dim] == rows else p
-            for p, place, dims in shapes
+            [np.concatenate(p, mine.dim)] * self.degree if mine.kind == "S" and need.kind != "S" else p
+            for p, mine, need in zip(parts, rule.operands, inner.operands, strict=True)
         ]
-        summands = [self.run([p[d] for p in whole], attrs[d]) for d in devices]
-        return self.held(sum(summands[1:], summands[0]), rule.result, sizes)
+        results = [self.run([p[d] for p in whole], attrs[d]) for d in devices]
+        return results if inner.result.kind != "P" else self.held(sum(results[1:], results[0]), rule.result, sizes)
 
     def held(self, array: Array, placement: Placement, sizes: Mapping[str, int], seed: int = 0) -> list[Array]:
         return scatter(array, (placement.at(sizes),), self.mesh, seed)

@@ -321,7 +321,7 @@ def test_tokens_that_are_sent_to_experts_are_told_as_communication_of_the_operat
     assert (sent.axis, sent.count, sent.num_forward, sent.num_backward) == ("ep", 1, 1, 1)
     assert (sent.sent_bytes, sent.seconds) == (cost.communication_bytes, cost.communication_s)
     ways = plan.graph.exchanges(network)[0]
-    num_bytes = sum(n for backward in (False, True) for way in ways.sent(backward=backward) for n in way)
+    num_bytes = sum(sum(ways.sent(backward=backward).listed) for backward in (False, True))
     assert sent.sent_bytes == pytest.approx(num_bytes / 2 / 2)  # of two ranks, half of what each has stays there
     assert sum(t.seconds for t in facts.traffic) == pytest.approx(plan.prediction.communication_s)
     assert module_tree(facts).total.communication_s == pytest.approx(plan.prediction.communication_s)
