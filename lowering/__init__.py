@@ -10,7 +10,7 @@ A plan comes in; `module.ParallelModule` goes out, an `nn.Module` that trains. E
     ranks/       process groups, the mesh as one rank sees it, what ranks send each other
     dtensors/    torch's own tools on DTensors, mended
 
-    private, private_dtensors    all private APIs of torch that are used here
+    private, private_dtensors, private_kernels    all private APIs of torch that are used here
 
 Imports `pcg` and the plan type (`search.plan`); imported by `shardwright` alone.
 """

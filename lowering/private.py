@@ -270,11 +270,6 @@ def argument_names(operator: str) -> list[str]:
     return [argument.name for argument in getattr(torch.ops.aten, operator).default._schema.arguments]
 
 
-def fourier(name: str) -> Callable[..., Tensor]:
-    """Return torch's transform `_fft_r2c`, `_fft_c2c` or `_fft_c2r`, by the end of its name."""
-    return getattr(torch.ops.aten, f"_fft_{name}")
-
-
 def world_store() -> Store:
     """Return the store of the group of all ranks, through which they find each other."""
     return dist.distributed_c10d._get_default_store()

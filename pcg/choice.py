@@ -7,6 +7,7 @@
     o        Split("o")            has its part of factor o                      by factor     by factor
     o/3      Split("o", 3)         has its part of each of 3 equal blocks of o   by factor     by factor
     e>t      Sent("e", "t")        has parts of t, and sends rows (`dispatch`)   by factor     by factor
+    q@k      Ring("q", "k")        has parts of q; parts of k travel (`ring`)    by factor     by factor
 
 A kind of choice owns all that others ask of it: its layouts, the factors that it divides, what it sends, and, where its
 certificate follows from others, the choice and the moves that it is composed of. `offers.KINDS` is the closed set. A

@@ -54,9 +54,9 @@ def _row_type(
         raise LayoutError(f"{len(split)} split choices for the {len(mesh)} axes of {mesh}; give one per axis")
     if (factor := indivisible(signature, split, mesh.sizes)) is not None:
         axes = [f"{mesh.names[axis]}={mesh.sizes[axis]}" for axis in axes_along(split, factor.name)]
-        raise LayoutError(
-            f"factor {factor.name!r} has size {factor.size}, not divisible by {', '.join(axes)}; split another"
-        )
+        single = any(factor.name in choice.single for choice in split) and len(axes) > 1
+        why = "can be divided along one axis only, got" if single else f"has size {factor.size}, not divisible by"
+        raise LayoutError(f"factor {factor.name!r} {why} {', '.join(axes)}; split another")
     layouts: list[Layout] = []
     for axis, choice in enumerate(split):
         required, result = choice.layouts(signature, row)

@@ -10,9 +10,10 @@ from shardwright.pcg.dispatch import Sent
 from shardwright.pcg.errors import LayoutError
 from shardwright.pcg.factors import Signature
 from shardwright.pcg.layout import Layout, Layouts
+from shardwright.pcg.ring import Ring
 from shardwright.pcg.row import Row
 
-KINDS: tuple[type[Choice], ...] = (Whole, Partial, Sent, Split)
+KINDS: tuple[type[Choice], ...] = (Whole, Partial, Sent, Ring, Split)
 """The kinds of choice; nothing else carries an operator out."""
 EXCHANGES = {kind.exchange.what: kind.exchange for kind in KINDS if kind.exchange is not None}
 """The exchanges between devices while an operator runs, by their name in reports."""

@@ -25,7 +25,7 @@ FactorRule = str | Callable[[Sequence[Shape], Attrs], tuple[str, Mapping[str, in
 class LocalShapes:
     """Global and local shapes around one operator, from which a device's attributes follow.
 
-    `senders`: how many devices, this one included, send it rows for its experts.
+    `senders`: how many devices, this one included, send it their part of an operand, such as rows for its experts.
     """
 
     operands: tuple[Shape, ...]
@@ -81,6 +81,8 @@ class Row:
                   the dimension in which the result differs from the last operand
     sends         operands whose rows may be sent to the device with the part of `offset` that they name; `torch`
                   is then a call with more arguments, which say where they are sent
+    travels       operands of which devices may send each other their parts: the result over all parts is merged from
+                  those over each. `torch` is then a call with one more argument, the axis that they travel along
     random        draws from the generator; the local operator draws the global mask and takes its `shard`
     view          moves no data
     passes_on     gives its operand itself if there is nothing to do
@@ -115,6 +117,7 @@ class Row:
     offset: str | None = None
     offset_at: tuple[int, int] | None = None
     sends: tuple[int, ...] = ()
+    travels: tuple[int, ...] = ()
     random: bool = False
     view: bool = False
     passes_on: bool = False

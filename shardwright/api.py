@@ -72,8 +72,8 @@ def plan(
         mesh: search on this mesh only, as `Mesh.of(dp=2, tp=4)` or `{"dp": 2, "tp": 4}`. A first axis `mb` is that of
             time: `{"mb": 4, "dp": 2}` runs four microbatches in a step. Where it has fewer devices than the cluster,
             the others stay idle.
-        roles: the use of each axis of devices: "data", "zero", "expert", "context", "ulysses", "tensor" or "free"
-            (any, the default).
+        roles: the use of each axis of devices: "data", "zero", "expert", "context", "ulysses", "ring", "tensor" or
+            "free" (any, the default).
         microbatches: how many microbatches a step has, gradients accumulated; 1: none. By default the search chooses.
         recompute: the values that backward computes again instead of keeping them: "none", "selective" (attention),
             "full" (every repeated block, from its input), or a mapping from blocks of the model, modules in them or

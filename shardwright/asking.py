@@ -53,7 +53,7 @@ def why_not(
 
     Args:
         plan: or a plan file.
-        name: "ddp", "zero-1", "zero-2", "fsdp", "hsdp", "tp", "cp", "ulysses" or another of `STRATEGIES`.
+        name: "ddp", "zero-1", "zero-2", "fsdp", "hsdp", "tp", "cp", "ulysses", "ring" or another of `STRATEGIES`.
         model: the plan's, to start from its own operators where the plan has rewritten them; optional, as `args` are.
         args: example inputs of one global batch, positional, with a `model`.
         kwargs: the same, by name.

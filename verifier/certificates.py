@@ -80,7 +80,7 @@ class RuleVerdict:
 
 _PROVER = ("rows", "algebra", "reals", "placement", "falsifiers", "certificates.py", "fit.py", "judge.py", "lemmas.py",
            "limits.py", "logic.py", "proof.py", "solver.py")  # fmt: skip
-_TYPES = ("choice", "dispatch", "factors", "inference", "layout", "moves", "offers", "parallel")
+_TYPES = ("choice", "dispatch", "factors", "inference", "layout", "moves", "offers", "parallel", "ring")
 _FORMS = ("equations", "expressions", "fields", "placement", "terms", "rules/attributes", "rules/pattern",
           "rules/primes", "rules/rowrules", "rules/rules", "rules/steps", "rules/wellformed")  # fmt: skip
 
@@ -97,7 +97,7 @@ def prover_digest() -> str:
             digest.update(file.read_bytes())
     for row in ROWS.values():
         facts = (row.name, row.offset, row.random, row.linear_in, row.differentiable, row.moves, row.indexes, row.free,
-                 row.sends, row.offset_at)  # fmt: skip
+                 row.sends, row.travels, row.offset_at)  # fmt: skip
         source = "" if row.localize is keep_attrs else inspect.getsource(row.localize)
         factors = row.factors if isinstance(row.factors, str) else inspect.getsource(row.factors)
         digest.update(repr((facts, source, factors)).encode())

@@ -122,6 +122,29 @@ def _pieces() -> list[Obligation]:
     ]
 
 
+def _merged_means() -> list[Obligation]:
+    """Return the obligations of means N/D over parts, with D = exp(l) the sum of positive weights and N = Σ w·v.
+
+    A part without a visible key has weights 0, and any mean. `s` is the score of one key, w = exp(s) its weight.
+    """
+    n, d, n2, d2, mean, mean2, whole = z3.Reals("n d n2 d2 mean mean2 whole")
+    w, v, p, score_slope, value_slope = z3.Reals("w v p score_slope value_slope")
+    parts = [d > 0, d2 >= 0, n == d * mean, n2 == d2 * mean2]
+    share = d2 / (d + d2)
+    of_weight = [d > 0, w > 0, n == d * whole, p == w / d]
+    return [
+        (parts, (n + n2) / (d + d2) == mean + share * (mean2 - mean)),
+        ([d > 0, d2 > 0], 1 / (1 + d / d2) == share),  # sigmoid(l2 - l), as exp(l - l2) = d / d2
+        (
+            parts,
+            z3.And(d + d2 > 0, n + n2 == (d + d2) * (mean + share * (mean2 - mean))),
+        ),  # so further parts merge, too
+        # the derivative of (n + (w' - w)·v) / (d + (w' - w)) in w, times dw/ds = w: that of a score
+        ([*of_weight, score_slope == (v * d - n) / (d * d) * w], score_slope == p * (v - whole)),
+        ([*of_weight, value_slope == w / d], value_slope == p),  # that of a value
+    ]
+
+
 LEMMAS: Mapping[str, Lemma] = {
     **LAWS,
     **ROUTING,
@@ -140,6 +163,12 @@ LEMMAS: Mapping[str, Lemma] = {
                 "pieces",
                 "piece q of all n parts, in their order, is slice q of each of n blocks, and Σ_p Σ_q t = Σ_q Σ_p t",
                 _pieces,
+            ),
+            Lemma(
+                "merged-means",
+                "means o weighted by exp s merge by l = log Σ exp s; exp(s - l) = ∂o/∂v, and times v - o it is ∂o/∂s",
+                _merged_means,
+                ("exp", "log"),
             ),
         )
     },

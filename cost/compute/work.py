@@ -245,17 +245,30 @@ def _attention(part: Local) -> Passes:
     """Return fused attention: the backward computes the scores again, five multiplications instead of two.
 
     Where causal queries are split, the device with the last queries sees the most keys, and all others wait for it.
+    Where keys travel, the parts of `senders` devices are one kernel each, and what they give is merged.
     Source: Dao et al., "FlashAttention" (2022), section 3.1 and appendix B.
     """
     q, k = part.operands[0].shape, part.operands[1].shape
     shape = (prod(q[:-2]), q[-2], k[-2], q[-1])
+    rounds, offset = round(part.senders), part.shapes.operands[0][-2] - q[-2]
     causal = bool(part.attrs.get("causal", False))
-    scores = shape[0] * (_seen(q[-2], k[-2], part.shapes.operands[0][-2] - q[-2]) if causal else q[-2] * k[-2])
-    flops = 2.0 * scores * (q[-1] + part.operands[2].shape[-1])
     num_bytes = _bytes(part.operands) + part.result.num_bytes
-    forward = Work("attention", shape, flops, num_bytes, part.dtype, causal)
     again = num_bytes + part.result.num_bytes + _bytes(part.trained)
-    return _both(part, forward, Work("attention", shape, 2.5 * flops, again, part.dtype, causal, backward=True))
+    forward, backward = list[Work](), list[Work]()
+    for number in range(rounds):
+        seen = _seen(q[-2], k[-2], offset - number * k[-2]) if causal else q[-2] * k[-2]
+        flops = 2.0 * shape[0] * seen * (q[-1] + part.operands[2].shape[-1])
+        own = Work("attention", shape, flops, num_bytes, part.dtype, causal and (rounds == 1 or seen < q[-2] * k[-2]))
+        forward.append(own)
+        backward.append(replace(own, flops=2.5 * flops, num_bytes=again, backward=True))
+    sums = (rounds - 1) * (_merge(part.result), *map(_merge, part.operands))
+    found = Passes((*forward, *sums[: rounds - 1]), (*backward, *sums[rounds - 1 :]) if part.trained else ())
+    return replace(found, groups=rounds)
+
+
+def _merge(kind: TensorType) -> Work:
+    """Return the work of adding a value to another in place, in fp32."""
+    return Work("pointwise", (kind.num_elements,), float(kind.num_elements), 12.0 * kind.num_elements, "float32")
 
 
 def _seen(queries: int, keys: int, offset: int) -> int:

@@ -2,7 +2,7 @@
 
 A program calls:
 
-    kernels, attention, layers, dispatch   functions beyond torch's that expressions need, on one rank's part
+    kernels, attention, ring, layers, dispatch   functions beyond torch's that expressions need, on one rank's part
     collectives                    the parallel operators as autograd functions with their adjoints
     pieces                         a parallel operator and products in pieces, one beside the other
 

@@ -7,16 +7,22 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from shardwright.lowering.private import FakeTensor
+from shardwright.lowering.ranks.movement import Axis
+from shardwright.lowering.runtime.ring import ring_attention
 
 
 def sdpa(
-    causal: bool, scale: float | None, offset: int | None, q: Tensor, k: Tensor, v: Tensor, *mask: Tensor
-) -> Tensor:
+    causal: bool, scale: float | None, offset: int | None, q: Tensor, k: Tensor, v: Tensor, *mask: Tensor,
+    ring: Axis | None = None,
+) -> Tensor:  # fmt: skip
     """Return softmax(q kᵀ · scale + mask) v; if there are more query heads than key heads, they share key heads.
 
     With an `offset`, `q` holds queries [offset, offset + len) of the sequence. Under a causal mask, keys after the last
     visible one are left out. The rest is then a causal mask at the lower right, for which GPUs have kernels.
+    With a `ring`, `k` and `v` are this rank's parts along an axis, and the result is of all parts.
     """
+    if ring is not None:
+        return ring_attention(causal, scale, offset or 0, q, k, v, ring)
     bias, shared = mask[0] if mask else None, q.shape[-3] != k.shape[-3]
     if causal and offset is not None:
         seen = min(offset + q.shape[-2], k.shape[-2])

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from shardwright.lowering import private
+from shardwright.lowering.private_kernels import fourier
 
 _GRIDS = {"linear": ("linear", "bilinear", "trilinear"), "cubic": ("", "bicubic")}
 
@@ -74,14 +74,14 @@ def scatter_put(x: Tensor, index: Tensor, rows: Tensor, dim: int, offset: int | 
 
 def rfft(x: Tensor, dims: Sequence[int], norm: int) -> Tensor:
     """Transform real numbers along `dims`; complex numbers are pairs in a last dimension."""
-    return torch.view_as_real(private.fourier("r2c")(x, dims, norm, True))
+    return torch.view_as_real(fourier("r2c")(x, dims, norm, True))
 
 
 def fft(x: Tensor, dims: Sequence[int], norm: int, forward: bool) -> Tensor:
     """Transform pairs along `dims`."""
-    return torch.view_as_real(private.fourier("c2c")(torch.view_as_complex(x.contiguous()), dims, norm, forward))
+    return torch.view_as_real(fourier("c2c")(torch.view_as_complex(x.contiguous()), dims, norm, forward))
 
 
 def irfft(x: Tensor, dims: Sequence[int], norm: int, last: int) -> Tensor:
     """Transform pairs along `dims` to real numbers, of which the last dimension has `last`."""
-    return private.fourier("c2r")(torch.view_as_complex(x.contiguous()), dims, norm, last)
+    return fourier("c2r")(torch.view_as_complex(x.contiguous()), dims, norm, last)

@@ -34,6 +34,7 @@ from shardwright.search.request.restrict import (
     DATA,
     EXPERT,
     FREE,
+    RING,
     TENSOR,
     ULYSSES,
     ZERO,
@@ -81,7 +82,7 @@ class Limits:
 
 
 NO_LIMITS = Limits()
-_USES = {FREE: (DATA, CONTEXT, TENSOR, ""), ZERO: (DATA,), EXPERT: (DATA,), ULYSSES: (CONTEXT,)}
+_USES = {FREE: (DATA, CONTEXT, TENSOR, ""), ZERO: (DATA,), EXPERT: (DATA,), ULYSSES: (CONTEXT,), RING: (CONTEXT,)}
 """The uses of an axis of a role by operators: DATA, CONTEXT, TENSOR, or "" where it splits none."""
 
 

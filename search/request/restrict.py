@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from math import gcd
 
 from shardwright.pcg.analysis import constant_nodes, following
 from shardwright.pcg.choice import COPIED, Choice, indivisible
@@ -18,13 +19,14 @@ from shardwright.pcg.graph import OPAQUE, Graph, Node
 from shardwright.pcg.layout import Layout, R, S
 from shardwright.pcg.offers import offered
 from shardwright.pcg.optable import ROWS
+from shardwright.pcg.ring import Ring
 from shardwright.pcg.step.regions import attentions
 from shardwright.search.choices.problem import Restrict
 
 DATA, ZERO, EXPERT, TENSOR, FREE = "data", "zero", "expert", "tensor", "free"
-CONTEXT, ULYSSES = "context", "ulysses"
-ROLES = (DATA, ZERO, EXPERT, CONTEXT, ULYSSES, TENSOR, FREE)
-SEQUENCE = (CONTEXT, ULYSSES)
+CONTEXT, ULYSSES, RING = "context", "ulysses", "ring"
+ROLES = (DATA, ZERO, EXPERT, CONTEXT, ULYSSES, RING, TENSOR, FREE)
+SEQUENCE = (CONTEXT, ULYSSES, RING)
 """The roles that split the sequence."""
 
 
@@ -80,6 +82,7 @@ def role_restriction(graph: Graph, roles: Sequence[str], sizes: Sequence[int]) -
     context   splits dimension 1 of the inputs, the sequence, and nothing else; parameters are whole or in slices;
               repeated values, such as keys that several query heads share, may be gathered before
     ulysses   as context, but attention is split by heads, where their number allows it
+    ring      as context, but keys and values travel around the axis, where attention has no mask of its own
     tensor    splits anything but the batch; an operator that multiplies or looks up a weight is split along the weight
               where it can be
     free      anything
@@ -89,7 +92,7 @@ def role_restriction(graph: Graph, roles: Sequence[str], sizes: Sequence[int]) -
         raise PlanError(f"unknown axis role {unknown[0]!r}; choose one of {list(ROLES)}")
     batch = batch_factors(graph)
     context = batch_factors(graph, 1) if not set(SEQUENCE).isdisjoint(roles) else {}
-    heads = head_factors(graph, batch) if ULYSSES in roles else {}
+    ways = {ULYSSES: head_factors(graph, batch) if ULYSSES in roles else {}, RING: _rings(graph, context)}
     repeated = _repeated(graph) if context else frozenset[str]()
     extents = {
         (n, choice): _extent(graph, graph.by_name[n], choice) for d in (batch, context) for n, choice in d.items()
@@ -112,7 +115,7 @@ def role_restriction(graph: Graph, roles: Sequence[str], sizes: Sequence[int]) -
             return True
         if role == ZERO and node.op == "cast" and is_weight(graph, node.name):
             return _cast_allowed(graph, node, choice, sizes[axis])
-        if role == ULYSSES and (along := {f for f, n in heads.get(node.name, ()) if n % sizes[axis] == 0}):
+        if along := {c for c, n in ways.get(role, {}).get(node.name, ()) if n % sizes[axis] == 0}:
             return choice in along
         if role in SEQUENCE and node.name in repeated and choice == COPIED:
             return True
@@ -153,6 +156,17 @@ def head_factors(graph: Graph, batch: Mapping[str, Choice]) -> Mapping[str, list
             for choice, _, made in offered(node.row, signature, lambda size: ())
             if made.is_shard and made.dim == heads and choice != batch.get(node.name)
         ]
+    return found
+
+
+def _rings(graph: Graph, context: Mapping[str, Choice]) -> Mapping[str, list[tuple[Choice, int]]]:
+    """Return the operators of the sequence past which operands can travel, with these choices and their sizes."""
+    found = dict[str, list[tuple[Choice, int]]]()
+    for name, choice in context.items():
+        node = graph.by_name[name]
+        if node.row is not None and node.row.travels:
+            rings = (own for own in Ring.offered(node.row, graph.signature(node)) if own.outward == choice)
+            found[name] = [(ring, _extent(graph, node, ring)) for ring in rings]
     return found
 
 
@@ -241,8 +255,8 @@ def is_weight(graph: Graph, name: str) -> bool:
 
 def _extent(graph: Graph, node: Node, choice: Choice) -> int:
     """Return the size that an axis divides to split the node this way; 1, which nothing divides, if it cannot."""
-    sizes = (f.size // choice.blocks for f in graph.signature(node).factors if f.name in choice.factors)
-    return next(sizes, 1)
+    sizes = [f.size // choice.blocks for f in graph.signature(node).factors if f.name in choice.factors]
+    return gcd(*sizes) or 1
 
 
 def _storage_allowed(graph: Graph, node: Node, role: str, layout: Layout, size: int) -> bool:

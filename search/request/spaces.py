@@ -16,7 +16,7 @@ from shardwright.pcg.step.lifetimes import Zero
 from shardwright.pcg.step.pipelining import ScheduleName
 from shardwright.search.request.asked import RecomputeMode
 from shardwright.search.request.limits import NO_LIMITS, Limits
-from shardwright.search.request.restrict import CONTEXT, DATA, EXPERT, FREE, SEQUENCE, TENSOR, ULYSSES, ZERO
+from shardwright.search.request.restrict import CONTEXT, DATA, EXPERT, FREE, RING, SEQUENCE, TENSOR, ULYSSES, ZERO
 
 AXES = ("x", "y", "z", "w")
 BATCH_AXES = ("dp", "zero")
@@ -245,6 +245,7 @@ STRATEGIES = (
     Strategy(("tp", "tensor"), "tensor parallel", _tensor, _SEVERAL),
     Strategy(("cp", "sp", "context"), "context parallel", _sequence("cp", CONTEXT), _SEVERAL),
     Strategy(("ulysses",), "Ulysses", _sequence("sp", ULYSSES), _SEVERAL),
+    Strategy(("ring",), "ring attention", _sequence("cp", RING), _SEVERAL),
 )
 """The strategies that may be asked for by name."""
 

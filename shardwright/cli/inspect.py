@@ -46,7 +46,7 @@ from shardwright.cli.status import FINDING
 @click.option("--memory", is_flag=True, help="Only the memory: by category, and what is largest at the peak.")
 @click.option("--why-not", "strategies", metavar="STRATEGY", multiple=True,
               help="What another way would take at its best: "
-              "ddp, zero-1, zero-2, fsdp, hsdp, tp, cp, ulysses.")  # fmt: skip
+              "ddp, zero-1, zero-2, fsdp, hsdp, tp, cp, ulysses, ring.")  # fmt: skip
 @click.option("--what-if", "changes", metavar="CHANGES", type=parse_changes,
               help="The plan if that were so: nodes, bandwidth, memory, flops, batch or seq, as nodes=2x,batch=128. "
               "Another batch or seq needs the model, as FILE.py:FUNCTION or --hf-config.")  # fmt: skip

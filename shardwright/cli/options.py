@@ -317,7 +317,8 @@ def search_options(command: Command) -> Command:
             "--roles",
             type=parse_roles,
             metavar="ROLES",
-            help="What each axis of devices of --mesh may do: data, zero, expert, context, ulysses, tensor or free.",
+            help="What each axis of devices of --mesh may do: "
+            "data, zero, expert, context, ulysses, ring, tensor or free.",
         ),
         microbatches=microbatches_option,
         recompute=recompute_option,

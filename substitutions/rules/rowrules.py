@@ -60,7 +60,7 @@ class RowRule:
 
     @property
     def factor(self) -> str | None:
-        """The factor that the rule splits, if it splits one; for a dispatch, the factor that rows name."""
+        """The factor of the split that the rule has or is composed of; None: of none."""
         return next(iter(self.choice.factors), None)
 
     @property
@@ -103,7 +103,7 @@ class RowRule:
 
 _REQUIRED = ("row", "pattern", "choice", "operands", "result")
 _OPTIONAL = ("form", "guard", "local")
-_CHOICE = re.compile(r"R|C|P\d+(,\d+)*|[a-z]\d*(>[a-z]\d*)?")
+_CHOICE = re.compile(r"R|C|P\d+(,\d+)*|[a-z]\d*([>@][a-z]\d*)?")
 _GUARD = re.compile(r"k \| [a-z]\d*|numeric|additive \d+(,\d+)*")
 _LOCAL = ("attrs", "offset", "shard")
 
@@ -120,7 +120,7 @@ def _check(rule: RowRule) -> None:
     if not _CHOICE.fullmatch(rule.choice) or not set(pattern.factors).issuperset(rule.choice.factors):
         raise RuleError(
             f"field 'choice': {rule.choice!r} is none of R, C, P with operands (P0 or P0,1), or a factor of "
-            f"{rule.pattern!r}, or a dispatch of two (a>b)"
+            f"{rule.pattern!r}, or two for a dispatch (a>b) or a ring (a@b)"
         )
     if (last := max(rule.choice.partial, default=-1)) >= len(rule.operands):
         raise RuleError(f"field 'choice': {rule.choice!r} names operand {last} of {len(rule.operands)}")
@@ -251,5 +251,5 @@ def choices(row: Row, pattern: Pattern) -> Choices:
 
 
 def sending_choices(row: Row, pattern: Pattern) -> Choices:
-    """Return every choice of the row in which devices send each other rows of operators of this pattern."""
-    return sending(row, signature_of(pattern)) if row.sends else ()
+    """Return every choice of the row in which devices send each other parts of operators of this pattern."""
+    return sending(row, signature_of(pattern)) if row.sends or row.travels else ()

@@ -25,6 +25,8 @@ Way = tuple[dict[str, int], tuple[str, ...]]
 ULYSSES: Way = {"sp": 2}, ("ulysses",)
 CONTEXT: Way = {"cp": 4}, ("context",)
 BOTH: Way = {"cp": 2, "sp": 2}, ("context", "ulysses")
+RING: Way = {"cp": 4}, ("ring",)
+RING_OF_HEADS: Way = {"cp": 2, "sp": 2}, ("ring", "ulysses")
 GROUPED = Decoder("llama", 1, 32, 4, 2, 48, 80)
 """Four query heads share two key heads; attention is causal by itself."""
 
@@ -72,12 +74,14 @@ CELLS: list[tuple[str, int, int, Way, tuple[str, ...], int]] = [
     ("grouped", 1, 12, CONTEXT, ("q",), 0),  # each has the keys up to its last query
     ("grouped", 1, 12, BOTH, ("q", "h"), 4),
     ("grouped", 1, 11, ULYSSES, ("r",), 0),  # heads divide, positions do not
+    ("grouped", 1, 12, RING, ("q@k",), 0),  # keys and values travel
+    ("grouped", 2, 12, RING_OF_HEADS, ("q@k", "h"), 4),
 ]
 """A model, its batch and sequence, the way, how attention is split, and how often ranks exchange parts."""
 
 
 def test_ranks_take_the_step_of_one_process() -> None:
-    cells = some(CELLS, 4)
+    cells = some(CELLS, 5)
     cases = [case(name, batch, seq) for name, batch, seq, *_ in cells]
     jobs = list[tuple[int, Callable[[], Step]]]()
     for own, cell in zip(cases, cells, strict=True):

@@ -34,6 +34,7 @@ from shardwright.pcg.interpret import denote, run_devices
 from shardwright.pcg.layout import C, Layout, Layouts, P, R, S
 from shardwright.pcg.offers import KINDS, alone, parse_choice, parse_choices, sending
 from shardwright.pcg.optable import ROWS
+from shardwright.pcg.ring import Ring
 from shardwright.pcg.row import Row
 from tests.each import each
 from tests.pcg.typed import leaf_node, make_mesh
@@ -41,7 +42,7 @@ from tests.samples import SAMPLES
 
 VALUES: dict[str, Choice] = {
     "R": WHOLE, "C": COPIED, "P0": Partial([0]), "P0,11": Partial([0, 11]), "o": Split("o"), "o/3": Split("o", 3),
-    "_0": Split("_0"), "e>_0": Sent("e", "_0"), "Pq": Split("Pq"), "P": Split("P"),
+    "_0": Split("_0"), "e>_0": Sent("e", "_0"), "q@k": Ring("q", "k"), "Pq": Split("Pq"), "P": Split("P"),
 }  # fmt: skip
 
 
@@ -59,7 +60,7 @@ def test_a_choice_is_what_its_text_says(text: str, choice: Choice) -> None:
         assert (same.factors, same.blocks, same.partial) == (choice.factors, choice.blocks, choice.partial)
 
 
-@each("text", ["", "o/1", "o/03", "o/x", "o/", "P00", "P0,", "P,", "R/2/3", "a>b>c", "P²", "o/²"])
+@each("text", ["", "o/1", "o/03", "o/x", "o/", "P00", "P0,", "P,", "R/2/3", "a>b>c", "a@b@c", "P²", "o/²"])
 def test_any_text_is_a_choice_that_prints_as_it(text: str) -> None:
     choice, signature = parse_choice(text), resolve("... i, o i -> ... o", [(4, 6), (8, 6)])
     assert choice == text
@@ -68,14 +69,15 @@ def test_any_text_is_a_choice_that_prints_as_it(text: str) -> None:
 
 
 def test_what_choices_divide() -> None:
-    split = parse_choices(["R", "P0,1", "o/3", "e>t", "t"])
-    assert [choice.blocks for choice in split] == [1, 1, 3, 1, 1]
-    assert [choice.senders(5) for choice in split] == [1, 1, 1, 5, 1]
-    assert [choice.sends for choice in split] == [False, False, False, True, False]
+    split = parse_choices(["R", "P0,1", "o/3", "e>t", "t", "q@k"])
+    assert [choice.blocks for choice in split] == [1, 1, 3, 1, 1, 1]
+    assert [choice.senders(5) for choice in split] == [1, 1, 1, 5, 1, 5]
+    assert [choice.sends for choice in split] == [False, False, False, True, False, True]
     assert (sends(split), sends(split[:3])) == (True, False)
-    assert [choice.factors for choice in split] == [(), (), ("o",), ("e", "t"), ("t",)]
-    assert [choice.partial for choice in split] == [(), (0, 1), (), (), ()]
-    assert degrees(split, (2, 3, 4, 5, 7)) == {"o": 4, "e": 5, "t": 35}
+    assert [choice.factors for choice in split] == [(), (), ("o",), ("e", "t"), ("t",), ("q", "k")]
+    assert [choice.partial for choice in split] == [(), (0, 1), (), (), (), ()]
+    assert [choice.single for choice in split] == [(), (), (), (), (), ("k",)]
+    assert degrees(split, (2, 3, 4, 5, 7, 9)) == {"o": 4, "e": 5, "t": 35, "q": 9, "k": 9}
     assert (list(axes_along(split, "t")), list(axes_along(split, "x"))) == ([3, 4], [])
 
 
@@ -174,6 +176,15 @@ def test_a_new_kind_is_inferred_run_and_asked_what_it_sends() -> None:
     assert np.allclose(denote(held, graph.types["y"], graph.mesh), leaves["x"] @ leaves["w"].T)
     (sent,) = graph.exchanges(graph.by_name["y"])
     assert (sent.axis, sent.size, sent.sent(backward=False)) == (1, 2, Transfers((2 * 4 * 2 * 6,)))
+
+
+def test_transfers_are_listed_in_the_order_of_time() -> None:
+    """Those of an exchange around another's begin before them and end after them."""
+    outer, inner = Transfers((1, 2), (), (3,)), Transfers((4,), ((5, 6), ()), (7,))
+    both = outer.around(inner)
+    assert both == Transfers((1, 2, 4), ((5, 6), ()), (7, 3))
+    assert (both.listed, Transfers().listed) == ((1, 2, 4, 5, 6, 7, 3), ())
+    assert both.each(str) == Transfers(("1", "2", "4"), (("5", "6"), ()), ("7", "3"))
 
 
 def test_indivisible() -> None:

@@ -63,7 +63,7 @@ def kept(plan: Plan | None) -> set[str]:
 
 def test_why_not_searches_the_strategy_alone() -> None:
     """Each as it is called, and none faster than the plan."""
-    found = {name: why_not(PLAN, name) for name in ("ddp", "zero-2", "fsdp", "hsdp", "tp", "sp", "ulysses")}
+    found = {name: why_not(PLAN, name) for name in ("ddp", "zero-2", "fsdp", "hsdp", "tp", "sp", "ulysses", "ring")}
     plans = {name: report.other for name, report in found.items() if report.other is not None}
     assert len(plans) == len(found)
     assert min(p.prediction.step_s for p in plans.values()) >= PLAN.prediction.step_s * (1 - 1e-3)
@@ -73,7 +73,7 @@ def test_why_not_searches_the_strategy_alone() -> None:
     assert plans["hsdp"].mesh.names[-2:] == ("dp", "zero")
     assert "sharded" in kept(plans["tp"])
     assert plans["sp"].mesh.names[-1] == "cp"
-    assert plans["ulysses"].mesh.names[-1] == "sp"
+    assert (plans["ulysses"].mesh.names[-1], plans["ring"].mesh.names[-1]) == ("sp", "cp")
     assert found["tp"].title == why_not(PLAN, "tensor parallel").title == "tensor parallel"
 
 

@@ -5,7 +5,7 @@
     attributes                the attributes of an operator on one device
     rowproof                  row rules, forward and gradients
     stepproof                 rules of the parallel operators
-    dispatchproof             the claims of a dispatch beyond its split
+    dispatchproof, ringproof  the claims of a dispatch, and of a ring, beyond their splits
 
 Used by `verifier.certificates`.
 """

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 from shardwright.pcg.choice import Choice
 from shardwright.pcg.dispatch import Sent
 from shardwright.pcg.errors import GraphError, RuleError
 from shardwright.pcg.optable import ROWS, keep_attrs
+from shardwright.pcg.ring import Ring
 from shardwright.substitutions.placement import Placement
 from shardwright.substitutions.rules.pattern import FactorDims, Pattern
 from shardwright.substitutions.rules.rowrules import RowRule, additive, derive
-from shardwright.verifier.lemmas import require
+from shardwright.verifier.lemmas import TRUSTED, require
 from shardwright.verifier.logic import Formula, z3
 from shardwright.verifier.proof import Failure, Proof
-from shardwright.verifier.rows import dispatchproof
+from shardwright.verifier.rows import dispatchproof, ringproof
 from shardwright.verifier.rows.attributes import attribute_claims
 from shardwright.verifier.rows.claims import Claim, Encoding, K, holds_alone, position_claims, sum_claim, tensor_claims
 from shardwright.verifier.rows.semantics import BODIES, IndexTerm, terms
@@ -44,8 +46,17 @@ def proven(rule: RowRule) -> Proof:
     return prove(rule)
 
 
-_BEYOND: Mapping[type[Choice], Callable[[RowRule, RowRule], Iterator[Failure]]] = {Sent: dispatchproof.broken}
-"""The checks of composed choices, by kind: they yield failures of the claims beyond the rule of the inner split."""
+class _Beyond(NamedTuple):
+    """The check of a kind of composed choices, which yields failures of claims beyond the inner split; its lemmas."""
+
+    broken: Callable[[RowRule, RowRule], Iterator[Failure]]
+    lemmas: Sequence[str]
+
+
+_BEYOND: Mapping[type[Choice], _Beyond] = {
+    Sent: _Beyond(dispatchproof.broken, dispatchproof.LEMMAS),
+    Ring: _Beyond(ringproof.broken, ringproof.LEMMAS),
+}
 
 
 def _composed(rule: RowRule) -> Proof:
@@ -54,9 +65,9 @@ def _composed(rule: RowRule) -> Proof:
         split = derive(rule.row, rule.shapes(), rule.choice.inner)
     except (GraphError, RuleError) as error:
         return Proof(failure=Failure(str(error)))
-    own = proven(split)
-    failure = own.failure or _unguarded(rule, rule.shapes()) or next(_BEYOND[type(rule.choice)](rule, split), None)
-    lemmas = () if failure else map(require, dispatchproof.LEMMAS)
+    own, beyond = proven(split), _BEYOND[type(rule.choice)]
+    failure = own.failure or _unguarded(rule, rule.shapes()) or next(beyond.broken(rule, split), None)
+    lemmas = () if failure else (name if name in TRUSTED else require(name) for name in beyond.lemmas)
     return Proof(() if failure else tuple(dict.fromkeys((*own.axioms, *lemmas))), failure)
 
 

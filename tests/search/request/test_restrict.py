@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench.decoders import Decoder, captured
+from bench.plans import CERTIFIED
 from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.choice import COPIED, WHOLE
 from shardwright.pcg.graph import OPAQUE, Graph
@@ -16,6 +17,7 @@ from shardwright.search.request.restrict import (
     CONTEXT,
     DATA,
     EXPERT,
+    RING,
     SEQUENCE,
     TENSOR,
     ULYSSES,
@@ -76,8 +78,18 @@ def test_ulysses_splits_attention_by_sequence_where_heads_do_not_divide(llama: G
     assert {n.split for n in graph.nodes if n.op == "sdpa"} == {("q",)}
 
 
+def test_a_ring_splits_keys_by_sequence_too_where_no_mask_is_in_the_way(llama: Graph) -> None:
+    """Along an axis that divides them; nothing is gathered there. Elsewhere it is context parallelism."""
+    for size, own in ((2, "q@k"), (8, "q@k"), (3, "R")):
+        planner, mesh = Planner(cluster(2 * size), CERTIFIED), Mesh.of(dp=2, cp=size)
+        graph = planner.solve(llama, mesh, (DATA, RING), "test").graph
+        (attention,) = (n for n in graph.nodes if n.op == "sdpa")
+        assert attention.split == ("b0", own)
+        assert {str(graph.types[name].layouts[1]) for name in attention.inputs} == {"R" if own == "R" else "S(2)"}
+
+
 def test_parameters_under_sequence_parallelism_may_be_stored_in_slices(llama: Graph) -> None:
-    for role in (CONTEXT, ULYSSES):
+    for role in SEQUENCE:
         for pin, kind in (("*=whole", "R"), ("*=gathered", "S")):
             plan = Planner(cluster(2), every_choice).plan(
                 llama, mesh=Mesh.of(x=2), roles=(role,), pins=pin, recompute="none", compared=False

@@ -253,7 +253,7 @@ def test_roles_must_match_the_mesh() -> None:
         planner(4).plan(mlp(), mesh=Mesh.of(x=4), roles=("data", "tensor"))
     with pytest.raises(
         PlanError,
-        match=r"unknown axis role 'pipeline'; choose one of \['data', 'zero', 'expert', 'context', 'ulysses', ",
+        match=r"unknown axis role 'pipeline'; choose one of \['data', 'zero', 'expert', 'context', 'ulysses', 'ring', ",
     ):
         planner(4).plan(mlp(), mesh=Mesh.of(x=4), roles=("pipeline",))
 

@@ -1,0 +1,157 @@
+"""A step whose keys travel in a ring beside the same step with gathered keys, over a slow link: time and memory.
+
+Two gloo ranks, each in a network namespace of its own, train the same GPT with the same weights on one long example,
+whose sequence they share. The link between them is kept to a rate by the kernel's traffic shaping (`bench.throttled`).
+In every round each contender takes one step; ratios are taken within a round. Run it with `python -m bench.ring`; it
+ends docs/ring.md with its table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import date
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from bench.allocations import live_storages, peak_bytes
+from bench.gpt import Size, build, make_batch
+from bench.plans import CERTIFIED
+from bench.rounds import CPU, FORWARD_BACKWARD, Samples, quartiles, ratio, run_rounds, slowest_rank
+from bench.throttled import as_nodes, enter, may_have_namespaces
+from bench.trainers import Trainer, lowered, serial_graph
+from bench.zoo_times import Stepper
+from shardwright.cost.clusters.cluster import Cluster
+from shardwright.cost.predict import predict
+from shardwright.lowering.module import lower
+from shardwright.lowering.ranks.launch import run_ranks
+from shardwright.pcg.graph import Graph
+from shardwright.pcg.mesh import Mesh
+from shardwright.search.request.restrict import CONTEXT, RING
+from shardwright.search.tree.planner import Planner
+
+PAGE = Path(__file__).parents[1] / "docs" / "ring.md"
+HEADING = "## What it saves"
+SIZE = Size(batch=1, vocab=512, hidden=256, heads=4, layers=2)
+CASES = ((4096, 10e6), (8192, 10e6), (8192, 5e6))
+"""Tokens, and bytes per second of the link, each way."""
+WAYS = (CONTEXT, RING)
+MOST_APART = 1e-3
+"""The largest difference of gradients between contenders, of the largest gradient."""
+
+
+def graphs(size: Size) -> dict[str, Graph]:
+    """The model with its sequence shared by two devices, by role."""
+    planner, serial = Planner(Cluster.local(2), CERTIFIED), serial_graph(size)
+    return {role: planner.solve(serial, Mesh.of(cp=2), (role,), role).graph for role in WAYS}
+
+
+def race(found: dict[str, Graph], size: Size, other: int, num_rounds: int) -> dict[str, Samples]:
+    """One rank's part: enter its node, make the contenders, see that they agree, time them."""
+    enter(dist.get_rank(), other, per_node=1)
+    trainers = [lowered(size, graph, role) for role, graph in found.items()]
+    check_alike(trainers)
+    return run_rounds(trainers, num_rounds, num_warmup=1)
+
+
+def check_alike(trainers: Sequence[Trainer]) -> None:
+    """Raise an `AssertionError` unless all contenders have the same loss and gradients."""
+    outcomes = [(trainer.whole_loss(), trainer.gradients()) for trainer in trainers]
+    (loss, gradients), *others = outcomes
+    largest = max(float(grad.abs().max()) for grad in gradients.values())
+    for other_loss, other in others:
+        torch.testing.assert_close(other_loss, loss, rtol=1e-4, atol=0.0)
+        for name, grad in gradients.items():
+            assert float((other[name] - grad).abs().max()) <= MOST_APART * largest, name
+
+
+def peak_on_rank(graph: Graph, size: Size) -> int:
+    """The most bytes that this rank holds in a step."""
+    before = live_storages()
+    stepper = Stepper(lower(graph, build(size)), make_batch(size), before)
+    stepper.step()
+    return peak_bytes(stepper, 2)
+
+
+def inside(seq: int, bytes_per_s: float, num_rounds: int) -> dict[str, Any]:
+    """Measure one case; this process is the first node."""
+    size = replace(SIZE, seq=seq)
+    found = graphs(size)
+    peaks = {role: run_ranks(partial(peak_on_rank, graph, size), 2, 600.0) for role, graph in found.items()}
+    other = as_nodes(bytes_per_s)
+    try:
+        times = slowest_rank(run_ranks(race, 2, 900.0, args=(found, size, other.pid, num_rounds)))
+    finally:
+        other.kill()
+    whole, own = times[CONTEXT], times[RING]
+    seconds, cluster = quartiles(whole[:, FORWARD_BACKWARD]).median, Cluster.local(2)
+    return {
+        "seq": seq, "rate": bytes_per_s, "whole_s": seconds,
+        "sends": predict(found[CONTEXT], cluster).communication_bytes / bytes_per_s / seconds,
+        "wall": str(ratio(own, whole)), "cpu": f"{ratio(own, whole, CPU).median:.2f}",
+        "peak": max(peaks[CONTEXT]), "memory": max(peaks[RING]) / max(peaks[CONTEXT]),
+    }  # fmt: skip
+
+
+def section(found: Sequence[dict[str, Any]], num_rounds: int) -> str:
+    """The section of the page."""
+    rows = [
+        f"| {one['seq']} | {one['rate'] / 1e6:.0f} MB/s | {one['whole_s'] * 1e3:.0f} ms | {one['sends']:.0%} | "
+        f"{one['wall']} | {one['cpu']} | {one['peak'] / 1e6:.0f} MB | {one['memory']:.2f} |"
+        for one in found
+    ]
+    torch_version, _, _ = torch.__version__.partition("+")
+    return f"""{HEADING}
+
+Written by `python -m bench.ring` on {date.today()}: two cores, no GPU, torch {torch_version}. Two gloo ranks, one
+thread each, in two network namespaces; the kernel keeps the link between them to a rate. A GPT ({SIZE.layers} blocks of
+width {SIZE.hidden}, {SIZE.heads} heads, causal, fp32) on one example, whose sequence the ranks share.
+
+Forward and backward, on the slower rank; *sends* is what a rank sends, at that rate, as a share of the step with
+gathered keys. Ratios are medians over {num_rounds} interleaved rounds, with quartiles; CPU time is that of a rank's
+process. *Peak* is all that a rank's tensors take at once in a step with AdamW.
+
+| tokens | link | gathered | sends | ring ÷ gathered | CPU time ÷ | peak, gathered | ring ÷ |
+|--:|--:|--:|--:|--:|--:|--:|--:|
+{chr(10).join(rows)}
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--dry", action="store_true", help="print the table, write nothing")
+    parser.add_argument("--inside", nargs=2, help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    if options.inside:
+        seq, rate = options.inside
+        print(json.dumps(inside(int(seq), float(rate), options.rounds)))
+        return 0
+    if not may_have_namespaces():
+        print("this kernel allows no namespaces, or has no `tc`", file=sys.stderr)
+        return 1
+    found = list[dict[str, Any]]()
+    for seq, rate in CASES:
+        words = ["-m", "bench.ring", "--inside", str(seq), str(rate), "--rounds", str(options.rounds)]
+        command = ["unshare", "-Urn", "--kill-child", sys.executable, *words]
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=1800)
+        found.append(json.loads(done.stdout.splitlines()[-1]))
+    text = section(found, options.rounds)
+    print(text)
+    if not options.dry:
+        page = PAGE.read_text(encoding="utf-8").split(HEADING)[0].rstrip() + "\n\n"
+        PAGE.write_text(page + text, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

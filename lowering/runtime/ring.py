@@ -1,0 +1,274 @@
+"""Ring attention on one rank (`pcg.ring`): its queries stay, and blocks of keys and values travel around the ranks.
+
+A block is sent on while it is attended to. Which of its keys a query sees follows from their positions in the sequence;
+ranks whose queries come before a block pass it on all the same. What blocks give is merged by the log-sum-exp of their
+scores, which forward keeps beside the result, so that backward finds the gradients of each block from that block alone.
+
+Backward sends blocks around again. The gradients of a block follow it: each rank adds its summand and sends them on, so
+they end with the block's owner. A rank's own block is the first. A part of its queries waits until the gradients of the
+last block have been sent, so that these travel beside compute, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple, TypeVar, cast
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from shardwright.lowering.private import AutogradContext
+from shardwright.lowering.private_kernels import fused_attention
+from shardwright.lowering.ranks.movement import Axis, Started, start_shift
+
+# pyright: reportIncompatibleMethodOverride=false
+
+PLAIN_ROWS = 512
+"""The most queries whose scores are in memory at once, where no fused kernel runs."""
+_F = TypeVar("_F", bound=Callable[..., object])
+
+
+def _left_to_python(function: _F) -> _F:
+    """Return a function that `torch.compile` calls without tracing it."""
+    return cast("_F", torch.compiler.disable(function))
+
+
+@_left_to_python
+def ring_attention(
+    causal: bool, scale: float | None, start: int, q: Tensor, k: Tensor, v: Tensor, axis: Axis
+) -> Tensor:
+    """Return softmax(q kᵀ · scale) v, of all keys of the axis.
+
+    Args:
+        causal: a query sees the keys up to its own position.
+        scale: None: 1 / √d.
+        start: the position of the first query.
+        q: this rank's queries, [..., h·r, m, d].
+        k: its part of the keys, [..., h, l, d]; the ranks' parts follow each other in the sequence.
+        v: of the values, [..., h, l, e].
+        axis: along which keys and values travel.
+
+    Returns:
+        [..., h·r, m, e].
+    """
+    lead = q.shape[:-3]
+    flat = (x.reshape(lead.numel(), *x.shape[-3:]) for x in (q, k, v))
+    plan = _Plan(axis, causal, q.shape[-1] ** -0.5 if scale is None else scale, range(start, start + q.shape[-2]))
+    return _Ring.apply(plan, *flat).view(*lead, *q.shape[-3:-1], v.shape[-1])
+
+
+class Tile(NamedTuple):
+    """Queries and keys, as slices of a rank's own and of a block's, of which all pairs see each other.
+
+    `causal`: or those that are not above the diagonal.
+    """
+
+    queries: slice
+    keys: slice
+    causal: bool = False
+
+
+def tiles(queries: range, keys: range, *, first: tuple[int, int], causal: bool) -> Iterator[Tile]:
+    """Yield the tiles of all pairs of a query and a key that it sees, by their positions in the sequence.
+
+    `first`: the positions at which the slices of queries and of keys begin.
+    """
+
+    def tile(q0: int, q1: int, k0: int, k1: int, *, on_diagonal: bool = False) -> Iterator[Tile]:
+        if q0 < q1 and k0 < k1:
+            own, other = first
+            yield Tile(slice(q0 - own, q1 - own), slice(k0 - other, k1 - other), on_diagonal)
+
+    if not causal:
+        yield from tile(queries.start, queries.stop, keys.start, keys.stop)
+        return
+    low, high = max(queries.start, keys.start), min(queries.stop, keys.stop)
+    yield from tile(low, high, keys.start, low)
+    yield from tile(low, high, low, high, on_diagonal=True)
+    yield from tile(max(queries.start, keys.stop), queries.stop, keys.start, keys.stop)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """Where this rank's queries lie, and how they attend."""
+
+    axis: Axis
+    causal: bool
+    scale: float
+    queries: range
+
+    def tiles(self, queries: range, number: int, length: int, most: int | None) -> Iterator[Tile]:
+        """Yield the tiles of some of the queries and the block of a rank; `most`: the most queries of a tile."""
+        keys = range(number * length, (number + 1) * length)
+        for at in range(queries.start, queries.stop, most or max(1, len(queries))):
+            some = range(at, min(queries.stop, at + (most or len(queries))))
+            yield from tiles(some, keys, first=(self.queries.start, keys.start), causal=self.causal)
+
+
+class _Blocks(NamedTuple):
+    """The shapes of a block of keys and of values, which are sent as one run of memory."""
+
+    keys: torch.Size
+    values: torch.Size
+
+    def joined(self, k: Tensor, v: Tensor) -> Tensor:
+        return torch.cat([k.reshape(-1), v.reshape(-1)])
+
+    def parts(self, block: Tensor) -> tuple[Tensor, Tensor]:
+        k, v = block.split([self.keys.numel(), self.values.numel()])
+        return k.view(self.keys), v.view(self.values)
+
+
+def around(axis: Axis, block: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """Yield the block of each rank with the rank, this one's first. While one is used, it is sent on."""
+    for step in range(axis.size):
+        arriving = start_shift(block, axis) if step + 1 < axis.size else None
+        yield (axis.rank - step) % axis.size, block
+        if arriving is not None:
+            block = arriving()
+
+
+class _Ring(Function):
+    @staticmethod
+    def forward(ctx: AutogradContext, plan: _Plan, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        attend, shapes = _kernel(q, v), _Blocks(k.shape, v.shape)
+        found, log_sum = _nothing_seen(q, v)
+        for number, block in around(plan.axis, shapes.joined(k, v)):
+            keys, values = shapes.parts(block)
+            for rows, columns, causal in plan.tiles(plan.queries, number, k.shape[-2], attend.most_rows):
+                given = q[..., rows, :], keys[..., columns, :], values[..., columns, :]
+                _merge(found[..., rows, :], log_sum[..., rows], *attend.forward(*given, causal, plan.scale))
+        result = found.to(q.dtype)
+        ctx.plan = plan
+        ctx.save_for_backward(q, k, v, result, log_sum)
+        return result
+
+    @staticmethod
+    def backward(ctx: AutogradContext, grad: Tensor) -> tuple[None, *tuple[Tensor | None, ...]]:
+        q, k, v, result, log_sum = ctx.saved_tensors
+        _, *needed = ctx.needs_input_grad
+        shapes = _Blocks(k.shape, v.shape)
+        found = _Gradients(ctx.plan, q, grad, result, log_sum, shapes)
+        into_k, into_v = shapes.parts(found.everywhere(shapes.joined(k, v), send=any(needed[1:])))
+        gradients = zip((q, k, v), (found.queries, into_k, into_v), needed, strict=True)
+        return None, *(own.to(x.dtype) if is_needed else None for x, own, is_needed in gradients)
+
+
+class _Gradients:
+    """The gradients of a rank's queries, and of the blocks that it sees."""
+
+    def __init__(self, plan: _Plan, q: Tensor, grad: Tensor, result: Tensor, log_sum: Tensor, shapes: _Blocks) -> None:
+        self.plan, self.shapes, self.q = plan, shapes, q
+        self.by_row = grad, result
+        self.log_sum, self.attend = log_sum, _kernel(q, result)
+        self.queries = torch.zeros_like(q, dtype=_wide(q.dtype))
+
+    def everywhere(self, own: Tensor, *, send: bool) -> Tensor:
+        """Return the gradients of this rank's block, of all ranks' queries; `send`: they are needed."""
+        plan, axis = self.plan, self.plan.axis
+        middle = plan.queries.start + len(plan.queries) // 2
+        late, early = range(middle, plan.queries.stop), range(plan.queries.start, middle)
+        total, arriving = torch.zeros_like(own, dtype=_wide(own.dtype)), None
+        for number, block in around(axis, own):
+            if number == axis.rank:
+                self.add(block, number, late, total)
+            else:
+                arriving = self._sent_on(block, number, arriving) if send else self._seen(block, number)
+        self.add(own, axis.rank, early, total)
+        return total if arriving is None else total.add_(arriving())
+
+    def _sent_on(self, block: Tensor, number: int, arriving: Started | None) -> Started:
+        """Add this rank's summand to what arrives, if anything does, and start to send the sum on."""
+        summand = torch.zeros_like(block, dtype=_wide(block.dtype))
+        self.add(block, number, self.plan.queries, summand)
+        if arriving is not None:
+            summand.add_(arriving())
+        return start_shift(summand.to(block.dtype), self.plan.axis)
+
+    def _seen(self, block: Tensor, number: int) -> None:
+        self.add(block, number, self.plan.queries, torch.zeros_like(block, dtype=_wide(block.dtype)))
+
+    def add(self, block: Tensor, number: int, queries: range, total: Tensor) -> None:
+        """Add the gradients of a block, by some of the queries, to `total`, and to theirs."""
+        (keys, values), into = self.shapes.parts(block), self.shapes.parts(total)
+        for rows, columns, causal in self.plan.tiles(queries, number, keys.shape[-2], self.attend.most_rows):
+            grad, result = (x[..., rows, :] for x in self.by_row)
+            given = self.q[..., rows, :], keys[..., columns, :], values[..., columns, :]
+            found = self.attend.backward(grad, *given, result, self.log_sum[..., rows], causal, self.plan.scale)
+            self.queries[..., rows, :] += found[0]
+            for total_of, summand in zip(into, found[1:], strict=True):
+                total_of[..., columns, :] += summand
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype in which sums are kept."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def _nothing_seen(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the mean of no values, and its log-sum-exp."""
+    wide = _wide(q.dtype)
+    mean = q.new_zeros(*q.shape[:-1], v.shape[-1], dtype=wide)
+    return mean, q.new_full(q.shape[:-1], float("-inf"), dtype=wide)
+
+
+def _merge(mean: Tensor, log_sum: Tensor, other: Tensor, other_log_sum: Tensor) -> None:
+    """Merge, in place, means over some keys with those over others: lemma `merged-means` of the verifier."""
+    share = torch.sigmoid(other_log_sum - log_sum)
+    mean.lerp_(other.to(mean.dtype), share.unsqueeze(-1).to(mean.dtype))
+    torch.logaddexp(log_sum, other_log_sum.to(log_sum.dtype), out=log_sum)
+
+
+# ---- attention of one tile ----
+
+
+class _Kernel(NamedTuple):
+    """Attention that gives the log-sum-exp of scores, and its backward by a given one; `most_rows`: as in tiles."""
+
+    forward: Callable[..., tuple[Tensor, Tensor]]
+    backward: Callable[..., tuple[Tensor, Tensor, Tensor]]
+    most_rows: int | None = None
+
+
+def _kernel(q: Tensor, v: Tensor) -> _Kernel:
+    if (fused := fused_attention(q, v)) is not None:
+        return _Kernel(*fused)
+    return _Kernel(_plain_forward, _plain_backward, PLAIN_ROWS)
+
+
+def _plain_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+    scores = _scores(q, k, causal, scale)
+    log_sum = scores.logsumexp(-1)
+    weights = (scores - log_sum.unsqueeze(-1)).exp_()
+    return (weights @ v.unsqueeze(-3)).flatten(-4, -3), log_sum.flatten(-3, -2)
+
+
+def _plain_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, result: Tensor, log_sum: Tensor, causal: bool, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    shared = partial(_shared, num_heads=k.shape[-3])
+    weights = (_scores(q, k, causal, scale) - shared(log_sum.unsqueeze(-1))).exp_()
+    grad = shared(grad).to(weights.dtype)
+    slopes = grad @ v.unsqueeze(-3).mT.to(grad.dtype) - (grad * shared(result)).sum(-1, keepdim=True)
+    slopes *= weights * scale
+    into_q = (slopes @ k.unsqueeze(-3).to(slopes.dtype)).flatten(-4, -3)
+    return into_q, (slopes.mT @ shared(q).to(slopes.dtype)).sum(-3), (weights.mT @ grad).sum(-3)
+
+
+def _scores(q: Tensor, k: Tensor, causal: bool, scale: float) -> Tensor:
+    """Return [..., h, r, m, l]: the scores of queries, of which r heads share a head of keys."""
+    wide = _wide(q.dtype)
+    scores = (_shared(q, k.shape[-3]) @ k.unsqueeze(-3).mT).to(wide) * scale
+    if causal:
+        rows, columns = scores.shape[-2:]
+        above = torch.ones(rows, columns, dtype=torch.bool, device=q.device).triu(1)
+        scores.masked_fill_(above, float("-inf"))
+    return scores
+
+
+def _shared(x: Tensor, num_heads: int) -> Tensor:
+    """Return [..., h·r, m, d] as [..., h, r, m, d]."""
+    return x.unflatten(-3, (num_heads, -1))

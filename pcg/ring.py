@@ -1,0 +1,167 @@
+"""Ring attention: keys and values travel from device to device; every device keeps its queries.
+
+The choice "q@k" splits queries q and keys k along one axis of n devices. In each of n rounds a device attends to the
+keys that it has, while it sends these keys and their values to the next device. It merges what the rounds give by their
+log-sum-exp. So no device ever has all keys.
+
+Its meaning follows from certified parts: keys and values gathered, and the operator split along q. That parts of keys
+merge, forward and in both gradients, is a lemma (`verifier/rows/ringproof.py`).
+
+Backward sends the keys around once more, and behind them their gradients, to which each device adds its summand. Each
+device's own keys come first and, for a part of its queries, last: so the last gradients travel beside compute, too.
+
+Source: Liu, Zaharia, Abbeel, "Ring Attention with Blockwise Transformers for Near-Infinite Context" (2023).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any, ClassVar, Literal, Self
+
+from shardwright.pcg.choice import Choice, Exchange, Running, Split, Transfers
+from shardwright.pcg.errors import LayoutError
+from shardwright.pcg.factors import Signature
+from shardwright.pcg.layout import Layout, Layouts, S
+from shardwright.pcg.row import Row
+from shardwright.pcg.types import ITEM_BYTES
+
+WIDE_BYTES = 4
+"""The bytes of a number in a sum, at least."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rounds(Exchange):
+    """Operands that travel around the devices of an axis, and their gradients, which follow them.
+
+    block       the bytes of a device's part of what travels
+    gradient    the bytes of its gradient; 0 if it has none
+    result      the bytes of a device's part of the result
+    wide        how many times as large a sum is, which is kept in fp32 or wider
+    """
+
+    collective: ClassVar[Literal["permute"]] = "permute"
+    what: ClassVar[str] = "ring attention"
+    words: ClassVar[str] = "keys and values sent around the ring of devices, beside compute"
+    ends: ClassVar[tuple[str, str]] = ("keys", "queries")
+    imbalance: ClassVar[float] = 1.0
+
+    block: int
+    gradient: int
+    result: int
+    wide: int
+
+    def sent(self, *, backward: bool = False) -> Transfers[int]:
+        """Return what is sent beside each round.
+
+        Forward has a round for each device's keys. Backward has one more, the second part of a device's own: round i
+        sends the keys of round i + 1 and the gradients of round i - 1, where that is another device's.
+        """
+        last, keys = self.size - 1, (self.size * self.block,)
+        if not last:
+            return Transfers((), ((),))
+        if not backward:
+            return Transfers((), (*((keys,) * last), ()))
+        gradients = (self.size * self.gradient,) if self.gradient else ()
+        return Transfers((), tuple(keys * (i < last) + gradients * (i > 1) for i in range(self.size + 1)))
+
+    def held_bytes(self, *, backward: bool = False) -> int:
+        """Return the size of two blocks, and of what a round gives, beside sums in fp32 if these are wider.
+
+        In backward a round gives gradients of queries and of a block. There are two sums of the latter: of the device's
+        own block, and of one that travels, which is sent in its own dtype.
+        """
+        copies = self.wide if self.wide > 1 else 0
+        if not backward:
+            return 2 * self.block + (1 + copies) * self.result
+        travelling = (2 * self.wide + 1 + (copies > 0)) * self.gradient
+        return 3 * self.block + travelling + (1 + copies) * self.result
+
+    def call(self, axis: str, group: str) -> str:
+        return f"ring={axis}"
+
+
+class Ring(Choice):
+    """A choice by which a device has its part of one factor, and parts of the operands with another travel past it."""
+
+    __slots__ = ("keys", "queries")
+    queries: str
+    keys: str
+    exchange: ClassVar[type[Exchange] | None] = Rounds
+    moves: ClassVar[tuple[str, ...]] = ("gather_copy",)
+
+    def __new__(cls, queries: str, keys: str) -> Self:
+        self = super().__new__(cls, f"{queries}@{keys}", (queries, keys))
+        object.__setattr__(self, "queries", queries)
+        object.__setattr__(self, "keys", keys)
+        return self
+
+    def _fields(self) -> tuple[Any, ...]:
+        return self.queries, self.keys
+
+    @classmethod
+    def read(cls, text: str) -> Ring | None:
+        queries, at, keys = text.partition("@")
+        return cls(queries, keys) if at else None
+
+    @classmethod
+    def offered(cls, row: Row, signature: Signature) -> Iterator[Ring]:
+        for queries in _queries(row, signature):
+            yield from (cls(queries, keys) for keys in _keys(row, signature))
+
+    def layouts(self, signature: Signature, row: Row) -> tuple[Layouts, Layout]:
+        good = list(map(str, self.offered(row, signature)))
+        if self not in good:
+            raise LayoutError(f"{row.name} cannot be split by {self!r}; it can by {good or 'no ring'}")
+        operands, result = self.inner.layouts(signature, row)
+        keys = (signature.index(self.keys),)
+        travel = {i: S(signature.operands[i].index(keys)) for i in row.travels}
+        return tuple(travel.get(i, layout) for i, layout in enumerate(operands)), result
+
+    @property
+    def single(self) -> tuple[str, ...]:
+        return (self.keys,)
+
+    @property
+    def inner(self) -> Split:
+        return Split(self.queries)
+
+    @property
+    def outward(self) -> Split:
+        return Split(self.queries)
+
+    def renamed(self, names: Mapping[str, str]) -> Ring:
+        return Ring(names.get(self.queries, self.queries), names.get(self.keys, self.keys))
+
+    def senders(self, size: int) -> int:
+        return size
+
+    @classmethod
+    def exchanges(cls, running: Running) -> Iterator[Rounds]:
+        shapes, item = running.shapes, ITEM_BYTES[running.dtypes[-1]]
+        block = sum(prod(shapes.local_operands[i]) * ITEM_BYTES[running.dtypes[i]] for i in running.row.travels)
+        gradient = block if any(running.grads[i] for i in running.row.travels) else 0
+        for axis, (choice, size) in enumerate(zip(running.split, running.sizes, strict=True)):
+            if isinstance(choice, cls):
+                yield Rounds(axis, size, block, gradient, prod(shapes.local_result) * item, max(1, WIDE_BYTES // item))
+
+
+def _keys(row: Row, signature: Signature) -> Iterator[str]:
+    """Yield the factors along which operands travel: a dimension that they all have, and no other tensor."""
+    travel = [signature.operands[i] for i in row.travels if i < len(signature.operands)]
+    others = [dims for i, dims in enumerate((*signature.operands, signature.result)) if i not in row.travels]
+    for number, factor in enumerate(signature.factors):
+        mine = travel and all((number,) in dims for dims in travel)
+        if mine and not any(number in dim for dims in others for dim in dims):
+            yield factor.name
+
+
+def _queries(row: Row, signature: Signature) -> Iterator[str]:
+    """Yield the factor whose positions the row counts, if nothing but its operand stays where it is."""
+    if row.offset_at is None:
+        return
+    operand, dim = row.offset_at
+    factors = signature.operands[operand][dim]
+    if {*row.travels, operand} == set(range(len(signature.operands))) and len(factors) == 1:
+        yield signature.factors[factors[0]].name

@@ -1,0 +1,133 @@
+"""Keys that travel around gloo ranks: attention and its gradients are those of one process."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from itertools import product
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from shardwright.lowering.private_kernels import fused_attention
+from shardwright.lowering.ranks.movement import Axis
+from shardwright.lowering.runtime import ring
+from shardwright.lowering.runtime.attention import sdpa
+from shardwright.lowering.runtime.ring import Tile, tiles
+from tests.each import WHOLE_GRIDS
+from tests.lowering.runs import run_all
+
+ERRORS = {torch.float64: 1e-11, torch.float32: 2e-5, torch.bfloat16: 3e-2}
+WORLDS = (2, 3, 4)
+
+
+class Attention(NamedTuple):
+    """An attention: shapes of queries, keys and values, and the choices that are no shapes."""
+
+    shapes: tuple[tuple[int, ...], ...]
+    causal: bool
+    scale: float | None
+    dtype: torch.dtype
+    trained: tuple[bool, bool, bool]
+
+    def inputs(self) -> list[Tensor]:
+        generator = torch.Generator().manual_seed(sum(map(sum, self.shapes)))
+        return [torch.randn(shape, generator=generator, dtype=torch.float64).to(self.dtype) for shape in self.shapes]
+
+
+def drawn(rng: random.Random, world: int) -> Attention:
+    lead = [rng.randint(1, 3) for _ in range(rng.randint(0, 2))]
+    heads, shared, width = rng.randint(1, 3), rng.randint(1, 3), rng.choice([4, 8])
+    causal, keys = rng.random() < 0.6, world * rng.randint(1, 5)
+    queries = keys if causal or rng.random() < 0.5 else world * rng.randint(1, 5)
+    values = rng.choice([width, width, 6])
+    return Attention(
+        ((*lead, heads * shared, queries, width), (*lead, heads, keys, width), (*lead, heads, keys, values)),
+        causal,
+        rng.choice([None, 0.3]),
+        rng.choice(list(ERRORS)),
+        rng.choice([(True, True, True)] * 3 + [(True, False, False), (False, True, True), (False, False, True)]),
+    )
+
+
+def result_of(case: Attention, inputs: Sequence[Tensor], axis: Axis | None = None) -> list[Tensor | None]:
+    """The result and the gradients; with an axis, of its rank's parts, each returned alone."""
+    cut = [x if axis is None else x.chunk(axis.size, -2)[axis.rank] for x in inputs]
+    leaves = [x.clone().requires_grad_(trains) for x, trains in zip(cut, case.trained, strict=True)]
+    start = None if axis is None else axis.rank * leaves[0].shape[-2]
+    y = sdpa(case.causal, case.scale, start, *leaves, ring=axis)
+    slopes = torch.sin(torch.arange(y.numel(), dtype=torch.float64)).view_as(y) if axis is None else None
+    if axis is not None:
+        whole = (*y.shape[:-2], axis.size * y.shape[-2], y.shape[-1])
+        slopes = torch.sin(torch.arange(prod(whole), dtype=torch.float64)).view(whole)
+        slopes = slopes.chunk(axis.size, -2)[axis.rank]
+    assert slopes is not None
+    y.backward(slopes.to(y.dtype))
+    return [y.detach(), *(x.grad for x in leaves)]
+
+
+def on_rank(case: Attention) -> list[Tensor | None]:
+    axis = Axis("cp", dist.get_world_size(), dist.get_rank(), dist.group.WORLD)
+    return result_of(case, case.inputs(), axis)
+
+
+def assert_as_one_process(cases: Sequence[tuple[int, Attention]]) -> None:
+    found = run_all([(world, lambda case=case: on_rank(case)) for world, case in cases])
+    for (world, case), by_rank in zip(cases, found, strict=True):
+        exact = [x.double() for x in case.inputs()]
+        expected = result_of(case._replace(dtype=torch.float64), exact)
+        for name, want, *parts in zip("yqkv", expected, *by_rank, strict=True):
+            if want is None:
+                assert parts == [None] * world, (name, case)
+                continue
+            assert {part.dtype for part in parts} == {case.dtype}, (name, case)
+            error = (torch.cat(parts, -2).double() - want).abs().max()
+            assert error <= ERRORS[case.dtype] * max(1.0, float(want.abs().max())), (name, case)
+
+
+def test_it_is_attention_of_one_process() -> None:
+    """Of any dtype, number of heads that share keys, width of values, and operands with gradients."""
+    rng, number = random.Random(3), 60 if WHOLE_GRIDS else 12
+    assert_as_one_process(
+        [(world, drawn(rng, world)) for world, _ in zip(WORLDS * number, range(number), strict=False)]
+    )
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_tiles_hold_every_pair_that_sees_each_other_once(causal: bool) -> None:
+    rng = random.Random(0)
+    for _ in range(200):
+        queries, keys = (range(at, at + rng.randint(1, 6)) for at in (rng.randint(0, 9), rng.randint(0, 9)))
+        seen = np.zeros((len(queries), len(keys)), int)
+        for tile in tiles(queries, keys, first=(queries.start, keys.start), causal=causal):
+            part = seen[tile.queries, tile.keys]
+            part += np.tril(np.ones_like(part)) if tile.causal else 1
+        expected = [[not causal or k <= q for k in keys] for q in queries]
+        assert np.array_equal(seen, expected), (queries, keys)
+
+
+def test_a_whole_block_is_one_tile() -> None:
+    """So that one kernel runs where contiguous parts of equal size travel."""
+    after, own, before = (list(tiles(range(4, 8), range(at, at + 4), first=(4, at), causal=True)) for at in (8, 4, 0))
+    assert (after, own, before) == ([], [Tile(slice(0, 4), slice(0, 4), True)], [Tile(slice(0, 4), slice(0, 4))])
+
+
+def test_the_plain_kernel_is_the_fused_one() -> None:
+    torch.manual_seed(0)
+    for heads, causal in product((1, 2, 6), (False, True)):
+        q, k, v = (
+            torch.randn(2, 6, 5, 4).double(),
+            torch.randn(2, heads, 5, 4).double(),
+            torch.randn(2, heads, 5, 4).double(),
+        )
+        fused = fused_attention(q, v)
+        assert fused is not None
+        results = [forward(q, k, v, causal, 0.3) for forward in (fused[0], ring._plain_forward)]
+        torch.testing.assert_close(*results)
+        back = [backward(q, q, k, v, *results[0], causal, 0.3) for backward in (fused[1], ring._plain_backward)]
+        torch.testing.assert_close(*map(tuple, back))

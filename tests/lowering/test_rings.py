@@ -1,0 +1,83 @@
+"""Rings in whole steps on gloo ranks: beside other axes, in microbatches and with recomputation, as one process."""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+
+from bench.decoders import Decoder, decoder
+from bench.plans import CERTIFIED, fast_links
+from shardwright.pcg.mesh import Mesh
+from shardwright.search.check import check_plan
+from shardwright.search.plan import Plan
+from shardwright.search.tree.planner import Planner
+from tests.each import WHOLE_GRIDS
+from tests.lowering.runs import Case, Step, assert_same_step, parallel_step, run_all, serial_step
+from tests.lowering.test_sequence import Way, in_fp64, splits
+
+WAYS: list[Way] = [
+    ({"cp": 2}, ("ring",)),
+    ({"cp": 4}, ("ring",)),
+    ({"cp": 2, "sp": 2}, ("ring", "ulysses")),
+    ({"dp": 2, "cp": 2}, ("zero", "ring")),
+    ({"cp": 2, "x": 2}, ("ring", "context")),
+]
+ERRORS = {torch.float64: 1e-11, torch.float32: 2e-4}
+
+
+class Cell(NamedTuple):
+    way: Way
+    many: int
+    recompute: str
+    heads: tuple[int, int]
+    batch: int
+    seq: int
+    dtype: torch.dtype
+
+
+def drawn(rng: random.Random) -> Cell:
+    way, heads = rng.choice(WAYS), rng.choice([(4, 2), (4, 4), (2, 2)])
+    recompute = rng.choice(["none", "attention", "full"])
+    many, seq, dtype = rng.choice([1, 2]), rng.choice([8, 12, 16]), rng.choice(list(ERRORS))
+    return Cell(way, many, recompute, heads, 2 * many, seq, dtype)
+
+
+def case(cell: Cell) -> Case:
+    torch.manual_seed(0)
+    with in_fp64():
+        ids = torch.randint(80, (cell.batch, cell.seq))
+        model = decoder(Decoder("llama", 1, 32, *cell.heads, 48, 80), cell.seq)
+        return Case(model.to(cell.dtype), {"ids": ids, "labels": ids.clone()})
+
+
+def planned(own: Case, cell: Cell) -> Plan:
+    axes, roles = cell.way
+    mesh = Mesh.of(**axes)
+    planner = Planner(fast_links(mesh.num_devices), CERTIFIED)
+    asked: dict[str, Any] = {"recompute": cell.recompute, "microbatches": cell.many}
+    plan = planner.plan(own.captured.graph, mesh=mesh, roles=roles, compared=False, **asked)
+    check_plan(plan, own.captured.graph, CERTIFIED)
+    return plan
+
+
+def stepped(own: Case, plan: Plan) -> Step:
+    return parallel_step(own.lower(plan.graph, plan.execution), own.batch)
+
+
+def test_random_steps_are_those_of_one_process() -> None:
+    rng = random.Random(5)
+    cells = [drawn(rng) for _ in range(60 if WHOLE_GRIDS else 4)]
+    cases = [case(cell) for cell in cells]
+    plans = [planned(own, cell) for own, cell in zip(cases, cells, strict=True)]
+    for plan, cell in zip(plans, cells, strict=True):
+        assert all("q@k" in split for split in splits(plan.graph)), cell
+        assert plan.graph.mesh.num_microbatches == cell.many, cell
+    runs = zip(cases, plans, strict=True)
+    jobs = [(plan.graph.mesh.num_devices, partial(stepped, own, plan)) for own, plan in runs]
+    for own, cell, steps in zip(cases, cells, run_all(jobs), strict=True):
+        expected = serial_step(own)
+        for step in steps:
+            assert_same_step(step, expected, ERRORS[cell.dtype], str(cell))

@@ -1,0 +1,127 @@
+"""Rings: where operands travel, what is sent in which round, and that no axis shares the keys with another."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+from shardwright.pcg.builder import GraphBuilder
+from shardwright.pcg.choice import Transfers
+from shardwright.pcg.errors import LayoutError
+from shardwright.pcg.graph import Graph, Node
+from shardwright.pcg.interpret import denote, run_devices, run_serial
+from shardwright.pcg.layout import S
+from shardwright.pcg.mesh import TIME, Mesh
+from shardwright.pcg.offers import sending
+from shardwright.pcg.optable import ROWS
+from shardwright.pcg.ring import Ring, Rounds
+from shardwright.pcg.text import parse_graph, print_graph
+from tests.lowering.parallelize import parallelize
+
+RING = "q@k"
+SHAPES = {"q": (2, 4, 8, 6), "k": (2, 2, 8, 6), "v": (2, 2, 8, 10)}
+
+
+def attention(causal: bool = True, dtype: str = "float32", trained: str = "qkv") -> Graph:
+    b = GraphBuilder()
+    names = [b.leaf(n, "parameter", shape, dtype, n, grad=n in trained) for n, shape in SHAPES.items()]
+    y = b.op("sdpa", *names, causal=causal, scale=None)
+    return b.graph([("loss", b.op("sum", y, dims=(0, 1, 2, 3), keepdim=False))])
+
+
+def ringed(graph: Graph, mesh: Mesh, *split: str) -> tuple[Graph, Node]:
+    found = parallelize(graph, mesh, lambda node, axis, operands: split[axis] if node.op == "sdpa" else "R")
+    return found, next(found.leaves("sdpa"))
+
+
+def rounds(found: Graph, node: Node) -> tuple[Rounds, ...]:
+    sent = found.exchanges(node)
+    assert all(isinstance(one, Rounds) for one in sent)
+    return sent  # type: ignore[return-value]
+
+
+def test_operands_travel_where_nothing_else_has_their_dimension() -> None:
+    row = ROWS["sdpa"]
+
+    def offered(*shapes: tuple[int, ...]) -> tuple[str, ...]:
+        return tuple(map(str, sending(row, row.signature(shapes, {}))))
+
+    q, k, v = SHAPES.values()
+    assert offered(q, k, v) == offered(q[1:], k[1:], v[1:]) == (RING,)
+    for mask in ((8, 8), (2, 1, 8, 8), (1, 1, 1, 8), (8, 1)):
+        assert offered(q, k, v, mask) == ()
+    linear = ROWS["linear"]
+    assert tuple(sending(linear, linear.signature([(4, 6), (8, 6)], {}))) == ()
+
+
+def test_its_layouts_and_how_it_is_seen() -> None:
+    ring, row = Ring("q", "k"), ROWS["sdpa"]
+    signature = row.signature(list(SHAPES.values()), {})
+    assert ring.layouts(signature, row) == ((S(2), S(2), S(2)), S(2))
+    assert (ring.inner, ring.outward, ring.unblocked, ring.senders(3)) == ("q", "q", ring, 3)
+    assert ring.renamed({"q": "d", "k": "f"}) == Ring("d", "f") == "d@f"
+    with pytest.raises(LayoutError, match=r"sdpa cannot be split by 'k@q'; it can by \['q@k'\]"):
+        Ring("k", "q").layouts(signature, row)
+    with pytest.raises(LayoutError, match="linear cannot be split by 'q@k'; it can by no ring"):
+        ring.layouts(ROWS["linear"].signature([(4, 6), (8, 6)], {}), ROWS["linear"])
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_devices_compute_what_one_computes(causal: bool) -> None:
+    """Along one axis, beside axes that split examples, heads or queries."""
+    graph, rng = attention(causal), np.random.default_rng(0)
+    leaves = {node.name: rng.standard_normal(graph.types[node.name].shape) for node in graph.leaves("parameter")}
+    (attended,) = graph.leaves("sdpa")
+    expected = run_serial(graph, leaves)[attended.name]
+    for first, second in ((RING, "R"), *product((RING,), ("b0", "h", "r", "q")), ("q", RING), ("h", RING)):
+        found, node = ringed(graph, mesh := Mesh.of(x=2, y=2), first, second)
+        assert parse_graph(print_graph(found)) == found
+        held = run_devices(found, leaves)[node.name]
+        assert np.allclose(denote(held, found.types[node.name], mesh), expected), (first, second)
+
+
+def test_keys_travel_along_one_axis() -> None:
+    with pytest.raises(LayoutError, match="factor 'k' can be divided along one axis only, got x=2, y=2; split another"):
+        ringed(attention(), Mesh.of(x=2, y=2), RING, RING)
+    with pytest.raises(LayoutError, match="microbatches send each other nothing"):
+        ringed(attention(), Mesh.of(**{TIME: 2}), RING)
+
+
+def test_what_is_sent_beside_which_round() -> None:
+    """Forward, keys and values in all rounds but the last; backward, their gradients two rounds later."""
+    for size in (1, 2, 4):
+        found, node = ringed(attention(), Mesh.of(x=size), RING)
+        (sent,) = rounds(found, node)
+        block = 2 * 2 * (8 // size) * (6 + 10) * 4
+        assert (sent.axis, sent.size, sent.block, sent.gradient) == (0, size, block, block)
+        assert (sent.result, sent.wide) == (2 * 4 * (8 // size) * 10 * 4, 1)
+        keys, both = (size * block,), (size * block,) * 2
+        forward = {1: ((),), 2: (keys, ()), 4: (keys, keys, keys, ())}
+        backward = {1: ((),), 2: (keys, (), keys), 4: (keys, keys, both, keys, keys)}
+        assert sent.sent() == Transfers((), forward[size])
+        assert sent.sent(backward=True) == Transfers((), backward[size])
+        assert found.local_shapes(node).senders == size
+
+
+def test_gradients_travel_where_keys_or_values_have_some() -> None:
+    for trained, has in (("q", False), ("k", True), ("v", True), ("qkv", True)):
+        (sent,) = rounds(*ringed(attention(trained=trained), Mesh.of(x=2), RING))
+        assert (sent.gradient == sent.block) == has
+        assert sent.sent(backward=True).beside[2] == ((2 * sent.block,) if has else ())
+
+
+def test_memory_is_that_of_a_few_blocks_and_of_sums_in_fp32() -> None:
+    (narrow,) = rounds(*ringed(attention(dtype="bfloat16"), Mesh.of(x=4), RING))
+    (wide,) = rounds(*ringed(attention(dtype="float64"), Mesh.of(x=4), RING))
+    assert (narrow.wide, wide.wide, narrow.block * 4) == (2, 1, wide.block)
+    assert narrow.held_bytes() == 2 * narrow.block + 3 * narrow.result
+    assert wide.held_bytes() == 2 * wide.block + wide.result
+    assert wide.held_bytes(backward=True) == 3 * wide.block + 3 * wide.gradient + wide.result
+    assert narrow.held_bytes(backward=True) == 3 * narrow.block + 6 * narrow.gradient + 3 * narrow.result
+
+
+def test_the_call_names_the_axis() -> None:
+    (sent,) = rounds(*ringed(attention(), Mesh.of(x=2), RING))
+    assert sent.call("x", "") == "ring=x"
