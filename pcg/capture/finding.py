@@ -47,8 +47,8 @@ def with_foreign(
 def _wider(parts: Parts, error: CaptureError, forward: Callable[[], object]) -> Parts | None:
     """Return the parts with one more, or with a larger one, so that the place of an error is inside; None: no part is.
 
-    The part can be called from a graph: it takes and returns tensors, whose shapes depend on no values as far as a few
-    runs show.
+    The part is called, and a graph can call it: it takes and returns tensors, whose shapes depend on no values as far
+    as a few runs show.
     """
     for name in _around(parts, error):
         inner = {own for own in parts.by_name if f"{own}.".startswith(f"{name}.")}
@@ -58,7 +58,8 @@ def _wider(parts: Parts, error: CaptureError, forward: Callable[[], object]) -> 
             found.record(forward)
         except (CaptureError, PlanError):
             continue
-        return found
+        if name in found.by_name:  # else its forward is not called, but another method of it
+            return found
     return None
 
 

@@ -69,6 +69,47 @@ def test_where_no_part_helps_the_first_error_stays() -> None:
         capture(Root(), {"x": torch.ones(2)}, find=True)
 
 
+class Counting(nn.Module):
+    """Counts by a method beside its forward, which nobody calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.tensor(0))
+
+    def count(self) -> None:
+        if self.get_buffer("calls") > 2:
+            self.get_buffer("calls").zero_()
+        self.get_buffer("calls").add_(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+class Counted(nn.Module):
+    """Has such a part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counting, self.linear = Counting(), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.counting.count()
+        return self.linear(x)
+
+
+def test_a_module_whose_forward_is_not_called_is_no_part() -> None:
+    class Root(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part = Counted()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.part(x).square().mean()
+
+    (call,) = found(Root(), {"x": torch.randn(ROWS, WIDTH)}, find=True)
+    assert (call.name, call.written) == ("part", ("counting.calls",))
+
+
 class Given(nn.Module):
     """A part that does as the function says."""
 
