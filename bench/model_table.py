@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from bench.model_rows import Draw, Row, made, real, whole
+from bench.model_rows import Draw, Made, Row, made, real, whole
 from bench.package_table import PACKAGES
 
 SEQ, VOCAB, CLASSES = 12, 112, 12
@@ -171,6 +171,14 @@ VISION = [
         text_config={**USUAL, "projection_dim": 16}, vision_config={**USUAL, "image_size": 32, "patch_size": 8}, projection_dim=16)),
         {"input_ids": TOKENS, "pixel_values": IMAGE}, {"return_loss": True}),
 ]  # fmt: skip
+_MLP = {"img_size": 32, "patch_size": 8, "num_blocks": 2, "embed_dim": 32}
+
+
+def _named(target: str) -> Made:
+    """A class of timm, as an argument."""
+    return made("pydoc:locate", f"timm.models.{target}")
+
+
 TIMM = [
     Row("timm", name, made("timm:create_model", name, num_classes=CLASSES, **sizes), (real(3, size, size),))
     for name, size, sizes in (
@@ -180,11 +188,19 @@ TIMM = [
         ("regnetx_002", 64, {}), ("regnety_002", 64, {}), ("convnext_atto", 64, {}), ("convnextv2_atto", 64, {}), ("vit_tiny_patch16_224", 32, {"img_size": 32, "depth": 2}),
         ("deit_tiny_patch16_224", 32, {"img_size": 32, "depth": 2}), ("beit_base_patch16_224", 32, {"img_size": 32, "depth": 2, "embed_dim": 48, "num_heads": 4}),
         ("eva02_tiny_patch14_224", 28, {"img_size": 28, "depth": 2}), ("cait_xxs24_224", 32, {"img_size": 32, "depth": 2}), ("swin_tiny_patch4_window7_224", 32, {"img_size": 32, "window_size": 4, "depths": (1, 1), "num_heads": (2, 4), "embed_dim": 16}),
-        ("mixer_s32_224", 32, {"img_size": 32, "num_blocks": 2, "embed_dim": 32}), ("resmlp_12_224", 32, {"img_size": 32, "num_blocks": 2, "embed_dim": 32}),
-        ("gmlp_s16_224", 32, {"img_size": 32, "num_blocks": 2, "embed_dim": 32}), ("poolformer_s12", 64, {"layers": (1, 1, 1, 1)}), ("levit_128s", 64, {"img_size": 64}),
-        ("efficientvit_b0", 64, {}), ("efficientformer_l1", 64, {}), ("edgenext_xx_small", 64, {}), ("mobilevit_xxs", 64, {}), ("coat_lite_tiny", 64, {"img_size": 64}),
-        ("crossvit_9_240", 240, {}), ("convmixer_768_32", 32, {"depth": 2, "dim": 32}), ("ese_vovnet19b_dw", 64, {}), ("dla34", 64, {}), ("densenet121", 64, {"block_config": (2, 2, 2, 2)}), ("hardcorenas_a", 64, {}),
+        ("levit_128s", 64, {"img_size": 64}), ("efficientvit_b0", 64, {}), ("edgenext_xx_small", 64, {}), ("mobilevit_xxs", 64, {}), ("coat_lite_tiny", 64, {"img_size": 64}),
+        ("crossvit_9_240", 240, {}), ("ese_vovnet19b_dw", 64, {}), ("dla34", 64, {}), ("densenet121", 64, {"block_config": (2, 2, 2, 2)}), ("hardcorenas_a", 64, {}),
         ("fastvit_t8", 64, {}), ("mambaout_femto", 64, {}), ("starnet_s1", 64, {}), ("repvit_m0_9", 64, {}), ("tiny_vit_5m_224", 64, {}),
+    )
+] + [
+    Row("timm", name, made(f"timm.models.{model}", num_classes=CLASSES, **sizes), (real(3, size, size),))
+    for name, model, size, sizes in (
+        ("mixer_s32_224", "mlp_mixer:MlpMixer", 32, _MLP),
+        ("resmlp_12_224", "mlp_mixer:MlpMixer", 32, {**_MLP, "mlp_ratio": 4, "block_layer": _named("mlp_mixer.ResBlock"), "norm_layer": _named("mlp_mixer.Affine")}),
+        ("gmlp_s16_224", "mlp_mixer:MlpMixer", 32, {**_MLP, "mlp_ratio": 6, "block_layer": _named("mlp_mixer.SpatialGatingBlock"), "mlp_layer": _named("mlp_mixer.GatedMlp")}),
+        ("poolformer_s12", "metaformer:MetaFormer", 64, {"depths": (1, 1, 1, 1), "dims": (8, 16, 24, 32), "downsample_norm": None, "mlp_bias": True, "norm_layers": _named("metaformer.GroupNorm1"), "layer_scale_init_values": 1e-5, "res_scale_init_values": None, "use_mlp_head": False}),
+        ("convmixer_768_32", "convmixer:ConvMixer", 32, {"depth": 2, "dim": 32, "kernel_size": 7, "patch_size": 7}),
+        ("efficientformer_l1", "efficientformer:EfficientFormer", 224, {"depths": (1, 1, 1, 2), "embed_dims": (8, 16, 24, 32), "num_vit": 1}),
     )
 ]  # fmt: skip
 TORCHVISION = [

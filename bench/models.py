@@ -66,7 +66,7 @@ FOUR = Case("data × tensor", 4, Mesh.of(x=2, y=2), (DATA, TENSOR))
 EVERY = 5
 """Of the models, each so manieth runs on four ranks too."""
 NUM_STEPS, SEED = 2, 7
-MODEL_S, PLAN_S, CELL_S = 900, 60, 120
+MODEL_S, PLAN_S, CELL_S = 1800, 60, 600
 NUM_REASONS = 6
 """So many of the reasons why operators are not split are kept of each plan, the most expensive."""
 
