@@ -63,6 +63,8 @@ WAYS = (
     Case("stages", 2, Mesh.of(**{TIME: 2}, x=1), (DATA,), num_stages=2),
 )
 FOUR = Case("data × tensor", 4, Mesh.of(x=2, y=2), (DATA, TENSOR))
+UNCUT = {"stages": Case("stages, one batch", 2, Mesh.of(x=1), (DATA,), num_stages=2)}
+"""What runs in place of a way for which the batch cannot be cut into microbatches."""
 EVERY = 5
 """Of the models, each so manieth runs on four ranks too."""
 NUM_STEPS, SEED = 2, 7
@@ -98,7 +100,12 @@ def judge(row: Row, path: Path, cases: Sequence[Case]) -> None:
         for case in cases:
             append(path, _refused(row, case, said))
         return
-    todo = [cell for case in cases if (cell := _planned(row, found, case, path))]
+    todo = list[Cell]()
+    for planned in (planned for case in cases for planned in _planned(row, found, case)):
+        if isinstance(planned, Cell):
+            todo.append(planned)
+        else:
+            append(path, planned)
     for num_ranks in sorted({cell.case.num_ranks for cell in todo}):
         own = [cell for cell in todo if cell.case.num_ranks == num_ranks]
         while own:
@@ -109,19 +116,20 @@ def _refused(row: Row, case: Case, note: str, verdict: str = "refused") -> Outco
     return Outcome(row.name, case.num_ranks, case.name, case.kind, verdict, note=note)
 
 
-def _planned(row: Row, found: Prepared, case: Case, path: Path) -> Cell | None:
-    """A cell that can run; of another the file says why not."""
+def _planned(row: Row, found: Prepared, case: Case) -> Iterator[Cell | Outcome]:
+    """A cell that can run; of another why not, and what runs in its place."""
     own = replace(case, kind=found.kind)
     try:
         with within(PLAN_S):
             plan = own.plan(found.captured.graph, row.name)
         found = exactly(found, SEED) if case.num_stages > 1 else found
-        return Cell(own, plan, found, is_measured=False, facts=facts_of(plan))
+        yield Cell(own, plan, found, is_measured=False, facts=facts_of(plan))
     except TooLongError as error:
-        append(path, _refused(row, own, str(error), "slow"))
+        yield _refused(row, own, str(error), "slow")
     except ShardwrightError as error:
-        append(path, _refused(row, own, str(error)))
-    return None
+        yield _refused(row, own, str(error))
+        if sweep.CUT in str(error) and case.name in UNCUT:
+            yield from _planned(row, found, UNCUT[case.name])
 
 
 def facts_of(plan: Plan) -> dict[str, Any]:
@@ -166,12 +174,13 @@ def coverage(
 
 
 def _outcomes(row: Row, cases: Sequence[Case]) -> list[Outcome]:
-    """One for each way, whatever the model's process does."""
+    """One for each way at least, whatever the model's process does."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / "cells.jsonl"
         said = _apart(row, path, cases)
-        done = {o.way: o for o in sweep.load(path)}
-        return [done.get(case.name) or _refused(row, case, said, "failed") for case in cases]
+        done = sweep.load(path)
+        missing = [case for case in cases if case.name not in {o.way for o in done}]
+        return done + [_refused(row, case, said, "failed") for case in missing]
 
 
 def _apart(row: Row, path: Path, cases: Sequence[Case]) -> str:
@@ -207,7 +216,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not options.page:
         for outcome in coverage(rows, options.file, lambda: time.monotonic() > end, options.ways, options.again):
             print(_progress(outcome), file=sys.stderr, flush=True)
-    cases = [*WAYS, FOUR]
+    cases = [*WAYS, *UNCUT.values(), FOUR]
     tidy(options.file, [row.name for row in ROWS], [case.name for case in cases])
     found = list(load(options.file).values())
     PAGE.write_text(page(found, ROWS, cases), encoding="utf-8")
