@@ -28,8 +28,8 @@ within {double:g} in fp64. Models that one process cannot train in fp64 are comp
 
 The ways are data, tensor and ZeRO parallel on two ranks, the search's own plan where links cost nothing ("fast links"),
 two microbatches of data parallel, and two pipeline stages with two microbatches, or with one batch where that cannot be
-cut exactly; each fifth model also runs on four ranks. A number is the share of predicted compute that is split; ✓ stands
-for equal where there is no such share.
+cut exactly; each fifth model also runs on four ranks. A number is the share of predicted compute that is split; ✓ means
+equal where there is no such share.
 """
 
 
