@@ -130,8 +130,9 @@ class _Left:
 
     def reparametrization(self, clip: float, check: Callable[[], None]) -> Reparametrization:
         """Return a new reparametrization of what is left."""
-        own = [table[kept] for table, kept in zip(self.unary, self.kept, strict=True)]
-        between = {(i, j): table[self.kept[i]][:, self.kept[j]] for (i, j), table in self.edges.items()}
+        kept = self.kept
+        own = [_taken(table, left, 0) for table, left in zip(self.unary, kept, strict=True)]
+        between = {(i, j): _taken(_taken(table, kept[i], 0), kept[j], 1) for (i, j), table in self.edges.items()}
         return Reparametrization(own, between, clip, check)
 
     def choices(self, numbers: Sequence[int]) -> tuple[int, ...]:
@@ -147,6 +148,11 @@ class _Left:
             self.kept = [kept[own] for kept, own in zip(self.kept, stay, strict=True)]
             model.keep(stay)
             self.most = min(self.most, nextafter(most, inf))
+
+
+def _taken(table: np.ndarray, kept: np.ndarray, axis: int) -> np.ndarray:
+    """Return the table with these choices along an axis, in order; the table itself where that is all of them."""
+    return table if len(kept) == table.shape[axis] else table.take(kept, axis)
 
 
 def _is_apt(clip: float, cost: float) -> bool:
@@ -182,6 +188,7 @@ class Reparametrization:
         self.constant = 0.0
         self.bounds = [np.zeros(len(table)) for table in unary]
         self.around: list[list[tuple[int, int]]] = [[] for _ in unary]  # of each variable: (neighbour, edge)
+        self.pulled = [-1] * len(edges)  # of each edge: the variable to which it has nothing left to give
         for e, (i, j) in enumerate(edges):
             self.around[i].append((j, e))
             self.around[j].append((i, e))
@@ -191,7 +198,8 @@ class Reparametrization:
         self.unary = [table[own] for table, own in zip(self.unary, stay, strict=True)]
         self.bounds = [table[own] for table, own in zip(self.bounds, stay, strict=True)]
         for e, (i, j) in enumerate(self.ends):
-            self.edges[e] = self.edges[e].compress(stay[i], 0).compress(stay[j], 1)
+            if not (stay[i].all() and stay[j].all()):
+                self.edges[e], self.pulled[e] = self.edges[e].compress(stay[i], 0).compress(stay[j], 1), -1
 
     def sweep(self, *, forward: bool) -> None:
         """Move costs along the order of the variables, or against it."""
@@ -205,9 +213,12 @@ class Reparametrization:
         """Move each edge's least cost per choice into the variable, and the variable's least cost into the constant."""
         total = self.unary[v]
         for n, e in self.around[v]:
+            if self.pulled[e] == v:
+                continue
             least = np.minimum.reduce(self.edges[e], axis=1 if v < n else 0)
             self.edges[e] -= least[:, None] if v < n else least
             total = total + least
+            self.pulled[e] = v
         least = np.minimum.reduce(total)
         self.constant += float(least)
         self.unary[v] = total - least
@@ -220,6 +231,7 @@ class Reparametrization:
         share = self.unary[v] / most
         for n, e in later:
             self.edges[e] += share[:, None] if v < n else share
+            self.pulled[e] = -1
         self.unary[v] = share * (most - len(later))
 
     def growing(self) -> list[int]:
@@ -244,6 +256,9 @@ class Reparametrization:
             total = self.unary[v]
             for n, e in self.around[v]:
                 table = self.edges[e] if v < n else self.edges[e].T
-                total = total + (np.minimum.reduce(table, axis=1) if chosen[n] < 0 else table[:, chosen[n]])
+                if chosen[n] >= 0:
+                    total = total + table[:, chosen[n]]
+                elif self.pulled[e] != v:
+                    total = total + np.minimum.reduce(table, axis=1)
             chosen[v] = int(total.argmin())
         return tuple(chosen)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from math import gcd, prod
+from math import gcd, isqrt, prod
 from typing import NamedTuple
 
 from shardwright.cost.clusters.cluster import Cluster
@@ -109,10 +109,9 @@ def meshes(num_devices: int, max_axes: int = 2) -> Iterator[Mesh]:
 
 
 def degrees(n: int) -> list[int]:
-    """Return the divisors of n but 1, in order; found without trying every number up to n."""
-    from sympy import divisors  # takes longer to import than this module
-
-    return list(divisors(n))[1:]
+    """Return the divisors of n but 1, in order."""
+    small = [d for d in range(1, isqrt(n) + 1) if n % d == 0]
+    return sorted({*small, *(n // d for d in small)})[1:]
 
 
 def free_spaces(num_devices: int) -> list[Space]:
