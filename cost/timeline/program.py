@@ -127,14 +127,15 @@ class Programs:
         return self._steps_of((self._alike(execution), self.cluster, self.graph.mesh))
 
     def _steps_of(self, way: _Way) -> Steps:
-        """Return the operations of a way; ways that differ in recomputation only share their costs."""
+        """Return the operations of a way; ways that differ in recomputation and pieces only share what they can."""
         if way not in self._steps:
             alike, part, mesh = way
-            if (first := self._first.get(_but_for_again(way))) is not None:
+            shared = _of_operations(way)
+            if (first := self._first.get(shared)) is not None:
                 self._steps[way] = first.run_as(alike)
             else:
                 graph = self._graphs.setdefault(mesh, replace(self.graph, mesh=mesh))
-                self._steps[way] = self._first[_but_for_again(way)] = Steps(graph, part, alike, self._costs)
+                self._steps[way] = self._first[shared] = Steps(graph, part, alike, self._costs)
         return self._steps[way]
 
     def spread(
@@ -215,7 +216,17 @@ def _but_for_again(way: _Way) -> _Way:
     In fp8 it does: the first reader of a value casts it.
     """
     alike, part, mesh = way
-    return way if alike.rates.get("matmul") == "fp8" else (replace(alike, recompute="none"), part, mesh)
+    return way if _is_fp8(alike) else (replace(alike, recompute="none"), part, mesh)
+
+
+def _of_operations(way: _Way) -> _Way:
+    """Return the way without its pieces too, which do not change the cost of an operation that runs whole."""
+    alike, part, mesh = _but_for_again(way)
+    return way if _is_fp8(alike) else (replace(alike, pieces=1), part, mesh)
+
+
+def _is_fp8(execution: Execution) -> bool:
+    return execution.rates.get("matmul") == "fp8"
 
 
 def _crossing(cut: Sequence[Section], share: Share, after: Share) -> tuple[str, ...]:

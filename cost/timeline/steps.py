@@ -143,7 +143,7 @@ class Steps(Operations):
 
     def run_as(self, execution: Execution) -> Self:
         own = super().run_as(execution)
-        if execution.pieces > 1:  # what is made again apart is no pair
+        if max(self.execution.pieces, execution.pieces) > 1:  # what is made again apart is no pair
             own.costs = own._costs()
         return own
 

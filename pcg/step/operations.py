@@ -79,7 +79,7 @@ class Operations:
         return find_pairs(self.graph, self.fused, listed, self.execution.pieces if is_one else 1)
 
     def run_as(self, execution: Execution) -> Self:
-        """Return the operations of an execution that differs in recomputation.
+        """Return the operations of an execution that differs in recomputation or pieces.
 
         Raise a `PlanError` as `run` of regions does.
         """

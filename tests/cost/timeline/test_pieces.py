@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 
 import pytest
+import torch
 
 from shardwright.cost.clusters.cluster import Cluster
+from shardwright.cost.predict import predict, predicted
 from shardwright.cost.timeline.clock import Sharing
 from shardwright.cost.timeline.pieces import Piece, Pieces, record
-from shardwright.cost.timeline.program import program
+from shardwright.cost.timeline.program import Programs, program
 from shardwright.cost.timeline.streams import run
 from shardwright.cost.timeline.tasks import COMPUTE, Recorder
 from shardwright.cost.timeline.timeline import simulate
@@ -19,6 +21,7 @@ from shardwright.pcg.graph import Graph
 from shardwright.pcg.layout import S
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import Execution
+from shardwright.pcg.step.precisions import Precision
 from shardwright.search.tree.planner import Planner
 from tests.lowering.parallelize import follow, parallelize
 from tests.lowering.test_pieces import TP, graph_of
@@ -92,3 +95,15 @@ def test_the_search_takes_as_many_pieces_as_are_fastest(asked: int | None, where
         whole = planner.plan(wide(2), mesh={"tp": 2}, roles="tensor", pieces=1, compared=False)
         assert found.prediction.step_s < whole.prediction.step_s
         assert found.report.bound_s < whole.report.bound_s
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp8"])
+def test_programs_share_what_does_not_depend_on_pieces(precision: Precision) -> None:
+    """Whatever was run before: more pieces, fewer, the same ones again, or other recomputation."""
+    graph = graph_of("sequence between", TP, torch.float32)
+    device = replace(GPUS.device, flops_per_s={**GPUS.device.flops_per_s, "fp8": 1e12})
+    gpus = replace(GPUS, device=device)
+    shared, again = Programs(graph, gpus), {"": ["norm", "gate", "up", ":silu", ":mul"]}
+    for count, made_again in product((2, 1, 2, 4), (again, "none")):
+        run_as = replace(Execution.of(precision), pieces=count, recompute=made_again)
+        assert predicted(shared, run_as) == predict(graph, gpus, run_as), (count, made_again)
