@@ -31,7 +31,7 @@ from shardwright.pcg.capture.fake import off_meta
 from shardwright.pcg.capture.with_loss import LossFunction, with_loss
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.step.precisions import base_of
-from shardwright.planning import certified_by, searched
+from shardwright.planning import certified_by, check_devices, searched
 from shardwright.plans import plan_file
 from shardwright.programs import Programs, Shape
 from shardwright.ranks import check_world, from_rank_0, on_all_ranks, same_on_all_ranks, world_size
@@ -137,9 +137,7 @@ def plan(
         RuleError: the rule file cannot be read, or no rule of it can be used.
     """
     asked = PlanOptions.of(**options)
-    for own in asked.precisions:
-        if own != "fp8":  # fp8 can be costed
-            check_device(base_of(own), cluster.device.kind)
+    check_devices(asked, cluster)
     check_when(check_capture)
     certified, model = certified_by(asked.rules, progress), with_loss(model, loss_fn)
     return searched(model, cluster, args, kwargs, certified, asked, progress, check_capture)[0]

@@ -1,10 +1,11 @@
-"""Captures that are kept in the cache folder, so that a later run does without: of a given plan, and of other shapes.
+"""Captures that are kept in the cache folder: of a given plan, of other shapes, and of models of configs.
 
     plan, forward on tensors without data ──digest──▶ a file: the captured graph, how it compared with an eager step,
                                                       and the plan of another batch
 
 A file is found by what decides its contents: the first plan, every operator that the forward calls and on what, this
-code and torch's version. It is data: the plan in it is checked as any plan file is, and proven again from the graph.
+code and torch's version. For a model of a config, which `shardwright plan` builds, the config and transformers' code
+stand for the forward. It is data: the plan in it is checked as any plan file is, and proven again from the graph.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
+from types import NoneType
 from typing import Any, NamedTuple
 
 import torch
@@ -27,6 +29,7 @@ from shardwright.pcg.files import cache_folder, write_whole
 from shardwright.pcg.foreign import calls
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.text import parse_graph, print_graph
+from shardwright.planning import Traced
 from shardwright.search.plan import CaptureCheck, Plan
 from shardwright.search.tree.reshaped import stored
 
@@ -68,10 +71,37 @@ def keep(key: str, kept: Kept, first: Plan) -> None:
 
     A folder that cannot be written is not an error: a later run makes them.
     """
-    check, captured = kept.plan.capture_check, print_graph(kept.captured).splitlines()
+    check = kept.plan.capture_check
     is_first = kept.plan.graph is first.graph
     own = {"check": check and check.to_json()} if is_first else {"plan": kept.plan.to_json()}
-    text = json.dumps({**own, "captured": captured})
+    _write(key, own, kept.captured)
+
+
+def trace_key(facts: object) -> str:
+    """Return the name of the file for a model's capture, which follows from these facts, this code and torch."""
+    return _digest((facts, torch.__version__, _code()))
+
+
+def find_trace(key: str) -> Traced | None:
+    """Return the captured model that is kept under a name; None where nothing is, or where it is damaged."""
+    try:
+        told = json.loads(_path(key).read_bytes())
+        graph = parse_graph("\n".join(told["captured"])).validate()
+        return Traced(told["model"], graph, told["precision"], tuple(told["per_microbatch"]))
+    except (OSError, ValueError, LookupError, TypeError, ShardwrightError):
+        return None
+
+
+def keep_trace(key: str, traced: Traced) -> None:
+    """Keep a captured model, if its graph says all of it: not where parts run as they are."""
+    if isinstance(traced.precision, (str, NoneType)) and not calls(traced.graph):
+        own = {"model": traced.model, "precision": traced.precision, "per_microbatch": traced.per_microbatch}
+        _write(key, own, traced.graph)
+
+
+def _write(key: str, own: Mapping[str, object], captured: Graph) -> None:
+    """Write a file. A folder that cannot be written is not an error. Only the last files stay."""
+    text = json.dumps({**own, "captured": print_graph(captured).splitlines()})
     with suppress(OSError, PlanError):
         write_whole(_path(key), text, "a program", PlanError, make_folder=True)
         files = sorted(_path(key).parent.glob("*.json"), key=lambda path: path.stat().st_mtime)

@@ -6,18 +6,19 @@ model and batch ──capture──▶ serial graph ──Planner──▶ Plan 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
 from shardwright.checking import CheckCapture, check_capture_of
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.judging import jury
+from shardwright.lowering.runtime.precision import check_device
 from shardwright.options import PlanOptions, Statistics
 from shardwright.pcg.capture.capture import Captured, capture
 from shardwright.pcg.capture.returned import Returned
@@ -28,13 +29,13 @@ from shardwright.pcg.graph import Graph
 from shardwright.pcg.padding.longer import padded
 from shardwright.pcg.padding.origins import paddings
 from shardwright.pcg.padding.rows import with_rows
-from shardwright.pcg.step.precisions import PrecisionMode, shown
+from shardwright.pcg.step.precisions import PrecisionMode, base_of, shown
 from shardwright.reports.facts import fits
 from shardwright.reports.wording import SEARCHED
 from shardwright.search.check import check_plan
 from shardwright.search.choices.problem import NoLayoutsError
 from shardwright.search.collector import collector_paused
-from shardwright.search.plan import Alternative, Plan, fingerprint, most_frequent
+from shardwright.search.plan import Alternative, CaptureCheck, Plan, fingerprint, most_frequent
 from shardwright.search.request.spaces import batch_size
 from shardwright.search.tree.planner import Planner, Progress
 from shardwright.verifier.choices import Certified
@@ -105,6 +106,28 @@ def check_schedules(cluster: Cluster) -> None:
             raise PlanError(f"{schedule.name}: {problem}; plan without this schedule")
 
 
+class Traced(NamedTuple):
+    """A model as the search takes it: captured in one precision.
+
+    Attributes:
+        model: the name of its class.
+        graph: the serial graph.
+        precision: the precision of the capture, as `Captured` has it.
+        per_microbatch: the modules whose statistics are taken of each microbatch.
+        check: how the capture compared with an eager step; None: it was not compared.
+    """
+
+    model: str
+    graph: Graph
+    precision: PrecisionMode | None
+    per_microbatch: tuple[str, ...]
+    check: CaptureCheck | None = None
+
+
+Trace = Callable[[PrecisionMode | None], Traced]
+"""Gives a model in a precision."""
+
+
 def searched(
     model: nn.Module,
     cluster: Cluster,
@@ -116,20 +139,42 @@ def searched(
     check_capture: CheckCapture,
 ) -> tuple[Plan, Captured]:
     """Return the best plan over all precisions, with the others as alternatives, and its capture."""
-    found, rules = list[tuple[Plan, Captured]](), certified.by_name()
-    check_schedules(cluster)
-    for precision in asked.precisions:
+    found = list[Captured]()
+
+    def traced(precision: PrecisionMode | None) -> Traced:
         captured = captured_for(model, args, kwargs, asked, progress, precision, asked.statistics)
         check = check_capture_of(model, captured, args, kwargs, check_capture, progress)
+        found.append(captured)
+        return Traced(type(model).__name__, captured.graph, captured.precision, captured.per_microbatch, check)
+
+    plan, number = best_of(traced, cluster, certified, asked, progress)
+    return plan, found[number]
+
+
+def check_devices(asked: PlanOptions, cluster: Cluster) -> None:
+    """Raise `PlanError` where the cluster's devices cannot run a precision; fp8 can be costed anywhere."""
+    for own in asked.precisions:
+        if own != "fp8":
+            check_device(base_of(own), cluster.device.kind)
+
+
+def best_of(
+    trace: Trace, cluster: Cluster, certified: Certified, asked: PlanOptions, progress: Progress | None
+) -> tuple[Plan, int]:
+    """Return the best plan over all precisions, with the others as alternatives, and the number of its precision."""
+    plans, rules = list[Plan](), certified.by_name()
+    check_schedules(cluster)
+    for precision in asked.precisions:
+        traced = trace(precision)
         planner = Planner(
-            cluster, certified, progress, rules, captured.precision, captured.per_microbatch, asked.reduce_dtype,
+            cluster, certified, progress, rules, traced.precision, traced.per_microbatch, asked.reduce_dtype,
             asked.optimizer,
         )  # fmt: skip
-        own = _best(planner, captured.graph, type(model).__name__, cluster, asked)
-        check_plan(own, captured.graph, certified, rules)
-        check_schedules(own.cluster)
-        found.append((replace(own, capture_check=check), captured))
-    best, captured = min(found, key=lambda pair: (not fits(pair[0]), pair[0].prediction.step_s))
+        plan = _best(planner, traced.graph, traced.model, cluster, asked)
+        check_plan(plan, traced.graph, certified, rules)
+        check_schedules(plan.cluster)
+        plans.append(replace(plan, capture_check=traced.check))
+    number, best = min(enumerate(plans), key=lambda own: (not fits(own[1]), own[1].prediction.step_s))
     others = tuple(
         Alternative(
             f"{SEARCHED}{p.mesh}, {shown(p.execution.precision)}",
@@ -139,10 +184,10 @@ def searched(
             p.execution,
             most_frequent(p.graph),
         )
-        for p, _ in found
+        for p in plans
         if p is not best
     )
-    return replace(best, alternatives=(*best.alternatives, *others)), captured
+    return replace(best, alternatives=(*best.alternatives, *others)), number
 
 
 def _best(planner: Planner, graph: Graph, model: str, cluster: Cluster, asked: PlanOptions) -> Plan:

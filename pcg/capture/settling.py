@@ -21,7 +21,6 @@ from unittest import mock
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.fx.experimental import symbolic_shapes
 
 from shardwright.pcg.capture.state import LEFT, Carrier, Kept
 from shardwright.pcg.errors import CaptureError, GraphError
@@ -32,6 +31,8 @@ Found = tuple[Graph, Mapping[str, Tensor]]
 """A graph, and by target its constants and the first values of what it carries beside the model's buffers."""
 Capture = Callable[[Kept], Found]
 _MUTATED = "is mutated in the forward method"
+_SHAPES_LOG = "torch.fx.experimental.symbolic_shapes"
+"""What a forward that asks about numbers is told in: its module is not imported for its name, as it imports sympy."""
 
 
 def settled(kept: Kept, capture: Capture) -> Found:
@@ -62,7 +63,7 @@ def settled(kept: Kept, capture: Capture) -> Found:
 
 def _attempt(kept: Kept, capture: Capture, refusal: CaptureError | None) -> Found:
     try:
-        with mock.patch.object(logging.getLogger(symbolic_shapes.__name__), "disabled", new=True):  # about numbers
+        with mock.patch.object(logging.getLogger(_SHAPES_LOG), "disabled", new=True):
             return capture(kept)
     except CaptureError as error:
         raise refusal or error from None

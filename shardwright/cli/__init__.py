@@ -6,7 +6,7 @@
     terminal       results on stdout, progress on stderr
     models         the source of a command's model; `huggingface`: a transformers config
     planfiles      the common part of commands that take a plan file
-    plan           `plan`
+    plan           `plan`; `configured`: of a transformers config, whose capture is kept
     inspect        `explain`, `compare`, `view`; `asking`: questions of `explain` that need another search
     timeline       `timeline`
     verify         `verify`; `dryrun`: predictions beside a dry run; `numeric`: a step beside the model's

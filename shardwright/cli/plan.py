@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -110,15 +111,21 @@ def plan(
     parts = _parts(cluster, sizes)
     for file in [file_for(output, size) for size in sizes] if sizes and output else filter(None, [output]):
         require_writable(file, "the result", MachineError, make_folder=bool(sizes))
+    request = Request(**model)
     with terminal.progress("plan") as progress:
         progress("loading torch and the model")
-        loaded = load(Request(**model), fake=True)
-        from shardwright.api import plan as best
+        if request.model is None and request.hf_config is not None and check_capture == "never":
+            from shardwright.cli.configured import plan_of_config
 
-        def planned(cluster: Cluster) -> Plan:
-            own = loaded.args, loaded.kwargs
-            return best(loaded.model, cluster, *own, **search, progress=progress, check_capture=check_capture)
+            planned = partial(plan_of_config, request, progress=progress, **search)
+        else:
+            from shardwright.api import plan as best
 
+            loaded = load(request, fake=True)
+            planned = partial(
+                best, loaded.model, args=loaded.args, kwargs=loaded.kwargs, progress=progress,
+                check_capture=check_capture, **search,
+            )  # fmt: skip
         if parts and output:
             return _saved_for_each(output, [planned(part) for part in parts], form)
         found = planned(cluster)

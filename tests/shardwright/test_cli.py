@@ -18,6 +18,7 @@ import torch
 from click.testing import CliRunner
 
 from shardwright.cli import calibrate as calibrate_command
+from shardwright.cli import configured
 from shardwright.cli import run as run_command
 from shardwright.cli.main import cli
 from shardwright.cli.numeric import _worst
@@ -29,7 +30,10 @@ from shardwright.cost.clusters.cluster import Cluster
 from shardwright.lowering.ranks.launch import run_ranks
 from shardwright.options import PlanOptions
 from shardwright.pcg import versions
+from shardwright.pcg.capture.capture import Captured
 from shardwright.pcg.errors import DistributedError, ShardwrightError
+from shardwright.pcg.files import cache_folder
+from shardwright.pcg.step.precisions import PrecisionMode
 from shardwright.reports.shown import Shown
 from shardwright.reports.units import seconds, size
 from shardwright.search.plan import Plan
@@ -261,6 +265,43 @@ def test_plan_from_a_transformers_config(run: Run, config: Mapping[str, Any]) ->
     status, out, err = run("plan", "--hf-config", "config.json", "--batch-size", "4", "--seq-len", "8")
     assert status == 0, err
     assert config["architectures"][0] in out
+
+
+def test_a_second_plan_of_a_config_builds_no_model(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of another cluster or question; whatever the capture follows from, or a damaged file, has it made anew."""
+    config = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_embd": 8, "n_layer": 1, "n_head": 2,
+              "vocab_size": 32, "n_positions": 16}  # fmt: skip
+    begin, captured = configured.captured_for, list[PrecisionMode | None]()
+
+    def counted(*args: Any) -> Captured:
+        captured.append(args[5])
+        return begin(*args)
+
+    monkeypatch.setattr(configured, "captured_for", counted)
+
+    def plan(*options: str, **changed: object) -> tuple[dict[str, Any], int]:
+        """The plan, and the number of captures."""
+        Path("config.json").write_text(json.dumps({**config, **changed}))
+        captured.clear()
+        shape = "--hf-config", "config.json", "--batch-size", "4", "--seq-len", "8"
+        status, out, err = run("plan", *shape, "--mesh", "x=2", "--roles", "data", "--format", "json", *options)
+        assert status == 0, err
+        return {**json.loads(out), "report": None}, len(captured)
+
+    first, number = plan()
+    assert number == 1
+    assert plan() == (first, 0)
+    assert [plan(*own)[1] for own in (["--roles", "zero"], ["--cluster", "local:4", "--mesh", "x=4"])] == [0, 0]
+    assert [plan("--batch-size", "8")[1], plan("--dtype", "bfloat16")[1], plan(n_inner=16)[1]] == [1, 1, 1]
+    assert plan("--precision", "fp32")[1] == 1
+    assert plan("--precision", "fp32", "--precision", "amp_bf16")[1] == 1  # one of the two is there
+    with monkeypatch.context() as patched:
+        patched.setattr(configured, "version", lambda name: "another one")
+        assert plan()[1] == 1
+    for path in (cache_folder() / "programs").glob("*.json"):
+        path.write_text(path.read_text()[:-9])
+    assert plan() == (first, 1)
+    assert plan() == (first, 0)
 
 
 @each(

@@ -1,0 +1,83 @@
+"""The plan of a transformers config: its captured model is kept, so that a second question builds no model.
+
+config, batch, precision ──key──▶ a kept capture, or model ──capture──▶ ──best_of──▶ Plan
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import astuple
+from functools import cached_property
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Unpack
+
+from shardwright.cli.models import Loaded, Request, load
+from shardwright.cost.clusters.cluster import Cluster
+from shardwright.kept import find_trace, keep_trace, trace_key
+from shardwright.options import PlanOptions, PlanWords
+from shardwright.pcg.step.precisions import PrecisionMode
+from shardwright.planning import Traced, best_of, captured_for, certified_by, check_devices
+from shardwright.search.plan import Plan
+from shardwright.search.tree.planner import Progress
+
+
+def plan_of_config(request: Request, cluster: Cluster, progress: Progress, **options: Unpack[PlanWords]) -> Plan:
+    """Return the best plan of a config's model, as `shardwright.plan` does for the model itself."""
+    asked = PlanOptions.of(**options)
+    check_devices(asked, cluster)
+    model = _Model(request, asked, progress)
+    return best_of(model.traced, cluster, certified_by(asked.rules, progress), asked, progress)[0]
+
+
+class _Model:
+    """The model that a request names, which is only built where no capture of it is kept."""
+
+    def __init__(self, request: Request, asked: PlanOptions, progress: Progress) -> None:
+        self.request, self.asked, self.progress = request, asked, progress
+
+    def traced(self, precision: PrecisionMode | None) -> Traced:
+        """Return the captured model, as it was kept or anew."""
+        key = self._key(precision)
+        found = None if key is None else find_trace(key)
+        if found is None:
+            found = self._captured(precision)
+            if key is not None:
+                keep_trace(key, found)
+        return found
+
+    def _captured(self, precision: PrecisionMode | None) -> Traced:
+        own, asked = self._loaded, self.asked
+        captured = captured_for(own.model, own.args, own.kwargs, asked, self.progress, precision, asked.statistics)
+        return Traced(type(own.model).__name__, captured.graph, captured.precision, captured.per_microbatch)
+
+    @cached_property
+    def _loaded(self) -> Loaded:
+        return load(self.request, fake=True)
+
+    def _key(self, precision: PrecisionMode | None) -> str | None:
+        """Return the name of the capture's file; None where the config cannot be read, which loading it explains."""
+        asked, path = self.asked, Path(str(self.request.hf_config))
+        try:
+            config = path.read_bytes()
+            library = _transformers(json.loads(config)["model_type"])
+        except (OSError, ValueError, LookupError, TypeError, PackageNotFoundError):
+            return None
+        options = precision, asked.statistics, asked.strict, sorted(asked.foreign.items())
+        return trace_key((config, library, astuple(self.request)[2:], options))
+
+
+def _transformers(kind: str) -> Sequence[object]:
+    """Return the version of transformers, with the sizes and times of the files that a model of this kind is made of.
+
+    Finding the package does not import it. Raises `LookupError` where it is not there.
+    """
+    spec = find_spec("transformers")
+    if spec is None or spec.origin is None:
+        raise LookupError("transformers")
+    root = Path(spec.origin).parent
+    folders = root, root / "integrations", root / "utils", root / "models" / kind.replace("-", "_")
+    files = sorted(path for folder in folders for path in folder.glob("*.py"))
+    return version("transformers"), [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
