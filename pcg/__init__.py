@@ -21,6 +21,7 @@ Ways to carry operators out on devices:
     choice, dispatch, offers  ways to carry out an operator along one axis; rows sent to experts; the set of all ways
     parallel, moves           the four parallel operators; the changes of layout that run as one collective
     results                   what a model returns, as outputs of its graph
+    encodings                 what moves may send in place of values, and how far it may be off
     pieces, stages            transfers between ranks of unlike stages; a graph cut into pipeline stages
     step/                     one training step as a list of actions
     collectives/              networks, collectives and their schedules as data
