@@ -19,6 +19,7 @@ from shardwright.cost.timeline.program import Programs, StepProgram
 from shardwright.cost.timeline.steps import NodeCosts, Operator, Steps
 from shardwright.cost.timeline.timeline import Timeline, simulate
 from shardwright.pcg.analysis import constant_nodes, is_timeless, read_again
+from shardwright.pcg.encodings import CARRIED, legs
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.mesh import TIME
 from shardwright.pcg.moves import Move, source_of
@@ -132,18 +133,20 @@ def _move_part(
     stored = leaf.op == "parameter"
     summed = steps.execution.reduced_dtype(graph.types[leaf.name].dtype) if stored else ""
     zero, late = _zero(graph, start, node), _is_late(graph, start)
-    key = (kind, move, stored, leaf.name in again, summed, zero, twice, late, free)
+    encodings = [steps.execution.encoding(what, kind.dtype) if stored else None for what in CARRIED]
+    key = (kind, move, stored, leaf.name in again, summed, zero, twice, late, free, *encodings)
     if (found := steps.known.serial_moves.get(key)) is None:
         tensor = TensorClass(
             kind.shape, kind.dtype, kind.grad, stored, again=leaf.name in again, summed=summed,
-            zero=zero, twice=twice, late=late,
+            zero=zero, twice=twice, late=late, gathered_as=encodings[0], summed_as=encodings[1],
         )  # fmt: skip
         size = graph.mesh.sizes[move.axis]
         num_bytes = kind.local_bytes(graph.mesh) * (size if move.before.is_shard else 1)
         elements = num_bytes / ITEM_BYTES[kind.dtype]
         sent = sum(
-            times * collective_bytes(name, n, size)
-            for name, n, times in costs.loop.sent_bytes(tensor, kind.layouts, move, elements)
+            one.times * collective_bytes(leg, leg_bytes, size)
+            for one in costs.loop.sent(tensor, kind.layouts, move, elements)
+            for leg, leg_bytes in legs(one.collective, one.num_bytes, size, one.encoding)
         )
         seconds = (
             costs.collective_s("slice", move.axis, num_bytes) * costs.loop.times(tensor, kind.layouts)

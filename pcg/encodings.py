@@ -118,6 +118,11 @@ def canonical(given: Mapping[Any, Any] | Iterable[tuple[Any, Any]], owner: str) 
     return tuple((what, name) for what in CARRIED if (name := named.get(what)) is not None)
 
 
+def in_words(encodings: Encodings) -> str:
+    """Return what a plan sends encoded, as the end of a list of facts; "" for nothing."""
+    return "".join(f", {what} sent as {name}" for what, name in encodings)
+
+
 def carried(what: object, owner: str) -> Carried:
     """Return one of `CARRIED`. Raises `FieldError` for anything else."""
     return cast("Carried", checks.choice(what, owner, "encodings", CARRIED))

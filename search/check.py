@@ -4,6 +4,9 @@ A well-typed parallel graph denotes its erasure. `materialize` may compute nodes
 once, in several layouts, so two serial graphs are compared by their *structure*: each node has a digest of (operator,
 attributes, digests of its operands). Names and source lines play no part. Operators that draw random numbers carry the
 number of their draw as an attribute, and must come in the same order.
+
+What is sent encoded (`Execution.encodings`) is no part of a graph: such a plan is exact up to its encodings, whose
+bounds its parameters have (`Parameter.gathered_bound`, `summed_bound`).
 """
 
 from __future__ import annotations

@@ -57,6 +57,8 @@ ONCE: Final = Effort(2, 1, 1, 1, 1, 0, 0, unasked=False)
 
 LITTLE: Final = 1e-3
 """The share of a step below which no try is worth its time; plans of folded and whole graphs differ by no more."""
+WORTH_ENCODING: Final = 0.01
+"""The share of a step that a less exact way to send has to save."""
 MUCH_SENT: Final = 0.2
 """The share of a step from which communication may be worth memory, even where compute hides it now."""
 

@@ -82,6 +82,11 @@ def plan(
         pieces: in how many pieces a change of layout of activations runs beside the matrix products that read its
             result, or that make what it sends: one piece travels while another is computed, wherever the number divides
             them. 1: every one runs whole. By default the search chooses. See docs/pieces.md.
+        encodings: what gathers of weights and sums of gradients may send in place of their values, in blocks of 256:
+            "int8" for both, "fp8" for weights, "int4" for gradients. A name, or a list of them, allows these where a
+            step is faster, and "auto" allows all. A mapping says it for each: `{"weights": "int8", "gradients":
+            "int4"}`, or a list to choose from, in which "exact" stands for the values. By default values are sent.
+            A plan that encodes is exact up to the bounds that it reports. See docs/encodings.md.
         pins: further constraints on the search, as texts or by name: the layout of parameters, by name or pattern
             of parameters or modules (`{"lm_head.weight": {"tp": "S(0)"}, "*.mlp": "sharded"}`: "whole", "sharded",
             "gathered" for use, or "S(dim)"); degrees of roles ("no context", "tensor<=8", "zero>=4") or sizes of axes

@@ -227,7 +227,7 @@ def _search(
     run, certified = plan.execution, certified_choices()
     planner = Planner(
         cluster, certified, progress, certified.by_name(), run.precision, run.per_microbatch, run.reduce_dtype,
-        run.assumed.optimizer,
+        run.assumed.optimizer, run.encodings,
     )  # fmt: skip
     microbatches = plan.mesh.num_microbatches if run.per_microbatch else asked.microbatches
     asked = replace(asked, microbatches=microbatches)

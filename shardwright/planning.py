@@ -23,6 +23,7 @@ from shardwright.options import PlanOptions, Statistics
 from shardwright.pcg.capture.capture import Captured, capture
 from shardwright.pcg.capture.returned import Returned
 from shardwright.pcg.collectives.sums import adds_alike
+from shardwright.pcg.encodings import in_words
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.foreign import Call
 from shardwright.pcg.graph import Graph
@@ -37,6 +38,7 @@ from shardwright.search.choices.problem import NoLayoutsError
 from shardwright.search.collector import collector_paused
 from shardwright.search.plan import Alternative, CaptureCheck, Plan, fingerprint, most_frequent
 from shardwright.search.request.spaces import batch_size
+from shardwright.search.tree.encodings import extremes
 from shardwright.search.tree.planner import Planner, Progress
 from shardwright.verifier.choices import Certified
 from shardwright.verifier.collectives import verify_schedule
@@ -162,30 +164,31 @@ def best_of(
     trace: Trace, cluster: Cluster, certified: Certified, asked: PlanOptions, progress: Progress | None
 ) -> tuple[Plan, int]:
     """Return the best plan over all precisions, with the others as alternatives, and the number of its precision."""
-    plans, rules = list[Plan](), certified.by_name()
+    plans, rules = list[tuple[int, Plan]](), certified.by_name()
     check_schedules(cluster)
-    for precision in asked.precisions:
+    for number, precision in enumerate(asked.precisions):
         traced = trace(precision)
-        planner = Planner(
-            cluster, certified, progress, rules, traced.precision, traced.per_microbatch, asked.reduce_dtype,
-            asked.optimizer,
-        )  # fmt: skip
-        plan = _best(planner, traced.graph, traced.model, cluster, asked)
-        check_plan(plan, traced.graph, certified, rules)
-        check_schedules(plan.cluster)
-        plans.append(replace(plan, capture_check=traced.check))
-    number, best = min(enumerate(plans), key=lambda own: (not fits(own[1]), own[1].prediction.step_s))
+        for encodings in extremes(asked.search.encodings):
+            planner = Planner(
+                cluster, certified, progress, rules, traced.precision, traced.per_microbatch, asked.reduce_dtype,
+                asked.optimizer, encodings,
+            )  # fmt: skip
+            plan = _best(planner, traced.graph, traced.model, cluster, asked)
+            check_plan(plan, traced.graph, certified, rules)
+            check_schedules(plan.cluster)
+            plans.append((number, replace(plan, capture_check=traced.check)))
+    number, best = min(plans, key=lambda own: (not fits(own[1]), own[1].prediction.step_s))
     others = tuple(
         Alternative(
-            f"{SEARCHED}{p.mesh}, {shown(p.execution.precision)}",
+            f"{SEARCHED}{p.mesh}, {shown(p.execution.precision)}{in_words(p.execution.encodings)}",
             p.mesh,
             p.prediction,
             fits(p),
             p.execution,
             most_frequent(p.graph),
         )
-        for p in plans
-        if p is not best
+        for _, p in plans
+        if (p.execution, p.graph) != (best.execution, best.graph)
     )
     return replace(best, alternatives=(*best.alternatives, *others)), number
 

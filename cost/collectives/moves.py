@@ -11,6 +11,7 @@ from typing import NamedTuple, cast
 from shardwright.cost.clusters.cluster import Cluster, Collective
 from shardwright.cost.collectives.communication import Communication
 from shardwright.pcg.choice import Exchange, Transfers
+from shardwright.pcg.encodings import Encoding, legs
 from shardwright.pcg.layout import C, Layouts, R
 from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.moves import SLICE, Move
@@ -33,6 +34,7 @@ class TensorClass:
             is summed there too, with others and beside backward, unless readers of one view need it both ways.
         again: backward reads the parameter, which is gathered again for it: the gathered weight is not kept.
         summed: the dtype of the gradient if it differs, as for a parameter that was cast.
+        gathered_as: the encoding in which a parameter is gathered; `summed_as`: in which its gradient is summed.
         zero: how long a gathered, trained parameter stays.
         twice: an activation that moves again in backward.
         late: a value that is summed over the microbatches first, and so moves once.
@@ -51,12 +53,14 @@ class TensorClass:
     twice: bool = False
     late: bool = False
     together: float = 0.0
+    gathered_as: Encoding | None = None
+    summed_as: Encoding | None = None
 
 
 class MovePart(NamedTuple):
-    """A collective that a move runs, of `item_bytes` for each element of a tensor.
+    """A collective that a move runs, of `item_bytes` for each element of a tensor, as they are sent.
 
-    `others`: the other axes that divide the tensor. `together`: as in `TensorClass`.
+    `others`: the other axes that divide the tensor. `together`: as in `TensorClass`. `encoding`: in which it is sent.
     """
 
     collective: str
@@ -64,6 +68,16 @@ class MovePart(NamedTuple):
     others: tuple[int, ...]
     item_bytes: float
     together: float = 0.0
+    encoding: Encoding | None = None
+
+
+class Sent(NamedTuple):
+    """A collective of a move: the bytes as they are sent, how often in a step, and the encoding in which they are."""
+
+    collective: str
+    num_bytes: float
+    times: int
+    encoding: Encoding | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,22 +110,24 @@ class Loop:
         others = tuple(a for a, x in enumerate(state) if x.is_shard and a != move.axis)
         avoided = tensor.view and not tensor.together and (move.before, move.after) == (R, C)
         behind = 2 if avoided else 1  # costs more than the move could save
-        sent = self.sent_bytes(tensor, state, move, 1)
+        sent = self.sent(tensor, state, move, 1)
         return 0.0, [
-            (MovePart(name, move.axis, others, each, tensor.together), behind * times) for name, each, times in sent
+            (MovePart(name, move.axis, others, each, tensor.together, encoding), behind * times)
+            for name, each, times, encoding in sent
         ]
 
-    def sent_bytes(
-        self, tensor: TensorClass, state: Layouts, move: Move, num_elements: float
-    ) -> Iterator[tuple[str, float, int]]:
-        """Yield each collective of a move of `num_elements`, its bytes, and how often it runs in a step.
-
-        The value's collective comes first, then its gradient's.
-        """
+    def sent(self, tensor: TensorClass, state: Layouts, move: Move, num_elements: float) -> Iterator[Sent]:
+        """Yield each collective of a move of `num_elements`: the value's first, then its gradient's."""
         dtypes = tensor.dtype, tensor.summed or tensor.dtype
-        for name, dtype, times in zip(move.collectives(), dtypes, self.counts(tensor, state, move), strict=True):
+        encodings = (
+            tensor.gathered_as if move.kind.forward == "all_gather" else None,
+            tensor.summed_as if move.kind.backward in ("all_reduce", "reduce_scatter") else None,
+        )
+        every = zip(move.collectives(), dtypes, self.counts(tensor, state, move), encodings, strict=True)
+        for name, dtype, times, encoding in every:
             if times:
-                yield name, num_elements * ITEM_BYTES[dtype], times
+                item_bytes = ITEM_BYTES[dtype] if encoding is None else encoding.item_bytes(dtype)
+                yield Sent(name, num_elements * item_bytes, times, encoding)
 
     def counts(self, tensor: TensorClass, state: Layouts, move: Move) -> tuple[int, int]:
         """Return how often the value and its gradient move in a step.
@@ -193,22 +209,23 @@ class MoveCosts:
     def part_s(self, part: MovePart, num_elements: int) -> float:
         """Return the seconds of a part of a move of a tensor of `num_elements`, once."""
         num_bytes = num_elements / prod(self.sizes[a] for a in part.others) * part.item_bytes
-        if part.together:
-            return self._least_s(part.collective, part.axis, num_bytes, part.together)
-        return self.collective_s(part.collective, part.axis, num_bytes)
+        together = part.together
+        if together and part.collective == "all_reduce":
+            together = num_bytes if num_bytes >= 2 * LARGE_BYTES else 2 * (BUCKET_BYTES + LARGE_BYTES)
+        seconds = 0.0
+        for leg, leg_bytes in legs(part.collective, num_bytes, self.sizes[part.axis], part.encoding):
+            most = together * leg_bytes / num_bytes if num_bytes else together
+            least = self._least_s(leg, part.axis, leg_bytes, most) if together else None
+            seconds += self.collective_s(leg, part.axis, leg_bytes) if least is None else least
+        return seconds
 
     def _least_s(self, name: str, axis: int, num_bytes: float, together: float) -> float:
-        """Return the least seconds that `num_bytes` add to a collective of these and other tensors' bytes.
-
-        Gradients that are summed alone or in a bucket are sent in at most twice the bytes by which that is decided.
-        """
+        """Return the least seconds that `num_bytes` add to a collective of these and other tensors' bytes."""
         if not name:
             return 0.0
         if name == SLICE:
             return 2 * num_bytes / self.sizes[axis] / self.device.memory_bytes_per_s
         curve = self.communication.curve(cast("Collective", name), axis)
-        if name == "all_reduce":
-            together = num_bytes if num_bytes >= 2 * LARGE_BYTES else 2 * (BUCKET_BYTES + LARGE_BYTES)
         return num_bytes * curve.least_s_per_byte(num_bytes, max(num_bytes, together))
 
 

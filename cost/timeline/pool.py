@@ -19,12 +19,12 @@ from shardwright.pcg.step.chunk import Block, Chunk
 from shardwright.pcg.step.parameters import Parameter, Slices
 from shardwright.pcg.types import TensorType
 
-_OfParameter = tuple[tuple[int, ...], str, float, Slices | None]
+_OfParameter = tuple[tuple[int, ...], str, float, Slices | None, bool]
 BufferKind = tuple[_OfParameter, ...]
-"""The key by which blocks share a set: of each parameter, its slices' shape, dtype and bytes, and how they are
-cut."""
+"""The key by which blocks share a set: of each parameter, its slices' shape, dtype and bytes, how they are cut, and
+whether they are sent encoded."""
 
-_Known = dict[tuple[TensorType, Slices | None, str, float], tuple[_OfParameter, float]]
+_Known = dict[tuple[TensorType, Slices | None, str, float, bool], tuple[_OfParameter, float]]
 """A parameter's part of the kind and of the bytes of a set, by everything that they depend on."""
 
 
@@ -70,11 +70,15 @@ def _buffer_set(steps: Steps, block: Block, known: _Known, *, gradients: bool) -
     sent = steps.execution.reduce_dtype if gradients else None
     for p in block.parameters:
         num_bytes = p.summed_bytes if gradients else p.used_bytes
-        key = types[p.leaf], p.slices, sent or p.used_dtype, num_bytes
+        is_encoded = (p.summed_as if gradients else p.gathered_as) is not None
+        key = types[p.leaf], p.slices, sent or p.used_dtype, num_bytes, is_encoded
         if key not in known:
             slices = p.slices and p.slices._replace(lifetime="pass", summed=False)
             shape = types[p.leaf].local_shape(steps.graph.mesh)
-            known[key] = (shape, sent or p.used_dtype, num_bytes, slices), _buffers(steps, p, num_bytes) * num_bytes
+            known[key] = (
+                (shape, sent or p.used_dtype, num_bytes, slices, is_encoded),
+                _buffers(steps, p, num_bytes) * num_bytes,
+            )
         own, own_bytes = known[key]
         kind.append(own)
         size += own_bytes

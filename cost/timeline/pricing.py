@@ -20,10 +20,11 @@ from shardwright.cost.timeline.pool import is_direct
 from shardwright.cost.timeline.steps import OperationCost, Steps, Timed
 from shardwright.cost.timeline.tasks import COMPUTE, COPY, Buffer, Fold, Recorder, Segment
 from shardwright.pcg.choice import Transfers
+from shardwright.pcg.encodings import ENCODED_TOGETHER, Encoding, padded
 from shardwright.pcg.moves import SLICE
 from shardwright.pcg.step.actions import Actions
 from shardwright.pcg.step.buckets import LARGE_BYTES
-from shardwright.pcg.step.chunk import Allocation, Chunk, Occurrence
+from shardwright.pcg.step.chunk import Allocation, Block, Chunk, Occurrence
 from shardwright.pcg.step.fates import Fate
 from shardwright.pcg.step.messages import Message
 from shardwright.pcg.step.parameters import Parameter
@@ -57,6 +58,11 @@ def is_bucketed(parameter: Parameter) -> bool:
 def copied(recorder: Recorder, name: str, memory: Allocation, after: tuple[int, ...] = ()) -> int:
     """Record a copy to or from the host, and return its task."""
     return recorder.launch(name, COPY, memory.num_bytes / HOST_BYTES_PER_S, blocks=False, after=after)
+
+
+def quotient_bytes(num_bytes: float) -> float:
+    """Return the bytes that encoding values of so many takes for quotients and codes, as in float32."""
+    return 1.25 * min(num_bytes, 4.0 * ENCODED_TOGETHER)
 
 
 def _gradient(name: str) -> str:
@@ -165,18 +171,35 @@ class _Pass:
     # ---- gathered blocks, whose memory is pooled and always there ----
 
     def await_gather(self, action: Action) -> None:
-        if action.number in self.gathers:
-            self.recorder.await_([self.gathers[action.number]])
+        if action.number not in self.gathers:
+            return
+        self.recorder.await_([self.gathers[action.number]])
+        block = self.chunk.blocks[action.number]
+        if (encoding := block.parameters[0].gathered_as) is not None:
+            seconds = self.steps.decode_s(block.used_bytes, encoding)
+            self.recorder.compute(f"decode {block.parameters[0].home}", seconds, microbatch=self._gathered_in(block))
+
+    def _gathered_in(self, block: Block) -> Microbatch:
+        """Return the microbatches in which a block's values arrive; it may be there in others."""
+        return "first" if block.slices.lifetime == "step" else "every"
 
     def launch_gather(self, action: Action) -> None:
         number, microbatch = action.number, action.microbatch
         block = self.chunk.blocks[number]
-        axis, num_bytes = block.slices.axis, block.used_bytes
-        collective = VERBS["gather"].collective
-        seconds = self.steps.collective_s(collective, axis, num_bytes)
+        axis, num_bytes, encoding = block.slices.axis, block.used_bytes, block.parameters[0].gathered_as
+        collective, size = VERBS["gather"].collective, self.steps.size_of((block.slices.axis,))
+        name, own_bytes = f"gather {block.parameters[0].home}", num_bytes / size
+        if encoding is not None:
+            num_bytes = sum(p.gathered_sent(size) for p in block.parameters)
+            encode_s = self.steps.encode_s(own_bytes, encoding)
+            encoded = self.recorder.compute(f"encode {block.parameters[0].home}", encode_s, microbatch=microbatch)
+            self.recorder.take("temporary", quotient_bytes(own_bytes), encoded, (encoded,), microbatch, name=name)
+        seconds = self.steps.sent_s(collective, axis, num_bytes, encoding)
         sent = self._messages(collective, block.parameters)
-        name = f"gather {block.parameters[0].home}"
         task = self.recorder.launch(name, axis, seconds, blocks=False, messages=sent, microbatch=microbatch)
+        if encoding is not None:  # the codes that are sent, and those that arrive
+            codes = num_bytes * (1 + 1 / size)
+            self.recorder.take("temporary", codes, task, (task,), microbatch, name=f"codes of {name}")
         if self.steps.cluster.backend == "gloo":  # torch's all-gather writes to separate memory first
             self.recorder.take("communication", num_bytes, task, (task,), microbatch, name=name)
         self.gathers[number] = task
@@ -185,15 +208,18 @@ class _Pass:
         """Return the messages of a block: one per parameter that goes straight to its place, one for all others."""
         gathers = collective == VERBS["gather"].collective
         direct, packed, is_sent = list[float](), 0.0, False
+        axes = {p.slices.axis for p in parameters if p.slices is not None}
+        size, encoding = self.steps.size_of(axes), None
         for p in parameters:
             num_bytes = p.used_bytes if gathers else p.summed_bytes
+            sent_bytes = p.gathered_sent(size) if gathers else p.scattered_sent(size)
+            encoding = p.gathered_as if gathers else p.summed_as
             sent = gathers or (p.grad and p.slices is not None and p.slices.copied)
             if not is_direct(self.steps, p, num_bytes):
-                packed, is_sent = packed + num_bytes, is_sent or sent
+                packed, is_sent = packed + sent_bytes, is_sent or sent
             elif sent:
-                direct.append(num_bytes)
-        axes = {p.slices.axis for p in parameters if p.slices is not None}
-        return self.steps.messages(collective, axes, *direct, packed if is_sent else 0.0)
+                direct.append(sent_bytes)
+        return self.steps.sent_messages(collective, axes, [*direct, packed if is_sent else 0.0], encoding)
 
 
 class _Forward(_Pass):
@@ -249,13 +275,20 @@ class _Forward(_Pass):
 class _Sum(NamedTuple):
     """A sum of gradients over devices, made `times` here, and `every` time that a fold stands for.
 
-    `cast_bytes`: of the gradients, where they are cast to be sent, and back.
+    num_bytes    as they are sent; `encoding`: in which they are
+    held_bytes   of what is made to be sent, which stays until the sum is there; none where gradients are sent in place
+    summed_bytes of the summands that a rank adds up
+    ready_s      the seconds of making it, and of making a rank's piece of the sum; `back_s`: of making gradients of it
     """
 
     name: str
     axes: tuple[str, ...]
     num_bytes: float
-    cast_bytes: float = 0.0
+    encoding: Encoding | None = None
+    held_bytes: float = 0.0
+    summed_bytes: float = 0.0
+    ready_s: float = 0.0
+    back_s: float = 0.0
     times: int = 1
     every: int = 1
 
@@ -276,8 +309,9 @@ class _Backward(_Pass):
         self.made: dict[int, int] = {}  # use of a parameter -> the first task that gave it a gradient
         self.scattered: list[Buffer] = []  # whole gradients, freed by what scatters them
         self.arriving: list[tuple[str, float, Microbatch]] = []  # slices that arrive when a scatter is awaited
+        self.arrived: tuple[int, str, float, Microbatch] | None = None  # a scatter of codes; the kernel that decodes
         self.task = -1  # in `later`, the last task that gave gradients to parameters
-        self.cast: list[tuple[_Sum, int, int]] = []  # sums in another dtype, with their first and last task
+        self.cast: list[tuple[_Sum, int, int]] = []  # sums of what is cast or encoded, with their first and last task
         self.sums: list[_Sum] = []  # without overlap: the previous stage gets its gradients first
 
     def run(self) -> None:
@@ -429,58 +463,81 @@ class _Backward(_Pass):
                     total_bytes = (1 + use.more) * p.gradient_bytes
                     self.later.take("gradients", total_bytes, None, freed, "closing", name=p.leaf)
         every = 1 if is_bucketed(first) else 1 + uses[0].more
-        unit = _Sum(name, first.sums, sent, total if sent != total else 0.0, every=every)
+        unit = self._cast(_Sum(name, first.sums, sent, every=every), total)
+        if first.summed_as is not None:
+            codes = sum((1 + u.more * is_bucketed(first)) * u.parameter.reduced_sent for u in uses)
+            unit = self._encoded(unit, codes, first)
         if self.steps.execution.assumed.overlap:
             self._sum(unit)
         else:  # behind the folds
             self.sums.append(unit._replace(times=every))
 
+    def _cast(self, what: _Sum, total_bytes: float) -> _Sum:
+        """Return a sum with the casts of gradients of so many bytes, where they are sent in another dtype."""
+        if what.num_bytes == total_bytes:
+            return what
+        seconds = self.steps.cast_s(total_bytes, what.num_bytes)
+        return what._replace(held_bytes=what.num_bytes, ready_s=seconds, back_s=seconds)
+
+    def _encoded(self, what: _Sum, code_bytes: float, like: Parameter) -> _Sum:
+        """Return a sum of encoded gradients: all are encoded, those of a piece decoded and encoded, the sum decoded."""
+        steps, num_bytes, encoding, size = self.steps, what.num_bytes, like.summed_as, self.steps.size_of(what.axes)
+        code_bytes = padded(code_bytes, size, encoding, like.reduced_dtype)
+        piece_s = steps.decode_s(num_bytes, encoding) + steps.encode_s(num_bytes / size, encoding)
+        return what._replace(
+            num_bytes=code_bytes, encoding=encoding, summed_bytes=num_bytes,
+            held_bytes=what.held_bytes + 2 * code_bytes,
+            ready_s=what.ready_s + steps.encode_s(num_bytes, encoding) + piece_s,
+            back_s=what.back_s + steps.decode_s(num_bytes, encoding),
+        )  # fmt: skip
+
     def _sum(self, what: _Sum) -> None:
         collective = VERBS["scatter" if self.steps.execution.assumed.shard_optimizer else "reduce"].collective
-        sent = self.steps.messages(collective, what.axes, what.num_bytes)  # one, timed as one along each axis
+        sent = self.steps.sent_messages(collective, what.axes, [what.num_bytes], what.encoding)  # timed along each axis
         tasks: list[int] = []
-        if what.cast_bytes:
-            seconds = what.times * self.steps.cast_s(what.cast_bytes, what.num_bytes)
-            tasks.append(self.later.compute(f"cast of {what.name}", seconds, microbatch="last"))
+        if what.ready_s:
+            name = f"{'cast' if what.encoding is None else 'encode'} of {what.name}"
+            tasks.append(self.later.compute(name, what.times * what.ready_s, microbatch="last"))
+            made = max(quotient_bytes(what.summed_bytes), what.summed_bytes * (1 + 1 / self.steps.size_of(what.axes)))
+            self.later.take("temporary", made, tasks[-1], (tasks[-1],), "last", name=name)
         for axis in what.axes:
-            one_s = self.steps.collective_s(collective, axis, what.num_bytes, merged=len(what.axes) > 1)
+            one_s = self.steps.sent_s(collective, axis, what.num_bytes, what.encoding, merged=len(what.axes) > 1)
             seconds = what.times * one_s
             messages = sent * what.times if axis == what.axes[0] else ()
             task = self.later.launch(
                 what.name, axis, seconds, blocks=False, after=tasks[-1:], microbatch="last", messages=messages
             )
             tasks.append(task)
-        if what.cast_bytes:
+        if what.ready_s:
             self.cast.append((what, tasks[0], tasks[-1]))
 
     def _cast_back(self) -> None:
-        """Wait for sums at the end of backward, and cast them to the dtype of accumulated gradients."""
+        """Wait for sums at the end of backward, and make them gradients again, in the dtype of what is accumulated."""
         if not self.cast:
             return
-        seconds = sum(what.every * self.steps.cast_s(what.cast_bytes, what.num_bytes) for what, _, _ in self.cast)
+        seconds = sum(what.every * what.back_s for what, _, _ in self.cast)
         end = self.later.compute("sums of gradients", seconds, {task for _, _, task in self.cast}, "last")
         for what, begin, _ in self.cast:  # a fold's gradients appear at this moment only
-            num_bytes, taken = what.every * what.num_bytes, end if what.every > 1 else begin
+            num_bytes, taken = what.every * what.held_bytes, end if what.every > 1 else begin
             self.later.take("temporary", num_bytes, taken, (end,), "last", name=what.name)
 
     def launch_scatter(self, action: Action) -> None:
         """Sum the gradients of a gathered block, where ranks have summands; each keeps its slice."""
-        number, microbatch, collective = action.number, action.microbatch, VERBS["scatter"].collective
+        number, microbatch = action.number, action.microbatch
         summed = self.chunk.blocks[number].slices.summed
         for copied in (True, False):
             uses = [u for u in self.chunk.blocks[number].uses if u.parameter.grad and u.parameter.slices
                     and u.parameter.slices.copied == copied]  # fmt: skip
             if not uses:
                 continue
-            slices, num_bytes = uses[0].parameter.slices, sum(u.parameter.summed_bytes for u in uses)
+            slices, encoding = uses[0].parameter.slices, uses[0].parameter.summed_as if copied else None
             launch = max(self.later.last, 0)
             assert slices is not None
             name = f"gradients of {uses[0].parameter.home}"
-            seconds = self.steps.collective_s(collective if copied else SLICE, slices.axis, num_bytes)
             if copied:
-                sent = self._messages(collective, self.chunk.blocks[number].parameters)
-                task = self.later.launch(name, slices.axis, seconds, blocks=False, messages=sent, microbatch=microbatch)
+                task = self._scatter(name, number, [u.parameter for u in uses], encoding, microbatch)
             else:
+                seconds = self.steps.collective_s(SLICE, slices.axis, sum(u.parameter.summed_bytes for u in uses))
                 task = self.later.compute(name, seconds, microbatch=microbatch)
             for use in uses:
                 leaf, gradient = use.parameter.leaf, _gradient(use.parameter.leaf)
@@ -498,15 +555,39 @@ class _Backward(_Pass):
                 self.made[use.number] = task
                 if not is_bucketed(use.parameter):
                     when: Microbatch = "last" if summed else "first"
-                    if copied and self.steps.cluster.backend == "gloo":  # gloo sums the slices that it has received
+                    if copied and (encoding is not None or self.steps.cluster.backend == "gloo"):  # sums what arrived
                         self.arriving.append((leaf, use.parameter.gradient_bytes, when))
                     else:
                         self.later.take("gradients", use.parameter.gradient_bytes, task, (), when, name=leaf)
                 elif not summed:
                     self.later.take("gradients", use.parameter.gradient_bytes, task, (), "opening", name=leaf)
 
+    def _scatter(
+        self, name: str, number: int, own: Sequence[Parameter], encoding: Encoding | None, microbatch: Microbatch
+    ) -> int:
+        """Record the reduce-scatter of a block's gradients, and return its task; their slices are decoded later."""
+        steps, block, collective = self.steps, self.chunk.blocks[number], VERBS["scatter"].collective
+        axis, whole_bytes = block.slices.axis, sum(p.summed_bytes for p in own)
+        if encoding is not None:
+            task = self.later.compute(f"encode {name}", steps.encode_s(whole_bytes, encoding), microbatch=microbatch)
+            self.later.take("temporary", quotient_bytes(whole_bytes), task, (task,), microbatch, name=f"encode {name}")
+        num_bytes = sum(p.scattered_sent(steps.size_of((axis,))) for p in own)
+        seconds, sent = (
+            steps.sent_s(collective, axis, num_bytes, encoding),
+            self._messages(collective, block.parameters),
+        )
+        task = self.later.launch(name, axis, seconds, blocks=False, messages=sent, microbatch=microbatch)
+        if encoding is not None:
+            self.arrived = task, f"decode {name}", steps.decode_s(whole_bytes, encoding), microbatch
+            self.later.take("temporary", 2 * num_bytes, task, (task,), microbatch, name=f"codes of {name}")
+        return task
+
     def deliver(self, action: Action) -> None:
         """Free whole gradients once the next block's exist, or backward ends; their slices exist by then."""
+        if self.arrived is not None:
+            task, what, seconds, microbatch = self.arrived
+            self.later.compute(what, seconds, (task,), microbatch)
+            self.arrived = None
         for category, num_bytes, made, (scattered,), when, name in self.scattered:
             self.later.take(category, num_bytes, made, (max(scattered, self.later.last),), when, name=name)
         for leaf, num_bytes, when in self.arriving:

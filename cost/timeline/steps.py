@@ -9,6 +9,7 @@ from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import chain
+from math import prod
 from typing import NamedTuple, Self
 
 from shardwright.cost.clusters.cluster import COLLECTIVES, Cluster
@@ -23,6 +24,7 @@ from shardwright.cost.timeline.scratch import Scratch, move_scratch, operator_sc
 from shardwright.cost.timeline.tasks import COMPUTE
 from shardwright.pcg.analysis import Written
 from shardwright.pcg.choice import WHOLE, Exchange, Split, Transfers
+from shardwright.pcg.encodings import Encoding, legs
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.mesh import TIME
 from shardwright.pcg.moves import SLICE, Move
@@ -32,6 +34,11 @@ from shardwright.pcg.step.messages import Message
 from shardwright.pcg.step.operations import Operation, Operations
 from shardwright.pcg.step.pairs import Pair
 from shardwright.pcg.types import TensorType, is_float
+
+ENCODE_COPIES, DECODE_COPIES = 4.5, 2.5
+"""The memory traffic of encoding and decoding, in copies of the values. Kernels read the values twice for magnitudes,
+then make quotients, which two kernels change and a last one reads. Decoding makes values, which two kernels change.
+Source: lowering/ranks/encodings.py."""
 
 
 class Timed(NamedTuple):
@@ -175,6 +182,34 @@ class Steps(Operations):
         """
         costs = self.move_costs
         return (costs.library_s if merged else costs.collective_s)(collective, self.graph.mesh.index(axis), num_bytes)
+
+    def sent_s(
+        self, collective: str, axis: str, num_bytes: float, encoding: Encoding | None, *, merged: bool = False
+    ) -> float:
+        """Return the seconds of a collective whose values may be encoded, in so many bytes: of all its legs."""
+        size = self.size_of((axis,))
+        found = legs(collective, num_bytes, size, encoding)
+        return sum(self.collective_s(leg, axis, leg_bytes, merged=merged) for leg, leg_bytes in found)
+
+    def sent_messages(
+        self, collective: str, axes: Collection[str], sizes: Sequence[float], encoding: Encoding | None
+    ) -> tuple[Message, ...]:
+        """Return the messages of collectives whose values may be encoded, in these bytes."""
+        every = [legs(collective, num_bytes, self.size_of(axes), encoding) for num_bytes in sizes]
+        return tuple(chain(*(self.messages(leg, axes, leg_bytes) for found in every for leg, leg_bytes in found)))
+
+    def size_of(self, axes: Collection[str]) -> int:
+        """Return the number of ranks along some axes of devices."""
+        mesh = self.graph.mesh
+        return prod([size for name, size in zip(mesh.names, mesh.device_sizes, strict=True) if name in axes])
+
+    def encode_s(self, num_bytes: float, encoding: Encoding | None) -> float:
+        """Return the seconds of encoding values of so many bytes."""
+        return 0.0 if encoding is None else ENCODE_COPIES * self.cast_s(num_bytes, num_bytes)
+
+    def decode_s(self, num_bytes: float, encoding: Encoding | None) -> float:
+        """Return the seconds of decoding values of so many bytes."""
+        return 0.0 if encoding is None else DECODE_COPIES * self.cast_s(num_bytes, num_bytes)
 
     def cast_s(self, before_bytes: float, after_bytes: float) -> float:
         """Return the seconds of a kernel that reads values in one dtype and writes them in another."""

@@ -3,9 +3,9 @@
 A block is gathered into pooled memory before its first use and freed after its last. Autograd does not keep gathered
 parameters: it saves handles of them, and backward gathers the block again when it opens the first handle. Autograd
 drops a handle when its operator's backward is done; the block is freed with the last handle. Once all gradients of a
-block exist, they are reduce-scattered together. They are sent in the dtype of the slices or another one
-(`reduce_dtype`), and delivered in the dtype of the slices. The list of actions (`schedule`) decides which blocks are
-gathered ahead, and when gradients are waited for.
+block exist, they are reduce-scattered together. They are sent in the dtype of the slices, in another one
+(`reduce_dtype`) or encoded, and delivered in the dtype of the slices. The list of actions (`schedule`) decides which
+blocks are gathered ahead, and when gradients are waited for.
 
 This is ZeRO-3. A block with another lifetime stays for the backward of its microbatch, or for all microbatches of a
 step. If whole gradients are accumulated, the gathered parameters are leaves for autograd, which adds up their gradients
@@ -28,9 +28,13 @@ from shardwright.lowering.private import AutogradContext
 from shardwright.lowering.ranks.movement import take
 from shardwright.lowering.runtime.buffers import BufferPool, BufferSet, SlicedParameter
 from shardwright.lowering.runtime.schedule import BlockSchedule
+from shardwright.pcg.encodings import Encoding
 from shardwright.pcg.step.verbs import Microbatch, happens
 
 # pyright: reportIncompatibleMethodOverride=false
+
+Encodings = tuple[Encoding | None, Encoding | None]
+"""The encodings in which a block is gathered, and its gradients are reduce-scattered."""
 
 
 class _Gather(Function):
@@ -75,13 +79,15 @@ class GatheredBlock:
         shards: Sequence[Tensor],
         shares: Sequence[SlicedParameter],
         sent: torch.dtype,
+        encodings: Encodings = (None, None),
     ) -> None:
         """Make a block that is not gathered. `sent`: the dtype in which gradients are reduce-scattered."""
         self.all, self.number = blocks, number
         self.frees: Microbatch = blocks.schedule.frees.get(number, "every")
         self.scatters: Microbatch = blocks.schedule.scatters.get(number, "every")
         self.shards, self.shares = list(shards), list(shares)
-        self.sums = [replace(share, dtype=sent) for share in shares]
+        self.gathered_as, self.summed_as = encodings
+        self.sums = [replace(share, dtype=sent, in_blocks=self.summed_as is not None) for share in shares]
         self.memory: BufferSet | None = None
         self.ready, self.handles = False, 0
         self.leaves: list[Tensor] = []
@@ -125,7 +131,7 @@ class GatheredBlock:
         """Launch the gather, unless it is running or done."""
         if self.memory is None:
             self.memory = self.all.pool.get(self.shares)
-            self.memory.start_gather(self.shards)
+            self.memory.start_gather(self.shards, self.gathered_as)
 
     def open(self, *, backward: bool = False) -> BufferSet:
         """Return the gathered block, and launch the gathers that the schedule starts meanwhile."""
@@ -174,7 +180,7 @@ class GatheredBlock:
             self.forget_leaves()
         memory = self.all.pool.get(self.sums)
         summed = [g if share.copied else None for g, share in zip(gradients, self.shares, strict=True)]
-        memory.start_scatter(summed)
+        memory.start_scatter(summed, self.summed_as)
         self.all.pending.append((self, memory, summed))
         for member, (gradient, share) in enumerate(zip(gradients, self.shares, strict=True)):
             if gradient is not None and not share.copied:
@@ -198,8 +204,14 @@ class Blocks:
         self.runs_again = False
         self.first = self.last = self.frees = True
 
-    def add(self, shards: Sequence[Tensor], shares: Sequence[SlicedParameter], sent: torch.dtype) -> None:
-        self.items.append(GatheredBlock(self, len(self.items), shards, shares, sent))
+    def add(
+        self,
+        shards: Sequence[Tensor],
+        shares: Sequence[SlicedParameter],
+        sent: torch.dtype,
+        encodings: Encodings = (None, None),
+    ) -> None:
+        self.items.append(GatheredBlock(self, len(self.items), shards, shares, sent, encodings))
 
     def begin(self, *, first: bool = True, last: bool = True, frees: bool | None = None) -> None:
         """Prepare for a microbatch; before the first one, forget a step that did not end.

@@ -6,7 +6,7 @@ are packed into one send and one receive buffer, and copied from there into plac
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from shardwright.lowering import private
 from shardwright.lowering.ranks.movement import Axis, added, launch_gather, launch_scatter
+from shardwright.pcg.encodings import Encoding, room
 from shardwright.pcg.step.buckets import PLACED_BYTES
 
 
@@ -24,6 +25,7 @@ class SlicedParameter:
     """A parameter of a block: the shape of a slice, and the way in which slices form the whole, as in `pcg.layout`.
 
     `dtype`: the dtype in which it is gathered, or its gradient reduce-scattered; slices may be stored in another.
+    `in_blocks`: whether what is sent with others takes whole blocks of an encoding. The shares of a set agree in that.
     """
 
     shape: tuple[int, ...]
@@ -33,6 +35,7 @@ class SlicedParameter:
     dim: int
     blocks: int
     copied: bool
+    in_blocks: bool = False
 
     @property
     def whole(self) -> tuple[int, ...]:
@@ -62,7 +65,9 @@ class BufferSet:
         self.direct = [i for i, share in enumerate(shares) if share.direct]
         self.packed = [i for i, share in enumerate(shares) if not share.direct]
         sizes = [prod(shares[i].shape) for i in self.packed]
-        self.send = torch.empty(self.axis.size, sum(sizes), **self.options)
+        self.rooms = [room(size) if first.in_blocks else size for size in sizes]
+        new = torch.zeros if first.in_blocks else torch.empty
+        self.send = new(self.axis.size, sum(self.rooms), **self.options)
         self.receive = torch.empty_like(self.send)
         self.place = torch.empty(sum(sizes) * self.axis.size, **self.options)
         self.sizes = sizes
@@ -79,24 +84,25 @@ class BufferSet:
             wholes[i] = part.view(self.shares[i].whole)
         self.wholes = [wholes[i] for i in range(len(self.shares))]
         self.targets = [self.shares[i].split(wholes[i]) for i in self.packed]
-        self.arrivals = self._pieces(self.receive, sizes)
-        self.departures = self._pieces(self.send, sizes)
-        own = zip(self.packed, self.send[0].split(list(sizes)), strict=True)
-        self.mine = [part.view(self.shares[i].shape) for i, part in own]
+        self.arrivals = [self.shares[i].pieces(part) for i, part in self._parts(self.receive)]
+        self.departures = [self.shares[i].pieces(part) for i, part in self._parts(self.send)]
+        self.mine = [part.view(self.shares[i].shape) for i, part in self._parts(self.send[0])]
 
-    def _pieces(self, buffer: Tensor, sizes: Sequence[int]) -> list[Tensor]:
-        columns = buffer.split(list(sizes), dim=1)
-        return [self.shares[i].pieces(column) for i, column in zip(self.packed, columns, strict=True)]
+    def _parts(self, buffer: Tensor) -> Iterator[tuple[int, Tensor]]:
+        """Yield the packed members, by number, with their parts of a message [..., elements]."""
+        rooms = buffer.split(self.rooms, dim=-1)
+        for i, size, part in zip(self.packed, self.sizes, rooms, strict=True):
+            yield i, part[..., :size]
 
     # ---- slices to wholes ----
 
-    def start_gather(self, shards: Sequence[Tensor]) -> None:
+    def start_gather(self, shards: Sequence[Tensor], encoding: Encoding | None = None) -> None:
         with torch.no_grad():
             for i, buffer in zip(self.direct, self.buffers, strict=False):
-                self.works.append(launch_gather(buffer, shards[i].detach().to(buffer.dtype), self.axis))
+                self.works.append(launch_gather(buffer, shards[i].detach().to(buffer.dtype), self.axis, encoding))
             if self.packed:
                 private.copy_all(self.mine, [shards[i].detach() for i in self.packed])
-                self.works.append(launch_gather(self.receive, self.send[0], self.axis))
+                self.works.append(launch_gather(self.receive, self.send[0], self.axis, encoding))
 
     def finish_gather(self) -> None:
         self._wait()
@@ -106,21 +112,21 @@ class BufferSet:
 
     # ---- whole gradients to slices ----
 
-    def start_scatter(self, gradients: Sequence[Tensor | None]) -> None:
+    def start_scatter(self, gradients: Sequence[Tensor | None], encoding: Encoding | None = None) -> None:
         """Launch the exchange of the gradients' slices. A missing gradient counts as zero if it is packed."""
         self.sums = []
         for i, buffer in zip(self.direct, self.buffers, strict=False):
             if (gradient := gradients[i]) is not None:
                 out = buffer.view(self.axis.size, *self.shares[i].shape)
-                self.sums.append((i, self._launch_scatter(out, gradient.to(out.dtype).contiguous())))
+                self.sums.append((i, self._launch_scatter(out, gradient.to(out.dtype).contiguous(), encoding)))
         packed = [None if (g := gradients[i]) is None else self.shares[i].split(g) for i in self.packed]
         if any(gradient is not None for gradient in packed):
             private.copy_all(self.departures, packed)
-            self.sums.append((-1, self._launch_scatter(self.receive, self.send)))
+            self.sums.append((-1, self._launch_scatter(self.receive, self.send, encoding)))
 
-    def _launch_scatter(self, room: Tensor, pieces: Tensor) -> Tensor:
+    def _launch_scatter(self, room: Tensor, pieces: Tensor, encoding: Encoding | None) -> Tensor:
         """Launch one exchange, and return the summands that remain."""
-        work, summands = launch_scatter(pieces.view(room.shape), self.axis, room)
+        work, summands = launch_scatter(pieces.view(room.shape), self.axis, room, encoding)
         self.works.append(work)
         return summands
 
@@ -134,13 +140,14 @@ class BufferSet:
             if i >= 0:
                 done.append((i, total))
                 continue
-            parts = zip(self.packed, total.split(self.sizes), strict=True)
+            parts = self._parts(total)
             done += [(k, part.view(self.shares[k].shape)) for k, part in parts if gradients[k] is not None]
         return done
 
     def _wait(self) -> None:
-        for work in self.works:
-            work.wait()
+        with torch.no_grad():  # what is encoded is decoded now
+            for work in self.works:
+                work.wait()
         self.works.clear()
 
 

@@ -10,32 +10,45 @@ leaves none behind.
 
 Gradients may be sent in another dtype (`reduce_dtype`): a unit is cast when it is launched, and its sum is cast back.
 So each rank's gradient is rounded once, for all its microbatches together; the rounding of sums is the library's.
+
+They may be sent encoded: then a sum has two legs (`EncodedSum`). The second one of a unit is launched after the first
+one of the next, as the list of actions says, or at the end of backward.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from shardwright.lowering import private
-from shardwright.lowering.ranks.movement import Axis, launch_sum
+from shardwright.lowering.ranks.movement import Axis, EncodedSum, launch_sum
 from shardwright.lowering.store.storage import Held
+from shardwright.pcg.encodings import Encoding, room
 from shardwright.pcg.step.buckets import LARGE_BYTES
 
 Finished = tuple[Held, Tensor, Tensor | None]
 """A parameter, its gradient, and the same as a DTensor, if there is one."""
 
 
-class _Unit:
-    """A unit: gradients that one collective sums, sent in `dtype`."""
+class Unit(NamedTuple):
+    """A (possibly merged) axis, the parameters whose gradients are summed over it together, and how they are sent."""
 
-    def __init__(self, axis: Axis, members: Sequence[Held], dtype: torch.dtype) -> None:
-        self.axis, self.members, self.dtype = axis, list(members), dtype
+    axis: Axis
+    members: Sequence[Held]
+    dtype: torch.dtype
+    encoding: Encoding | None = None
+
+
+class _Unit:
+    """A unit: gradients that are summed together."""
+
+    def __init__(self, unit: Unit) -> None:
+        self.axis, self.members, self.dtype, self.encoding = unit._replace(members=list(unit.members))
         self.packed = len(self.members) > 1 or _num_bytes(self.members[0]) < LARGE_BYTES
         self.home = self._flat() if self.packed else None
         views = self.home[1] if self.home is not None else []
@@ -77,7 +90,12 @@ class _Unit:
         del gradients  # they lie in the buffer; free them before more memory is allocated
         assert self.buffer is not None
         self.sent = self.buffer.to(self.dtype)
-        self.work = launch_sum(self.sent, self.axis)
+        self.work = launch_sum(self.sent, self.axis, self.encoding)
+
+    def spread(self) -> None:
+        """Send the sum of this rank's piece to all ranks, if gradients are sent encoded and this has not been done."""
+        if isinstance(self.work, EncodedSum):
+            self.work.send_back()
 
     def finish(self) -> Iterator[Finished]:
         self.work.wait()
@@ -96,15 +114,18 @@ class _Unit:
         free = at_home and all(held.outside.grad is None for held in self.members)
         self.buffer, self.views = self.home if free and self.home is not None else self._flat()
         with torch.no_grad():
+            if self.encoding is not None:  # what lies between members; a sum with a NaN has left one there
+                self.buffer.zero_()
             private.copy_all(self.views, gradients)
 
     def _flat(self) -> tuple[Tensor, list[Tensor]]:
         """Return memory for all members, and each member's view of it."""
-        first = self.members[0].inside
-        sizes = [held.inside.numel() for held in self.members]
-        flat = torch.empty(sum(sizes), dtype=first.dtype, device=first.device)
-        parts = flat.split(sizes)
-        return flat, [part.view(held.inside.shape) for part, held in zip(parts, self.members, strict=True)]
+        first, sizes = self.members[0].inside, [held.inside.numel() for held in self.members]
+        rooms = sizes if self.encoding is None else [room(size) for size in sizes]
+        total = sum(rooms) if self.encoding is None else room(sum(rooms), self.axis.size)
+        flat = torch.empty(total, dtype=first.dtype, device=first.device)
+        parts = zip(flat[: sum(rooms)].split(rooms), sizes, self.members, strict=True)
+        return flat, [part[:size].view(held.inside.shape) for part, size, held in parts]
 
 
 class Reducer:
@@ -113,13 +134,15 @@ class Reducer:
     Hooks are few, as each costs microseconds: one on each large gradient, and one on the last gradient of a bucket.
     """
 
-    def __init__(self, units: Iterable[tuple[Axis, Sequence[Held], torch.dtype]], trained: Iterable[Held]) -> None:
+    def __init__(
+        self, units: Iterable[Unit], trained: Iterable[Held], spread: Mapping[int, Sequence[int]] | None = None
+    ) -> None:
         """Make the units, in the order in which backward completes them.
 
-        Each is a (possibly merged) axis, the parameters whose gradients are summed over it, and the dtype in which they
-        are sent. `trained`: all parameters that get a gradient, summed or not.
+        `trained`: all parameters that get a gradient, summed or not. `spread`: the units whose sums go on to all ranks
+        right after another unit is launched, by the number of that one.
         """
-        self.units = [_Unit(*unit) for unit in units]
+        self.units, self.spread_after = [_Unit(unit) for unit in units], spread or {}
         self.summed = {id(held.inside) for unit in self.units for held in unit.members}
         self.held = {id(held.inside): held for held in trained}
         self.direct = [held for key, held in self.held.items() if key not in self.summed]
@@ -184,11 +207,13 @@ class Reducer:
 
     def _launch_complete(self) -> None:
         while self.last and self.next < len(self.units) and self.units[self.next].complete:
-            self._launch(self.units[self.next])
+            self._launch(self.next)
             self.next += 1
 
-    def _launch(self, unit: _Unit) -> None:
-        unit.launch(at_home=self.kept is None)
+    def _launch(self, number: int) -> None:
+        self.units[number].launch(at_home=self.kept is None)
+        for earlier in self.spread_after.get(number, ()):
+            self.units[earlier].spread()
 
     def finish(self) -> None:
         """End a backward; at the end of a step's last one, launch incomplete units, wait, and hand gradients over."""
@@ -197,9 +222,11 @@ class Reducer:
         self.in_backward = False
         if not self.last:
             return
-        for unit in self.units:
+        for number, unit in enumerate(self.units):
             if unit.work is None and unit.begun:
-                self._launch(unit)
+                self._launch(number)
+        for unit in self.units:
+            unit.spread()
         gradients = [(held, _take_gradient(held.inside), None) for held in self.direct]
         self._hand_over((held, gradient, none) for held, gradient, none in gradients if gradient is not None)
         for unit in self.units:
@@ -207,7 +234,7 @@ class Reducer:
                 self._hand_over(unit.finish())
         for unit in self.units:
             if unit.begun:  # delivered twice: two forwards, one backward
-                self._launch(unit)
+                unit.launch(at_home=self.kept is None)
                 self._hand_over(unit.finish())
         self._forget()
 

@@ -14,9 +14,9 @@ from shardwright.lowering.random.exact import Draw
 from shardwright.lowering.ranks.ranks import Ranks
 from shardwright.lowering.runtime.blocks import Blocks
 from shardwright.lowering.runtime.buffers import SlicedParameter
-from shardwright.lowering.runtime.reducer import Reducer
+from shardwright.lowering.runtime.reducer import Reducer, Unit
 from shardwright.lowering.runtime.saved import Saved
-from shardwright.lowering.runtime.schedule import schedule
+from shardwright.lowering.runtime.schedule import schedule, spread_after
 from shardwright.lowering.store.foreign import ForeignCalls
 from shardwright.lowering.store.storage import Held, by_block, part_of
 from shardwright.lowering.text.emit import emit
@@ -48,12 +48,15 @@ class Runner:
         todo, uses = outside.actions, [use.parameter for use in outside.chunk.uses]
         units = ([uses[number] for number in unit] for unit in todo.units)
         self.reducer = Reducer(
-            [(ranks.merged(p[0].sums), [self._of(x.leaf) for x in p], _dtype(p[0].reduced_dtype)) for p in units],
+            [self._unit(unit) for unit in units],
             [self._of(p.leaf) for p in outside.operations.parameters.values() if p.grad],
+            spread_after(todo),
         )
         self.blocks = Blocks(self.reducer.deliver, schedule(todo))
         for block in outside.chunk.blocks:
-            self.blocks.add(*self._shares(block.parameters), _dtype(block.parameters[0].reduced_dtype))
+            first = block.parameters[0]
+            encodings = first.gathered_as, first.summed_as
+            self.blocks.add(*self._shares(block.parameters), _dtype(first.reduced_dtype), encodings)
         self.reducer.at_end.append(self.blocks.finish)
         self.saved = Saved(self.blocks, self.leaves.values(), ranks.device)
         self.remakes = bool(self.blocks.items) or any(o.region for o in outside.operations.listed)
@@ -112,14 +115,27 @@ class Runner:
     def _of(self, leaf: str) -> Held:
         return self.held[str(self.graph.by_name[leaf].attr("target"))]
 
+    def _unit(self, own: Sequence[Parameter]) -> Unit:
+        like, members = own[0], [self._of(p.leaf) for p in own]
+        return Unit(self.ranks.merged(like.sums), members, _dtype(like.reduced_dtype), like.summed_as)
+
     def _shares(self, parameters: Sequence[Parameter]) -> tuple[list[Tensor], list[SlicedParameter]]:
         shards = [self._of(p.leaf).inside for p in parameters]
         slices = [p.slices for p in parameters if p.slices is not None]
         axes = [self.ranks.merged((s.axis,)) for s in slices]
         dtypes = [_dtype(p.used_dtype) for p in parameters]
         shares = [
-            SlicedParameter(tuple(shard.shape), dtype, shard.device, axis, s.dim, s.blocks, s.copied)
-            for shard, dtype, axis, s in zip(shards, dtypes, axes, slices, strict=True)
+            SlicedParameter(
+                tuple(shard.shape),
+                dtype,
+                shard.device,
+                axis,
+                s.dim,
+                s.blocks,
+                s.copied,
+                p.gathered_as is not None,
+            )
+            for p, shard, dtype, axis, s in zip(parameters, shards, dtypes, axes, slices, strict=True)
         ]
         return shards, shares
 

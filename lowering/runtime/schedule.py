@@ -2,7 +2,7 @@
 
 A program opens blocks and frees them. Autograd opens them again, releases them, and computes their gradients. The list
 determines which gathers are launched when a block is opened, which gradients are waited for before its own are
-scattered, and in which microbatches it is freed and scattered.
+scattered, and in which microbatches it is freed and scattered. It also says when a unit's sum goes on to all ranks.
 """
 
 from __future__ import annotations
@@ -41,6 +41,17 @@ def schedule(actions: Actions) -> BlockSchedule:
     }  # fmt: skip
     scatter = {block: tuple(before) for own in actions.backward for block, before in _delivered(own)}
     return BlockSchedule(opened, scatter, _happen(actions, "free"), _happen(actions, "scatter"))
+
+
+def spread_after(actions: Actions) -> Mapping[int, tuple[int, ...]]:
+    """Return the units of gradients whose sums are sent to all ranks right after a unit is launched, by that unit."""
+    found, launched = dict[int, tuple[int, ...]](), 0
+    for action in chain(*actions.backward):
+        if action.verb == "reduce":
+            launched = action.number
+        elif action.verb == "spread" and action.number != launched:
+            found[launched] = (*found.get(launched, ()), action.number)
+    return found
 
 
 def _happen(actions: Actions, verb: Verb) -> Mapping[int, Microbatch]:

@@ -13,6 +13,8 @@ all. It follows from a chunk alone:
   last microbatch. The gradients of a gathered block are reduce-scattered together when all its readers are done,
   and are waited for when the next block's are scattered, or backward ends: in every microbatch, or in the last, where
   whole gradients are accumulated.
+* Gradients that are sent encoded are summed in two legs: every rank adds up its piece of a unit, and sends the sum to
+  all when the next unit has been launched, or backward ends.
 * Sums that the batch alone determines are started first; their readers wait for them.
 * Masks are drawn in the order in which one process draws them, whatever the order of the dropouts.
 * Values that wait on the host leave right after they are made, and come back while the block before runs in backward.
@@ -216,6 +218,7 @@ class _Backward:
         self.buckets, self.units = Buckets[int](), list[tuple[int, ...]]()
         self.fetches = Fetches(chunk)
         self.scattered: int | None = None
+        self.unspread: int | None = None
 
     def run(self) -> Iterator[tuple[Action, ...]]:
         for occurrence in reversed(self.chunk.occurrences):
@@ -283,9 +286,19 @@ class _Backward:
 
     def _reduce(self, units: Iterable[Sequence[int]]) -> Iterator[Action]:
         for unit in units:
-            yield Action("reduce", len(self.units), "last")
+            number = len(self.units)
+            yield Action("reduce", number, "last")
             self.units.append(tuple(unit))
+            yield from self._spread()
+            self.unspread = number if self.chunk.uses[unit[0]].parameter.summed_as else None
+
+    def _spread(self) -> Iterator[Action]:
+        """Yield the second leg of the last unit's sum, if it has one."""
+        if self.unspread is not None:
+            yield Action("spread", self.unspread, "last")
+            self.unspread = None
 
     def _end(self) -> Iterator[Action]:
         yield from self._deliver()
         yield from self._reduce(self.buckets.rest())
+        yield from self._spread()

@@ -225,7 +225,7 @@ class Chunk:
         """Return the blocks, in order of use.
 
         A block has parameters of one occurrence, module, axis and lifetime, stored in one dtype and gathered in one
-        dtype.
+        dtype. So they have one encoding, too.
         """
         sliced = sorted((u for u in self.uses if u.parameter.slices is not None), key=lambda u: u.readers[0])
         modules = groupby(sliced, key=lambda u: (u.home, u.parameter.module))

@@ -8,7 +8,9 @@ from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 from shardwright.pcg import checks
+from shardwright.pcg import encodings as encoded
 from shardwright.pcg.dtypes import dtype_named
+from shardwright.pcg.encodings import ENCODINGS, Carried, Encoding, Encodings
 from shardwright.pcg.step import precisions
 from shardwright.pcg.step.assumed import AS_IT_RUNS, Assumed
 from shardwright.pcg.step.pipelining import ONE_STAGE, Schedule
@@ -49,6 +51,8 @@ class Execution:
             what a sum gives, is in the dtype of the parameters in any case. None: gradients are sent in that too.
         pieces: the number of pieces in which a move of activations runs beside the products that read or make its value
             (`pcg.step.pairs`), wherever that divides them; 1: every move runs whole.
+        encodings: what gathers of weights and sums of gradients send in place of values of float32, float64 or 16 bits
+            (`pcg.encodings`); all else is sent as it is. A mapping, stored as pairs.
     """
 
     precision: PrecisionMode | None = None
@@ -56,6 +60,7 @@ class Execution:
     per_microbatch: tuple[str, ...] = ()
     reduce_dtype: ReduceDtype | None = None
     pieces: int = 1
+    encodings: Encodings = ()
     schedule: Schedule = ONE_STAGE
     assumed: Assumed = AS_IT_RUNS
 
@@ -67,6 +72,7 @@ class Execution:
             object.__setattr__(self, "reduce_dtype", named)
         pieces = checks.positive_int(self.pieces, owner, "pieces", "in how many pieces moves run")
         object.__setattr__(self, "pieces", pieces)
+        object.__setattr__(self, "encodings", encoded.canonical(self.encodings, owner))
         object.__setattr__(self, "recompute", canonical(self.recompute, owner))
         object.__setattr__(self, "per_microbatch", _patterns(self.per_microbatch, owner))
         self.schedule.check_microbatches(self.assumed.num_microbatches)
@@ -103,6 +109,7 @@ class Execution:
             own["precision"] = dict(self.precision)
         if isinstance(self.recompute, tuple):
             own["recompute"] = {k: list(again) if isinstance(again, tuple) else again for k, again in self.recompute}
+        own["encodings"] = dict(self.encodings) or []
         own = {name: list(x) if isinstance(x, tuple) else x for name, x in own.items()}
         return {name: x for name, x in own.items() if x not in (plain[name], [])}
 
@@ -155,6 +162,11 @@ class Execution:
         """Return the dtype in which gradients that are accumulated in this one are sent, to be summed."""
         return self.reduce_dtype if self.reduce_dtype and is_float(dtype) else dtype
 
+    def encoding(self, what: Carried, dtype: str) -> Encoding | None:
+        """Return the encoding in which weights or gradients of this dtype are sent; None: they are sent as they are."""
+        name = dict(self.encodings).get(what)
+        return ENCODINGS[name] if name is not None and is_float(dtype) else None
+
     @property
     def rates(self) -> Mapping[str, str]:
         """The kinds of work on floats that run at the rate of "tf32" or "fp8", if the device has it."""
@@ -173,7 +185,7 @@ def _patterns(names: object, owner: str) -> tuple[str, ...]:
     return tuple(checks.text(name, owner, "per_microbatch", "a module's name, or a pattern of them") for name in names)
 
 
-_OWN = ("precision", "recompute", "per_microbatch", "reduce_dtype", "pieces")
+_OWN = ("precision", "recompute", "per_microbatch", "reduce_dtype", "pieces", "encodings")
 _PARTS = (
     ("schedule", {"schedule" if f.name == "name" else f.name: f.name for f in fields(Schedule)}),
     ("assumed", {f.name: f.name for f in fields(Assumed)}),

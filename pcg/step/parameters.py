@@ -17,6 +17,8 @@ In mixed precision there is a `cast` on the way. Before a `combine` it is part o
 16 bits gathered. Otherwise it is an operator of the program, once in each forward, and readers see an activation;
 the gradient that comes back through it, and that of a gathered block, is accumulated in the parameter's own dtype, and
 sent in `Parameter.reduced_dtype`: the execution's `reduce_dtype`, or the parameter's own.
+
+What is gathered and summed may be sent encoded: the execution's `encodings`, for floats.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from math import prod
 from typing import Literal, NamedTuple
 
 from shardwright.pcg.analysis import is_timeless
+from shardwright.pcg.encodings import Encoding
 from shardwright.pcg.errors import GraphError
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.layout import local_blocks
@@ -74,6 +77,8 @@ class Parameter(NamedTuple):
     used_dtype      the dtype in which it is gathered; `dtype`: in which it is stored
     reduced_dtype   the dtype in which its gradient is sent, to be summed over devices
     reduced_bytes   the size of the accumulated gradient in that dtype
+    gathered_as     the encoding in which its slices are gathered; None: as they are
+    summed_as       the encoding in which its gradient is sent, to be summed over devices; None: as it is
     whole_bytes     the size of a gathered parameter's whole gradient, where that is accumulated; `summed_bytes`: as it
                     is reduce-scattered
     """
@@ -93,11 +98,51 @@ class Parameter(NamedTuple):
     reduced_bytes: float
     whole_bytes: float
     summed_bytes: float
+    gathered_as: Encoding | None = None
+    summed_as: Encoding | None = None
+
+    def gathered_sent(self, size: int) -> float:
+        """Return the bytes of the whole as it is gathered from `size` slices."""
+        return _sent(self.used_bytes, self.used_dtype, self.gathered_as, size)
+
+    def scattered_sent(self, size: int) -> float:
+        """Return the bytes of one rank's whole gradient as it is reduce-scattered into `size` slices."""
+        return _sent(self.summed_bytes, self.reduced_dtype, self.summed_as, size)
+
+    @property
+    def reduced_sent(self) -> float:
+        """The bytes of one rank's gradient as it is sent, to be summed."""
+        return _sent(self.reduced_bytes, self.reduced_dtype, self.summed_as, 1)
+
+    @property
+    def gathered_bound(self) -> float:
+        """The largest error of a gathered element, as a share of the largest magnitude in its tensor."""
+        if self.slices is None or self.gathered_as is None:
+            return 0.0
+        return self.gathered_as.bound_of(1, self.used_dtype)
+
+    @property
+    def summed_bound(self) -> float:
+        """The largest error of an element of the summed gradient that encoding makes.
+
+        As a share of the largest magnitudes of all that is sent of it, added up over ranks and microbatches. An element
+        is encoded once to be scattered, once to be summed, and once as a sum.
+        """
+        if self.summed_as is None:
+            return 0.0
+        often = (self.slices is not None and self.slices.copied) + 2 * bool(self.sums)
+        return self.summed_as.bound_of(often, self.reduced_dtype)
 
     @property
     def home(self) -> str:
         """The name shown to people: the parameter's block, or itself."""
         return self.module or self.leaf
+
+
+def _sent(num_bytes: float, dtype: str, encoding: Encoding | None, size: int) -> float:
+    if encoding is None:
+        return num_bytes
+    return float(size * encoding.num_bytes(round(num_bytes / ITEM_BYTES[dtype] / size), dtype))
 
 
 @dataclass(frozen=True)
@@ -160,6 +205,8 @@ def _of_types(kind: TensorType, seen: TensorType, mesh: Mesh, execution: Executi
         reduced_bytes=float(num_elements * ITEM_BYTES[execution.reduced_dtype(state)]),
         whole_bytes=float(num_whole * ITEM_BYTES[whole]),
         summed_bytes=float(num_whole * ITEM_BYTES[execution.reduced_dtype(whole)]),
+        gathered_as=execution.encoding("weights", used),
+        summed_as=execution.encoding("gradients", kind.dtype),
     )
 
 

@@ -17,6 +17,7 @@ from shardwright.cost.collectives.moves import MoveCosts, TensorClass
 from shardwright.cost.compute.compute import compute_on
 from shardwright.pcg.analysis import Written, saved_by, written
 from shardwright.pcg.choice import WHOLE, Choice, Choices
+from shardwright.pcg.encodings import CARRIED, Encoding
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.layout import Layout, Layouts, P, R, S, in_chunks
@@ -52,6 +53,8 @@ class Moved(NamedTuple):
     twice: bool
     late: bool
     together: float
+    gathered_as: Encoding | None = None
+    summed_as: Encoding | None = None
 
 
 class TensorUse(NamedTuple):
@@ -384,7 +387,9 @@ class _Build:
         again = source.name in self.again
         zero = self.way.zero if stored or again else "zero-3"  # what is not gathered moves alike in all lifetimes
         twice, together = name in self.way.again.twice, self.together if of_parameter else 0.0
-        moved = Moved(stored, view, again, summed, zero, twice, late, together)
+        dtype = self.types[name].dtype
+        encodings = [self.way.run.encoding(what, dtype) if of_parameter else None for what in CARRIED]
+        moved = Moved(stored, view, again, summed, zero, twice, late, together, *encodings)
         kind, moves = self.kinds[name], None
         key = (ProblemBuilder.close, kind, moved, per_axis)  # a method of the builder's would hold what holds it
         closure = self.interner.get(key, lambda: Interned(self.b.close(kind.value, moved, per_axis.value)))

@@ -161,9 +161,11 @@ class KeepingProblem:
         """Return the seconds of a step's collectives and the bytes that stay, of parameters gathered together."""
         slices, many = own[0].slices, self.mesh.num_microbatches
         assert slices is not None
-        used, summed = sum(p.used_bytes for p in own), sum(p.summed_bytes for p in own if p.grad)
-        gather_s = self.steps.collective_s("all_gather", slices.axis, used)
-        scatter_s = self.steps.collective_s("reduce_scatter", slices.axis, summed) if slices.copied else 0.0
+        size, first = self.steps.size_of((slices.axis,)), own[0]
+        used, summed = sum(p.used_bytes for p in own), sum(p.scattered_sent(size) for p in own if p.grad)
+        gathered = sum(p.gathered_sent(size) for p in own)
+        gather_s = self.steps.sent_s("all_gather", slices.axis, gathered, first.gathered_as)
+        scatter_s = self.steps.sent_s("reduce_scatter", slices.axis, summed, first.summed_as) if slices.copied else 0.0
         gathers = {"zero-1": 1, "zero-2": 1, "kept": many}.get(zero, many * (1 + again))
         scatters = 1 if zero == "zero-1" else many
         gradients = sum(p.whole_bytes for p in own if p.grad) if many > 1 else 0.0  # accumulated whole

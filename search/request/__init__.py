@@ -3,6 +3,7 @@
     options      the options of a search: a caller's words, and the value that the search keeps to
     asked        the texts of pins, read and written
     pins         those texts checked against the model and the cluster
+    encodings    what may be sent encoded
     spaces       what is searched: meshes, numbers of microbatches and plans by hand
     restrict     plans by hand as restrictions: what each role of an axis allows
     limits       what pins leave of choices, storage and moves

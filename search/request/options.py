@@ -15,6 +15,7 @@ from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.pipelining import SCHEDULES, ScheduleName
 from shardwright.search.request.asked import PinsLike, RecomputeMode, Stages, parse, texts
+from shardwright.search.request.encodings import Allowed, EncodingsLike, allowed, shown
 
 MeshLike = Mesh | Mapping[str, int]
 Roles = str | Sequence[str] | Mapping[str, str]
@@ -28,6 +29,7 @@ class SearchWords(TypedDict, total=False):
     microbatches: int | None
     recompute: RecomputeMode | None
     pieces: int | None
+    encodings: EncodingsLike | None
     pins: PinsLike | None
     stages: Stages | None
     schedule: ScheduleName | None
@@ -44,6 +46,7 @@ class SearchOptions:
         microbatches: their number in a step.
         recompute: what backward makes again.
         pieces: the number of pieces in which moves run beside products; 1: whole.
+        encodings: what gathers of weights and sums of gradients may send; None: values as they are.
         pins: the texts of layouts and bounds.
         stages: the number of pipeline stages; the mesh is that of one stage. Or the number of devices of each stage;
             the mesh is that of the largest. None: there are no stages.
@@ -56,6 +59,7 @@ class SearchOptions:
     microbatches: int | None = None
     recompute: RecomputeMode | None = None
     pieces: int | None = None
+    encodings: Allowed | None = None
     pins: tuple[str, ...] = ()
     stages: Stages | None = None
     schedule: ScheduleName | None = None
@@ -79,6 +83,8 @@ class SearchOptions:
             object.__setattr__(self, "recompute", Execution(recompute=self.recompute).recompute)
         if self.pieces is not None:
             Execution(pieces=self.pieces)
+        if self.encodings is not None:
+            object.__setattr__(self, "encodings", allowed(self.encodings))
         if isinstance(self.stages, Sequence) and not isinstance(self.stages, str):
             own = tuple(checks.positive_int(n, "", "stages", "how many devices each stage has") for n in self.stages)
             if len(own) < 2:
@@ -107,6 +113,8 @@ class SearchOptions:
             yield f"recompute {_again(self.recompute)}", replace(self, recompute=None)
         if self.pieces is not None:
             yield f"pieces {self.pieces}", replace(self, pieces=None)
+        if self.encodings is not None:
+            yield f"encodings {shown(self.encodings)}", replace(self, encodings=None)
         if self.stages is not None:
             told = ",".join(map(str, self.stages)) if isinstance(self.stages, tuple) else self.stages
             yield f"stages {told}", replace(self, stages=None, schedule=None)
@@ -125,7 +133,9 @@ class SearchOptions:
         if again is not None:
             again = Execution(recompute=again).to_json().get("recompute", "none")
         found = {"mesh": mesh, "roles": self.roles and list(self.roles), "microbatches": self.microbatches,
-                 "recompute": again, "pieces": self.pieces, "pins": list(self.pins) or None,
+                 "recompute": again, "pieces": self.pieces,
+                 "encodings": self.encodings and {what: list(own) for what, own in self.encodings},
+                 "pins": list(self.pins) or None,
                  "stages": stages, "schedule": self.schedule}  # fmt: skip
         return {name: value for name, value in found.items() if value is not None}
 
@@ -142,6 +152,7 @@ class SearchOptions:
             data.get("microbatches"),
             again,
             data.get("pieces"),
+            data.get("encodings"),
             pins,
             tuple(stages) if isinstance(stages := data.get("stages"), list) else stages,
             data.get("schedule"),

@@ -11,6 +11,7 @@
     spreading    each stage's blocks, recomputation, and lifetimes of gathered weights
     whole        the best plans with all blocks; mixtures of what blocks keep
     pieces       the number of pieces in which moves run beside products
+    encodings    what gathers of weights and sums of gradients send
     reshaped     the plan of another batch or mode, over parameters as they are stored
     idle         fewer devices than the cluster has, where the batch does not divide among all
     blame        the part of a request that leaves no plan

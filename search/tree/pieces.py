@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from typing import Any
 
 from shardwright.cost.timeline.clock import SHARING
 from shardwright.search.effort import LITTLE
@@ -19,10 +20,10 @@ TRIED = (2, 4, 8)
 def in_pieces(solver: Solver, found: Candidate, asked: int | None) -> Candidate:
     """Return a plan of the whole graph with its moves in as many pieces as are asked for; None: as are fastest."""
     if asked is not None:
-        return _cut(solver, found, asked)
+        return run_with(solver, found, pieces=asked)
     best = found
     for count in TRIED if _may_gain(solver, found) else ():
-        cut = _cut(solver, found, count)
+        cut = run_with(solver, found, pieces=count)
         if rank(cut) >= rank(best):
             break
         best = cut
@@ -45,9 +46,10 @@ def _may_gain(solver: Solver, found: Candidate) -> bool:
     return sharing.compute + sharing.communication > 1 and prediction.exposed_s > LITTLE * prediction.step_s
 
 
-def _cut(solver: Solver, found: Candidate, count: int) -> Candidate:
-    if count == found.execution.pieces:
+def run_with(solver: Solver, found: Candidate, **changes: Any) -> Candidate:
+    """Return a plan of the whole graph that is run with other fields of its execution."""
+    execution = replace(found.execution, **changes)
+    if execution == found.execution:
         return found
-    execution = replace(found.execution, pieces=count)
     prediction = solver.predicted(found.graph, execution, {})
     return replace(found, execution=execution, prediction=prediction, fits=solver.fits(prediction))

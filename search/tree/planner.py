@@ -17,6 +17,7 @@ from math import inf
 from typing import Unpack
 
 from shardwright.cost.clusters.cluster import Cluster
+from shardwright.pcg.encodings import Encodings
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import TIME, Mesh
@@ -44,6 +45,7 @@ from shardwright.search.rewrites.rewriting import Rewriter
 from shardwright.search.tree.attempts import Queue
 from shardwright.search.tree.blame import blamed
 from shardwright.search.tree.byhand import Strategy, by_people, by_people_in_sequence
+from shardwright.search.tree.encodings import encoded
 from shardwright.search.tree.fitting import Fitted, Fitter
 from shardwright.search.tree.idle import asked_for, on_a_part, with_idle
 from shardwright.search.tree.meshes import Meshes
@@ -82,7 +84,8 @@ class Planner:
 
     `places` counts, by rule, the places that backtracking found, for `reports.coverage`. `precision`: the one that the
     graphs were captured under; `per_microbatch`: modules whose statistics are those of each microbatch; `reduce_dtype`:
-    the dtype in which gradients are sent; `optimizer`: whose states are kept.
+    the dtype in which gradients are sent; `optimizer`: whose states are kept; `encodings`: for which layouts
+    are chosen, if a request allows them.
     """
 
     def __init__(
@@ -95,10 +98,15 @@ class Planner:
         per_microbatch: Sequence[str] = (),
         reduce_dtype: ReduceDtype | None = None,
         optimizer: Optimizer = "adam",
+        encodings: Encodings = (),
     ) -> None:
         self.cluster, self.certified, self.rules = for_planner(cluster), certified, rules or {}
         self.execution = Execution.of(
-            precision, per_microbatch=tuple(per_microbatch), reduce_dtype=reduce_dtype, optimizer=optimizer
+            precision,
+            per_microbatch=tuple(per_microbatch),
+            reduce_dtype=reduce_dtype,
+            optimizer=optimizer,
+            encodings=encodings,
         )
         self.progress = progress or (lambda message: None)
         self.solver = Solver(self.cluster, certified)
@@ -226,9 +234,12 @@ class Planner:
             best, whole = finisher.best(fitted, ranked)
         with phases.timed("by stage"):
             chosen, best = finisher.by_stage(best, whole, ranked, zeros)
+        with phases.timed("encodings"):
+            best = encoded(solver, best, asked.encodings)
         with phases.timed("pieces"):
             cut = in_pieces(solver, best, asked.pieces if asked.pieces or not stop.reached else 1)
-            others = stop.within(rivals_in_pieces(solver, cut, whole.values(), asked.pieces))
+            rivals = (c for c in whole.values() if c.execution.encodings == cut.execution.encodings)
+            others = stop.within(rivals_in_pieces(solver, cut, rivals, asked.pieces))
             chosen, best = min([(chosen, cut), *others], key=lambda own: rank(own[1]))
         if best.mesh.num_microbatches > 1:
             check_time(best.graph, best.execution)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import click
 
 from shardwright.pcg.dtypes import dtype_named
+from shardwright.pcg.encodings import Encodings, canonical
 from shardwright.pcg.errors import MachineError, ShardwrightError
 from shardwright.pcg.files import require_writable
 from shardwright.pcg.mesh import Mesh
@@ -19,6 +20,7 @@ from shardwright.pcg.step.execution import REDUCE_DTYPES
 from shardwright.pcg.step.optimizers import OPTIMIZERS, Optimizer, optimizer_named
 from shardwright.pcg.step.pipelining import SCHEDULES
 from shardwright.pcg.step.precisions import PRECISIONS, Precision, PrecisionMode, precision_named
+from shardwright.search.request.encodings import EXACT, EncodingsLike, allowed, parse
 
 if TYPE_CHECKING:
     from shardwright.cost.clusters.cluster import Cluster
@@ -192,6 +194,21 @@ def parse_reduce_dtype(text: str) -> str:
     return dtype_named(text, "", "--reduce-dtype", REDUCE_DTYPES)
 
 
+def parse_encodings(text: str) -> EncodingsLike:
+    """Return what `auto`, `int8,int4` or `weights=int8,gradients=int4` says."""
+    found = parse(text)
+    allowed(found)
+    return found
+
+
+def parse_sent(text: str) -> Encodings:
+    """Return the encodings of `weights=int8,gradients=int4`, or none for `exact`."""
+    pairs = [] if text == EXACT else [part.split("=", 1) for part in text.split(",")]
+    if any(len(pair) != 2 for pair in pairs):
+        raise click.BadParameter(f"expected '{EXACT}' or pairs such as weights=int8, got {text!r}")
+    return canonical([(what, name) for what, name in pairs], "--encodings")
+
+
 def parse_dtype(text: str) -> str:
     """Return a dtype for the weights of a config."""
     return dtype_named(text, "", "--dtype", DTYPES)
@@ -327,6 +344,14 @@ def search_options(command: Command) -> Command:
             type=click.IntRange(1),
             help="In how many pieces a change of layout of activations runs beside the matrix products that read or "
             "make its value, wherever that divides them. 1: every one runs whole. By default the search chooses.",
+        ),
+        encodings=click.option(
+            "--encodings",
+            type=parse_encodings,
+            metavar="NAMES",
+            help="What gathers of weights and sums of gradients may send in place of values, where a step is faster: "
+            "int8, fp8, int4, or 'auto' for all. 'weights=int8,gradients=int4': in any case; 'gradients=exact|int4': "
+            "the faster one. By default nothing: values are sent as they are.",
         ),
         pins=click.option(
             "--pin",

@@ -20,6 +20,7 @@ from shardwright.cli.options import (
     parse_cluster,
     parse_one_precision,
     parse_reduce_dtype,
+    parse_sent,
     parse_sizes,
     plan_argument,
     writable,
@@ -65,6 +66,9 @@ _OPTIONS = {"num_microbatches": "--microbatches", "num_stages": "--stages", "sta
               help="What backward computes again: nothing, attention, every block; by default the plan's.")  # fmt: skip
 @click.option("--pieces", type=click.IntRange(1),
               help="In how many pieces changes of layout run beside products; by default the plan's.")  # fmt: skip
+@click.option("--encodings", type=parse_sent, metavar="PAIRS",
+              help="What weights and gradients are sent in, such as weights=int8,gradients=int4; 'exact': as they are. "
+              "By default the plan's.")  # fmt: skip
 @click.option(
     "--offload", "stored", flag_value=Fate.HOST.value, help="Activations wait for backward in the host's memory."
 )

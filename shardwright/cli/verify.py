@@ -110,10 +110,14 @@ def verify(
 
 
 def _tolerances(plan: Plan) -> tuple[float, float]:
-    """Return the tolerances of the loss and of a gradient, by the values that are in 16 bits."""
+    """Return the tolerances of the loss and of a gradient, by the values that are in 16 bits or sent encoded."""
+    from shardwright.pcg.encodings import ENCODINGS
     from shardwright.pcg.precision import HALVES, low_dtype
     from shardwright.pcg.step.precisions import every
 
+    encodings = [ENCODINGS[name] for _, name in plan.execution.encodings]
+    if encodings:  # of a sum of two summands, encoded and encoded again
+        return 1e-2, max(1e-1, *(4 * encoding.bound for encoding in encodings))
     if any(map(low_dtype, every(plan.precision))):
         return 1e-2, 1e-1
     return 1e-5, 1e-2 if plan.execution.reduce_dtype in HALVES else 1e-4

@@ -8,9 +8,9 @@ Facts, each computed once:
     finding        names in the model, though equal blocks are folded
     forms          closed forms of the cost
     course, peak   the actions of each stage over time; the memory at the peak
-    lifetimes, running, rounding, exposed, occurrences, named
-                   gathered weights; the way a step is run; rounding; waits of compute; occurrences of a rule;
-                   names of tasks and values
+    lifetimes, running, rounding, encoded, exposed, occurrences, named
+                   gathered weights; the way a step is run; rounding; what is sent encoded, and its bounds; waits of
+                   compute; occurrences of a rule; names of tasks and values
     shown          reports in the cache folder
 
 Reports, each a `Report` with `paragraphs()` for people and `data()` for programs:

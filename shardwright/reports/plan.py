@@ -9,6 +9,7 @@ from typing import Any
 from shardwright.cost.predict import Prediction
 from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.reports.comparison import LEGEND, Beside, alternatives, run_as
+from shardwright.reports.encoded import encoded, encoded_line, sent_encoded
 from shardwright.reports.exposed import time_data, where_the_time_goes
 from shardwright.reports.facts import (
     AxisFacts,
@@ -82,6 +83,7 @@ class PlanReport(Report):
             *gathered(self.facts),
             *made_again(self.facts),
             rounded(self.facts),
+            *encoded(self.facts),
             self.modules(self.depth),
             _communication(self.facts),
             *scheduled(self.facts),
@@ -146,6 +148,7 @@ class PlanReport(Report):
                 for axis in self.facts.axes
             ],
             "schedules": scheduled_data(self.facts),
+            "encoded": [asdict(one) for one in sent_encoded(self.facts)],
             "communication": [{**asdict(t), "text": move_text(t, plan.mesh)} for t in self.facts.traffic],
             "alternatives": [
                 {
@@ -226,6 +229,7 @@ def _headline(facts: PlanFacts) -> Paragraph:
             f"precision       {precision(facts)}",
             *foreign_line(facts),
             *([f"not exact       {statistics(facts)}"] if facts.estimated else []),
+            *([f"not exact       {line}"] if (line := encoded_line(facts)) else []),
             *([f"captured graph  {plan.capture_check}"] if plan.capture_check else []),
             f"cost figures    {provenance(cluster)}",
             *([] if is_split else [f"NOTHING IS SPLIT: {_why_whole(plan)}"]),

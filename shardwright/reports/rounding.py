@@ -93,18 +93,21 @@ def _summed(graph: Graph) -> Iterator[str]:
 
 def _gathered(parameters: Iterable[Parameter]) -> Iterator[Rounding]:
     """Yield the weights as they are gathered from their slices."""
-    for (own, used), count in Counter(
-        (p.dtype, p.used_dtype) for p in parameters if p.slices is not None
+    for (own, used, encoding), count in Counter(
+        (p.dtype, p.used_dtype, p.gathered_as) for p in parameters if p.slices is not None
     ).most_common():
-        yield Rounding("weights that are gathered", used, count, "nothing" if used == own else "each slice, before it")
+        what = "nothing" if used == own else "each slice, before it"
+        yield Rounding("weights that are gathered", used, count, f"each, as {encoding.name}" if encoding else what)
 
 
 def _sent(trained: Iterable[Parameter]) -> Iterator[Rounding]:
     """Yield the dtypes in which gradients are sent to be summed over devices."""
     sent = (p for p in trained if p.sums or (p.slices is not None and p.slices.copied))
-    for (own, dtype), count in Counter((p.dtype, p.reduced_dtype) for p in sent).most_common():
+    for (own, dtype, encoding), count in Counter((p.dtype, p.reduced_dtype, p.summed_as) for p in sent).most_common():
         narrower = ITEM_BYTES[dtype] < ITEM_BYTES[own]
         rounded = "each device's gradient once, and every addition" if narrower else "every addition"
+        if encoding is not None:
+            rounded = f"each device's gradient, and a sum that all need, as {encoding.name}; every addition"
         yield Rounding("gradients that are summed over devices", dtype, count, rounded)
 
 

@@ -53,6 +53,11 @@ def test_a_plan_keeps_its_precision_and_old_files_may_have_one(plan: Plan) -> No
     assert Plan.from_json(json.loads(json.dumps(sent.to_json()))) == sent
     with pytest.raises(PlanError, match=r"execution\.reduce_dtype"):
         Plan.from_json(edit(plan, execution={"reduce_dtype": "int8"}))
+    encoded = replace(plan, execution=Execution(encodings={"gradients": "int4"}))  # pyright: ignore[reportArgumentType]
+    assert encoded.to_json()["execution"] == {"encodings": {"gradients": "int4"}}
+    assert Plan.from_json(json.loads(json.dumps(encoded.to_json()))) == encoded
+    with pytest.raises(PlanError, match=r"execution\.encodings"):
+        Plan.from_json(edit(plan, execution={"encodings": {"weights": "int4"}}))
     mixed = replace(plan, execution=Execution("amp_bf16"))
     assert Plan.from_json(json.loads(json.dumps(mixed.to_json()))) == mixed
     by_module = replace(plan, execution=Execution({"head": "fp32", "*": "amp_bf16"}))

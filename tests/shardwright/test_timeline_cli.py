@@ -42,6 +42,8 @@ WAYS: list[tuple[tuple[str, ...], Execution]] = [
     *((("--precision", p), Execution(precision=p)) for p in ("fp32", "tf32", "amp_bf16", "amp_fp16", "fp16", "fp8")),
     (("--precision", "bf16-mixed"), Execution(precision="amp_bf16")),
     (("--reduce-dtype", "bf16"), Execution(reduce_dtype="bfloat16")),
+    (("--encodings", "weights=fp8,gradients=int4"), Execution(encodings=(("weights", "fp8"), ("gradients", "int4")))),
+    (("--encodings", "exact"), Execution()),
     (("--compiled",), Execution.of(compiled=True)),
     (("--recompute", "full"), Execution(recompute="full")),
     (("--offload",), Execution.of(stored="host")),

@@ -73,7 +73,7 @@ def test_a_move_is_priced_as_its_collectives(before: Layout, after: Layout, forw
 
 def run_by(costs: MoveCosts, tensor: TensorClass, state: Layouts, move: Move) -> tuple[str, ...]:
     """All collectives of a move in a step."""
-    return tuple(name for name, _, times in costs.loop.sent_bytes(tensor, state, move, 1.0) for _ in range(times))
+    return tuple(name for name, _, times, _ in costs.loop.sent(tensor, state, move, 1.0) for _ in range(times))
 
 
 @each(("before", "after", "forward", "backward"), MOVES)

@@ -18,7 +18,7 @@ from torch.autograd.graph import get_gradient_edge
 from shardwright.lowering.ranks import movement
 from shardwright.lowering.ranks.movement import Axis
 from shardwright.lowering.runtime import reducer
-from shardwright.lowering.runtime.reducer import Reducer
+from shardwright.lowering.runtime.reducer import Reducer, Unit
 from shardwright.lowering.store.storage import Held
 from shardwright.pcg.step import buckets
 from shardwright.pcg.step.buckets import BLOCK_BYTES, BUCKET_BYTES, LARGE_BYTES, Buckets
@@ -109,7 +109,7 @@ def reducing(members: Sequence[Member], sent: torch.dtype | None = None) -> Redu
             if (unit := open_.add(held, (axis.name, held.inside.dtype), size)) is not None:
                 units.append((axis, unit))
     units += [(axes[unit[0].name], unit) for unit in open_.rest()]
-    typed = ((axis, unit, sent or unit[0].inside.dtype) for axis, unit in units)
+    typed = (Unit(axis, unit, sent or unit[0].inside.dtype) for axis, unit in units)
     return Reducer(typed, [held for held, _ in members])
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
+from shardwright.pcg.encodings import ENCODINGS
 from shardwright.pcg.errors import ClusterError
 from shardwright.pcg.step.assumed import Assumed
 from shardwright.pcg.step.execution import Execution
@@ -92,6 +94,21 @@ def test_gradients_are_sent_in(given: Any, dtype: str, found: str) -> None:
     assert Execution(reduce_dtype=given).reduced_dtype(dtype) == found
 
 
+def test_floats_are_sent_encoded() -> None:
+    run = Execution(encodings={"gradients": "int4", "weights": "fp8"})  # pyright: ignore[reportArgumentType]
+    assert run.encodings == (("weights", "fp8"), ("gradients", "int4"))
+    assert run.encoding("weights", "bfloat16") == ENCODINGS["fp8"]
+    assert run.encoding("gradients", "int64") is None
+    assert Execution().encoding("weights", "float32") is None
+    for given, problem in (
+        ({"weights": "int4"}, "encodings['weights']: expected one of 'int8', 'fp8', got 'int4'"),
+        ({"tokens": "int8"}, "encodings: expected one of 'weights', 'gradients', got 'tokens'"),
+        ("int8", "encodings: expected encodings by what is sent, got 'int8'"),
+    ):
+        with pytest.raises(ClusterError, match=re.escape(f"Execution.{problem}")):
+            Execution(encodings=given)  # pyright: ignore[reportArgumentType]
+
+
 def test_every_precision_is_described() -> None:
     assert set(DTYPES) == set(PRECISIONS)
 
@@ -108,7 +125,7 @@ def test_files_have_the_fields_of_all_parts_side_by_side() -> None:
     """As they have had them since there are stages."""
     data: dict[str, Any] = {
         "precision": {"lm_head": "fp32", "*": "amp_bf16"}, "recompute": {"h.*": ["mlp"], "*": "none"},
-        "per_microbatch": ["norm"], "reduce_dtype": "bfloat16",
+        "per_microbatch": ["norm"], "reduce_dtype": "bfloat16", "encodings": {"weights": "int8", "gradients": "int4"},
         "schedule": "interleaved", "num_stages": 2, "chunks_per_stage": 2, "stage_sizes": [2, 1],
         "split": [1, 2, 1, 1], "recompute_by_stage": ["full", "none"],
         "compiled": True, "stored": "host", "num_microbatches": 4, "optimizer": "sgd", "shard_optimizer": True,

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
 from typing import get_args
+from unittest import mock
 
 from shardwright.cost.timeline import ending, pricing
 from shardwright.cost.timeline import program as stages
@@ -14,8 +15,10 @@ from shardwright.cost.timeline.program import program
 from shardwright.cost.timeline.steps import Steps
 from shardwright.lowering.runtime import apart, blocks, kernels, pipeline, reducer
 from shardwright.lowering.runtime import collectives as functions
+from shardwright.lowering.runtime.schedule import spread_after
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.stages import STAGES
+from shardwright.pcg.step import buckets
 from shardwright.pcg.step.actions import Actions, actions
 from shardwright.pcg.step.chunk import Chunk, whole_chunk
 from shardwright.pcg.step.execution import Execution
@@ -31,6 +34,7 @@ WAYS = [
     Execution.of(recompute=recompute, stored=stored, late_gathers=late)
     for recompute in ("none", "full") for stored in ("kept", "host") for late in (False, True)
 ]  # fmt: skip
+ENCODED = Execution(encodings=(("weights", "int8"), ("gradients", "int4")))
 
 
 def stored(lifetime: str) -> Graph:
@@ -77,11 +81,25 @@ def wrong(chunk: Chunk, found: Actions, many: int) -> Iterator[str]:
 
 
 @each("name", GRAPHS)
-@each("run", WAYS, ids=str)
+@each("run", [*WAYS, ENCODED], ids=str)
 def test_lists_read_what_is_there_and_leave_nothing_on_its_way(name: str, run: Execution) -> None:
     chunk, found, _ = listed(GRAPHS[name], run)
     for many in (1, 3):
         assert not list(wrong(chunk, found, many))
+
+
+def test_sums_of_codes_go_on_behind_the_next_unit() -> None:
+    """Every unit that is sent encoded has a second leg, and no other."""
+    assert not listed(GRAPHS["data"], WAYS[0])[1].of("spread")
+    with mock.patch.object(buckets, "BUCKET_BYTES", 1):
+        chunk, found, _ = listed(GRAPHS["data"], ENCODED)
+    order = [(a.verb, a.number) for own in found.backward for a in own if a.verb in ("reduce", "spread")]
+    last = len(found.units) - 1
+    assert last > 1
+    behind = [[("reduce", n + 1), ("spread", n)] for n in range(last)]
+    assert order == [("reduce", 0), *chain(*behind), ("spread", last)]
+    assert spread_after(found) == {n + 1: (n,) for n in range(last)}
+    assert all(chunk.uses[unit[0]].parameter.summed_as for unit in found.units)
 
 
 def test_what_is_not_there_is_told() -> None:

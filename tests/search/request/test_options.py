@@ -18,6 +18,9 @@ WORDS: list[dict[str, Any]] = [
     {"microbatches": 4, "recompute": "full", "pieces": 4, "pins": "no context"},
     {"recompute": {"model.layers.0-7": ["mlp", ":add"]}, "pins": {"tensor": "<=8", "lm_head.weight": {"tp": "S(0)"}}},
     {"stages": [4, 2], "schedule": "1f1b"},
+    {"encodings": "auto"},
+    {"encodings": ["int8"], "pieces": 1},
+    {"encodings": {"weights": "fp8", "gradients": ["exact", "int4"]}},
     {"stages": "auto", "schedule": "zero-bubble"},
 ]
 
@@ -61,6 +64,11 @@ def test_the_time_limit_is_no_part_of_the_request() -> None:
         ({"time_limit_s": 0}, "time_limit_s"),
         ({"recompute": "half"}, "recompute"),
         ({"pieces": 0}, "pieces: expected a positive integer"),
+        ({"encodings": "int2"}, "encodings: expected one of 'int8', 'fp8', 'int4', got 'int2'"),
+        ({"encodings": []}, "encodings: expected 'auto', names, or encodings of weights and of gradients"),
+        ({"encodings": {"weights": "int4"}}, r"encodings\['weights'\]: expected one of 'int8', 'fp8', got 'int4'"),
+        ({"encodings": {"weights": []}}, "encodings: expected an encoding of weights, or several"),
+        ({"encodings": {"activations": "int8"}}, "encodings: expected one of 'weights', 'gradients'"),
     ],
 )
 def test_what_cannot_be_asked_is_refused(words: dict[str, Any], message: str) -> None:

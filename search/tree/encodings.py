@@ -1,0 +1,40 @@
+"""What the moves of a plan's parameters send, of what a request allows (`pcg.encodings`).
+
+Layouts are known. They were chosen for one of the ways to send that are allowed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shardwright.pcg.encodings import ENCODINGS, Encodings
+from shardwright.search.effort import WORTH_ENCODING
+from shardwright.search.exact.solving import Candidate, Solver
+from shardwright.search.request.encodings import Allowed, combinations
+from shardwright.search.tree.pieces import run_with
+
+
+def encoded(solver: Solver, found: Candidate, of: Allowed | None) -> Candidate:
+    """Return a plan of the whole graph that sends what is allowed: the most exact of those that are as good as fastest.
+
+    None: it sends what it does.
+    """
+    if of is None:
+        return found
+    tried = [run_with(solver, found, encodings=own) for own in most_exact_first(of)]
+    best = min(tried, key=lambda own: (not own.fits, own.prediction.step_s))
+    most_s = best.prediction.step_s * (1 + WORTH_ENCODING)
+    return next(own for own in tried if own.fits == best.fits and own.prediction.step_s <= most_s)
+
+
+def most_exact_first(of: Allowed) -> list[Encodings]:
+    """Return the ways to send that are allowed."""
+    return sorted(combinations(of), key=lambda own: (sum(ENCODINGS[name].bound for _, name in own), own))
+
+
+def extremes(of: Allowed | None) -> Sequence[Encodings]:
+    """Return the ways to send for which layouts are searched: in most bytes, and in fewest."""
+    if of is None:
+        return ((),)
+    ways = sorted(combinations(of), key=lambda own: -sum(32 - ENCODINGS[name].bits for _, name in own))
+    return list(dict.fromkeys((ways[-1], ways[0])))
