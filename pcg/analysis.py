@@ -9,6 +9,7 @@ from typing import Literal
 
 from shardwright.pcg.choice import Choice
 from shardwright.pcg.factors import Signature
+from shardwright.pcg.foreign import is_foreign
 from shardwright.pcg.graph import OPAQUE, Graph, Node
 from shardwright.pcg.layout import Layout, R
 from shardwright.pcg.mesh import TIME
@@ -74,6 +75,17 @@ def computed_in_one(graph: Graph) -> frozenset[str]:
         if node.op == "parameter" or not weights.isdisjoint(node.inputs):
             weights.add(node.name)
     return frozenset(batch & weights)
+
+
+def drawn_everywhere(graph: Graph) -> frozenset[str]:
+    """Return the draws, other than dropout's, that every stage makes, in one order: those that no parameter reaches.
+
+    So the generators of all stages stay in the same state.
+    """
+    constant = constant_nodes(graph)
+    return frozenset(
+        n.name for n in graph.nodes if n.may_draw and not n.is_random and not is_foreign(n) and n.name in constant
+    )
 
 
 def buffers_in_backward(graph: Graph) -> frozenset[str]:

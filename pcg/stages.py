@@ -3,7 +3,8 @@
     stage of            a node that depends on the batch and on parameters lies in the virtual stage of its section,
                         and never before its operands
     everywhere          other nodes are computed in every stage that reads them: masks, positions, counts, views of
-                        parameters; so are values that they write into a buffer, in every stage that reads the buffer
+                        parameters; so are values that they write into a buffer, in every stage that reads the buffer,
+                        and draws of torch's generator, in every stage
     moves               moves that make a value smaller on a device run before it is sent, other moves after it
 
 A value that a later stage reads goes from stage to stage. To a stage it is a leaf, `received`, in the layouts that it
@@ -22,6 +23,7 @@ from functools import cached_property
 from math import prod
 from typing import NamedTuple
 
+from shardwright.pcg.analysis import drawn_everywhere
 from shardwright.pcg.errors import GraphError, PlanError
 from shardwright.pcg.graph import Graph, Node, make_attrs
 from shardwright.pcg.mesh import Mesh
@@ -124,6 +126,11 @@ class Stages:
         return end_of_step(told=self.num_stages > 1, shared=trains and shared)
 
     @cached_property
+    def drawn(self) -> frozenset[str]:
+        """The draws that every virtual stage makes."""
+        return drawn_everywhere(self.graph)
+
+    @cached_property
     def told(self) -> tuple[Told, ...]:
         """The values that all stages learn at the end of a step: the loss, or the model's results."""
         of_model = [(key, name) for key, name in self.graph.outputs if key == LOSS or is_result(key)]
@@ -215,6 +222,7 @@ class Stages:
     def _nodes(self, stage: int, needed: set[str]) -> tuple[Node, ...]:
         """Return the nodes that a virtual stage runs to give its results, and the leaves that it reads."""
         whole, own, nodes = self.graph, set(self.received(stage)), list[Node]()
+        needed |= self.drawn
         for node in reversed(whole.nodes):
             if node.name in own:
                 nodes.append(self._leaf(node))
@@ -276,11 +284,12 @@ def not_run(graph: Graph, precision: Precision | None) -> str | None:
             f"{precision} in pipeline stages: parameters are in {' and '.join(sorted(dtypes))}; "
             f"use {in_bf16(precision)}, or no stages"
         )
-    drawn = next((n for n in graph.nodes if n.may_draw and not n.is_random), None)
+    everywhere = drawn_everywhere(graph)
+    drawn = next((n for n in graph.nodes if n.may_draw and not n.is_random and n.name not in everywhere), None)
     if drawn is not None:
         target = drawn.attr("target")
         may = "draws" if str(target).startswith("aten.") else "may draw"
-        return f"{target} at {drawn.source}: it {may} from torch's generator, which stages do not share; use no stages"
+        return f"{target} at {drawn.source}: it {may} from torch's generator for a value of one stage; use no stages"
     return None
 
 

@@ -146,7 +146,7 @@ class Maker:
         """Return the stretches that a share runs, with the number of times."""
         if self.steps.execution.schedule.num_stages == 1:
             return [(self.cut[number].stretch, times) for number, times in share]
-        return stretches(self.cut, share, self.steps.in_one, self.places)
+        return stretches(self.cut, share, self.steps.in_one, self.places, self.steps.drawn)
 
     def _buffers(self, num_microbatches: int) -> float:
         """Return the bytes of the model's buffers, the batch, and values computed once, which equal blocks share."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -109,8 +109,10 @@ class Drawing:
     def by_number(self, num_draws: int) -> Generator[Draw]:
         """Surround a step in stages, each of which draws its own masks by their numbers; yield the first draw.
 
-        Without `seed_exactly` the seed of a step is a number that torch's generator draws.
+        Without `seed_exactly` the seed of a step is a number that torch's generator draws. What else draws from it is
+        drawn by every stage, in `alike`.
         """
+        self._first = None
         if current_draw().seed is not None or not self.draws:
             with step_draws(num_draws) as draw:
                 yield draw
@@ -138,6 +140,10 @@ class Drawing:
             self._step = self.numbered()
         with self._alike(first=first, last=last), step_draws(num_draws if last else 0) as draw:
             yield self._step if numbered else draw
+
+    def alike(self) -> AbstractContextManager[None]:
+        """Surround a forward in stages: each makes all draws of torch's generator, from its state before the first."""
+        return self._alike(first=self._first is None, last=False) if self._from_torch else nullcontext()
 
     @contextmanager
     def _alike(self, *, first: bool, last: bool) -> Generator[None]:

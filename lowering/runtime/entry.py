@@ -223,7 +223,7 @@ class Entry:
             self.drawing.by_number(self._num_draws) as draw,
             self._compared(),
         ):
-            return pipeline.step(local, draw, scale)
+            return pipeline.step(local, draw, scale, self.drawing.alike)
 
     def _compared(self) -> AbstractContextManager[None]:
         """Compare what foreign parts give on all ranks, in the steps that compare inputs."""

@@ -12,6 +12,7 @@ other. So the first step takes one microbatch after the other.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
@@ -35,6 +36,7 @@ from shardwright.pcg.step.schedules import Item, Transfer, one_by_one
 from shardwright.pcg.step.verbs import VERBS
 
 Scale = Callable[[Tensor], Tensor]
+Alike = Callable[[], AbstractContextManager[None]]
 Outcome = Mapping[str, Tensor]
 """What every rank knows after a step, by key: the loss, or its parts of the model's results."""
 _List = tuple[list[tuple[Incoming, list[Message]]], list[tuple[str, str, Item | Transfer]]]
@@ -85,8 +87,11 @@ class Pipeline:
         self.work: Work | None = None
         self.now, self.failed = "", ""
 
-    def step(self, local: Sequence[Mapping[str, Tensor]], draw: Draw, scale: Scale | None) -> Outcome:
-        """Run a step and return its outcome. `scale` scales the loss for backward; None: no backward."""
+    def step(self, local: Sequence[Mapping[str, Tensor]], draw: Draw, scale: Scale | None, alike: Alike) -> Outcome:
+        """Run a step and return its outcome.
+
+        `scale` scales the loss for backward; None: no backward. `alike` surrounds each forward, which draws.
+        """
         trains = scale is not None
         in_turn = waits_in_kernels(self.ranks.device) and trains not in self.stepped
         if (in_turn, trains) not in self.lists:
@@ -103,7 +108,7 @@ class Pipeline:
                 if isinstance(each, Transfer):
                     getattr(self, executor)(each)
                 elif each.direction == FORWARD:
-                    self.forward(each, local[each.microbatch], draw, keep=trains)
+                    self.forward(each, local[each.microbatch], draw, alike, keep=trains)
                 elif each.direction == BACKWARD and scale is not None:
                     self.backward(each, scale)
                 else:
@@ -160,7 +165,7 @@ class Pipeline:
 
     # ---- actions ----
 
-    def forward(self, item: Item, batch: Mapping[str, Tensor], draw: Draw, *, keep: bool) -> None:
+    def forward(self, item: Item, batch: Mapping[str, Tensor], draw: Draw, alike: Alike, *, keep: bool) -> None:
         """Run a forward, and add the microbatch's summand of the loss if this stage computes it."""
         runner, stage = self.runners[item.chunk], self._virtual(item)
         arrived = self.mail.pop((FORWARD, stage, item.microbatch), [])
@@ -168,7 +173,7 @@ class Pipeline:
         for name in self.trained.intersection(got):
             got[name].requires_grad_(keep)
         self._begin(runner, item, frees=not keep)
-        with torch.set_grad_enabled(keep):
+        with torch.set_grad_enabled(keep), alike():
             outputs = runner.run({**batch, **got}, draw)
         sent = [outputs.pop(given(name)) for name in self.stages.given(stage)]
         loss = outputs.pop(LOSS, None)

@@ -7,7 +7,15 @@ from copy import copy
 from functools import cached_property
 from typing import Self
 
-from shardwright.pcg.analysis import Written, computed_in_one, computed_once, saved_by, summed_in_place, written
+from shardwright.pcg.analysis import (
+    Written,
+    computed_in_one,
+    computed_once,
+    drawn_everywhere,
+    saved_by,
+    summed_in_place,
+    written,
+)
 from shardwright.pcg.attrs import integer
 from shardwright.pcg.choice import Exchange
 from shardwright.pcg.errors import PlanError
@@ -97,6 +105,11 @@ class Operations:
     def in_one(self) -> frozenset[str]:
         """The nodes that are computed in one stage."""
         return computed_in_one(self.graph)
+
+    @cached_property
+    def drawn(self) -> frozenset[str]:
+        """The draws that every stage makes."""
+        return drawn_everywhere(self.graph)
 
     def bytes_of(self, name: str) -> float:
         """Return the size of one device's part of a value, in the dtype that the execution keeps it in."""

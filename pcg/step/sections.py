@@ -191,15 +191,17 @@ def places(cut: Sequence[Section]) -> Places:
     return {o.name: (number, o) for number, o in enumerate(operations)}
 
 
-def stretches(cut: Sequence[Section], share: Share, one: Collection[str], known: Places) -> list[tuple[Stretch, int]]:
+def stretches(
+    cut: Sequence[Section], share: Share, one: Collection[str], known: Places, drawn: Collection[str] = ()
+) -> list[tuple[Stretch, int]]:
     """Return the stretches of a virtual stage: its share's, behind operations that it reads but is not sent.
 
-    Operations outside of `one` that it does not read are left out. `one`: the nodes `computed_in_one` stage; `known`:
-    the cut's `places`.
+    Operations outside of `one` that it does not read are left out, but for draws. `one`: the nodes `computed_in_one`
+    stage; `known`: the cut's `places`; `drawn`: those `drawn_everywhere`.
     """
     own = [cut[number].stretch for number, _ in share]
     made = {o.name for stretch in own for o in stretch.operations}
-    todo = [name for stretch in own for o in stretch.operations if o.name in one for name in o.reads]
+    todo = [*drawn, *(name for stretch in own for o in stretch.operations if o.name in one for name in o.reads)]
     needed, before = set(todo), list[tuple[int, Operation]]()
     while todo:
         name = todo.pop()

@@ -37,7 +37,16 @@ from shardwright.pcg.step.pipelining import ScheduleName
 from shardwright.pcg.types import TensorType
 from tests.each import in_whole_grids, some
 from tests.lowering.parallelize import follow
-from tests.lowering.pipelines import evenly, gradients, in_one_process, in_stages, of_one_stage, worst_error
+from tests.lowering.pipelines import (
+    Outcome,
+    evenly,
+    gradients,
+    in_one_process,
+    in_stages,
+    of_one_stage,
+    step,
+    worst_error,
+)
 from tests.lowering.runs import Case, load_backends, whole
 
 SEED, HIDDEN = 3, 8
@@ -523,6 +532,44 @@ class Noise(nn.Module):
         return x.pow(2).mean()
 
 
+class Stochastic(nn.Module):
+    """Stochastic depth in every layer by numbers of torch's generator, beside dropout; and noise on the last stage."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(HIDDEN, HIDDEN) for _ in range(4))
+        self.dropout = nn.Dropout(0.2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            kept = torch.floor(torch.rand((x.shape[0], 1), dtype=x.dtype) + 0.7)
+            x = x + kept * self.dropout(layer(x))
+        return (x * torch.randn(HIDDEN, dtype=x.dtype)).pow(2).mean()
+
+
+def test_every_stage_draws_what_one_process_draws() -> None:
+    found = Case(Stochastic().double(), {"x": torch.randn(8, HIDDEN, dtype=torch.float64)})
+    graph, split = of_one_stage(found, (), 2), of_one_stage(found, ("data",), 2)
+    plans = [
+        (graph, evenly(graph, 2)),
+        (graph, evenly(graph, 2, "interleaved", 2)),
+        (graph, evenly(graph, 2, recompute="full")),
+    ]
+
+    def body(parallel: ParallelModule) -> tuple[list[Outcome], Tensor]:
+        torch.manual_seed(SEED)
+        steps = [copy.deepcopy(step(parallel, found.batch)) for _ in range(2) if not parallel.zero_grad()]
+        return steps, torch.get_rng_state()
+
+    torch.manual_seed(SEED)
+    expected, state = [in_one_process(found) for _ in range(2)], torch.get_rng_state()
+    assert worst_error([expected[0]], expected[1]) > 1e-3
+    for by_rank in [*found.on_ranks_of(plans, body), *found.on_ranks_of([(split, evenly(split, 2))], body)]:
+        for number, wanted in enumerate(expected):
+            assert worst_error([steps[number] for steps, _ in by_rank], wanted) < 1e-11
+        assert all(torch.equal(own, state) for _, own in by_rank)
+
+
 def test_all_ranks_make_the_same_groups() -> None:
     """The last stage alone sums over two axes: there its head reads other examples along both than the embedding."""
     model, mesh = Net(), Mesh.of(x=2, y=2)
@@ -590,7 +637,7 @@ class Widening(nn.Module):
 def test_what_stages_cannot_run_is_refused() -> None:
     found = Case(Noise(), {"x": torch.randn(8, HIDDEN, 2, HIDDEN)})
     graph = of_one_stage(found, (), 1)
-    drawn = r"aten.randn_like.default at .*\.py:\d+\): it draws from torch's generator, which stages do not share"
+    drawn = r"aten.randn_like.default at .*\.py:\d+\): it draws from torch's generator for a value of one stage"
     with pytest.raises(PlanError, match=drawn):
         check_stages(graph, evenly(graph, 2), None)
     graph = of_one_stage(case(), (), 1)
