@@ -22,7 +22,7 @@ from torch.autograd import graph as autograd_graph
 from torch.autograd.forward_ad import dual_level
 from torch.utils.checkpoint import CheckpointFunction
 
-from shardwright.pcg.capture.exporting import site_of
+from shardwright.pcg.capture.exporting import own_id, site_of
 from shardwright.pcg.capture.unseen import Site, UnseenError
 
 _FUNCTION = torch._C._FunctionBase
@@ -42,7 +42,7 @@ class Ungraded:
     """The places where operators ran without gradients, as in an `autograd.Function`, by the next number of a node."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._modules = {id(module) for module in model.modules()}
+        self._modules = {own_id(module) for module in model.modules()}
         self._sites: dict[int, Site | None] = {}
 
     def note(self) -> None:

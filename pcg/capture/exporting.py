@@ -183,17 +183,17 @@ def _no_graph_printed() -> Generator[None]:
 
 def _explained(model: nn.Module, tensors: Mapping[str, Any], error: BaseException) -> CaptureError:
     """Return an error that says where in the user's model tracing failed, why, and what usually helps."""
-    names = {id(module): name for name, module in model.named_modules()}
+    names = {own_id(module): name for name, module in model.named_modules()}
     site = error.site if isinstance(error, UnseenError) else None
     site = site or site_of(reversed(list(traceback.walk_tb(error.__traceback__))), names) or Site(model, "")
     inner, line = site
-    module = names[id(inner)] or type(inner).__name__
+    module = names[own_id(inner)] or type(inner).__name__
     reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
     return CaptureError(
         f"{type(model).__name__} could not be captured: in module {module!r}"
         + (f" ({line})" if line else "")
         + f": {_known(model, inner, tensors, error) or f'{type(error).__name__}: {reason}. {_remedy(error)}'}"
-    ).inside(names[id(inner)], f"{line}: {_short(error) or reason}", getattr(error, "function", ""))
+    ).inside(names[own_id(inner)], f"{line}: {_short(error) or reason}", getattr(error, "function", ""))
 
 
 def _short(error: BaseException) -> str:
@@ -205,15 +205,20 @@ def _short(error: BaseException) -> str:
     return ""
 
 
+def own_id(module: nn.Module) -> int:
+    """Return what tells a module from others; proxies, which export makes of those with several names, share it."""
+    return id(vars(module))
+
+
 def site_of(frames: Iterable[tuple[FrameType, int]], modules: Container[int]) -> Site | None:
-    """Return the innermost module on a stack, among `modules` (ids), and its innermost line outside of torch.
+    """Return the innermost module on a stack, among `modules` (`own_id`), and its innermost line outside of torch.
 
     The innermost frame comes first. Returns None if no frame is of a module.
     """
     module: nn.Module | None = None
     for frame, number in frames:
         owner = frame.f_locals.get("self") if "self" in frame.f_code.co_varnames else None
-        if isinstance(owner, nn.Module) and id(owner) in modules and frame.f_code.co_name != "_call_impl":
+        if isinstance(owner, nn.Module) and own_id(owner) in modules and frame.f_code.co_name != "_call_impl":
             module = module or owner
             if not is_library(frame.f_code.co_filename):
                 return Site(module, f"{Path(frame.f_code.co_filename).name}:{number}")

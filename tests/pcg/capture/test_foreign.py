@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from shardwright.pcg.capture.capture import capture
 from shardwright.pcg.capture.fake import fake
+from shardwright.pcg.capture.unseen import Site, UnseenError
 from shardwright.pcg.errors import CaptureError, PlanError
 from shardwright.pcg.foreign import Call, calls
 from shardwright.pcg.offers import parse_choices
@@ -51,6 +52,19 @@ def test_every_call_of_a_part_is_recorded() -> None:
     model.h[1].part = model.h[0].part
     one, two = found(model, batch, foreign={"h.0.part": "whole"})
     assert (one.name, one.number, two.number) == ("h.0.part", 0, 1)
+
+
+def test_a_proxy_of_a_module_is_that_module() -> None:
+    """`torch.export` shows modules as proxies, which share their attributes, if one of them has two names."""
+
+    class Unseen(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            proxy = object.__new__(Unseen)
+            object.__setattr__(proxy, "__dict__", vars(self))
+            raise UnseenError("it draws", "draw outside", Site(proxy, "here.py:1"))
+
+    with pytest.raises(CaptureError, match=r"in module '1' \(here.py:1\): .*it draws"):
+        capture(nn.Sequential(nn.Linear(WIDTH, WIDTH), Unseen()), {"input": torch.randn(ROWS, WIDTH)})
 
 
 def test_the_calls_of_a_plan_are_known() -> None:
