@@ -1,6 +1,7 @@
 """The best layouts of one graph on one mesh.
 
-    folding      repeated blocks cut down to one, and its solution given to all of them
+    chains       blocks that follow each other, their kinds, and a walk over the kinds
+    folding      chains cut down to such a walk, and its solution given to all blocks
     building     the problem of a graph: its choices, and the tables between them
     model        a problem at given prices, as tables that are summed
     eliminate    the least sum, by variable elimination

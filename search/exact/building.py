@@ -134,15 +134,17 @@ class _Build:
         self.b, self.restrict, self.blocked = builder, restrict, blocked
         self.boundary = {**handed_on(folded.graph, builder.mesh), **boundary}
         self.folded, self.way, self.graph, self.limited = folded, way, folded.graph, limited
-        graph, carried = folded.graph, [pair for r in folded.repeated for pair in r.carried]
+        graph = folded.graph
         self.sizes = builder.mesh.sizes
         self.types = graph.types
         self.interner = builder.interner
         self.kinds = {name: self.interner.of(kind) for name, kind in self.types.items()}
         self.constants, self.again = folded.constants, folded.read_again
         self.problem = Problem(graph, builder.mesh)
-        self.carried = {before for before, _ in carried}  # several runs of blocks may begin with these
-        self.first_read = {after: before for before, after in carried}
+        self.carried = {tie.before for tie in folded.ties}  # several chains of blocks may begin with these
+        self.read_instead = defaultdict[str, list[str]](list)
+        for tie in folded.ties:
+            self.read_instead[tie.after].append(tie.before)
         self.results = dict.fromkeys(name for _, name in graph.outputs)
         self.closures: dict[str, Interned[Closure]] = {}
         self.charged: set[str] = set()
@@ -170,10 +172,10 @@ class _Build:
                 held = self._storage(node, readers[node.name]) if node.op == "parameter" else self._held(node)
                 self._choose("storage", node.name, held)
         for name, uses in readers.items():
-            self._connect(name, uses, name in outputs, readers.get(self.first_read.get(name, ""), ()))
-        for repeated in self.folded.repeated:
-            for before, after in repeated.carried:
-                self._tie(before, after, repeated.times - 1)
+            further = (use for other in self.read_instead.get(name, ()) for use in readers.get(other, ()))
+            self._connect(name, uses, name in outputs, list(further))
+        for tie in self.folded.ties:
+            self._tie(*tie)
         return self.problem
 
     def _choose(self, kind: str, name: str, domain: Domain) -> int:
@@ -303,7 +305,7 @@ class _Build:
     def _connect(self, name: str, uses: Sequence[TensorUse], is_output: bool, next_uses: Sequence[TensorUse]) -> None:
         """Add edges from a tensor's producer to its readers, through a hub where there are several.
 
-        `next_uses`: the tensor's readers in the next occurrence of its block.
+        `next_uses`: those in whose place it is read by other occurrences of blocks.
         """
         node = self.graph.by_name[name]
         beside = source_of(self.graph, self.roots[name]).op == "parameter"
@@ -312,7 +314,7 @@ class _Build:
         self.problem.closures[name] = closure.value
         source, rows, times = producer, self._rows(closure, self.problem.domains[name]), self.folded.times(name)
         share = self._share(name, uses, is_output)
-        if len(uses) + is_output > 1 or name in self.carried or name in self.first_read:
+        if len(uses) + is_output > 1 or name in self.carried or name in self.read_instead:
             states = closure.value.states
             free, every = (self.interner.call(make, len(states)) for make in (np.zeros, np.arange))
             source = self._variable("hub", name, states, free, free)

@@ -1,17 +1,24 @@
 """Repeated blocks of a model, cut down to a few for a search that looks at many ways to run it.
 
-Consecutive blocks ("model.layers.3") that are equal up to names, each reading what the one before gives, are a *run*.
-Constants that several blocks read, such as tables of positions, belong to no block. A folded graph keeps the first
-block of a run and says how often it occurs: costs and bytes count as often, and a value must leave each occurrence in
-the layout in which it came in. So a plan of a folded graph is a plan of the whole graph in which equal blocks are laid
-out alike: `unfolded` gives every copy the choices of the block that stands for it.
+Consecutive blocks ("model.layers.3"), each of which reads what the one before gives, are a *chain*. Its blocks are of a
+*kind* if they are equal up to names and hand the same on. Kinds may follow each other in any order: alike all along, in
+runs, or with a period. Constants that several blocks read, such as tables of positions, belong to no block.
+
+A folded graph keeps a few blocks of a chain, which are a walk over its kinds: from the kind of the first block to that
+of the last one, each kind at least once, and only steps that blocks of the chain take too. It says how often each of
+them occurs: costs and bytes count as often. Where an occurrence follows another one than in the walk, what is handed on
+must be brought into the layout in which the walk's block reads it (`Tie`). So a plan of a folded graph is a plan of the
+whole graph in which the blocks that one stands for are laid out alike: `unfolded` gives every copy the choices of the
+block that stands for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain, pairwise
 from typing import NamedTuple
 
 from shardwright.pcg.analysis import constant_nodes, read_again
@@ -19,29 +26,28 @@ from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.step.parameters import module_block
 from shardwright.search.choices.problem import Problem
 from shardwright.search.effort import WHOLE, Effort
+from shardwright.search.exact.chains import Link, chains, walks
 
-MIN_TIMES = 4
-"""The length from which runs are folded; beside a longer run, which decides about memory, one less is enough."""
 _KINDS = ("node", "storage", "hub")
 
 
 class Repeated(NamedTuple):
-    """A block that stands for several.
+    """A block that stands for several: all of them, in order."""
 
-    blocks    all of them, in order
-    carried   pairs: a value that the first block reads, and the value that each block gives to the next in its place
-    """
-
+    block: str
     blocks: tuple[str, ...]
-    carried: tuple[tuple[str, str], ...]
-
-    @property
-    def block(self) -> str:
-        return self.blocks[0]
 
     @property
     def times(self) -> int:
         return len(self.blocks)
+
+
+class Tie(NamedTuple):
+    """Two values of a folded graph: a block's occurrences read `before`, and are given `after` in its place `times`."""
+
+    before: str
+    after: str
+    times: int
 
 
 @dataclass(frozen=True)
@@ -49,20 +55,25 @@ class Folded:
     """A graph with its runs folded.
 
     Attributes:
+        repeated: the blocks that stand for several, in the order of the graph.
+        ties: what occurrences of blocks are given in place of what the graph has them read.
         home: the repeated block of every node that lies in one, parameters included.
         alike: the parameters that were left out, each with the one that stands for it.
         copies: for each block that stands for several, one table per copy, in order: the copy's names of the block's
             nodes and of the values that the block reads of the one before it.
-        last: the values that are read behind a run, each with its name in the run's last block.
+        last: the values that are read behind a chain, each with its name in the chain's last block.
+        is_mixed: whether blocks that one stands for lie between those that another stands for.
         effort: how much of it a search tries, by its size.
     """
 
     graph: Graph
     repeated: tuple[Repeated, ...] = ()
+    ties: tuple[Tie, ...] = ()
     home: Mapping[str, str] = field(default_factory=dict)
     alike: Mapping[str, str] = field(default_factory=dict)
     copies: Mapping[str, Sequence[Mapping[str, str]]] = field(default_factory=dict)
     last: Mapping[str, str] = field(default_factory=dict)
+    is_mixed: bool = False
     effort: Effort = WHOLE
 
     @cached_property
@@ -85,52 +96,123 @@ class Folded:
         return self.repeats.get(self.home.get(name, ""), 1)
 
 
-class _Block(NamedTuple):
-    """The operators from the first to the last of a block, and the leaves that nobody else reads."""
-
-    name: str
-    nodes: tuple[Node, ...]
-    leaves: tuple[Node, ...]
-
-    @property
-    def own(self) -> tuple[Node, ...]:
-        return (*self.leaves, *self.nodes)
-
-
-def fold(graph: Graph, copies: int = 1) -> Folded:
-    """Return the graph with the first `copies` blocks of every run; the last of these stands for the rest."""
+def fold(graph: Graph) -> Folded:
+    """Return the graph with a few blocks of every chain in place of all."""
     whole, graph = graph, shared_first(graph)
-    repeated, dropped = list[Repeated](), set[str]()
-    renamed, home, alike = dict[str, str](), dict[str, str](), dict[str, str]()
-    called = dict[str, Sequence[Mapping[str, str]]]()
-    found = list(_runs(graph))
-    least = MIN_TIMES - any(len(run) >= MIN_TIMES for run in found)
-    for run in found:
-        if len(run) < max(least, copies + 1):
-            continue
-        for number, block in enumerate(run[:copies]):
-            stands_for = run[number : number + 1] if number < copies - 1 else run[number:]
-            carried = tuple(_carried(run[number], run[number + 1]))
-            repeated.append(Repeated(tuple(b.name for b in stands_for), carried))
-            home |= dict.fromkeys((n.name for n in block.own), block.name)
-            called[block.name] = list(_names(block, run[number : number + len(stands_for)], carried))
-        end = run[copies - 1]
-        dropped |= {n.name for block in run[copies:] for n in block.own}
-        renamed |= {b.name: a.name for a, b in zip(end.nodes, run[-1].nodes, strict=True)}
-        for block in run[copies:]:
-            alike |= {b.name: a.name for a, b in zip(end.leaves, block.leaves, strict=True)}
-    if not repeated:
+    folds = [_Fold(links, walk) for links, walk in walks(list(chains(graph)))]
+    if not folds:
         return Folded(whole)
+    renamed = _joined(f.renamed for f in folds)
+    dropped = set[str]().union(*(f.dropped for f in folds))
     nodes = tuple(
         replace(n, inputs=tuple(renamed.get(i, i) for i in n.inputs)) for n in graph.nodes if n.name not in dropped
     )
-    outputs = tuple((key, renamed.get(name, name)) for key, name in graph.outputs)
-    runs = tuple(r._replace(carried=tuple((renamed.get(a, a), b) for a, b in r.carried)) for r in repeated)
-    copied = {
-        block: [{renamed.get(a, a): b for a, b in names.items()} for names in each] for block, each in called.items()
-    }
-    last = {own: name for name, own in renamed.items()}
-    return Folded(Graph(nodes, outputs, graph.mesh), runs, home, alike, copied, last)
+    return Folded(
+        Graph(nodes, tuple((key, renamed.get(name, name)) for key, name in graph.outputs), graph.mesh),
+        tuple(repeated for f in folds for repeated in f.repeated),
+        tuple(Tie(renamed.get(b, b), after, times) for f in folds for (b, after), times in f.ties.items()),
+        _joined(f.home for f in folds),
+        _joined(f.alike for f in folds),
+        {
+            block: [{renamed.get(a, a): b for a, b in names.items()} for names in each]
+            for f in folds
+            for block, each in f.copies.items()
+        },
+        _joined(f.last for f in folds),
+        any(f.is_mixed for f in folds),
+    )
+
+
+def _joined(tables: Iterable[Mapping[str, str]]) -> dict[str, str]:
+    return dict(chain.from_iterable(table.items() for table in tables))
+
+
+class _Fold:
+    """A chain, and the walk that stands for it.
+
+    stand_in  for each block, the place in the walk of the one that stands for it
+    kept      the number of the block at each place of the walk
+    """
+
+    def __init__(self, links: Sequence[Link], walk: Sequence[int]) -> None:
+        self.links = links
+        self.stand_in = list(_stand_ins(links, [links[number].kind for number in walk]))
+        self.kept = [0]
+        steps = list(enumerate(pairwise(self.stand_in), 1))
+        for place in range(1, len(walk)):
+            behind = (i for i, step in steps if step == (place - 1, place) and i > self.kept[-1])
+            self.kept.append(next(behind))
+        self.is_mixed = self.stand_in != sorted(self.stand_in)
+
+    def _of(self, place: int) -> Link:
+        return self.links[self.kept[place]]
+
+    def _alike(self) -> Iterator[tuple[Link, Link]]:
+        """Yield each block with the one that stands for it."""
+        yield from ((link, self._of(place)) for link, place in zip(self.links, self.stand_in, strict=True))
+
+    @property
+    def repeated(self) -> Iterator[Repeated]:
+        for place in range(len(self.kept)):
+            alike = (link.block.name for link, at in zip(self.links, self.stand_in, strict=True) if at == place)
+            yield Repeated(self._of(place).block.name, tuple(alike))
+
+    @property
+    def ties(self) -> Mapping[tuple[str, str], int]:
+        """How often a block is given a value in place of another one that the walk has it read."""
+        found = Counter[tuple[str, str]]()
+        for before, after in pairwise(self.stand_in):
+            if after != before + 1:
+                found.update(zip(self._of(after).read, self._of(before).given, strict=True))
+        return found
+
+    @property
+    def dropped(self) -> set[str]:
+        kept = {self._of(place).block.name for place in range(len(self.kept))}
+        return {n.name for link in self.links if link.block.name not in kept for n in link.block.own}
+
+    @property
+    def renamed(self) -> dict[str, str]:
+        """The values that are read in place of dropped ones, in the walk and behind it."""
+        found = dict(
+            zip((n.name for n in self.links[-1].block.nodes), (n.name for n in self._of(-1).block.nodes), strict=True)
+        )
+        for place in range(1, len(self.kept)):
+            found |= zip(self._of(place).read, self._of(place - 1).given, strict=True)
+        return found
+
+    @property
+    def last(self) -> dict[str, str]:
+        return {own.name: n.name for n, own in zip(self.links[-1].block.nodes, self._of(-1).block.nodes, strict=True)}
+
+    @property
+    def home(self) -> dict[str, str]:
+        kept = (self._of(place).block for place in range(len(self.kept)))
+        return {n.name: block.name for block in kept for n in block.own}
+
+    @property
+    def alike(self) -> dict[str, str]:
+        pairs = (
+            zip(link.block.leaves, own.block.leaves, strict=True) for link, own in self._alike() if link is not own
+        )
+        return {n.name: own.name for n, own in chain.from_iterable(pairs)}
+
+    @property
+    def copies(self) -> Mapping[str, Sequence[Mapping[str, str]]]:
+        found = dict[str, list[Mapping[str, str]]]()
+        for link, own in self._alike():
+            names = zip((n.name for n in own.block.own), (n.name for n in link.block.own), strict=True)
+            found.setdefault(own.block.name, []).append(dict([*zip(own.read, link.read, strict=True), *names]))
+        return found
+
+
+def _stand_ins(links: Sequence[Link], walk: Sequence[object]) -> Iterator[int]:
+    """Yield the place in the walk that stands for each block: of several of its kind, one that goes on as the block."""
+    for number, link in enumerate(links):
+        places = [place for place, kind in enumerate(walk) if kind == link.kind]
+        following = links[number + 1].kind if number + 1 < len(links) else None
+        same = (place for place in places if walk[place + 1 : place + 2] == [following])
+        yield places[0] if number == 0 else next(same, places[-1])
 
 
 def shared_first(graph: Graph) -> Graph:
@@ -153,98 +235,6 @@ def shared_first(graph: Graph) -> Graph:
         of = first if node.name in shared else leaves if node.is_leaf else rest
         of.append(replace(node, source=replace(node.source, module="")) if of is first else node)
     return Graph((*leaves, *first, *rest), graph.outputs, graph.mesh)
-
-
-def _runs(graph: Graph) -> Iterator[list[_Block]]:
-    """Yield maximal sequences of equal blocks, in order."""
-    run, key = list[_Block](), None
-    for block, before in _blocks(graph):
-        found = _signature(graph, block, run[-1] if run else None)
-        follows = run and before == run[-1].name and found is not None
-        if not (follows and (key is None or key == found)):
-            yield from _closed(graph, run)
-            run, key = [], None
-        elif follows:
-            key = found
-        run.append(block)
-    yield from _closed(graph, run)
-
-
-def _closed(graph: Graph, run: list[_Block]) -> Iterator[list[_Block]]:
-    """Yield a run, if only its last block gives values to anyone but the next block.
-
-    The first block may read a value without gradient, where each block gives the next one a value with a gradient. Then
-    the first block is a run of its own.
-    """
-    if len(run) > 1 and any(graph.types[a] != graph.types[b] for a, b in _carried(run[0], run[1])):
-        yield run[:1]
-        run = run[1:]
-    results = {name for _, name in graph.outputs}
-    for number, block in enumerate(run[:-1]):
-        mine = {n.name for n in block.own} | {n.name for n in run[number + 1].own}
-        if any(n.name in results or not mine.issuperset(graph.users[n.name]) for n in block.own):
-            return
-    if run:
-        yield run
-
-
-def _blocks(graph: Graph) -> Iterator[tuple[_Block, str]]:
-    """Yield the blocks whose operators lie side by side, each with the name of the block right before it, or ""."""
-    operators = [node for node in graph.nodes if not node.is_leaf]
-    names = [module_block(f"{node.source.module}.") for node in operators]
-    first, last = dict[str, int](), dict[str, int]()
-    for i, name in enumerate(names):
-        first.setdefault(name, i)
-        last[name] = i
-    end, before = 0, ""
-    for name in first:
-        if not name:
-            continue
-        start, stop = first[name], last[name] + 1
-        if start < end or any(n not in ("", name) for n in names[start:stop]):
-            before, end = "", max(end, stop)
-            continue
-        nodes = tuple(operators[start:stop])
-        inside = {n.name for n in nodes}
-        read = dict.fromkeys(i for n in nodes for i in n.inputs if graph.by_name[i].op in ("parameter", "buffer"))
-        leaves = tuple(graph.by_name[i] for i in read if inside.issuperset(graph.users[i]))
-        yield _Block(name, nodes, leaves), before if start == end else ""
-        end, before = stop, name
-
-
-def _signature(graph: Graph, block: _Block, before: _Block | None) -> Hashable | None:
-    """Return a key, equal for blocks that compute the same from the block before; None if that is of another kind."""
-    if before is None or [_bare(n) for n in block.own] != [_bare(n) for n in before.own]:
-        return None
-    number, previous = ({n.name: i for i, n in enumerate(b.own)} for b in (block, before))
-
-    def place(name: str) -> Hashable:
-        return ("own", number[name]) if name in number else ("before", previous.get(name, name))
-
-    return tuple(tuple(map(place, n.inputs)) for n in block.nodes)
-
-
-def _bare(node: Node) -> Hashable:
-    return node.op, tuple((key, value) for key, value in node.attrs if key not in ("seed", "target"))
-
-
-def _carried(block: _Block, after: _Block) -> Iterator[tuple[str, str]]:
-    """Yield each value that a block reads from outside, with the value that it gives to the next one in its place."""
-    inside, found = {n.name for n in block.own}, dict[str, str]()
-    for mine, other in zip(block.nodes, after.nodes, strict=True):
-        for a, b in zip(mine.inputs, other.inputs, strict=True):
-            if b in inside and a not in inside:
-                found.setdefault(a, b)
-    yield from found.items()
-
-
-def _names(block: _Block, alike: Sequence[_Block], carried: Sequence[tuple[str, str]]) -> Iterator[Mapping[str, str]]:
-    """Yield, for each equal block, its names of the nodes of `block` and of the values read of the block before."""
-    before = {name: name for name, _ in carried}
-    for other in alike:
-        own = {a.name: b.name for a, b in zip(block.own, other.own, strict=True)}
-        yield before | own
-        before = {name: own[after] for name, after in carried}
 
 
 # ---- from the folded graph to the whole one ----
@@ -299,12 +289,14 @@ def _stands_for(folded: Folded) -> Iterator[tuple[str, str]]:
 
 
 def _handed_on(folded: Folded) -> Iterator[tuple[str, str]]:
-    """Yield each value that a copy gives to the next, with the first copy's input, whose layouts it takes.
+    """Yield each value that a copy reads of another, with what stands for it among the readings of the folded block.
 
-    Values that their own copy reads too are left out.
+    So it takes the layouts of the latter. Values that their own copy reads too are left out.
     """
-    users, home = folded.graph.users, folded.home
-    for repeated in folded.repeated:
-        for before, after in repeated.carried:
-            if not any(home.get(user) == repeated.block for user in users[after]):
-                yield from ((names[before], before) for names in folded.copies[repeated.block][1:])
+    users, home, own = folded.graph.users, folded.home, dict(_stands_for(folded))
+    for block, copies in folded.copies.items():
+        for names in copies:
+            for before, name in names.items():
+                of = own.get(name, name)
+                if home.get(before) != block and not any(home.get(user) == home.get(of) for user in users[of]):
+                    yield name, before

@@ -255,7 +255,7 @@ class Solver:
         Raises `NoLayoutsError` where an operator cannot take a parameter as `limits` want it.
         """
         builder, eliminator = self.builder(mesh, execution)
-        key = folded.graph, folded.repeated, mesh, tuple(roles), execution, zero, limits, relaxed
+        key = folded.graph, (folded.repeated, folded.ties), mesh, tuple(roles), execution, zero, limits, relaxed
         if key in self.known.problems:
             return self.known.problems[key], eliminator
         self.known.ending.check()
@@ -445,16 +445,19 @@ class Solver:
         """Return a candidate for the whole graph, from one for a few blocks: equal blocks are laid out alike.
 
         If that does not fit, the whole graph is solved without knowledge, unless that takes too long. The stages keep
-        their blocks, unless the whole graph has other sections as well. Without `judged`, the graph is only laid out,
-        and the prediction stays that of a few blocks.
+        their blocks, unless the whole graph has other sections as well, or another order of them. Without `judged`, the
+        graph is only laid out, and the prediction stays that of a few blocks.
         """
+        run = candidate.execution
+        anew = replace(candidate, execution=run.scheduled(split=(), recompute_by_stage=()))
+        if run.schedule.split and folded.is_mixed:
+            return self._again_whole(graph, folded, anew, judged)
         try:
             return self._again_whole(graph, folded, candidate, judged)
         except PlanError:
-            if not (run := candidate.execution).schedule.split:
+            if not run.schedule.split:
                 raise
-            anew = run.scheduled(split=(), recompute_by_stage=())
-            return self._again_whole(graph, folded, replace(candidate, execution=anew), judged)
+            return self._again_whole(graph, folded, anew, judged)
 
     def _again_whole(self, graph: Graph, folded: Folded, candidate: Candidate, judged: bool) -> Candidate:
         c, whole, solved = candidate, Folded(graph), candidate.solved

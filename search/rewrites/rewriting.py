@@ -21,7 +21,7 @@ from shardwright.pcg.step.again import made_again_of_part
 from shardwright.pcg.step.asked import still_there
 from shardwright.pcg.step.operations import Operations
 from shardwright.search.choices.problem import Problem, RunFacts, Solution
-from shardwright.search.exact.folding import Folded, fold
+from shardwright.search.exact.folding import Folded, Tie, fold
 from shardwright.search.exact.solving import Candidate, Solver, limited_to, restriction
 from shardwright.search.plan import Rewrite
 from shardwright.search.rewrites.leaves import LeafSearch, Leaves, Rewritten
@@ -188,7 +188,5 @@ def applied(folded: Folded, found: Sequence[Rewritten]) -> Folded:
     for leaf, operators in zip(found, added, strict=True):
         if where := folded.home.get(next(iter(leaf.part.operators))):
             home |= dict.fromkeys(operators, where)
-    repeated = tuple(
-        r._replace(carried=tuple((instead.get(a, a), instead.get(b, b)) for a, b in r.carried)) for r in folded.repeated
-    )
-    return replace(folded, graph=graph.validate(), repeated=repeated, home=home)
+    ties = tuple(Tie(instead.get(a, a), instead.get(b, b), times) for a, b, times in folded.ties)
+    return replace(folded, graph=graph.validate(), ties=ties, home=home)

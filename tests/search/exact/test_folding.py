@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -17,6 +19,7 @@ from shardwright.pcg.step.execution import Execution
 from shardwright.search.check import check_plan
 from shardwright.search.exact.folding import Folded, fold
 from shardwright.search.exact.solving import Solver, different, over_time, restriction
+from shardwright.search.tree import ways
 from shardwright.search.tree.planner import Planner
 from tests.each import each
 from tests.search.graphs import blocks, cluster, every_choice, mlp
@@ -28,8 +31,6 @@ def test_a_run_of_equal_blocks_is_its_first_one() -> None:
     assert folded.repeats == {"layers.0": 6}
     assert len(folded.graph.validate().nodes) < len(graph.nodes) / 3
     assert {folded.times(n.name) for n in folded.graph.leaves("parameter")} == {1, 6}
-    two = fold(graph, 2)
-    assert two.repeats == {"layers.0": 1, "layers.1": 5}
 
 
 def test_few_blocks_and_graphs_without_modules_stay() -> None:
@@ -189,8 +190,7 @@ def test_runs_that_follow_each_other_are_planned() -> None:
     graph = b.graph([("loss", b.op("sum", b.op("mul", x, x), dims=(0, 1), keepdim=False))])
     folded = fold(graph)
     assert len(folded.repeated) == 2
-    for repeated in folded.repeated:
-        assert all(a in folded.graph.by_name and b in folded.graph.by_name for a, b in repeated.carried)
+    assert all(tie.before in folded.graph.by_name and tie.after in folded.graph.by_name for tie in folded.ties)
     check_plan(Planner(cluster(2), every_choice).plan(graph, mesh=Mesh.of(x=2)), graph, every_choice)
 
 
@@ -242,3 +242,88 @@ def test_what_does_not_fit_unfolded_is_solved_whole_if_that_is_small(monkeypatch
         asked.clear()
         assert small.again_whole(graph, fold(graph), few).graph == whole.graph
         assert len(asked) == number
+
+
+# ---- kinds of blocks ----
+
+
+WIDTHS = {"a": 32, "b": 16, "c": 48}
+"""The hidden widths of kinds of blocks."""
+
+
+def kinds(pattern: str, *, two: str = "") -> Graph:
+    """Blocks of these kinds, one behind the other; those of `two` hand on a second value."""
+    b = GraphBuilder()
+    x = b.leaf("x", "input", (32, 16), "float32", "x")
+    b.at("s", Source("stem", "model.py:0"))
+    x = y = b.op("linear", x, b.leaf("first", "parameter", (16, 16), "float32", "stem.weight", grad=True))
+    for i, kind in enumerate(pattern):
+        sizes = ((WIDTHS[kind], 16), (16, WIDTHS[kind]))
+        up, down = (
+            b.leaf(f"{side}{i}", "parameter", size, "float32", f"layers.{i}.{side}", grad=True)
+            for side, size in zip(("up", "down"), sizes, strict=True)
+        )
+        b.at("y", Source(f"layers.{i}", "model.py:1"))
+        x = b.op("add", x, b.op("linear", b.op("relu", b.op("linear", b.op("tanh", x), up)), down))
+        if two:
+            x, y = (x, b.op("add", x, y)) if kind in two else (b.op("mul", x, y), x)
+    b.at("l", Source("", "model.py:2"))
+    return b.graph([("loss", b.op("sum", b.op("mul", x, y), dims=(0, 1), keepdim=False))])
+
+
+@each(
+    "pattern, expected, is_mixed",
+    [
+        ("abababab", {"layers.0": 4, "layers.1": 4}, True),
+        ("aaabaaabaaabaaab", {"layers.0": 12, "layers.3": 4}, True),
+        ("aaaabbb", {"layers.0": 4, "layers.4": 3}, False),
+        ("aabbaabbaabb", {"layers.0": 6, "layers.2": 6}, True),
+        ("abababababa", {"layers.0": 5, "layers.1": 5, "layers.10": 1}, True),
+        ("ababcb" * 4, {"layers.0": 8, "layers.3": 4, "layers.4": 4, "layers.5": 8}, True),
+        ("aaaacaaaa", {"layers.0": 4, "layers.5": 4}, False),
+        ("abcabc", {}, False),
+        ("bbbbaca", {"layers.0": 4}, False),
+    ],
+)
+def test_blocks_are_folded_by_kind(pattern: str, expected: dict[str, int], is_mixed: bool) -> None:
+    graph = kinds(pattern)
+    folded = fold(graph)
+    assert (folded.repeats, folded.is_mixed) == (expected, is_mixed)
+    assert (len(folded.graph.validate().nodes) < len(graph.nodes)) == bool(expected)
+    assert {leaf.name for leaf in graph.leaves("parameter")} == {
+        *folded.alike, *(leaf.name for leaf in folded.graph.leaves("parameter"))
+    }  # fmt: skip
+
+
+@each("pattern", ["abababab", "aaabaaabaaabaaab", "aabbaabbaabb", "abababababa"])
+@each("two", ["", "b"])
+@each("roles", [("free",), ("zero",), ("tensor",)])
+def test_a_problem_of_kinds_is_the_whole_one_with_blocks_of_a_kind_laid_out_alike(
+    pattern: str, two: str, roles: tuple[str, ...]
+) -> None:
+    """So it has no lower optimum; and its solution, given to all blocks, costs as much on the whole graph."""
+    graph, solver, mesh = kinds(pattern, two=two), Solver(cluster(2, link_bytes_per_s=1e8), every_choice), Mesh.of(x=2)
+    folded = fold(graph)
+    assert folded.repeated
+    whole, few = (solver.solve(f, mesh, roles, "test") for f in (Folded(graph), folded))
+    assert few.solved[1].objective >= whole.solved[1].objective * (1 - 1e-9)
+    assert few.solved[1].objective == pytest.approx(whole.solved[1].objective, rel=1e-2)
+    again = solver.again_whole(graph, folded, few)
+    assert again.prediction.step_s == pytest.approx(few.prediction.step_s, rel=2e-2)
+    assert again.prediction.step_s <= whole.prediction.step_s * 1.01
+    check = {leaf.name: leaf for leaf in again.graph.leaves("parameter")}
+    for name, stands in folded.alike.items():
+        assert check[name].attr("layouts") == check[stands].attr("layouts")
+
+
+@each("stages", [1, 2])
+@each("pattern", ["abababab", "aaabaaabaaab"])
+def test_a_plan_of_kinds_is_as_good_as_one_of_all_blocks(pattern: str, stages: int) -> None:
+    graph = kinds(pattern)
+    planned = list[float]()
+    for folding in (fold, Folded):
+        with mock.patch.object(ways, "fold", folding):
+            plan = Planner(cluster(4, link_bytes_per_s=1e8), every_choice).plan(graph, stages=stages)
+            check_plan(plan, graph, every_choice)
+            planned.append(plan.prediction.step_s)
+    assert planned[0] <= planned[1] * 1.01

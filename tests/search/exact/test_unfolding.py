@@ -79,7 +79,7 @@ def test_what_the_first_copy_reads_in_other_layouts_is_handed_on_in_them() -> No
     problem, _ = own.problem(folded, Mesh.of(x=4), ("free",), Execution(), "zero-3")
     whole = unfolded(problem, folded, serial)
     assert whole is not None
-    ((before, after),) = folded.repeated[0].carried
+    ((before, after, _),) = folded.ties
     names = [copy[before] for copy in folded.copies["layers.0"]]
     assert names[0] == before
     assert len(set(names)) == 6

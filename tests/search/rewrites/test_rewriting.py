@@ -57,7 +57,7 @@ def test_a_folded_graph_is_rewritten_as_the_whole_one_is() -> None:
             assert difference(fold(replay(graph, rewrites, RULES, mesh)).graph, new.graph) is None
             assert set(new.home) <= set(new.graph.by_name)
             assert {new.times(n.name) for n in new.graph.nodes if n.source.module.startswith("layers")} == {6}
-            assert all({a, b} <= set(new.graph.by_name) for r in new.repeated for a, b in r.carried)
+            assert all({tie.before, tie.after} <= set(new.graph.by_name) for tie in new.ties)
             assert len(rewrites) == 6
             used.add(step.step[0])
     assert used == set(RULES)
