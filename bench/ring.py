@@ -33,6 +33,9 @@ from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.predict import predict
 from shardwright.lowering.module import lower
 from shardwright.lowering.ranks.launch import run_ranks
+from shardwright.lowering.ranks.movement import Axis
+from shardwright.lowering.runtime.attention import sdpa
+from shardwright.lowering.runtime.collectives import gather_copy
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
 from shardwright.search.request.restrict import CONTEXT, RING
@@ -41,9 +44,11 @@ from shardwright.search.tree.planner import Planner
 PAGE = Path(__file__).parents[1] / "docs" / "ring.md"
 HEADING = "## What it saves"
 SIZE = Size(batch=1, vocab=512, hidden=256, heads=4, layers=2)
-CASES = ((4096, 10e6), (8192, 10e6), (8192, 5e6))
+CASES = ((4096, 10e6), (4096, 5e6), (8192, 10e6))
 """Tokens, and bytes per second of the link, each way."""
 WAYS = (CONTEXT, RING)
+ALONE = 4096
+"""The tokens of attention alone."""
 MOST_APART = 1e-3
 """The largest difference of gradients between contenders, of the largest gradient."""
 
@@ -84,9 +89,7 @@ def peak_on_rank(graph: Graph, size: Size) -> int:
 def inside(seq: int, bytes_per_s: float, num_rounds: int) -> dict[str, Any]:
     """Measure one case; this process is the first node."""
     size = replace(SIZE, seq=seq)
-    found = graphs(size)
-    peaks = {role: run_ranks(partial(peak_on_rank, graph, size), 2, 600.0) for role, graph in found.items()}
-    other = as_nodes(bytes_per_s)
+    found, other = graphs(size), as_nodes(bytes_per_s)
     try:
         times = slowest_rank(run_ranks(race, 2, 900.0, args=(found, size, other.pid, num_rounds)))
     finally:
@@ -97,11 +100,48 @@ def inside(seq: int, bytes_per_s: float, num_rounds: int) -> dict[str, Any]:
         "seq": seq, "rate": bytes_per_s, "whole_s": seconds,
         "sends": predict(found[CONTEXT], cluster).communication_bytes / bytes_per_s / seconds,
         "wall": str(ratio(own, whole)), "cpu": f"{ratio(own, whole, CPU).median:.2f}",
-        "peak": max(peaks[CONTEXT]), "memory": max(peaks[RING]) / max(peaks[CONTEXT]),
     }  # fmt: skip
 
 
-def section(found: Sequence[dict[str, Any]], num_rounds: int) -> str:
+def memory(seq: int) -> dict[str, float]:
+    """Return the peak with gathered keys, and the ring's as a share of it."""
+    size = replace(SIZE, seq=seq)
+    peaks = {role: max(run_ranks(partial(peak_on_rank, g, size), 2, 900.0)) for role, g in graphs(size).items()}
+    return {"peak": peaks[CONTEXT], "memory": peaks[RING] / peaks[CONTEXT]}
+
+
+# ---- attention alone ----
+
+
+class Alone:
+    """Attention without a mask, forward and backward, on one rank's part of the sequence; and its memory."""
+
+    def __init__(self, role: str) -> None:
+        self.role, self.axis = role, Axis("cp", dist.get_world_size(), dist.get_rank(), dist.group.WORLD)
+        shape = (1, SIZE.heads, ALONE // self.axis.size, SIZE.hidden // SIZE.heads)
+        self.operands = [torch.randn(shape, requires_grad=True) for _ in range(3)]
+
+    def step(self) -> None:
+        q, *keys = self.operands
+        if self.role == RING:
+            y = sdpa(False, None, 0, q, *keys, ring=self.axis)
+        else:
+            y = sdpa(False, None, 0, q, *(gather_copy(x, self.axis, 2) for x in keys))
+        y.backward(torch.ones_like(y))
+        for x in self.operands:
+            x.grad = None
+
+    def resident_bytes(self) -> int:
+        return sum(x.nbytes for x in self.operands)
+
+
+def alone(num_ranks: int) -> dict[str, float]:
+    """Return the peak of attention alone with gathered keys, and the ring's as a share of it."""
+    peaks = {role: max(run_ranks(lambda own=role: peak_bytes(Alone(own), 2), num_ranks, 600.0)) for role in WAYS}
+    return {"ranks": num_ranks, "peak": peaks[CONTEXT], "memory": peaks[RING] / peaks[CONTEXT]}
+
+
+def section(found: Sequence[dict[str, Any]], parts: Sequence[dict[str, float]], num_rounds: int) -> str:
     """The section of the page."""
     rows = [
         f"| {one['seq']} | {one['rate'] / 1e6:.0f} MB/s | {one['whole_s'] * 1e3:.0f} ms | {one['sends']:.0%} | "
@@ -122,6 +162,14 @@ process. *Peak* is all that a rank's tensors take at once in a step with AdamW.
 | tokens | link | gathered | sends | ring ÷ gathered | CPU time ÷ | peak, gathered | ring ÷ |
 |--:|--:|--:|--:|--:|--:|--:|--:|
 {chr(10).join(rows)}
+
+The peak with gathered keys has a mask of each rank's queries and all keys, which causal attention makes on CPUs
+([limits](limits.md)); a ring makes none, and kernels on GPUs do not. Attention alone without a mask, {ALONE} tokens,
+forward and backward:
+
+| ranks | peak, gathered | ring ÷ |
+|--:|--:|--:|
+{chr(10).join(f"| {p['ranks']} | {p['peak'] / 1e6:.0f} MB | {p['memory']:.2f} |" for p in parts)}
 """
 
 
@@ -144,8 +192,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         words = ["-m", "bench.ring", "--inside", str(seq), str(rate), "--rounds", str(options.rounds)]
         command = ["unshare", "-Urn", "--kill-child", sys.executable, *words]
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=1800)
-        found.append(json.loads(done.stdout.splitlines()[-1]))
-    text = section(found, options.rounds)
+        found.append(json.loads(done.stdout.splitlines()[-1]) | memory(seq))
+    text = section(found, [alone(num_ranks) for num_ranks in (2, 4, 8)], options.rounds)
     print(text)
     if not options.dry:
         page = PAGE.read_text(encoding="utf-8").split(HEADING)[0].rstrip() + "\n\n"

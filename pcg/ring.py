@@ -69,14 +69,13 @@ class Rounds(Exchange):
     def held_bytes(self, *, backward: bool = False) -> int:
         """Return the size of two blocks, and of what a round gives, beside sums in fp32 if these are wider.
 
-        In backward a round gives gradients of queries and of a block. There are two sums of the latter: of the device's
-        own block, and of one that travels, which is sent in its own dtype.
+        In backward a round gives gradients of queries and of a block. The sum of the device's own block stays. That of
+        another block arrives while, of more than two devices, the one before is sent on.
         """
         copies = self.wide if self.wide > 1 else 0
         if not backward:
             return 2 * self.block + (1 + copies) * self.result
-        travelling = (2 * self.wide + 1 + (copies > 0)) * self.gradient
-        return 3 * self.block + travelling + (1 + copies) * self.result
+        return 3 * self.block + (self.wide + 1 + (self.size > 2)) * self.gradient + (1 + copies) * self.result
 
     def call(self, axis: str, group: str) -> str:
         return f"ring={axis}"

@@ -261,9 +261,8 @@ def _attention(part: Local) -> Passes:
         own = Work("attention", shape, flops, num_bytes, part.dtype, causal and (rounds == 1 or seen < q[-2] * k[-2]))
         forward.append(own)
         backward.append(replace(own, flops=2.5 * flops, num_bytes=again, backward=True))
-    sums = (rounds - 1) * (_merge(part.result), *map(_merge, part.operands))
-    found = Passes((*forward, *sums[: rounds - 1]), (*backward, *sums[rounds - 1 :]) if part.trained else ())
-    return replace(found, groups=rounds)
+    merges, sums = (rounds - 1) * [_merge(part.result)], (rounds - 1) * [*map(_merge, part.operands)]
+    return Passes((*forward, *merges), (*backward, *sums) if part.trained else (), groups=rounds)
 
 
 def _merge(kind: TensorType) -> Work:

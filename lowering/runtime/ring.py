@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import NamedTuple, TypeVar, cast
 
 import torch
@@ -114,19 +114,19 @@ class _Blocks(NamedTuple):
     keys: torch.Size
     values: torch.Size
 
-    def joined(self, k: Tensor, v: Tensor) -> Tensor:
-        return torch.cat([k.reshape(-1), v.reshape(-1)])
-
     def parts(self, block: Tensor) -> tuple[Tensor, Tensor]:
         k, v = block.split([self.keys.numel(), self.values.numel()])
         return k.view(self.keys), v.view(self.values)
 
 
-def around(axis: Axis, block: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """Yield the block of each rank with the rank, this one's first. While one is used, it is sent on."""
+def around(axis: Axis, k: Tensor, v: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Yield each rank with its keys and values, this one's first. While a block is used, it is sent on."""
+    shapes, block = _Blocks(k.shape, v.shape), None
     for step in range(axis.size):
-        arriving = start_shift(block, axis) if step + 1 < axis.size else None
-        yield (axis.rank - step) % axis.size, block
+        arriving = None
+        if step + 1 < axis.size:
+            arriving = start_shift(torch.cat([k.reshape(-1), v.reshape(-1)]) if block is None else block, axis)
+        yield (axis.rank - step) % axis.size, *((k, v) if block is None else shapes.parts(block))
         if arriving is not None:
             block = arriving()
 
@@ -134,10 +134,9 @@ def around(axis: Axis, block: Tensor) -> Iterator[tuple[int, Tensor]]:
 class _Ring(Function):
     @staticmethod
     def forward(ctx: AutogradContext, plan: _Plan, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        attend, shapes = _kernel(q, v), _Blocks(k.shape, v.shape)
+        attend = _kernel(q, v)
         found, log_sum = _nothing_seen(q, v)
-        for number, block in around(plan.axis, shapes.joined(k, v)):
-            keys, values = shapes.parts(block)
+        for number, keys, values in around(plan.axis, k, v):
             for rows, columns, causal in plan.tiles(plan.queries, number, k.shape[-2], attend.most_rows):
                 given = q[..., rows, :], keys[..., columns, :], values[..., columns, :]
                 _merge(found[..., rows, :], log_sum[..., rows], *attend.forward(*given, causal, plan.scale))
@@ -150,57 +149,69 @@ class _Ring(Function):
     def backward(ctx: AutogradContext, grad: Tensor) -> tuple[None, *tuple[Tensor | None, ...]]:
         q, k, v, result, log_sum = ctx.saved_tensors
         _, *needed = ctx.needs_input_grad
-        shapes = _Blocks(k.shape, v.shape)
-        found = _Gradients(ctx.plan, q, grad, result, log_sum, shapes)
-        into_k, into_v = shapes.parts(found.everywhere(shapes.joined(k, v), send=any(needed[1:])))
-        gradients = zip((q, k, v), (found.queries, into_k, into_v), needed, strict=True)
+        found = _Gradients(ctx.plan, q, grad, result, log_sum)
+        gradients = zip((q, k, v), found.everywhere(k, v, send=any(needed[1:])), needed, strict=True)
         return None, *(own.to(x.dtype) if is_needed else None for x, own, is_needed in gradients)
+
+
+class _Sum:
+    """The gradients of a block: those of the ranks before, which arrive, and this rank's."""
+
+    def __init__(self, shapes: _Blocks, like: Tensor, arriving: Started | None) -> None:
+        self.shapes, self.like, self.arriving = shapes, like, arriving
+
+    @cached_property
+    def block(self) -> Tensor:
+        """The sum so far; waits for what arrives."""
+        if self.arriving is not None:
+            return self.arriving()
+        return self.like.new_zeros(self.shapes.keys.numel() + self.shapes.values.numel())
+
+    def add(self, columns: slice, of_keys: Tensor, of_values: Tensor) -> None:
+        keys, values = self.shapes.parts(self.block)
+        keys[..., columns, :] += of_keys
+        values[..., columns, :] += of_values
 
 
 class _Gradients:
     """The gradients of a rank's queries, and of the blocks that it sees."""
 
-    def __init__(self, plan: _Plan, q: Tensor, grad: Tensor, result: Tensor, log_sum: Tensor, shapes: _Blocks) -> None:
-        self.plan, self.shapes, self.q = plan, shapes, q
-        self.by_row = grad, result
-        self.log_sum, self.attend = log_sum, _kernel(q, result)
+    def __init__(self, plan: _Plan, q: Tensor, grad: Tensor, result: Tensor, log_sum: Tensor) -> None:
+        self.plan, self.q, self.grad, self.result, self.log_sum = plan, q, grad, result, log_sum
+        self.attend = _kernel(q, result)
         self.queries = torch.zeros_like(q, dtype=_wide(q.dtype))
 
-    def everywhere(self, own: Tensor, *, send: bool) -> Tensor:
-        """Return the gradients of this rank's block, of all ranks' queries; `send`: they are needed."""
-        plan, axis = self.plan, self.plan.axis
+    def everywhere(self, k: Tensor, v: Tensor, *, send: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the gradients of queries, and of this rank's keys and values by all ranks' queries.
+
+        `send`: the latter are needed.
+        """
+        plan, axis, shapes = self.plan, self.plan.axis, _Blocks(k.shape, v.shape)
         middle = plan.queries.start + len(plan.queries) // 2
         late, early = range(middle, plan.queries.stop), range(plan.queries.start, middle)
-        total, arriving = torch.zeros_like(own, dtype=_wide(own.dtype)), None
-        for number, block in around(axis, own):
+        own, arriving = _Sum(shapes, k.new_empty(0, dtype=_wide(k.dtype)), None), None
+        for number, keys, values in around(axis, k, v):
             if number == axis.rank:
-                self.add(block, number, late, total)
-            else:
-                arriving = self._sent_on(block, number, arriving) if send else self._seen(block, number)
-        self.add(own, axis.rank, early, total)
-        return total if arriving is None else total.add_(arriving())
-
-    def _sent_on(self, block: Tensor, number: int, arriving: Started | None) -> Started:
-        """Add this rank's summand to what arrives, if anything does, and start to send the sum on."""
-        summand = torch.zeros_like(block, dtype=_wide(block.dtype))
-        self.add(block, number, self.plan.queries, summand)
+                self.add(keys, values, number, late, own)
+                continue
+            total = _Sum(shapes, k, arriving)
+            self.add(keys, values, number, plan.queries, total)
+            arriving = start_shift(total.block, axis) if send else None
+            del keys, values, total
+        self.add(k, v, axis.rank, early, own)
         if arriving is not None:
-            summand.add_(arriving())
-        return start_shift(summand.to(block.dtype), self.plan.axis)
+            own.block.add_(arriving())
+        return self.queries, *shapes.parts(own.block)
 
-    def _seen(self, block: Tensor, number: int) -> None:
-        self.add(block, number, self.plan.queries, torch.zeros_like(block, dtype=_wide(block.dtype)))
-
-    def add(self, block: Tensor, number: int, queries: range, total: Tensor) -> None:
+    def add(self, keys: Tensor, values: Tensor, number: int, queries: range, total: _Sum) -> None:
         """Add the gradients of a block, by some of the queries, to `total`, and to theirs."""
-        (keys, values), into = self.shapes.parts(block), self.shapes.parts(total)
         for rows, columns, causal in self.plan.tiles(queries, number, keys.shape[-2], self.attend.most_rows):
-            grad, result = (x[..., rows, :] for x in self.by_row)
-            given = self.q[..., rows, :], keys[..., columns, :], values[..., columns, :]
-            found = self.attend.backward(grad, *given, result, self.log_sum[..., rows], causal, self.plan.scale)
-            self.queries[..., rows, :] += found[0]
-            for total_of, summand in zip(into, found[1:], strict=True):
-                total_of[..., columns, :] += summand
+            grad, q, result = (x[..., rows, :] for x in (self.grad, self.q, self.result))
+            given = grad, q, keys[..., columns, :], values[..., columns, :], result, self.log_sum[..., rows]
+            of_queries, *of_block = self.attend.backward(*given, causal, self.plan.scale)
+            self.queries[..., rows, :] += of_queries
+            del of_queries  # before the sum takes memory
+            total.add(columns, *of_block)
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

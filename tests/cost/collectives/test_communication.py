@@ -228,6 +228,17 @@ def test_of_several_lines_the_greatest_counts() -> None:
 # -------------------------------------------------------------------------------------------------------------- sending
 
 
+def test_a_permutation_takes_the_slowest_link_of_its_ring() -> None:
+    """Inside of a machine, across machines, and of one device alone."""
+    model = Communication(machine(8, 4), (4, 8, 1))
+    assert model.permute_s(1, 1e9) == pytest.approx(model.send_s(0, 1, 1e9))
+    assert model.permute_s(0, 1e9) == pytest.approx(model.send_s(7, 8, 1e9))
+    assert Communication(machine(8, 4), (32,)).permute_s(0, 1e9) == pytest.approx(model.send_s(7, 8, 1e9))
+    assert model.permute_s(2, 1e9) == 0
+    with pytest.raises(ClusterError, match="num_bytes: expected a finite number"):
+        model.permute_s(0, -1.0)
+
+
 def test_sending_takes_the_level_where_two_ranks_meet() -> None:
     model = Communication(machine(8, 4), (4, 8))
     assert model.send_s(3, 3, 1e9) == 0

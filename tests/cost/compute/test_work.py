@@ -280,3 +280,21 @@ def test_experts_keep_inside_what_autograd_keeps() -> None:
     small = 96 * 4  # the weights in the order of the rows
     assert sum(kept.values()) == experts("R", 1)[2] + small
     assert result.shape == (24, 20)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_rounds_of_a_ring_are_together_the_attention_of_all_keys(causal: bool) -> None:
+    """Of the device with the last queries: a kernel for each block, one on the diagonal, and sums of results."""
+    shapes, attrs = [(2, 4, 32, 8), (2, 2, 32, 8), (2, 2, 32, 8)], {"causal": causal, "scale": None}
+    cost = costed("sdpa", shapes, attrs, (4,))
+    ring = cost.passes((parse_choice("q@k"),), ((S(2),),) * 3, (S(2),))
+    split = cost.passes((Split("q"),), ((S(2),), (R,), (R,)), (S(2),))
+    attention = [[w for w in works if w.kind == "attention"] for works in (ring.forward, ring.backward)]
+    assert [len(works) for works in attention] == [4, 4]
+    assert [sum(w.flops for w in works) for works in attention] == [split.forward[0].flops, split.backward[0].flops]
+    assert [w.causal for w in attention[0]] == [False] * 3 + [causal]
+    assert {w.shape for w in attention[0]} == {(8, 8, 8, 8)}
+    sums = [w.shape for w in ring.forward if w.kind == "pointwise"]
+    assert sums == [(2 * 4 * 8 * 8,)] * 3
+    assert [w.shape for w in ring.backward if w.kind == "pointwise"] == [(512,), (256,), (256,)] * 3
+    assert (ring.groups, split.groups) == (4, 1)

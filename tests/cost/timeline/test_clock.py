@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardwright.cost.timeline.clock import SHARING, Sharing, times
+from shardwright.cost.timeline.clock import SHARING, Sharing, exposed_s, times
 from shardwright.cost.timeline.tasks import COMPUTE, COPY, Task
+from shardwright.pcg.choice import Transfers
 from shardwright.pcg.errors import ClusterError
 
 Times = tuple[list[float], list[float]]
@@ -99,6 +100,24 @@ def test_the_first_task_of_what_never_starts_is_named() -> None:
     assert str(error.value) == (
         "task 'b' on 'compute' waits for a task that is launched after it on the same stream; reorder them"
     )
+
+
+@given(
+    st.integers(1, 16),
+    st.lists(st.integers(0, 16), min_size=1, max_size=4),
+    st.sampled_from([*SHARING.values(), Sharing(1, 1)]),
+)
+def test_what_is_exposed_of_transfers_is_what_the_clock_says(part: int, beside: list[int], sharing: Sharing) -> None:
+    """Each begins with its part of the work, and the next part waits for it."""
+    tasks, sent, computed = [Task("before", "a", 3.0)], 0, 0
+    for seconds in beside:
+        tasks += [Task("sent", "a", float(seconds), (computed,)), Task("part", COMPUTE, float(part), (sent,))]
+        sent, computed = len(tasks) - 2, len(tasks) - 1
+    tasks.append(Task("after", "a", 2.0, (computed,)))
+    _, ends = times(tasks, sharing)
+    transfers = Transfers((3.0,), tuple((float(seconds),) for seconds in beside), (2.0,))
+    compute_s = float(part * len(beside))
+    assert exposed_s(transfers, compute_s, sharing) == pytest.approx(max(ends) - compute_s)
 
 
 def test_nothing_takes_no_time() -> None:

@@ -8,6 +8,8 @@ from itertools import pairwise, product
 
 import pytest
 
+from bench.decoders import Decoder, captured
+from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.predict import node_costs, predict
 from shardwright.cost.timeline.memory import SAFE_SHARE
 from shardwright.cost.timeline.steps import Steps
@@ -17,6 +19,7 @@ from shardwright.pcg.errors import GraphError, PlanError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import DEFAULT
+from shardwright.planning import certified_choices
 from shardwright.reports.facts import fits
 from shardwright.reports.plan import PlanReport
 from shardwright.reports.wording import quality
@@ -246,6 +249,16 @@ def test_predictions_are_of_positive_parts() -> None:
 def test_a_larger_mesh_is_refused() -> None:
     with pytest.raises(PlanError, match=r"mesh \[x=5\] has 5 devices, cluster test has 4"):
         planner(4).plan(mlp(), mesh=Mesh.of(x=5))
+
+
+def test_the_search_lets_keys_travel_where_a_step_is_faster_so() -> None:
+    """Beside compute of GPUs, where heads do not divide; where they do, causal attention is in balance by heads."""
+    machine, mesh = Cluster.preset("a10-box", 1, 4), Mesh.of(x=4)
+    for heads, own in (((2, 1), "q@k"), ((4, 4), "h")):
+        graph = captured(Decoder("llama", 1, 256, *heads, 512, 1000), 1, 16384)
+        found = Planner(machine, certified_choices()).plan(graph, mesh=mesh, compared=False, recompute="none")
+        (attention,) = found.graph.leaves("sdpa")
+        assert attention.split[-1] == own, heads
 
 
 def test_roles_must_match_the_mesh() -> None:
