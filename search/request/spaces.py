@@ -23,6 +23,8 @@ BATCH_AXES = ("dp", "zero")
 """The axes of plans by hand that divide the batch."""
 LONGEST_FIRST: tuple[Zero, ...] = ("zero-1", "zero-2", "zero-3")
 """Lifetimes of gathered parameters: the longer, the less is sent and the more is kept."""
+_MOST_TRIED = 2**30
+"""The number of devices up to which divisors are found by trying."""
 MOST_MICROBATCHES = 256
 
 
@@ -109,7 +111,11 @@ def meshes(num_devices: int, max_axes: int = 2) -> Iterator[Mesh]:
 
 
 def degrees(n: int) -> list[int]:
-    """Return the divisors of n but 1, in order."""
+    """Return the divisors of n but 1, in order; found without trying every number up to its root where that is long."""
+    if n > _MOST_TRIED:
+        from sympy import divisors  # takes longer to import than this module
+
+        return list(divisors(n))[1:]
     small = [d for d in range(1, isqrt(n) + 1) if n % d == 0]
     return sorted({*small, *(n // d for d in small)})[1:]
 
