@@ -46,6 +46,8 @@ class Device:
         step_overhead_s: a fixed time of every step, whatever the model.
         put_off_s: how much longer the host needs for an operator whose gradients of weights are left to a second part
             of backward, in both parts and forward together.
+        host_bytes_per_s: copies to the host's memory, or from there, one way at a time; 0: there is no such memory to
+            offload to.
         context_bytes: memory of the driver, loaded kernels and libraries' workspaces, whatever the model; less than
             `memory_bytes`.
         operators: measured dispatch by operator of the op table, (forward, backward) seconds; other operators take
@@ -72,6 +74,7 @@ class Device:
     update_overhead_s: float = 0.0
     step_overhead_s: float = 0.0
     put_off_s: float = 0.0
+    host_bytes_per_s: float = 0.0
     context_bytes: int = 0
     operators: Mapping[str, tuple[float, float]] = field(default_factory=dict, hash=False)
     kernels: tuple[Kernel, ...] = field(default=(), hash=False)
@@ -112,7 +115,7 @@ class Device:
 
 
 _LEAST = ("memory_bytes", "memory_bytes_per_s", "matmul_efficiency", "attention_efficiency",
-          "attention_backward_efficiency")  # fmt: skip
+          "attention_backward_efficiency", "host_bytes_per_s")  # fmt: skip
 _MOST = ("op_overhead_s", "kernel_s", "update_overhead_s", "step_overhead_s", "put_off_s")
 
 
@@ -193,6 +196,7 @@ _CHECKS: Mapping[str, tuple[checks.Check, str]] = {
     "update_overhead_s": (checks.non_negative, "seconds"),
     "step_overhead_s": (checks.non_negative, "seconds"),
     "put_off_s": (checks.non_negative, "seconds"),
+    "host_bytes_per_s": (checks.non_negative, "bytes per second"),
     "context_bytes": (_count, "the bytes that the driver and loaded kernels take, or 0"),
     "operators": (_passes, "seconds"),
     "paces": (_passes, "times"),

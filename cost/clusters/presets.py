@@ -208,6 +208,7 @@ def gpu_device(name: str) -> Device:
         attention_backward_efficiency=gpu.attention_backward_efficiency,
         num_units=gpu.num_units,
         kernel_s=_TABLE["kernel_s"]["value"],
+        host_bytes_per_s=gpu.host_gb_per_s * 1e9 * LINKS["pcie"].share,
         context_bytes=CONTEXT_BYTES,
     )
 

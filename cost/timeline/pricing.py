@@ -30,8 +30,8 @@ from shardwright.pcg.step.messages import Message
 from shardwright.pcg.step.parameters import Parameter
 from shardwright.pcg.step.verbs import VERBS, Action, Microbatch
 
-HOST_BYTES_PER_S = 25e9
-"""The rate between a GPU and its host's pinned memory, one way: assumed, four fifths of PCIe 4.0 × 16 (31.5 GB/s)."""
+COPY_START_S = 10e-6
+"""The time from the launch of a copy to its first byte: assumed."""
 
 _PRICES = {verb: row.price for verb, row in VERBS.items()}
 
@@ -55,9 +55,9 @@ def is_bucketed(parameter: Parameter) -> bool:
     return bool(parameter.sums) and parameter.gradient_bytes < LARGE_BYTES
 
 
-def copied(recorder: Recorder, name: str, memory: Allocation, after: tuple[int, ...] = ()) -> int:
-    """Record a copy to or from the host, and return its task."""
-    return recorder.launch(name, COPY, memory.num_bytes / HOST_BYTES_PER_S, blocks=False, after=after)
+def copy_s(steps: Steps, num_bytes: float) -> float:
+    """Return the seconds of a copy to or from the host, by the rate of the device's link."""
+    return COPY_START_S + num_bytes / steps.cluster.device.host_bytes_per_s
 
 
 def quotient_bytes(num_bytes: float) -> float:
@@ -99,7 +99,8 @@ class _Pass:
         self.readers = _Readers(self.recorder)
         self.gathers: dict[int, int] = {}  # block -> the task
         self.started: dict[int, int] = {}  # sum over ranks -> the task
-        self.copies: dict[Allocation, int] = {}  # to the host, or from there
+        self.copies: dict[int, int] = {}  # allocation -> the task that copies it to the host, or from there
+        self.launched: dict[int, int | None] = {}  # and the kernel before its launch, which takes the memory
         self.ran: dict[int, Ran] = {}  # operations of pairs -> their tasks
 
     def act(self, action: Action) -> None:
@@ -168,6 +169,15 @@ class _Pass:
     def wait_for_sum(self, action: Action) -> None:
         self.recorder.await_([self.started.pop(action.number)])
 
+    def copy(self, action: Action) -> None:
+        """Launch a copy to or from the host."""
+        seconds = copy_s(self.steps, self.chunk.allocations[action.number].num_bytes)
+        self.launched[action.number] = self.recorder.last if self.recorder.last >= 0 else None
+        self.copies[action.number] = self.recorder.launch(action.verb, COPY, seconds, blocks=False)
+
+    def await_copy(self, action: Action) -> None:
+        self.recorder.await_([self.copies[action.number]])
+
     # ---- gathered blocks, whose memory is pooled and always there ----
 
     def await_gather(self, action: Action) -> None:
@@ -226,6 +236,7 @@ class _Forward(_Pass):
     def __init__(self, steps: Steps, chunk: Chunk) -> None:
         super().__init__(steps, chunk)
         self.taken: dict[Allocation, int] = {}
+        self.released: dict[int, int] = {}  # allocation -> the kernel after which its memory is given back
 
     def run(self, actions: Actions) -> None:
         starts: list[int] = []
@@ -252,9 +263,9 @@ class _Forward(_Pass):
         self.started[action.number] = task = self.emit(occurrence, blocks=False)
         self._ran(occurrence, task)
 
-    def launch_offload(self, action: Action) -> None:
-        memory = self.chunk.allocations[action.number]
-        self.copies[memory] = copied(self.recorder, "offload", memory, (self.taken[memory],))
+    def release(self, action: Action) -> None:
+        self.await_copy(action)
+        self.released[action.number] = self.recorder.last
 
     def _ran(self, occurrence: Occurrence, task: int) -> None:
         touched, taken = (*occurrence.reads, occurrence.result, *occurrence.keeps), self.taken
@@ -266,9 +277,10 @@ class _Forward(_Pass):
 
     def _memory(self) -> None:
         for memory, task in self.taken.items():
-            stored, copy = memory.fate.is_stored, self.copies.get(memory)
-            freed = *self.readers.of(memory), *(() if copy is None else (copy,))
-            category = "activations" if stored else "temporary"
+            freed, number = self.readers.of(memory), memory.number
+            if number in self.released:
+                freed = *freed, self.copies[number], self.released[number]
+            category = "activations" if memory.fate.is_stored else "temporary"
             self.recorder.take(category, memory.num_bytes, task, freed, name=memory.name)
 
 
@@ -408,13 +420,6 @@ class _Backward(_Pass):
         task = self.later.compute(f"{name} weights", cost.weight_s + self.put_off_s)
         self._note(occurrence, task, self.later_readers)
         self._contribute(occurrence, task)
-
-    def launch_fetch(self, action: Action) -> None:
-        memory = self.chunk.allocations[action.number]
-        self.copies[memory] = copied(self.recorder, "fetch", memory)
-
-    def await_fetch(self, action: Action) -> None:
-        self.recorder.await_([self.copies[self.chunk.allocations[action.number]]])
 
     def _note(self, occurrence: Occurrence, task: int, readers: _Readers) -> None:
         """Note that a part of backward reads the values kept for it, and the gradient of the result."""
@@ -603,7 +608,7 @@ class _Backward(_Pass):
             return
         for memory in self.chunk.allocations:
             if memory.fate.is_stored:
-                self._take("activations", memory, memory, self.copies.get(memory))
+                self._take("activations", memory, memory, self.launched.get(memory.number))
         for memory, task in self.again.items():
             self._take("temporary" if memory.fate.is_stored else "activations", memory, memory, task)
         for memory, task in self.gradients.items():

@@ -27,11 +27,10 @@ from shardwright.pcg.layout import Layouts
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.pieces import Tensor
 from shardwright.pcg.step.execution import DEFAULT, Execution
-from shardwright.pcg.step.fates import Fate
 from shardwright.pcg.step.meshes import first_ranks, in_words, stage_meshes
 from shardwright.pcg.step.pipelining import Schedule
-from shardwright.pcg.step.recompute import Recompute
-from shardwright.pcg.step.schedules import ends, in_two, most_in_flight
+from shardwright.pcg.step.recompute import OFFLOAD, Recompute
+from shardwright.pcg.step.schedules import ends, in_two, most_in_flight, phases
 from shardwright.pcg.step.sections import (
     Section,
     Share,
@@ -68,6 +67,18 @@ def program(
     return Programs(graph, cluster, repeats).program(execution)
 
 
+def may_offload(cluster: Cluster, execution: Execution) -> bool:
+    """Return whether a plan that is run in this way may have values wait on the host."""
+    return bool(cluster.device.host_bytes_per_s) and "weights" not in phases(execution.schedule.name)
+
+
+def check_offload(cluster: Cluster, execution: Execution) -> None:
+    """Raise a `PlanError` if values are to wait on a host to which the cluster's devices have no link."""
+    if execution.asks(OFFLOAD) and not (device := cluster.device).host_bytes_per_s:
+        problem = f"device {device.name!r} has no host_bytes_per_s, the rate of a link to a host's memory"
+        raise PlanError(f"offload: {problem} (a CPU's memory is the host's); give it, or leave offload out")
+
+
 class Programs:
     """Programs of one graph, run in many ways; their common parts are built and simulated once."""
 
@@ -98,8 +109,7 @@ class Programs:
             what = f"{in_words(meshes)} need" if stages > 1 else f"mesh {graph.mesh} needs"
             problem = f"{what} {needed} devices, cluster {cluster.name!r} has {cluster.num_devices}"
             raise PlanError(f"{problem}; choose {'fewer stages or ' if stages > 1 else ''}a larger cluster")
-        if execution.assumed.stored is Fate.HOST and cluster.device.kind == "cpu":
-            raise PlanError("offload: a CPU's memory is the host's; run without offload")
+        check_offload(cluster, execution)
         makers = self._makers_of(execution)
         cut, num_chunks = makers[0].cut, execution.schedule.num_virtual_stages
         shares = [everything(cut)]

@@ -135,10 +135,10 @@ class Entry:
 
     def compile(self, **options: Any) -> None:
         """Run the program through `torch.compile` with these options."""
-        if options.get("fullgraph") and any(runner.remakes for runner in self.runners):
+        if options.get("fullgraph") and any(runner.replaces for runner in self.runners):
             raise ShardwrightError(
-                "compile(fullgraph=True): parameters are gathered, or values made again, between the graphs of this "
-                "program; leave fullgraph out"
+                "compile(fullgraph=True): parameters are gathered, or values made again or offloaded, between the "
+                "graphs of this program; leave fullgraph out"
             )
         for runner in self.runners:
             runner.compile(**options)

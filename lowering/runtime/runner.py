@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -14,9 +15,10 @@ from shardwright.lowering.random.exact import Draw
 from shardwright.lowering.ranks.ranks import Ranks
 from shardwright.lowering.runtime.blocks import Blocks
 from shardwright.lowering.runtime.buffers import SlicedParameter
+from shardwright.lowering.runtime.host import Host, Trip
 from shardwright.lowering.runtime.reducer import Reducer, Unit
 from shardwright.lowering.runtime.saved import Saved
-from shardwright.lowering.runtime.schedule import schedule, spread_after
+from shardwright.lowering.runtime.schedule import offloads, schedule, spread_after
 from shardwright.lowering.store.foreign import ForeignCalls
 from shardwright.lowering.store.storage import Held, by_block, part_of
 from shardwright.lowering.text.emit import emit
@@ -58,8 +60,12 @@ class Runner:
             encodings = first.gathered_as, first.summed_as
             self.blocks.add(*self._shares(block.parameters), _dtype(first.reduced_dtype), encodings)
         self.reducer.at_end.append(self.blocks.finish)
-        self.saved = Saved(self.blocks, self.leaves.values(), ranks.device)
-        self.remakes = bool(self.blocks.items) or any(o.region for o in outside.operations.listed)
+        copies = offloads(todo)
+        self.host = Host(ranks.device, ranks.timeout_s) if copies.leaving and not ranks.is_dry else None
+        trips = None if self.host is None else partial(Trip, copies, self.host)
+        self.saved = Saved(self.blocks, self.leaves.values(), ranks.device, trips)
+        regions = any(o.region for o in outside.operations.listed)
+        self.replaces = bool(self.blocks.items or copies.leaving or regions)  # what autograd saves, by handles
         self.in_two = outside.in_two
         self._totals: set[Microbatch] = {action.microbatch for action in chain(*todo.forward) if action.verb == "total"}
         self.constants: dict[str, Tensor] | None = None
@@ -80,7 +86,7 @@ class Runner:
         parts = self._parts
         if self._updated:
             parts = by_block({**self.leaves, **{name: self.leaves[name].clone() for name in self._updated}})
-        with self.saved.hooks() if self.remakes else nullcontext():
+        with self.saved.hooks() if self.replaces else nullcontext():
             return self.program.forward(
                 parts, local, self.constants, *self._runtime, device, *axes, draw=draw, **self._foreign
             )
@@ -108,7 +114,7 @@ class Runner:
         self.program = self.program.optimized(**options)
         self._runtime = (
             left_to_python(self.blocks.items, "gather", "free"),
-            *left_to_python([self.saved], "checkpoint", "remade"),
+            *left_to_python([self.saved], "checkpoint", "remade", "offload", "release", "before"),
         )
         self._foreign = {word: left_to_python([parts], "call")[0] for word, parts in self._foreign.items()}
 

@@ -1,4 +1,4 @@
-"""The values that autograd saves in a step, or handles from which backward recomputes them.
+"""The values that autograd saves in a step, or handles from which backward recomputes or fetches them.
 
 A program runs a function as a *region* if backward is to recompute the values that it needs. Autograd then keeps a
 handle of each value made inside, and the region keeps its operands. The first handle that backward opens runs the
@@ -28,6 +28,7 @@ from shardwright.lowering import private
 from shardwright.lowering.runtime.apart import Apart, PutOff
 from shardwright.lowering.runtime.blocks import Blocks
 from shardwright.lowering.runtime.foreign import Once, calls_foreign
+from shardwright.lowering.runtime.host import Trip
 
 Results = Any
 """A tensor, or a tuple of tensors."""
@@ -35,7 +36,7 @@ Run = Callable[..., Results]
 
 
 class Handle(Protocol):
-    """The stand-in for a saved tensor that is gathered or recomputed."""
+    """The stand-in for a saved tensor that is gathered, recomputed or fetched from the host."""
 
     def tensor(self) -> Tensor: ...
 
@@ -43,18 +44,34 @@ class Handle(Protocol):
 class Saved:
     """The values that autograd saves for one program."""
 
-    def __init__(self, blocks: Blocks, stored: Iterable[Tensor], device: torch.device) -> None:
-        """Start without saved values. `stored`: parameters and buffers, which always exist."""
-        self.blocks, self.device = blocks, device
+    def __init__(
+        self,
+        blocks: Blocks,
+        stored: Iterable[Tensor],
+        device: torch.device,
+        trips: Callable[[], Trip] | None = None,
+    ) -> None:
+        """Start without saved values.
+
+        `stored`: parameters and buffers, which always exist. `trips`: makes the values of a run that wait on the host.
+        """
+        self.blocks, self.device, self.trips = blocks, device, trips
+        self.trip: Trip | None = None  # of the run whose forward is going on
         self.stored = {private.storage_key(tensor) for tensor in stored}
         self.given: dict[int, _Result] = {}  # results that are recomputed for their readers, by address
         self.put_off: list[Apart] = []  # gradients of weights, for the second part of backward
 
     @contextmanager
     def hooks(self) -> Generator[None]:
-        """Let autograd keep handles of tensors that are gathered or recomputed."""
-        with self.giving(), saved_tensors_hooks(self.pack, unpack):
-            yield
+        """Let autograd keep handles of tensors that are gathered, recomputed or on the host."""
+        self.trip = self.trips() if self.trips is not None and torch.is_grad_enabled() else None
+        with self.giving(), saved_tensors_hooks(self._pack, unpack):
+            try:
+                yield
+            finally:
+                if self.trip is not None:
+                    self.trip.end()
+                self.trip = None
 
     @contextmanager
     def giving(self) -> Generator[None]:
@@ -67,10 +84,17 @@ class Saved:
     def pack(self, tensor: Tensor) -> Tensor | Handle:
         """Return the object that autograd keeps of a tensor outside the region that made it."""
         packed = self.blocks.pack(tensor)
+        if packed is tensor and self.trip is not None:
+            packed = self.trip.pack(tensor)
         if packed is not tensor or not self.given:
             return packed
         found = self.given.get(private.storage_key(tensor))
         return tensor if found is None else found.region.handle(found.number, tensor)
+
+    def _pack(self, tensor: Tensor) -> Tensor | Handle:
+        """Return the same outside of regions, where a tensor may leave for the host after it has been kept."""
+        packed = self.pack(tensor)
+        return self.trip.perhaps(tensor) if packed is tensor and self.trip is not None else packed
 
     def is_there(self, tensor: Tensor, known: set[int]) -> bool:
         """Return whether a tensor is known, by address, or is stored permanently."""
@@ -90,6 +114,21 @@ class Saved:
                 if isinstance(result, Tensor) and result.numel() and private.storage_key(result) not in region.known:
                     self.given[private.storage_key(result)] = _Result(private.weakly(result), region, number)
         return results
+
+    def offload(self, tensor: Tensor) -> None:
+        """Let a value wait for backward on the host."""
+        if self.trip is not None:
+            self.trip.offload(tensor)
+
+    def release(self) -> None:
+        """Give back the memory of values that have left for the host."""
+        if self.trip is not None:
+            self.trip.release()
+
+    def before(self, tensor: Tensor) -> None:
+        """Let values return from the host before backward goes through this one."""
+        if self.trip is not None:
+            self.trip.before(tensor)
 
     def apart(self, function: Run, operands: tuple[Any, ...], weights: tuple[Tensor, ...]) -> Tensor:
         """Run a function whose backward defers the gradients of weights."""

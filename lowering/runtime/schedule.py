@@ -1,4 +1,4 @@
-"""The schedule of gathered blocks, compiled once from the list of actions.
+"""The schedules of gathered blocks and of values on the host, compiled once from the list of actions.
 
 A program opens blocks and frees them. Autograd opens them again, releases them, and computes their gradients. The list
 determines which gathers are launched when a block is opened, which gradients are waited for before its own are
@@ -30,6 +30,26 @@ class BlockSchedule(NamedTuple):
     scatter: Mapping[int, tuple[int, ...]] = {}
     frees: Mapping[int, Microbatch] = {}
     scatters: Mapping[int, Microbatch] = {}
+
+
+class OffloadSchedule(NamedTuple):
+    """The copies to and from the host in a run of a program, by allocation.
+
+    leaving    the values, in the order in which forward gives them away
+    released   the values that are given back together, in order
+    arriving   the actions before operations of backward, those of the first operation in forward first
+    """
+
+    leaving: tuple[int, ...] = ()
+    released: tuple[tuple[int, ...], ...] = ()
+    arriving: tuple[tuple[Action, ...], ...] = ()
+
+
+def offloads(actions: Actions) -> OffloadSchedule:
+    """Return the schedule of copies in a chunk's list of actions."""
+    released = (tuple(a.number for a in own if a.verb == "release") for own in actions.forward)
+    arriving = (tuple(a for a in own if a.verb in ("fetch", "arrive")) for own in reversed(actions.backward))
+    return OffloadSchedule(tuple(actions.of("offload")), tuple(filter(None, released)), tuple(filter(None, arriving)))
 
 
 def schedule(actions: Actions) -> BlockSchedule:

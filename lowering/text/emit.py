@@ -33,7 +33,8 @@ HEADER = '''"""One rank's program on the mesh {mesh}, written by Shardwright.
 
 `leaf` holds this rank's parts of parameters and buffers, those of a block of the model by themselves; `batch` those of
 the inputs, `constant` what `constants` made; `blocks` gather sharded parameters; `saved` runs functions that are made
-again in backward; {axes}: the mesh axes; `draw`: the first dropout mask. Every rank runs the same text.
+again in backward, and takes what waits on the host; {axes}: the mesh axes; `draw`: the first dropout mask.
+Every rank runs the same text.
 Comments: where it comes from in the model (in a function: in its block), layout on each axis, local type.
 """
 
@@ -109,7 +110,7 @@ class _Emitter:
         weights = [name for name in graph.by_name if outside.operations.is_weight(name)]
         self.code = Expressions(
             graph, outside.aliases, [*gathered, *outside.loss_sums], regions, outside.apart, weights,
-            outside.operations.pairs,
+            outside.operations.pairs, outside.away,
         )  # fmt: skip
         self.results = {key: self._result(key, name) for key, name in graph.outputs}
         self.items = statements(graph, self.code, outside)

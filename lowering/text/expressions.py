@@ -35,7 +35,8 @@ class Expressions:
     `aliases` maps each parallel operator that the runtime carries out to the node that stands for it. `elsewhere` names
     further nodes that are not written. `regions` maps each operation to the region that backward recomputes with it, if
     any. `apart` names operators whose gradients of `weights` are computed in a second part of backward. `pairs` run in
-    pieces. `drawn` names the dropouts whose masks are drawn earlier, in lines of their own.
+    pieces. `away` names the values that wait for backward on the host. `drawn` names the dropouts whose masks are drawn
+    earlier, in lines of their own.
     """
 
     def __init__(
@@ -47,9 +48,10 @@ class Expressions:
         apart: Collection[str] = (),
         weights: Collection[str] = (),
         pairs: Sequence[Pair] = (),
+        away: Collection[str] = (),
     ) -> None:
         self.graph, self.aliases, self.regions = graph, aliases, regions
-        self.apart, self.weights = frozenset(apart), frozenset(weights)
+        self.apart, self.weights, self.away = frozenset(apart), frozenset(weights), frozenset(away)
         self.context = GraphView(graph, regions)
         self.fused: dict[str, Fused] = {}
         self.pairs = {name: pair for pair in pairs for name in pair.made}
@@ -216,15 +218,16 @@ class Expressions:
         return f"{call.removesuffix(')')}{ways})" if ways else call
 
     def _is_copied_for_others(self, node: Node) -> bool:
-        """Return whether to copy a permutation that backward recomputes.
+        """Return whether to copy a permutation that backward recomputes, or that waits on the host.
 
-        It is copied for readers outside its region: each of them would otherwise save a copy of its own.
+        It is copied for its readers, or those outside its region: each of them would otherwise save a copy of its own.
         """
-        region = self.regions.get(node.name)
-        if node.op != "permute" or region is None or region.results is Fate.KEPT:
+        if node.op != "permute":
             return False
-        readers = self.graph.users[node.name]
-        return any(self.regions.get(name) != region for name in readers) and copies_data(self.graph, node)
+        region, readers = self.regions.get(node.name), self.graph.users[node.name]
+        again = region is not None and region.results is Fate.AGAIN
+        leaves = again and any(self.regions.get(name) != region for name in readers)
+        return (leaves or node.name in self.away) and copies_data(self.graph, node)
 
     def _offset(self, node: Node, factor: str) -> str:
         """Return this rank's offset along a factor of an operand or the result, as code; "None" if it has all of it."""

@@ -16,12 +16,14 @@ from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.layout import format_layouts
 from shardwright.pcg.step.fates import Fate
 from shardwright.pcg.step.operation import Region
-from shardwright.pcg.step.verbs import VERBS
+from shardwright.pcg.step.verbs import VERBS, Verb
 from shardwright.pcg.types import TensorType
 
 Item = Statement | FunctionCall
 _RUN: Mapping[Fate, str] = {Fate.KEPT: "saved.checkpoint", Fate.AGAIN: "saved.remade"}
 """The function that runs a region, by the fate of the region's results."""
+_WAITING: Mapping[Verb, str] = {"offload": f"saved.{VERBS['offload'].executor}", "arrive": "saved.before"}
+"""The functions that take a value: it leaves for the host, or others arrive from there before its backward."""
 BLOCK_MARK, MARK = "shardwright block ", "shardwright "
 """The prefixes of the names that a marked program gives to calls of functions, and to operators."""
 
@@ -73,7 +75,7 @@ class Lines:
         match item.verb:
             case "await":
                 return tuple(p.result for p in self.outside.chunk.blocks[int(item.name)].parameters)
-            case "free":
+            case "free" | "offload" | "arrive" | "release":
                 return ()
             case "draw":
                 return (mask_key(self.graph.by_name[str(item.name)]),)
@@ -85,7 +87,9 @@ class Lines:
             return item.operands
         if item.verb in ("await", "free"):
             return (block_key(int(item.name)),)
-        return () if item.verb == "draw" else self.code.reads(self.graph.by_name[str(item.name)])
+        if item.verb in _WAITING:
+            return (str(item.name),)
+        return () if item.verb in ("draw", "release") else self.code.reads(self.graph.by_name[str(item.name)])
 
     def _dead_after(self, items: Sequence[Item], results: Collection[str], scope: Scope) -> dict[int, list[str]]:
         """Return, by the number of an item, the tensors that nothing reads after it."""
@@ -155,6 +159,12 @@ class Lines:
             return
         if item.verb == "free":
             yield Line(f"{scope.names[block_key(int(item.name))]}.{executor}()")
+            return
+        if item.verb == "release":
+            yield Line(f"saved.{executor}()")
+            return
+        if item.verb in _WAITING:
+            yield Line(f"{_WAITING[item.verb]}({scope.names[str(item.name)]})")
             return
         node = self.graph.by_name[str(item.name)]
         if item.verb == "draw":

@@ -12,7 +12,6 @@ from shardwright.pcg.parallel import PARTITION, REDUCE, REPLICATE
 from shardwright.pcg.step.actions import Actions, actions
 from shardwright.pcg.step.chunk import Chunk, whole_chunk
 from shardwright.pcg.step.execution import DEFAULT, Execution
-from shardwright.pcg.step.fates import Fate
 from shardwright.pcg.step.late import LOSS, summand_of_loss
 from shardwright.pcg.step.operations import Operations
 from shardwright.pcg.step.schedules import in_two
@@ -84,6 +83,18 @@ class Outside:
         """The actions of a step in order: the program contains those of forward, the runtime runs those of backward."""
         return actions(self.chunk, hold=self.execution.schedule.num_virtual_stages == 1, two=self.in_two)
 
+    @cached_property
+    def away(self) -> frozenset[str]:
+        """The values that wait for backward on the host."""
+        return frozenset(self.chunk.allocations[number].name for number in self.actions.of("offload"))
+
+    @cached_property
+    def arriving(self) -> frozenset[int]:
+        """The operations before whose backward values arrive from the host, or are fetched."""
+        backward = zip(reversed(self.chunk.occurrences), self.actions.backward, strict=False)
+        copies = ("fetch", "arrive")
+        return frozenset(o.number for o, own in backward if any(action.verb in copies for action in own))
+
     @property
     def in_two(self) -> bool:
         """True if the schedule runs backward in two parts."""
@@ -101,10 +112,10 @@ class Outside:
 def find_outside(graph: Graph, execution: Execution = DEFAULT, whole: Graph | None = None) -> Outside:
     """Return the work of the runtime around the program of a graph.
 
-    A program computes in the dtypes of its graph, which already contains the casts of mixed precision. It keeps all
-    saved values on the device. `whole` is the graph of all stages, which decides the partitions of the batch.
+    A program computes in the dtypes of its graph, which already contains the casts of mixed precision. `whole` is the
+    graph of all stages, which decides the partitions of the batch.
     """
-    execution = replace(execution, precision=None).assuming(stored=Fate.KEPT)
+    execution = replace(execution, precision=None)
     inputs = find_inputs(whole or graph)[1]
     inputs = {name: leaf for name, leaf in inputs.items() if name in graph.by_name}
     if LOSS not in dict(graph.outputs):

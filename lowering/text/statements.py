@@ -3,10 +3,13 @@
 * The statements of one block of the model form a part, as do the statements that backward recomputes together. Parts
   become functions.
 * A node that is absorbed by another node runs where the other is written; blocks that it frees are freed there, too.
+* A value leaves for the host after the region that makes it, as a region runs again. So does the mark of a value at
+  which backward fetches others.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
@@ -14,13 +17,18 @@ from typing import NamedTuple
 from shardwright.lowering.text.expressions import Expressions
 from shardwright.lowering.text.outside import Outside
 from shardwright.pcg.graph import Graph
+from shardwright.pcg.step.chunk import Occurrence
 from shardwright.pcg.step.fates import Fate
 from shardwright.pcg.step.operation import Region
 from shardwright.pcg.step.verbs import Verb
 
 
 class Statement(NamedTuple):
-    """An action as a line of the program: run, start, draw, await or free. `name`: of a node, or a block's number."""
+    """An action as a line of the program, by its verb: run, start, draw, await, free, offload, release or arrive.
+
+    `name`: of a node, or a block's number. Before the backward of an "arrive", values arrive from the host; a "release"
+    stands after its node.
+    """
 
     verb: Verb
     name: str | int
@@ -74,11 +82,14 @@ class _Writer:
         self.there: set[str] = set()
         self.found: list[_Placed] = []
         self.place: tuple[str, Region | None] = ("", None)
+        self.waiting = deque[_Placed]()  # statements about values whose region goes on, or which are not written yet
 
     def run(self) -> list[Statement | TextPart]:
-        chunk = self.outside.chunk
+        chunk, arriving = self.outside.chunk, self.outside.arriving
         for occurrence, own in zip(chunk.occurrences, self.outside.actions.forward, strict=True):
             self.place = occurrence.operation.block, occurrence.operation.region
+            self._write_waiting(self.place[1])
+            released = False
             for action in own:
                 match action.verb:
                     case "await":
@@ -89,9 +100,36 @@ class _Writer:
                         self._write("draw", chunk.occurrences[action.number].operation.name)
                     case "run" | "start":
                         self._run(action.verb, occurrence.operation.name)
+                    case "offload":
+                        self._wait(action.verb, chunk.occurrences[chunk.allocations[action.number].writers[-1]])
+                    case "release":
+                        released = True
                     case _:
                         pass  # the runtime gathers ahead; the first reader of a sum waits for it
+            if occurrence.number in arriving:
+                self._wait("arrive", occurrence)
+            if released:
+                self._wait("release", occurrence)
+            self._write_waiting(self.place[1])
+        self._write_waiting(None)
         return _parts(self.found)
+
+    def _wait(self, verb: Verb, occurrence: Occurrence) -> None:
+        """Write a statement about an operation's value once the value is there, and no region that makes it goes on."""
+        name, region = occurrence.operation.name, occurrence.operation.region
+        statement = Statement(verb, self.written_into.get(name, name))
+        self.waiting.append(_Placed(occurrence.operation.block, region, statement))
+
+    def _write_waiting(self, now: Region | None) -> None:
+        """Write what waits, in order, as far as no region of it is the one that goes on `now`."""
+        while self.waiting:
+            block, region, statement = self.waiting[0]
+            is_there = statement.verb == "release" or statement.name in self.there
+            if not is_there or (region is not None and region == now):
+                return
+            whole = region is not None and region.results is Fate.KEPT
+            self.found.append(_Placed("" if whole else block, None, statement))
+            self.waiting.popleft()
 
     def _write(self, verb: Verb, name: str | int) -> None:
         self.found.append(_Placed(*self.place, Statement(verb, name)))

@@ -17,7 +17,8 @@ all. It follows from a chunk alone:
   all when the next unit has been launched, or backward ends.
 * Sums that the batch alone determines are started first; their readers wait for them.
 * Masks are drawn in the order in which one process draws them, whatever the order of the dropouts.
-* Values that wait on the host leave right after they are made, and come back while the block before runs in backward.
+* Values that wait on the host leave right after they are made, and come back while the block before runs in backward
+  (`pcg.step.offload`).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from itertools import chain, pairwise
 from shardwright.pcg.step.buckets import Buckets
 from shardwright.pcg.step.chunk import Allocation, Chunk, Occurrence, Rerun, Use
 from shardwright.pcg.step.masks import drawn_ahead
-from shardwright.pcg.step.offload import Fetches, leaving
+from shardwright.pcg.step.offload import leaving, returning
 from shardwright.pcg.step.verbs import Action, Microbatch, Verb
 
 
@@ -184,8 +185,7 @@ def _forward(chunk: Chunk, gathers: _Gathers, held: frozenset[int]) -> Iterator[
         found.append(Action(operation.verb, number, "last" if operation.verb == "total" else "every"))
         if operation.verb == "start":
             started[operation.name] = number
-        if number in away:
-            found += [Action("offload", memory) for memory in away[number]]
+        found += away.get(number, ())
         for block in blocks:
             if chunk.blocks[block].last == number and block not in held:
                 found += gathers.free(block)
@@ -216,7 +216,7 @@ class _Backward:
         for block, reader in reads.items():
             self.free[reader].append(block)
         self.buckets, self.units = Buckets[int](), list[tuple[int, ...]]()
-        self.fetches = Fetches(chunk)
+        self.returning = returning(chunk, again)
         self.scattered: int | None = None
         self.unspread: int | None = None
 
@@ -224,7 +224,7 @@ class _Backward:
         for occurrence in reversed(self.chunk.occurrences):
             number = occurrence.number
             own = self._of(occurrence) if number in self.again else ()
-            yield (*self.fetches.before(number), *own) if number in self.fetches.begins else tuple(own)
+            yield (*self.returning.get(number, ()), *own)
         yield tuple(self._end())
 
     def _of(self, occurrence: Occurrence) -> Iterable[Action]:

@@ -12,6 +12,7 @@ from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.fates import Fate
 from shardwright.pcg.step.operation import Region
 from shardwright.pcg.step.operations import Operations
+from shardwright.pcg.step.recompute import RECOMPUTE
 
 
 @dataclass(frozen=True)
@@ -42,21 +43,17 @@ def made_again(graph: Graph, execution: Execution) -> MadeAgain:
     Raises:
         PlanError: the execution names a block, place or kind that is not there.
     """
-    return NOTHING if _keeps_all(execution) else made_again_in(Operations(graph, execution))
+    return NOTHING if not execution.asks(RECOMPUTE) else made_again_in(Operations(graph, execution))
 
 
 def made_again_in(operations: Operations) -> MadeAgain:
     """Return the same for operations that are listed already."""
-    if _keeps_all(operations.execution):
+    if not operations.execution.asks(RECOMPUTE):
         return NOTHING
     chunk = whole_chunk(operations)
     regions = {o.operation.name: o.operation.region for o in chunk.occurrences if o.operation.region is not None}
     reruns = {o.rerun for o in chunk.occurrences if o.rerun is not None}
     return MadeAgain(regions, frozenset(o.operation.name for rerun in reruns for o in rerun.needed()))
-
-
-def _keeps_all(execution: Execution) -> bool:
-    return all(mode == "none" for _, mode in execution.recomputes)
 
 
 def made_again_of_part(graph: Graph, execution: Execution) -> MadeAgain:

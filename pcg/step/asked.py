@@ -1,10 +1,10 @@
-"""An execution's wish for every operation: whether its value is kept or recomputed, and which pattern decides that."""
+"""An execution's wish for every operation: the fate of its value, and which pattern decides that."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from typing import NamedTuple
 
 from shardwright.pcg.errors import PlanError
@@ -14,16 +14,18 @@ from shardwright.pcg.step.fates import Fate
 from shardwright.pcg.step.operation import Operation
 from shardwright.pcg.step.parameters import module_block
 from shardwright.pcg.step.places import Listed, is_at, modules_of, places
-from shardwright.pcg.step.recompute import BlockRecompute, Recompute
+from shardwright.pcg.step.recompute import FIELDS, OFFLOAD, RECOMPUTE, BlockKind, Field, Kind
 
 _MOST_NAMED = 20
+_ASKED = {RECOMPUTE: Fate.AGAIN, OFFLOAD: Fate.HOST}
+"""The fate of values that a field asks for."""
 
 
 class Wish(NamedTuple):
     """The wish of an execution for one operation.
 
     pattern     the pattern that decides about it
-    fate        its result is kept, or made again
+    fate        of its result: kept, or what the field asks for
     attention   whether only attention and gathered activations are made again
     alone       whether the wish is about it alone, not about its whole block
     """
@@ -34,27 +36,27 @@ class Wish(NamedTuple):
     alone: bool = False
 
     @classmethod
-    def of(cls, pattern: str, mode: Recompute, *, alone: bool = False) -> Wish:
-        """Return the wish that a kind of recomputation expresses."""
-        return cls(pattern, Fate.KEPT if mode == "none" else Fate.AGAIN, mode == "selective", alone)
+    def of(cls, pattern: str, kind: Kind, field: Field, *, alone: bool = False) -> Wish:
+        """Return the wish that a kind of a field expresses."""
+        return cls(pattern, Fate.KEPT if kind == "none" else _ASKED[field], kind == "selective", alone)
 
 
 def wishes(
-    graph: Graph, operations: Sequence[Operation], execution: Execution, where: Mapping[str, str]
+    graph: Graph, operations: Sequence[Operation], execution: Execution, where: Mapping[str, str], field: Field
 ) -> dict[str, Wish]:
-    """Return the wishes by the names of operations. Raise a `PlanError` for a listed place without an operation.
+    """Return a field's wishes by the names of operations. Raise a `PlanError` for a listed place without an operation.
 
     A part of a graph may lack places. `where`: the places of operations, where the execution has lists.
     """
-    if isinstance(execution.recompute, str):
-        alike = Wish.of("*", execution.recompute)
+    if (kind := execution.kind_of_all(field)) is not None:
+        alike = Wish.of("*", kind, field)
         return {o.name: alike for o in operations}
-    asked = _Asked(graph, operations, execution, where)
+    asked = _Asked(graph, operations, execution, where, field)
     for pattern, place in () if graph.is_part else asked.missing():
         there = asked.there(pattern)
         shown = ", ".join(there[:_MOST_NAMED]) + (", …" if len(there) > _MOST_NAMED else "")
         raise PlanError(
-            f"recompute: {pattern!r}: {place!r}: no operation of such a block is there; expected one of: "
+            f"{field.name}: {pattern!r}: {place!r}: no operation of such a block is there; expected one of: "
             f"{shown or 'none, no block of the model is so named'}"
         )
     return asked.wishes
@@ -62,24 +64,36 @@ def wishes(
 
 def still_there(graph: Graph, operations: Sequence[Operation], execution: Execution) -> Execution:
     """Return the execution for a graph that was rewritten since: its lists have only the places that are left."""
-    if isinstance(execution.recompute, str):
+    listed = [field for field in FIELDS if execution.kind_of_all(field) is None]
+    if not listed:
         return execution
     where = places(graph, {o.name: o.block for o in operations})
-    missing, pairs = set(_Asked(graph, operations, execution, where).missing()), list[tuple[str, BlockRecompute]]()
-    for pattern, mode in execution.recomputes:
-        own = mode if isinstance(mode, str) else tuple(p for p in mode if (pattern, p) not in missing)
+    left = {field.name: _left(_Asked(graph, operations, execution, where, field)) for field in listed}
+    return replace(execution, **left)
+
+
+def _left(asked: _Asked) -> tuple[tuple[str, BlockKind], ...]:
+    missing, pairs = set(asked.missing()), list[tuple[str, BlockKind]]()
+    for pattern, kind in asked.pairs:
+        own = kind if isinstance(kind, str) else tuple(p for p in kind if (pattern, p) not in missing)
         pairs.append((pattern, own or "none"))
-    return replace(execution, recompute=tuple(pairs))
+    return tuple(pairs)
 
 
 class _Asked:
-    """The wish for every operation, and the places that lists name."""
+    """The wish of one field for every operation, and the places that its lists name."""
 
     def __init__(
-        self, graph: Graph, operations: Sequence[Operation], execution: Execution, where: Mapping[str, str]
+        self,
+        graph: Graph,
+        operations: Sequence[Operation],
+        execution: Execution,
+        where: Mapping[str, str],
+        field: Field,
     ) -> None:
-        self.graph, self.execution, self.where, self.used = graph, execution, where, set[tuple[str, str]]()
-        self._word = cache(execution.recompute_of)
+        self.graph, self.where, self.field, self.used = graph, where, field, set[tuple[str, str]]()
+        self.pairs = execution.by_pattern(field)
+        self._word = cache(partial(execution.kind_of, field=field))
         self._listed: dict[str, Listed] = {}
         of_module, of_place = cache(self._of_module), cache(self._of_place)  # kept by no attribute, which were a cycle
 
@@ -95,7 +109,7 @@ class _Asked:
         pattern, mode = self._word(block)
         own, word = self._word(block, inside)
         if isinstance(word, str):
-            return Wish.of(own, word, alone=own != pattern or not isinstance(mode, str))
+            return Wish.of(own, word, self.field, alone=own != pattern or not isinstance(mode, str))
         if own not in self._listed:
             self._listed[own] = Listed(word)
         return own
@@ -104,7 +118,7 @@ class _Asked:
         """Return the wish that the list of a pattern expresses; it is the same in equal blocks."""
         named = self._listed[pattern].at(place)
         self.used.update((pattern, listed) for listed in named)
-        return Wish(pattern, Fate.AGAIN if named else Fate.KEPT, alone=True)
+        return Wish(pattern, _ASKED[self.field] if named else Fate.KEPT, alone=True)
 
     @cached_property
     def _patterns(self) -> Mapping[str, str]:
@@ -123,8 +137,8 @@ class _Asked:
         Changes of layout, which differ between plans, are exempt.
         """
         there = cache(self.there)
-        for pattern, mode in self.execution.recomputes:
-            for place in mode if isinstance(mode, tuple) else ():
+        for pattern, kind in self.pairs:
+            for place in kind if isinstance(kind, tuple) else ():
                 if (pattern, place) in self.used or "/" in place:
                     continue
                 if not any(is_at(other, place) for other in there(pattern)):
@@ -134,17 +148,24 @@ class _Asked:
 def check_used(operations: Sequence[Operation], execution: Execution, wished: Mapping[str, Wish]) -> None:
     """Raise a `PlanError` for a pattern that fits no block, or for which there is nothing to recompute."""
     used = {wished[o.name].pattern for o in operations if o.region is not None}
-    blocks = list(dict.fromkeys(o.block for o in operations if o.block))
-    for pattern, mode in execution.recomputes:
+    for pattern, mode in execution.by_pattern():
         if mode == "none" or isinstance(mode, tuple) or pattern in used:
             continue
         where = f"recompute: {pattern!r}: {mode!r}"
         if mode == "full" and not pattern:
             raise PlanError(f"{where}: what lies in no block is not made again as a whole; give a list of places in it")
-        fits = any(wished[o.name].pattern == pattern for o in operations if o.block)
-        if not fits and (mode, pattern) != ("selective", "*"):
-            problem = f"{where}: no repeated block of the model is so named, nor a module in one"
-            there = ", ".join(blocks) or "none, the model has none"
-            raise PlanError(f"{problem} (or an earlier pattern has it); expected one of: {there}")
+        if (mode, pattern) != ("selective", "*"):
+            check_fits([o for o in operations if o.block], wished, RECOMPUTE, pattern, mode)
         missing = "no attention (a softmax between two products of activations) and no gathered activation"
         raise PlanError(f"{where}: there is {missing} to make again; choose 'full' or 'none'")
+
+
+def check_fits(
+    operations: Sequence[Operation], wished: Mapping[str, Wish], field: Field, pattern: str, kind: Kind
+) -> None:
+    """Raise a `PlanError` for a pattern that decides about none of these operations."""
+    if any(wished[o.name].pattern == pattern for o in operations):
+        return
+    there = ", ".join(dict.fromkeys(o.block for o in operations if o.block)) or "none, the model has none"
+    problem = f"{field.name}: {pattern!r}: {kind!r}: no repeated block of the model is so named, nor a module in one"
+    raise PlanError(f"{problem} (or an earlier pattern has it); expected one of: {there}")

@@ -5,10 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shardwright.pcg import checks
-from shardwright.pcg.step.fates import Fate
 from shardwright.pcg.step.optimizers import Optimizer, optimizer_named
-
-_STORED = (Fate.KEPT, Fate.HOST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +14,6 @@ class Assumed:
 
     Attributes:
         compiled: whether chains of pointwise operators are fused (torch.compile).
-        stored: where activations that are not made again wait for backward: KEPT, on the device, or on the HOST.
         num_microbatches: the graph's batch is one microbatch; a step accumulates the gradients of this many.
         optimizer: whose states are kept: a row of `OPTIMIZERS`.
         shard_optimizer: ZeRO-1: optimizer states are sharded over the axes that gradients are summed over.
@@ -27,7 +23,6 @@ class Assumed:
     """
 
     compiled: bool = False
-    stored: Fate = Fate.KEPT
     num_microbatches: int = 1
     optimizer: Optimizer = "adam"
     shard_optimizer: bool = False
@@ -37,7 +32,6 @@ class Assumed:
     def __post_init__(self) -> None:
         owner = "Execution"
         object.__setattr__(self, "optimizer", optimizer_named(self.optimizer, owner, "optimizer"))
-        object.__setattr__(self, "stored", Fate(checks.choice(self.stored, owner, "stored", _STORED)))
         for field in ("compiled", "shard_optimizer", "overlap", "late_gathers"):
             if not isinstance(value := getattr(self, field), bool):
                 raise checks.FieldError(owner, field, f"expected True or False, got {value!r}; give one of them")

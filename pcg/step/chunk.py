@@ -58,6 +58,7 @@ class Allocation:
 
     fate     the fate of the value, for readers outside of the rerun that makes it
     rerun    the rerun that makes it again, if any
+    writers  the operations that make it or overwrite it, by number; none if it comes from another chunk
     """
 
     number: int
@@ -65,6 +66,7 @@ class Allocation:
     num_bytes: float
     rerun: Rerun | None = None
     fate: Fate = Fate.NOT_NEEDED
+    writers: list[int] = field(default_factory=list)
 
 
 class Occurrence(NamedTuple):
@@ -143,12 +145,12 @@ class Chunk:
         """Unroll the stretches. `value_bytes`: the sizes of values that come from another chunk."""
         self.stretches, self.parameters, self.execution = tuple(stretches), parameters, execution
         self._value_bytes = value_bytes or {}
-        self._stored = execution.assumed.stored
         self.occurrences: list[Occurrence] = []
         self.allocations: list[Allocation] = []
         self.uses: list[Use] = []
         self.spans: list[Span] = []
         self._env: dict[str, Allocation] = {}
+        self._away: set[Allocation] = set()  # waits on the host if it waits at all
         self._numbers: dict[tuple[int | None, str], int] = {}
         self._reruns: dict[tuple[int, Region], Rerun] = {}
         for stretch, times in stretches:
@@ -160,6 +162,9 @@ class Chunk:
                 self.spans.append(Span(start, start + len(stretch.operations), more))
                 for operation in stretch.operations:
                     self._add(operation, stretch)
+        for memory in self._away:
+            if memory.fate is Fate.KEPT and self.may_leave(memory):
+                memory.fate = Fate.HOST
         self.blocks = self._blocks()
         self._blocks_read: dict[tuple[int, bool], list[int]] = {}
 
@@ -168,6 +173,10 @@ class Chunk:
         rerun = self._rerun(operation.region) if operation.region is not None else None
         reads = tuple([env.get(name) or self._read(name) for name in operation.reads])
         env[name] = result = env.get(operation.alias) or self._new(name, operation.num_bytes, rerun)
+        if not operation.alias or operation.sums_in_place:
+            result.writers.append(len(self.occurrences))
+        if operation.stored is Fate.HOST:
+            self._away.add(result)
         keeps = [env[name] for name in operation.keeps if name in env]
         if operation.mask_bytes:
             keeps.append(self._new(f"mask of {name}", operation.mask_bytes, rerun))
@@ -199,7 +208,7 @@ class Chunk:
         """Keep memory for the backward of an operation, which may be recomputed itself."""
         rerun = memory.rerun
         if rerun is None or (rerun is not reader and rerun.results is Fate.KEPT):
-            memory.fate = self._stored
+            memory.fate = Fate.KEPT
             return
         rerun.wanted.add(memory)
         if not memory.fate.is_stored:
@@ -243,6 +252,12 @@ class Chunk:
         return found
 
     # ---- what is asked of it ----
+
+    def may_leave(self, memory: Allocation) -> bool:
+        """Return whether a value may wait on the host: one that an ordinary operation of the chunk makes."""
+        return bool(memory.writers and memory.num_bytes) and all(
+            self.occurrences[writer].operation.verb == "run" for writer in memory.writers
+        )
 
     def blocks_of(self, occurrence: Occurrence, *, backward: bool = False) -> list[int]:
         """Return the gathered blocks whose memory an operation reads: in forward, or, the last first, in backward."""

@@ -15,7 +15,22 @@ from shardwright.pcg.step import precisions
 from shardwright.pcg.step.assumed import AS_IT_RUNS, Assumed
 from shardwright.pcg.step.pipelining import ONE_STAGE, Schedule
 from shardwright.pcg.step.precisions import DTYPES, Precision, PrecisionMode
-from shardwright.pcg.step.recompute import BlockRecompute, GivenByBlock, Recompute, RecomputeByBlock, canonical, fits
+from shardwright.pcg.step.recompute import (
+    FIELDS,
+    RECOMPUTE,
+    BlockKind,
+    Field,
+    GivenByBlock,
+    Kind,
+    KindByBlock,
+    Offload,
+    OffloadByBlock,
+    OffloadGiven,
+    Recompute,
+    RecomputeByBlock,
+    canonical,
+    fits,
+)
 from shardwright.pcg.types import is_float
 
 ReduceDtype = Literal["float32", "bfloat16", "float16"]
@@ -45,6 +60,8 @@ class Execution:
             list of the places in it whose values are made again ("mlp", "mlp.act_fn:silu"). A pattern may also fit a
             module inside of blocks ("model.layers.*.mlp"). The first that fits decides, "none" where none does; ""
             stands for what lies in no block. It is stored as pairs.
+        offload: "full": values that wait for backward wait in the host's memory. A mapping says it by block, as that of
+            `recompute` does: "full", "none", or a list of places. What is made again does not wait, so it stays out.
         per_microbatch: the modules whose statistics over the batch (batch norm's, those of balancing losses) are taken
             of each microbatch by itself: names or patterns of `fnmatch`, each with all that is inside; "*": everywhere.
         reduce_dtype: what gradients of parameters are sent in, to be summed over devices. What microbatches add up, and
@@ -57,6 +74,7 @@ class Execution:
 
     precision: PrecisionMode | None = None
     recompute: Recompute | RecomputeByBlock | GivenByBlock = "none"
+    offload: Offload | OffloadByBlock | OffloadGiven = "none"
     per_microbatch: tuple[str, ...] = ()
     reduce_dtype: ReduceDtype | None = None
     pieces: int = 1
@@ -73,7 +91,8 @@ class Execution:
         pieces = checks.positive_int(self.pieces, owner, "pieces", "in how many pieces moves run")
         object.__setattr__(self, "pieces", pieces)
         object.__setattr__(self, "encodings", encoded.canonical(self.encodings, owner))
-        object.__setattr__(self, "recompute", canonical(self.recompute, owner))
+        for field in FIELDS:
+            object.__setattr__(self, field.name, canonical(getattr(self, field.name), owner, field))
         object.__setattr__(self, "per_microbatch", _patterns(self.per_microbatch, owner))
         self.schedule.check_microbatches(self.assumed.num_microbatches)
 
@@ -107,8 +126,9 @@ class Execution:
         own, plain = self.by_field(), DEFAULT.by_field()
         if isinstance(self.precision, tuple):
             own["precision"] = dict(self.precision)
-        if isinstance(self.recompute, tuple):
-            own["recompute"] = {k: list(again) if isinstance(again, tuple) else again for k, again in self.recompute}
+        for name in (field.name for field in FIELDS):
+            if isinstance(pairs := own[name], tuple):
+                own[name] = {pattern: list(kind) if isinstance(kind, tuple) else kind for pattern, kind in pairs}
         own["encodings"] = dict(self.encodings) or []
         own = {name: list(x) if isinstance(x, tuple) else x for name, x in own.items()}
         return {name: x for name, x in own.items() if x not in (plain[name], [])}
@@ -121,18 +141,28 @@ class Execution:
             raise ValueError(f"execution: field {min(unknown)!r} is not known")
         return cls.of(**data)
 
-    @property
-    def recomputes(self) -> RecomputeByBlock:
-        """The recomputation by pattern; a kind for the whole model has the pattern `*`."""
-        return (("*", self.recompute),) if isinstance(self.recompute, str) else tuple(self.recompute)  # type: ignore[return-value]
+    def kind_of_all(self, field: Field) -> Kind | None:
+        """Return a field's kind for the whole model; None if it says something by block."""
+        value: Kind | KindByBlock = getattr(self, field.name)
+        return value if isinstance(value, str) else None
 
-    def recompute_of(self, block: str, modules: Sequence[str] = ()) -> tuple[str, BlockRecompute]:
+    def by_pattern(self, field: Field = RECOMPUTE) -> KindByBlock:
+        """Return a field's kinds and lists by pattern; a kind for the whole model has the pattern `*`."""
+        value: Kind | KindByBlock = getattr(self, field.name)
+        return (("*", value),) if isinstance(value, str) else value
+
+    def asks(self, field: Field) -> bool:
+        """Return whether a field asks for anything, in any block."""
+        return any(kind != "none" for _, kind in self.by_pattern(field))
+
+    def kind_of(self, block: str, modules: Sequence[str] = (), field: Field = RECOMPUTE) -> tuple[str, BlockKind]:
         """Return the pattern and the kind or list that decide about a block ("": operators in none) or modules in it.
 
         They are ("", "none") if no pattern fits.
         """
         names = (block, *modules)
-        return next((pair for pair in self.recomputes if any(fits(name, pair[0]) for name in names)), ("", "none"))
+        pairs = self.by_pattern(field)
+        return next((pair for pair in pairs if any(fits(name, pair[0]) for name in names)), ("", "none"))
 
     def is_per_microbatch(self, module: str) -> bool:
         """Return whether the statistics of a module are taken of each microbatch."""
@@ -185,7 +215,7 @@ def _patterns(names: object, owner: str) -> tuple[str, ...]:
     return tuple(checks.text(name, owner, "per_microbatch", "a module's name, or a pattern of them") for name in names)
 
 
-_OWN = ("precision", "recompute", "per_microbatch", "reduce_dtype", "pieces", "encodings")
+_OWN = ("precision", "recompute", "offload", "per_microbatch", "reduce_dtype", "pieces", "encodings")
 _PARTS = (
     ("schedule", {"schedule" if f.name == "name" else f.name: f.name for f in fields(Schedule)}),
     ("assumed", {f.name: f.name for f in fields(Assumed)}),

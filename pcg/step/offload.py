@@ -1,69 +1,84 @@
-"""Values that wait for backward on the host: when they leave, and when they are fetched.
+"""Values that wait for backward on the host: when they leave, when their memory is given back, when they are fetched.
 
-A value leaves right after the first operation that touches it. In backward, the values that a block of the model is the
-first to need are fetched while the preceding block runs; they are waited for where the block begins.
+Copies are made group by group: a group is a block of the model or, outside of blocks, a module. What a group makes
+leaves at once, and is given back when the next group has run. In backward, what a group is the first to need is fetched
+while the group before it runs, and waited for where the group begins. So at most two groups' values are on their way.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from itertools import groupby
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, groupby
 
-from shardwright.pcg.step.chunk import Allocation, Chunk, Occurrence
+from shardwright.pcg.step.chunk import Chunk, Occurrence
 from shardwright.pcg.step.fates import Fate
-from shardwright.pcg.step.verbs import Action
+from shardwright.pcg.step.verbs import Action, Verb
+
+Group = Sequence[Occurrence]
+ActionsByOperation = Mapping[int, Sequence[Action]]
 
 
-def leaving(chunk: Chunk) -> Mapping[int, list[int]]:
-    """Return the allocations that leave for the host, by the operation that touches them first."""
-    away, found = _on_the_host(chunk), defaultdict[int, list[int]](list)
-    for o in chunk.occurrences if away else ():
-        for memory in (*o.reads, o.result, *o.keeps):
-            if memory in away:
-                away.remove(memory)
-                found[o.number].append(memory.number)
+def leaving(chunk: Chunk) -> ActionsByOperation:
+    """Return the actions after each operation of forward: values leave, and those of the group before are released.
+
+    A value leaves after the last operation that writes it or, if that is made again, after the last one of its region.
+    """
+    found = defaultdict[int, list[Action]](list)
+    if not (away := _waiting(chunk)):
+        return found
+    ends = list[int]()
+    group_of = dict[int, int]()
+    for number, group in enumerate(_groups(chunk)):
+        ends.append(group[-1].number)
+        group_of.update((o.number, number) for o in group)
+    left = defaultdict[int, list[int]](list)
+    for memory in away:
+        writer = chunk.occurrences[chunk.allocations[memory].writers[-1]]
+        last = writer if writer.rerun is None else writer.rerun.occurrences[-1]
+        found[last.number].append(Action("offload", memory))
+        left[group_of[last.number]].append(memory)
+    for number, values in left.items():
+        found[ends[min(number + 1, len(ends) - 1)]] += _all("release", values)
     return found
 
 
-class Fetches:
-    """The copies back from the host, block by block of the model, in the order of backward."""
+def returning(chunk: Chunk, again: Mapping[int, Sequence[Occurrence]]) -> ActionsByOperation:
+    """Return the actions before operations of backward: a group's values arrive, and the next group's are launched.
 
-    def __init__(self, chunk: Chunk) -> None:
-        self._needs = list[list[int]]()  # the allocations that each block is the first to need
-        self.begins = dict[int, int]()  # the number of a block, by the operation with which backward enters it
-        if not (away := _on_the_host(chunk)):
-            return
-        span_of = [number for number, span in enumerate(chunk.spans) for _ in range(span.start, span.end)]
-        for _, run in groupby(reversed(chunk.occurrences), key=lambda o: (span_of[o.number], o.operation.block)):
-            block, needs = list(run), list[int]()
-            self.begins[block[0].number] = len(self._needs)
-            for o in block:
-                for memory in _reads_in_backward(o):
-                    if memory in away:
-                        away.remove(memory)
-                        needs.append(memory.number)
-            self._needs.append(needs)
-
-    def before(self, number: int) -> Iterator[Action]:
-        """Yield the actions where a block begins: wait for the values that it needs, launch those of the next block."""
-        block = self.begins[number]
-        if block == 0:
-            yield from self._fetch(0)
-        yield from (Action("arrive", memory) for memory in self._needs[block])
-        if block + 1 < len(self._needs):
-            yield from self._fetch(block + 1)
-
-    def _fetch(self, block: int) -> Iterator[Action]:
-        return (Action("fetch", memory) for memory in self._needs[block])
+    `again`: the differentiated operations, in the order of backward, with what is made again before each.
+    """
+    if not (away := set(_waiting(chunk))):
+        return {}
+    begins, needs = list[int](), list[list[int]]()
+    for group in reversed(_groups(chunk)):
+        own = [o for o in reversed(group) if o.number in again and o.operation.verb == "run"]
+        if own:
+            read = chain.from_iterable((*chain(*(made.reads for made in again[o.number])), *o.keeps) for o in own)
+            needs.append(list(dict.fromkeys(memory.number for memory in read if memory.number in away)))
+            away.difference_update(needs[-1])
+            begins.append(own[0].number)
+    found = {
+        number: [*_all("arrive", values), *_all("fetch", following)]
+        for number, values, following in zip(begins, needs, [*needs[1:], []], strict=True)
+    }
+    found[begins[0]] = [*_all("fetch", needs[0]), *found[begins[0]]]
+    return {number: own for number, own in found.items() if own}
 
 
-def _on_the_host(chunk: Chunk) -> set[Allocation]:
-    return {memory for memory in chunk.allocations if memory.fate is Fate.HOST}
+def _all(verb: Verb, memories: Sequence[int]) -> Iterator[Action]:
+    return (Action(verb, memory) for memory in memories)
 
 
-def _reads_in_backward(o: Occurrence) -> Iterator[Allocation]:
-    """Yield the memory that an operation's backward reads, and that its recomputation reads."""
-    yield from o.keeps
-    for inside in o.rerun.occurrences if o.rerun is not None else ():
-        yield from inside.reads
+def _waiting(chunk: Chunk) -> list[int]:
+    return [memory.number for memory in chunk.allocations if memory.fate is Fate.HOST]
+
+
+def _groups(chunk: Chunk) -> list[Group]:
+    span_of = [number for number, span in enumerate(chunk.spans) for _ in range(span.start, span.end)]
+
+    def group(o: Occurrence) -> tuple[int, str, str]:
+        operation = o.operation
+        return span_of[o.number], operation.block, "" if operation.block else operation.module
+
+    return [list(own) for _, own in groupby(chunk.occurrences, key=group)]

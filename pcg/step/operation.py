@@ -33,6 +33,7 @@ class Operation(NamedTuple):
     module       where it lies in the model
     block        the repeated module that it belongs to, or ""
     region       the region that it is made again with in backward, if any
+    stored       where its result waits for backward, if it does and is not made again: KEPT or HOST
     seed         for a dropout, the number of its mask in the order in which one process draws masks
     """
 
@@ -53,6 +54,7 @@ class Operation(NamedTuple):
     module: str = ""
     block: str = ""
     region: Region | None = None
+    stored: Fate = Fate.KEPT
     seed: int | None = None
 
     @property

@@ -25,10 +25,12 @@ from shardwright.pcg.mesh import TIME
 from shardwright.pcg.moves import SLICE, Move, fused_moves, source_of
 from shardwright.pcg.parallel import COMBINE, PARTITION, REDUCE, REPLICATE
 from shardwright.pcg.step.execution import DEFAULT, Execution
+from shardwright.pcg.step.fates import Fate
 from shardwright.pcg.step.late import sums_of_loss
 from shardwright.pcg.step.operation import Operation
 from shardwright.pcg.step.pairs import Pair, find_pairs, side_by_side
 from shardwright.pcg.step.parameters import Parameters, find_parameters, module_block, narrow_dtypes
+from shardwright.pcg.step.recompute import OFFLOAD
 from shardwright.pcg.step.regions import Arrangement
 from shardwright.pcg.step.schedules import phases
 from shardwright.pcg.step.verbs import Verb
@@ -43,7 +45,7 @@ class Operations:
 
     Raises:
         PlanError: the precision does not fit a graph that was captured in 16 bits, or the execution names blocks or
-        places to recompute that are not there.
+        places to recompute or offload that are not there, or offload where backward runs in two parts.
     """
 
     def __init__(self, graph: Graph, execution: Execution = DEFAULT, elsewhere: Collection[str] = ()) -> None:
@@ -77,17 +79,19 @@ class Operations:
         self.listed = self._listed()
 
     def _listed(self) -> list[Operation]:
-        listed = _apart(self._first + self._rest.run(self.execution))
-        self.pairs = self._pairs(listed)
-        return side_by_side(listed, self.pairs)
-
-    def _pairs(self, listed: Sequence[Operation]) -> list[Pair]:
-        """Return the moves and products that run in pieces; none where backward runs in two parts."""
+        """List the operations, those of pairs side by side; nothing runs in pieces where backward has two parts."""
         is_one = "weights" not in phases(self.execution.schedule.name)
-        return find_pairs(self.graph, self.fused, listed, self.execution.pieces if is_one else 1)
+        if self.execution.asks(OFFLOAD) and not is_one:
+            raise PlanError(
+                f"offload: with schedule {self.execution.schedule.name!r} backward runs in two parts, and the second "
+                "needs the values longer; choose another schedule, or leave offload out"
+            )
+        listed = _apart(self._first + self._rest.run(self.execution))
+        self.pairs = find_pairs(self.graph, self.fused, listed, self.execution.pieces if is_one else 1)
+        return side_by_side(_whole(listed, self.pairs), self.pairs)
 
     def run_as(self, execution: Execution) -> Self:
-        """Return the operations of an execution that differs in recomputation or pieces.
+        """Return the operations of an execution that differs in recomputation, offload or pieces.
 
         Raise a `PlanError` as `run` of regions does.
         """
@@ -245,6 +249,12 @@ def _apart(listed: Sequence[Operation]) -> list[Operation]:
         o._replace(alias="") if o.sums_in_place and o.alias in made and made[o.alias].region != o.region else o
         for o in listed
     ]
+
+
+def _whole(listed: Sequence[Operation], pairs: Sequence[Pair]) -> list[Operation]:
+    """Let what there is in pieces alone wait on the device."""
+    in_pieces = {name for pair in pairs for name in pair.operations} - {name for pair in pairs for name in pair.made}
+    return [o._replace(stored=Fate.KEPT) if o.name in in_pieces else o for o in listed]
 
 
 def _check_precision(execution: Execution, narrow: set[str]) -> None:

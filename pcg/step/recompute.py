@@ -1,4 +1,7 @@
-"""Requests for recomputation in backward: kinds, patterns of blocks, and lists of places in them."""
+"""Requests for recomputation and offload: kinds, patterns of blocks, and lists of places in them.
+
+Both are fields of an execution that have the same form: a kind for the whole model, or a mapping by block.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import re
 from collections.abc import Mapping
 from fnmatch import translate
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from shardwright.pcg import checks
 
@@ -17,6 +20,27 @@ BlockRecompute = Recompute | tuple[str, ...]
 RecomputeByBlock = tuple[tuple[str, BlockRecompute], ...]
 GivenByBlock = Mapping[str, BlockRecompute | list[str]]
 """The recomputation by block, as people give it."""
+Offload = Literal["none", "full"]
+OFFLOADS: tuple[Offload, ...] = ("none", "full")
+BlockOffload = Offload | tuple[str, ...]
+OffloadByBlock = tuple[tuple[str, BlockOffload], ...]
+OffloadGiven = Mapping[str, BlockOffload | list[str]]
+"""The offload by block, as people give it."""
+Kind = Recompute | Offload
+BlockKind = Kind | tuple[str, ...]
+KindByBlock = tuple[tuple[str, BlockKind], ...]
+
+
+class Field(NamedTuple):
+    """A field of an execution that says something of every block of the model, and the kinds that it takes."""
+
+    name: Literal["recompute", "offload"]
+    kinds: tuple[Kind, ...]
+
+
+RECOMPUTE, OFFLOAD = Field("recompute", RECOMPUTES), Field("offload", OFFLOADS)
+FIELDS = (RECOMPUTE, OFFLOAD)
+
 _RANGE = r"(?<![^.])(\d{1,9})-(\d{1,9})(?![^.])"
 
 
@@ -55,25 +79,25 @@ def _between(low: int, high: int) -> str:
     return f"(?:{'|'.join(runs) or '(?!)'})"
 
 
-def canonical(recompute: object, owner: str) -> Recompute | RecomputeByBlock:
+def canonical(value: object, owner: str, field: Field) -> Kind | KindByBlock:
     """Return a mapping as hashable pairs. Raise a `FieldError` for `owner` if it is no kind and no such mapping."""
-    if isinstance(recompute, str):
-        return checks.choice(recompute, owner, "recompute", RECOMPUTES)  # type: ignore[return-value]
-    pairs = tuple(recompute.items()) if isinstance(recompute, Mapping) else recompute
+    if isinstance(value, str):
+        return checks.choice(value, owner, field.name, field.kinds)  # type: ignore[return-value]
+    pairs = tuple(value.items()) if isinstance(value, Mapping) else value
     if not isinstance(pairs, tuple) or not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
-        wanted = f"one of {', '.join(map(repr, RECOMPUTES))}, or a mapping from blocks of the model to these"
-        raise checks.FieldError(owner, "recompute", f"expected {wanted}, got {recompute!r}")
-    return tuple((_pattern(pattern, owner), _again(mode, owner, pattern)) for pattern, mode in pairs)
+        wanted = f"one of {', '.join(map(repr, field.kinds))}, or a mapping from blocks of the model to these"
+        raise checks.FieldError(owner, field.name, f"expected {wanted}, got {value!r}")
+    return tuple((_pattern(pattern, owner, field), _of_block(kind, owner, field, pattern)) for pattern, kind in pairs)
 
 
-def _pattern(pattern: object, owner: str) -> str:
-    return "" if pattern == "" else checks.text(pattern, owner, "recompute", "a block's name, or a pattern of them")
+def _pattern(pattern: object, owner: str, field: Field) -> str:
+    return "" if pattern == "" else checks.text(pattern, owner, field.name, "a block's name, or a pattern of them")
 
 
-def _again(mode: object, owner: str, pattern: object) -> BlockRecompute:
-    where = f"recompute[{pattern!r}]"
-    if not isinstance(mode, (list, tuple)):
-        return checks.choice(mode, owner, where, RECOMPUTES)  # type: ignore[return-value]
-    if not mode:
+def _of_block(kind: object, owner: str, field: Field, pattern: object) -> BlockKind:
+    where = f"{field.name}[{pattern!r}]"
+    if not isinstance(kind, (list, tuple)):
+        return checks.choice(kind, owner, where, field.kinds)  # type: ignore[return-value]
+    if not kind:
         raise checks.FieldError(owner, where, "expected places in the block, got an empty list; 'none' says that")
-    return tuple(checks.text(place, owner, where, "a place in the block, or a pattern of them") for place in mode)
+    return tuple(checks.text(place, owner, where, "a place in the block, or a pattern of them") for place in kind)

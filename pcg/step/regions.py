@@ -1,7 +1,7 @@
 """Regions of operations that backward recomputes together: blocks of the model, attention, gathered activations.
 
 The operations of one block lie side by side, and so do those of one region; other operations between them go before or
-after them.
+after them. Operations also learn here where their results wait for backward.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from itertools import groupby
 
 from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.order import postorder
-from shardwright.pcg.step.asked import Wish, check_used, wishes
+from shardwright.pcg.step.asked import Wish, check_fits, check_used, wishes
 from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.fates import Fate
 from shardwright.pcg.step.operation import Operation, Region
 from shardwright.pcg.step.places import places
+from shardwright.pcg.step.recompute import OFFLOAD, RECOMPUTE, Field
 
 
 class Arrangement:
@@ -46,15 +47,31 @@ class Arrangement:
         return tuple(attentions(self.graph, self.stored))
 
     def run(self, execution: Execution) -> list[Operation]:
-        """Return the operations, each with the region that the execution makes it again with.
+        """Return the operations, each with its region and the place where its result waits, as the execution asks.
 
         Raises:
             PlanError: a pattern fits no block of a whole graph, or there is nothing to make again for it.
         """
+        return self._stored(self._in_regions(execution), execution)
+
+    def _wishes(self, execution: Execution, field: Field) -> dict[str, Wish]:
+        where = self._places if execution.kind_of_all(field) is None else {}
+        return wishes(self.graph, self.operations, execution, where, field)
+
+    def _stored(self, operations: list[Operation], execution: Execution) -> list[Operation]:
+        if not execution.asks(OFFLOAD):
+            return operations
+        wished = self._wishes(execution, OFFLOAD)
+        for pattern, kind in () if self.graph.is_part else execution.by_pattern(OFFLOAD):
+            if isinstance(kind, str) and kind != "none":
+                check_fits(operations, wished, OFFLOAD, pattern, kind)
+        return [o._replace(stored=wished[o.name].fate) if o.verb == "run" else o for o in operations]
+
+    def _in_regions(self, execution: Execution) -> list[Operation]:
         graph, gathers, found = self.graph, self.gathers, self.operations
-        if all(mode == "none" for _, mode in execution.recomputes):
+        if not execution.asks(RECOMPUTE):
             return found
-        wished = wishes(graph, found, execution, {} if isinstance(execution.recompute, str) else self._places)
+        wished = self._wishes(execution, RECOMPUTE)
         again = {name for name, wish in wished.items() if wish.fate is Fate.AGAIN}
         selective = {name for name in again if wished[name].attention}
         if selective:

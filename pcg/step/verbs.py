@@ -13,8 +13,8 @@ from typing import Literal, NamedTuple, get_args
 
 Verb = Literal[
     "gather", "await", "free", "run", "start", "wait", "again", "backward", "weights", "accumulate", "scatter",
-    "deliver", "reduce", "spread", "offload", "fetch", "arrive", "share", "update", "regather", "draw", "total",
-    "receive", "send", "tell",
+    "deliver", "reduce", "spread", "offload", "release", "fetch", "arrive", "share", "update", "regather", "draw",
+    "total", "receive", "send", "tell",
 ]  # fmt: skip
 Counted = Literal["block", "operation", "use", "unit", "allocation", "axis", "stage", "boundary"]
 Stream = Literal["compute", "own", "axis", "stages", "copy", ""]
@@ -65,9 +65,10 @@ VERBS: Mapping[Verb, VerbRow] = {
     "deliver": VerbRow("block", ("scattering",), (), ("scattering",), price="deliver", executor="finish_gradients"),
     "reduce": VerbRow("unit", (), ("sum",), (), "axis", "all_reduce", "gradients", "launch_reduce", "launch"),
     "spread": VerbRow("unit", ("sum",), ("spread",), (), "", "all_gather", "gradients", "", "spread"),
-    "offload": VerbRow("allocation", (), ("host",), (), "copy", "", "copies", "launch_offload", None),
-    "fetch": VerbRow("allocation", ("host",), ("fetching",), (), "copy", "", "copies", "launch_fetch", None),
-    "arrive": VerbRow("allocation", ("fetching",), (), ("host", "fetching"), price="await_fetch", executor=None),
+    "offload": VerbRow("allocation", (), ("leaving",), (), "copy", "", "copies", "copy", "offload"),
+    "release": VerbRow("allocation", ("leaving",), ("host",), ("leaving",), price="release", executor="release"),
+    "fetch": VerbRow("allocation", ("host",), ("fetching",), (), "copy", "", "copies", "copy", "fetch"),
+    "arrive": VerbRow("allocation", ("fetching",), (), ("host", "fetching"), price="await_copy", executor="arrive"),
     "total": VerbRow(
         "operation", (), ("value",), (), "axis", "all_reduce", "activations", "run_operation", "start_total"
     ),
@@ -110,7 +111,7 @@ class Action(NamedTuple):
     scatter, deliver       block `number`: launch the reduce-scatter of its gradients, wait for it
     reduce                 sum the gradients of unit `number` over devices
     spread                 of unit `number`, whose gradients are sent encoded: add up the own piece, and gather the sums
-    offload                copy the memory of allocation `number` to the host, and give it back here
+    offload, release       launch the copy of allocation `number` to the host; wait for it, and give the memory back
     fetch, arrive          launch the copy of allocation `number` from the host, wait for it
     tell                   at the end of a step, send the loss from the last stage to all others
     share                  sum gradients that several stages have

@@ -17,10 +17,18 @@ from typing import Literal
 
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.layout import Layout
-from shardwright.pcg.step.recompute import GivenByBlock, Recompute, RecomputeByBlock
+from shardwright.pcg.step.recompute import (
+    GivenByBlock,
+    Offload,
+    OffloadByBlock,
+    OffloadGiven,
+    Recompute,
+    RecomputeByBlock,
+)
 from shardwright.pcg.step.recompute import fits as name_fits
 
 RecomputeMode = Recompute | RecomputeByBlock | GivenByBlock
+OffloadMode = Offload | OffloadByBlock | OffloadGiven
 PinsLike = str | Sequence[str] | Mapping[str, str | int | Mapping[str, str]]
 """Pins as texts, or by name: `{"lm_head.weight": {"tp": "S(0)"}, "tensor": "<=8"}`."""
 Kept = Literal["whole", "sharded", "gathered"]

@@ -12,9 +12,10 @@ from typing import Any, TypedDict, Unpack
 from shardwright.pcg import checks
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.mesh import TIME, Mesh
-from shardwright.pcg.step.execution import Execution
+from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.pcg.step.pipelining import SCHEDULES, ScheduleName
-from shardwright.search.request.asked import PinsLike, RecomputeMode, Stages, parse, texts
+from shardwright.pcg.step.recompute import FIELDS
+from shardwright.search.request.asked import OffloadMode, PinsLike, RecomputeMode, Stages, parse, texts
 from shardwright.search.request.encodings import Allowed, EncodingsLike, allowed, shown
 
 MeshLike = Mesh | Mapping[str, int]
@@ -28,6 +29,7 @@ class SearchWords(TypedDict, total=False):
     roles: Roles | None
     microbatches: int | None
     recompute: RecomputeMode | None
+    offload: OffloadMode | None
     pieces: int | None
     encodings: EncodingsLike | None
     pins: PinsLike | None
@@ -45,6 +47,7 @@ class SearchOptions:
         roles: of the mesh's axes of devices.
         microbatches: their number in a step.
         recompute: what backward makes again.
+        offload: what waits for backward in the host's memory.
         pieces: the number of pieces in which moves run beside products; 1: whole.
         encodings: what gathers of weights and sums of gradients may send; None: values as they are.
         pins: the texts of layouts and bounds.
@@ -58,6 +61,7 @@ class SearchOptions:
     roles: tuple[str, ...] | None = None
     microbatches: int | None = None
     recompute: RecomputeMode | None = None
+    offload: OffloadMode | None = None
     pieces: int | None = None
     encodings: Allowed | None = None
     pins: tuple[str, ...] = ()
@@ -78,9 +82,15 @@ class SearchOptions:
         """The words that ask for these options."""
         return SearchWords(**{field.name: getattr(self, field.name) for field in fields(self)})
 
+    @property
+    def _by_block(self) -> list[tuple[str, RecomputeMode | OffloadMode]]:
+        """The options that are said by block, as far as they are given."""
+        given = ((field.name, getattr(self, field.name)) for field in FIELDS)
+        return [(name, value) for name, value in given if value is not None]
+
     def __post_init__(self) -> None:
-        if self.recompute is not None:
-            object.__setattr__(self, "recompute", Execution(recompute=self.recompute).recompute)
+        for name, given in self._by_block:
+            object.__setattr__(self, name, getattr(DEFAULT.having(**{name: given}), name))
         if self.pieces is not None:
             Execution(pieces=self.pieces)
         if self.encodings is not None:
@@ -109,8 +119,8 @@ class SearchOptions:
             yield f"roles {','.join(self.roles)}", replace(self, roles=None)
         if self.microbatches is not None:
             yield f"microbatches {self.microbatches}", replace(self, microbatches=None)
-        if self.recompute is not None:
-            yield f"recompute {_again(self.recompute)}", replace(self, recompute=None)
+        for name, given in self._by_block:
+            yield f"{name} {_said(given)}", replace(self, **{name: None})
         if self.pieces is not None:
             yield f"pieces {self.pieces}", replace(self, pieces=None)
         if self.encodings is not None:
@@ -129,11 +139,10 @@ class SearchOptions:
     def to_json(self) -> dict[str, Any]:
         """Return what was asked for, and nothing else."""
         mesh = None if self.mesh is None else dict(zip(self.mesh.names, self.mesh.sizes, strict=True))
-        again, stages = self.recompute, list(self.stages) if isinstance(self.stages, tuple) else self.stages
-        if again is not None:
-            again = Execution(recompute=again).to_json().get("recompute", "none")
+        stages = list(self.stages) if isinstance(self.stages, tuple) else self.stages
+        by_block = {name: DEFAULT.having(**{name: own}).to_json().get(name, "none") for name, own in self._by_block}
         found = {"mesh": mesh, "roles": self.roles and list(self.roles), "microbatches": self.microbatches,
-                 "recompute": again, "pieces": self.pieces,
+                 **by_block, "pieces": self.pieces,
                  "encodings": self.encodings and {what: list(own) for what, own in self.encodings},
                  "pins": list(self.pins) or None,
                  "stages": stages, "schedule": self.schedule}  # fmt: skip
@@ -142,7 +151,7 @@ class SearchOptions:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> SearchOptions:
         """Read what `to_json` gave. Raises a `ShardwrightError` for what cannot be asked."""
-        mesh, roles, again = data.get("mesh"), data.get("roles"), data.get("recompute")
+        mesh, roles = data.get("mesh"), data.get("roles")
         pins = tuple(data.get("pins", ()))
         for pin in pins:
             parse(pin)
@@ -150,7 +159,8 @@ class SearchOptions:
             None if mesh is None else Mesh.of(**mesh),
             None if roles is None else tuple(roles),
             data.get("microbatches"),
-            again,
+            data.get("recompute"),
+            data.get("offload"),
             data.get("pieces"),
             data.get("encodings"),
             pins,
@@ -193,8 +203,8 @@ def _axes(mesh: Mesh) -> str:
     return ",".join(f"{name}={size}" for name, size in zip(mesh.names, mesh.sizes, strict=True))
 
 
-def _again(mode: RecomputeMode) -> str:
+def _said(mode: RecomputeMode | OffloadMode) -> str:
     if isinstance(mode, str):
         return mode
     pairs = mode.items() if isinstance(mode, Mapping) else mode
-    return ",".join(f"{name}={again if isinstance(again, str) else '+'.join(again)}" for name, again in pairs)
+    return ",".join(f"{name}={kind if isinstance(kind, str) else '+'.join(kind)}" for name, kind in pairs)

@@ -9,9 +9,11 @@ from itertools import combinations
 from math import inf
 
 from shardwright.cost.clusters.cluster import Cluster
+from shardwright.cost.timeline.program import check_offload
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import TIME, Mesh
+from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.parameters import blocks_of
 from shardwright.pcg.step.recompute import RECOMPUTES
 from shardwright.search.request.asked import MEMORY, STAGES, Bound, LayoutPin, RecomputeMode, Stages, parse
@@ -70,7 +72,7 @@ class Pins:
     @property
     def by_block(self) -> bool:
         """Return whether equal blocks may be run in different ways."""
-        return self.recompute is not None and not isinstance(self.recompute, str)
+        return any(own is not None and not isinstance(own, str) for own in (self.recompute, self.asked.offload))
 
     @property
     def recomputes(self) -> Sequence[RecomputeMode]:
@@ -89,6 +91,7 @@ class Pins:
         `spaces`: what to search in place of the meshes.
         """
         size = batch_size(graph)
+        check_offload(cluster, Execution(offload=asked.offload or "none"))
         mesh, microbatches, recompute = asked.mesh, asked.microbatches, asked.recompute
         if mesh is not None and TIME in mesh.names:
             if microbatches not in (None, mesh.num_microbatches):

@@ -216,7 +216,8 @@ class Planner:
         """Return the best plan on all devices of the solver's cluster."""
         phases, kept = Phases(self.progress), self._pins(solver.cluster, graph, asked, spaces)
         solver = (solver if kept.memory_bytes is None else solver.within(kept.memory_bytes)).until(stop.check)
-        ways = Ways(solver, graph, self.execution, kept, self.progress)
+        run = replace(self.execution, offload=asked.offload or "none")
+        ways = Ways(solver, graph, run, kept, self.progress)
         zeros = kept.spaces[0].zeros if spaces is not None and kept.spaces else ZEROS
         fitter = Fitter(solver, ways.folded, values=kept.recompute is None and not by_hand, zeros=zeros)
         rewriter = Rewriter(solver, graph, ways.folded, {} if by_hand else self.rules)

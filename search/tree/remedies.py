@@ -16,11 +16,11 @@ from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.collectives.moves import AFTER_THE_LOOP_S
 from shardwright.cost.predict import predict
 from shardwright.cost.timeline.memory import SAFE_SHARE, safe_bytes
+from shardwright.cost.timeline.program import may_offload
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.step.execution import Execution
-from shardwright.pcg.step.fates import Fate
 from shardwright.pcg.step.lifetimes import with_lifetimes
 from shardwright.pcg.step.recompute import RECOMPUTES
 from shardwright.pcg.step.time import check_time
@@ -125,12 +125,16 @@ def _solved(ways: Ways, mesh: Mesh, execution: Execution) -> Candidate | None:
 
 def _offload(best: Candidate, solver: Solver) -> Iterator[Remedy]:
     stored_bytes, device_bytes = best.prediction.memory.stored_bytes, best.prediction.device_bytes
-    if best.folded or solver.cluster.device.kind == "cpu" or solver.excess_bytes(stored_bytes, device_bytes):
+    if (
+        best.folded
+        or solver.excess_bytes(stored_bytes, device_bytes)
+        or not may_offload(solver.cluster, best.execution)
+    ):
         return
-    execution = best.execution.assuming(stored=Fate.HOST)
+    execution = replace(best.execution, offload="full")
     prediction = predict(best.graph, solver.cluster, execution)
     if solver.fits(prediction):
-        yield Remedy("activations offloaded to the host's memory (costed, not run)", prediction.step_s)
+        yield Remedy("activations offloaded to the host's memory", prediction.step_s)
 
 
 # ---- of plans that it is compared with ----
@@ -206,12 +210,12 @@ def _on_a_batch(c: Candidate, ways: Ways) -> Iterator[str]:
 
 
 def _offloaded(c: Candidate, ways: Ways) -> Iterator[str]:
-    if ways.solver.cluster.device.kind == "cpu" or c.execution.schedule.num_stages > 1:
+    if not may_offload(ways.solver.cluster, c.execution) or c.execution.schedule.num_stages > 1:
         return
     repeats = ways.folded.repeats if c.folded else {}
     with suppress(PlanError):
-        if ways.solver.fits(ways.solver.predicted(c.graph, c.execution.assuming(stored=Fate.HOST), repeats)):
-            yield "with activations offloaded to the host's memory (costed, not run)"
+        if ways.solver.fits(ways.solver.predicted(c.graph, replace(c.execution, offload="full"), repeats)):
+            yield "with activations offloaded to the host's memory"
 
 
 class _Larger:

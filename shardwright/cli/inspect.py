@@ -25,6 +25,7 @@ from shardwright.cli.options import (
 )
 from shardwright.cli.planfiles import facts_to_show, shown_of, status_of, status_said, target_beside
 from shardwright.cli.status import FINDING
+from shardwright.pcg.step.recompute import OFFLOAD, RECOMPUTE
 
 
 @click.command(
@@ -55,6 +56,8 @@ from shardwright.cli.status import FINDING
 )
 @click.option("--recompute", "again", is_flag=True,
               help="All that backward computes again, as `recompute=` and --recompute take it.")  # fmt: skip
+@click.option("--offload", "away", is_flag=True,
+              help="All that waits for backward on the host, as `offload=` and --offload take it.")  # fmt: skip
 @click.option("--formula", is_flag=True, help="Closed forms of seconds and bytes in nodes, batch and hidden size.")
 @output_option("Keep the answer of --why-not or --what-if here, for `view --answer`.")
 @format_option
@@ -69,6 +72,7 @@ def explain(
     changes: Mapping[str, str] | None,
     by_hand: bool,
     again: bool,
+    away: bool,
     formula: bool,
     output: Path | None,
     form: str,
@@ -86,6 +90,7 @@ def explain(
         "--memory": memory or None,
         "--by-hand": by_hand or None,
         "--recompute": again or None,
+        "--offload": away or None,
         "--formula": formula or None,
         "--why-not": strategies or None,
         "--what-if": changes,
@@ -130,11 +135,11 @@ def explain(
         facts = facts_to_show(plan_file)
         terminal.show(ByHandReport(facts.plan), form)
         return status_of(facts.plan)
-    if again:
-        from shardwright.reports.running import recompute_text
+    if again or away:
+        from shardwright.reports.running import text_of
 
         facts = facts_to_show(plan_file)
-        click.echo(recompute_text(facts.plan))
+        click.echo(text_of(facts.plan, RECOMPUTE if again else OFFLOAD))
         return status_of(facts.plan)
     if formula:
         from shardwright.reports.formula import FormulaReport

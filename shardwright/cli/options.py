@@ -24,7 +24,7 @@ from shardwright.search.request.encodings import EXACT, EncodingsLike, allowed, 
 
 if TYPE_CHECKING:
     from shardwright.cost.clusters.cluster import Cluster
-    from shardwright.search.request.asked import RecomputeMode, Stages
+    from shardwright.search.request.asked import OffloadMode, RecomputeMode, Stages
 
 Command = TypeVar("Command", bound=Callable[..., object])
 CLUSTER_FORMS = (
@@ -228,16 +228,21 @@ def parse_precision(text: str) -> PrecisionMode:
 
 def parse_recompute(text: str) -> RecomputeMode:
     """Return the mode of `full`, of pairs such as `model.layers.0-7=full`, or of `explain --recompute`'s JSON."""
+    return cast("RecomputeMode", _by_block(text, "--recompute"))
+
+
+def parse_offload(text: str) -> OffloadMode:
+    """Return the same of what waits on the host, as `explain --offload` prints it."""
+    return cast("OffloadMode", _by_block(text, "--offload"))
+
+
+def _by_block(text: str, option: str) -> object:
     if text.lstrip().startswith(("{", '"')):
         try:
-            return cast("RecomputeMode", json.loads(text))
+            return json.loads(text)
         except ValueError as error:
-            raise ShardwrightError(
-                f"--recompute: expected JSON, got: {error}; `explain --recompute` prints it"
-            ) from None
-    if "=" not in text:
-        return cast("RecomputeMode", text)
-    return cast("RecomputeMode", _by_name(text, "--recompute", "a mode, or pairs such as 'model.layers.*=full'"))
+            raise ShardwrightError(f"{option}: expected JSON, got: {error}; `explain {option}` prints it") from None
+    return _by_name(text, option, "a mode, or pairs such as 'model.layers.*=full'") if "=" in text else text
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:
@@ -322,6 +327,16 @@ def recompute_option(command: Command) -> Command:
     return click.option("--recompute", type=parse_recompute, metavar="MODE", help=text)(command)
 
 
+def offload_option(command: Command) -> Command:
+    """Add `--offload` to a command."""
+    text = (
+        "What waits for backward in the host's memory: none or full (all that is kept); or by block or module in "
+        "blocks, such as 'model.layers.0-7=full'; or JSON, which says it by value, as `explain --offload` prints it. "
+        "By default nothing does."
+    )
+    return click.option("--offload", type=parse_offload, metavar="MODE", help=text)(command)
+
+
 def search_options(command: Command) -> Command:
     """Add options that guide the search, as one mapping `search` of arguments of `shardwright.plan`."""
     return together(
@@ -339,6 +354,7 @@ def search_options(command: Command) -> Command:
         ),
         microbatches=microbatches_option,
         recompute=recompute_option,
+        offload=offload_option,
         pieces=click.option(
             "--pieces",
             type=click.IntRange(1),

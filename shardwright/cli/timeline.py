@@ -28,10 +28,9 @@ from shardwright.cli.options import (
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.files import write_whole
 from shardwright.pcg.step.execution import REDUCE_DTYPES
-from shardwright.pcg.step.fates import Fate
 from shardwright.pcg.step.pipelining import SCHEDULES
 from shardwright.pcg.step.precisions import PRECISIONS
-from shardwright.pcg.step.recompute import RECOMPUTES
+from shardwright.pcg.step.recompute import OFFLOADS, RECOMPUTES
 
 if TYPE_CHECKING:
     from shardwright.cost.clusters.cluster import Cluster
@@ -69,9 +68,9 @@ _OPTIONS = {"num_microbatches": "--microbatches", "num_stages": "--stages", "sta
 @click.option("--encodings", type=parse_sent, metavar="PAIRS",
               help="What weights and gradients are sent in, such as weights=int8,gradients=int4; 'exact': as they are. "
               "By default the plan's.")  # fmt: skip
-@click.option(
-    "--offload", "stored", flag_value=Fate.HOST.value, help="Activations wait for backward in the host's memory."
-)
+@click.option("--offload", type=click.Choice(OFFLOADS), is_flag=False, flag_value="full",
+              help="What waits for backward in the host's memory: nothing, or all that is not made again; by default "
+              "the plan's.")  # fmt: skip
 @optimizer_option("; by default the plan's")
 @click.option("--shard-optimizer", is_flag=True,
               help="ZeRO-1: optimizer states are sharded over the axes that gradients are summed over.")  # fmt: skip

@@ -16,7 +16,7 @@ Facts, each computed once:
 Reports, each a `Report` with `paragraphs()` for people and `data()` for programs:
 
     report         the base of every report; the command line shows any by `terminal.show`
-    plan           `explain`; `asking`, `byhand`, `formula`, `again`, `stages`, `trace`, `throughput`,
+    plan           `explain`; `asking`, `byhand`, `formula`, `again`, `away`, `stages`, `trace`, `throughput`,
                    `foreign`, `scheduled`: its parts
     comparison     `compare`; `differences`: two trees side by side
     timeline       `timeline`

@@ -51,7 +51,7 @@ class Recomputation:
                 blocks.setdefault(block_of(node), []).append(node)
         where = places(plan.graph, {})
         for block, nodes in blocks.items():
-            mode = plan.execution.recompute_of(block)[1]
+            mode = plan.execution.kind_of(block)[1]
             if mode not in ("selective", "full"):
                 mode = tuple(dict.fromkeys(where[node.name] for node in nodes if not node.is_parallel))
             groups.setdefault(mode, {})[block] = nodes

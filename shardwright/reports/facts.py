@@ -23,9 +23,11 @@ from shardwright.pcg.moves import Move, fused_moves, source_of
 from shardwright.pcg.optable import ROWS
 from shardwright.pcg.step.lifetimes import Zero, lifetime_of
 from shardwright.pcg.step.parameters import Parameter, find_parameters
+from shardwright.pcg.step.recompute import OFFLOAD
 from shardwright.pcg.step.time import estimated
 from shardwright.pcg.types import is_float
 from shardwright.reports.again import Recomputation
+from shardwright.reports.away import OnHost, on_host
 from shardwright.reports.lifetimes import Gathered, gathered_weights
 from shardwright.reports.named import Names
 from shardwright.reports.units import size
@@ -217,6 +219,11 @@ class PlanFacts:
     def recomputation(self) -> Recomputation:
         """The plan's recomputation."""
         return Recomputation(self.plan, self.costs, self.programs)
+
+    @cached_property
+    def on_host(self) -> tuple[OnHost, ...]:
+        """The values that wait for backward on the host."""
+        return on_host(self.programs.steps(self.plan.execution)) if self.plan.execution.asks(OFFLOAD) else ()
 
     @cached_property
     def estimated(self) -> tuple[str, ...]:

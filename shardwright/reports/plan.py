@@ -29,7 +29,7 @@ from shardwright.reports.parameters import parameters_data
 from shardwright.reports.peak import fullest, largest, peak_values
 from shardwright.reports.report import Paragraph, Report
 from shardwright.reports.rounding import precision, rounded
-from shardwright.reports.running import gathered, made_again, meshes, running_data, statistics, way
+from shardwright.reports.running import away, gathered, made_again, meshes, running_data, statistics, way
 from shardwright.reports.scheduled import scheduled, scheduled_data
 from shardwright.reports.stages import stage_facts, stages
 from shardwright.reports.throughput import throughput
@@ -82,6 +82,7 @@ class PlanReport(Report):
             _axes(self.facts),
             *gathered(self.facts),
             *made_again(self.facts),
+            *away(self.facts),
             rounded(self.facts),
             *encoded(self.facts),
             self.modules(self.depth),

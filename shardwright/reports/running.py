@@ -12,7 +12,9 @@ from shardwright.pcg.mesh import TIME, Mesh
 from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.lifetimes import ZEROS
 from shardwright.pcg.step.meshes import stage_meshes
+from shardwright.pcg.step.recompute import OFFLOAD, RECOMPUTE, Field
 from shardwright.reports.again import Remade
+from shardwright.reports.away import OnHost, modules_of
 from shardwright.reports.facts import PlanFacts
 from shardwright.reports.lifetimes import lifetime_name, lifetime_words
 from shardwright.reports.report import Paragraph
@@ -53,7 +55,7 @@ def way(facts: PlanFacts, times: int = 1) -> str:
     obstacle = f"; no microbatches: {plan.report.obstacle}" if plan.report.obstacle else ""
     count = plan.execution.pieces
     cut = f"; changes of layout in {count} pieces beside products" if count > 1 else ""
-    return f"{microbatches(plan, times)}; {_again(facts)}{cut}{obstacle}"
+    return f"{microbatches(plan, times)}; {_again(facts)}{_away(facts)}{cut}{obstacle}"
 
 
 def microbatches(plan: Plan, times: int = 1) -> str:
@@ -72,6 +74,19 @@ def _again(facts: PlanFacts) -> str:
     return f"made again in backward: {told} ({number} of {found.num_blocks} blocks)" if told else _MODES["none"]
 
 
+def _away(facts: PlanFacts) -> str:
+    """Return what waits on the host, in words; "" for nothing."""
+    if not (rows := facts.on_host):
+        return ""
+    told = "; ".join(f"values in {_shown(row, _MOST_NAMED)} of {row.blocks or 'what is in no block'}" for row in rows)
+    return f"; waits on the host: {told} ({size(sum(row.num_bytes for row in rows))} of a microbatch)"
+
+
+def _shown(row: OnHost, most: int) -> str:
+    modules = list(modules_of(row))
+    return ", ".join(modules[:most]) + (", …" if len(modules) > most else "")
+
+
 def remade_text(remade: Remade, most: int = _MOST_NAMED) -> str:
     """Return the recomputed part of such a block: all, attention, or values in some modules, `most` of them named."""
     if isinstance(remade.mode, str):
@@ -80,9 +95,9 @@ def remade_text(remade: Remade, most: int = _MOST_NAMED) -> str:
     return "values in " + ", ".join(modules[:most]) + (", …" if len(modules) > most else "")
 
 
-def recompute_text(plan: Plan) -> str:
-    """Return the plan's recomputation as JSON, for `recompute=` and `--recompute`."""
-    return json.dumps(plan.execution.to_json().get("recompute", "none"), indent=2)
+def text_of(plan: Plan, field: Field) -> str:
+    """Return the plan's recomputation or offload as JSON, for the argument and the option of that name."""
+    return json.dumps(plan.execution.to_json().get(field.name, "none"), indent=2)
 
 
 def again_name(execution: Execution) -> str:
@@ -162,6 +177,20 @@ def made_again(facts: PlanFacts) -> Iterator[Paragraph]:
         yield Paragraph(title, [], columns, rows, notes)
 
 
+def away(facts: PlanFacts) -> Iterator[Paragraph]:
+    """Yield what waits on the host, with the time of its copies."""
+    rows = [
+        (row.blocks or "in no block", _shown(row, _MOST_SHOWN), str(row.num_values), size(row.num_bytes),
+         seconds(row.copies_s))
+        for row in facts.on_host
+    ]  # fmt: skip
+    if rows:
+        columns = ("blocks", "values in", ">number", ">bytes", ">copies")
+        title = "Waits on the host until backward (bytes of one device in a microbatch; copies of a step, both ways)"
+        notes = ["`explain --offload` prints all of it, as offload= and --offload take it"]
+        yield Paragraph(title, [], columns, rows, notes)
+
+
 def running_data(facts: PlanFacts) -> dict[str, Any]:
     """Return the same for programs."""
     mesh = facts.mesh
@@ -174,7 +203,9 @@ def running_data(facts: PlanFacts) -> dict[str, Any]:
         "copies": COPIES if any(g.copies for g in facts.gathered) else "",
         "remade": [{**asdict(r), "text": remade_text(r, _MOST_SHOWN)} for r in facts.recomputation.remade],
         "saving": saving(facts),
-        "recompute": recompute_text(facts.plan),
+        "recompute": text_of(facts.plan, RECOMPUTE),
+        "on_host": [{**asdict(row), "text": _shown(row, _MOST_SHOWN)} for row in facts.on_host],
+        "offload": text_of(facts.plan, OFFLOAD),
         "statistics": statistics(facts) if facts.estimated else "",
         "precision": {
             "name": facts.plan.precision,

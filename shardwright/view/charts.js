@@ -59,6 +59,7 @@ function drawRunning() {
     g.copies.join(", "), bytes(g.stored_bytes), bytes(g.gathered_bytes)] }));
   const again = plan.remade.map((r) => ({ cells: [r.blocks || "in no block", r.text, String(r.num_operators), time(r.compute_s),
     time(r.communication_s)] }));
+  const away = plan.on_host.map((r) => ({ cells: [r.blocks || "in no block", r.text, String(r.num_values), bytes(r.num_bytes), time(r.copies_s)] }));
   const rounding = plan.precision.rounding.map((r) => ({ cells: [r.what, r.dtype, String(r.count), r.rounded] }));
   at("running").append(element("h2", {}, "How a step is run"), element("p", {}, plan.way), element("p.note", {}, `precision: ${plan.precision.text}`),
     plan.statistics ? element("p.note", {}, `not exact: ${plan.statistics}`) : "",
@@ -68,6 +69,9 @@ function drawRunning() {
     ...(again.length ? [element("h3", {}, "Made again in backward"), element("p.note", {}, plan.saving),
       table([["blocks"], ["what"], ["operators", true], ["adds compute", true], ["adds communication", true]], again),
       copyable("copy as recompute=", plan.recompute)] : []),
+    ...(away.length ? [element("h3", {}, "Waits on the host until backward"),
+      table([["blocks"], ["values in"], ["number", true], ["bytes of a microbatch", true], ["copies of a step", true]], away),
+      copyable("copy as offload=", plan.offload)] : []),
     element("h3", {}, "What is exact and what is rounded"),
     table([["what"], ["in"], ["number", true], ["rounded"]], rounding));
 }

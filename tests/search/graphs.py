@@ -26,10 +26,11 @@ def every_choice(node: Node, operands: Sequence[TensorType], blocked: Sequence[C
 
 
 def cluster(
-    num_devices: int, *, link_bytes_per_s: float = 1e9, latency_s: float = 1e-6, memory_bytes: int = 2**34
-) -> Cluster:
+    num_devices: int, *, link_bytes_per_s: float = 1e9, latency_s: float = 1e-6, memory_bytes: int = 2**34,
+    host_bytes_per_s: float = 0.0,
+) -> Cluster:  # fmt: skip
     """A flat cluster of slow devices; the link decides whether splitting pays."""
-    device = Device("test", memory_bytes, 1e10, {"fp32": 1e11}, 0.5, 1e-6, "cpu")
+    device = Device("test", memory_bytes, 1e10, {"fp32": 1e11}, 0.5, 1e-6, "cpu", host_bytes_per_s=host_bytes_per_s)
     return Cluster("test", device, (Level("rank", num_devices, link_bytes_per_s, latency_s),), "gloo", "test")
 
 

@@ -173,7 +173,7 @@ ERRORS = [
             "c.json: device: missing field 'kind', got 'name', 'memory_bytes', 'memory_bytes_per_s', 'flops_per_s', "
             "'matmul_efficiency', 'op_overhead_s', 'attention_efficiency', 'attention_backward_efficiency', "
             "'vector_flops_per_s', 'num_units', 'kernel_s', 'update_overhead_s', 'step_overhead_s', 'put_off_s', "
-            "'context_bytes', 'operators', 'kernels', 'paces', 'first_uses'; add it"
+            "'host_bytes_per_s', 'context_bytes', 'operators', 'kernels', 'paces', 'first_uses'; add it"
         ),
     ),
     (

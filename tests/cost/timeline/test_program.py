@@ -14,7 +14,7 @@ from shardwright.cost.collectives.communication import Communication
 from shardwright.cost.collectives.resharding import StageMesh, resharding_s
 from shardwright.cost.predict import details, predict
 from shardwright.cost.timeline.clock import Sharing
-from shardwright.cost.timeline.pricing import HOST_BYTES_PER_S
+from shardwright.cost.timeline.pricing import COPY_START_S
 from shardwright.cost.timeline.program import Programs, crossing_s, program
 from shardwright.cost.timeline.segments import StepProgram
 from shardwright.cost.timeline.tasks import COPY, Segment
@@ -27,8 +27,11 @@ from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.pieces import Tensor
 from shardwright.pcg.precision import Precision
 from shardwright.pcg.stages import STAGES
+from shardwright.pcg.step.chunk import whole_chunk
 from shardwright.pcg.step.execution import Execution
+from shardwright.pcg.step.fates import Fate
 from shardwright.pcg.step.lifetimes import Zero, lifetimes, with_lifetimes
+from shardwright.pcg.step.operations import Operations
 from shardwright.pcg.step.parameters import blocks_of
 from shardwright.pcg.types import TensorType
 from shardwright.search.tree.planner import Planner
@@ -268,15 +271,16 @@ def test_selective_recomputation_runs_attention_again_and_keeps_less() -> None:
 
 def on_gpus(num_devices: int = 4) -> Cluster:
     slow = cluster(num_devices)
-    return replace(slow, device=replace(slow.device, kind="cuda"), backend="nccl")
+    return replace(slow, device=replace(slow.device, kind="cuda", host_bytes_per_s=25e9), backend="nccl")
 
 
 def test_offloaded_activations_leave_and_come_back_by_the_copy_stream() -> None:
     graph = planned("tensor", 12)
-    plain, away = (simulate(program(graph, on_gpus(), Execution.of(stored=s))) for s in ("kept", "host"))
+    plain, away = (simulate(program(graph, on_gpus(), Execution.of(offload=o))) for o in ("none", "full"))
     assert away.fullest.memory.activations_bytes < 0.5 * plain.fullest.memory.activations_bytes
-    kept = plain.stages[0].placed[0].timeline.net["activations"]
-    assert away.stages[0].busy_s[COPY] == pytest.approx(2 * kept / HOST_BYTES_PER_S)
+    chunk = whole_chunk(Operations(graph, Execution(offload="full")))
+    copies = [memory.num_bytes for memory in chunk.allocations if memory.fate is Fate.HOST]
+    assert away.stages[0].busy_s[COPY] == pytest.approx(2 * sum(copies) / 25e9 + 2 * len(copies) * COPY_START_S)
     assert away.step_s >= plain.step_s
 
 
@@ -549,7 +553,7 @@ def test_allocators_hold_more_than_is_used_on_gpus() -> None:
         (Execution.of(num_stages=3, stage_sizes=(4, 4, 2)), {},
          "stages of meshes [x=4], [x=4] and [x=2] need 10 devices"),
         (Execution.of(num_stages=2, stage_sizes=(4, 3)), {}, "stage_sizes [4, 3]: expected divisors of the 4 devices"),
-        (Execution.of(stored="host"), {}, "offload: a CPU's memory is the host's; run without offload"),
+        (Execution.of(offload="full"), {}, "offload: device 'test' has no host_bytes_per_s, the rate"),
         (PLAIN, {"repeats": {"layers.7": 2}}, "repeats: 'layers.7': no operator lies in it; name one of the"),
         (PLAIN, {"repeats": {"layers.1": 0}}, "repeats.'layers.1': expected a positive integer, got 0; it is how"),
         (Execution.of(num_stages=2, split=(1, 1)), {},

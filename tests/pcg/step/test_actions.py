@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from shardwright.pcg.step.actions import Actions, actions
 from shardwright.pcg.step.chunk import Chunk, Stretch
-from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.pcg.step.fates import Fate
 from shardwright.pcg.step.operation import Operation, Region
 from shardwright.pcg.step.parameters import Parameter, Slices
@@ -30,9 +29,9 @@ def chain(**facts: bool) -> list[Operation]:
     return [product("a", "x", "u", **facts), product("b", "a", "v", **facts), product("c", "b", "w", **facts)]
 
 
-def chunk(operations: list[Operation], *parameters: Parameter, times: int = 1, run: Execution = DEFAULT) -> Chunk:
+def chunk(operations: list[Operation], *parameters: Parameter, times: int = 1) -> Chunk:
     by_leaf = {p.leaf: p for p in parameters}
-    return Chunk([(Stretch(tuple(operations), frozenset(by_leaf)), times)], by_leaf, run)
+    return Chunk([(Stretch(tuple(operations), frozenset(by_leaf)), times)], by_leaf)
 
 
 def text(made: Chunk, own: tuple[tuple[Action, ...], ...]) -> str:
@@ -175,29 +174,57 @@ def test_masks_are_drawn_in_the_order_of_one_process_and_a_shared_one_once() -> 
     assert text(in_order, actions(in_order).forward) == "run b, run a, run c, run d"
 
 
-AWAY = Execution.of(stored="host")
+def away(operations: list[Operation]) -> list[Operation]:
+    """The same, with results that wait on the host if backward needs them."""
+    return [o._replace(stored=Fate.HOST) for o in operations]
 
 
 def test_what_is_kept_leaves_when_it_is_made_and_comes_back_while_the_block_before_runs() -> None:
+    """But for what comes from elsewhere. It is given back when the next block has run."""
     operations = [o._replace(block=f"h.{number}") for number, o in enumerate(chain())]
-    made = chunk(operations, *map(parameter, "uvw"), run=AWAY)
+    made = chunk(away(operations), *map(parameter, "uvw"))
     assert both(made, actions(made)) == (
-        "run a, offload x, offload a, run b, offload b, run c",
+        "run a, offload a, run b, offload b, release a, run c, release b",
         (
-            "fetch b, arrive b, fetch a, backward c, accumulate 2, arrive a, fetch x, backward b, accumulate 1, "
-            "arrive x, backward a, accumulate 0"
+            "fetch b, arrive b, fetch a, backward c, accumulate 2, arrive a, backward b, accumulate 1, "
+            "backward a, accumulate 0"
         ),
     )
-    assert [m.fate.value for m in made.allocations] == ["host", "host", "host", "not needed"]
+    assert [m.fate.value for m in made.allocations] == ["kept", "host", "host", "not needed"]
+
+
+def test_outside_of_blocks_values_go_module_by_module() -> None:
+    operations = [o._replace(module=module) for module, o in zip(("up", "up", "down"), chain(), strict=True)]
+    made = chunk(away(operations), *map(parameter, "uvw"))
+    assert both(made, actions(made)) == (
+        "run a, offload a, run b, offload b, run c, release a, release b",
+        (
+            "fetch b, arrive b, fetch a, backward c, accumulate 2, arrive a, backward b, accumulate 1, "
+            "backward a, accumulate 0"
+        ),
+    )
 
 
 def test_what_one_block_reads_twice_comes_back_once_and_with_what_it_is_made_again_from() -> None:
-    operations = [o._replace(block="h.0", region=Region("h.0", Fate.KEPT)) for o in chain()[:2]]
-    made = chunk([*operations, product("c", "b", "w"), product("d", "b", "t")], *map(parameter, "uvwt"), run=AWAY)
-    assert text(made, actions(made).backward) == (
-        "fetch b, arrive b, fetch x, backward d, accumulate 3, backward c, accumulate 2, "
-        "arrive x, again a, backward b, accumulate 1, backward a, accumulate 0"
+    """A block that runs again gives its results away when it has run."""
+    first, *rest = chain()
+    again = [o._replace(block="h.0", region=Region("h.0", Fate.KEPT)) for o in rest]
+    last = [product(name, "c", weight)._replace(module="d") for name, weight in (("d", "t"), ("e", "s"))]
+    made = chunk(away([first._replace(block="h"), *again, *last]), *map(parameter, "uvwts"))
+    assert both(made, actions(made)) == (
+        "run a, offload a, run b, run c, offload c, release a, run d, run e, release c",
+        (
+            "fetch c, arrive c, fetch a, backward e, accumulate 4, backward d, accumulate 3, arrive a, again b, "
+            "backward c, accumulate 2, backward b, accumulate 1, backward a, accumulate 0"
+        ),
     )
+
+
+def test_a_value_leaves_once_nothing_overwrites_it() -> None:
+    """A sum over ranks in place."""
+    total = Operation("t", ("a",), alias="a", sums_in_place=True, gradients=("a",), grad=True)
+    made = chunk(away([*chain()[:1], total, product("b", "t", "v")]), *map(parameter, "uv"))
+    assert text(made, actions(made).forward) == "run a, run t, offload a, run b, release a"
 
 
 def test_three_of_many_equal_stretches_stand_for_all() -> None:

@@ -11,7 +11,6 @@ from shardwright.pcg.encodings import ENCODINGS
 from shardwright.pcg.errors import ClusterError
 from shardwright.pcg.step.assumed import Assumed
 from shardwright.pcg.step.execution import Execution
-from shardwright.pcg.step.fates import Fate
 from shardwright.pcg.step.pipelining import Schedule
 from shardwright.pcg.step.precisions import DTYPES, PRECISIONS
 from tests.each import each
@@ -40,7 +39,8 @@ from tests.each import each
         ({"schedule": "1b1f"}, "Execution.schedule: expected one of 'gpipe', '1f1b', 'eager-1f1b', 'interleaved',"),
         ({"optimizer": "lamb"}, "Execution.optimizer: expected one of 'adam', 'adam8bit', 'momentum', 'sgd', 'lion', "),
         ({"compiled": 1}, "Execution.compiled: expected True or False, got 1; give one of them"),
-        ({"stored": "again"}, "Execution.stored: expected one of 'kept', 'host', got 'again'"),
+        ({"offload": "selective"}, "Execution.offload: expected one of 'none', 'full', got 'selective'"),
+        ({"offload": {"h.*": []}}, "Execution.offload['h.*']: expected places in the block, got an empty list"),
         ({"shard_optimizer": "no"}, "Execution.shard_optimizer: expected True or False, got 'no'"),
         ({"overlap": 0}, "Execution.overlap: expected True or False, got 0"),
         ({"late_gathers": 2}, "Execution.late_gathers: expected True or False, got 2"),
@@ -117,8 +117,8 @@ def test_what_is_made_again_may_differ_by_block() -> None:
     run = Execution(recompute={"h.1": "full", "h.*": "selective"})
     assert run == Execution(recompute=(("h.1", "full"), ("h.*", "selective")))
     assert hash(run) != hash(Execution(recompute={"h.*": "selective", "h.1": "full"}))
-    assert [run.recompute_of(block)[1] for block in ("h.1", "h.11", "")] == ["full", "selective", "none"]
-    assert Execution(recompute="full").recompute_of("")[1] == "full"
+    assert [run.kind_of(block)[1] for block in ("h.1", "h.11", "")] == ["full", "selective", "none"]
+    assert Execution(recompute="full").kind_of("")[1] == "full"
 
 
 def test_files_have_the_fields_of_all_parts_side_by_side() -> None:
@@ -128,13 +128,14 @@ def test_files_have_the_fields_of_all_parts_side_by_side() -> None:
         "per_microbatch": ["norm"], "reduce_dtype": "bfloat16", "encodings": {"weights": "int8", "gradients": "int4"},
         "schedule": "interleaved", "num_stages": 2, "chunks_per_stage": 2, "stage_sizes": [2, 1],
         "split": [1, 2, 1, 1], "recompute_by_stage": ["full", "none"],
-        "compiled": True, "stored": "host", "num_microbatches": 4, "optimizer": "sgd", "shard_optimizer": True,
+        "offload": {"h.0-3": "full"},
+        "compiled": True, "num_microbatches": 4, "optimizer": "sgd", "shard_optimizer": True,
         "overlap": False, "late_gathers": True,
     }  # fmt: skip
     run = Execution.from_json(data)
     assert run.to_json() == data
     assert run.schedule == Schedule("interleaved", 2, (2, 1), 2, (1, 2, 1, 1), ("full", "none"))
-    assert run.assumed == Assumed(True, Fate.HOST, 4, "sgd", True, overlap=False, late_gathers=True)
+    assert run.assumed == Assumed(True, 4, "sgd", True, overlap=False, late_gathers=True)
     assert Execution().to_json() == {}
     assert run.having(schedule="1f1b", chunks_per_stage=1, split=()).schedule.name == "1f1b"
     with pytest.raises(ValueError, match="execution: field 'assumed' is not known"):

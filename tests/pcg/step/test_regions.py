@@ -26,6 +26,7 @@ from shardwright.pcg.step.fates import Fate
 from shardwright.pcg.step.operation import Operation
 from shardwright.pcg.step.operations import Operations
 from shardwright.pcg.step.places import places
+from shardwright.pcg.step.recompute import RECOMPUTE
 from shardwright.pcg.step.regions import Draws, _by_block
 from shardwright.pcg.types import TensorType
 from tests.each import each
@@ -201,6 +202,8 @@ def test_places_that_a_rewrite_took_away_are_forgotten() -> None:
         ("layers.2", "none"), ("layers.[01]", ("norm", "up:linear/combine")), ("layers.*", "full"),
     )  # fmt: skip
     assert still_there(graph, moved, full := Execution(recompute="full")) is full
+    away: Any = {"layers.2": ["norm"], "layers.*": "full"}
+    assert still_there(graph, moved, Execution(offload=away)).offload == (("layers.2", "none"), ("layers.*", "full"))
 
 
 def test_what_was_asked_is_forgotten_by_the_time_it_is_answered() -> None:
@@ -208,7 +211,7 @@ def test_what_was_asked_is_forgotten_by_the_time_it_is_answered() -> None:
     graph = blocks()
     listed = Operations(graph).listed
     run = Execution(recompute={"layers.*": ["mlp:linear"]})
-    asked = _Asked(graph, listed, run, places(graph, {o.name: o.block for o in listed}))
+    asked = _Asked(graph, listed, run, places(graph, {o.name: o.block for o in listed}), RECOMPUTE)
     assert {wish.fate for wish in asked.wishes.values()} == {Fate.KEPT, Fate.AGAIN}
     gone = weakref.ref(asked)
     del asked

@@ -13,7 +13,7 @@ from shardwright.cost.timeline import program as stages
 from shardwright.cost.timeline.pricing import price_backward, price_forward
 from shardwright.cost.timeline.program import program
 from shardwright.cost.timeline.steps import Steps
-from shardwright.lowering.runtime import apart, blocks, kernels, pipeline, reducer
+from shardwright.lowering.runtime import apart, blocks, host, kernels, pipeline, reducer, saved
 from shardwright.lowering.runtime import collectives as functions
 from shardwright.lowering.runtime.schedule import spread_after
 from shardwright.pcg.graph import Graph
@@ -28,11 +28,11 @@ from tests.cost.programs import planned
 from tests.each import each
 from tests.search.graphs import cluster
 
-ONCE = {"arriving", "scattering", "fetching", "host", "sum"}
+ONCE = {"arriving", "scattering", "leaving", "fetching", "host", "sum"}
 """What is not made anew while it is there."""
 WAYS = [
-    Execution.of(recompute=recompute, stored=stored, late_gathers=late)
-    for recompute in ("none", "full") for stored in ("kept", "host") for late in (False, True)
+    Execution.of(recompute=recompute, offload=offload, late_gathers=late)
+    for recompute in ("none", "full") for offload in ("none", "full") for late in (False, True)
 ]  # fmt: skip
 ENCODED = Execution(encodings=(("weights", "int8"), ("gradients", "int4")))
 
@@ -53,7 +53,7 @@ GRAPHS = {
 
 
 def listed(graph: Graph, run: Execution) -> tuple[Chunk, Actions, Steps]:
-    steps = Steps(graph, cluster(4), run)
+    steps = Steps(graph, cluster(4, host_bytes_per_s=1e9), run)
     chunk = whole_chunk(steps)
     return chunk, actions(chunk, late=run.assumed.late_gathers), steps
 
@@ -134,7 +134,10 @@ def test_the_end_of_a_step_is_a_list_too() -> None:
 def test_every_verb_has_a_row_that_names_what_there_is() -> None:
     assert set(VERBS) == set(get_args(Verb))
     prices = (pricing._Forward, pricing._Backward, ending._End, stages)
-    executors = (blocks.GatheredBlock, blocks.Blocks, reducer._Unit, apart, pipeline.Pipeline, functions, kernels)
+    executors = (
+        blocks.GatheredBlock, blocks.Blocks, reducer._Unit, apart, pipeline.Pipeline, functions, kernels, saved.Saved,
+        host.Away,
+    )  # fmt: skip
     for verb, row in VERBS.items():
         assert not row.price or any(hasattr(own, row.price) for own in prices), verb
         assert not row.executor or any(hasattr(own, row.executor) for own in executors), verb

@@ -17,6 +17,7 @@ WORDS: list[dict[str, Any]] = [
     {"mesh": Mesh.of(mb=4, dp=2), "roles": "data"},
     {"microbatches": 4, "recompute": "full", "pieces": 4, "pins": "no context"},
     {"recompute": {"model.layers.0-7": ["mlp", ":add"]}, "pins": {"tensor": "<=8", "lm_head.weight": {"tp": "S(0)"}}},
+    {"recompute": "full", "offload": {"model.layers.0-7": ["mlp", ":add"], "*": "full"}},
     {"stages": [4, 2], "schedule": "1f1b"},
     {"encodings": "auto"},
     {"encodings": ["int8"], "pieces": 1},

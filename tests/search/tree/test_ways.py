@@ -171,7 +171,7 @@ def test_only_as_much_is_made_again_as_memory_asks_for() -> None:
         plan = limited(search, least + share * (most - least)).plan(graph, **way)  # type: ignore[arg-type]
         assert fits(plan)
         assert before_s <= plan.prediction.step_s < whole.prediction.step_s
-        made = [again for _, again in plan.execution.recomputes]
+        made = [again for _, again in plan.execution.by_pattern()]
         assert all(isinstance(again, tuple) for again in made)
         mixed, before_s = mixed + (len(made) > 1), plan.prediction.step_s
         check_plan(plan, graph, every_choice)

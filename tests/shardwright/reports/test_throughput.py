@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,10 +18,12 @@ from shardwright.pcg.capture.capture import capture
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.execution import Execution
+from shardwright.pcg.step.recompute import OFFLOAD, RECOMPUTE
 from shardwright.reports.byhand import ByHandReport
 from shardwright.reports.comparison import ComparisonReport
+from shardwright.reports.facts import PlanFacts
 from shardwright.reports.plan import PlanReport
-from shardwright.reports.running import recompute_text
+from shardwright.reports.running import away, running_data, text_of, way
 from shardwright.reports.throughput import model_work, throughput
 from shardwright.search.plan import Plan
 from shardwright.search.request.spaces import sequence_length
@@ -164,7 +168,25 @@ def test_plans_by_hand_as_settings() -> None:
 
 def test_what_is_made_again_is_printed_whole_and_taken_back() -> None:
     plan = planner(2).plan(blocks(), "Net", recompute={"layers.0": ["mlp", "norm"], "layers.*": "none"})
-    text = recompute_text(plan)
+    text = text_of(plan, RECOMPUTE)
     assert json.loads(text)["layers.0"] == ["mlp", "norm"]
     assert Execution(recompute=json.loads(text)).recompute == plan.execution.recompute
-    assert recompute_text(planner(2).plan(mixture(), "Net", recompute="none")) == '"none"'
+    assert text_of(planner(2).plan(mixture(), "Net", recompute="none"), RECOMPUTE) == '"none"'
+
+
+def test_what_waits_on_the_host_is_said_with_its_copies_and_taken_back(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match="offload: device 'test' has no host_bytes_per_s, the rate of a link"):
+        planner(2).plan(blocks(), "Net", offload="full")
+    asked: Any = {"layers.0": ["mlp"], "layers.*": "none"}
+    plan = planner(2, host_bytes_per_s=1e9).plan(blocks(), "Net", mesh={"x": 2}, recompute="none", offload=asked)
+    plan.save(path := tmp_path / "plan.json")
+    assert Plan.load(path).execution.offload == plan.execution.offload == (("layers.0", ("mlp",)), ("layers.*", "none"))
+    assert Execution(offload=json.loads(text_of(plan, OFFLOAD))).offload == plan.execution.offload
+    (row,) = (facts := PlanFacts(plan)).on_host
+    assert (row.blocks, {place.partition(":")[0] for place in row.places}) == ("layers.0", {"mlp"})
+    assert row.copies_s == pytest.approx(2 * (row.num_bytes / 1e9 + row.num_values * 1e-5))
+    assert "waits on the host: values in mlp of layers.0 (" in way(facts)
+    (paragraph,) = away(facts)
+    assert paragraph.rows[0][:3] == ("layers.0", "mlp", str(row.num_values))
+    assert running_data(facts)["on_host"][0]["text"] == "mlp"
+    assert not PlanFacts(planner(2).plan(blocks(), "Net", mesh={"x": 2})).on_host
