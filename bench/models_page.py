@@ -32,6 +32,11 @@ cut exactly; each fifth model also runs on four ranks. A number is the share of 
 equal where there is no such share.
 """
 
+REFUSED = """\
+By way and reason. A message also says what to do: with `per_microbatch=`, batch norm takes the statistics of each
+microbatch by itself, which makes it another step; with `foreign={name: "batch"}`, a part runs along the batch.
+"""
+
 
 def page(found: Sequence[Judged], rows: Sequence[Row], cases: Sequence[Case]) -> str:
     """The whole page as Markdown."""
@@ -80,14 +85,19 @@ def _refused(found: Sequence[Judged]) -> Iterator[str]:
         if o.verdict in ("refused", "slow"):
             groups[f"{o.way}: {_short(o.note)}"].add(o.model)
     yield "\n## Refused\n"
+    yield REFUSED
     yield from (f"* {what} ({_named(models)})" for what, models in _largest(groups))
 
 
 def _short(note: str) -> str:
-    """Without the place, so that models that say the same are counted together."""
+    """Without the place and the remedy, so that models that say the same are counted together."""
     first = note.strip().splitlines()[0] if note.strip() else "no word"
     said = first.split("): ", 1)[-1] if " at model" in first else first
-    return said[:NOTE].replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*")
+    return _marked(said.split("; ")[0][:NOTE])
+
+
+def _marked(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*")
 
 
 def _largest(groups: dict[str, set[str]]) -> list[tuple[str, set[str]]]:
@@ -127,7 +137,7 @@ def _foreign(found: Sequence[Judged]) -> Iterator[str]:
 def _wrong(found: Sequence[Judged]) -> Iterator[str]:
     bad = [o for o in found if o.is_bad]
     yield "\n## Differs or failed\n"
-    yield from [f"* `{o.model}`, {o.way}, {o.kind}: {_short(o.note)}" for o in bad] or ["None."]
+    yield from [f"* `{o.model}`, {o.way}, {o.kind}: {_marked(o.note)}" for o in bad] or ["None."]
 
 
 def _models(found: Sequence[Judged], rows: Sequence[Row], ways: Sequence[str]) -> Iterator[str]:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from shardwright.pcg.aten.constants import full
-from shardwright.pcg.aten.reductions import mean
+from shardwright.pcg.aten.reductions import mean, root, total
 from shardwright.pcg.aten.registry import HANDLERS, Handler, cast, handles, require
 from shardwright.pcg.aten.structure import reshape
 from shardwright.pcg.builder import GraphBuilder
@@ -49,6 +49,15 @@ def _rms_norm(b: GraphBuilder, x: str, shape: Sequence[int], w: str | None = Non
     usual = _EPSILON_DOUBLE if b.types[x].dtype == "float64" else _EPSILON
     operands = (v for v in (x, w) if v is not None)
     return b.op("rms_norm", *operands, normalized_dims=len(shape), eps=usual if eps is None else eps)
+
+
+@handles("_weight_norm_interface")
+def _weight_norm(b: GraphBuilder, v: str, g: str, dim: int = 0) -> tuple[str, str]:
+    """Append v · g / ‖v‖, with the norm of each slice along a dimension, and the norms."""
+    require(b.types[v].dtype not in HALVES)
+    rank = len(b.shape(v))
+    norms = root(b, total(b, b.op("mul", v, v), [d for d in range(rank) if d != dim % rank], keepdim=True))
+    return b.op("mul", v, b.op("div", g, norms)), norms
 
 
 @handles("native_group_norm")
