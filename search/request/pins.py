@@ -52,7 +52,7 @@ class Pins:
         limits: of layouts, on every mesh.
         staged: the meshes of a stage that are searched, by the number of stages, the fewest first, or by the devices of
             each stage where they are unlike. Where no number is asked for, they are searched only where stages may pay
-            (`Planner._may_pay`).
+            (`Search._may_pay`).
         asked: all of this in the user's words.
         guided: whether the user says what to search: then no other plan takes the place of what is found.
     """

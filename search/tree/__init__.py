@@ -1,6 +1,7 @@
 """The order in which ways to run a step are tried, and when one is dropped.
 
-    planner      the whole search: queues, rewrites and the whole graph in turn; the report
+    planner      the search as a caller asks for it; fewer devices where that is better
+    searching    one search on one cluster: queues, rewrites and the whole graph in turn; the report
     phases       their names and times
     attempts     the queue: the likeliest attempt is refined, and names its neighbours
     ways         the ways to run one graph: floors, crowding, layouts, bounds
