@@ -75,6 +75,7 @@ DIFFERENCES = (
     Difference("embedding_bag", "*", REFUSES, NO_OPERATOR),
     Difference("sdpa", "*", REFUSES, "the kernel for grouped heads or partial values is taken apart into views and "
                "sums that do not take these shards"),
+    Difference("sdpa", "d@f", REDISTRIBUTES, "keys travel around a ring; DTensor gathers them"),
     Difference("cross_entropy_sum", "R C", REFUSES, "a bug: the shape of a single target is taken for [1]", "a!,  ->"),
 )  # fmt: skip
 
