@@ -24,7 +24,8 @@ so far. Versions: {versions}.
 
 *Equal*: the first loss, every gradient and buffer, and all weights after the last step, relative to how far they came,
 within {double:g} in fp64. Models that one process cannot train in fp64 are compared in fp32, each gradient within
-{single:g}, as are later losses and weights. The state of the random generator has to be the same bit by bit.
+{single:g}; later losses, weights and the worst buffer may be as far off as in one process whose weights are rounded
+otherwise. The state of the random generator has to be the same bit by bit.
 
 The ways are data, tensor and ZeRO parallel on two ranks, the search's own plan where links cost nothing ("fast links"),
 two microbatches of data parallel, and two pipeline stages with two microbatches, or with one batch where that cannot be
