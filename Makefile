@@ -14,7 +14,7 @@ NEWEST_TESTS := tests/pcg/test_versions.py tests/pcg/capture/test_capture.py tes
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-all cuda newest newest-setup mutants mutants-collectives lint types matrix sweep operators models writes failures bench bench-start bench-search regret bench-accuracy bench-rules bench-gains bench-collectives bench-pieces bench-ring bench-offload site site-check browser pages format clean
+.PHONY: help setup demo test test-all cuda newest newest-setup mutants mutants-collectives lint types matrix sweep operators models writes failures bench bench-start bench-search regret bench-accuracy bench-rules bench-gains bench-collectives bench-pieces bench-encodings bench-ring bench-offload site site-check browser pages format clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -119,6 +119,9 @@ bench-ring: $(STAMP) ## time a step whose keys travel in a ring beside one with 
 
 bench-offload: $(STAMP) ## time a step whose activations wait on the host, over a simulated link; writes docs/offload.md: three minutes
 	OMP_NUM_THREADS=1 $(PY) -m bench.offload
+
+bench-encodings: $(STAMP) ## time steps that send encoded, over a slow link, and train with each encoding; ends docs/encodings.md: ten minutes
+	OMP_NUM_THREADS=1 $(PY) -m bench.encodings
 
 bench-gains: $(STAMP) ## see which rules fire on which models, and what they gain; ends docs/rules.md with its tables
 	$(PY) -m bench.gains
