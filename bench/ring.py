@@ -163,6 +163,8 @@ process. *Peak* is all that a rank's tensors take at once in a step with AdamW.
 |--:|--:|--:|--:|--:|--:|--:|--:|
 {chr(10).join(rows)}
 
+Where the link is slower than attention a ring gains nothing: it sends half as much again.
+
 The peak with gathered keys has a mask of each rank's queries and all keys, which causal attention makes on CPUs
 ([limits](limits.md)); a ring makes none, and kernels on GPUs do not. Attention alone without a mask, {ALONE} tokens,
 forward and backward:
