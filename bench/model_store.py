@@ -37,7 +37,7 @@ class Judged:
         note: what was said where it does not run, or what differs.
         split: the share of predicted compute that is split along all axes.
         unsplit: operator, reason, how many, share of compute; of `SPLIT_WAYS`.
-        foreign: part, reason, share of the step.
+        foreign: part, reason, share of the step; of "data".
     """
 
     model: str
@@ -73,7 +73,7 @@ def judged(outcome: Outcome) -> Judged:
         note=_said(errors) if errors and outcome.verdict == "differs" else outcome.note[:NOTE],
         split=facts.get("split"),
         unsplit=_rows(facts, "unsplit") if outcome.way in SPLIT_WAYS else (),
-        foreign=_rows(facts, "foreign"),
+        foreign=_rows(facts, "foreign") if outcome.way == "data" else (),
     )  # fmt: skip
 
 
