@@ -102,6 +102,29 @@ def deepseek_v3() -> Example:
     return DeepseekV3ForCausalLM(DeepseekV3Config(use_cache=False)).train(), {"input_ids": ids, "labels": ids.clone()}
 
 
+@fake
+def gemma3_12b() -> Example:
+    """transformers' Gemma 3 with the sizes of Gemma-3-12B's text: each sixth layer attends to all, the others slide."""
+    from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+
+    config = Gemma3TextConfig(
+        hidden_size=3840, intermediate_size=15360, num_hidden_layers=48, num_attention_heads=16, num_key_value_heads=8,
+        head_dim=256, vocab_size=262208, sliding_window=1024, use_cache=False,
+    )  # fmt: skip
+    ids = torch.zeros(64, 4096, dtype=torch.long)
+    return Gemma3ForCausalLM(config).train(), {"input_ids": ids, "labels": ids.clone()}
+
+
+@fake
+def gpt_oss_120b() -> Example:
+    """transformers' gpt-oss with the sizes of gpt-oss-120B: sliding and full attention take turns, all with experts."""
+    from transformers import GptOssConfig, GptOssForCausalLM
+
+    ids = torch.zeros(64, 4096, dtype=torch.long)
+    config = GptOssConfig(num_hidden_layers=36, num_local_experts=128, use_cache=False)
+    return GptOssForCausalLM(config).train(), {"input_ids": ids, "labels": ids.clone()}
+
+
 def fake_llama(batch: int, seq: int, **sizes: Any) -> Example:
     """transformers' Llama 3 of these sizes, with its vocabulary and 8 key-value heads, in bf16 on fake tensors."""
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -129,6 +152,8 @@ TASKS = (
     Task("Llama-70B, 64 × 4096, 32 × 8 H100", llama_70b, h100(32), 5.0),
     Task("Llama-405B, 2048 × 8192, 2048 × 8 H100", llama_405b, h100(2048), 15.0),
     Task("DeepSeek-V3, 2048 × 4096, 256 × 8 H100", deepseek_v3, h100(256), 15.0),
+    Task("Gemma-3-12B, 64 × 4096, 8 × 8 H100", gemma3_12b, h100(8), 15.0),
+    Task("gpt-oss-120B, 64 × 4096, 8 × 8 H100", gpt_oss_120b, h100(8), 15.0),
     Task("Llama-70B, with stages", llama_70b, h100(32), 8.0, None),
     Task("Llama-405B, with stages", llama_405b, h100(2048), 15.0, None),
     Task("DeepSeek-V3, with stages", deepseek_v3, h100(256), 15.0, None),

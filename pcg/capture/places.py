@@ -128,13 +128,14 @@ class Snapshot:
         prefix = f"{origin.owner}." if origin.owner else ""
         self.holders.append(Holder(origin, vars(module), attributes := _read(vars(module))))
         for name, value in attributes.items():
-            own = origin._replace(attribute=str(name))
+            own = Origin(origin.owner, str(name), origin.is_shared)
             if name not in _NAMED:
                 self._place(f"{prefix}{name}", Place(own, vars(module), name, value), 0)
                 continue
             self.holders.append(Holder(origin, value, _read(value)))
             for key, part in value.items():
-                self.places[f"{prefix}{key}"] = Place(origin._replace(attribute=key), value, key, part, str(name))
+                own = Origin(origin.owner, key, origin.is_shared)
+                self.places[f"{prefix}{key}"] = Place(own, value, key, part, str(name))
         for kind in type(module).__mro__:
             if id(kind) not in self._seen and not _is_torchs(kind):
                 self._seen[id(kind)] = kind
@@ -185,7 +186,9 @@ class Snapshot:
         called = "{}.{}" if isinstance(holder, type) else called
         around = place if isinstance(holder, tuple) else None
         for key, part in parts.items():
-            own = place.origin if place.origin.attribute else place.origin._replace(attribute=str(key))
+            own = (
+                place.origin if place.origin.attribute else Origin(place.origin.owner, str(key), place.origin.is_shared)
+            )
             self._place(called.format(path, key), Place(own, holder, key, part, around=around), depth + 1)
 
 
