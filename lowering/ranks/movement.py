@@ -118,26 +118,6 @@ def exchange(x: Tensor, axis: Axis, old: tuple[int, int], new: tuple[int, int]) 
     return _merge(received, *old)
 
 
-def start_shift(x: Tensor, axis: Axis) -> Started:
-    """Start to send a contiguous `x` to the next rank of the axis, and to receive that of the rank before."""
-    received, group = torch.empty_like(x), _group(axis)
-    after, before = (axis.rank + 1) % axis.size, (axis.rank - 1) % axis.size
-    sent = dist.P2POp(dist.isend, x, group=group, group_peer=after)
-    works = dist.batch_isend_irecv([sent, dist.P2POp(dist.irecv, received, group=group, group_peer=before)])
-
-    def finish() -> Tensor:
-        for work in works:
-            work.wait()
-        return received
-
-    return finish
-
-
-def broadcast(x: Tensor, source: int, group: dist.ProcessGroup) -> None:
-    """Overwrite a contiguous tensor by that of `source`, a rank of the whole run."""
-    dist.broadcast(x.view(torch.uint8) if x.dtype == torch.bool else x, source, group)
-
-
 # ---- started, and waited for by whoever needs the result ----
 
 

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from shardwright.lowering.ranks.channels import Incoming, Kind, Message, Outgoing, channels
 from shardwright.lowering.ranks.groups import first_in
-from shardwright.lowering.ranks.movement import broadcast
 from shardwright.lowering.ranks.ranks import Ranks
 from shardwright.pcg import pieces
 from shardwright.pcg.types import TensorType
@@ -72,3 +71,8 @@ class Telling:
                 channel.send(what, [part], [pieces.sent(tensor, meshes[own], mesh, place)])
                 channel.finish()
         return part
+
+
+def broadcast(x: Tensor, source: int, group: dist.ProcessGroup) -> None:
+    """Overwrite a contiguous tensor by that of `source`, a rank of the whole run."""
+    dist.broadcast(x.view(torch.uint8) if x.dtype == torch.bool else x, source, group)

@@ -22,7 +22,8 @@ from torch.autograd import Function
 
 from shardwright.lowering.private import AutogradContext
 from shardwright.lowering.private_kernels import fused_attention
-from shardwright.lowering.ranks.movement import Axis, Started, start_shift
+from shardwright.lowering.ranks.movement import Axis, Started
+from shardwright.lowering.ranks.shifts import start_shift
 
 # pyright: reportIncompatibleMethodOverride=false
 
