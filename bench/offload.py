@@ -126,6 +126,10 @@ wait, so `recompute="full", offload="full"` keeps the inputs of blocks on the ho
 long its copies take; `explain --offload` prints it in the form of the option. The plan file has it in `execution`,
 and `shardwright timeline --offload` prices other plans with it.
 
+By default nothing waits, unless no plan fits without. Then the search chooses by value among kept, made again and on
+the host, in one elimination (`search/exact/keeping.py`): a copy counts its seconds as far as compute does not hide
+them, and the bytes of two blocks that are on their way. The last blocks keep what fits. The timeline judges each plan.
+
 The link is the device's `host_bytes_per_s`: three quarters of PCIe's datasheet rate for the GPUs of the presets. A
 CPU has none, as its memory is the host's. Steps with offload equal the same steps without it to the bit: with
 recomputation, microbatches, stages and ZeRO.

@@ -62,6 +62,11 @@ WORTH_ENCODING: Final = 0.01
 MUCH_SENT: Final = 0.2
 """The share of a step from which communication may be worth memory, even where compute hides it now."""
 
+HIDDEN_COPIES: Final = (0.0, 1.0)
+"""The shares of copies to the host that count where values may wait there: none, as compute hides what a link can copy
+meanwhile; and all, where that is more than compute takes.
+"""
+
 # ---- floors: about the least that a step takes ----
 
 UNTRIED: Final = 0.95

@@ -81,7 +81,9 @@ def plan(
             `{"model.layers.0-7": ["mlp", ":add"]}`. By default the search chooses, value by value.
         offload: the values that wait for backward in the host's memory: "none", "full" (all that is kept), or a mapping
             as for `recompute`, such as `{"model.layers.0-7": ["mlp", ":add"]}`. They are copied beside compute, and
-            back before backward needs them. What is made again does not wait. By default none do. See docs/offload.md.
+            back before backward needs them. What is made again does not wait. By default none
+            do, unless nothing fits without and the device has `host_bytes_per_s`, a link to that memory. See
+            docs/offload.md.
         pieces: in how many pieces a change of layout of activations runs beside the matrix products that read its
             result, or that make what it sends: one piece travels while another is computed, wherever the number divides
             them. 1: every one runs whole. By default the search chooses. See docs/pieces.md.

@@ -1,13 +1,15 @@
 """The values that a rank keeps where layouts are known: by elimination, at one price of a byte.
 
-A value that an operation makes has one of three fates (`pcg.step.fates`):
+A value that an operation makes has one of four fates (`pcg.step.fates`):
 
     kept         its bytes, until backward
     again        the seconds of what makes it, once more in each microbatch
+    host         the seconds of its copies to the host and back, as far as compute does not hide them; and its bytes as
+                 far as it is on its way, as those of two blocks are
     not needed   nothing; excluded where an operation's backward reads it, or its reader is made again
 
 Each condition is about one value, or about one value and one reader of it, so a pairwise model states them all. A value
-that one block of the model gives to another is kept or not needed. A gathered weight has one of the lifetimes, and
+that one block of the model gives to another is not made again. A gathered weight has one of the lifetimes, and
 weights that are gathered together have the same: their collectives count by the share of communication that nothing
 hides. The sums are a guide: the timeline judges every solution on the way, as only it shows which values are there at
 the same time.
@@ -20,10 +22,11 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from math import inf
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from shardwright.cost.timeline.pricing import copy_s
 from shardwright.cost.timeline.steps import Steps
 from shardwright.pcg.analysis import read_again
 from shardwright.pcg.step.chunk import Allocation, Chunk, whole_chunk
@@ -31,14 +34,23 @@ from shardwright.pcg.step.fates import Fate
 from shardwright.pcg.step.lifetimes import Zero
 from shardwright.pcg.step.parameters import Parameter
 from shardwright.pcg.step.places import places
-from shardwright.pcg.step.recompute import BlockRecompute, RecomputeByBlock, exactly
+from shardwright.pcg.step.recompute import (
+    BlockKind,
+    BlockOffload,
+    BlockRecompute,
+    OffloadByBlock,
+    RecomputeByBlock,
+    exactly,
+)
 from shardwright.search.choices.interning import Interned, Interner
 from shardwright.search.choices.problem import Prices, Problem
 from shardwright.search.exact.building import shares
 from shardwright.search.exact.eliminate import Eliminator, Solution
 
-FATES = (Fate.NOT_NEEDED, Fate.KEPT, Fate.AGAIN)
+FATES = (Fate.NOT_NEEDED, Fate.KEPT, Fate.AGAIN, Fate.HOST)
 """The choices of a value, in order."""
+_SAID = (Fate.AGAIN, Fate.HOST)
+"""The fates that an execution says by place."""
 _UNAVAILABLE = np.array(
     [[inf if (value, reader) == (Fate.NOT_NEEDED, Fate.AGAIN) else 0.0 for reader in FATES] for value in FATES]
 )
@@ -47,40 +59,52 @@ _UNAVAILABLE = np.array(
 
 @dataclass(frozen=True)
 class Keeping:
-    """The recomputation of each block of a model, and the lifetime of each gathered weight, by leaf."""
+    """The recomputation and the offload of each block of a model, and the lifetime of each gathered weight, by leaf."""
 
     again: Mapping[str, BlockRecompute] = field(default_factory=dict)
     lifetimes: Mapping[str, Zero] = field(default_factory=dict)
+    away: Mapping[str, BlockOffload] = field(default_factory=dict)
 
     @property
     def recompute(self) -> RecomputeByBlock | str:
         """The recomputation for an `Execution`: neighbouring blocks that recompute the same are one pattern."""
-        own: list[tuple[str, BlockRecompute]] = [item for item in self.again.items() if item[1]]
-        runs = groupby(enumerate(own), key=lambda item: _run(item[0], *item[1]))
-        found = tuple(_pattern([block for _, (block, _) in run], again) for (*_, again), run in runs)
-        return found or "none"
+        return _by_pattern(self.again)
+
+    @property
+    def offload(self) -> OffloadByBlock | str:
+        """The offload for an `Execution`, in the same form."""
+        return _by_pattern(self.away)
 
     def mixed(self, other: Keeping, blocks: frozenset[str], block_of: Mapping[str, str]) -> Keeping:
         """Return the other's choices for these blocks, and this one's for the rest; `block_of`: each leaf's block."""
-        names = dict.fromkeys((*self.again, *other.again))
-        again: dict[str, BlockRecompute] = {
-            name: (other if name in blocks else self).again.get(name, ()) for name in names
-        }
+        again, away = _mixed(self.again, other.again, blocks), _mixed(self.away, other.away, blocks)
         lifetimes: dict[str, Zero] = {
             leaf: (other if block_of.get(leaf, "") in blocks else self).lifetimes[leaf] for leaf in self.lifetimes
         }
-        return Keeping(again, lifetimes)
+        return Keeping(again, lifetimes, away)
 
 
-def _run(place: int, block: str, again: BlockRecompute) -> tuple[str, int, BlockRecompute]:
-    """Return a key that is the same for blocks with consecutive numbers that recompute the same."""
+def _mixed(ours: Mapping[str, Any], theirs: Mapping[str, Any], blocks: frozenset[str]) -> dict[str, Any]:
+    return {name: (theirs if name in blocks else ours).get(name, ()) for name in (*ours, *theirs)}
+
+
+def _by_pattern(kinds: Mapping[str, Any]) -> Any:  # noqa: ANN401
+    """Return what is said of each block as pairs of a pattern and a kind or list; "none" if nothing is said."""
+    own = [item for item in kinds.items() if item[1]]
+    runs = groupby(enumerate(own), key=lambda item: _run(item[0], *item[1]))
+    found = tuple(_pattern([block for _, (block, _) in run], kind) for (*_, kind), run in runs)
+    return found or "none"
+
+
+def _run(place: int, block: str, kind: BlockKind) -> tuple[str, int, BlockKind]:
+    """Return a key that is the same for blocks with consecutive numbers of which the same is said."""
     stem, _, number = block.rpartition(".")
-    return (stem, int(number) - place, again) if number.isdecimal() else (block, -1, again)
+    return (stem, int(number) - place, kind) if number.isdecimal() else (block, -1, kind)
 
 
-def _pattern(blocks: Sequence[str], again: BlockRecompute) -> tuple[str, BlockRecompute]:
+def _pattern(blocks: Sequence[str], kind: BlockKind) -> tuple[str, BlockKind]:
     first, last = exactly(blocks[0]), blocks[-1].rpartition(".")[2]
-    places = again if isinstance(again, str) else tuple(map(exactly, again))
+    places = kind if isinstance(kind, str) else tuple(map(exactly, kind))
     return (first if len(blocks) == 1 else f"{first}-{last}"), places
 
 
@@ -101,18 +125,22 @@ class KeepingProblem:
         exposed: the share of communication that nothing hides.
         values: whether values may be made again.
         zeros: the lifetimes that gathered weights may have.
+        host: the share of copies to the host and back that nothing hides; None: no value may wait there.
     """
 
     def __init__(
-        self, steps: Steps, times: Mapping[str, int], exposed: float, zeros: Sequence[Zero], *, values: bool
-    ) -> None:
-        self.steps, self.times, self.exposed, self.zeros = steps, times, exposed, zeros
+        self, steps: Steps, times: Mapping[str, int], exposed: float, zeros: Sequence[Zero], *, values: bool,
+        host: float | None = None,
+    ) -> None:  # fmt: skip
+        self.steps, self.times, self.exposed, self.zeros, self.host = steps, times, exposed, zeros, host
         self.graph, self.mesh = steps.graph, steps.graph.mesh
         self.state_share, self.value_share = shares(steps.execution, self.mesh)
         self.interner = Interner()
         self.eliminator = Eliminator(self.interner)
         self.problem = Problem(self.graph, self.mesh)
         self.chunk = whole_chunk(steps)
+        blocks = {o.operation.block for o in self.chunk.occurrences if o.operation.block}
+        self.on_their_way = min(1.0, 2 / max(1, sum(times.get(block, 1) for block in blocks)))
         self.values = _Values(self) if values else None
         self.groups = dict[int, list[str]]()  # parameters that are gathered together, by their variable
         self._add_weights()
@@ -120,11 +148,11 @@ class KeepingProblem:
     def solve(self, price: float) -> Kept:
         """Return the solution of the least seconds + price · bytes."""
         solution = self.eliminator.solve(self.problem, Prices(price))
-        again = self.values.made_again(solution) if self.values is not None else {}
+        again, away = (self.values.places(solution, f) if self.values is not None else {} for f in _SAID)
         lifetimes = dict[str, Zero]()
         for v, leaves in self.groups.items():
             lifetimes |= dict.fromkeys(leaves, self.zeros[solution.choices[v]])
-        return Kept(Keeping(again, lifetimes), *self._sums(solution))
+        return Kept(Keeping(again, lifetimes, away), *self._sums(solution))
 
     def _sums(self, solution: Solution) -> tuple[float, float]:
         seconds, num_bytes = (
@@ -138,6 +166,12 @@ class KeepingProblem:
         for costs, own in ((self.problem.time_s, time_s), (self.problem.kept_bytes, num_bytes)):
             costs.append(self.interner.call(np.array, tuple(own)))
         return len(self.problem.time_s) - 1
+
+    def away_s(self, memory: Allocation) -> float:
+        """Seconds of a microbatch in which compute waits for the copies of a value; inf where it cannot leave."""
+        if self.host is None or not memory.num_bytes or not self.chunk.may_leave(memory):
+            return inf
+        return self.host * 2 * copy_s(self.steps, memory.num_bytes)
 
     def again_s(self, number: int) -> float:
         """Seconds of an occurrence where it runs again."""
@@ -196,12 +230,16 @@ class _Values:
             again_s = sum(parent.again_s(number) for number in numbers) * parent.mesh.num_microbatches
             share = many * parent.value_share
             mask = share * masks[memory]
+            is_away = self.chunk.occurrences[numbers[0]].operation.stored is Fate.HOST  # as people ask for it
             seconds = {
                 Fate.NOT_NEEDED: inf if memory in needed or stays else 0.0,
                 Fate.KEPT: 0.0,
                 Fate.AGAIN: inf if memory in fixed else many * again_s,
+                Fate.HOST: many * parent.mesh.num_microbatches * parent.away_s(memory),
             }
-            num_bytes = {Fate.NOT_NEEDED: mask, Fate.KEPT: share * memory.num_bytes + mask, Fate.AGAIN: 0.0}
+            kept = mask if is_away else share * memory.num_bytes + mask
+            num_bytes = {Fate.NOT_NEEDED: mask, Fate.KEPT: kept, Fate.AGAIN: 0.0}
+            num_bytes[Fate.HOST] = mask + share * memory.num_bytes * parent.on_their_way
             self.variables[memory] = parent.add([seconds[f] for f in FATES], [num_bytes[f] for f in FATES])
 
     def _add_readers(self, problem: Problem) -> None:
@@ -214,11 +252,11 @@ class _Values:
                 if value is not None and value != reader:
                     edges[min(value, reader), max(value, reader)] = below if value < reader else above
 
-    def made_again(self, solution: Solution) -> dict[str, tuple[str, ...]]:
-        """Return the places of the operations that are made again, by block."""
+    def places(self, solution: Solution, fate: Fate) -> dict[str, tuple[str, ...]]:
+        """Return the places of the operations whose results have this fate, by block."""
         found = defaultdict[str, list[str]](list)
         for o in self.chunk.occurrences:
-            if FATES[solution.choices[self.variables[o.result]]] is Fate.AGAIN:
+            if FATES[solution.choices[self.variables[o.result]]] is fate:
                 found[o.operation.block].append(self.where[o.operation.name])
         return {block: tuple(own) for block, own in found.items()}
 
@@ -244,9 +282,10 @@ def expanded(keeping: Keeping, blocks: Mapping[str, Sequence[str]], leaves: Mapp
 
     `blocks`: all blocks that a folded block stands for; `leaves`: by parameter left out, the one that stands for it.
     """
-    again = dict[str, BlockRecompute](
-        (name, own) for block, own in keeping.again.items() for name in blocks.get(block, (block,))
-    )
     known = dict(keeping.lifetimes)
     known |= {leaf: known[first] for leaf, first in leaves.items() if first in known}
-    return Keeping(again, known)
+    return Keeping(_unfolded(keeping.again, blocks), known, _unfolded(keeping.away, blocks))
+
+
+def _unfolded(kinds: Mapping[str, Any], blocks: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    return {name: own for block, own in kinds.items() for name in blocks.get(block, (block,))}

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
+from shardwright.cost.timeline.program import may_offload
 from shardwright.cost.timeline.steps import Steps
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import Graph
@@ -18,7 +19,7 @@ from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.lifetimes import ZEROS, Zero, with_lifetimes
 from shardwright.pcg.step.operations import Operations
 from shardwright.pcg.step.parameters import blocks_of, module_block
-from shardwright.search.effort import LITTLE, MIXTURES, MUCH_SENT, WITHOUT, WORTH
+from shardwright.search.effort import HIDDEN_COPIES, LITTLE, MIXTURES, MUCH_SENT, WITHOUT, WORTH
 from shardwright.search.exact.folding import Folded
 from shardwright.search.exact.keeping import Keeping, KeepingProblem, Kept, expanded
 from shardwright.search.exact.solving import NEARLY, Candidate, Solver, different
@@ -56,10 +57,13 @@ class Fitter:
         folded: the model that the candidates are of, or whose blocks they have folded.
         values: whether values may be recomputed one by one.
         zeros: the lifetimes that gathered weights may have.
+        offload: whether values may wait on the host, if devices have a link to it.
     """
 
-    def __init__(self, solver: Solver, folded: Folded, *, values: bool, zeros: Sequence[Zero] = ZEROS) -> None:
-        self.solver, self.folded, self.values, self.zeros = solver, folded, values, zeros
+    def __init__(
+        self, solver: Solver, folded: Folded, *, values: bool, zeros: Sequence[Zero] = ZEROS, offload: bool = False
+    ) -> None:
+        self.solver, self.folded, self.values, self.zeros, self.offload = solver, folded, values, zeros, offload
         self.blocks = {repeated.block: repeated.blocks for repeated in folded.repeated}
 
     def best(self, candidates: Iterable[Candidate], best_s: float = inf) -> Iterator[Fitted]:
@@ -129,7 +133,14 @@ class Fitter:
 
     def _run(self, candidate: Candidate, keeping: Keeping) -> Execution:
         run = candidate.execution
-        return replace(run, recompute=keeping.recompute) if self.by_value(candidate) else run
+        if not self.by_value(candidate):
+            return run
+        run = replace(run, recompute=keeping.recompute)
+        return replace(run, offload=keeping.offload) if self.may_offload(candidate) else run
+
+    def may_offload(self, candidate: Candidate) -> bool:
+        """Return whether values of a plan may wait on the host."""
+        return self.offload and may_offload(self.solver.cluster, candidate.execution)
 
 
 def may_keep_more(candidate: Candidate) -> bool:
@@ -154,16 +165,17 @@ class Walk:
         self.fitter, self.candidate = fitter, candidate
         self.values = fitter.by_value(candidate)
         execution = replace(candidate.execution, recompute="none") if self.values else candidate.execution
+        execution = replace(execution, offload="none") if self.values and fitter.offload else execution
         self.steps = Steps(candidate.graph, fitter.solver.cluster, execution)
         self.num_blocks = sum(len(fitter.blocks.get(block, (block,))) for block in blocks_of(candidate.graph))
         self.problems = [self._problem(share) for share in _exposed(candidate)]
         kept = self.problems[0].solve(0.0)
         self.most = self.fitted(kept) if self._may_fit(kept) else None
 
-    def _problem(self, exposed: float) -> KeepingProblem:
+    def _problem(self, exposed: float, host: float | None = None) -> KeepingProblem:
         times = self.fitter.folded.repeats if self.candidate.folded else {}
         zeros = different(self.fitter.zeros, self.candidate.mesh)
-        return KeepingProblem(self.steps, times, exposed, zeros, values=self.values)
+        return KeepingProblem(self.steps, times, exposed, zeros, values=self.values, host=host)
 
     def _may_fit(self, kept: Kept) -> bool:
         limit_bytes = self.fitter.solver.limit_of(self.candidate.prediction.device_bytes)
@@ -173,13 +185,25 @@ class Walk:
         return Fitted(self.fitter.judged(self.candidate, kept.keeping), self.fitter.expanded(kept.keeping))
 
     def run(self, best_s: float) -> Fitted | None:
-        """Return the best plan that fits, or None. A plan that does not come near `best_s` is not followed further."""
+        """Return the best plan that fits, or None. A plan that does not come near `best_s` is not followed further.
+
+        Values wait on the host where nothing else fits: copies take part of a link that other devices may share.
+        """
         if self.most is not None and _step_s(self.most) >= best_s:
             return None
         if self.most is not None and self.most.candidate.fits:
             return self.most
+        found = self._best(self.problems, best_s)
+        return self._best(self._with_host(), best_s) if found is None and best_s == inf else found
+
+    def _with_host(self) -> Iterator[KeepingProblem]:
+        """Yield the problems in which values may wait on the host."""
+        if self.values and self.fitter.may_offload(self.candidate):
+            yield from (self._problem(share, host) for host in HIDDEN_COPIES for share in _exposed(self.candidate)[:1])
+
+    def _best(self, problems: Iterable[KeepingProblem], best_s: float) -> Fitted | None:
         found, limit_bytes = list[Fitted](), self.fitter.solver.limit_bytes
-        for problem in self.problems:
+        for problem in problems:
             if (fitted := self._along(problem, best_s)) is not None:
                 found.append(fitted)
                 if fitted.mixed_s(limit_bytes) >= best_s:

@@ -222,13 +222,14 @@ def _counts(plan: Plan, graph: Graph) -> list[int]:
 
 
 def _runs(plan: Plan, graph: Graph) -> list[Execution]:
-    """Return how a step may be run: as in the plan, or with other recomputation if the graph lacks what that names."""
+    """Return how a step may be run: as in the plan, or otherwise if the graph lacks what it names."""
     run = plan.execution.scheduled(split=_split(plan, graph))
     if gives_results(graph):  # there is no backward for which to make anything again
-        return [replace(run, recompute="none")]
-    if isinstance(run.recompute, str):
-        return [run]
-    return [run, *(replace(run, recompute=mode) for mode in ("full", "none"))]
+        return [replace(run, recompute="none", offload="none")]
+    runs = [run]
+    if not isinstance(run.recompute, str):
+        runs += [replace(run, recompute=mode) for mode in ("full", "none")]
+    return runs if isinstance(run.offload, str) else [*runs, *(replace(own, offload="none") for own in runs)]
 
 
 def _split(plan: Plan, graph: Graph) -> tuple[int, ...]:

@@ -87,7 +87,8 @@ class Search:
         self.solver = (solver if pins.memory_bytes is None else solver.within(pins.memory_bytes)).until(stop.check)
         self.ways = ways = Ways(self.solver, graph, execution, pins, progress)
         values = pins.recompute is None and not by_hand
-        self.fitter = Fitter(self.solver, ways.folded, values=values, zeros=zeros)
+        offload = pins.asked.offload is None
+        self.fitter = Fitter(self.solver, ways.folded, values=values, zeros=zeros, offload=offload)
         self.rewriter = Rewriter(self.solver, graph, ways.folded, {} if by_hand else rules)
         can_compare = ways.solver.cluster.num_devices > 1 and not (ways.effort.is_least and ways.nothing_fits)
         self.compared = compared and can_compare
@@ -262,7 +263,8 @@ class Search:
         """
         mode = best.execution.recompute
         many = best.mesh.num_microbatches
-        execution = best.execution if isinstance(mode, str) else replace(best.execution, recompute="none")
+        again = mode if isinstance(mode, str) else "none"
+        execution = replace(best.execution, recompute=again, offload=self.ways.execution.offload)
         steps_s = [
             c.prediction.step_s
             for c in (best, *costed)

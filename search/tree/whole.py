@@ -38,7 +38,7 @@ class WholeGraph:
         if not best.fits and any(c.fits for c in ranked):  # the estimate was too low
             own = self.fitter
             folded = Folded(self.rewriter.whole(best), effort=own.folded.effort)
-            fits = Fitter(own.solver, folded, values=own.values, zeros=own.zeros).best([best])
+            fits = Fitter(own.solver, folded, values=own.values, zeros=own.zeros, offload=own.offload).best([best])
             best = min([best, *(f.candidate for f in self.stop.within(fits))], key=rank)
         if best not in mixed:
             best = min([best, *self.stop.within(self.mixed(fitted, whole, best))], key=rank)

@@ -332,7 +332,7 @@ def offload_option(command: Command) -> Command:
     text = (
         "What waits for backward in the host's memory: none or full (all that is kept); or by block or module in "
         "blocks, such as 'model.layers.0-7=full'; or JSON, which says it by value, as `explain --offload` prints it. "
-        "By default nothing does."
+        "By default nothing does, unless nothing fits without and devices have a link to that memory."
     )
     return click.option("--offload", type=parse_offload, metavar="MODE", help=text)(command)
 

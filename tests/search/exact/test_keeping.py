@@ -169,3 +169,12 @@ def test_a_kept_solution_says_what_it_sums() -> None:
     kept: Kept = problem(graph("blocks", ZERO)).solve(0.0)
     assert kept.keeping.recompute == "none"
     assert kept.seconds > 0
+
+
+def test_what_waits_on_the_host_is_said_mixed_and_unfolded_as_what_is_made_again_is() -> None:
+    own, other = Keeping({"h.0": ("a",)}, {}, {"h.0": ("b",), "h.1": ("b",)}), Keeping({}, {}, {"h.1": ("c",)})
+    assert own.offload == (("h.0-1", ("b",)),)
+    assert other.recompute == "none"
+    mixed = own.mixed(other, frozenset({"h.1"}), {})
+    assert mixed == Keeping({"h.0": ("a",)}, {}, {"h.0": ("b",), "h.1": ("c",)})
+    assert expanded(own, {"h.0": ("h.0", "h.2")}, {}).away == {"h.0": ("b",), "h.2": ("b",), "h.1": ("b",)}

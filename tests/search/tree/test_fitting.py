@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from math import inf
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from shardwright.cost.timeline.memory import Memory
+from examples.zoo import GPT
+from shardwright import fake
+from shardwright.cost.timeline.memory import SAFE_SHARE, Memory
 from shardwright.pcg.capture.capture import capture
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
@@ -24,10 +27,12 @@ from shardwright.search.check import check_plan
 from shardwright.search.exact.folding import Folded, fold
 from shardwright.search.exact.keeping import Keeping, Kept
 from shardwright.search.exact.solving import Candidate
+from shardwright.search.plan import Plan
 from shardwright.search.request.anytime import Stop
 from shardwright.search.tree.fitting import Fitted, Fitter, Walk, by_block
 from shardwright.search.tree.whole import WholeGraph
 from tests.each import each, some
+from tests.search import graphs
 from tests.search.graphs import branched, every_choice
 from tests.search.tree.test_ways import limited, planner
 
@@ -267,3 +272,27 @@ def test_blocks_apart_are_tried_of_every_plan_that_may_win_by_it(monkeypatch: py
         assert asked == names
     unfit = cast("Candidate", SimpleNamespace(fits=False))
     assert not list(whole_graph.mixed({}, {}, unfit))
+
+
+def test_values_wait_on_the_host_where_nothing_else_fits() -> None:
+    """What blocks hand on, which is not made again; the last blocks keep it. With no link it does not fit."""
+    with fake():
+        model, ids = GPT(64, 64, 32, 4, 40), torch.zeros((2, 16, 64), dtype=torch.long)
+    graph = capture(model, {"ids": ids[0], "targets": ids[1]}).graph
+    asked: Any = {"mesh": {"x": 2}, "roles": "data", "microbatches": 1, "stages": 1, "compared": False}
+    full = graphs.planner(2).plan(graph, "GPT", recompute="full", **asked).prediction
+    memory_bytes = int(0.97 * full.memory.total_bytes / SAFE_SHARE)
+
+    def plan(host_bytes_per_s: float, **more: Any) -> Plan:
+        chosen = graphs.planner(2, memory_bytes=memory_bytes, host_bytes_per_s=host_bytes_per_s)
+        return chosen.plan(graph, "GPT", **asked, **more)
+
+    found = plan(1e9)
+    assert fits(found)
+    assert found.prediction.step_s < full.step_s
+    (_, embedded), (blocks, handed_on) = found.execution.offload
+    assert (embedded, handed_on) == (("drop:dropout",), (":add#2",))
+    assert re.fullmatch(r"blocks\.0-\d+", str(blocks))
+    assert blocks != "blocks.0-39"
+    assert not fits(plan(0.0))
+    assert not fits(plan(1e9, offload="none"))
