@@ -107,7 +107,8 @@ def planned(case: Case, graph: Graph) -> Planned:
 
 
 def _digest(plan: Plan) -> str:
-    return hashlib.sha256(repr((print_graph(plan.graph), plan.execution)).encode()).hexdigest()[:16]
+    run_as = json.dumps(plan.execution.to_json(), sort_keys=True)  # without what a build does not know
+    return hashlib.sha256((print_graph(plan.graph) + run_as).encode()).hexdigest()[:16]
 
 
 def all_planned(only: str, folder: Path | None) -> Iterator[Planned]:
