@@ -119,9 +119,9 @@ def _path(key: str) -> Path:
 
 @lru_cache(maxsize=1)
 def _code() -> str:
-    """Return a digest of the code that captures and plans."""
+    """Return a digest of the code that captures and plans, and that makes models of configs."""
     root = Path(__file__).resolve().parent
-    folders = [(root / name).resolve() for name in ("pcg", "search", "cost", "substitutions", "verifier")]
+    folders = [(root / name).resolve() for name in ("pcg", "search", "cost", "substitutions", "verifier", "cli")]
     paths = (*root.glob("*.py"), *(path for folder in folders for path in folder.rglob("*")))
     files = sorted(path for path in paths if path.suffix in (".py", ".json"))
     return _digest([(path.name, path.read_bytes()) for path in files])

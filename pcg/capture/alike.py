@@ -27,6 +27,7 @@ from shardwright.pcg.capture.backwards import backwards_refused, check_backward,
 from shardwright.pcg.capture.depth import Layers, shortened
 from shardwright.pcg.capture.hooks import captured_hooks
 from shardwright.pcg.capture.kinds import chosen
+from shardwright.pcg.capture.record import written_by
 from shardwright.pcg.capture.state import Kept
 from shardwright.pcg.capture.unseen import unseen_refused
 
@@ -110,7 +111,7 @@ class _Notes(TorchDispatchMode):
     ) -> None:
         super().__init__()
         self.calls: dict[_Place, list[Hashable]] = {}
-        self._made: dict[int, tuple[_Place, int, int]] = {}  # by storage: place, call, result
+        self._made: dict[int, tuple[_Place, int, int]] = {}  # by storage: place, call, result (below 0: written by it)
         self._in: _Place | None = None
         self._prefixes = tuple(f"{layers.path}." for layers in found)
         self._before: dict[_Place, _Place] = {}  # by layer, the one that has run right before it
@@ -184,8 +185,12 @@ class _Notes(TorchDispatchMode):
         place = self._in or self._outside()
         calls = self.calls.setdefault(place, [])
         read = self._said((args, kwargs), place)
+        written = [_storage(tensor) for tensor in written_by(func, args, kwargs or {})]
         if self._follows_from_layers(func, args, kwargs):
-            self._follows.update(_storage(x) for x in tree_iter(result) if isinstance(x, Tensor))
+            self._follows.update(written, (_storage(x) for x in tree_iter(result) if isinstance(x, Tensor)))
+        for number, storage in enumerate(written, 1):  # what is read from now on is a value of this call
+            self._leaves.pop(storage, None)
+            self._made[storage] = (place, len(calls), -number)
         for number, tensor in enumerate(tree_iter(result)):
             if isinstance(tensor, Tensor) and _storage(tensor) not in self._leaves:
                 self._made.setdefault(_storage(tensor), (place, len(calls), number))

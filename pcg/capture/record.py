@@ -112,7 +112,7 @@ class Record:
     def note(self, func: OpOverload, args: Sequence[object], kwargs: Mapping[str, object], made: object) -> None:
         """Note an operator, unless it has made nothing but views."""
         draws = torch.Tag.nondeterministic_seeded in func.tags
-        self._note(func, func._schema.name, draws, args, kwargs, made, _written(func, args, kwargs))
+        self._note(func, func._schema.name, draws, args, kwargs, made, written_by(func, args, kwargs))
 
     def note_filling(self, func: Callable[..., object], tensor: Tensor, args: Any, kwargs: Any) -> None:  # noqa: ANN401
         """Note a function that fills a tensor by as many draws as their values ask for."""
@@ -298,7 +298,7 @@ def generator_of(step: Step) -> Generator:
     return next((x for x in step.leaves if isinstance(x, Generator)), torch.default_generator)
 
 
-def _written(func: OpOverload, args: Sequence[object], kwargs: Mapping[str, object]) -> Iterator[Tensor]:
+def written_by(func: OpOverload, args: Sequence[object], kwargs: Mapping[str, object]) -> Iterator[Tensor]:
     """Yield the tensors that an operator writes."""
     for place, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:

@@ -5,7 +5,6 @@ config, batch, precision ──key──▶ a kept capture, or model ──captu
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import astuple
 from functools import cached_property
@@ -62,15 +61,15 @@ class _Model:
         asked, path = self.asked, Path(str(self.request.hf_config))
         try:
             config = path.read_bytes()
-            library = _transformers(json.loads(config)["model_type"])
-        except (OSError, ValueError, LookupError, TypeError, PackageNotFoundError):
+            library = _transformers()
+        except (OSError, LookupError, PackageNotFoundError):
             return None
         options = precision, asked.statistics, asked.strict, sorted(asked.foreign.items())
         return trace_key((config, library, astuple(self.request)[2:], options))
 
 
-def _transformers(kind: str) -> Sequence[object]:
-    """Return the version of transformers, with the sizes and times of the files that a model of this kind is made of.
+def _transformers() -> Sequence[object]:
+    """Return the version of transformers, with the sizes and times of its files: a model takes code from many of them.
 
     Finding the package does not import it. Raises `LookupError` where it is not there.
     """
@@ -78,6 +77,5 @@ def _transformers(kind: str) -> Sequence[object]:
     if spec is None or spec.origin is None:
         raise LookupError("transformers")
     root = Path(spec.origin).parent
-    folders = root, root / "integrations", root / "utils", root / "models" / kind.replace("-", "_")
-    files = sorted(path for folder in folders for path in folder.glob("*.py"))
-    return version("transformers"), [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    files = ((path.relative_to(root), path.stat()) for path in sorted(root.rglob("*.py")))
+    return version("transformers"), [(str(path), facts.st_size, facts.st_mtime_ns) for path, facts in files]

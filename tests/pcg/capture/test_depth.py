@@ -342,6 +342,44 @@ class Shaped(PairOrThird):
         return z, torch.zeros_like(z) if self.number == 0 else torch.ones_like(z)
 
 
+class Written(Net):
+    """Layers write into one tensor in place."""
+
+    def run(self, x: Tensor) -> Tensor:
+        shared = torch.zeros(WIDTH)
+        for layer in self.layers:
+            x = layer(x, shared)
+        return x + shared
+
+
+class Writing(nn.Module):
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number, self.layer = number, Layer(number)
+
+    def forward(self, x: Tensor, shared: Tensor) -> Tensor:
+        y = self.layer(x)
+        self.write(y, shared)
+        return y
+
+    def write(self, y: Tensor, shared: Tensor) -> None:
+        shared.add_(y[0])
+
+
+class SomeWriting(Writing):
+    def write(self, y: Tensor, shared: Tensor) -> None:
+        if self.number % 2:
+            shared.add_(y[0])
+
+
+class Stepping(Writing):
+    """A layer that counts in a tensor; the last one does something else, too."""
+
+    def forward(self, x: Tensor, shared: Tensor) -> Tensor:
+        y = self.layer(x + shared.add_(1.0))
+        return y.sin() if self.number == 9 else y
+
+
 class ReadingFourth(Net):
     def run(self, x: Tensor) -> Tensor:
         return super().run(x) + self.get_parameter("layers.3.up.weight").sum()
@@ -379,6 +417,8 @@ WHOLE: dict[str, Callable[[], nn.Module]] = {
     "twice": Twice,
     "hands on what is common": lambda: Pairs(10, Doubling),
     "hands on what is common but for its shape": lambda: Pairs(10, Shaped),
+    "some write what all know": lambda: Written(11, SomeWriting),
+    "counts in what all know": lambda: Written(10, Stepping),
     "reads the fourth": ReadingFourth,
     "tied to the fourth": TiedToFourth,
     "a name that a copy would have": named_as_a_copy,
@@ -399,6 +439,7 @@ KINDS: dict[str, tuple[Callable[[], nn.Module], list[int]]] = {
     "by number": (Numbers, [0, 1, 9]),
     "a period of three": (lambda: Net(12, Third), [0, 1, 2, 11]),
     "a period of three, and two values": (lambda: Pairs(18, PairOrThird), [0, 1, 2, 3, 4, 16, 17]),
+    "all write what all know": (lambda: Written(10, Writing), [0, 1, 2, 8, 9]),
     "runs": (lambda: Net(12, lambda n: (Layer, SomeNumbered, Third)[n // 4](n)), [0, 1, 4, 6, 8, 11]),
     "weights of the first": (lambda: Net(10, Tied), [0, 1, 9]),
     "layers of two sizes": (lambda: Net(12, lambda n: Wide(n) if n % 4 == 3 else Layer(n)), [0, 1, 3, 11]),
