@@ -62,5 +62,5 @@ def encoded(facts: PlanFacts) -> Iterator[Paragraph]:
     ]
     if any(what == "gradients" for what, *_ in kinds):
         lines.append("of a gradient: of the largest magnitudes of what each rank and microbatch sends, added up")
-    notes = ["a block with a NaN arrives as NaN; infinities stay", "`--json` has the bound of each parameter"]
+    notes = ["a block with a NaN arrives as NaN; infinities stay", "`--format json` has the bound of each parameter"]
     yield Paragraph("What is sent encoded", lines, ("what", "as", ">parameters", ">off by at most"), rows, notes)
