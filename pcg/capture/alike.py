@@ -117,7 +117,6 @@ class _Notes(TorchDispatchMode):
         self._before: dict[_Place, _Place] = {}  # by layer, the one that has run right before it
         self._slots: dict[_Place, dict[Hashable, int]] = {}  # by layer, what it reads of that one, in order
         self.read_from_far: set[_Place] = set()  # the layers that others read, but those right after them
-        self.common: set[_Place] = set()  # the layers that hand on what does not follow from layers at all
         self._follows = set[int]()  # the storages whose values follow from weights of layers, or from draws
         self.has_unknown = False  # whether a constant was read whose values are not noted
         given = ((f"batch {number}", t) for number, t in enumerate(tree_iter(batch)) if isinstance(t, Tensor))
@@ -222,7 +221,11 @@ class _Notes(TorchDispatchMode):
         return repr(value)  # True is 1, and -0.0 is 0.0
 
     def _named(self, tensor: Tensor, at: _Place) -> Hashable:
-        """Return the origin of a tensor, as seen from a place, and its shape, dtype, strides and the like."""
+        """Return the origin of a tensor, as seen from a place, and its shape, dtype, strides and the like.
+
+        What a layer hands on is named by the layer itself if it follows from nothing in layers: capture computes equal
+        ones of such values once, so a graph does not say who reads whose.
+        """
         storage, (path, number) = _storage(tensor), at
         gradient = tensor.requires_grad, self._is_followed(tensor)
         kind = tuple(tensor.shape), tensor.dtype, tensor.stride(), tensor.storage_offset(), gradient
@@ -236,10 +239,8 @@ class _Notes(TorchDispatchMode):
         (home, layer), *place = self._made[storage]
         if (home, layer) == at:
             return ("own", *place, kind)
-        if home and (home, layer) == self._before.get(at):
+        if home and (home, layer) == self._before.get(at) and storage in self._follows:
             slots = self._slots[at]
-            if storage not in self._follows:
-                self.common.add((home, layer))
             return ("before", slots.setdefault((*place, kind), len(slots)), kind)
         if home:
             self.read_from_far.add((home, layer))
@@ -271,28 +272,18 @@ class _Notes(TorchDispatchMode):
         return calls, tuple(self._slots[after[place]]) if place in after else None
 
     def kinds(self, layers: Layers) -> Layers | None:
-        """Return the layers with those that stand for all of their kind; None if they do not run, or hardly repeat.
-
-        None also where a layer hands on what follows from nothing in layers: capture computes equal ones of such values
-        once, so the graph would not say who reads whose.
-        """
+        """Return the layers with those that stand for all of their kind; None if they do not run, or hardly repeat."""
         numbers = [*layers.stands_for]
-        places = {(layers.path, number) for number in numbers}
-        if not places <= self.calls.keys() or places & self.common:
+        if any((layers.path, number) not in self.calls for number in numbers):
             return None
         calls, kind, firsts = dict[int, int](), dict[int, int](), dict[Hashable, int]()
         for number in numbers:
             made, read = self._of(layers, number)
             calls[number] = firsts.setdefault(made, number)
             kind[number] = firsts.setdefault((calls[number], read), number)
-        return chosen(layers.path, calls, kind, self._kept_apart(layers), in_pairs=self._hands_on_several(layers))
-
-    def _kept_apart(self, layers: Layers) -> set[int]:
-        """Return the layers of a list that others than the next read."""
-        return {number for path, number in self.read_from_far if path == layers.path}
-
-    def _hands_on_several(self, layers: Layers) -> bool:
-        return any(len(self._slots[layers.path, number]) > 1 for number in layers.before)
+        apart = {number for path, number in self.read_from_far if path == layers.path}
+        several = {number for number in layers.before if len(self._slots[layers.path, number]) > 1}
+        return chosen(layers.path, calls, kind, apart, several)
 
     def are_as(self, short: _Notes, found: Sequence[Layers]) -> bool:
         """Return whether the notes of the model shortened to some of these layers cover everything in these notes."""

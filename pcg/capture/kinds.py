@@ -9,16 +9,16 @@ from shardwright.pcg.capture.depth import Layers
 
 
 def chosen(
-    path: str, calls: Mapping[int, int], kinds: Mapping[int, int], apart: Collection[int], *, in_pairs: bool
+    path: str, calls: Mapping[int, int], kinds: Mapping[int, int], apart: Collection[int], several: Collection[int]
 ) -> Layers | None:
     """Return the layers of a list with one that stands for each; None if most of them would be exported.
 
-    `calls` and `kinds` are as in `Layers`. The first and
-    the last layer, and those of `apart`, stand for themselves. `in_pairs`: each kind is exported behind each kind that
-    it follows, because layers hand on more than one value.
+    `calls` and `kinds` are as in `Layers`. The first and the last layer, and those of `apart`, stand for themselves.
+    `several`: the layers that read more than one value of the one before; they are exported behind each kind that they
+    follow.
     """
     numbers = [*kinds]
-    kept = sorted({numbers[0], numbers[-1], *apart, *_firsts(kinds, in_pairs)})
+    kept = sorted({numbers[0], numbers[-1], *apart, *_firsts(kinds, several)})
     if 3 * len(kept) > 2 * len(numbers):
         return None
     before, kept_before = dict(_before(numbers)), dict(_before(kept))
@@ -35,11 +35,11 @@ def _before(numbers: list[int]) -> Iterator[tuple[int, int]]:
     yield from ((after, number) for number, after in pairwise(numbers))
 
 
-def _firsts(kinds: Mapping[int, int], in_pairs: bool) -> Iterator[int]:
-    """Yield the first layers of each kind, but for the first layer; or of each pair of kinds, both layers."""
+def _firsts(kinds: Mapping[int, int], several: Collection[int]) -> Iterator[int]:
+    """Yield the first layer of each kind; where it reads several values, and behind each kind, with the one before."""
     seen = set[Hashable]()
     for before, number in pairwise(kinds):
-        key = (kinds[before], kinds[number]) if in_pairs else kinds[number]
+        key = (kinds[before], kinds[number]) if number in several else kinds[number]
         if key not in seen:
             seen.add(key)
-            yield from (before, number) if in_pairs else (number,)
+            yield from (before, number) if number in several else (number,)

@@ -602,15 +602,15 @@ def test_lists_of_few_or_shared_or_unlike_layers_are_exported_whole() -> None:
 
 def test_the_first_and_last_layers_and_one_of_each_kind_are_kept() -> None:
     calls = dict(enumerate([0, 1, 1, 3, 1, 1, 3, 1, 1, 3]))
-    found = chosen("layers", calls, {**calls, 9: 9}, (), in_pairs=False)
+    found = chosen("layers", calls, {**calls, 9: 9}, (), ())
     assert found is not None
     assert found.kept == [0, 1, 3, 9]
     assert found.stands_for == {0: 0, 1: 1, 2: 1, 3: 3, 4: 1, 5: 1, 6: 3, 7: 1, 8: 1, 9: 9}
-    apart = chosen("layers", calls, calls, (4,), in_pairs=False)
+    apart = chosen("layers", calls, calls, (4,), ())
     assert apart is not None
     assert apart.kept == [0, 1, 3, 4, 9]
     assert apart.stands_for[7] == 4, "it stands behind a layer of the same kind"
-    assert chosen("layers", calls, dict(zip(calls, calls, strict=True)), (), in_pairs=False) is None
+    assert chosen("layers", calls, dict(zip(calls, calls, strict=True)), (), ()) is None
 
 
 class Gaps(Net):
