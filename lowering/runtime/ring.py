@@ -56,9 +56,14 @@ def ring_attention(
         [..., h·r, m, e].
     """
     lead = q.shape[:-3]
-    flat = (x.reshape(lead.numel(), *x.shape[-3:]) for x in (q, k, v))
+    flat = (_by_rows(x.reshape(lead.numel(), *x.shape[-3:])) for x in (q, k, v))
     plan = _Plan(axis, causal, q.shape[-1] ** -0.5 if scale is None else scale, range(start, start + q.shape[-2]))
     return _Ring.apply(plan, *flat).view(*lead, *q.shape[-3:-1], v.shape[-1])
+
+
+def _by_rows(x: Tensor) -> Tensor:
+    """Return the same with the numbers of each row next to each other, as torch's fused kernels take for granted."""
+    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 class Tile(NamedTuple):
@@ -255,7 +260,7 @@ def _plain_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) 
     scores = _scores(q, k, causal, scale)
     log_sum = scores.logsumexp(-1)
     weights = (scores - log_sum.unsqueeze(-1)).exp_()
-    return (weights @ v.unsqueeze(-3)).flatten(-4, -3), log_sum.flatten(-3, -2)
+    return (weights @ v.unsqueeze(-3).to(weights.dtype)).flatten(-4, -3), log_sum.flatten(-3, -2)
 
 
 def _plain_backward(
@@ -273,7 +278,7 @@ def _plain_backward(
 def _scores(q: Tensor, k: Tensor, causal: bool, scale: float) -> Tensor:
     """Return [..., h, r, m, l]: the scores of queries, of which r heads share a head of keys."""
     wide = _wide(q.dtype)
-    scores = (_shared(q, k.shape[-3]) @ k.unsqueeze(-3).mT).to(wide) * scale
+    scores = _shared(q, k.shape[-3]).to(wide) @ k.unsqueeze(-3).mT.to(wide) * scale
     if causal:
         rows, columns = scores.shape[-2:]
         above = torch.ones(rows, columns, dtype=torch.bool, device=q.device).triu(1)
