@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from shardwright.pcg.encodings import BLOCK
+from shardwright.pcg.types import ITEM_BYTES
 from shardwright.reports.facts import PlanFacts
 from shardwright.reports.report import Paragraph
 from shardwright.reports.units import plural
@@ -62,5 +63,12 @@ def encoded(facts: PlanFacts) -> Iterator[Paragraph]:
     ]
     if any(what == "gradients" for what, *_ in kinds):
         lines.append("of a gradient: of the largest magnitudes of what each rank and microbatch sends, added up")
+        lines += [f"casting gradients to {dtype} and adding them up in it comes on top" for dtype in _narrow(facts)]
     notes = ["a block with a NaN arrives as NaN; infinities stay", "`--format json` has the bound of each parameter"]
     yield Paragraph("What is sent encoded", lines, ("what", "as", ">parameters", ">off by at most"), rows, notes)
+
+
+def _narrow(facts: PlanFacts) -> list[str]:
+    """Return the dtypes of 16 bits in which encoded gradients are added up."""
+    encoded_ones = (p for p in facts.parameters.values() if p.grad and p.summed_bound)
+    return sorted({p.reduced_dtype for p in encoded_ones if ITEM_BYTES[p.reduced_dtype] < ITEM_BYTES["float32"]})

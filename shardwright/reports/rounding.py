@@ -96,8 +96,10 @@ def _gathered(parameters: Iterable[Parameter]) -> Iterator[Rounding]:
     for (own, used, encoding), count in Counter(
         (p.dtype, p.used_dtype, p.gathered_as) for p in parameters if p.slices is not None
     ).most_common():
-        what = "nothing" if used == own else "each slice, before it"
-        yield Rounding("weights that are gathered", used, count, f"each, as {encoding.name}" if encoding else what)
+        rounded = "nothing" if used == own else "each slice, before it"
+        if encoding is not None:
+            rounded = f"each, as {encoding.name}" if used == own else f"{rounded}, and then as {encoding.name}"
+        yield Rounding("weights that are gathered", used, count, rounded)
 
 
 def _sent(trained: Iterable[Parameter]) -> Iterator[Rounding]:
@@ -107,7 +109,8 @@ def _sent(trained: Iterable[Parameter]) -> Iterator[Rounding]:
         narrower = ITEM_BYTES[dtype] < ITEM_BYTES[own]
         rounded = "each device's gradient once, and every addition" if narrower else "every addition"
         if encoding is not None:
-            rounded = f"each device's gradient, and a sum that all need, as {encoding.name}; every addition"
+            first = " once, then" if narrower else ""
+            rounded = f"each device's gradient{first} as {encoding.name}, and so a sum that all need; every addition"
         yield Rounding("gradients that are summed over devices", dtype, count, rounded)
 
 

@@ -34,7 +34,18 @@ def test_every_parameter_has_its_bound() -> None:
     assert "gathers of weights of 4 parameters as fp8 and sums of gradients of 4 parameters as int4; the graph" in text
     assert "What is sent encoded\n  the graph is proven exact up to these encodings\n" in text
     assert [SentEncoded(**one) for one in data["encoded"]] == list(found)
-    assert {row["rounded"] for row in data["precision"]["rounding"] if "gathered" in row["what"]} == {"each, as fp8"}
+    gathered = {row["rounded"] for row in data["precision"]["rounding"] if "gathered" in row["what"]}
+    assert gathered == {"each, as fp8", "each slice, before it, and then as fp8"}  # norms in float32, the rest cast
+
+
+@pytest.mark.parametrize("dtype", [None, "bfloat16"])
+def test_what_16_bits_round_comes_on_top(dtype: str | None) -> None:
+    report = PlanReport(planned({"gradients": "int4"}, "zero", reduce_dtype=dtype))
+    on_top = "casting gradients to bfloat16 and adding them up in it comes on top"
+    assert (on_top in str(report)) == (dtype is not None)
+    (rounded,) = {row["rounded"] for row in report.data()["precision"]["rounding"] if "summed" in row["what"]}
+    first = "each device's gradient once, then" if dtype else "each device's gradient"
+    assert rounded == f"{first} as int4, and so a sum that all need; every addition"
 
 
 def test_a_sum_that_all_ranks_need_is_encoded_twice() -> None:
