@@ -16,6 +16,7 @@ from shardwright.lowering.ranks.launch import connect, run_ranks
 from shardwright.lowering.ranks.movement import Axis
 from shardwright.lowering.ranks.picked import AxisSchedules, Picked
 from shardwright.pcg.collectives.builders.table import build
+from shardwright.pcg.encodings import ENCODINGS
 from shardwright.pcg.errors import DistributedError
 from shardwright.pcg.mesh import Mesh
 
@@ -49,7 +50,17 @@ def moves(axis: Axis) -> Mapping[str, Callable[[Tensor], Tensor]]:
         works = [m.launch_sum(first, axis), m.launch_gather(second, x, axis)]
         return _waited(works[1], second).sum(0) + _waited(works[0], first)
 
+    def encoded(x: Tensor) -> Tensor:
+        """A gather, a sum and a sum of pieces, of codes."""
+        by, whole, total = ENCODINGS["int8"], x.new_empty(4, 8, 12), x.clone()
+        scatter, summands = m.launch_scatter(x.view(4, 2, 12).contiguous(), axis, encoding=by)
+        works = [m.launch_gather(whole, x, axis, by), m.launch_sum(total, axis, by), scatter]
+        for work in works:
+            _waited(work, whole)
+        return torch.cat([whole.flatten(), total.flatten(), m.added(summands).flatten()])
+
     return {
+        "encoded": encoded,
         "sum": lambda x: m.all_sum(x, axis),
         "gather": lambda x: m.gather(x, axis, 1, 3),
         "scatter": lambda x: m.sum_scatter(x, axis, 0, 2),
