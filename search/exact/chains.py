@@ -49,6 +49,17 @@ class Link:
     kind: Hashable
 
 
+class Walk(NamedTuple):
+    """A walk over the kinds of a chain.
+
+    kept      the number of the block at each place of the walk
+    stand_in  for each block, the place of the one that stands for it
+    """
+
+    kept: list[int]
+    stand_in: list[int]
+
+
 def chains(graph: Graph) -> Iterator[list[Link]]:
     """Yield the chains of a graph: blocks right behind each other, of which only the last gives values to others."""
     results, found = {name for _, name in graph.outputs}, list[Block]()
@@ -144,8 +155,8 @@ def _bare(node: Node) -> Hashable:
 # ---- walks ----
 
 
-def walks(found: Sequence[Sequence[Link]]) -> Iterator[tuple[Sequence[Link], list[int]]]:
-    """Yield parts of chains that fewer blocks stand for, each with the walk: the first block of each of its kinds."""
+def walks(found: Sequence[Sequence[Link]]) -> Iterator[tuple[Sequence[Link], Walk]]:
+    """Yield parts of chains that fewer blocks stand for, each with its walk."""
     often = any(times >= MIN_TIMES for links in found for times in Counter(link.kind for link in links).values())
     least = MIN_TIMES - often
     for links in found:
@@ -154,7 +165,7 @@ def walks(found: Sequence[Sequence[Link]]) -> Iterator[tuple[Sequence[Link], lis
                 yield part, walk
                 continue
             runs = (list(run) for _, run in groupby(part, lambda link: link.kind))
-            yield from ((run, [0]) for run in runs if len(run) >= least)
+            yield from ((run, Walk([0], [0] * len(run))) for run in runs if len(run) >= least)
 
 
 def _frequent(links: Sequence[Link], least: int) -> Iterator[Sequence[Link]]:
@@ -168,8 +179,8 @@ def _frequent(links: Sequence[Link], least: int) -> Iterator[Sequence[Link]]:
             yield from _frequent(part, least)
 
 
-def _walk(links: Sequence[Link]) -> list[int] | None:
-    """Return the shortest walk over the kinds of a chain; None where there are too many kinds."""
+def _walk(links: Sequence[Link]) -> Walk | None:
+    """Return the shortest walk over the kinds of a chain; None where there are too many kinds, or no blocks for it."""
     first = dict[Hashable, int]()
     kinds = [first.setdefault(link.kind, number) for number, link in enumerate(links)]
     if len(first) > _MOST_KINDS:
@@ -179,10 +190,35 @@ def _walk(links: Sequence[Link]) -> list[int] | None:
     while ahead:
         walk = ahead.popleft()
         if walk[-1] == kinds[-1] and len({*walk}) == len(first):
-            return walk if len(walk) < len(links) else None
+            return _with_blocks(kinds, walk) if len(walk) < len(links) else None
         for before, after in steps:
             state = after, frozenset([*walk, after])
             if before == walk[-1] and state not in seen:
                 seen.add(state)
                 ahead.append([*walk, after])
     return None
+
+
+def _with_blocks(kinds: Sequence[int], walk: Sequence[int]) -> Walk | None:
+    """Return a walk over these kinds with its blocks, which lie in its order; None if the chain has no such blocks."""
+    stand_in, kept = list(_stand_ins(kinds, walk)), [0]
+    for place in range(1, len(walk)):
+        block = next((i for i, at in enumerate(stand_in) if at == place and i > kept[-1]), None)
+        if block is None:
+            return None
+        kept.append(block)
+    return Walk(kept, stand_in)
+
+
+def _stand_ins(kinds: Sequence[int], walk: Sequence[int]) -> Iterator[int]:
+    """Yield the place in the walk that stands for each block: of several of its kind, one that goes on as the block.
+
+    Of several such, the next one from the place of the block before, so that every place stands for blocks.
+    """
+    last = 0
+    for number, own in enumerate(kinds):
+        places, following = [place for place, kind in enumerate(walk) if kind == own], [*kinds[number + 1 : number + 2]]
+        same = [place for place in places if following and [*walk[place + 1 : place + 2]] == following] or places[-1:]
+        if number:
+            last = next((place for place in same if place >= last), same[0])
+        yield last

@@ -26,7 +26,7 @@ from shardwright.pcg.graph import Graph, Node
 from shardwright.pcg.step.parameters import module_block
 from shardwright.search.choices.problem import Problem
 from shardwright.search.effort import WHOLE, Effort
-from shardwright.search.exact.chains import Link, chains, walks
+from shardwright.search.exact.chains import Link, Walk, chains, walks
 
 _KINDS = ("node", "storage", "hub")
 
@@ -128,20 +128,11 @@ def _joined(tables: Iterable[Mapping[str, str]]) -> dict[str, str]:
 
 
 class _Fold:
-    """A chain, and the walk that stands for it.
+    """A chain, and the walk that stands for it."""
 
-    stand_in  for each block, the place in the walk of the one that stands for it
-    kept      the number of the block at each place of the walk
-    """
-
-    def __init__(self, links: Sequence[Link], walk: Sequence[int]) -> None:
+    def __init__(self, links: Sequence[Link], walk: Walk) -> None:
         self.links = links
-        self.stand_in = list(_stand_ins(links, [links[number].kind for number in walk]))
-        self.kept = [0]
-        steps = list(enumerate(pairwise(self.stand_in), 1))
-        for place in range(1, len(walk)):
-            behind = (i for i, step in steps if step == (place - 1, place) and i > self.kept[-1])
-            self.kept.append(next(behind))
+        self.kept, self.stand_in = walk
         self.is_mixed = self.stand_in != sorted(self.stand_in)
 
     def _of(self, place: int) -> Link:
@@ -204,15 +195,6 @@ class _Fold:
             names = zip((n.name for n in own.block.own), (n.name for n in link.block.own), strict=True)
             found.setdefault(own.block.name, []).append(dict([*zip(own.read, link.read, strict=True), *names]))
         return found
-
-
-def _stand_ins(links: Sequence[Link], walk: Sequence[object]) -> Iterator[int]:
-    """Yield the place in the walk that stands for each block: of several of its kind, one that goes on as the block."""
-    for number, link in enumerate(links):
-        places = [place for place, kind in enumerate(walk) if kind == link.kind]
-        following = links[number + 1].kind if number + 1 < len(links) else None
-        same = (place for place in places if walk[place + 1 : place + 2] == [following])
-        yield places[0] if number == 0 else next(same, places[-1])
 
 
 def shared_first(graph: Graph) -> Graph:

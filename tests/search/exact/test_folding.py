@@ -280,6 +280,7 @@ def kinds(pattern: str, *, two: str = "") -> Graph:
         ("aabbaabbaabb", {"layers.0": 6, "layers.2": 6}, True),
         ("abababababa", {"layers.0": 5, "layers.1": 5, "layers.10": 1}, True),
         ("ababcb" * 4, {"layers.0": 8, "layers.3": 4, "layers.4": 4, "layers.5": 8}, True),
+        ("abcc" * 3 + "ab", {"layers.0": 1, "layers.1": 3, "layers.2": 6, "layers.4": 3, "layers.13": 1}, True),
         ("aaaacaaaa", {"layers.0": 4, "layers.5": 4}, False),
         ("abcabc", {}, False),
         ("bbbbaca", {"layers.0": 4}, False),
@@ -295,7 +296,7 @@ def test_blocks_are_folded_by_kind(pattern: str, expected: dict[str, int], is_mi
     }  # fmt: skip
 
 
-@each("pattern", ["abababab", "aaabaaabaaabaaab", "aabbaabbaabb", "abababababa"])
+@each("pattern", ["abababab", "aaabaaabaaabaaab", "aabbaabbaabb", "abababababa", "abccabccabccab"])
 @each("two", ["", "b"])
 @each("roles", [("free",), ("zero",), ("tensor",)])
 def test_a_problem_of_kinds_is_the_whole_one_with_blocks_of_a_kind_laid_out_alike(
