@@ -82,7 +82,8 @@ def role_restriction(graph: Graph, roles: Sequence[str], sizes: Sequence[int]) -
     context   splits dimension 1 of the inputs, the sequence, and nothing else; parameters are whole or in slices;
               repeated values, such as keys that several query heads share, may be gathered before
     ulysses   as context, but attention is split by heads, where their number allows it
-    ring      as context, but keys and values travel around the axis, where attention has no mask of its own
+    ring      as context, but keys and values travel around the axis, where attention has no mask of its own; no rewrite
+              takes such attention apart (`keeps_rings`)
     tensor    splits anything but the batch; an operator that multiplies or looks up a weight is split along the weight
               where it can be
     free      anything
@@ -168,6 +169,16 @@ def _rings(graph: Graph, context: Mapping[str, Choice]) -> Mapping[str, list[tup
             rings = (own for own in Ring.offered(node.row, graph.signature(node)) if own.outward == choice)
             found[name] = [(ring, _extent(graph, node, ring)) for ring in rings]
     return found
+
+
+def keeps_rings(before: Graph, after: Graph, roles: Sequence[str]) -> bool:
+    """Return whether a rewrite leaves the operators that a role wants in a ring: parts of attention are in none."""
+    return RING not in roles or _num_rings(after) >= _num_rings(before)
+
+
+def _num_rings(graph: Graph) -> int:
+    travelling = ((n.row, graph.signature(n)) for n in graph.nodes if n.row is not None and n.row.travels)
+    return sum(any(Ring.offered(row, signature)) for row, signature in travelling)
 
 
 def _sent(graph: Graph, batch: Mapping[str, Choice]) -> dict[str, Choice]:

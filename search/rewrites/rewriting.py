@@ -24,6 +24,7 @@ from shardwright.search.choices.problem import Problem, RunFacts, Solution
 from shardwright.search.exact.folding import Folded, Tie, fold
 from shardwright.search.exact.solving import Candidate, Solver, limited_to, restriction
 from shardwright.search.plan import Rewrite
+from shardwright.search.request.restrict import keeps_rings
 from shardwright.search.rewrites.leaves import LeafSearch, Leaves, Rewritten
 from shardwright.search.rewrites.promise import Promise, flat
 from shardwright.search.rewrites.replay import degrees, replay
@@ -85,7 +86,8 @@ class Rewriter:
             problem, solution, prices = best.solved
             if not candidate.fits:  # the fitter decides later what is kept
                 prices = prices._replace(byte=0.0)
-            found = search.improve(problem, solution, prices)
+            improved = search.improve(problem, solution, prices)
+            found = [leaf for leaf in improved if keeps_rings(leaf.part.graph, leaf.graph, candidate.roles)]
             rewrites = tuple(self.in_all_blocks(found))
             if not rewrites or rewrites == best.rewrites or sum(leaf.gain for leaf in found) < needed_s:
                 break

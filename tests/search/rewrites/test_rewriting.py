@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from bench.plans import CERTIFIED, fast_links
 from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.graph import Graph, Source
 from shardwright.pcg.mesh import Mesh
 from shardwright.search.check import difference
 from shardwright.search.exact.folding import Folded, fold
 from shardwright.search.exact.solving import Solver
-from shardwright.search.request.restrict import FREE
+from shardwright.search.request.restrict import CONTEXT, FREE, RING
 from shardwright.search.rewrites.leaves import Leaves, Rewritten, expand
 from shardwright.search.rewrites.replay import replay
 from shardwright.search.rewrites.rewriting import Rewriter, applied
 from shardwright.search.rewrites.splits import leaves
+from shardwright.search.tree.planner import Planner
 from shardwright.substitutions.rules.catalogue import CATALOGUE
 from tests.search.graphs import cluster, every_choice
 
@@ -100,3 +102,28 @@ def test_places_are_counted_in_every_copy() -> None:
     assert found.rewritten(plain) is not None
     assert found.places.keys() == set(RULES)
     assert Leaves(Folded(graph), []).groups
+
+
+def causal() -> Graph:
+    """Attention of four heads, of which two share keys, between products with weights."""
+    b = GraphBuilder()
+    x = b.leaf("x", "input", (2, 8, 16), "float32", "x")
+
+    def heads(name: str, num: int) -> str:
+        product = b.op("linear", x, b.leaf(name, "parameter", (8 * num, 16), "float32", name, grad=True))
+        return b.op("permute", b.op("reshape", product, shape=(2, 8, num, 8)), dims=(0, 2, 1, 3))
+
+    parts = heads("q", 4), heads("k", 2), heads("v", 2)
+    y = b.op("sdpa", *parts, causal=True, scale=None)
+    return b.graph([("loss", b.op("sum", b.op("mul", y, y), dims=(0, 1, 2, 3), keepdim=False))])
+
+
+def test_attention_is_not_taken_apart_where_a_ring_is_asked_for() -> None:
+    """Its parts would be in no ring, whatever they gain."""
+    rules = {name: rule for name, rule in CATALOGUE.items() if "attention_in_parts" in name}
+    left = dict[str, set[tuple[str, ...]]]()
+    for role in (RING, CONTEXT):
+        planner = Planner(fast_links(2), CERTIFIED, rules=rules)
+        plan = planner.plan(causal(), mesh=Mesh.of(cp=2), roles=(role,), microbatches=1, compared=False)
+        left[role] = {node.split for node in plan.graph.leaves("sdpa")}
+    assert left == {RING: {("q@k",)}, CONTEXT: set()}
