@@ -299,8 +299,13 @@ def generator_of(step: Step) -> Generator:
 
 
 def written_by(func: OpOverload, args: Sequence[object], kwargs: Mapping[str, object]) -> Iterator[Tensor]:
-    """Yield the tensors that an operator writes."""
-    for place, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            given = args[place] if place < len(args) else kwargs.get(argument.name)
-            yield from (x for x in tree_leaves(given) if isinstance(x, Tensor))
+    """Yield the tensors that an operator writes. Schemas do not say that batch norm writes its running statistics."""
+    arguments = func._schema.arguments
+    given = {a.name: args[place] if place < len(args) else kwargs.get(a.name) for place, a in enumerate(arguments)}
+    for argument in arguments:
+        is_said = argument.alias_info is not None and argument.alias_info.is_write
+        if is_said or (argument.name in _STATISTICS and given.get("training", True)):
+            yield from (x for x in tree_leaves(given[argument.name]) if isinstance(x, Tensor))
+
+
+_STATISTICS = ("running_mean", "running_var")

@@ -372,6 +372,14 @@ class SomeWriting(Writing):
             shared.add_(y[0])
 
 
+class SomeMeasuring(Writing):
+    """Batch norm writes statistics, of which its schema says nothing."""
+
+    def forward(self, x: Tensor, shared: Tensor) -> Tensor:
+        y = self.layer(x)
+        return nn.functional.batch_norm(y, shared, torch.ones(WIDTH), training=True) if self.number % 2 else y
+
+
 class Stepping(Writing):
     """A layer that counts in a tensor; the last one does something else, too."""
 
@@ -418,6 +426,7 @@ WHOLE: dict[str, Callable[[], nn.Module]] = {
     "hands on what is common": lambda: Pairs(10, Doubling),
     "hands on what is common but for its shape": lambda: Pairs(10, Shaped),
     "some write what all know": lambda: Written(11, SomeWriting),
+    "some measure for all": lambda: Written(11, SomeMeasuring),
     "counts in what all know": lambda: Written(10, Stepping),
     "reads the fourth": ReadingFourth,
     "tied to the fourth": TiedToFourth,
