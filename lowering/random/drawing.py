@@ -41,6 +41,20 @@ class Stream:
     state: Tensor | None = None
 
 
+@contextmanager
+def in_state(generator: torch.Generator | None, state: Tensor | None) -> Generator[None]:
+    """Surround what draws from a generator in an earlier state; without a generator, do nothing."""
+    if generator is None or state is None:
+        yield
+        return
+    now = generator.get_state()
+    generator.set_state(state)
+    try:
+        yield
+    finally:
+        generator.set_state(now)
+
+
 class Drawing:
     """The source of a program's random numbers. `own`: the state of the model's own stream, if it has one."""
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from shardwright.lowering import private
+from shardwright.lowering.random.drawing import in_state
 from shardwright.lowering.runtime.apart import Apart, PutOff
 from shardwright.lowering.runtime.blocks import Blocks
 from shardwright.lowering.runtime.foreign import Once, calls_foreign
@@ -45,11 +46,7 @@ class Saved:
     """The values that autograd saves for one program."""
 
     def __init__(
-        self,
-        blocks: Blocks,
-        stored: Iterable[Tensor],
-        device: torch.device,
-        trips: Callable[[], Trip] | None = None,
+        self, blocks: Blocks, stored: Iterable[Tensor], device: torch.device, trips: Callable[[], Trip] | None = None
     ) -> None:
         """Start without saved values.
 
@@ -260,28 +257,14 @@ class _Region:
 
         results: Results = ()
         hooks = saved_tensors_hooks(collect, _nothing)
-        with torch.enable_grad(), saved.blocks.again(), saved.giving(), self._drawing(), hooks, suppress(_Enough):
+        drawing = in_state(self.generator, self.state)
+        with torch.enable_grad(), saved.blocks.again(), saved.giving(), drawing, hooks, suppress(_Enough):
             results = self.function(*operands, **self.options)
         self.values = dict(enumerate(found))
         found.clear()  # the hook, to which the values' own history refers, still has this list
         given = results if isinstance(results, tuple) else (results,)
         self.left = self.handles.copy()
         self.results = {number: given[number].detach() for number in self.handles}
-
-    def _drawing(self) -> AbstractContextManager[None]:
-        """Return a context in which the generator is in its earlier state."""
-        return nullcontext() if self.generator is None else _drawing(self.generator, self.state)
-
-
-@contextmanager
-def _drawing(generator: torch.Generator, state: Tensor | None) -> Generator[None]:
-    assert state is not None
-    now = generator.get_state()
-    generator.set_state(state)
-    try:
-        yield
-    finally:
-        generator.set_state(now)
 
 
 def _weakly(pack: Callable[[Tensor], Tensor | Handle]) -> Callable[[Tensor], Tensor | Handle]:
