@@ -81,6 +81,8 @@ class Own(nn.Module):
         self.spectral = nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4))
         self.register_buffer("frequencies", 1.0 / 10000 ** (torch.arange(0, 8, 2) / 8), persistent=False)
         self.register_buffer("mask", torch.ones(4, 4).tril().bool())
+        self.measured = nn.BatchNorm1d(4)
+        self.measured(torch.randn(3, 4) + 2)
         self.register_buffer("listed", torch.tensor([1.0, 2.0, 3.0]) * 2)
 
 
