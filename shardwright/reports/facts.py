@@ -282,9 +282,9 @@ class PlanFacts:
                 return "whole"
             if node.row is not None and node.row.sends and choice.inner == node.row.offset:
                 return "experts"
-            if choice == batch.get(node.name):
+            if choice.outward == batch.get(node.name):
                 return "batch"
-            return "sequence" if choice == sequence.get(node.name) else "features"
+            return "sequence" if choice.outward == sequence.get(node.name) else "features"
 
         whole = (WHOLE,) * len(self.mesh)
         return {n.name: tuple(use(n, choice) for choice in n.split or whole) for n in self.operators}

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from bench.plans import CERTIFIED, fast_links
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.pcg.builder import GraphBuilder
+from shardwright.pcg.capture.capture import capture
 from shardwright.pcg.dispatch import Dispatch
 from shardwright.pcg.graph import Graph, Node, make_attrs
 from shardwright.pcg.mesh import Mesh
@@ -29,6 +31,7 @@ from shardwright.reports.wording import faster_or_slower, links, quality
 from shardwright.search.plan import Plan, Rewrite
 from shardwright.search.tree.planner import Planner
 from tests.each import each
+from tests.lowering.test_sequence import grouped
 from tests.search.graphs import blocks, cluster, every_choice, mixture
 
 FAST = 1e12
@@ -89,6 +92,14 @@ def test_a_split_of_the_sequence_is_no_split_of_features() -> None:
     (axis,) = PlanFacts(plan).axes
     assert axis.num_operators["sequence"] > 0
     assert "sequence parallel" in str(PlanReport(plan))
+
+
+def test_a_ring_is_a_split_of_the_sequence() -> None:
+    graph = capture(*grouped(2, 12)).graph
+    plan = Planner(fast_links(2), CERTIFIED).plan(graph, mesh=Mesh.of(cp=2), roles=("ring",), compared=False)
+    assert {node.split[-1] for node in plan.graph.leaves("sdpa")} == {"q@k"}
+    (axis,) = (own for own in PlanFacts(plan).axes if not own.is_time)
+    assert axis.num_operators["sequence"] > axis.num_operators.get("features", 0) == 0
 
 
 def test_an_axis_names_the_links_that_it_crosses() -> None:
