@@ -10,7 +10,7 @@ is the same, the same side decides, and kernels reach the same rate.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 from shardwright.cost.compute.operators import num_drawn
 from shardwright.cost.compute.work import Local, Passes, Work, passes
 from shardwright.pcg.analysis import written
-from shardwright.pcg.choice import WHOLE, degrees, num_senders
+from shardwright.pcg.choice import WHOLE, Choice, degrees, num_senders
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import OPAQUE, Node
+from shardwright.pcg.ring import Ring
 from shardwright.pcg.types import TensorType
 from shardwright.reports.facts import PlanFacts
 from shardwright.search.request.restrict import batch_factors
@@ -58,7 +59,7 @@ class Formulas:
     """The forms of one plan: `compute_s`, `communication_s` and `optimizer_s` add up to `Prediction.serial_s`.
 
     Raises:
-        PlanError: the plan has pipeline stages.
+        PlanError: the plan has pipeline stages, or a ring along the axis of nodes, which has a kernel for each device.
     """
 
     def __init__(self, facts: PlanFacts) -> None:
@@ -70,11 +71,17 @@ class Formulas:
         self.num_nodes = levels[-1].size
         split = (axis for axis, count in enumerate(mesh.device_sizes) if count > 1)
         self.axis = next(split, None)
+        if self.axis is not None and any(isinstance(choice, Ring) for choice in self._along(self.axis)):
+            problem = f"closed forms grow with nodes, and a ring along {mesh.names[self.axis]} runs a kernel per device"
+            raise PlanError(f"{problem}; `explain --what-if` plans for other numbers")
         self.batch = batch_size(self.graph)
         tables = [n.inputs[0] for n in self.graph.nodes if n.op == "embedding"]
         self.rows = {self.graph.types[name].shape[0] for name in tables}
         widths = Counter(d for leaf in self.graph.leaves("parameter") for d in self._shape(leaf) if d not in self.rows)
         self.hidden = widths.most_common(1)[0][0] if widths else 1
+
+    def _along(self, axis: int) -> Iterator[Choice]:
+        return (node.split[axis] for node in self.graph.nodes if node.split)
 
     def _shape(self, node: Node) -> tuple[int, ...]:
         return self.graph.types[node.name].shape

@@ -7,6 +7,8 @@ import json
 import pytest
 from sympy import Symbol, sympify
 
+from bench.plans import CERTIFIED, fast_links
+from shardwright.pcg.capture.capture import capture
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.mesh import Mesh
 from shardwright.planning import certified_choices
@@ -15,6 +17,7 @@ from shardwright.reports.forms import ONE, Formulas, interpolated
 from shardwright.reports.formula import FormulaReport
 from shardwright.search.plan import Plan
 from shardwright.search.tree.planner import Planner
+from tests.lowering.test_sequence import grouped
 from tests.search.graphs import blocks, cluster, every_choice, mixture
 from tests.shardwright.command import Run
 
@@ -87,6 +90,20 @@ def test_stages_have_none() -> None:
     found = Planner(cluster(4), every_choice).plan(blocks(), "Net", mesh=Mesh.of(x=2), stages=2, compared=False)
     with pytest.raises(PlanError, match="plans without pipeline stages"):
         FormulaReport(PlanFacts(found))
+
+
+def test_a_ring_of_nodes_has_none() -> None:
+    """It runs a kernel per device, so their number grows; a ring inside of nodes does not."""
+    graph = capture(*grouped(2, 12)).graph
+    for mesh, roles in ((Mesh.of(cp=2), ("ring",)), (Mesh.of(dp=2, cp=2), ("data", "ring"))):
+        planner = Planner(fast_links(mesh.num_devices), CERTIFIED)
+        found = PlanFacts(planner.plan(graph, mesh=mesh, roles=roles, microbatches=1, compared=False))
+        assert {node.split[-1] for node in found.graph.leaves("sdpa")} == {"q@k"}
+        if len(mesh) == 1:
+            with pytest.raises(PlanError, match="a ring along cp runs a kernel per device; `explain --what-if`"):
+                FormulaReport(found)
+        else:
+            assert values(Formulas(found)) == pytest.approx(predicted(found.plan), rel=1e-6)
 
 
 def test_polynomials_are_found_exactly() -> None:
