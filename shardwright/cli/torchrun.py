@@ -73,13 +73,13 @@ class Start:
 
     nodes: range
     per_node: int
-    words: Sequence[str] = ("--standalone",)
+    words: Sequence[str]
     is_sized: bool = False
 
     @classmethod
     def local(cls, num_ranks: int) -> Start:
         """Return so many ranks of this machine."""
-        return cls(range(1, 2), num_ranks)
+        return start_of({"nproc-per-node": str(num_ranks)}, None)
 
     @property
     def worlds(self) -> list[int]:
