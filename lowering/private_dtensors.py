@@ -73,15 +73,15 @@ def before_writes(check: Callable[[OpOverload, list[DTensor]], None]) -> None:
 @cache
 def writing_operators() -> Mapping[OpOverload, set[str]]:
     """Return the operators of ATen that write to arguments, with the names of these arguments."""
-    found = dict[OpOverload, set[str]]()
+    writing = dict[OpOverload, set[str]]()
     names = (name.removeprefix("aten::") for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::"))
     for name in names:
         packet, _, overload = name.partition(".")
         if not packet.endswith("_") and "out" not in overload:
             continue
         if (op := _operator(name)) and (written := written_arguments(op)):
-            found[op] = written
-    return found
+            writing[op] = written
+    return writing
 
 
 def _checked(
@@ -144,8 +144,8 @@ def argument_names_of(op: OpOverload) -> list[str]:
 
 def written_arguments(op: OpOverload) -> set[str]:
     """Return the names of the arguments that an operator writes to."""
-    found = op._schema.arguments
-    return {argument.name for argument in found if argument.alias_info is not None and argument.alias_info.is_write}
+    arguments = op._schema.arguments
+    return {argument.name for argument in arguments if argument.alias_info is not None and argument.alias_info.is_write}
 
 
 def returns_written(op: OpOverload) -> bool:
@@ -182,12 +182,12 @@ def tell_overflows_beside(device_mesh: DeviceMesh, group: dist.ProcessGroup) -> 
 
 
 def _unscale_together(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    gradients, found, inverse_scale = args
-    op([unwrap(gradient) for gradient in gradients], found, inverse_scale, **kwargs)
+    gradients, found_inf, inverse_scale = args
+    op([unwrap(gradient) for gradient in gradients], found_inf, inverse_scale, **kwargs)
     mesh = gradients[0].device_mesh
     beside = _BESIDE.get(mesh)
     for group in (*mesh.get_all_groups(), *([] if beside is None else [beside])):
-        dist.all_reduce(found, dist.ReduceOp.MAX, group)
+        dist.all_reduce(found_inf, dist.ReduceOp.MAX, group)
 
 
 # ---- tools ----
@@ -245,8 +245,8 @@ def check_views(check: Callable[[DTensorSpec, DTensorSpec | None, Sequence[int]]
         tensor, shape = schema.args_schema[:2]
         before = tensor.strategies[0].output_spec
         try:
-            found = own(schema)
-            option = found.strategies[0]
+            strategy = own(schema)
+            option = strategy.strategies[0]
             before, after = option.input_specs[0], option.output_spec
         except Exception:
             if any(map(is_strided, before.placements)) and is_ours(before.mesh):
@@ -254,7 +254,7 @@ def check_views(check: Callable[[DTensorSpec, DTensorSpec | None, Sequence[int]]
             raise
         if any(map(is_strided, (*before.placements, *after.placements))) and is_ours(before.mesh):
             check(before, after, shape)
-        return found
+        return strategy
 
     for op, own in _VIEWS.items():
         _PROPAGATOR.op_strategy_funcs[op] = partial(checked, own)

@@ -53,13 +53,13 @@ def computed_once(graph: Graph) -> frozenset[str]:
     They are computed before the first step, and the ones that steps read stay. Nodes larger than `CONSTANT_BYTES`, and
     nodes made of these, are computed anew.
     """
-    found: set[str] = set()
+    once: set[str] = set()
     for node in graph.nodes:
-        if not found.issuperset(node.inputs) or node.is_leaf or node.op == OPAQUE or node.is_random:
+        if not once.issuperset(node.inputs) or node.is_leaf or node.op == OPAQUE or node.is_random:
             continue
         if is_timeless(graph, node.name) and graph.types[node.name].local_bytes(graph.mesh) <= CONSTANT_BYTES:
-            found.add(node.name)
-    return frozenset(found)
+            once.add(node.name)
+    return frozenset(once)
 
 
 def computed_in_one(graph: Graph) -> frozenset[str]:
@@ -96,13 +96,13 @@ def buffers_in_backward(graph: Graph) -> frozenset[str]:
     """
     updated = {key for key, _ in graph.outputs}
     before: dict[str, frozenset[str]] = {}
-    found = frozenset[str]()
+    read = frozenset[str]()
     for node in graph.nodes:
         target = str(node.attr("target")) if node.op == "buffer" else ""
         before[node.name] = frozenset({target} & updated).union(*(before[name] for name in node.inputs))
         if graph.types[node.name].grad:
-            found, before[node.name] = found | before[node.name], frozenset()
-    return found
+            read, before[node.name] = read | before[node.name], frozenset()
+    return read
 
 
 def is_timeless(graph: Graph, name: str) -> bool:
@@ -313,7 +313,7 @@ def summed_in_place(graph: Graph, name: str) -> bool:
 
 def read_again(graph: Graph) -> set[str]:
     """Return the parameters whose memory an operator's backward reads, also through views and parallel operators."""
-    found, roots = set[str](), {leaf.name: leaf.name for leaf in graph.leaves("parameter")}
+    parameters, roots = set[str](), {leaf.name: leaf.name for leaf in graph.leaves("parameter")}
     for node in graph.nodes:
         if roots.keys().isdisjoint(node.inputs):
             continue
@@ -324,5 +324,5 @@ def read_again(graph: Graph) -> set[str]:
         elif graph.types[node.name].grad:
             saved = saved_by(node, [graph.types[name].grad for name in node.inputs])
             read = [node.inputs[item] for item in saved if isinstance(item, int)]
-            found.update(roots[name] for name in read if name in roots)
-    return found
+            parameters.update(roots[name] for name in read if name in roots)
+    return parameters

@@ -19,5 +19,5 @@ def plain(name: object) -> str:
 
 def dtype_named(name: object, owner: str, field: str, allowed: Collection[str]) -> str:
     """Return the dtype, one of `allowed`, by the graph's name for it; raise a `FieldError` for another one."""
-    found = _ALIASES.get(plain(name), plain(name))
-    return checks.choice(found if found in allowed else name, owner, field, allowed)
+    dtype = _ALIASES.get(plain(name), plain(name))
+    return checks.choice(dtype if dtype in allowed else name, owner, field, allowed)

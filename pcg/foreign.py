@@ -32,12 +32,12 @@ def ways(foreign: Foreign | None) -> dict[str, Way]:
     """Return how each part runs that a user names. Raises `PlanError` for a way that there is not."""
     texts = [foreign] if isinstance(foreign, str) else foreign or ()
     pairs = texts.items() if isinstance(texts, Mapping) else (text.partition("=")[::2] for text in texts)
-    found: dict[str, Way] = {}
+    way_of: dict[str, Way] = {}
     for name, way in pairs:
         if way and way not in get_args(Way):
             raise PlanError(f"foreign: {name!r} is to run {way!r}; expected {' or '.join(map(repr, get_args(Way)))}")
-        found[name] = "batch" if way == "batch" else "whole"
-    return found
+        way_of[name] = "batch" if way == "batch" else "whole"
+    return way_of
 
 
 class Result(NamedTuple):
@@ -164,8 +164,8 @@ def problem_of(node: Node) -> str:
     if (node.op == ROW_BY_ROW) != (call.way == "batch") or attrs.get("batched", ()) != call.batched:
         return f"the call of {call.name} runs along the batch, or the node, and not both"
     number = attrs["result"]
-    found = call.results[number] if isinstance(number, int) and 0 <= number < len(call.results) else None
-    if found is None or (found.shape, found.dtype) != (attrs["shape"], attrs["dtype"]):
+    result = call.results[number] if isinstance(number, int) and 0 <= number < len(call.results) else None
+    if result is None or (result.shape, result.dtype) != (attrs["shape"], attrs["dtype"]):
         return f"the call of {call.name} has no result {number} of this type"
     return ""
 
@@ -177,8 +177,8 @@ def is_foreign(node: Node) -> bool:
 
 def calls(graph: Graph) -> tuple[Call, ...]:
     """Return the foreign calls of a graph, each once, in order."""
-    found = {(call.name, call.number): call for call in (Call.of(node) for node in graph.nodes if is_foreign(node))}
-    return tuple(found.values())
+    by_name = {(call.name, call.number): call for call in (Call.of(node) for node in graph.nodes if is_foreign(node))}
+    return tuple(by_name.values())
 
 
 # ---- arguments as data ----
@@ -217,8 +217,8 @@ def unpacked(data: Any, operand: Callable[[int], Any]) -> Any:  # noqa: ANN401
             return tuple(unpacked(part, operand) for part in value)
         case "dict":
             return {key: unpacked(part, operand) for key, part in value.items()}
-        case "dtype" if isinstance(found := getattr(torch, str(value), None), torch.dtype):
-            return found
+        case "dtype" if isinstance(dtype := getattr(torch, str(value), None), torch.dtype):
+            return dtype
         case "device":
             return torch.device(value)
         case _:

@@ -17,18 +17,18 @@ def hosts_of(text: str) -> tuple[str, ...]:
     Raises:
         ClusterError: brackets do not close or hold no numbers, a range falls, or there are over a million hosts.
     """
-    found: list[str] = []
+    hosts: list[str] = []
     for entry in _entries(text):
         pieces = re.split(r"\[([^\[\]]*)\]", entry)  # text, bracket, text, …
         if any(set(piece) & set("[] \t") for piece in pieces[::2]):
             raise _problem(text, f"{entry!r} is no name and no range")
         choices = [[p] if i % 2 == 0 else _numbers(p, text) for i, p in enumerate(pieces)]
-        if len(found) + prod(map(len, choices)) > _MOST_HOSTS:
+        if len(hosts) + prod(map(len, choices)) > _MOST_HOSTS:
             raise _problem(text, "it names over a million hosts")
-        found += ("".join(parts) for parts in product(*choices))
-    if not found:
+        hosts += ("".join(parts) for parts in product(*choices))
+    if not hosts:
         raise _problem(text, "it names no host")
-    return tuple(found)
+    return tuple(hosts)
 
 
 def tasks_per_node(text: str) -> tuple[int, ...]:
@@ -53,7 +53,7 @@ def _entries(text: str) -> list[str]:
 
 
 def _numbers(bracket: str, text: str) -> list[str]:
-    found: list[str] = []
+    numbers: list[str] = []
     for part in bracket.split(","):
         first, _, last = part.strip().partition("-")
         last = last or first
@@ -61,8 +61,8 @@ def _numbers(bracket: str, text: str) -> list[str]:
             raise _problem(text, f"{part!r} is no range of numbers")
         if int(last) - int(first) >= _MOST_HOSTS:
             raise _problem(text, "it names over a million hosts")
-        found += (str(number).zfill(len(first)) for number in range(int(first), int(last) + 1))
-    return found
+        numbers += (str(number).zfill(len(first)) for number in range(int(first), int(last) + 1))
+    return numbers
 
 
 def _problem(text: str, why: str) -> ClusterError:

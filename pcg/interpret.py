@@ -71,19 +71,19 @@ def _on_devices(graph: Graph, node: Node, operands: Sequence[Sequence[Array]]) -
     A choice that sends rows runs as its composition: rows are gathered, and partial sums reduced to slices.
     """
     mesh, result, types = graph.mesh, graph.types[node.name], [graph.types[name] for name in node.inputs]
-    found = [list(parts) for parts in operands]
+    held_by_operand = [list(parts) for parts in operands]
     sending = [(axis, choice) for axis, choice in enumerate(node.split) if choice.sends]
     inside = {axis: choice.inner.layouts(graph.signature(node), ROWS[node.op]) for axis, choice in sending}
     for axis, _ in reversed(sending):  # the innermost shard first
         for i, need in enumerate(inside[axis][0]):
             if types[i].layouts[axis].is_shard and not need.is_shard:
                 after = types[i].along(axis, R)
-                found[i], types[i] = exchange(COMBINE, axis, found[i], types[i], after, mesh), after
+                held_by_operand[i], types[i] = exchange(COMBINE, axis, held_by_operand[i], types[i], after, mesh), after
     kind = result
     for axis, (_, made) in inside.items():
         kind = kind.along(axis, made)
     parts = [
-        _apply(node, [held[rank] for held in found], attrs, kind.local_shape(mesh), f" on rank {rank}")
+        _apply(node, [held[rank] for held in held_by_operand], attrs, kind.local_shape(mesh), f" on rank {rank}")
         for rank, attrs in enumerate(attrs_by_rank(graph, node))
     ]
     for axis in inside:

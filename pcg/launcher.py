@@ -146,9 +146,9 @@ def meeting_point(launch: Launch, environ: Mapping[str, str] = os.environ) -> tu
 def as_torchrun(launch: Launch, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return the variables that torchrun would have set, which torch and other libraries read."""
     host, port = meeting_point(launch, environ)
-    found = {"RANK": launch.rank, "WORLD_SIZE": launch.world, "MASTER_ADDR": host, "MASTER_PORT": port}
+    everywhere = {"RANK": launch.rank, "WORLD_SIZE": launch.world, "MASTER_ADDR": host, "MASTER_PORT": port}
     local = {"LOCAL_RANK": launch.local_rank, "LOCAL_WORLD_SIZE": launch.local_world}
-    return {name: str(value) for name, value in (found | local).items() if value is not None}
+    return {name: str(value) for name, value in (everywhere | local).items() if value is not None}
 
 
 def device_index(launch: Launch, num_gpus: int, environ: Mapping[str, str] = os.environ) -> int | None:

@@ -105,7 +105,7 @@ def _pieces(tensor: Tensor, here: Mesh, there: Mesh, place: int, is_sender: bool
     if here == there:
         local = local_shape(tensor.shape, tensor.layouts, own.sizes)
         return (Piece(place, (None,) * len(local), local),)
-    mine, found = own.coordinate(place), list[Piece]()
+    mine, pieces = own.coordinate(place), list[Piece]()
     ends = [
         [y for y in range(n) if _meet(layout, *((x, y) if is_sender else (y, x)), *sizes)]
         for layout, x, n, sizes in zip(
@@ -115,8 +115,8 @@ def _pieces(tensor: Tensor, here: Mesh, there: Mesh, place: int, is_sender: bool
     for coordinate in product(*ends):
         common = _common(tensor, own, mine, other, coordinate)
         if common is not None:
-            found.append(Piece(_place(other, coordinate), *common))
-    return tuple(sorted(found))
+            pieces.append(Piece(_place(other, coordinate), *common))
+    return tuple(sorted(pieces))
 
 
 def _meet(layout: Layout, x: int, y: int, k: int, m: int) -> bool:

@@ -21,12 +21,12 @@ def gives_results(graph: Graph) -> bool:
 
 def by_rows(shape: tuple[int, ...], mesh: Mesh) -> Layouts:
     """Return the layout in which as many axes of devices as can share the rows."""
-    found, rows = list[Layout](), shape[0] if shape else 1
+    layouts, rows = list[Layout](), shape[0] if shape else 1
     for name, size in zip(mesh.names, mesh.sizes, strict=True):
         shares = name != TIME and size > 1 and rows % size == 0
         rows //= size if shares else 1
-        found.append(S(0) if shares else R)
-    return tuple(found)
+        layouts.append(S(0) if shares else R)
+    return tuple(layouts)
 
 
 def handed_on(graph: Graph, mesh: Mesh) -> Mapping[str, Layouts]:

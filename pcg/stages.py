@@ -117,8 +117,8 @@ class Stages:
 
     def listed(self, stage: int, items: Iterable[Item]) -> Iterator[Item | Transfer]:
         """Yield a stage's items with the transfers between them, but for those that would send nothing."""
-        found = with_transfers(items, stage, self.schedule)
-        return (each for each in found if isinstance(each, Item) or self.crossing(each))
+        items_and_transfers = with_transfers(items, stage, self.schedule)
+        return (each for each in items_and_transfers if isinstance(each, Item) or self.crossing(each))
 
     def end(self, stage: int, *, trains: bool = True) -> tuple[Action, ...]:
         """Return the actions at the end of a stage's step."""
@@ -151,21 +151,21 @@ class Stages:
 
     def messages(self, rank: int) -> Counter[Message]:
         """Return the messages of a rank to and from other stages in a step, and its sums with them."""
-        stage, found = stage_of(self.meshes, rank), Counter[Message]()
+        stage, sent = stage_of(self.meshes, rank), Counter[Message]()
         place = rank - first_ranks(self.meshes)[stage]
         for each in self.listed(stage, self.items[stage]):
             if isinstance(each, Transfer):
-                found.update(self._sent(each, place))
+                sent.update(self._sent(each, place))
         for verb, _, _ in self.end(stage):
             match verb:
                 case "tell":
                     types, mesh = self.graph.types, self.meshes[stage]
-                    found.update(_message(verb, STAGES, types[name].local_bytes(mesh)) for _, name, _ in self.told)
+                    sent.update(_message(verb, STAGES, types[name].local_bytes(mesh)) for _, name, _ in self.told)
                 case "share":
-                    found.update(self._summed(stage, place))
+                    sent.update(self._summed(stage, place))
                 case _:
                     pass  # within the stage
-        return found
+        return sent
 
     def _sent(self, transfer: Transfer, place: int) -> Iterator[Message]:
         """Yield the messages of a transfer, as a rank sends or receives them."""
@@ -200,11 +200,11 @@ class Stages:
     @cached_property
     def holders(self) -> Mapping[str, tuple[int, ...]]:
         """The stages that hold each parameter, because they read it, by leaf."""
-        found = defaultdict[str, set[int]](set)
+        stages_of = defaultdict[str, set[int]](set)
         for number, graph in enumerate(self.graphs):
             for node in graph.leaves("parameter"):
-                found[node.name].add(number % self.num_stages)
-        return {name: tuple(sorted(stages)) for name, stages in found.items()}
+                stages_of[node.name].add(number % self.num_stages)
+        return {name: tuple(sorted(stages)) for name, stages in stages_of.items()}
 
     def _graph(self, stage: int) -> Graph:
         whole = self.graph
@@ -359,18 +359,20 @@ def _check_sizes(stages: Stages) -> None:
 def _where(operations: Operations) -> dict[str, int]:
     graph, execution, lying = operations.graph, operations.execution, operations.in_one
     listed = dict(_listed(operations))
-    found: dict[str, int] = {}
+    stage_of_node: dict[str, int] = {}
     for node in graph.nodes:
         if node.name in lying:
             own = 0 if node.op in (*_LATE, *_EARLY) else listed.get(node.name, 0)
-            found[node.name] = max([own, *(found[i] for i in node.inputs if i in found)])
-    if dict(graph.outputs).get(LOSS) in found:
-        found[graph.loss] = execution.schedule.num_virtual_stages - 1
+            stage_of_node[node.name] = max([own, *(stage_of_node[i] for i in node.inputs if i in stage_of_node)])
+    if dict(graph.outputs).get(LOSS) in stage_of_node:
+        stage_of_node[graph.loss] = execution.schedule.num_virtual_stages - 1
     results = {name for _, name in graph.outputs}
     for node in reversed(graph.nodes):
-        if node.op in _LATE and node.name in found and node.name not in results:
-            found[node.name] = min((found[name] for name in graph.users[node.name]), default=found[node.name])
-    return found
+        if node.op in _LATE and node.name in stage_of_node and node.name not in results:
+            stage_of_node[node.name] = min(
+                (stage_of_node[name] for name in graph.users[node.name]), default=stage_of_node[node.name]
+            )
+    return stage_of_node
 
 
 def _listed(operations: Operations) -> Iterator[tuple[str, int]]:

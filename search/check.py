@@ -54,16 +54,16 @@ def check_plan(
         if plan.fingerprint == fingerprint(captured):
             raise
         serial = captured
-    found = difference(erased, serial)
-    if found and plan.fingerprint != (digest := fingerprint(captured)):
+    differs = difference(erased, serial)
+    if differs and plan.fingerprint != (digest := fingerprint(captured)):
         raise PlanError(
-            f"plan for {plan.model!r} has fingerprint {plan.fingerprint}, the captured model {digest}: {found}; "
+            f"plan for {plan.model!r} has fingerprint {plan.fingerprint}, the captured model {digest}: {differs}; "
             "plan for this model, batch shape and train mode, or use the model that the plan was made for"
         )
-    if found:
-        raise PlanError(f"plan for {plan.model!r}: its graph is not the captured one: {found}; make the plan again")
-    if found := uncertified(plan.graph, certified, _in_pieces(plan)):
-        raise PlanError(f"plan for {plan.model!r}: {found}; make the plan again, or compile it with its rule file")
+    if differs:
+        raise PlanError(f"plan for {plan.model!r}: its graph is not the captured one: {differs}; make the plan again")
+    if differs := uncertified(plan.graph, certified, _in_pieces(plan)):
+        raise PlanError(f"plan for {plan.model!r}: {differs}; make the plan again, or compile it with its rule file")
     try:
         run = as_run(plan.graph, plan.execution)
         if plan.execution.schedule.num_virtual_stages > 1:
@@ -92,8 +92,8 @@ def lengthened(plan: Plan, captured: Graph) -> Graph:
 def _check_stages(run: Graph, execution: Execution) -> None:
     """Check that sends keep their types, that the stages together compute the graph, and that the schedule ends."""
     sent, whole = cut(run, execution).with_sends().erased(), run.erased()
-    if sent != whole and (found := difference(sent, whole)):
-        raise PlanError(f"its stages do not compute the captured graph: {found}")
+    if sent != whole and (differs := difference(sent, whole)):
+        raise PlanError(f"its stages do not compute the captured graph: {differs}")
     many = execution.schedule, run.mesh.num_microbatches
     check(orders(*many), *many)
 
@@ -127,8 +127,8 @@ def uncertified(graph: Graph, certified: CertifiedSplits, in_pieces: Mapping[str
 
 def difference(planned: Graph, captured: Graph) -> str | None:
     """Return the first difference between two serial graphs up to names, order and repeated nodes, or None."""
-    if found := _leaf_difference(planned, captured):
-        return found
+    if differs := _leaf_difference(planned, captured):
+        return differs
     ours, theirs = structure(planned), structure(captured)
     results, expected = dict(planned.outputs), dict(captured.outputs)
     if results.keys() != expected.keys():

@@ -299,18 +299,18 @@ def fingerprint(graph: Graph) -> str:
     Names of nodes, their order and source lines play no part: they differ between two processes where a model loops
     over a `set`.
     """
-    found = structure(graph)
-    results = sorted((key, found[name]) for key, name in graph.outputs)
-    batch = sorted(found[node.name] for node in graph.leaves("input"))
+    digests = structure(graph)
+    results = sorted((key, digests[name]) for key, name in graph.outputs)
+    batch = sorted(digests[node.name] for node in graph.leaves("input"))
     return _digest((results, batch, [number for _, number in graph.draws]))[:16]
 
 
 def structure(graph: Graph) -> Mapping[str, str]:
     """Return each node's digest; nodes of any graphs that compute the same from the same leaves have equal digests."""
-    found: dict[str, str] = {}
+    digests: dict[str, str] = {}
     for node in graph.nodes:
-        found[node.name] = _digest((node.op, attributes(node), [found[i] for i in node.inputs]))
-    return found
+        digests[node.name] = _digest((node.op, attributes(node), [digests[i] for i in node.inputs]))
+    return digests
 
 
 def attributes(node: Node) -> str:

@@ -118,10 +118,10 @@ def _device_of(workload: Workload) -> tuple[str, int]:
         return device_name(), memory_per_rank_bytes(workload.num_ranks)
     import torch
 
-    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if found < workload.num_ranks:
+    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if num_gpus < workload.num_ranks:
         advice = "give as many ranks as there are GPUs, or use device 'cpu'"
-        raise MachineError(f"calibrate: {workload.num_ranks} ranks need a GPU each, torch sees {found}; {advice}")
+        raise MachineError(f"calibrate: {workload.num_ranks} ranks need a GPU each, torch sees {num_gpus}; {advice}")
     properties = torch.cuda.get_device_properties(0)
     return properties.name, properties.total_memory
 
@@ -169,7 +169,7 @@ def _restore(kept: Path, header: str, visits: Path) -> None:
 def _keep(visits: Path, header: str, kept: Path) -> None:
     known = read_visits(visits)
     if known:
-        lines = [header, *(json.dumps(visit._asdict()) for found in known.values() for visit in found)]
+        lines = [header, *(json.dumps(visit._asdict()) for of_point in known.values() for visit in of_point)]
         kept.parent.mkdir(parents=True, exist_ok=True)
         kept.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 

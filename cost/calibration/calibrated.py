@@ -81,7 +81,7 @@ def fit_errors(device: Device) -> dict[str, float]:
         for _, kernel in sorted(curve, key=lambda entry: entry[0])[1:-1]:
             others = replace(device, kernels=[other for other in alike if other is not kernel])
             errors.setdefault(kind, []).append(abs(Compute(others).work_s(kernel) / kernel.seconds - 1))
-    return {kind: statistics.median(found) for kind, found in errors.items()}
+    return {kind: statistics.median(of_kind) for kind, of_kind in errors.items()}
 
 
 # ------------------------------------------------------------------------------------------------------------- device

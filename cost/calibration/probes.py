@@ -23,9 +23,9 @@ def dispatch_probes(dtype: str, device: str = "cpu") -> list[Probe]:
 
 def pace_probes(sizes: Sizes, dtype: str) -> list[Probe]:
     """Return one probe, of a size common in networks, of each operator that works on elements or rows."""
-    found = samples(sizes.side)
+    sampled = samples(sizes.side)
     return [
-        replace(found[op], dtype=dtype) for op in found if not (ROWS[op].contraction or ROWS[op].view or op in IDLE)
+        replace(sampled[op], dtype=dtype) for op in sampled if not (ROWS[op].contraction or ROWS[op].view or op in IDLE)
     ]
 
 
@@ -38,8 +38,10 @@ COMMON = (
 
 def common_probes(dtype: str) -> list[Probe]:
     """Return the dispatch probes of common operators, each twice, in an order that repeats none of them."""
-    found = sorted((probe for probe in dispatch_probes(dtype) if probe.op in COMMON), key=lambda p: COMMON.index(p.op))
-    return [*found, *found[::2], *found[1::2]]
+    in_order = sorted(
+        (probe for probe in dispatch_probes(dtype) if probe.op in COMMON), key=lambda p: COMMON.index(p.op)
+    )
+    return [*in_order, *in_order[::2], *in_order[1::2]]
 
 
 def kernel_probes(sizes: Sizes, dtype: str) -> Iterator[Probe]:

@@ -80,17 +80,17 @@ class Probe:
         """Return new operands; floats require a gradient."""
         import torch
 
-        found: list[Tensor] = []
+        tensors: list[Tensor] = []
         for operand, shape in enumerate(self.shapes):
             match self._dtype(operand):
                 case "int64":
-                    found.append(torch.arange(prod(shape), device=device).reshape(shape) % self.shapes[0][0])
+                    tensors.append(torch.arange(prod(shape), device=device).reshape(shape) % self.shapes[0][0])
                 case "bool":
-                    found.append(torch.ones(shape, dtype=torch.bool, device=device))
+                    tensors.append(torch.ones(shape, dtype=torch.bool, device=device))
                 case dtype:
                     value = (torch.rand(shape, device=device) + 0.5).to(getattr(torch, dtype))
-                    found.append(value.requires_grad_())
-        return [tensor.transpose(0, 1) for tensor in found] if self.copies else found
+                    tensors.append(value.requires_grad_())
+        return [tensor.transpose(0, 1) for tensor in tensors] if self.copies else tensors
 
     def function(self, runtime: object) -> Callable[..., Tensor]:
         """Return the operator as a lowered program calls it; `runtime` is the module that programs call `rt`."""
@@ -163,8 +163,8 @@ def _special(n: int) -> tuple[Probe, ...]:
 
 def samples(side: int = SMALL) -> dict[str, Probe]:
     """Return the sample of every operator that has one, by operator."""
-    found = {probe.op: probe for probe in _special(side)}
+    by_operator = {probe.op: probe for probe in _special(side)}
     for name, row in ROWS.items():
         if row.factors in ("... -> ...", "..., ... -> ...") and not row.view and name not in _UNTRAINED:
-            found.setdefault(name, Probe(name, ((side, side),) * (str(row.factors).count(",") + 1)))
-    return {name: found[name] for name in ROWS if name in found}
+            by_operator.setdefault(name, Probe(name, ((side, side),) * (str(row.factors).count(",") + 1)))
+    return {name: by_operator[name] for name in ROWS if name in by_operator}

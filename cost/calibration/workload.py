@@ -76,19 +76,19 @@ def trimmed_mean(seconds: Sequence[float]) -> float:
 
 def read_visits(path: Path) -> dict[str, list[Visit]]:
     """Return the visits of a file by their keys, without a line that was cut off as it was written."""
-    found: dict[str, list[Visit]] = {}
+    by_key: dict[str, list[Visit]] = {}
     if not path.exists():
-        return found
+        return by_key
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
             data = json.loads(line)
         except json.JSONDecodeError:
             continue
         if isinstance(data, dict) and set(data) == set(Visit._fields):
-            found.setdefault(data["key"], []).append(Visit(**data))
-    return found
+            by_key.setdefault(data["key"], []).append(Visit(**data))
+    return by_key
 
 
 def points_of(visits: Mapping[str, Sequence[Visit]]) -> dict[str, Point]:
     """Return one time for each point."""
-    return {key: Point.of(found) for key, found in visits.items()}
+    return {key: Point.of(of_point) for key, of_point in visits.items()}

@@ -309,13 +309,13 @@ def _cut_at(levels: Sequence[Level], capacities: Sequence[int]) -> list[Level]:
     The result is exact for switches. Where a mesh or a ring is cut, the link between the pieces is taken as a level of
     their number.
     """
-    found: list[Level] = []
+    cut_levels: list[Level] = []
     joined, ends = 1, list(accumulate((level.size for level in levels), mul))
     for capacity in capacities:
         level = levels[next(i for i, end in enumerate(ends) if capacity <= end)]
-        found.append(level.resized(capacity // joined))
+        cut_levels.append(level.resized(capacity // joined))
         joined = capacity
-    return found
+    return cut_levels
 
 
 def _levels_of(cluster: Cluster, unit: int) -> tuple[Level, ...] | None:
@@ -346,18 +346,18 @@ def _cut(levels: Sequence[Level], ranks: range) -> tuple[Level, ...]:
 
     Units are the largest that the ranks fill: 4 devices of one node and 4 of the next are two units of 4.
     """
-    found: list[Level] = []
+    between: list[Level] = []
     capacity = joined = 1  # devices in a unit of the level below: in full, and those that `ranks` fill
     for level in levels:
         capacity *= level.size
         is_outermost = ranks.start // capacity == (ranks.stop - 1) // capacity
         filled = len(ranks) if is_outermost else gcd(ranks.start, ranks.stop, capacity)
-        if filled > joined or (is_outermost and not found):
-            found.append(level.resized(filled // joined))
+        if filled > joined or (is_outermost and not between):
+            between.append(level.resized(filled // joined))
         if is_outermost:
             break
         joined = filled
-    return tuple(found)
+    return tuple(between)
 
 
 def _names(clusters: Sequence[Cluster]) -> str:

@@ -74,8 +74,8 @@ def _gpu_cluster(local: int, nodes: int, environ: Mapping[str, str]) -> Cluster:
     import torch
 
     visible = torch.cuda.device_count()
-    found = [torch.cuda.get_device_properties(index) for index in range(min(local, visible))]
-    names = sorted({properties.name for properties in found})
+    gpus = [torch.cuda.get_device_properties(index) for index in range(min(local, visible))]
+    names = sorted({properties.name for properties in gpus})
     if len(names) > 1:
         advice = "show torch only those of one kind (CUDA_VISIBLE_DEVICES), or describe the cluster in a file"
         raise ClusterError(f"Cluster.detect: this machine has GPUs of several kinds: {', '.join(names)}; {advice}")
@@ -87,9 +87,9 @@ def _gpu_cluster(local: int, nodes: int, environ: Mapping[str, str]) -> Cluster:
             f"Cluster.detect: {local} ranks on this machine have slices of GPUs ({names[0]}), which NCCL does not join;"
             " give each rank a whole GPU, or start one rank"
         )
-    memory_bytes = min(properties.total_memory for properties in found)
+    memory_bytes = min(properties.total_memory for properties in gpus)
     preset = _preset_of(names[0], memory_bytes)
-    device, share = _part_of(gpu_device(preset), memory_bytes, min(p.multi_processor_count for p in found))
+    device, share = _part_of(gpu_device(preset), memory_bytes, min(p.multi_processor_count for p in gpus))
     levels, how = _node_links(preset, names[0], local, visible, environ)
     provenance = f"datasheet: {preset} {GPUS[preset].source}; memory detected, links {how}"
     if share:

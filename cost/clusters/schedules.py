@@ -109,14 +109,14 @@ def _in_folder(folder: Path) -> list[Schedule]:
     if not folder.is_dir():
         expected = f"{SYNTHESIZED!r} or a folder of schedules"
         raise ClusterError(f"schedules: expected {expected}, got {str(folder)!r}; correct the path")
-    found = list[Schedule]()
+    schedules = list[Schedule]()
     for path in sorted(path for path in folder.iterdir() if path.suffix in (".json", ".xml")):
         read = read_collective(path)
         if not isinstance(read.subject, Schedule):
             problem = f"expected a schedule, got a {read.form}; only schedules are run here, move it elsewhere"
             raise ClusterError(f"{path}: {problem}")
-        found.append(read.subject)
-    if not found:
+        schedules.append(read.subject)
+    if not schedules:
         problem = "expected .json or .xml files of schedules, got none; save some with `collectives build -o`"
         raise ClusterError(f"schedules: {folder}: {problem}")
-    return found
+    return schedules

@@ -136,13 +136,13 @@ class _Levels:
 
     def merged(self) -> Iterator[Link]:
         """Yield the links, those of two levels between the same devices as one."""
-        found = dict[tuple[int, int], Link]()
+        by_ends = dict[tuple[int, int], Link]()
         for link in self.links:
-            old = found.get((link.src, link.dst))
+            old = by_ends.get((link.src, link.dst))
             rate = link.rate_bytes_per_s + old.rate_bytes_per_s if old else link.rate_bytes_per_s
             latency_s = min(link.latency_s, old.latency_s) if old else link.latency_s
-            found[link.src, link.dst] = Link(link.src, link.dst, rate, latency_s)
-        yield from found.values()
+            by_ends[link.src, link.dst] = Link(link.src, link.dst, rate, latency_s)
+        yield from by_ends.values()
 
     def _switches(self, level: Level, unit: int, start: int) -> None:
         rails, rate = (unit if level.topology == "rail" else 1), Fraction(level.bandwidth_bytes_per_s)

@@ -108,13 +108,13 @@ def read_nccl(text: str, source: str) -> Wiring:
         raise ClusterError(f"{source}: expected NCCL's topology in XML: {error}; dump it anew") from None
     if root.tag != "system":
         raise ClusterError(f"{source}: expected <system> at the top, got <{root.tag}>; is it NCCL's topology?")
-    found = _gpus_of(root, source)
-    if not found:
+    gpus = _gpus_of(root, source)
+    if not gpus:
         raise ClusterError(
             f"{source}: no <gpu> in it; dump the topology of a run that uses all GPUs (NCCL_TOPO_DUMP_FILE)"
         )
-    size = len(found)
-    paths = tuple(tuple("X" if i == j else _path(found[i], found[j]) for j in range(size)) for i in range(size))
+    size = len(gpus)
+    paths = tuple(tuple("X" if i == j else _path(gpus[i], gpus[j]) for j in range(size)) for i in range(size))
     speeds = [_whole(net.get("speed", "0"), source, "net speed") for net in root.iter("net")]
     return Wiring(paths, sum(speeds) / 8000)
 
@@ -130,19 +130,21 @@ class _Place:
 
 
 def _gpus_of(root: ET.Element, source: str) -> list[_Place]:
-    found: list[tuple[int, _Place]] = []
+    numbered: list[tuple[int, _Place]] = []
     pending: list[tuple[ET.Element, tuple[ET.Element, ...]]] = [(root, ())]
     while pending:
         element, above = pending.pop()
         for child in element:
             if child.tag == "gpu":
-                found.append((_whole(child.get("dev", ""), source, "gpu dev"), _place(child, element, above, source)))
+                numbered.append(
+                    (_whole(child.get("dev", ""), source, "gpu dev"), _place(child, element, above, source))
+                )
             else:
                 pending.append((child, (*above, element)))
-    numbers = sorted(number for number, _ in found)
+    numbers = sorted(number for number, _ in numbered)
     if numbers != list(range(len(numbers))):
         raise ClusterError(f"{source}: GPUs have the numbers {numbers}; expected the file of one machine, dev 0 and on")
-    places = [place for _, place in sorted(found, key=lambda pair: pair[0])]
+    places = [place for _, place in sorted(numbered, key=lambda pair: pair[0])]
     buses = {place.bus for place in places}
     for place in places:
         for target in place.to_gpus:

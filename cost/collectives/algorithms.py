@@ -140,8 +140,8 @@ def candidates(collective: Collective, links: Sequence[Link]) -> tuple[Algorithm
         forms.append(halving_doubling)
     if collective == "all_reduce":
         forms.append(tree)
-    found = tuple(form(links, passes) for form in forms)
-    return (*found, nvls(links)) if collective == "all_reduce" and links[0].switched else found
+    algorithms = tuple(form(links, passes) for form in forms)
+    return (*algorithms, nvls(links)) if collective == "all_reduce" and links[0].switched else algorithms
 
 
 @lru_cache(maxsize=4096)

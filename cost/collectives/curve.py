@@ -43,11 +43,11 @@ class Curve:
 
     def least_s_per_byte(self, least: float, most: float) -> float:
         """Return the least seconds per byte of messages of `least` to `most` bytes, at an end of some piece."""
-        found = list[float]()
+        at_ends = list[float]()
         for start, end in intervals(self._starts):
             line, first, last = self.at(start).line, max(start, least), min(end, most)
-            found += [line.time_s(x) / x for x in (first, last) if first <= last and x > 0]
-        return min(found, default=0.0)
+            at_ends += [line.time_s(x) / x for x in (first, last) if first <= last and x > 0]
+        return min(at_ends, default=0.0)
 
     @cached_property
     def _starts(self) -> list[float]:

@@ -43,5 +43,5 @@ def algorithm(collective: Collective, links: tuple[Link, ...]) -> Algorithm:
 @lru_cache(maxsize=4096)
 def curve(collective: Collective, links: tuple[Link, ...]) -> Curve:
     """Return the seconds of `collective` over `links`."""
-    found = algorithm(collective, links)
-    return straight(CostLine(BASE_S + found.line.latency_s, found.line.s_per_byte), found.name)
+    chosen = algorithm(collective, links)
+    return straight(CostLine(BASE_S + chosen.line.latency_s, chosen.line.s_per_byte), chosen.name)

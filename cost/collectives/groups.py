@@ -240,14 +240,14 @@ class _Span(NamedTuple):
 def _spans(level: Level, grid: tuple[int, ...], beside: int) -> list[_Span]:
     """Return the dimensions along which a group spreads on a ring, a torus or a grid, innermost first."""
     extents = tuple(reversed(level.dims)) or (level.size,)
-    each, found = level.shared_bytes_per_s / len(extents), list[_Span]()
+    each, spans = level.shared_bytes_per_s / len(extents), list[_Span]()
     for extent, k in zip(extents, grid, strict=True):
         if k > 1:
             apart = max(1, min(beside, extent // k))
             closed = level.topology != "mesh" and k * apart == extent
-            found.append(_Span(extent, k, apart, closed, each / apart / (1 if closed else 2)))
+            spans.append(_Span(extent, k, apart, closed, each / apart / (1 if closed else 2)))
         beside = max(1, beside // extent)
-    return found
+    return spans
 
 
 def _grid(level: Level, grid: tuple[int, ...], beside: int) -> tuple[float, float, float]:
@@ -264,19 +264,19 @@ def network_of(group: AxisGroup, levels: tuple[Level, ...], *, exchanges: bool =
 
     `exchanges`: for members that send to all others, which matters where some of them are on other rails.
     """
-    found, capacity = list[Level](), 1
+    own_levels, capacity = list[Level](), 1
     links = iter(links_of(group, levels))
     for level, split, grid in zip(levels, group.splits, group.grids, strict=True):
         if split > 1:
             link = next(links)
             if level.topology == "ring" or level.dims:
-                found.append(_own_grid(level, link, _spans(level, grid, max(1, group.stride // capacity))))
+                own_levels.append(_own_grid(level, link, _spans(level, grid, max(1, group.stride // capacity))))
             else:
                 rate = link.exchange_bytes_per_s if exchanges else link.bytes_per_s
                 kind = "mesh" if level.topology == "mesh" else "switch"
-                found.append(Level(level.name, split, rate, link.hop_s, level.kind, kind))
+                own_levels.append(Level(level.name, split, rate, link.hop_s, level.kind, kind))
         capacity *= level.size
-    return tuple(found)
+    return tuple(own_levels)
 
 
 def _own_grid(level: Level, link: Link, spans: list[_Span]) -> Level:

@@ -102,8 +102,8 @@ GENERATIONS = (
 def generation(device_name: str) -> Generation:
     """Return NCCL's rows for a GPU: Ampere's for an unknown one, the older of several ("A100-80 + H100-SXM")."""
     names = device_name.split(" + ")
-    found = [next(rows for pattern, rows in GENERATIONS if re.search(pattern, name)) for name in names]
-    return min(found, key=lambda rows: rows.ll)
+    of_names = [next(rows for pattern, rows in GENERATIONS if re.search(pattern, name)) for name in names]
+    return min(of_names, key=lambda rows: rows.ll)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,14 +178,14 @@ def curve(
     """
     if collective == "all_to_all":
         return _exchange(links, factors)
-    found = [candidate for candidate in candidates(collective, links, rows) if candidate.name.startswith(algorithm)]
-    starts = sorted({0.0, *(start for candidate in found for start in candidate.starts())})
+    choices = [candidate for candidate in candidates(collective, links, rows) if candidate.name.startswith(algorithm)]
+    starts = sorted({0.0, *(start for candidate in choices for start in candidate.starts())})
     pieces: list[CurvePiece] = []
     for start, end in intervals(starts):
-        lines = [candidate.estimate(start) for candidate in found]
+        lines = [candidate.estimate(start) for candidate in choices]
         for point, beyond in intervals([start, *sorted(x for x in crossings(lines) if start < x < end)], end):
             least = least_of(lines, point, beyond)
-            pieces.append(CurvePiece(point, found[least].time(point, factors), found[least].phase(point)))
+            pieces.append(CurvePiece(point, choices[least].time(point, factors), choices[least].phase(point)))
     return rising(pieces)
 
 
@@ -193,13 +193,13 @@ def candidates(collective: Collective, links: Sequence[Link], rows: Generation) 
     """Return NCCL's choices; LL128 needs stores of 128 bytes to arrive whole, which PCIe does not promise."""
     whole = not any(link.kind in ("pcie", "host") for link in links)
     protocols = [protocol for protocol in PROTOCOLS if protocol != "LL128" or whole]
-    found = [_ring(collective, links, rows, protocol) for protocol in protocols]
+    choices = [_ring(collective, links, rows, protocol) for protocol in protocols]
     if collective == "all_reduce":
-        found += [_tree(links, rows, protocol) for protocol in protocols]
+        choices += [_tree(links, rows, protocol) for protocol in protocols]
         inner = links[0]
         if rows.nvls_efficiency and inner.kind == "nvlink" and inner.switched and inner.split > 2:
-            found.append(_nvls(links, rows))
-    return found
+            choices.append(_nvls(links, rows))
+    return choices
 
 
 def _ring(collective: Collective, links: Sequence[Link], rows: Generation, protocol: str) -> Candidate:

@@ -97,14 +97,14 @@ def picks(
     if not candidates:
         return Picks(library)
     starts = sorted({0.0, *SIZES, *(piece.start_bytes for piece in library.pieces)})
-    pieces, found = list[CurvePiece](), list[Schedule | None]()
+    pieces, picked = list[CurvePiece](), list[Schedule | None]()
     for start, end in pairwise([*starts, 4 * starts[-1]]):
         own, best = library.at(start), _best(candidates, start, (start + end) / 2, library)
-        found.append(best.schedule if best else None)
+        picked.append(best.schedule if best else None)
         line = best.line(bisect_right(SIZES, start) - 1) if best else own.line
         pieces.append(CurvePiece(start, line, best.schedule.name if best else own.name))
-    kept = [i for i, one in enumerate(found) if not i or one is not found[i - 1]]
-    return Picks(rising(pieces), tuple(starts[i] for i in kept), tuple(found[i] for i in kept))
+    kept = [i for i, one in enumerate(picked) if not i or one is not picked[i - 1]]
+    return Picks(rising(pieces), tuple(starts[i] for i in kept), tuple(picked[i] for i in kept))
 
 
 def _best(candidates: Sequence[_Candidate], start: float, middle: float, library: Curve) -> _Candidate | None:

@@ -167,21 +167,21 @@ class _Routes(dict[tuple[int, int, tuple[int, ...]], list[Hop]]):
                 self.shared[edge].append((one.name, float(one.rate_bytes_per_s), 0.0))
 
     def __missing__(self, key: tuple[int, int, tuple[int, ...]]) -> list[Hop]:
-        self[key] = found = list[Hop]()
+        self[key] = hops = list[Hop]()
         for edge in self.topology.path(*key):
             link = self.topology.by_edge[edge]
-            found += [*self.shared[edge], (edge, float(link.rate_bytes_per_s), link.latency_s)]
-        return found
+            hops += [*self.shared[edge], (edge, float(link.rate_bytes_per_s), link.latency_s)]
+        return hops
 
 
 def _next_of_connection(transfers: Sequence[Transfer]) -> dict[int, int]:
-    last, found = dict[Edge, int](), dict[int, int]()
+    last, following = dict[Edge, int](), dict[int, int]()
     for index, transfer in enumerate(transfers):
         edge = (transfer.src, transfer.dst)
         if edge in last:
-            found[last[edge]] = index
+            following[last[edge]] = index
         last[edge] = index
-    return found
+    return following
 
 
 def _dependences(transfers: Sequence[Transfer]) -> tuple[list[list[int]], list[int]]:

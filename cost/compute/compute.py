@@ -99,9 +99,9 @@ class Compute:
             return 0.0
         if isinstance(work, Timed) and work.device == self.device.kind:
             return work.seconds
-        found = self._table.seconds(work) if self._table is not None and all(work.shape) else None
-        if found is not None:
-            return found
+        measured_s = self._table.seconds(work) if self._table is not None and all(work.shape) else None
+        if measured_s is not None:
+            return measured_s
         compute_s = work.flops / self._rate(work) if work.flops else 0.0  # a product of nothing has no rate
         return max(compute_s, self.bounds(work)[1]) + self.device.kernel_s
 

@@ -43,13 +43,13 @@ def fusions(graph: Graph) -> Mapping[str, Fusion]:
         name for name in pointwise
         if name not in results and graph.users[name] and all(user in joining for user in graph.users[name])
     }  # fmt: skip
-    found: dict[str, Fusion] = {}
+    fused: dict[str, Fusion] = {}
     for node in nodes:
         inside = tuple(i for i, name in enumerate(node.inputs) if name in absorbed) if node.name in joining else ()
         if inside or node.name in absorbed:
             kept = _is_kept(graph, node)
-            found[node.name] = Fusion(inside, node.name in absorbed, node.name in absorbed and not kept)
-    return found
+            fused[node.name] = Fusion(inside, node.name in absorbed, node.name in absorbed and not kept)
+    return fused
 
 
 def _fuses(graph: Graph, node: Node, *, reduces: bool) -> bool:
@@ -74,12 +74,12 @@ def _is_kept(graph: Graph, node: Node) -> bool:
     return "result" in saved(node) or any(i in saved(reader) for reader, i in positions)
 
 
-def fuse(found: Passes, fusion: Fusion, operands_bytes: tuple[float, ...], result_bytes: float) -> Passes:
+def fuse(kernels: Passes, fusion: Fusion, operands_bytes: tuple[float, ...], result_bytes: float) -> Passes:
     """Return a node's kernels without the traffic that stays in registers; bytes are those of one device's parts."""
     inside = sum(operands_bytes[i] for i in fusion.inside)
-    forward = _less(found.forward, inside + (result_bytes if fusion.unwritten else 0.0))
-    gradients = result_bytes * len(found.backward) if fusion.absorbed else 0.0
-    return replace(found, forward=forward, backward=_less(found.backward, inside + gradients))
+    forward = _less(kernels.forward, inside + (result_bytes if fusion.unwritten else 0.0))
+    gradients = result_bytes * len(kernels.backward) if fusion.absorbed else 0.0
+    return replace(kernels, forward=forward, backward=_less(kernels.backward, inside + gradients))
 
 
 def _less(works: tuple[Work, ...], saved: float) -> tuple[Work, ...]:

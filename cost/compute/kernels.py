@@ -104,9 +104,11 @@ class KernelTable:
             point = (log(max(*bound_s, _LEAST_BOUND_S)), log(kernel.seconds))
             points.setdefault((key, by_memory), []).append(point)
             alike.setdefault(key, []).append(kernel)
-        self._curves = {key: _rising(found) for key, found in points.items()}
-        self._least_s = {key: min(k.seconds for k in found) if launched else 0.0 for key, found in alike.items()}
-        self._shapes = {key: self._deviations(key, found) for key, found in alike.items() if len(found[0].shape) > 1}
+        self._curves = {key: _rising(of_kind) for key, of_kind in points.items()}
+        self._least_s = {key: min(k.seconds for k in of_kind) if launched else 0.0 for key, of_kind in alike.items()}
+        self._shapes = {
+            key: self._deviations(key, of_kind) for key, of_kind in alike.items() if len(of_kind[0].shape) > 1
+        }
 
     def seconds(self, work: Work) -> float | None:
         """Return the seconds of work, or None if neither its kind and dtype nor their forward was measured."""
@@ -123,8 +125,8 @@ class KernelTable:
     def _curve_s(self, key: _Key, work: Work) -> float:
         """Return the larger value of the two curves; at least one exists."""
         curves = (self._curves.get((key, by_memory)) for by_memory in (False, True))
-        found = zip(curves, self._bounds(work), strict=True)
-        return max(_at(curve, bound_s) for curve, bound_s in found if curve is not None)
+        bounded = zip(curves, self._bounds(work), strict=True)
+        return max(_at(curve, bound_s) for curve, bound_s in bounded if curve is not None)
 
     def _deviations(self, key: _Key, kernels: Sequence[Kernel]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return the kernels' places among shapes, and the logarithms of their times over their curve's."""

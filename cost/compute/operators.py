@@ -80,9 +80,9 @@ class NodeCost:
         return self._costed(part)[1]
 
     def _costed(self, part: OperatorPart) -> tuple[Passes, tuple[float, float]]:
-        if (found := self._known.get(part)) is None:
-            found = self._known[part] = self._part_costs(part)
-        return found
+        if (costs := self._known.get(part)) is None:
+            costs = self._known[part] = self._part_costs(part)
+        return costs
 
     def _part_costs(self, part: OperatorPart) -> tuple[Passes, tuple[float, float]]:
         """Return the kernels of a part, and their seconds."""
@@ -92,7 +92,7 @@ class NodeCost:
         drawn = num_drawn(self.compute.device.kind, self.result, part.result) if self.row and self.row.random else 0
         own = dict(self.attrs)
         local = Local(self.row, own, self.signature, part.extents, operands, result, drawn, self.written, part.senders)
-        return (found := passes(local)), self.compute.passes_s(self.op, found)
+        return (kernels := passes(local)), self.compute.passes_s(self.op, kernels)
 
     def part(self, split: Choices, needs: tuple[Layouts, ...], result: Layouts) -> OperatorPart:
         """Return the part that a split leaves a device."""
@@ -130,14 +130,14 @@ class NodeCost:
 
     def _among(self, choice: Choice, size: int, layouts: Sequence[Layout], ends: Sequence[int]) -> list[int]:
         """Return how many devices of an axis share each dimension and factor, and how many send each other rows."""
-        found = [1] * (ends[-1] + 1)
+        shares = [1] * (ends[-1] + 1)
         for start, layout in zip(ends, layouts, strict=False):
             if layout.kind == "S":
-                found[start + layout.dim] = size
+                shares[start + layout.dim] = size
         if self.signature is not None and choice.factors:
-            found[ends[-2] : -1] = [size if f.name in choice.factors else 1 for f in self.signature.factors]
-        found[-1] = choice.senders(size)
-        return found
+            shares[ends[-2] : -1] = [size if f.name in choice.factors else 1 for f in self.signature.factors]
+        shares[-1] = choice.senders(size)
+        return shares
 
     def exchanges(self, split: Choices, needs: tuple[Layouts, ...], result: Layouts) -> tuple[Exchange, ...]:
         """Return the exchanges between devices while the operator runs, by axis in the order of forward."""

@@ -118,17 +118,17 @@ def chained(places: Sequence[Place], num_microbatches: int) -> Spread | None:
     while True:
         most = min(most, all_units)
         tables = _tables(places, rows, most)
-        found = _fastest(tables, num_microbatches)
+        path = _fastest(tables, num_microbatches)
         if most == all_units:
             break
         longer_s = least_s + (num_microbatches - 1) * min(row.least_s(most + 1) for row in rows.values())
-        if found is not None and _step_s(tables, found, num_microbatches) < longer_s:
+        if path is not None and _step_s(tables, path, num_microbatches) < longer_s:
             break
         most *= 2
-    if found is None:
+    if path is None:
         return None
-    sizes = tuple(ends[end] - ends[start] for start, end in found)
-    return Spread(sizes, tuple(int(way) for way in tables.at(tables.way, found)))
+    sizes = tuple(ends[end] - ends[start] for start, end in path)
+    return Spread(sizes, tuple(int(way) for way in tables.at(tables.way, path)))
 
 
 def _fastest(tables: _Tables, num_microbatches: int) -> _Path | None:
@@ -142,9 +142,9 @@ def _fastest(tables: _Tables, num_microbatches: int) -> _Path | None:
     fastest, fastest_s = least, _step_s(tables, least, num_microbatches)
     least_s = sum(tables.at(tables.seconds, least))
     while at < len(bounds) and least_s + (num_microbatches - 1) * bounds[at] < fastest_s * (1 - _ROUNDING):
-        found = _path(tables, bounds[at])
-        if found is not None and (found_s := _step_s(tables, found, num_microbatches)) < fastest_s:
-            fastest, fastest_s = found, found_s
+        path = _path(tables, bounds[at])
+        if path is not None and (found_s := _step_s(tables, path, num_microbatches)) < fastest_s:
+            fastest, fastest_s = path, found_s
         at = int(np.searchsorted(bounds, bounds[at] * (1 + _STEP), side="right"))
     return fastest
 
@@ -191,8 +191,8 @@ def _tables(places: Sequence[Place], rows: Mapping[int, _Row], most: int) -> _Ta
     keys = [(id(p.ways), p.free_bytes, p.in_flight if p.free_bytes < inf else 1) for p in places]
     numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
     sums = {own: row.sums(most) for own, row in rows.items()}
-    found = [_table(*sums[own], free_bytes, in_flight) for own, free_bytes, in_flight in numbers]
-    seconds, fullness, way = map(np.stack, zip(*found, strict=True))
+    by_kind = [_table(*sums[own], free_bytes, in_flight) for own, free_bytes, in_flight in numbers]
+    seconds, fullness, way = map(np.stack, zip(*by_kind, strict=True))
     whole_s = min(float(row.seconds.cumsum(1)[:, -1].min()) for row in rows.values())
     return _Tables(whole_s, tuple(numbers[key] for key in keys), seconds, fullness, way)
 
@@ -221,10 +221,10 @@ def _sums(values: _Floats, most: int, too_few: float = inf) -> _Floats:
 def _most(values: _Floats, most: int) -> _Floats:
     """Return the maxima of neighbours."""
     ways, num_units = values.shape
-    found = np.zeros((ways, num_units + 1, most))
+    maxima = np.zeros((ways, num_units + 1, most))
     for size in range(1, most + 1):
-        found[:, size:, most - size] = values[:, : num_units - size + 1]
-    return np.maximum.accumulate(found[..., ::-1], axis=-1)[..., ::-1]
+        maxima[:, size:, most - size] = values[:, : num_units - size + 1]
+    return np.maximum.accumulate(maxima[..., ::-1], axis=-1)[..., ::-1]
 
 
 def _path(tables: _Tables, bound_s: float) -> _Path | None:

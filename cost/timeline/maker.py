@@ -60,10 +60,10 @@ class Maker:
 
     def leaves(self, pieces: Sequence[ChunkSegments]) -> Mapping[str, int]:
         """Return the parameters of a stage with their counts; a parameter that several sections read counts once."""
-        found = Counter[str]()
+        counts = Counter[str]()
         for leaf, times in chain.from_iterable(piece.leaves.items() for piece in pieces):
-            found[leaf] = max(found[leaf], times) if leaf in self.shared else found[leaf] + times
-        return found
+            counts[leaf] = max(counts[leaf], times) if leaf in self.shared else counts[leaf] + times
+        return counts
 
     def stage(
         self, pieces: tuple[ChunkSegments, ...], execution: Execution, between_bytes: float, sum_s: float, posted: float
@@ -123,8 +123,8 @@ class Maker:
         (piece,) = self.pieces([(share, "weights" in phases(execution.schedule.name))], execution)
         ways: tuple[Phase, ...] = ("forward", "backward", "weights")
         kinds = [Kind(way, first, False) for first in (False, True) for way in ways]
-        found = list(piece_timelines(piece, kinds, SHARING[self.steps.cluster.device.kind], self._simulated))
-        each, first = found[:3], found[3:]
+        timelines = list(piece_timelines(piece, kinds, SHARING[self.steps.cluster.device.kind], self._simulated))
+        each, first = timelines[:3], timelines[3:]
         stays = sum(sum(timeline.net.values()) for timeline in first)  # gradients, until the update
         kept = sum(each[0].net.values())
         peak = max(each[0].peak_bytes - kept, *(timeline.peak_bytes for timeline in each[1:]))
@@ -137,9 +137,9 @@ class Maker:
         if key not in self._pieces:
             name = " + ".join(f"{n} × {self.cut[s].name}" for s, n in share)
             alike = name, tuple(self._stretches(share)), hold, two
-            if (found := self._known.get(alike)) is None:
-                found = self._known[alike] = _made(self.steps, *alike)
-            self._pieces[key] = found
+            if (piece := self._known.get(alike)) is None:
+                piece = self._known[alike] = _made(self.steps, *alike)
+            self._pieces[key] = piece
         return self._pieces[key]
 
     def _stretches(self, share: Share) -> Sequence[tuple[Stretch, int]]:
@@ -171,13 +171,13 @@ def _holds(execution: Execution) -> bool:
 
 def _but_for_names(steps: Steps, own: Sequence[tuple[Stretch, int]]) -> Hashable:
     """Return everything that a piece depends on, with names replaced by numbers in order of appearance."""
-    numbers, found = dict[str, int](), list[Hashable]()
+    numbers, facts_in_order = dict[str, int](), list[Hashable]()
 
     def of(names: Iterable[str]) -> Hashable:
         return tuple([numbers.setdefault(name, len(numbers)) for name in names])
 
     for stretch, times in own:
-        found.append((times, tuple(map(of, stretch.carried))))
+        facts_in_order.append((times, tuple(map(of, stretch.carried))))
         for o in stretch.operations:
             names = (o.name, o.alias, o.block), o.reads, o.weights, o.views, o.saved, o.keeps, o.gradients
             sizes = o.num_bytes, o.mask_bytes, *[steps.num_bytes.get(name) for name in o.reads]
@@ -188,8 +188,8 @@ def _but_for_names(steps: Steps, own: Sequence[tuple[Stretch, int]]) -> Hashable
                 for leaf in (*o.weights, *o.views)
                 for parameter in (steps.parameters[leaf],)
             ]
-            found.append((tuple(map(of, names)), sizes, facts, region, tuple(parameters), steps.costs[o.name]))
-    return tuple(found)
+            facts_in_order.append((tuple(map(of, names)), sizes, facts, region, tuple(parameters), steps.costs[o.name]))
+    return tuple(facts_in_order)
 
 
 def _made(steps: Steps, name: str, own: Sequence[tuple[Stretch, int]], hold: bool, two: bool) -> ChunkSegments:

@@ -85,12 +85,12 @@ class StepProgram:
 
     def messages(self, stage: int = 0) -> Counter[Message]:
         """Count the messages that a device of a stage sends to others of the stage in a step."""
-        many, found = self.execution.assumed.num_microbatches, Counter[Message]()
+        many, sent = self.execution.assumed.num_microbatches, Counter[Message]()
         for piece in self.stages[stage].pieces:
             for segment in (piece.forward, piece.backward, piece.weights):
                 for number in range(many):
-                    found += segment.in_microbatch(first=number == 0, last=number == many - 1).messages()
-        return found
+                    sent += segment.in_microbatch(first=number == 0, last=number == many - 1).messages()
+        return sent
 
     def without(self, categories: Collection[str]) -> StepProgram:
         """Return the same without the memory of some categories."""

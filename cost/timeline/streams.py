@@ -73,8 +73,8 @@ class SegmentTimeline:
     @cached_property
     def memory(self) -> Course:
         """The bytes in all, relative to the segment's start, at every change."""
-        found = self.course()
-        return Course(found.times_s, tuple(found.values.sum(axis=1).tolist()))
+        by_category = self.course()
+        return Course(by_category.times_s, tuple(by_category.values.sum(axis=1).tolist()))
 
     def course(self) -> MemoryCourse:
         """Return the memory at every change, by category."""
@@ -353,10 +353,10 @@ def _changes(segment: Segment, starts: Sequence[float], ends: Sequence[float]) -
 
 
 def _memory(
-    segment: Segment, found: _Changes, offsets: Sequence[float]
+    segment: Segment, changes: _Changes, offsets: Sequence[float]
 ) -> tuple[dict[str, float], float, str, dict[str, float]]:
     """Return the peak by category, its moment and task, and the net change."""
-    events, categories, values = found
+    events, categories, values = changes
     if not events:
         return {}, 0.0, "", {}
     net = dict(zip(categories, values[-1].tolist(), strict=True))

@@ -107,11 +107,11 @@ class Segment:
 
     def messages(self) -> Counter[Message]:
         """Count the messages that the tasks send."""
-        found = Counter[Message]()
+        sent = Counter[Message]()
         for times, task in zip(self.copies(), self.tasks, strict=True):
             for message in task.messages:
-                found[message._replace(kind=VERBS[task.verb].sends)] += times
-        return found
+                sent[message._replace(kind=VERBS[task.verb].sends)] += times
+        return sent
 
     def without(self, categories: Collection[str]) -> Segment:
         """Return the same without the memory of some categories."""

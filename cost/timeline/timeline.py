@@ -120,14 +120,14 @@ def simulate(program: StepProgram, sharing: Mapping[DeviceKind, Sharing] = SHARI
     known = dict[tuple[ChunkSegments, Sharing], list[SegmentTimeline]]()
     timelines = list[list[SegmentTimeline]]()
     for stage in program.stages:
-        beside, found = sharing[stage.device.kind], list[SegmentTimeline]()
+        beside, of_stage = sharing[stage.device.kind], list[SegmentTimeline]()
         for piece in stage.pieces:
             if (piece, beside) not in known:
                 known[piece, beside] = list(piece_timelines(piece, course.kinds, beside, program.simulated))
-            found += known[piece, beside]
+            of_stage += known[piece, beside]
         if (stage, beside) not in program.simulated:
             program.simulated[stage, beside] = run(stage.end, beside)
-        timelines.append([*found, program.simulated[stage, beside]])
+        timelines.append([*of_stage, program.simulated[stage, beside]])
     starts, waits = _place(program, course, timelines)
     placed = list(map(_Placed, course.orders, starts, timelines, course.which))
     step_s = max(own.end_s for own in placed)
@@ -189,11 +189,11 @@ def _course(schedule: Schedule, many: int) -> _Course:
     numbers = {tuple(kind): number for number, kind in enumerate(kinds)}
     which, own = list[_Indices](), [list[int]() for _ in listed]
     for items in listed:
-        found = [
+        positions = [
             item.chunk * len(kinds) + numbers[item.direction, item.microbatch == 0, item.microbatch == many - 1]
             for item in items
         ]
-        which.append(np.array([*found, chunks * len(kinds)]))
+        which.append(np.array([*positions, chunks * len(kinds)]))
     places = list(progress(listed, schedule))
     at = {place: number for number, place in enumerate(places)}
     sends = dict[tuple[int, int, Phase], Transfer | None]()  # alike for all microbatches
@@ -232,7 +232,7 @@ def _place(
             arrived[reader] = end + hops_s[hop]
             if not overlap:
                 clocks[stage] += hops_s[hop]
-    found, waits, all_starts = list[_Seconds](), list[float](), np.array(starts)
+    starts_of, waits, all_starts = list[_Seconds](), list[float](), np.array(starts)
     for stage, (own, clock) in enumerate(zip(timelines, clocks, strict=True)):
         starts_s, which = all_starts[course.numbers[stage]], course.which[stage][:-1]
         rest_s = np.array([one.seconds - one.ready_s for one in own])[which]
@@ -240,8 +240,8 @@ def _place(
         for end_s, more_s in zip((starts_s + ready_s[stage])[late].tolist(), rest_s[late].tolist(), strict=True):
             sums_s = (max(sums_s, end_s) if overlap else sums_s) + more_s
         waits.append(max(0.0, sums_s - clock) if overlap else sums_s)
-        found.append(np.append(starts_s, clock + waits[-1]))
-    return found, waits
+        starts_of.append(np.append(starts_s, clock + waits[-1]))
+    return starts_of, waits
 
 
 # ------------------------------------------------------------------------------------------------------------ one stage
@@ -261,12 +261,12 @@ class _Placed(NamedTuple):
 
     def counts(self, until: int | None = None) -> Mapping[SegmentTimeline, int]:
         """Count the occurrences of each timeline, by first occurrence, before item number `until` or in all."""
-        found = dict[SegmentTimeline, int]()
+        occurrences = dict[SegmentTimeline, int]()
         kinds, firsts, times = np.unique(self.which[:until], return_index=True, return_counts=True)
         for at in np.argsort(firsts).tolist():
             timeline = self.timelines[int(kinds[at])]
-            found[timeline] = found.get(timeline, 0) + int(times[at])
-        return found
+            occurrences[timeline] = occurrences.get(timeline, 0) + int(times[at])
+        return occurrences
 
 
 def _stage(stage: Stage, placed: _Placed, wait_s: float, step_s: float) -> StageTimeline:
@@ -302,14 +302,14 @@ def _peak(stage: Stage, placed: _Placed) -> tuple[Memory, int]:
     before = np.cumsum(np.concatenate(([sum(stage.state.values())], nets[:-1])))
     at = int((before + peaks).argmax())
     best, own = float(before[at] + peaks[at]), placed.timelines[placed.which[at]]
-    found = defaultdict[str, float](float, stage.state)
+    by_category = defaultdict[str, float](float, stage.state)
     for timeline, times in placed.counts(at).items():
         for category, num_bytes in timeline.net.items():
-            found[category] += times * num_bytes
+            by_category[category] += times * num_bytes
     for category, num_bytes in own.peak.items():
-        found[category] += num_bytes
+        by_category[category] += num_bytes
     allocated = best - sum(stage.state.get(category, 0.0) for category in NOT_ALLOCATED)
-    return Memory.of({**found, "slack": SLACK[stage.device.kind] * allocated}), at
+    return Memory.of({**by_category, "slack": SLACK[stage.device.kind] * allocated}), at
 
 
 def _moment(number: int, task: str, items: Sequence[Item]) -> str:

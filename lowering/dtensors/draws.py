@@ -98,8 +98,8 @@ def _wrapped(whole: Tensor, like: DTensor) -> DTensor:
     replicated = tuple(Replicate() for _ in spec.placements)
     same = whole.shape == like.shape
     kept = tuple(p if same and not isinstance(p, Partial) else Replicate() for p in spec.placements)
-    found = private.wrap(whole, private.make_spec(spec.mesh, replicated, whole))
-    return found if kept == replicated else found.redistribute(placements=kept)
+    wrapped = private.wrap(whole, private.make_spec(spec.mesh, replicated, whole))
+    return wrapped if kept == replicated else wrapped.redistribute(placements=kept)
 
 
 def _part(whole: Tensor, like: DTensor) -> Tensor:

@@ -65,8 +65,8 @@ def _is_by_part(lists: Lists) -> bool:
 
 
 def _go_with(own: list[Any], specs: list[private.DTensorSpec | None]) -> bool:
-    found = list(map(private_dtensors.spec_if_any, own))
-    return found == specs or all(map(_goes_with, own, found, specs))
+    own_specs = list(map(private_dtensors.spec_if_any, own))
+    return own_specs == specs or all(map(_goes_with, own, own_specs, specs))
 
 
 def _goes_with(x: Tensor | None, own: private.DTensorSpec | None, of_parameter: private.DTensorSpec | None) -> bool:

@@ -36,9 +36,9 @@ def all_extreme(x: Tensor, group: dist.ProcessGroup | None = None, *, least: boo
     """Return the elementwise maximum, or minimum, over a group's ranks; NaN where any rank has one."""
     sign = -1 if least else 1
     if not x.is_floating_point():
-        found = x.to(torch.int64) * sign
-        dist.all_reduce(found, dist.ReduceOp.MAX, group)
-        return (found * sign).to(x.dtype)
+        extreme = x.to(torch.int64) * sign
+        dist.all_reduce(extreme, dist.ReduceOp.MAX, group)
+        return (extreme * sign).to(x.dtype)
     lost = x.isnan()
     sent = torch.stack([(x * sign).masked_fill(lost, float("-inf")), lost.to(x.dtype)])
     dist.all_reduce(sent, dist.ReduceOp.MAX, group)

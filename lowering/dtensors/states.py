@@ -26,13 +26,13 @@ def make_states() -> None:
 
 def _adafactor(gradient: Tensor, group: Options) -> dict[str, Any]:
     """Return the states of transformers' Adafactor: sums over the rows and columns of whole matrices."""
-    shape, found = gradient.shape, dict[str, Any](step=0, RMS=0)
+    shape, states = gradient.shape, dict[str, Any](step=0, RMS=0)
     if group["beta1"] is not None:
-        found["exp_avg"] = torch.zeros_like(gradient)
+        states["exp_avg"] = torch.zeros_like(gradient)
     if len(shape) < 2:
-        return found | {"exp_avg_sq": torch.zeros_like(gradient)}
+        return states | {"exp_avg_sq": torch.zeros_like(gradient)}
     rows, columns = gradient.new_zeros(shape[:-1]), gradient.new_zeros(shape[:-2] + shape[-1:])
-    return found | {"exp_avg_sq_row": rows, "exp_avg_sq_col": columns}
+    return states | {"exp_avg_sq_row": rows, "exp_avg_sq_col": columns}
 
 
 _STATES: Mapping[str, Callable[[Tensor, Options], dict[str, Any]]] = {

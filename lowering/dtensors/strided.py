@@ -78,8 +78,8 @@ def _pieces(
         offsets = enumerate((held - np.arange(len(held))).tolist())
         runs = [[start for start, _ in run] for _, run in groupby(offsets, key=lambda pair: pair[1])]
         by_dim.append([(int(held[run[0]]), run[0], len(run)) for run in runs])
-    found = (tuple(zip(*choice, strict=True)) or ((), (), ()) for choice in product(*by_dim))
-    return tuple(Piece(torch.Size(offsets), start, torch.Size(sizes)) for offsets, start, sizes in found)
+    chosen_runs = (tuple(zip(*choice, strict=True)) or ((), (), ()) for choice in product(*by_dim))
+    return tuple(Piece(torch.Size(offsets), start, torch.Size(sizes)) for offsets, start, sizes in chosen_runs)
 
 
 def _held(

@@ -258,7 +258,9 @@ _FUSED = tuple(f"_scaled_dot_product_{kind}_attention" for kind in ("flash", "ef
 
 def _replacements() -> dict[tuple[str, str], private.Kernel]:
     devices = ("CPU", "CUDA") if torch.backends.cuda.is_built() else ("CPU",)
-    found: dict[tuple[str, str], private.Kernel] = {(n, d): kernel for n, kernel in _DROPOUTS.items() for d in devices}
+    kernels: dict[tuple[str, str], private.Kernel] = {
+        (n, d): kernel for n, kernel in _DROPOUTS.items() for d in devices
+    }
     if "CUDA" in devices:
-        found.update({(name, "CUDA"): partial(fused_attention, name) for name in _FUSED})
-    return found
+        kernels.update({(name, "CUDA"): partial(fused_attention, name) for name in _FUSED})
+    return kernels

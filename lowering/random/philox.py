@@ -98,25 +98,25 @@ def keep_mask(
 
 def stretches(extent: int, cuts: Sequence[Slice]) -> list[Stretch]:
     """Return the ranges that these cuts leave of a dimension, in order."""
-    found = [(0, extent)]
+    ranges = [(0, extent)]
     for cut in cuts:
-        block = sum(stop - start for start, stop in found) // cut.blocks
+        block = sum(stop - start for start, stop in ranges) // cut.blocks
         part = block // cut.size
-        found = [s for b in range(cut.blocks) for s in _within(found, b * block + cut.rank * part, part)]
-    return found
+        ranges = [s for b in range(cut.blocks) for s in _within(ranges, b * block + cut.rank * part, part)]
+    return ranges
 
 
 def _within(pieces: Sequence[Stretch], skipped: int, length: int) -> list[Stretch]:
     """Return `length` places of these pieces, after the first `skipped`."""
-    found: list[Stretch] = []
+    ranges: list[Stretch] = []
     for start, stop in pieces:
         first = start + skipped
         last = min(stop, first + length)
         if first < last:
-            found.append((first, last))
+            ranges.append((first, last))
             length -= last - first
         skipped = max(0, first - stop)
-    return found
+    return ranges
 
 
 def _places(sizes: Sequence[tuple[int, Sequence[Stretch]]], device: torch.device) -> Tensor:
@@ -148,8 +148,8 @@ def _compare(places: Tensor, keep: float, seed: int, number: int) -> Tensor:
 
 def _trimmed(rows: Tensor, pieces: Sequence[Stretch]) -> Tensor:
     """Return the words of these pieces from rows of whole groups of words along the last dimension."""
-    found, start = [], 0
+    words, start = [], 0
     for first, stop in pieces:
-        found.append(rows[:, start + first % WORDS :][:, : stop - first])
+        words.append(rows[:, start + first % WORDS :][:, : stop - first])
         start += (-(-stop // WORDS) - first // WORDS) * WORDS
-    return found[0] if len(found) == 1 else torch.cat(found, 1)
+    return words[0] if len(words) == 1 else torch.cat(words, 1)

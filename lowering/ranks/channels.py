@@ -184,12 +184,12 @@ def _plain(value: Tensor) -> Tensor:
 
 def channels(ranks: Ranks, ways: Iterable[tuple[str, int, int]]) -> dict[tuple[str, int, int], Outgoing | Incoming]:
     """Make this rank's channels, in order: by pass, from stage, to stage. Every rank must pass the same `ways`."""
-    own, found = ranks.stages.rank, dict[tuple[str, int, int], Outgoing | Incoming]()
+    own, by_way = ranks.stages.rank, dict[tuple[str, int, int], Outgoing | Incoming]()
     for way in sorted(set(ways)):
         name, source, target = way
         if source == target:
             continue
         if (group := ranks.group(across(ranks.meshes, (source, target)), name)) is not None:
             kind, peer = (Outgoing, target) if own == source else (Incoming, source)
-            found[way] = kind(ranks, peer, group)
-    return found
+            by_way[way] = kind(ranks, peer, group)
+    return by_way

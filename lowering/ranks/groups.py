@@ -29,11 +29,11 @@ Line = tuple[int, ...]
 
 def lines(meshes: Sequence[Mesh], dims: Sequence[int]) -> list[Line]:
     """Return the groups of ranks that differ only along these axes of their stage's mesh."""
-    found = list[Line]()
+    groups = list[Line]()
     for grid in grids_of(meshes):
         size = prod(grid.shape[dim] for dim in dims)
-        found += map(tuple, np.moveaxis(grid, dims, range(-len(dims), 0)).reshape(-1, size).tolist())
-    return found
+        groups += map(tuple, np.moveaxis(grid, dims, range(-len(dims), 0)).reshape(-1, size).tolist())
+    return groups
 
 
 def columns(meshes: Sequence[Mesh], stages: Sequence[int]) -> list[Line]:
@@ -52,8 +52,12 @@ def columns(meshes: Sequence[Mesh], stages: Sequence[int]) -> list[Line]:
 
 def across(meshes: Sequence[Mesh], stages: Sequence[int]) -> list[Line]:
     """Return the ranks that may send to each other, in groups: one for each place if meshes are equal, else one."""
-    found = columns(meshes, stages)
-    return found if len({meshes[stage] for stage in stages}) == 1 else [tuple(rank for line in found for rank in line)]
+    by_place = columns(meshes, stages)
+    return (
+        by_place
+        if len({meshes[stage] for stage in stages}) == 1
+        else [tuple(rank for line in by_place for rank in line)]
+    )
 
 
 def first_in(meshes: Sequence[Mesh], stages: Sequence[int], rank: int, stage: int) -> int:

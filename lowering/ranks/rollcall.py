@@ -134,13 +134,13 @@ def _answers(store: private.Store) -> Mapping[int, str | None]:
     asked = [keys[rank] for rank in others if not store.check([lost[rank]])]
     with suppress(RuntimeError):
         store.wait(asked, timedelta(seconds=PATIENCE_S))
-    found = dict[int, str | None]()
+    answers = dict[int, str | None]()
     for rank in others:
         if store.check([lost[rank]]):
-            found[rank] = store.get(lost[rank]).decode()
+            answers[rank] = store.get(lost[rank]).decode()
         else:
-            found[rank] = json.loads(store.get(keys[rank])) if store.check([keys[rank]]) else None
-    return found
+            answers[rank] = json.loads(store.get(keys[rank])) if store.check([keys[rank]]) else None
+    return answers
 
 
 def _ranks(numbers: Sequence[int]) -> str:

@@ -36,9 +36,9 @@ def waiting(phase: Phase, timeout_s: float | None = None) -> Generator[None]:
             with nullcontext() if timeout_s is None else private.world_timeout(timeout_s):
                 yield
         except RuntimeError as error:
-            if (found := _blame(error, phase if isinstance(phase, str) else phase())) is error:
+            if (blame := _blame(error, phase if isinstance(phase, str) else phase())) is error:
                 raise
-            raise found from error
+            raise blame from error
 
 
 def start_up(timeout_s: float) -> AbstractContextManager[None]:

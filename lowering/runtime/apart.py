@@ -55,7 +55,7 @@ class PutOff(Function):
     @staticmethod
     def backward(ctx: AutogradContext, gradient: Tensor) -> tuple[Tensor | None, ...]:
         result, trained = ctx.result, [x for x in ctx.operands if x.requires_grad]
-        found = iter(torch.autograd.grad((result,), trained, (gradient,), retain_graph=True))
+        gradients = iter(torch.autograd.grad((result,), trained, (gradient,), retain_graph=True))
         ctx.put_off.append(Apart(result, gradient, ctx.weights))
         ctx.result = None
-        return None, None, None, *(next(found) if x.requires_grad else None for x in ctx.operands)
+        return None, None, None, *(next(gradients) if x.requires_grad else None for x in ctx.operands)

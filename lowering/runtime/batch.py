@@ -64,13 +64,13 @@ class BatchCheck:
 
         None if not all tensors have the same rows, so that a rank's shards of them are of different examples.
         """
-        found = list[Tensor]()
+        rows_of = list[Tensor]()
         for key, kind in self.inputs.items():
             if not kind.shape:
                 return None
             alone = tuple(x if x.is_shard and x.dim == 0 else R for x in self.layouts[key])
-            found.append(part_of(torch.arange(kind.shape[0]), slices(kind.shape[:1], alone, self.ranks)))
-        return found[0] if found and all(torch.equal(rows, found[0]) for rows in found) else None
+            rows_of.append(part_of(torch.arange(kind.shape[0]), slices(kind.shape[:1], alone, self.ranks)))
+        return rows_of[0] if rows_of and all(torch.equal(rows, rows_of[0]) for rows in rows_of) else None
 
     def of_rows(self, rows: Mapping[str, Any]) -> dict[str, Any]:
         """Return this rank's shards of a batch that has its rows alone: its parts of the other dimensions."""
@@ -98,8 +98,8 @@ class BatchCheck:
 
     def values(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
         """Return every input as passed: the global tensor or this rank's own shard. Raises `BatchError`, as `local`."""
-        found = batch if batch.keys() == self.inputs.keys() else self._select(flat_batch(batch))
-        return {key: self._checked(key, kind, found[key]) for key, kind in self.inputs.items()}
+        inputs = batch if batch.keys() == self.inputs.keys() else self._select(flat_batch(batch))
+        return {key: self._checked(key, kind, inputs[key]) for key, kind in self.inputs.items()}
 
     def parts(self, values: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
         """Return this rank's part of these values for each microbatch."""

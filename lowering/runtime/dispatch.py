@@ -126,19 +126,19 @@ class _There(Function):
     @staticmethod
     def forward(ctx: AutogradContext, sent: Sent, index: Tensor, *parts: Tensor) -> tuple[Tensor, ...]:
         ctx.sent = sent
-        *found, named = _send(sent, [*(part.detach() for part in parts), index.to(torch.int32)], rows=sent.rows)
+        *arrived, named = _send(sent, [*(part.detach() for part in parts), index.to(torch.int32)], rows=sent.rows)
         named = named.to(index.dtype)
         ctx.mark_non_differentiable(
-            named, *(p for p, needed in zip(found, ctx.needs_input_grad[2:], strict=True) if not needed)
+            named, *(p for p, needed in zip(arrived, ctx.needs_input_grad[2:], strict=True) if not needed)
         )
-        return named, *found
+        return named, *arrived
 
     @staticmethod
     def backward(ctx: AutogradContext, _: Tensor, *grads: Tensor) -> tuple[Tensor | None, ...]:
         wanted = [i for i in range(len(grads)) if ctx.needs_input_grad[2 + i]]
         home = _send(ctx.sent, [grads[i] for i in wanted])
-        found = dict(zip(wanted, (_added(ctx.sent, part) for part in home), strict=True))
-        return None, None, *(found.get(i) for i in range(len(grads)))
+        summed = dict(zip(wanted, (_added(ctx.sent, part) for part in home), strict=True))
+        return None, None, *(summed.get(i) for i in range(len(grads)))
 
 
 class _Back(Function):

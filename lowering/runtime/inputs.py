@@ -124,9 +124,9 @@ class Inputs:
     def _warn_of_copies(self, passed: Sequence[Sequence[int]]) -> None:
         """Warn where ranks passed the same as their own rows of every input, as a global batch taken for them is."""
         numbered = {key: {tuple(row[2 * n : 2 * n + 2]) for row in passed} for n, key in enumerate(self.batch.inputs)}
-        shards = {key: found for key, found in numbered.items() if len(found) > 1}
+        shards = {key: signatures for key, signatures in numbered.items() if len(signatures) > 1}
         are_rows = all(dim == 0 for key in shards for _, dim, _ in self.batch.slices[key])
-        if shards and are_rows and all(len({value for _, value in found}) == 1 for found in shards.values()):
+        if shards and are_rows and all(len({value for _, value in signatures}) == 1 for signatures in shards.values()):
             key = next(iter(shards))
             shape, own = list(self.batch.inputs[key].shape), list(self.batch.own_shapes[key])
             warnings.warn(

@@ -119,10 +119,10 @@ class _Rows:
         return x
 
 
-def _checked(found: object, many: int) -> tuple[list[Tensor], Any]:
+def _checked(returned: object, many: int) -> tuple[list[Tensor], Any]:
     """Return the tensors of what a function returned, and the form of their nest. None has no tensors."""
-    leaves, spec = tree_flatten(found)
-    if found is None:
+    leaves, spec = tree_flatten(returned)
+    if returned is None:
         return [], spec
     for leaf in leaves:
         if not isinstance(leaf, Tensor) or isinstance(leaf, DTensor) or leaf.shape[:1] != (many,):
@@ -135,8 +135,8 @@ def _checked(found: object, many: int) -> tuple[list[Tensor], Any]:
 
 
 def _from_all(value: tuple[Any, ...], ranks: Ranks) -> list[tuple[Any, ...]]:
-    found = [value] * ranks.world
+    of_ranks = [value] * ranks.world
     if has_others(ranks):
         with waiting("metrics", ranks.timeout_s):
-            dist.all_gather_object(found, value)
-    return found
+            dist.all_gather_object(of_ranks, value)
+    return of_ranks

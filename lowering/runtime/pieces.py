@@ -185,10 +185,10 @@ def move_then_products(
         products: from a piece that has arrived, the results' pieces.
         results: the dimension of pieces in each result, and its number of blocks.
     """
-    run, found = _Run(move, axis, Place(*at, num_pieces)), list[tuple[Tensor, ...]]()
+    run, made = _Run(move, axis, Place(*at, num_pieces)), list[tuple[Tensor, ...]]()
     for number, sign in enumerate(_Begin.apply(x, run)):
-        found.append(products(_Arrive.apply(sign, run, number)))
-    pieces = zip(results, zip(*found, strict=True), strict=True)
+        made.append(products(_Arrive.apply(sign, run, number)))
+    pieces = zip(results, zip(*made, strict=True), strict=True)
     return tuple(Place(*place, num_pieces).joined(own) for place, own in pieces)
 
 

@@ -44,9 +44,9 @@ class Shared:
 
     def summed(self, like: Mapping[str, Any]) -> Iterator[Finished]:
         """Yield every shared gradient, summed over the stages. `like`: this rank's parameters, by name."""
-        found, self.found = self.found, {}
+        finished, self.found = self.found, {}
         for name, holders in self.holders.items():
-            held, parts = like[name], [part for _, part, _ in found.get(name, [])]
+            held, parts = like[name], [part for _, part, _ in finished.get(name, [])]
             total = parts[0].contiguous() if parts else torch.zeros_like(held.inside)
             for part in parts[1:]:
                 total += part

@@ -59,12 +59,12 @@ class Writer(FileSystemWriter):
         results = super().write_data(plan, planner).wait()
         names = {result.storage_data.relative_path for result in results}
         files = {name: summed(self._folder / name) for name in names}
-        found: Future[list[WriteResult]] = Future()
-        found.set_result([
+        future: Future[list[WriteResult]] = Future()
+        future.set_result([
             Written(r.index, r.size_in_bytes, r.storage_data, files[r.storage_data.relative_path])
             for r in results
         ])  # fmt: skip
-        return found
+        return future
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Write what describes all ranks' files. Rank 0 calls it once they are written."""
@@ -140,8 +140,8 @@ class CheckpointFolder:
         """Return the folder of each step: of those saved here, and of whole ones by torchtitan (`step-10`)."""
         if not self.path.is_dir():
             return {}
-        found = {entry.name.removeprefix(PREFIX): entry for entry in sorted(self.path.glob(f"{PREFIX}*"))}
-        steps = {int(name): entry for name, entry in found.items() if name.isdecimal() and entry.is_dir()}
+        entries = {entry.name.removeprefix(PREFIX): entry for entry in sorted(self.path.glob(f"{PREFIX}*"))}
+        steps = {int(name): entry for name, entry in entries.items() if name.isdecimal() and entry.is_dir()}
         return {step: entry for step, entry in steps.items() if entry == self.at(step) or (entry / METADATA).is_file()}
 
     def steps(self) -> list[int]:
@@ -174,14 +174,16 @@ def read_about(folder: Path) -> dict[str, Any]:
     """Return what `checkpoint.json` says. Raises `CheckpointError` if it is missing, damaged or of a later format."""
     try:
         about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
-        found, files = about["format"], about["files"]
+        version, files = about["format"], about["files"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
             f"{folder}: {ABOUT} is missing or damaged ({error}); load another step, or, if the folder was not saved by "
             "shardwright.save, its weights alone by compile(weights=...)"
         ) from None
-    if found != FORMAT or not isinstance(files, dict) or any(Path(name).name != name for name in files):
-        raise CheckpointError(f"{folder}: format {found!r}, expected {FORMAT}; load it with the version that saved it")
+    if version != FORMAT or not isinstance(files, dict) or any(Path(name).name != name for name in files):
+        raise CheckpointError(
+            f"{folder}: format {version!r}, expected {FORMAT}; load it with the version that saved it"
+        )
     return about
 
 
@@ -189,10 +191,10 @@ def check_files(folder: Path, files: Mapping[str, Sequence[int]], share: Iterabl
     """Raise `CheckpointError` if one of the files in `share` is not as it was saved."""
     for name in share:
         try:
-            found = summed(folder / name)[1:]
+            now = summed(folder / name)[1:]
         except OSError as error:
             raise CheckpointError(f"{folder / name}: {error.strerror or error}; load another step") from error
-        if found != tuple(files[name]):
+        if now != tuple(files[name]):
             size, total = files[name]
-            what = f"{size} bytes, got {found[0]}" if found[0] != size else f"checksum {total:08x}, got {found[1]:08x}"
+            what = f"{size} bytes, got {now[0]}" if now[0] != size else f"checksum {total:08x}, got {now[1]:08x}"
             raise CheckpointError(f"{folder / name}: damaged: expected {what}; load another step")

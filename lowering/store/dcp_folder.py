@@ -47,8 +47,8 @@ def of_model(kinds: Mapping[str, Kind], prefix: str, others: Iterable[str]) -> d
 
 def _optimizers(stored: Iterable[str]) -> list[str]:
     """Return what stands before the names of each optimizer."""
-    found = (re.fullmatch(rf"(.*?\.){_GROUPS}.*", name) for name in stored)
-    return list(dict.fromkeys(match[1] for match in found if match))
+    matches = (re.fullmatch(rf"(.*?\.){_GROUPS}.*", name) for name in stored)
+    return list(dict.fromkeys(match[1] for match in matches if match))
 
 
 @dataclass(frozen=True)
@@ -75,32 +75,36 @@ class Other:
         """Read what describes a folder. Raises `CheckpointError` if it has no optimizer, and one is wanted."""
         stored = Checkpoint(folder)
         prefix = prefix_of(stored.kinds, names)
-        found = {f"model.{name.removeprefix(prefix)}": name for name in of_model(stored.kinds, prefix, stored.others)}
+        names_there = {
+            f"model.{name.removeprefix(prefix)}": name for name in of_model(stored.kinds, prefix, stored.others)
+        }
         own, groups = "", dict[str, dict[str, Any]]()
         if optimizer:
             own = _optimizer(stored, names)
-            found |= {f"optimizer.{name.removeprefix(own)}": name for name in _all(stored, f"{own}state.")}
+            names_there |= {f"optimizer.{name.removeprefix(own)}": name for name in _all(stored, f"{own}state.")}
             groups = _groups(stored, own + _GROUPS)
         rates = _all(stored, _SCHEDULER) if scheduler else ()
-        kinds = {name: stored.kinds.get(there) for name, there in found.items()}
-        step = _step(folder, stored, found.values())
-        return cls(found, kinds, groups, {name.removeprefix(_SCHEDULER): _value(stored, name) for name in rates}, step)
+        kinds = {name: stored.kinds.get(there) for name, there in names_there.items()}
+        step = _step(folder, stored, names_there.values())
+        return cls(
+            names_there, kinds, groups, {name.removeprefix(_SCHEDULER): _value(stored, name) for name in rates}, step
+        )
 
 
 def _optimizer(stored: Checkpoint, names: Collection[str]) -> str:
     """Return what stands before the names of the optimizer."""
-    found = _optimizers([*stored.kinds, *stored.others])
-    if len(found) != 1:
-        what = f"several optimizers ({', '.join(found)})" if found else "no optimizer (…param_groups.…)"
+    prefixes = _optimizers([*stored.kinds, *stored.others])
+    if len(prefixes) != 1:
+        what = f"several optimizers ({', '.join(prefixes)})" if prefixes else "no optimizer (…param_groups.…)"
         raise CheckpointError(f"it has {what}; load it without")
-    for name in _all(stored, f"{found[0]}state."):
-        parameter = name.removeprefix(f"{found[0]}state.").rpartition(".")[0]
+    for name in _all(stored, f"{prefixes[0]}state."):
+        parameter = name.removeprefix(f"{prefixes[0]}state.").rpartition(".")[0]
         if parameter.isdecimal() and parameter not in names:
             raise CheckpointError(
                 f"its optimizer has parameters by numbers, and no names ({name}); save what "
                 "torch.distributed.checkpoint.state_dict.get_optimizer_state_dict gives, or load it without"
             )
-    return found[0]
+    return prefixes[0]
 
 
 def _groups(stored: Checkpoint, prefix: str) -> dict[str, dict[str, Any]]:
@@ -109,10 +113,10 @@ def _groups(stored: Checkpoint, prefix: str) -> dict[str, dict[str, Any]]:
     for name in _all(stored, prefix):
         who, _, key = name.removeprefix(prefix).rpartition(".")
         by_key.setdefault(who, {})[key] = _value(stored, name)
-    found = dict[str, dict[str, Any]]()
+    options_of = dict[str, dict[str, Any]]()
     for who, options in by_key.items():
-        found |= dict.fromkeys(cast("list[str]", options.pop("params", [who])), options)
-    return found
+        options_of |= dict.fromkeys(cast("list[str]", options.pop("params", [who])), options)
+    return options_of
 
 
 def _step(folder: Path, stored: Checkpoint, names: Iterable[str]) -> int:

@@ -96,12 +96,12 @@ def told(what: str) -> Generator[None]:
 def _files_in(folder: Path) -> dict[str, Path]:
     """Return the files of a folder by the names of their tensors, as its index has them, or its only file."""
     for kind in ("safetensors", "bin"):
-        found, alone = (sorted(folder.glob(f"*.{kind}{end}")) for end in (".index.json", ""))
-        if len(found) > 1 or (not found and len(alone) > 1):
-            names = ", ".join(path.name for path in found or alone)
+        indices, alone = (sorted(folder.glob(f"*.{kind}{end}")) for end in (".index.json", ""))
+        if len(indices) > 1 or (not indices and len(alone) > 1):
+            names = ", ".join(path.name for path in indices or alone)
             raise PlanError(f"{folder} has {names}, and it is not clear which are meant; give one of them")
-        if found:
-            return _indexed(found[0])
+        if indices:
+            return _indexed(indices[0])
         if alone:
             return {"": alone[0]}
     raise PlanError(f"{folder} has no *.safetensors, *.bin or .metadata (of torch.distributed.checkpoint)")
@@ -223,8 +223,10 @@ class Checkpoint:
             for there, _ in pairs
         ]
         items = create_read_items_for_chunk_list(name, self.stored[name], chunks)
-        if (found := sum(prod(item.lengths) for item in items)) != part.numel():
-            raise PlanError(f"{name}: the checkpoint has {found} of {part.numel()} elements that are needed here")
+        if (num_elements := sum(prod(item.lengths) for item in items)) != part.numel():
+            raise PlanError(
+                f"{name}: the checkpoint has {num_elements} of {part.numel()} elements that are needed here"
+            )
         planner = _IntoBoxes([part[here] for _, here in pairs])
         self._reader.read_data(LoadPlan(items), planner).wait()
 

@@ -227,11 +227,11 @@ def _place(module: nn.Module, name: str) -> tuple[dict[str, Any], str]:
 def _checked(call: Call, given: Sequence[Tensor], returned: Sequence[Any]) -> tuple[Tensor, ...]:
     """Return the tensors among results; raise `ForeignError` unless they have the types that they had in capture."""
     results = tuple(x for x in returned if isinstance(x, Tensor))
-    found = [(tuple(x.shape), str(x.dtype).removeprefix("torch.")) for x in results]
+    kinds = [(tuple(x.shape), str(x.dtype).removeprefix("torch.")) for x in results]
     expected = _types(call, given)
-    if found != expected:
+    if kinds != expected:
         raise ForeignError(
-            f"{call.name} is foreign and gives {_told(found)}; when it was captured, it gave {_told(expected)}, and a "
+            f"{call.name} is foreign and gives {_told(kinds)}; when it was captured, it gave {_told(expected)}, and a "
             "program has fixed shapes: make a module around it foreign whose results have them, or pad what it gives"
         )
     for place, (tensor, result) in enumerate(zip(results, call.results, strict=True)):

@@ -31,8 +31,8 @@ class _Records:
     def unwritten(self, tensors: Iterable[Tensor]) -> Iterator[tuple[Tensor, str]]:
         """Yield the tensors that are recorded and have not been written since, with their names."""
         for tensor in tensors:
-            found, written, name = self._by_id.get(id(tensor), (None, 0, ""))
-            if found is not None and found() is tensor and tensor._version == written:
+            reference, written, name = self._by_id.get(id(tensor), (None, 0, ""))
+            if reference is not None and reference() is tensor and tensor._version == written:
                 yield tensor, name
 
 

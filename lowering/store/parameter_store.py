@@ -66,14 +66,14 @@ def places(graph: Graph, stages: Stages) -> dict[str, Place]:
         for node in part.nodes:
             if node.op in ("parameter", "buffer"):
                 readers.setdefault(str(node.attr("target")), set()).add(number % stages.num_stages)
-    found = dict[str, Place]()
+    place_of = dict[str, Place]()
     for node in graph.nodes:
         if node.op in ("parameter", "buffer"):
             name, kind = str(node.attr("target")), graph.types[node.name]
             on_devices = tuple(x for axis, x in zip(graph.mesh.names, kind.layouts, strict=True) if axis != TIME)
             stages_of = tuple(sorted(readers.get(name, ())))
-            found[name] = Place(node.unpadded, kind.shape, on_devices, stages_of, kind.grad)
-    return found
+            place_of[name] = Place(node.unpadded, kind.shape, on_devices, stages_of, kind.grad)
+    return place_of
 
 
 class ParameterStore:

@@ -196,11 +196,11 @@ class PartList(Part):
     def __getitem__(self, at: int | slice) -> Any:  # noqa: ANN401
         if not isinstance(at, slice):
             return self._entries()[at]
-        found = PartList(f"{self._where()}[{at.start or 0}:{at.stop}]", training=self.training)
+        part = PartList(f"{self._where()}[{at.start or 0}:{at.stop}]", training=self.training)
         for number, value in enumerate(self._entries()[at]):
-            kept: dict[str, Any] = found._modules if isinstance(value, nn.Module) else found._parameters
+            kept: dict[str, Any] = part._modules if isinstance(value, nn.Module) else part._parameters
             kept[str(number)] = value
-        return found
+        return part
 
     def __setitem__(self, at: Any, value: object) -> None:  # noqa: ANN401
         self._refuse(f"[{at!r}] = ...")

@@ -15,14 +15,14 @@ Box = tuple[slice, ...]
 
 def spans(shape: tuple[int, ...], slices: Slices) -> list[list[Span]]:
     """Return the spans of the whole along each dimension that follow each other in a rank's part."""
-    found: list[list[Span]] = [[(0, extent)] for extent in shape]
+    by_dim: list[list[Span]] = [[(0, extent)] for extent in shape]
     for axis, dim, blocks in slices:
         if axis.size > 1:
-            extent = sum(stop - start for start, stop in found[dim]) // blocks
+            extent = sum(stop - start for start, stop in by_dim[dim]) // blocks
             start, stop = chunk(extent, axis)
             places = [(block * extent + start, block * extent + stop) for block in range(blocks)]
-            found[dim] = _joined([own for place in places for own in _within(found[dim], *place)])
-    return found
+            by_dim[dim] = _joined([own for place in places for own in _within(by_dim[dim], *place)])
+    return by_dim
 
 
 def boxes(along: list[list[Span]]) -> Iterator[tuple[Box, Box]]:
@@ -47,10 +47,10 @@ def _packed(own: list[Span]) -> list[Span]:
 
 
 def _joined(own: list[Span]) -> list[Span]:
-    found = list[Span]()
+    joined = list[Span]()
     for start, stop in own:
-        if found and found[-1][1] == start:
-            found[-1] = (found[-1][0], stop)
+        if joined and joined[-1][1] == start:
+            joined[-1] = (joined[-1][0], stop)
         else:
-            found.append((start, stop))
-    return found
+            joined.append((start, stop))
+    return joined

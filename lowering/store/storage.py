@@ -33,14 +33,14 @@ def placements(layouts: Layouts, mesh: Mesh) -> tuple[Placement, ...]:
     DTensor slices in mesh order, and its split factor counts the blocks of what earlier axes leave. So the number of
     blocks is divided by the sizes of earlier axes that take an outer digit of the same dimension.
     """
-    found: list[Placement] = []
+    by_axis: list[Placement] = []
     for axis, layout in enumerate(layouts):
         if not layout.is_shard:
-            found.append(Replicate())
+            by_axis.append(Replicate())
             continue
         blocks = local_blocks(layouts[: axis + 1], axis, mesh.sizes)
-        found.append(ShardPlacement(layout.dim) if blocks == 1 else private.strided_shard(layout.dim, blocks))
-    return tuple(found) or (Replicate(),)
+        by_axis.append(ShardPlacement(layout.dim) if blocks == 1 else private.strided_shard(layout.dim, blocks))
+    return tuple(by_axis) or (Replicate(),)
 
 
 Slices = Sequence[tuple[MeshAxis, int, int]]
@@ -142,16 +142,20 @@ class Held:
     def _hooked(self, gradient: Tensor, hooks: Sequence[private.Hook]) -> Tensor:
         """Return a gradient after its hooks; each may return another gradient with the parameter's layout."""
         for hook in hooks:
-            found = hook(gradient)
-            if found is None:
+            returned = hook(gradient)
+            if returned is None:
                 continue
             spec = private.spec_of(self.outside)
-            if not isinstance(found, DTensor) or found.placements != spec.placements or found.shape != spec.shape:
+            if (
+                not isinstance(returned, DTensor)
+                or returned.placements != spec.placements
+                or returned.shape != spec.shape
+            ):
                 raise ShardwrightError(
-                    f"{self.name}: a hook returned {_described(found)}, expected a DTensor {list(spec.shape)} with "
+                    f"{self.name}: a hook returned {_described(returned)}, expected a DTensor {list(spec.shape)} with "
                     f"placements {spec.placements}, as the gradient that it was given; compute it from that"
                 )
-            gradient = found
+            gradient = returned
         return gradient
 
 
@@ -212,16 +216,16 @@ def refuse_thawed(held: Iterable[Held]) -> None:
             )
 
 
-def _described(found: object) -> str:
-    if isinstance(found, DTensor):
-        return f"a DTensor {list(found.shape)} with placements {found.placements}"
-    return f"a plain tensor {list(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
+def _described(returned: object) -> str:
+    if isinstance(returned, DTensor):
+        return f"a DTensor {list(returned.shape)} with placements {returned.placements}"
+    return f"a plain tensor {list(returned.shape)}" if isinstance(returned, Tensor) else f"a {type(returned).__name__}"
 
 
 def by_block(leaves: Mapping[str, Tensor]) -> dict[str, Any]:
     """Return leaves by name and, under each repeated block of the model, its own leaves by their names in the block."""
-    found: dict[str, Any] = dict(leaves)
+    by_name: dict[str, Any] = dict(leaves)
     for name, value in leaves.items():
         if block := module_block(name):
-            found.setdefault(block, {})[name.removeprefix(f"{block}.")] = value
-    return found
+            by_name.setdefault(block, {})[name.removeprefix(f"{block}.")] = value
+    return by_name

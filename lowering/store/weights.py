@@ -70,7 +70,7 @@ class Stored:
             self._kinds = of_model(self.files.kinds, prefix, self.files.others)
             self._given = replace(given, names=prefix.__add__) if prefix else given
         self.copies = {first: self._stored(own, saved) for first, own in names_by_first(values).items()}
-        self.names = {first: found[0] for first, found in self.copies.items() if found}
+        self.names = {first: stored[0] for first, stored in self.copies.items() if stored}
         self._like = {name: values[name] for name in self.names}
         self._check(saved, values)
 
@@ -92,12 +92,12 @@ class Stored:
     # ---- whether files and model fit ----
 
     def _check(self, saved: set[str], values: Mapping[str, Tensor]) -> None:
-        found = [*self._kinds_that_differ()]
+        differences = [*self._kinds_that_differ()]
         if self._given.strict:
-            found += [*self._missing(saved, values), *self._unexpected(values)]
-        if found:
-            more = f"\n  and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
-            lines = "".join(f"\n  {line}" for line in found[:SHOWN])
+            differences += [*self._missing(saved, values), *self._unexpected(values)]
+        if differences:
+            more = f"\n  and {len(differences) - SHOWN} more" if len(differences) > SHOWN else ""
+            lines = "".join(f"\n  {line}" for line in differences[:SHOWN])
             raise PlanError(f"{self._given.path} is not of this model:{lines}{more}\n{self._remedy(saved)}")
 
     def _kinds_that_differ(self) -> Iterator[str]:

@@ -79,19 +79,19 @@ def _biased(c: GraphView, node: Node, op: str) -> tuple[Node, str] | None:
 
 def linear_bias(c: GraphView, node: Node) -> Fused | None:
     """Write linear + bias as `F.linear`."""
-    found = _biased(c, node, "linear")
-    if found is None or c.graph.types[found[1]].shape != c.graph.types[node.name].shape[-1:]:
+    biased = _biased(c, node, "linear")
+    if biased is None or c.graph.types[biased[1]].shape != c.graph.types[node.name].shape[-1:]:
         return None
-    product, bias = found
+    product, bias = biased
     return Fused("F.linear({0}, {1}, {2})", (*product.inputs, bias), (product.name,))
 
 
 def addmm(c: GraphView, node: Node) -> Fused | None:
     """Write matmul of two matrices + bias as `torch.addmm`."""
-    found = _biased(c, node, "matmul")
-    if found is None or len(c.graph.types[node.name].shape) != 2:
+    biased = _biased(c, node, "matmul")
+    if biased is None or len(c.graph.types[node.name].shape) != 2:
         return None
-    product, bias = found
+    product, bias = biased
     if any(len(c.graph.types[name].shape) != 2 for name in product.inputs):
         return None
     return Fused("torch.addmm({2}, {0}, {1})", (*product.inputs, bias), (product.name,))
@@ -99,14 +99,14 @@ def addmm(c: GraphView, node: Node) -> Fused | None:
 
 def conv2d_bias(c: GraphView, node: Node) -> Fused | None:
     """Write conv2d + a bias that was reshaped to [1, channels, 1, 1] as `F.conv2d`."""
-    found = _biased(c, node, "conv2d")
-    wide = None if found is None else c.only(found[1], "reshape", node)
-    if found is None or wide is None:
+    biased = _biased(c, node, "conv2d")
+    wide = None if biased is None else c.only(biased[1], "reshape", node)
+    if biased is None or wide is None:
         return None
     shape = c.graph.types[wide.name].shape
     if shape != (1, c.graph.types[node.name].shape[1], 1, 1) or len(c.graph.types[wide.inputs[0]].shape) != 1:
         return None
-    product = found[0]
+    product = biased[0]
     attrs = dict(product.attrs)
     weight, x = (c.graph.types[i].local_shape(c.graph.mesh) for i in product.inputs[::-1])
     options = [*(attribute(attrs[key]) for key in ("stride", "padding", "dilation")), x[1] // weight[1]]
@@ -116,10 +116,10 @@ def conv2d_bias(c: GraphView, node: Node) -> Fused | None:
 
 def move(c: GraphView, node: Node) -> Fused | None:
     """Write two parallel operators along one axis as the one function that carries out both."""
-    found = absorbed(c.graph, node) if node.is_parallel else None
-    if found is None:
+    both = absorbed(c.graph, node) if node.is_parallel else None
+    if both is None:
         return None
-    inner, change = found
+    inner, change = both
     places = [c.place(n) for n in (inner, node) if n.op in (COMBINE, PARTITION)]
     where = [at(place) for place in places] if len(places) == 1 else map(str, places)
     sums = change.kind.function == "reduce_copy" and c.sums_in_place(inner.inputs[0], node)

@@ -24,13 +24,13 @@ _OF_TORCH = re.compile(r"torch\.\w+", re.ASCII)
 
 def identifiers(names: list[str], reserved: Collection[str]) -> dict[str, str]:
     """Return a readable and unique Python identifier for every name."""
-    taken, found = set(reserved), {}
+    taken, identifier_of = set(reserved), {}
     for name, text in zip(names, identifiers_of(names), strict=True):
         while text in taken:
             text += "_"
         taken.add(text)
-        found[name] = text
-    return found
+        identifier_of[name] = text
+    return identifier_of
 
 
 def identifiers_of(names: Iterable[str]) -> list[str]:
@@ -46,14 +46,14 @@ def local_identifiers(wanted: Mapping[str, str], reserved: Collection[str]) -> d
     So functions of equal blocks have equal texts, wherever in the model their nodes were numbered.
     """
     bases = {name: re.sub(r"_\d+x?(?=[._ ]|$)| \d+$", "", text) for name, text in wanted.items()}
-    taken, found = set(reserved), dict[str, str]()
+    taken, identifier_of = set(reserved), dict[str, str]()
     for name, base in zip(wanted, identifiers_of(bases.values()), strict=True):
         text, number = base, 1
         while text in taken:
             text, number = f"{base}_{number}", number + 1
         taken.add(text)
-        found[name] = text
-    return found
+        identifier_of[name] = text
+    return identifier_of
 
 
 def indexed(text: str) -> tuple[str, int | None]:

@@ -40,12 +40,12 @@ class Program:
 
         A program without such functions is compiled as a whole.
         """
-        found = compile_source(self.source)
-        if not found.functions:
-            return replace(found, forward=torch.compile(found.forward, **options))
-        functions = {name: torch.compile(function, **options) for name, function in found.functions.items()}
-        found.forward.__globals__.update(functions)
-        return replace(found, functions=functions)
+        program = compile_source(self.source)
+        if not program.functions:
+            return replace(program, forward=torch.compile(program.forward, **options))
+        functions = {name: torch.compile(function, **options) for name, function in program.functions.items()}
+        program.forward.__globals__.update(functions)
+        return replace(program, functions=functions)
 
 
 def compile_source(source: str) -> Program:
@@ -82,7 +82,7 @@ def left_to_python(items: Sequence[object], *methods: str) -> list[Any]:
         return torch.compiler.disable(call)
 
     kind: Any = type("Uncompiled", (), {name: method(name) for name in methods})
-    found = [kind() for _ in items]
-    for own, item in zip(found, items, strict=True):
+    wrappers = [kind() for _ in items]
+    for own, item in zip(wrappers, items, strict=True):
         setattr(own, "item", item)  # noqa: B010
-    return found
+    return wrappers

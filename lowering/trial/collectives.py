@@ -53,15 +53,15 @@ def whole_elements(whole: Collective, num_bytes: int) -> int:
 
 
 def _slowest_s(do: Callable[[], object]) -> float:
-    found = list[float]()
+    slowest_s = list[float]()
     for _ in range(REPEATS):
         dist.barrier()
         start = time.perf_counter()
         do()
         taken = torch.tensor(time.perf_counter() - start)
         dist.all_reduce(taken, dist.ReduceOp.MAX)
-        found.append(taken.item())
-    return median(found)
+        slowest_s.append(taken.item())
+    return median(slowest_s)
 
 
 def example_input(whole: Collective, lengths: Sequence[int], rank: int) -> Tensor:

@@ -125,17 +125,17 @@ def _gradients(eager: Trial, program: Trial, share: float, epsilon: float, noise
 
 def _gradient(mine: Tensor | None, other: Tensor | None, share: float, noise: _Noise, name: str) -> str | None:
     """Return in words how a gradient differs, or None."""
-    size, found = (0.0 if g is None else _norm(g) for g in (mine, other))
-    if not math.isfinite(size) and not math.isfinite(found):
+    size, by_graph = (0.0 if g is None else _norm(g) for g in (mine, other))
+    if not math.isfinite(size) and not math.isfinite(by_graph):
         return None
     free = noise.gradients.get(name, 0.0)
-    if not size or not found:
-        if max(size, found) <= max(free, noise.relative * size):
+    if not size or not by_graph:
+        if max(size, by_graph) <= max(free, noise.relative * size):
             return None
         return (
             f"is lost: its norm is {size:.3g} eagerly, none by the graph"
             if size
-            else (f"there is none eagerly, and one of norm {found:.3g} by the graph")
+            else (f"there is none eagerly, and one of norm {by_graph:.3g} by the graph")
         )
     assert mine is not None
     assert other is not None
@@ -146,7 +146,7 @@ def _gradient(mine: Tensor | None, other: Tensor | None, share: float, noise: _N
     if _norm(mine.double() + other.double().to(mine.device)) <= allowed:
         return "has the other sign"
     factor = float((mine.double() * other.double()).sum()) / size**2
-    if abs(factor) > 0 and _norm(other.double() - factor * mine.double()) <= max(allowed, share * found):
+    if abs(factor) > 0 and _norm(other.double() - factor * mine.double()) <= max(allowed, share * by_graph):
         return f"is {factor:.4g} times the eager one"
     return f"is off by {error / size:.3g} of its norm"
 
@@ -194,11 +194,11 @@ def _noise(eager: Trial, moved: Sequence[Trial]) -> _Noise:
 
 
 def _moves(own: Mapping[str, Tensor], others: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
-    found = dict[str, float]()
+    moves = dict[str, float]()
     for name, value in own.items():
         moved = [other[name] for other in others if name in other and other[name].shape == value.shape]
-        found[name] = max((_distance(value, other) for other in moved), default=0.0)
-    return found
+        moves[name] = max((_distance(value, other) for other in moved), default=0.0)
+    return moves
 
 
 def _worst(mine: Mapping[str, Tensor], others: Mapping[str, Tensor], least: float, free: Mapping[str, float]) -> float:

@@ -113,16 +113,16 @@ def _take_steps(entry: Entry, tape: Tape) -> dict[str, None]:
     """Take two steps, the second warm; return in words which values differ from the graph's types."""
     optimizer, check = _adamw(entry.store.parameters), entry.batch
     batch = {key: _empty(check.own_shapes[key], kind.dtype) for key, kind in check.inputs.items()}
-    found: dict[str, None] = {}
+    misshapen: dict[str, None] = {}
     for _ in range(2):
         tape.begin()
         loss = entry.forward_backward(batch, None)
-        found.update(dict.fromkeys(_misshapen(entry, loss)))
+        misshapen.update(dict.fromkeys(_misshapen(entry, loss)))
         _label(tape, entry, batch)
         optimizer.step()
         tape.label("optimizer", _locals(chain(*(state.values() for state in optimizer.state.values()))))
         optimizer.zero_grad()
-    return found
+    return misshapen
 
 
 def _failure(error: RuntimeError) -> str:
@@ -208,11 +208,11 @@ def _locals(values: Iterable[object]) -> Iterator[Tensor]:
 def _names(entry: Entry) -> dict[str, str]:
     """Return, by the name of each group, its mesh axis or its channel between stages."""
     ranks, pipeline = entry.ranks, entry.pipeline
-    found: dict[str, str] = {a.group.group_name: a.name for a in ranks.all_axes if a.group is not None}
+    names: dict[str, str] = {a.group.group_name: a.name for a in ranks.all_axes if a.group is not None}
     if pipeline is not None:
-        found |= {one.group.group_name: channel(*way) for way, one in pipeline.channels.items()}
-        found |= {holders.group.group_name: STAGES for holders in pipeline.shared.holders.values()}
-    return found
+        names |= {one.group.group_name: channel(*way) for way, one in pipeline.channels.items()}
+        names |= {holders.group.group_name: STAGES for holders in pipeline.shared.holders.values()}
+    return names
 
 
 def _misshapen(entry: Entry, loss: Tensor) -> Iterator[str]:
@@ -236,14 +236,14 @@ def _misshapen(entry: Entry, loss: Tensor) -> Iterator[str]:
 # ---- checks of values against the program's comments ----
 
 
-def checked(program: Program, found: dict[str, None]) -> Program:
+def checked(program: Program, misshapen: dict[str, None]) -> Program:
     """Return the program with checks, which add to `found`, in words, the values that differ from their comments."""
 
     def check(value: object, name: str, where: str, expected: str) -> None:
         if isinstance(value, Tensor):
             got = f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
             if got != expected:
-                found[f"{name} ({where}): expected {expected}, got {got}"] = None
+                misshapen[f"{name} ({where}): expected {expected}, got {got}"] = None
 
     own = compile_source("\n".join(_with_checks(program.source.splitlines())) + "\n")
     namespace: dict[str, Any] = own.forward.__globals__

@@ -81,12 +81,12 @@ class Tape(private.TorchDispatchMode):
             now += event.num_bytes
             if now > most:
                 most, moment = now, count
-        alive, found, categories = Counter(self._before), Counter[str](), self._categories()
+        alive, by_category, categories = Counter(self._before), Counter[str](), self._categories()
         for event in self._events[:moment]:
             alive[event.storage] += event.num_bytes
         for number, num_bytes in alive.items():
-            found[categories.get(number, GATHERED)] += num_bytes
-        return Peak(dict(+found), self._events[moment - 1].during if moment else "")
+            by_category[categories.get(number, GATHERED)] += num_bytes
+        return Peak(dict(+by_category), self._events[moment - 1].during if moment else "")
 
     def _categories(self) -> dict[int, str]:
         """Return the categories of storages; a storage that stays and has no label is missing."""

@@ -249,10 +249,10 @@ def lift_complex(
     """Append what an operator with complex operands or results computes; refuse what the lists here lack by name."""
     namespace, name, _ = (*target.split("."), "", "")[:3]
     if namespace == "aten" and name in _COMPLEX:
-        found = _COMPLEX[name](b, *args, **kwargs)
+        lifted = _COMPLEX[name](b, *args, **kwargs)
     elif namespace == "aten" and name in _BY_PART and (handler := HANDLERS.get(name)) is not None:
         _refuse_mixed(b, name, args, kwargs)
-        found = _parts(b, handler, args, kwargs)
+        lifted = _parts(b, handler, args, kwargs)
     else:
         raise GraphError("it has no row for complex numbers; compute with their real and imaginary parts")
-    return found if isinstance(found, tuple) else (found,)
+    return lifted if isinstance(lifted, tuple) else (lifted,)

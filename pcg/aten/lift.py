@@ -86,10 +86,10 @@ def _by_handler(
     except TypeError:
         return None
     try:
-        found = handler(*bound.args, **bound.kwargs)
+        lifted = handler(*bound.args, **bound.kwargs)
     except NotCovered:
         return None
-    return found if isinstance(found, tuple) else (found,)
+    return lifted if isinstance(lifted, tuple) else (lifted,)
 
 
 def _opaque(

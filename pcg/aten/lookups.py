@@ -247,13 +247,13 @@ def _scatter_extreme(b: GraphBuilder, x: str, dim: int, index: str, rows: str, r
         own = expand(b, _column(b, x, dim, _numbers(b, x, dim, b.types[index].dtype)), shape)
         index, rows = cat(b, [own, index], dim), cat(b, [x, rows], dim)
     signed = rows if reduce == "amax" else b.op("neg", rows)
-    found = _to_places(b, "scatter_max", x, dim, index, signed)
-    found = found if reduce == "amax" else b.op("neg", found)
+    extreme = _to_places(b, "scatter_max", x, dim, index, signed)
+    extreme = extreme if reduce == "amax" else b.op("neg", extreme)
     if with_self or _is_zero(b, x):
-        return found
+        return extreme
     ones = expand(b, b.scalar(1, b.types[x].dtype), b.shape(index))
     counts = _to_places(b, "scatter_sum", x, dim, index, ones)
-    return b.op("where", b.op("gt", counts, 0), found, x)
+    return b.op("where", b.op("gt", counts, 0), extreme, x)
 
 
 def _where_masked(b: GraphBuilder, x: str, mask: str, value: str) -> str:

@@ -185,12 +185,12 @@ class _Call:
             return self.watch.dispatch(self.mode, func, (), args, {})
 
     def _written(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
-        found: list[Tensor] = []
+        written: list[Tensor] = []
         for i, argument in enumerate(self.func._schema.arguments):
             if argument.alias_info is not None and argument.alias_info.is_write:
                 value = args[i] if i < len(args) else kwargs.get(argument.name)
-                found += (x for x in tree_iter(value) if isinstance(x, Tensor))
-        return found
+                written += (x for x in tree_iter(value) if isinstance(x, Tensor))
+        return written
 
     def _name(self) -> str:
         return self.func._schema.name.removeprefix("aten::")

@@ -153,8 +153,8 @@ def _doors_of_users() -> Iterator[tuple[object, str, object]]:
     edge = autograd_graph.get_gradient_edge
 
     def get_gradient_edge(tensor: Tensor) -> object:
-        found = edge(tensor)
-        return found._replace(node=_Node(found.node))
+        true_edge = edge(tensor)
+        return true_edge._replace(node=_Node(true_edge.node))
 
     def looked_at(tensor: Tensor) -> object:
         node = grad_fn(tensor)

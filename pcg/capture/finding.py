@@ -30,18 +30,18 @@ def with_foreign(
         try:
             return capture(parts), parts
         except CaptureError as error:
-            found = _wider(parts, error, forward) if find and error.where is not None else None
+            wider = _wider(parts, error, forward) if find and error.where is not None else None
             if (
-                found is None
+                wider is None
                 and find
                 and error.where
                 and any(isinstance(p, FakeTensor) for p in parts.model.parameters())
             ):
                 hint = "a part that cannot be captured runs as it is, but its types come from a run with real values"
                 raise CaptureError(f"{error}. Build the model outside of shardwright.fake(): {hint}") from error
-            if found is None:
+            if wider is None:
                 raise
-            parts = found
+            parts = wider
 
 
 def _wider(parts: Parts, error: CaptureError, forward: Callable[[], object]) -> Parts | None:
@@ -53,13 +53,13 @@ def _wider(parts: Parts, error: CaptureError, forward: Callable[[], object]) -> 
     for name in _around(parts, error):
         inner = {own for own in parts.by_name if f"{own}.".startswith(f"{name}.")}
         part = part_of(parts.model, name, why=error.why)
-        found = parts.having([*(one for own, one in parts.by_name.items() if own not in inner), part])
+        wider = parts.having([*(one for own, one in parts.by_name.items() if own not in inner), part])
         try:
-            found.record(forward)
+            wider.record(forward)
         except (CaptureError, PlanError):
             continue
-        if name in found.by_name:  # else its forward is not called, but another method of it
-            return found
+        if name in wider.by_name:  # else its forward is not called, but another method of it
+            return wider
     return None
 
 

@@ -48,12 +48,12 @@ class Part:
 
     def state(self) -> list[tuple[Tensor, tuple[str, ...]]]:
         """Return each parameter and buffer of a module once, with all of its names."""
-        found: dict[int, tuple[Tensor, list[str]]] = {}
+        by_id: dict[int, tuple[Tensor, list[str]]] = {}
         if isinstance(self.thing, nn.Module):
             named = *self.thing.named_parameters(remove_duplicate=False), *self.buffers().items()
             for name, tensor in named:
-                found.setdefault(id(tensor), (tensor, []))[1].append(name)
-        return [(tensor, tuple(names)) for tensor, names in found.values()]
+                by_id.setdefault(id(tensor), (tensor, []))[1].append(name)
+        return [(tensor, tuple(names)) for tensor, names in by_id.values()]
 
     def buffers(self) -> dict[str, Tensor]:
         return dict(self.thing.named_buffers(remove_duplicate=False)) if isinstance(self.thing, nn.Module) else {}
@@ -340,10 +340,10 @@ def _varies(returned: Sequence[Tensor], run: Callable[[list[Tensor]], Any], give
     if any(isinstance(x, FakeTensor) for x in given):
         return False
     try:
-        found = [x for x in tree_flatten(run([other(x) for x in given]))[0] if isinstance(x, Tensor)]
+        others = [x for x in tree_flatten(run([other(x) for x in given]))[0] if isinstance(x, Tensor)]
     except Exception:  # noqa: BLE001  values that the part does not take show nothing
         return False
-    return [x.shape for x in found] != [x.shape for x in returned]
+    return [x.shape for x in others] != [x.shape for x in returned]
 
 
 def _generator(device: str) -> torch.Generator:

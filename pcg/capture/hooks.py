@@ -112,9 +112,9 @@ def _reporting(hook: Hook, what: str, gave: dict[str, bool]) -> Hook:
     """Return the hook so wrapped that `gave` notes whether it returns a value."""
 
     def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        found = hook(*args, **kwargs)
-        gave[what] = gave.get(what, False) or found is not None
-        return found
+        result = hook(*args, **kwargs)
+        gave[what] = gave.get(what, False) or result is not None
+        return result
 
     return call
 

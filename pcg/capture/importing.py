@@ -180,8 +180,8 @@ class Importer:
         if isinstance(value, torch.fx.Node):
             if value not in self.values:
                 self._lift(value, self.builder.source)
-            found = self.values[value]
-            return Ref(found) if isinstance(found, str) else found
+            lifted = self.values[value]
+            return Ref(lifted) if isinstance(lifted, str) else lifted
         if isinstance(value, (list, tuple)):
             return type(value)(self._argument(v) for v in value)
         return value
@@ -204,8 +204,8 @@ class Importer:
     def _casts_parameter(self, node: torch.fx.Node) -> bool:
         """Return whether a node is a cast of `pcg.capture.casting`; its first reader lifts it."""
         operand = node.args[0] if node.args else None
-        found = self.values.get(operand) if isinstance(operand, torch.fx.Node) else None
-        is_parameter = isinstance(found, str) and self.builder.nodes[found].op == "parameter"
+        lifted = self.values.get(operand) if isinstance(operand, torch.fx.Node) else None
+        is_parameter = isinstance(lifted, str) and self.builder.nodes[lifted].op == "parameter"
         return is_parameter and node.target is torch.ops.aten._to_copy.default and _source(node) == Source()
 
     def _lift(self, node: torch.fx.Node, source: Source) -> None:
@@ -295,9 +295,11 @@ class Importer:
 
     def _where(self, node: torch.fx.Node) -> Source:
         """Return the source of a node, for errors; if torch has no line of it, where its module's forward begins."""
-        found = _source(node)
+        source = _source(node)
         return (
-            found if found.line else Source(found.module, line_of(type(self.model.get_submodule(found.module)).forward))
+            source
+            if source.line
+            else Source(source.module, line_of(type(self.model.get_submodule(source.module)).forward))
         )
 
 

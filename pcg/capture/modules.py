@@ -105,21 +105,23 @@ def _decided(
     precisions: list[Precision | None] = [*(own for _, own in pairs), base_of(precision)]
     rest = len(pairs)
     around: dict[str, tuple[int, int]] = {}  # places of the deciding pattern, and of the one for the forward around
-    found: dict[nn.Module, tuple[int, str, int]] = {}
+    outermost: dict[nn.Module, tuple[int, str, int]] = {}
     places: dict[nn.Module, int] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         outer, inside = around.get(name.rpartition(".")[0], (rest, rest))
         mine = min(outer, next((i for i, (pattern, _) in enumerate(pairs) if fits(name, pattern)), rest))
         if type(module).forward is not nn.Module.forward:  # a list of modules has none
             if mine != inside:
-                found[module] = min(found.get(module, (rest, "", rest)), (mine, name, inside))
+                outermost[module] = min(outermost.get(module, (rest, "", rest)), (mine, name, inside))
             inside = mine
         places[module] = min(places.get(module, rest), mine)
         around[name] = mine, inside
     for place, (pattern, _) in enumerate(pairs):
         if all(place != mine for mine, _ in around.values()):
             raise PlanError(_names_none(model, pattern, list(around)))
-    owns = {module: _Own(*pairs[place], name, precisions[inside]) for module, (place, name, inside) in found.items()}
+    owns = {
+        module: _Own(*pairs[place], name, precisions[inside]) for module, (place, name, inside) in outermost.items()
+    }
     return owns, {module: low_dtype(precisions[place], "parameters") for module, place in places.items()}
 
 

@@ -35,16 +35,16 @@ def with_networks(graph: Graph) -> Graph:
     finder, b, names = _Finder(graph), GraphBuilder(), dict[str, str]()
     for node in graph.nodes:
         b.at(node.name, node.source)
-        found = finder.network(node)
-        if found is None:
+        network = finder.network(node)
+        if network is None:
             names[node.name] = b.again(node, [names[name] for name in node.inputs])
             continue
-        *tokens, _, size = graph.types[found.x].shape
-        x = b.op("reshape", names[found.x], shape=(*tokens, size))
-        index, weights, *matrices = (names[name] for name in (found.index, found.weights, found.up, found.down))
-        if found.summed:
-            weights = b.op("cast", weights, dtype=found.summed)
-        names[node.name] = b.op("experts", x, index, weights, *matrices, activation=found.activation)
+        *tokens, _, size = graph.types[network.x].shape
+        x = b.op("reshape", names[network.x], shape=(*tokens, size))
+        index, weights, *matrices = (names[name] for name in (network.index, network.weights, network.up, network.down))
+        if network.summed:
+            weights = b.op("cast", weights, dtype=network.summed)
+        names[node.name] = b.op("experts", x, index, weights, *matrices, activation=network.activation)
     return b.graph([(key, names[name]) for key, name in graph.outputs])
 
 
@@ -73,10 +73,12 @@ class _Finder:
         for product, column in (scaled.inputs, scaled.inputs[::-1]):
             last, weights = self._own(product, "expert_linear"), self.graph.by_name[column]
             if last is not None and weights.op == "reshape" and node.attr("dims") == (len(self._shape(product)) - 2,):
-                found = self._of(last, weights)
-                if found is not None and wider is not None:
-                    found = replace(found, summed=self.types[wider.name].dtype)
-                return found if found is not None and self._computes_in(found) == self.types[node.name].dtype else None
+                joined = self._of(last, weights)
+                if joined is not None and wider is not None:
+                    joined = replace(joined, summed=self.types[wider.name].dtype)
+                return (
+                    joined if joined is not None and self._computes_in(joined) == self.types[node.name].dtype else None
+                )
         return None
 
     def _of(self, last: Node, column: Node) -> _Network | None:

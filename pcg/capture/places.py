@@ -218,19 +218,19 @@ def _is_unreal(tensor: Tensor) -> bool:
 
 def _generators(model: nn.Module) -> list[tuple[Callable[[], Any], Callable[[Any], object]]]:
     """Return how to read and set the state of each generator: torch's, Python's, NumPy's, those of modules."""
-    found: list[tuple[Callable[[], Any], Callable[[Any], object]]] = [
+    accessors: list[tuple[Callable[[], Any], Callable[[Any], object]]] = [
         (random.getstate, random.setstate),
         (np.random.get_state, np.random.set_state),
     ]
     for held in (torch.default_generator, *(value for module in model.modules() for value in vars(module).values())):
         if isinstance(held, random.Random):
-            found.append((held.getstate, held.setstate))
+            accessors.append((held.getstate, held.setstate))
         elif isinstance(held, np.random.Generator):
             bits = held.bit_generator
-            found.append((partial(getattr, bits, "state"), partial(setattr, bits, "state")))
+            accessors.append((partial(getattr, bits, "state"), partial(setattr, bits, "state")))
         elif isinstance(held, (torch.Generator, np.random.RandomState)):
-            found.append((held.get_state, held.set_state))
-    return found
+            accessors.append((held.get_state, held.set_state))
+    return accessors
 
 
 def is_installed(thing: Any) -> bool:  # noqa: ANN401
@@ -266,8 +266,8 @@ def _read(holder: Any) -> Parts:  # noqa: ANN401
     if isinstance(holder, type):
         return {name: value for name, value in vars(holder).items() if _is_state(name, value)}
     if isinstance(holder, Names):
-        found = {name: holder.namespace[name] for name in holder.names if name in holder.namespace}
-        return {name: value for name, value in found.items() if not isinstance(value, (type, ModuleType))}
+        named = {name: holder.namespace[name] for name in holder.names if name in holder.namespace}
+        return {name: value for name, value in named.items() if not isinstance(value, (type, ModuleType))}
     if isinstance(holder, CellType):
         try:
             return {"cell_contents": holder.cell_contents}

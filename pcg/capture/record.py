@@ -207,23 +207,23 @@ class Record:
         Draws keep their order. Every other step follows the last draw that it depends on.
         """
         makers = self.makers()
-        found = self._ancestors(makers, wanted)
-        last = max((i for i in found if self.steps[i].draws), default=-1)
+        steps = self._ancestors(makers, wanted)
+        last = max((i for i in steps if self.steps[i].draws), default=-1)
         skipped = [v for step in self.steps[: max(last, 0)] if step.draws for v in step.versions]
-        found |= self._ancestors(makers, skipped)
+        steps |= self._ancestors(makers, skipped)
         after = dict[int, int]()
-        for i in sorted(found):
+        for i in sorted(steps):
             step = self.steps[i]
             after[i] = i if step.draws else max((after[makers[v]] for v in step.reads), default=-1)
-        return sorted(found, key=lambda i: (after[i], i))
+        return sorted(steps, key=lambda i: (after[i], i))
 
     def _ancestors(self, makers: Mapping[Version, int], wanted: Iterable[Version]) -> set[int]:
-        ahead, found = [makers[version] for version in wanted], set[int]()
+        ahead, ancestors = [makers[version] for version in wanted], set[int]()
         while ahead:
-            if (i := ahead.pop()) not in found:
-                found.add(i)
+            if (i := ahead.pop()) not in ancestors:
+                ancestors.add(i)
                 ahead += [makers[version] for version in self.steps[i].reads]
-        return found
+        return ancestors
 
     def is_empty(self, window: Window, makers: Mapping[Version, int]) -> bool:
         """Return whether nothing has written a tensor: it is as `torch.empty` made it, or a copy of such a one."""

@@ -61,10 +61,10 @@ def _default_dtype(dtype: torch.dtype) -> Iteration[None]:
 
 def _check_kind(step: Step, result: Tensor, window: Window) -> None:
     """Raise `PlanError` where a step makes another tensor than it was noted to make."""
-    found, noted = (result.dtype, tuple(result.shape)), (window.dtype, window.size)
-    if found != noted:
+    made, noted = (result.dtype, tuple(result.shape)), (window.dtype, window.size)
+    if made != noted:
         raise PlanError(
-            f"{step.name} makes a tensor of {found[0]} {list(found[1])} now, and made one of {noted[0]} "
+            f"{step.name} makes a tensor of {made[0]} {list(made[1])} now, and made one of {noted[0]} "
             f"{list(noted[1])} inside of `with shardwright.fake()`; build the model on real memory"
         )
 
@@ -150,15 +150,15 @@ class _Memory:
     def _generator(self, step: Step) -> Generator:
         """Return the generator of a step, in the state in which the step began if that is not where it is."""
         own = generator_of(step)
-        found = self._generators.setdefault(own, own if own is torch.default_generator else Generator(own.device))
+        generator = self._generators.setdefault(own, own if own is torch.default_generator else Generator(own.device))
         if not step.is_inside:
             raise PlanError(
                 f"{step.name} draws for the model after the `with shardwright.fake()` in which the model was built; "
                 "fill its tensors inside of the block"
             )
         if step.state is not None:
-            found.set_state(self._states[step.state] if isinstance(step.state, int) else step.state)
-        return found
+            generator.set_state(self._states[step.state] if isinstance(step.state, int) else step.state)
+        return generator
 
     def _keep(self, version: Version, storage: UntypedStorage) -> None:
         if self._readers[version]:

@@ -69,8 +69,8 @@ class _Orders:
     def graph(self) -> Graph:
         for node in self.source.nodes:
             self.b.at(node.name, node.source)
-            if (found := self._in_order(node)) is not None:
-                self.ordered[node.name] = found
+            if (ordered := self._in_order(node)) is not None:
+                self.ordered[node.name] = ordered
             else:
                 self.names[node.name] = (
                     self._put_back(node) or self._added(node) or self.b.again(node, [*map(self._name, node.inputs)])

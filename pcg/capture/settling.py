@@ -41,20 +41,20 @@ def settled(kept: Kept, capture: Capture) -> Found:
     `kept` is the state around the model's first forward.
     """
     try:
-        found = capture(kept)
+        captured = capture(kept)
     except CaptureError as error:
         if _MUTATED not in str(error):
             raise
         kept = Kept(kept.model, kept.plain_tensors())  # tensors written in place become inputs
-        found = capture(kept)
+        captured = capture(kept)
     if not kept.changed:
-        return _finished(found, kept, {})
+        return _finished(captured, kept, {})
     refusal: CaptureError | None = None
     for carriers in _ways(kept):
         again = Kept(kept.model, carriers)
         with kept.as_left():
             later = _attempt(again, capture, refusal)
-        if not again.changed and (carried := _carried(kept, found, again, later, capture)) is not None:
+        if not again.changed and (carried := _carried(kept, captured, again, later, capture)) is not None:
             return carried
         refusal = refusal or (again if again.changed else kept).refusal()
     assert refusal is not None
@@ -77,19 +77,19 @@ def _ways(kept: Kept) -> Iterator[dict[str, Carrier]]:
         yield {**tensors, **numbers}
 
 
-def _carried(kept: Kept, found: Found, again: Kept, later: Found, capture: Capture) -> Found | None:
+def _carried(kept: Kept, captured: Found, again: Kept, later: Found, capture: Capture) -> Found | None:
     """Return the graph of every step; None if two steps do not run the same."""
-    same = _Same(kept, found, again, later)
+    same = _Same(kept, captured, again, later)
     if not same.holds():
         return None
     carried = {path for path in same.live if path in same.written or same.is_buffer(path)}
     if not carried:
-        return _finished(found, kept, {})
+        return _finished(captured, kept, {})
     if any(again.carriers[path].place.origin.is_shared for path in carried):  # others see what lies there
         return None
     if same.live - carried:  # caches beside them, which are to be made in every step
         again = Kept(kept.model, {p: c for p, c in again.carriers.items() if p in carried or p in kept.carriers})
-        same = _Same(kept, found, again, capture(again))
+        same = _Same(kept, captured, again, capture(again))
         if not again.changed.keys() <= kept.changed.keys() or not same.holds():
             return None
     first = {path: same.first_value(path) for path in carried}
@@ -97,12 +97,12 @@ def _carried(kept: Kept, found: Found, again: Kept, later: Found, capture: Captu
     return _finished(same.later, again, values) if len(values) == len(first) else None
 
 
-def _finished(found: Found, kept: Kept, carried: Mapping[str, Tensor]) -> Found:
+def _finished(captured: Found, kept: Kept, carried: Mapping[str, Tensor]) -> Found:
     """Return the graph with outputs for the carried state only: `carried`, and what the first forward wrote in place.
 
     Other places become constants.
     """
-    graph, constants = found
+    graph, constants = captured
     own = {path: carrier.value for path, carrier in kept.carriers.items() if carrier.is_first}
     outputs = tuple((key, name) for key, name in graph.outputs if _stays(key, kept, {*own, *carried}))
     carried = {**{key: own[key] for key, _ in outputs if key in own}, **carried}
@@ -211,13 +211,13 @@ class _Same:
 
 def _made_of(graph: Graph, kinds: Collection[str], targets: Collection[str] = ()) -> set[str]:
     """Return the nodes computed only of leaves of some kinds and of buffers with these targets."""
-    found = set[str]()
+    nodes = set[str]()
     for node in graph.nodes:
         if node.is_leaf:
-            found.update([node.name] * (node.op in kinds or (node.op == "buffer" and node.attr("target") in targets)))
-        elif not node.is_random and found.issuperset(node.inputs):
-            found.add(node.name)
-    return found
+            nodes.update([node.name] * (node.op in kinds or (node.op == "buffer" and node.attr("target") in targets)))
+        elif not node.is_random and nodes.issuperset(node.inputs):
+            nodes.add(node.name)
+    return nodes
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:

@@ -108,8 +108,8 @@ class Kept:
 
     def left(self) -> dict[str, Tensor]:
         """Return the tensors that the forward left in places that are not carried, by path."""
-        found = {path: self._left.places.get(path) for path in self.changed}
-        return {path: place.value for path, place in found.items() if place and isinstance(place.value, Tensor)}
+        places = {path: self._left.places.get(path) for path in self.changed}
+        return {path: place.value for path, place in places.items() if place and isinstance(place.value, Tensor)}
 
     def left_tensors(self) -> dict[str, Carrier]:
         """Return the same as inputs of a second capture."""
@@ -117,7 +117,7 @@ class Kept:
 
     def left_numbers(self) -> dict[str, Carrier]:
         """Return the numbers that the forward changed, as they were before."""
-        found = dict[str, Carrier]()
+        numbers = dict[str, Carrier]()
         for path in self.changed:
             one, two = self._before.places.get(path), self._left.places.get(path)
             if one is None or two is None or one.origin.is_shared:
@@ -125,8 +125,8 @@ class Kept:
             if _is_number(one.value) and _is_number(two.value):
                 real = isinstance(one.value, float) or isinstance(two.value, float)
                 value = torch.tensor(one.value, dtype=torch.float64 if real else torch.int64)
-                found[path] = Carrier(two, value, True)
-        return found
+                numbers[path] = Carrier(two, value, True)
+        return numbers
 
     def plain_tensors(self) -> dict[str, Carrier]:
         """Return all tensors that are neither parameters nor buffers, with their values before the forward."""

@@ -54,11 +54,11 @@ def _positions(x: Tensor, size: Sequence[int], stride: Sequence[int], offset: in
             f"as_strided names the elements {place} to {last} of a tensor of {x.numel()}, others than its own; use it "
             "on the tensor whose memory it reads"
         )
-    found = torch.full((1,) * len(size), place, dtype=torch.int64, device=x.device)
+    positions = torch.full((1,) * len(size), place, dtype=torch.int64, device=x.device)
     for dim, (number, step) in enumerate(zip(size, stride, strict=True)):
         along = torch.arange(number, dtype=torch.int64, device=x.device) * step
-        found = found + along.reshape([-1 if d == dim else 1 for d in range(len(size))])
-    return found.reshape(-1)
+        positions = positions + along.reshape([-1 if d == dim else 1 for d in range(len(size))])
+    return positions.reshape(-1)
 
 
 STRIDED: Mapping[torch._ops.OperatorBase, Callable[..., Any]] = {

@@ -36,11 +36,11 @@ def keep_unread_draws(graph: Graph) -> None:
             last = at
             continue
         until = next((number for number in numbers if number >= end and nodes[number] in live), len(nodes))
-        found = [number for number in range(last, until) if nodes[number] in live and _can_read(nodes[number])]
-        host = next((number for number in found if number > at), None)
+        able = [number for number in range(last, until) if nodes[number] in live and _can_read(nodes[number])]
+        host = next((number for number in able if number > at), None)
         in_place = host is not None
         if host is None and _is_free(draw):
-            host = next(iter(found), None)
+            host = next(iter(able), None)
         if host is not None:
             value: Node = nodes[host]
             hosts[value] = _read(graph, draw, hosts.get(value, value), in_place=in_place)
@@ -49,14 +49,14 @@ def keep_unread_draws(graph: Graph) -> None:
 
 def _live(nodes: Iterable[Node]) -> set[Node]:
     """Return the nodes that outputs need, and the nodes that write to something."""
-    found = set[Node]()
+    live = set[Node]()
     pending = [node for node in nodes if node.op == "output" or _writes(node)]
     while pending:
         node = pending.pop()
-        if node not in found:
-            found.add(node)
+        if node not in live:
+            live.add(node)
             pending += node.all_input_nodes
-    return found
+    return live
 
 
 def _draws(node: Node) -> bool:
@@ -108,11 +108,11 @@ def _read(graph: Graph, draw: Node, host: Node, *, in_place: bool) -> Node:
         one = graph.call_function(aten.amax.default, (graph.call_function(aten.to.dtype, (one, torch.float32)),))
         below = graph.call_function(aten.lt.Scalar, (one, -math.inf))
         zero = graph.call_function(aten.new_zeros.default, (host, []))
-        found = graph.call_function(aten.where.self, (below, zero, host))
-    found.meta.update({key: host.meta[key] for key in ("val", "nn_module_stack", "stack_trace") if key in host.meta})
+        after = graph.call_function(aten.where.self, (below, zero, host))
+    after.meta.update({key: host.meta[key] for key in ("val", "nn_module_stack", "stack_trace") if key in host.meta})
     for reader in readers:
-        reader.replace_input_with(host, found)
-    return found
+        reader.replace_input_with(host, after)
+    return after
 
 
 def _of_zeros(graph: Graph, draw: Node) -> Node:

@@ -31,13 +31,13 @@ def with_loss(model: nn.Module, loss_fn: LossFunction | None) -> nn.Module:
         return model
 
     def loss(result: Any, batch: Mapping[str, Any]) -> Tensor:  # noqa: ANN401
-        found = loss_fn(result, batch)
-        if not isinstance(found, Tensor) or found.dim():
+        value = loss_fn(result, batch)
+        if not isinstance(value, Tensor) or value.dim():
             what = (
-                f"a tensor of shape {list(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
+                f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
             )
             raise CaptureError(f"loss_fn returns {what}; expected a tensor with one element and no dimension")
-        return found
+        return value
 
     return _viewed(model, loss)
 

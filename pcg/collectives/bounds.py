@@ -48,10 +48,10 @@ def least_latency_s(topology: Topology, collective: Collective) -> float:
     """
     chunks = [(one.sources, one.targets) for one in dict.fromkeys(collective.chunks) if one.size and one.targets]
     far, away = (max if collective.reduces else min), Latencies(topology)
-    found = (
+    latencies_s = (
         max(far(away[src][dst] for src in sources) for dst in targets) for sources, targets in chunks[:MOST_LATENCIES]
     )
-    return max(found, default=0.0)
+    return max(latencies_s, default=0.0)
 
 
 def least_seconds_per_byte(topology: Topology, collective: Collective) -> Bound:
@@ -77,18 +77,18 @@ class Hops(dict[int, Mapping[int, int]]):
 
     def __missing__(self, src: int) -> Mapping[int, int]:
         num_ranks, neighbours = self.topology.num_ranks, self.topology.successors
-        found, queue = dict[int, int](), deque([(src, 0)])
+        steps_to, queue = dict[int, int](), deque([(src, 0)])
         while queue:
             node, steps = queue.popleft()
-            if node in found:
+            if node in steps_to:
                 continue
-            found[node] = steps
+            steps_to[node] = steps
             for after in neighbours[node]:
                 if node < num_ranks:  # a step begins at a rank, and entering relays or ranks costs it
                     queue.append((after, steps + 1))
                 else:
                     queue.appendleft((after, steps))
-        self[src] = {rank: found[rank] for rank in range(num_ranks)}
+        self[src] = {rank: steps_to[rank] for rank in range(num_ranks)}
         return self[src]
 
 
@@ -100,16 +100,16 @@ class Latencies(dict[int, Mapping[int, float]]):
         self.topology = topology
 
     def __missing__(self, src: int) -> Mapping[int, float]:
-        topology, found, heap = self.topology, dict[int, float](), [(0.0, src)]
+        topology, latency_of, heap = self.topology, dict[int, float](), [(0.0, src)]
         while heap:
             latency_s, node = heapq.heappop(heap)
-            if node not in found:
-                found[node] = latency_s
+            if node not in latency_of:
+                latency_of[node] = latency_s
                 for after in topology.successors[node]:
-                    if after not in found:
+                    if after not in latency_of:
                         heapq.heappush(heap, (latency_s + topology.by_edge[node, after].latency_s, after))
-        self[src] = found
-        return found
+        self[src] = latency_of
+        return latency_of
 
 
 def _steps(hops: Hops, chunk: Chunk, reduces: bool) -> int:
@@ -137,12 +137,12 @@ def _gather_bound(topology: Topology, chunks: Iterable[Chunk]) -> Bound:
 
 def supplies(chunks: Iterable[Chunk]) -> dict[int, dict[tuple[int, ...], Fraction]]:
     """Return what each rank needs from elsewhere: the bytes that start at each set of sources."""
-    found: dict[int, dict[tuple[int, ...], Fraction]] = defaultdict(lambda: defaultdict(Fraction))
+    needed: dict[int, dict[tuple[int, ...], Fraction]] = defaultdict(lambda: defaultdict(Fraction))
     for chunk in chunks:
         for target in chunk.targets:
             if target not in chunk.sources and chunk.size:
-                found[target][chunk.sources] += chunk.size
-    return found
+                needed[target][chunk.sources] += chunk.size
+    return needed
 
 
 class FlowGraph:
@@ -166,16 +166,16 @@ class FlowGraph:
 
     def _shared(self, *, tail: bool) -> dict[Edge, int]:
         """Add a node for each resource whose links begin (`tail`) or end at one node; return the node of each link."""
-        found = dict[Edge, int]()
+        node_of = dict[Edge, int]()
         for one in self.topology.resources:
             ends = {edge[0 if tail else 1] for edge in one.edges}
-            if len(ends) != 1 or any(edge in found for edge in one.edges):
+            if len(ends) != 1 or any(edge in node_of for edge in one.edges):
                 continue
             (end,), node = ends, self.num_nodes
             self.num_nodes += 1
             self._add((end, node) if tail else (node, end), self.topology.multiplicity(one))
-            found |= dict.fromkeys(one.edges, node)
-        return found
+            node_of |= dict.fromkeys(one.edges, node)
+        return node_of
 
     def cut(self, target: int, supply: Mapping[tuple[int, ...], Fraction], time: Fraction) -> Bound | None:
         """Return the bound of a cut that a time per byte violates; None if all that the target needs flows to it."""
@@ -234,12 +234,12 @@ def _point_bound(topology: Topology, collective: Collective) -> Bound:
 
 
 def _demand(collective: Collective) -> dict[Edge, Fraction]:
-    found: dict[Edge, Fraction] = defaultdict(Fraction)
+    demand: dict[Edge, Fraction] = defaultdict(Fraction)
     for chunk in collective.chunks:
         for dst in chunk.targets:
             if dst not in chunk.sources:
-                found[chunk.sources[0], dst] += chunk.size if len(chunk.sources) == 1 else 0
-    return found
+                demand[chunk.sources[0], dst] += chunk.size if len(chunk.sources) == 1 else 0
+    return demand
 
 
 def _distance_bound(topology: Topology, demand: Mapping[Edge, Fraction]) -> Bound:
@@ -253,13 +253,13 @@ def _distance_bound(topology: Topology, demand: Mapping[Edge, Fraction]) -> Boun
 
 
 def _links_to(topology: Topology, src: int) -> Mapping[int, int]:
-    found, queue = {src: 0}, [src]
+    num_links, queue = {src: 0}, [src]
     for node in queue:
         for after in topology.successors[node]:
-            if after not in found:
-                found[after] = found[node] + 1
+            if after not in num_links:
+                num_links[after] = num_links[node] + 1
                 queue.append(after)
-    return found
+    return num_links
 
 
 def _sides(topology: Topology) -> Iterator[frozenset[int]]:
@@ -286,12 +286,12 @@ def islands(topology: Topology, rate: Fraction) -> list[frozenset[int]]:
         if link.rate_bytes_per_s > rate:
             near[link.src].append(link.dst)
             near[link.dst].append(link.src)
-    found, seen = list[frozenset[int]](), set[int]()
+    parts, seen = list[frozenset[int]](), set[int]()
     for node in near:
         if node not in seen:
-            found.append(frozenset(reachable(node, near)))
-            seen |= found[-1]
-    return found
+            parts.append(frozenset(reachable(node, near)))
+            seen |= parts[-1]
+    return parts
 
 
 def _cut_bound(topology: Topology, demand: Mapping[Edge, Fraction], side: frozenset[int]) -> Bound:

@@ -59,11 +59,11 @@ class Collective:
             raise ScheduleError(f"{self.kind}: expected 1 to {MOST_CHUNKS} chunks, got {len(self.chunks)}; use others")
         require_at_most(self.kind, self.num_cells, MOST_CELLS, "cells")
         for index, chunk in enumerate(self.chunks):
-            for found in self._faults(chunk):
+            for fault in self._faults(chunk):
                 expected = (
                     f"ranks from 0 to {self.num_ranks - 1}, each once, at least one source and a size of at least 0"
                 )
-                raise ScheduleError(f"{self.kind}: chunk {index}: expected {expected}, got {found}; correct the chunk")
+                raise ScheduleError(f"{self.kind}: chunk {index}: expected {expected}, got {fault}; correct the chunk")
         if self.kind != "custom":
             self._check_kind(RULES[self.kind])
 
@@ -153,14 +153,14 @@ class Collective:
             expected = (
                 f"a multiple of {number} chunks, {'sums' if rule.reduces else 'copies'} and a root that is a rank"
             )
-            found = f"{len(self.chunks)}, {'sums' if self.reduces else 'copies'} and root {self.root}"
-            raise ScheduleError(f"{what}: expected {expected}, got {found}; correct it or call it custom")
+            got = f"{len(self.chunks)}, {'sums' if self.reduces else 'copies'} and root {self.root}"
+            raise ScheduleError(f"{what}: expected {expected}, got {got}; correct it or call it custom")
         units = rule.units(self.num_ranks, self.root)
         for index, (size, *ends) in enumerate(self.chunks):
             if tuple(ends) != (unit := units[index // pieces]) and (size or ends != [unit[0], ()]):
                 expected = f"sources {_shown(unit[0])} and targets {_shown(unit[1])}"
-                found = f"{_shown(ends[0])} and {_shown(ends[1])}"
-                problem = f"expected {expected}, got {found}; correct it or call it custom"
+                got = f"{_shown(ends[0])} and {_shown(ends[1])}"
+                problem = f"expected {expected}, got {got}; correct it or call it custom"
                 raise ScheduleError(f"{what}: chunk {index}: {problem}")
         if (total := sum(chunk.size for chunk in self.chunks)) != 1:
             raise ScheduleError(f"{what}: expected sizes whose sum is 1, got {total}; divide them by it")

@@ -83,11 +83,11 @@ class Schedule:
         """Return the share of all bytes that each link carries in a step."""
         kinds, kind_of = self.collective.sizes
         sent = Counter((t.src, t.dst, t.via, kind_of[t.chunk]) for t in self.steps[step])
-        found: dict[Edge, Fraction] = defaultdict(Fraction)
+        carried: dict[Edge, Fraction] = defaultdict(Fraction)
         for (src, dst, via, kind), many in sent.items():
             for edge in topology.path(src, dst, via):
-                found[edge] += many * kinds[kind]
-        return found
+                carried[edge] += many * kinds[kind]
+        return carried
 
     def seconds_per_byte(self, topology: Topology) -> tuple[Fraction, ...]:
         """Return how long each step keeps its busiest link busy, per byte of the whole, latencies left out."""

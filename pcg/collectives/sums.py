@@ -29,7 +29,7 @@ def adds_alike(schedule: Schedule) -> bool:
                 cells[dst, chunk] = number(frozenset((own, value)))
             elif value is not None:
                 cells[dst, chunk] = value
-    found = defaultdict[int, set[int | None]](set)
+    sums_of = defaultdict[int, set[int | None]](set)
     for rank, chunk in schedule.collective.post:
-        found[chunk].add(cells.get((rank, chunk)))
-    return all(len(sums) == 1 for sums in found.values())
+        sums_of[chunk].add(cells.get((rank, chunk)))
+    return all(len(sums) == 1 for sums in sums_of.values())

@@ -109,11 +109,11 @@ class Topology:
     @cached_property
     def channels(self) -> Mapping[Edge, tuple[Edge, ...]]:
         """The pairs of ranks between which a transfer can pass, with the links of its `path`."""
-        found = dict[Edge, tuple[Edge, ...]]()
+        paths = dict[Edge, tuple[Edge, ...]]()
         for src in range(self.num_ranks):
             near = {*self.successors[src], *(self._relayed[src] if self.relays else ())}
-            found |= {(src, dst): self.path(src, dst) for dst in sorted(near) if dst < self.num_ranks and dst != src}
-        return found
+            paths |= {(src, dst): self.path(src, dst) for dst in sorted(near) if dst < self.num_ranks and dst != src}
+        return paths
 
     @cached_property
     def unit_rate(self) -> Fraction:
@@ -196,10 +196,8 @@ class Topology:
         for index, one in enumerate(self.resources):
             unknown = next((edge for edge in sorted(one.edges) if edge not in self.by_edge), None)
             if unknown is not None or not one.edges:
-                found = f"{unknown[0]} to {unknown[1]}" if unknown else "none"
-                raise self._error(
-                    f"resources[{index}].edges", f"expected links of the topology, got {found}; name some"
-                )
+                got = f"{unknown[0]} to {unknown[1]}" if unknown else "none"
+                raise self._error(f"resources[{index}].edges", f"expected links of the topology, got {got}; name some")
 
     def _check_connected(self) -> None:
         for neighbours, there in ((self.successors, "from rank 0 to"), (self.predecessors, "to rank 0 from")):
@@ -262,7 +260,7 @@ def _neighbours(num_nodes: int, edges: Iterable[Edge]) -> dict[int, tuple[int, .
     lists: dict[int, list[int]] = {node: [] for node in range(num_nodes)}
     for src, dst in edges:
         lists[src].append(dst)
-    return {node: tuple(sorted(found)) for node, found in lists.items()}
+    return {node: tuple(sorted(after)) for node, after in lists.items()}
 
 
 def _gcd(a: Fraction, b: Fraction) -> Fraction:

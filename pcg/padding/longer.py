@@ -137,16 +137,16 @@ class Padder:
 
     def _factors(self, node: Node, row: Row, signature: Signature) -> dict[int, Stretch]:
         """Return the factors that the operands' padding stretches, and that a law lets be stretched."""
-        found, bad = dict[int, Stretch](), set[int]()
+        stretches, bad = dict[int, Stretch](), set[int]()
         for position, name in enumerate(node.inputs):
             for dim, stretch in self.longer[name].stretches.items() if name in self.longer else ():
                 place = within(signature.operands[position][dim], signature, stretch)
                 if place is None:
                     continue
                 factor, own = place
-                if found.setdefault(factor, own) != own or not self.allows(node, row, signature, factor, own):
+                if stretches.setdefault(factor, own) != own or not self.allows(node, row, signature, factor, own):
                     bad.add(factor)
-        return {factor: own for factor, own in found.items() if factor not in bad}
+        return {factor: own for factor, own in stretches.items() if factor not in bad}
 
     def _attributes(
         self, node: Node, row: Row, signature: Signature, operands: Sequence[Value], result: Mapping[int, Stretch]

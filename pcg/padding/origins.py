@@ -20,15 +20,15 @@ def paddings(graph: Graph, num_parts: int) -> tuple[Padding, ...]:
     Those are factors of contractions, lookups and losses for which all padding begins at parameters. A factor that
     would grow by more than `MOST_PADDING` is padded for fewer parts, or not at all.
     """
-    found, refused = dict[tuple[str, int], Stretch](), set[tuple[str, int]]()
+    stretches, refused = dict[tuple[str, int], Stretch](), set[tuple[str, int]]()
     search = _Origins(graph)
     for node in graph.nodes:
         for factor, own in _uneven(graph, node, num_parts):
             for padding in search.of_factor(node, factor, own) or ():
                 key = padding.target, padding.dim
-                if found.setdefault(key, padding.stretch) != padding.stretch:
+                if stretches.setdefault(key, padding.stretch) != padding.stretch:
                     refused.add(key)
-    known = {key: Padding(*key, stretch) for key, stretch in found.items() if key not in refused}
+    known = {key: Padding(*key, stretch) for key, stretch in stretches.items() if key not in refused}
     while more := _partners(graph, search, known):
         known |= more
     return tuple(known.values())
@@ -93,11 +93,11 @@ class _Origins:
 
     def of_factor(self, node: Node, factor: int, own: Stretch) -> tuple[Padding, ...] | None:
         """Return them for an operator of which a factor is stretched."""
-        signature, found = self.graph.signature(node), list[Padding]()
+        signature, all_origins = self.graph.signature(node), list[Padding]()
         for position in holders(signature, factor):
             for at, stretch in (of_dims(signature.operands[position], signature, {factor: own}) or {}).items():
                 origins = self.of(node.inputs[position], at, stretch)
                 if origins is None:
                     return None
-                found += origins
-        return tuple(found) or None
+                all_origins += origins
+        return tuple(all_origins) or None

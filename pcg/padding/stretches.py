@@ -72,14 +72,14 @@ def of_dims(
     dims: Sequence[Sequence[int]], signature: Signature, stretched: Mapping[int, Stretch]
 ) -> dict[int, Stretch] | None:
     """Return the stretches of a tensor's dimensions; None where one dimension would have two."""
-    found = dict[int, Stretch]()
+    by_dim = dict[int, Stretch]()
     for at, dim in enumerate(dims):
         own = [f for f in dim if f in stretched]
         if len(own) > 1:
             return None
         if own:
-            found[at] = around(dim, signature, own[0], stretched[own[0]])
-    return found
+            by_dim[at] = around(dim, signature, own[0], stretched[own[0]])
+    return by_dim
 
 
 def padded_shape(shape: Shape, stretches: Mapping[int, Stretch]) -> Shape:

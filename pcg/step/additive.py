@@ -123,12 +123,12 @@ def _adds(key: str, name: str, sums: Set[str], old: Mapping[str, str]) -> bool:
 
 def _way(graph: Graph, end: str, among: Set[str]) -> frozenset[str]:
     """Return the nodes that lead to a buffer's new value."""
-    pending, found = [end], set[str]()
+    pending, nodes = [end], set[str]()
     while pending:
         node = graph.by_name[pending.pop()]
-        found.add(node.name)
-        pending += [name for name in node.inputs if name in among and name not in found and not crosses_time(node)]
-    return frozenset(found)
+        nodes.add(node.name)
+        pending += [name for name in node.inputs if name in among and name not in nodes and not crosses_time(node)]
+    return frozenset(nodes)
 
 
 def _leaves(graph: Graph, key: str, name: str, nodes: Set[str]) -> bool:

@@ -25,15 +25,15 @@ T = TypeVar("T")
 
 def blocks(members: Iterable[tuple[T, Hashable, float]]) -> list[list[T]]:
     """Return runs of neighbours with the same key, which can be gathered together. Members are (what, key, bytes)."""
-    found: list[list[T]] = []
+    runs: list[list[T]] = []
     last, size = object(), 0.0
     for member, key, num_bytes in members:
-        if not found or key != last or size >= BLOCK_BYTES:
-            found.append([])
+        if not runs or key != last or size >= BLOCK_BYTES:
+            runs.append([])
             last, size = key, 0.0
-        found[-1].append(member)
+        runs[-1].append(member)
         size += num_bytes
-    return found
+    return runs
 
 
 class Buckets(Generic[T]):

@@ -21,13 +21,13 @@ def drawn_ahead(chunk: Chunk) -> Mapping[int, list[int]]:
         o.number: (spans[o.number], o.operation.seed) for o in chunk.occurrences if o.operation.seed is not None
     }  # fmt: skip
     in_order = sorted(seeds.items(), key=lambda item: item[1])
-    times, drawn, found = Counter(seeds.values()), set[tuple[int, int]](), dict[int, list[int]]()
+    times, drawn, ahead = Counter(seeds.values()), set[tuple[int, int]](), dict[int, list[int]]()
     if in_order == list(seeds.items()) and len(times) == len(seeds):
         return {}
     for number, own in seeds.items():
         for other, its in in_order:
             if its not in drawn and (its < own or (its == own and times[own] > 1)):
                 drawn.add(its)
-                found.setdefault(number, []).append(other)
+                ahead.setdefault(number, []).append(other)
         drawn.add(own)
-    return found
+    return ahead

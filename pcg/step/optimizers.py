@@ -76,5 +76,5 @@ _ALIASES: Mapping[str, Optimizer] = {"adamw": "adam", "adamw8bit": "adam8bit"}
 def optimizer_named(name: object, owner: str, field: str) -> Optimizer:
     """Return the optimizer of a name, or of a class of that name. Raise a `FieldError` if there is none."""
     own = name.__name__ if isinstance(name, type) else name
-    found = _ALIASES.get(plain(own), plain(own))
-    return checks.choice(found if found in OPTIMIZERS else own, owner, field, tuple(OPTIMIZERS))  # type: ignore[return-value]
+    optimizer = _ALIASES.get(plain(own), plain(own))
+    return checks.choice(optimizer if optimizer in OPTIMIZERS else own, owner, field, tuple(OPTIMIZERS))  # type: ignore[return-value]

@@ -91,14 +91,14 @@ def find_pairs(
     `moves`: each move's start, by its last node; `listed`: the operations. The operations of a pair lie in one block
     and are made again together, if at all.
     """
-    finder, found, taken = _Finder(graph, {o.name: o for o in listed}, num_pieces), list[Pair](), set[str]()
+    finder, pairs, taken = _Finder(graph, {o.name: o for o in listed}, num_pieces), list[Pair](), set[str]()
     for operation in listed if num_pieces > 1 else ():
         if operation.name in moves and operation.verb == "run":
             pair = finder.pair(operation.name, *moves[operation.name])
             if pair is not None and taken.isdisjoint(pair.operations):
-                found.append(pair)
+                pairs.append(pair)
                 taken.update(pair.operations)
-    return found
+    return pairs
 
 
 def side_by_side(listed: Sequence[Operation], pairs: Sequence[Pair]) -> list[Operation]:
@@ -108,13 +108,13 @@ def side_by_side(listed: Sequence[Operation], pairs: Sequence[Pair]) -> list[Ope
     """
     operations = {o.name: o for o in listed}
     at = {pair.operations[1] if pair.move_first else pair.move: pair for pair in pairs}
-    elsewhere, found = {name for pair in pairs for name in pair.operations}, list[Operation]()
+    elsewhere, in_order = {name for pair in pairs for name in pair.operations}, list[Operation]()
     for operation in listed:
         if (pair := at.get(operation.name)) is not None:
-            found += [operations[name] for name in pair.operations]
+            in_order += [operations[name] for name in pair.operations]
         elif operation.name not in elsewhere:
-            found.append(operation)
-    return found
+            in_order.append(operation)
+    return in_order
 
 
 class _Finder:
@@ -126,15 +126,15 @@ class _Finder:
 
     def pair(self, name: str, start: str, move: Move) -> Pair | None:
         """Return the pair of a move, if there is one."""
-        function, found = move.kind.function, None
+        function, own_pair = move.kind.function, None
         if self.graph.mesh.device_sizes[move.axis] == 1:
             return None
         if function in FIRST:
-            found = self._move_first(name, start, move)
+            own_pair = self._move_first(name, start, move)
         elif function in LAST:
-            found = self._move_last(name, start, move)
-        own = [self.operations[each] for each in found.operations] if found else []
-        return found if len({(o.block, o.region) for o in own}) == 1 else None
+            own_pair = self._move_last(name, start, move)
+        own = [self.operations[each] for each in own_pair.operations] if own_pair else []
+        return own_pair if len({(o.block, o.region) for o in own}) == 1 else None
 
     def _move_first(self, name: str, start: str, move: Move) -> Pair | None:
         readers = sorted(set(self.graph.users[name]), key=lambda reader: self.order.get(reader, -1))

@@ -22,7 +22,7 @@ def places(graph: Graph, blocks: Mapping[str, str]) -> dict[str, str]:
 
     Copies of one node, such as masks in several layouts, have one place.
     """
-    found, counts, constants = dict[str, str](), Counter[tuple[str, str]](), constant_nodes(graph)
+    place_of, counts, constants = dict[str, str](), Counter[tuple[str, str]](), constant_nodes(graph)
     numbers, homes = dict[tuple[str, str, str], int](), dict[str, str]()
 
     def numbered(node: Node, place: str) -> str:
@@ -39,14 +39,14 @@ def places(graph: Graph, blocks: Mapping[str, str]) -> dict[str, str]:
     for node in nodes:
         if not node.is_parallel:
             op, homes[node.name] = f"constant_{node.op}" if node.name in constants else node.op, home(node)
-            found[node.name] = numbered(node, f"{_seen_from(homes[node.name], node.source.module)}:{op}")
+            place_of[node.name] = numbered(node, f"{_seen_from(homes[node.name], node.source.module)}:{op}")
     for node in reversed(nodes):
         if node.is_parallel:
             reader = next(iter(graph.users[node.name]), "")
             homes[node.name] = homes[reader] if reader else home(node)
-            first = found[reader] if reader else f"{_seen_from(homes[node.name], node.source.module)}:"
-            found[node.name] = numbered(node, f"{first}/{node.op}")
-    return found
+            first = place_of[reader] if reader else f"{_seen_from(homes[node.name], node.source.module)}:"
+            place_of[node.name] = numbered(node, f"{first}/{node.op}")
+    return place_of
 
 
 @lru_cache(maxsize=1 << 16)
@@ -68,8 +68,8 @@ class Listed:
 
     def at(self, place: str) -> set[str]:
         """Return the entries that fit a place, as `is_at` does."""
-        found = {name for name in (place, *modules_of(place)) if name in self._exact}
-        return found.union(pattern for pattern in self._patterns if is_at(place, pattern))
+        exact = {name for name in (place, *modules_of(place)) if name in self._exact}
+        return exact.union(pattern for pattern in self._patterns if is_at(place, pattern))
 
 
 def modules_of(place: str) -> Iterator[str]:

@@ -73,8 +73,8 @@ _ALIASES: Mapping[str, Precision] = {
 
 def precision_named(name: object, owner: str, field: str) -> Precision:
     """Return the precision of a name or of a usual alias. Raise a `FieldError` if there is none."""
-    found = _ALIASES.get(plain(name), plain(name))
-    return checks.choice(found if found in PRECISIONS else name, owner, field, PRECISIONS)  # type: ignore[return-value]
+    precision = _ALIASES.get(plain(name), plain(name))
+    return checks.choice(precision if precision in PRECISIONS else name, owner, field, PRECISIONS)  # type: ignore[return-value]
 
 
 def canonical(precision: object, owner: str) -> Precision | PrecisionByModule | None:

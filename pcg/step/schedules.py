@@ -97,12 +97,12 @@ def orders(schedule: Schedule, num_microbatches: int) -> list[list[Item]]:
     forward = [Item(chunk, i, "forward") for group in groups for chunk in range(v) for i in group]
     backward = [Item(v - 1 - item.chunk, item.microbatch, "backward") for item in forward]
     weights = [item._replace(direction="weights") for item in backward if _is_split(schedule)]
-    found = list[list[Item]]()
+    by_stage = list[list[Item]]()
     for stage in range(p):
         ahead = _ahead(schedule, num_microbatches, stage)
         in_turn = zip_longest(forward[ahead:], backward, [None] * stage + weights)
-        found.append(forward[:ahead] + [item for turn in in_turn for item in turn if item is not None])
-    return found
+        by_stage.append(forward[:ahead] + [item for turn in in_turn for item in turn if item is not None])
+    return by_stage
 
 
 def _ahead(schedule: Schedule, num_microbatches: int, stage: int) -> int:
@@ -357,8 +357,8 @@ def check(lists: Sequence[Sequence[Item]], schedule: Schedule, num_microbatches:
     _check_channels(lists, schedule)
     deque(progress(lists, schedule, blocking=True), maxlen=0)
     for stage, items in enumerate(lists):
-        if (found := in_flight(items, schedule)) > (most := most_in_flight(schedule, num_microbatches, stage)):
-            problem = f"stage {stage} has {found} microbatches in flight, {schedule.name} at most {most}"
+        if (most_found := in_flight(items, schedule)) > (most := most_in_flight(schedule, num_microbatches, stage)):
+            problem = f"stage {stage} has {most_found} microbatches in flight, {schedule.name} at most {most}"
             raise PlanError(f"schedule: {problem}; run backwards earlier")
 
 
@@ -368,12 +368,12 @@ def _check_complete(lists: Sequence[Sequence[Item]], schedule: Schedule, num_mic
         for phase in phases(schedule.name):
             wanted[chunk, phase] = [Item(chunk, i, phase) for i in range(num_microbatches)]
     for stage, items in enumerate(lists):
-        found = defaultdict[tuple[int, Phase], list[Item]](list)
+        items_of = defaultdict[tuple[int, Phase], list[Item]](list)
         for item in items:
-            found[item.chunk, item.direction].append(item)
+            items_of[item.chunk, item.direction].append(item)
         for way, expected in wanted.items():
-            _check_equal(found.pop(way, []), expected, f"stage {stage}")
-        _check_equal([item for rest in found.values() for item in rest], [], f"stage {stage}")
+            _check_equal(items_of.pop(way, []), expected, f"stage {stage}")
+        _check_equal([item for rest in items_of.values() for item in rest], [], f"stage {stage}")
 
 
 def _check_channels(lists: Sequence[Sequence[Item]], schedule: Schedule) -> None:
@@ -386,7 +386,7 @@ def _check_channels(lists: Sequence[Sequence[Item]], schedule: Schedule) -> None
         _check_equal(received[channel], sent[channel], "channel of {} from stage {} to stage {}".format(*channel))
 
 
-def _check_equal(found: Sequence[Item], wanted: Sequence[Item], where: str) -> None:
-    for got, expected in zip_longest(found, wanted) if found != wanted else ():
+def _check_equal(items: Sequence[Item], wanted: Sequence[Item], where: str) -> None:
+    for got, expected in zip_longest(items, wanted) if items != wanted else ():
         if got != expected:
             raise PlanError(f"schedule: {where}: expected {expected or 'no more'}, got {got or 'no more'}")

@@ -33,17 +33,17 @@ def sections(steps: Operations, repeats: Mapping[str, int], by_block: bool = Fal
         PlanError: no operator lies in a module, two modules are interleaved, or a number is below one.
     """
     names = _with_readers(steps, _names(steps.listed, repeats, by_block))
-    found: list[tuple[str, list[Operation]]] = []
+    named: list[tuple[str, list[Operation]]] = []
     for name, step in zip(names, steps.listed, strict=True):
-        if not found or found[-1][0] != name:
-            found.append((name, []))
-        found[-1][1].append(step)
+        if not named or named[-1][0] != name:
+            named.append((name, []))
+        named[-1][1].append(step)
     for name in repeats:
-        if (count := sum(n == name for n, _ in found)) != 1:
+        if (count := sum(n == name for n, _ in named)) != 1:
             problem = "no operator lies in it" if not count else "its operators lie between those of another"
             blocks = ", ".join(dict.fromkeys(s.block for s in steps.listed if s.block)) or "none"
             raise PlanError(f"repeats: {name!r}: {problem}; name one of the model's blocks: {blocks}")
-    return list(_sections(found, steps, repeats))
+    return list(_sections(named, steps, repeats))
 
 
 def _names(all_steps: Sequence[Operation], repeats: Mapping[str, int], by_block: bool) -> list[str]:
@@ -93,16 +93,16 @@ def _key(step: Operation, repeats: Mapping[str, int], by_block: bool) -> str:
 
 
 def _sections(
-    found: Sequence[tuple[str, list[Operation]]], steps: Operations, repeats: Mapping[str, int]
+    named: Sequence[tuple[str, list[Operation]]], steps: Operations, repeats: Mapping[str, int]
 ) -> Iterable[Section]:
     home, last_reader, one = dict[str, int](), dict[str, int](), steps.in_one
-    leaves = [set[str]() for _ in found]
-    for number, (_, own) in enumerate(found):
+    leaves = [set[str]() for _ in named]
+    for number, (_, own) in enumerate(named):
         for step in own:
             for leaf in step.weights:
                 leaves[home.setdefault(leaf, number)].add(leaf)
             last_reader |= dict.fromkeys(step.reads, number)
-    for number, (name, own) in enumerate(found):
+    for number, (name, own) in enumerate(named):
         made = {step.name: step for step in own}
         readers = {n: last_reader.get(n, number) for n in made if n in one}
         sent = tuple((n, last) for n, last in readers.items() if last > number)
@@ -126,12 +126,12 @@ def _carried(received: Iterable[str], sent: Iterable[str], steps: Operations) ->
 def crossing(cut: Sequence[Section], number: int, inside: bool) -> set[str]:
     """Return the values that cross to the next stage behind a section's last occurrence; `inside`: behind another."""
     until = number if inside else number + 1
-    found = {n for earlier in cut[: number + 1] for n, last in earlier.sent if last >= until}
+    crossing_values = {n for earlier in cut[: number + 1] for n, last in earlier.sent if last >= until}
     if not inside:
-        return found
+        return crossing_values
     replaced = dict(cut[number].stretch.carried)
     made = {step.name for step in cut[number].stretch.operations}
-    return {n for n in found if n not in replaced and n not in made} | set(replaced.values())
+    return {n for n in crossing_values if n not in replaced and n not in made} | set(replaced.values())
 
 
 # ---- over stages ----
@@ -212,5 +212,5 @@ def stretches(
             needed |= further
     before = sorted(dict(before).items())
     left = (tuple(o for o in stretch.operations if o.name in one or o.name in needed) for stretch in own)
-    found = [(s._replace(operations=o), times) for s, o, (_, times) in zip(own, left, share, strict=True) if o]
-    return [(Stretch(tuple(operation for _, operation in before)), 1), *found] if before else found
+    own_stretches = [(s._replace(operations=o), times) for s, o, (_, times) in zip(own, left, share, strict=True) if o]
+    return [(Stretch(tuple(operation for _, operation in before)), 1), *own_stretches] if before else own_stretches

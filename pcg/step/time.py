@@ -81,8 +81,8 @@ def _estimate(graph: Graph, node: Node) -> tuple[Node, Node, Node]:
     signature, row = ROWS["mul"].signature([kind.shape, ()], {}), ROWS["mul"]
     ways = [list(offered(row, signature, lambda size, x=x: (x.blocks,))) for x in kind.layouts]
     split = tuple(
-        next(choice for choice, (first, _), result in found if first == x == result)
-        for found, x in zip(ways, kind.layouts, strict=True)
+        next(choice for choice, (first, _), result in offers if first == x == result)
+        for offers, x in zip(ways, kind.layouts, strict=True)
     )
     scaled = Node(f"{node.name}.estimate", "mul", (start, count.name), (), split, node.source)
     return count, scaled, replace(node, inputs=(scaled.name,))
@@ -204,8 +204,8 @@ def _only_buffers(graph: Graph, node: Node) -> list[str]:
     for other in graph.nodes:
         if not reached.isdisjoint(other.inputs):
             reached.add(other.name)
-    found = [key for key, name in graph.outputs if name in reached]
-    return [] if LOSS in found else found
+    buffers = [key for key, name in graph.outputs if name in reached]
+    return [] if LOSS in buffers else buffers
 
 
 def _ends_in_loss(graph: Graph, node: Node) -> bool:

@@ -24,13 +24,13 @@ MAX_BLOCKED = 3
 
 def blocked_choices(graph: Graph, constants: frozenset[str]) -> Mapping[str, Choices]:
     """Return, for every operator, the splits in blocks that its neighbours can use."""
-    found: dict[str, dict[tuple[int, int], None]] = defaultdict(dict)
+    splits_of: dict[str, dict[tuple[int, int], None]] = defaultdict(dict)
     signatures = {n.name: _signature(graph, n) for n in graph.nodes if _splittable(n, constants)}
     useful = _Useful(graph, signatures)
     blocked: dict[str, set[Layout]] = defaultdict(set)
     for node in reversed(graph.nodes):
         if node.name in signatures:
-            signature, mine = signatures[node.name], found[node.name]
+            signature, mine = signatures[node.name], splits_of[node.name]
             _refine(signature, [signature.result], blocked[node.name], mine)
             splits = [operands for operands, result in _all_splits(signature, mine) if useful(node, result)]
             for position, name in enumerate(node.inputs):
@@ -42,12 +42,12 @@ def blocked_choices(graph: Graph, constants: frozenset[str]) -> Mapping[str, Cho
             signature = signatures[node.name]
             for name, dims in zip(node.inputs, signature.operands, strict=True):
                 if blocked[name]:
-                    _refine(signature, [dims], blocked[name], found[node.name])
-            results = {result for _, result in _all_splits(signature, found[node.name])}
+                    _refine(signature, [dims], blocked[name], splits_of[node.name])
+            results = {result for _, result in _all_splits(signature, splits_of[node.name])}
             blocked[node.name] |= {x for x in results if _is_blocked(x) and useful(node, x)}
     return {
         name: tuple(Split(signatures[name].factors[f].name, blocks) for f, blocks in list(choices)[:MAX_BLOCKED])
-        for name, choices in found.items()
+        for name, choices in splits_of.items()
         if choices
     }
 
@@ -69,7 +69,7 @@ def _refine(
     signature: Signature,
     tensors: Sequence[tuple[tuple[int, ...], ...]],
     layouts: set[Layout],
-    found: dict[tuple[int, int], None],
+    blocked_splits: dict[tuple[int, int], None],
 ) -> None:
     """Add each (factor, blocks) whose split gives one of these blocked layouts and is no plain split."""
     for layout in sorted(layouts):
@@ -79,7 +79,7 @@ def _refine(
                 factor = signature.factors[f]
                 blocks, rest = divmod(layout.blocks, before)
                 if rest == 0 and 1 < blocks < factor.size and factor.size % blocks == 0 and factor.role != "fixed":
-                    found[f, blocks] = None
+                    blocked_splits[f, blocks] = None
                 before *= factor.size
 
 
@@ -124,10 +124,10 @@ class _Useful:
         """Return the readers' results that decide about the value; none where the answer is known."""
         if value not in self._further:
             readers = dict.fromkeys(self.graph.users[value[0]])
-            found = [result for reader in readers for result in self._held(reader, *value)]
-            if any(self._at_once(self.graph.by_name[name], layout) for name, layout in found):
-                self._known[value], found = True, []
-            self._further[value] = found
+            results = [result for reader in readers for result in self._held(reader, *value)]
+            if any(self._at_once(self.graph.by_name[name], layout) for name, layout in results):
+                self._known[value], results = True, []
+            self._further[value] = results
         return self._further[value]
 
     def _held(self, reader: str, name: str, layout: Layout) -> Iterator[_Value]:
@@ -135,14 +135,16 @@ class _Useful:
         if reader not in self.signatures:
             return
         signature, node = self.signatures[reader], self.graph.by_name[reader]
-        found: dict[tuple[int, int], None] = {}
+        blocked_splits: dict[tuple[int, int], None] = {}
         dims = [d for n, d in zip(node.inputs, signature.operands, strict=True) if n == name]
-        _refine(signature, dims, {layout}, found)
-        for operands, result in _all_splits(signature, found):
+        _refine(signature, dims, {layout}, blocked_splits)
+        for operands, result in _all_splits(signature, blocked_splits):
             if any(n == name and x == layout for n, x in zip(node.inputs, operands, strict=True)):
                 yield reader, result
 
 
-def _all_splits(signature: Signature, found: Mapping[tuple[int, int], None]) -> list[tuple[tuple[Layout, ...], Layout]]:
+def _all_splits(
+    signature: Signature, blocked_splits: Mapping[tuple[int, int], None]
+) -> list[tuple[tuple[Layout, ...], Layout]]:
     plain = [signature.split_layouts(i) for i, f in enumerate(signature.factors) if f.role != "fixed" and f.size > 1]
-    return plain + [signature.refined(f, blocks).split_layouts(f) for f, blocks in found]
+    return plain + [signature.refined(f, blocks).split_layouts(f) for f, blocks in blocked_splits]

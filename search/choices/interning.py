@@ -32,11 +32,11 @@ class Interner:
 
     def get(self, key: Hashable, make: Callable[[], T]) -> T:
         """Return the object made for an equal key before, or make a new one."""
-        found = self.made.get(key, _NOTHING)
-        if found is _NOTHING:
+        made = self.made.get(key, _NOTHING)
+        if made is _NOTHING:
             self.check()
-            found = self.made[key] = make()
-        return found
+            made = self.made[key] = make()
+        return made
 
     def of(self, value: T) -> Interned[T]:
         """Return the one `Interned` of this value and of every value that equals it."""
@@ -45,12 +45,12 @@ class Interner:
     def call(self, function: Callable[..., T], *args: Hashable) -> Interned[T]:
         """Return `function(*args)`, computed once; interned arguments reach the function as their values."""
         key = (function, *args)
-        found = self.made.get(key)
-        if found is None:
+        made = self.made.get(key)
+        if made is None:
             self.check()
             plain = (a.value if isinstance(a, Interned) else a for a in args)
-            found = self.made[key] = Interned(function(*plain))
-        return found
+            made = self.made[key] = Interned(function(*plain))
+        return made
 
 
 class Forgetful(Interner):

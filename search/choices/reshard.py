@@ -185,8 +185,8 @@ def _neighbours(
                 dims = [states[i][axis].dim for i in line if states[i][axis].is_shard]
                 order = rest if len(set(dims)) < len(dims) else None
             pattern = (*[ends[i] for i in line], beside, order)
-            if (found := patterns.get(pattern)) is None:
-                found = patterns[pattern] = []
+            if (of_pairs := patterns.get(pattern)) is None:
+                of_pairs = patterns[pattern] = []
                 for i, j in permutations(line, 2):
                     key = ends[i], ends[j], order
                     if key not in moves:
@@ -194,12 +194,12 @@ def _neighbours(
                     kind = ends[i][0], ends[j][0], beside, moves[key] is None
                     if (number := known.setdefault(kind, len(kinds))) == len(kinds):
                         kinds.append((states[i], axis, states[j][axis], moves[key]))
-                    found.append(number)
+                    of_pairs.append(number)
             for number, i in enumerate(line):
                 rows += [i] * (len(line) - 1)
                 columns += line[:number]
                 columns += line[number + 1 :]
-            numbers += found
+            numbers += of_pairs
     of = np.intp
     return (np.array(rows, of), np.array(columns, of)), np.array(numbers, of), tuple(kinds)
 

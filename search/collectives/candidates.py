@@ -51,22 +51,24 @@ def for_planner(cluster: Cluster) -> Cluster:
 @lru_cache(maxsize=256)
 def _candidates(kind: str, levels: tuple[Level, ...]) -> tuple[Schedule, ...]:
     topology = of_levels("group", levels)
-    built, found = _built(kind, levels), dict[tuple[Transfer, ...], Schedule]()
+    built, by_transfers = _built(kind, levels), dict[tuple[Transfer, ...], Schedule]()
     for one in (*built, *_made(kind, topology, built)):
-        found.setdefault(one.transfers, one)
-    return tuple(one for one in found.values() if kind != "all_reduce" or adds_alike(one))
+        by_transfers.setdefault(one.transfers, one)
+    return tuple(one for one in by_transfers.values() if kind != "all_reduce" or adds_alike(one))
 
 
 @lru_cache(maxsize=256)
 def _built(kind: str, levels: tuple[Level, ...]) -> tuple[Schedule, ...]:
     """Return the schedules of all builders for the grid of ranks, the outermost level first, and for a flat one."""
     grid = tuple(dim for level in reversed(levels) for dim in level.dims or (level.size,))
-    found = list[Schedule]()
+    schedules = list[Schedule]()
     for name, builder in BUILDERS.items():
         for dims in dict.fromkeys((grid, (prod(grid),))):
             if kind in builder.makes and builder.sizes.fit(dims):
-                found += (build(name, kind, dims, pieces) for pieces in (PIECES if prod(dims) <= MOST_RANKS else (1,)))
-    return tuple(found)
+                schedules += (
+                    build(name, kind, dims, pieces) for pieces in (PIECES if prod(dims) <= MOST_RANKS else (1,))
+                )
+    return tuple(schedules)
 
 
 def _made(kind: str, topology: Topology, built: tuple[Schedule, ...]) -> Iterator[Schedule]:
@@ -74,10 +76,10 @@ def _made(kind: str, topology: Topology, built: tuple[Schedule, ...]) -> Iterato
     if topology.num_ranks > MOST_RANKS or any(_is_near(one, topology, bound) for one in built):
         return
     sketch = Sketch(pieces=PIECES)
-    for found in synthesize(topology, kind, SIZE_BYTES, sketch=sketch, exact=False):
-        if len(found.schedule.transfers) > MOST_TRANSFERS:
+    for synthesis in synthesize(topology, kind, SIZE_BYTES, sketch=sketch, exact=False):
+        if len(synthesis.schedule.transfers) > MOST_TRANSFERS:
             return
-        yield found.schedule
+        yield synthesis.schedule
 
 
 def _is_near(schedule: Schedule, topology: Topology, bound: float) -> bool:

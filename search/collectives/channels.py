@@ -25,12 +25,12 @@ def limits(topology: Topology, group: Sequence[Permutation]) -> list[Limit]:
     for channel, path in topology.channels.items():
         for edge in path:
             passing[edge].append(channel)
-    found = [Limit(topology.by_edge[edge].rate_bytes_per_s, tuple(channels)) for edge, channels in passing.items()]
+    all_limits = [Limit(topology.by_edge[edge].rate_bytes_per_s, tuple(channels)) for edge, channels in passing.items()]
     for one in topology.resources:
         channels = tuple(channel for edge in one.edges for channel in passing[edge])
-        found.append(Limit(one.rate_bytes_per_s, channels))
+        all_limits.append(Limit(one.rate_bytes_per_s, channels))
     kept, seen = list[Limit](), set[tuple[Edge, ...]]()
-    for limit in sorted(found, key=lambda limit: limit.rate):
+    for limit in sorted(all_limits, key=lambda limit: limit.rate):
         if limit.channels and tuple(sorted(limit.channels)) not in seen:
             seen |= {tuple(sorted(moved(image, limit.channels))) for image in group}
             kept.append(limit)
@@ -39,11 +39,11 @@ def limits(topology: Topology, group: Sequence[Permutation]) -> list[Limit]:
 
 def orbits(topology: Topology, group: Sequence[Permutation]) -> dict[Edge, Edge]:
     """Return the channel that stands for the orbit of each."""
-    found = dict[Edge, Edge]()
+    orbit_of = dict[Edge, Edge]()
     for channel in topology.channels:
-        if channel not in found:
-            found |= dict.fromkeys((moved(image, [channel])[0] for image in group), channel)
-    return found
+        if channel not in orbit_of:
+            orbit_of |= dict.fromkeys((moved(image, [channel])[0] for image in group), channel)
+    return orbit_of
 
 
 def rails(topology: Topology, group: Sequence[Permutation]) -> frozenset[Edge] | None:
@@ -55,8 +55,10 @@ def rails(topology: Topology, group: Sequence[Permutation]) -> frozenset[Edge] |
     splits its links off in the same way.
     """
     slowest = min(link.rate_bytes_per_s for link in topology.links)
-    found = [sorted(node for node in part if node < topology.num_ranks) for part in islands(topology, slowest)]
-    parts = [part for part in found if part]
+    islands_of_ranks = [
+        sorted(node for node in part if node < topology.num_ranks) for part in islands(topology, slowest)
+    ]
+    parts = [part for part in islands_of_ranks if part]
     if len(parts) == 1 or len({len(part) for part in parts}) != 1 or len(parts[0]) == 1:
         return None
     place = {rank: (number, index) for number, part in enumerate(parts) for index, rank in enumerate(part)}

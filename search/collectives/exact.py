@@ -91,24 +91,24 @@ class Question:
     @cached_property
     def orbit(self) -> list[tuple[int, int]]:
         """For each chunk the one that stands for its orbit, and the number of the symmetry that leads to it."""
-        found: list[tuple[int, int] | None] = [None] * len(self.images[0])
-        for chunk in range(len(found)):
-            if found[chunk] is None:
+        representatives: list[tuple[int, int] | None] = [None] * len(self.images[0])
+        for chunk in range(len(representatives)):
+            if representatives[chunk] is None:
                 for number, image in enumerate(self.images):
-                    found[image[chunk]] = (chunk, number)
-        return [one for one in found if one is not None]
+                    representatives[image[chunk]] = (chunk, number)
+        return [one for one in representatives if one is not None]
 
     @cached_property
     def sends(self) -> Mapping[Variable, z3.BoolRef]:
         """A variable for each send that can come in time, and from which the chunk still reaches a target in time."""
         import z3
 
-        found = dict[Variable, z3.BoolRef]()
+        variables = dict[Variable, z3.BoolRef]()
         for chunk in sorted({one for one, _ in self.orbit}):
             self._check_time()
             for channel, step in self._useful(chunk):
-                found[Variable(chunk, channel, step)] = z3.Bool(f"{chunk} {channel} {step}", self.context)
-        return found
+                variables[Variable(chunk, channel, step)] = z3.Bool(f"{chunk} {channel} {step}", self.context)
+        return variables
 
     def answer(self, timeout_s: float) -> Answer:
         """Build the question within `timeout_s` and ask Z3; a question that takes longer is left open."""
@@ -155,10 +155,10 @@ class Question:
     @cached_property
     def _arriving(self) -> Mapping[tuple[int, int], list[tuple[int, z3.BoolRef]]]:
         """The sends of a chunk to a rank, with their steps."""
-        found: dict[tuple[int, int], list[tuple[int, z3.BoolRef]]] = defaultdict(list)
+        arriving: dict[tuple[int, int], list[tuple[int, z3.BoolRef]]] = defaultdict(list)
         for (chunk, (_, dst), step), send in self.sends.items():
-            found[chunk, dst].append((step, send))
-        return found
+            arriving[chunk, dst].append((step, send))
+        return arriving
 
     def _add_arrivals(self, solver: z3.Solver) -> Iterator[bool]:
         """A target receives a chunk once, another rank at most once; yield False where no send comes in time."""

@@ -187,10 +187,10 @@ def _nearer(topology: Topology, channel: Edge, parts: Sequence[tuple[Fraction, l
     """
     src, dst = channel
     slowest = min(topology.by_edge[edge].rate_bytes_per_s for edge in topology.channels[channel])
-    found = dict[int, None]()
+    nearer = dict[int, None]()
     for rate, islands_of in parts:
         near = next(part for part in islands_of if dst in part)
         if rate < slowest or src in near:
             break
-        found |= dict.fromkeys(rank for rank in sorted(near) if rank < topology.num_ranks and rank != dst)
-    return list(found)
+        nearer |= dict.fromkeys(rank for rank in sorted(near) if rank < topology.num_ranks and rank != dst)
+    return list(nearer)

@@ -47,12 +47,12 @@ class _Routes:
     ) -> None:
         self.topology, self.collective = topology, collective
         self.draw = random.Random(seed)
-        found = limits(topology, group)
-        self.rates = [float(limit.rate) for limit in found]
-        self.loads = [0.0] * len(found)
+        all_limits = limits(topology, group)
+        self.rates = [float(limit.rate) for limit in all_limits]
+        self.loads = [0.0] * len(all_limits)
         stands = orbits(topology, group)
         taken: dict[Edge, list[tuple[int, int]]] = defaultdict(list)
-        for number, limit in enumerate(found):
+        for number, limit in enumerate(all_limits):
             for channel, times in Counter(stands[channel] for channel in limit.channels).items():
                 taken[channel].append((number, times))
         self.taken = {channel: taken[stands[channel]] for channel in topology.channels}
@@ -67,15 +67,15 @@ class _Routes:
         """Return the ranks that each chunk passes."""
         ends = {chunk: self._ends(chunk) for chunk in self.chunks}
         moved = [chunk for chunk, (src, dst) in ends.items() if src != dst]
-        found = dict[int, list[int]]()
+        path_of = dict[int, list[int]]()
         for power in PASSES:
             self.draw.shuffle(moved)
             for chunk in moved:
-                if chunk in found:
-                    self._load(chunk, found[chunk], -1)
-                found[chunk] = self._path(*ends[chunk], power / self.bound)
-                self._load(chunk, found[chunk], 1)
-        return found
+                if chunk in path_of:
+                    self._load(chunk, path_of[chunk], -1)
+                path_of[chunk] = self._path(*ends[chunk], power / self.bound)
+                self._load(chunk, path_of[chunk], 1)
+        return path_of
 
     def _ends(self, chunk: int) -> Edge:
         _, sources, targets = self.collective.chunks[chunk]

@@ -117,5 +117,5 @@ def _numbers(key: str, value: object, least: int, below: int = 1 << 20) -> tuple
     return tuple(value)
 
 
-def _refuse(key: str, expected: str, found: object) -> NoReturn:
-    raise ScheduleError(f"sketch: {key}: expected {expected}, got {found!r}; correct it")
+def _refuse(key: str, expected: str, got: object) -> NoReturn:
+    raise ScheduleError(f"sketch: {key}: expected {expected}, got {got!r}; correct it")

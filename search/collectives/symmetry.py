@@ -68,13 +68,13 @@ def chunk_images(collective: Collective, group: Sequence[Permutation]) -> list[t
     for index, kind in enumerate(kinds):
         places.append(len(numbers[kind]))
         numbers[kind].append(index)
-    found = list[tuple[int, ...]]()
+    images = list[tuple[int, ...]]()
     for image in group:
         likes = [numbers.get((size, _moved(image, src), _moved(image, dst))) for size, src, dst in kinds]
         if any(like is None or len(like) <= place for like, place in zip(likes, places, strict=True)):
             return None
-        found.append(tuple(like[place] for like, place in zip(likes, places, strict=True) if like))
-    return found
+        images.append(tuple(like[place] for like, place in zip(likes, places, strict=True) if like))
+    return images
 
 
 def fitting(collective: Collective, group: Sequence[Permutation]) -> Sequence[Permutation]:

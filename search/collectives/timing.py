@@ -32,9 +32,9 @@ def in_steps(
 
 def retimed(schedule: Schedule, topology: Topology, num_bytes: float) -> Schedule:
     """Return a schedule with its steps in the order in which links get to its transfers, whoever comes first."""
-    found = simulate(schedule, topology, num_bytes, in_order=False)
-    last = min((end - start for start, end in zip(found.starts_s, found.arrivals_s, strict=True)), default=0.0)
-    started = zip(found.starts_s, schedule.transfers, strict=True)
+    run = simulate(schedule, topology, num_bytes, in_order=False)
+    last = min((end - start for start, end in zip(run.starts_s, run.arrivals_s, strict=True)), default=0.0)
+    started = zip(run.starts_s, schedule.transfers, strict=True)
     return in_steps(schedule.name, schedule.collective, started, last)
 
 

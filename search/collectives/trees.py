@@ -75,11 +75,11 @@ def packed(topology: Topology, num_trees: int) -> Iterator[tuple[int, Parents]]:
 
 
 def _neighbours(topology: Topology) -> Mapping[int, list[int]]:
-    found: dict[int, list[int]] = {rank: [] for rank in range(topology.num_ranks)}
+    neighbours: dict[int, list[int]] = {rank: [] for rank in range(topology.num_ranks)}
     for src, dst in topology.channels:
         if (dst, src) in topology.channels:
-            found[src].append(dst)
-    return found
+            neighbours[src].append(dst)
+    return neighbours
 
 
 def _grown(topology: Topology, root: int, neighbours: Mapping[int, list[int]], busy: Mapping[Edge, float]) -> Parents:

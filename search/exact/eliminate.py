@@ -112,18 +112,18 @@ def _solve(model: Model, order: Order, rounds: int, ceiling: float) -> Solution:
 def within_bounds(model: Model, rounds: int, ceiling: float) -> Solution:
     """Solve without the choices whose lower bound exceeds the cost of a solution."""
     tables = {scope: table.value for scope, table in model.edges.items()}
-    found = relax([u.value for u in model.unary], tables, ceiling, model.interner.check)
-    first = Solution(found.choices, found.objective, min(found.bound, found.objective))
-    if found.is_tight:
+    relaxed = relax([u.value for u in model.unary], tables, ceiling, model.interner.check)
+    first = Solution(relaxed.choices, relaxed.objective, min(relaxed.bound, relaxed.objective))
+    if relaxed.is_tight:
         return first
-    left = model.left_with(found.left)
+    left = model.left_with(relaxed.left)
     left.drop_dominated()
     if (exact := eliminated(left, MOST_ENTRIES)) is not None:
         return exact
     if rounds and sum(left.sizes) < _FEWER * sum(model.sizes):
-        best = min(_solve(left, left.min_fill(), rounds - 1, found.ceiling), first, key=lambda s: s.objective)
+        best = min(_solve(left, left.min_fill(), rounds - 1, relaxed.ceiling), first, key=lambda s: s.objective)
     else:
-        choices = improved(model, found.choices, _solved_alone)
+        choices = improved(model, relaxed.choices, _solved_alone)
         best = replace(first, choices=choices, objective=model.cost(choices))
     return replace(best, bound=min(max(first.bound, best.bound), best.objective))
 
@@ -257,10 +257,10 @@ def improved(model: Model, choices: Sequence[int], exact: Exact) -> tuple[int, .
     """
     best, cost, failed = list(choices), model.cost(choices), 0
     for start in np.random.default_rng(0).permutation(len(choices))[:_TRIES]:
-        found = _around(model, int(start), best, exact)
+        improvement = _around(model, int(start), best, exact)
         failed = failed + 1
-        if (now := model.cost(found)) < cost:
-            best, cost, failed = found, now, 0
+        if (now := model.cost(improvement)) < cost:
+            best, cost, failed = improvement, now, 0
         if failed == _PATIENCE:
             break
     return tuple(best)
@@ -268,7 +268,7 @@ def improved(model: Model, choices: Sequence[int], exact: Exact) -> tuple[int, .
 
 def _around(model: Model, start: int, choices: Sequence[int], exact: Exact) -> list[int]:
     """Return the choices with a part around a variable solved: the largest part tried whose tables are small."""
-    found, reached, at, size = list(choices), [start], 0, 1
+    better, reached, at, size = list(choices), [start], 0, 1
     while at < len(reached):
         while at < len(reached) < size:
             reached += sorted(model.neighbours[reached[at]].difference(reached))
@@ -276,13 +276,13 @@ def _around(model: Model, start: int, choices: Sequence[int], exact: Exact) -> l
         solved = exact(_part(model, part := reached[:size], choices))
         if solved is None:
             break
-        found = list(choices)
+        better = list(choices)
         for v, choice in zip(part, solved, strict=True):
-            found[v] = choice
+            better[v] = choice
         if len(reached) < size:
             break
         size *= 2
-    return found
+    return better
 
 
 def _part(model: Model, part: Sequence[int], choices: Sequence[int]) -> Model:

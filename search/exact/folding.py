@@ -248,19 +248,19 @@ def _equal_names(graph: Graph, other: Graph) -> Mapping[str, str] | None:
     """Return, for each name in a graph, the name in the other graph that computes the same; None if they differ."""
     if graph is other:
         return {node.name: node.name for node in graph.nodes}
-    found, ahead = dict[str, str](), [(a, b) for (_, a), (_, b) in zip(graph.outputs, other.outputs, strict=True)]
+    equal_to, ahead = dict[str, str](), [(a, b) for (_, a), (_, b) in zip(graph.outputs, other.outputs, strict=True)]
     while ahead:
         a, b = ahead.pop()
-        if a in found:
-            if found[a] != b:
+        if a in equal_to:
+            if equal_to[a] != b:
                 return None
             continue
         one, two = graph.by_name[a], other.by_name[b]
         if (one.op, one.attrs, len(one.inputs)) != (two.op, two.attrs, len(two.inputs)):
             return None
-        found[a] = b
+        equal_to[a] = b
         ahead += zip(one.inputs, two.inputs, strict=True)
-    return found if len(set(found.values())) == len(found) else None
+    return equal_to if len(set(equal_to.values())) == len(equal_to) else None
 
 
 def _stands_for(folded: Folded) -> Iterator[tuple[str, str]]:

@@ -20,24 +20,24 @@ def least_s(problem: Problem, eliminator: Eliminator, sharing: Sharing) -> float
     """Return a lower bound of a step. `problem`: a relaxed one, with the lifetime for which least is sent."""
 
     def bound_s(beside: float) -> tuple[float, Solution]:
-        found = eliminator.solve(problem, Prices(beside=beside))
-        return found.bound / sharing.pace(beside), found
+        solution = eliminator.solve(problem, Prices(beside=beside))
+        return solution.bound / sharing.pace(beside), solution
 
     beside, most = sharing.least, sharing.most
-    best_s, found = bound_s(beside)
-    waits = seconds(problem, found)
+    best_s, solution = bound_s(beside)
+    waits = seconds(problem, solution)
     if waits[1] * sharing.compute <= waits[0] * sharing.communication:  # compute is enough to run beside all of it
         return best_s
     if most <= beside:
         return best_s
-    top_s, found = bound_s(most)
-    hides, best_s = seconds(problem, found), max(best_s, top_s)
+    top_s, solution = bound_s(most)
+    hides, best_s = seconds(problem, solution), max(best_s, top_s)
     for _ in range(_STEPS):
         if hides[0] <= waits[0] or waits[1] <= hides[1]:
             break
         beside = (hides[0] - waits[0]) / (waits[1] - hides[1])  # both solutions cost the same at this price
-        new_s, found = bound_s(beside)
-        own = seconds(problem, found)
+        new_s, solution = bound_s(beside)
+        own = seconds(problem, solution)
         best_s = max(best_s, new_s)
         if own[0] + beside * own[1] >= (waits[0] + beside * waits[1]) * (1 - _TOLERANCE):
             break

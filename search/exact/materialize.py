@@ -149,8 +149,8 @@ class _Materializer:
         if (node.name, need) not in self.splits:
             kinds = [self.graph.types[i] for i in node.inputs]
             shapes, certified = tuple(kind.shape for kind in kinds), self.certified(node, kinds)
-            found = _constant_splits(node.op, node.attrs, shapes, certified, need, self.mesh.sizes)
-            self.splits[node.name, need] = found
+            splits = _constant_splits(node.op, node.attrs, shapes, certified, need, self.mesh.sizes)
+            self.splits[node.name, need] = splits
         return self.splits[node.name, need]
 
     def _sliced(self, operand: str, have: Layouts, need: Layouts) -> str:

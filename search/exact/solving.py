@@ -356,8 +356,8 @@ class Solver:
         for leaf in graph.leaves("parameter"):
             counts[graph.types[leaf.name]] += folded.times(leaf.name)
         one, compute = ((R,),), compute_on(self.cluster.device)
-        found = ((storage_domain(kind, one, (1,), compute, optimizer), times) for kind, times in counts.items())
-        return sum(times * float(domain.kept_bytes.min()) for domain, times in found)
+        domains = ((storage_domain(kind, one, (1,), compute, optimizer), times) for kind, times in counts.items())
+        return sum(times * float(domain.kept_bytes.min()) for domain, times in domains)
 
     def excess_bytes(self, stored_bytes: float, device_bytes: int | None = None) -> float:
         """Return by how much these bytes are too many, whatever else a step keeps; 0 where they may fit.
@@ -397,9 +397,9 @@ class Solver:
         is_near = limit < kept_bytes(problem, fastest) <= NEARLY * limit
         if is_near and not self.excess_bytes(stored_bytes(problem)):
             draft = _Draft(name, fastest.bound, (problem, fastest, free), tuple(roles), execution, priced, limits)
-            found = self.finished(draft, folded, different(zeros, mesh))
-            if found.fits:
-                return found
+            candidate = self.finished(draft, folded, different(zeros, mesh))
+            if candidate.fits:
+                return candidate
         best: Candidate | None = None
         near = near or _SAFE * fastest.objective * self._usual.get(execution.recompute, 0.0)
         for _ in range(_MEMORY_TRIES):
@@ -411,9 +411,9 @@ class Solver:
             if feasible and prices.byte:
                 near, self._usual[execution.recompute] = prices.byte, prices.byte / fastest.objective
             draft = _Draft(name, bound_s, (problem, solution, prices), tuple(roles), execution, priced, limits)
-            found = self.finished(draft, folded, different(zeros, mesh)[0 if feasible else -1 :])
-            best = found if best is None else min(best, found, key=rank)
-            only_in_the_graph = found.prediction.memory.total_bytes - kept_bytes(problem, solution)
+            candidate = self.finished(draft, folded, different(zeros, mesh)[0 if feasible else -1 :])
+            best = candidate if best is None else min(best, candidate, key=rank)
+            only_in_the_graph = candidate.prediction.memory.total_bytes - kept_bytes(problem, solution)
             limit = usable - only_in_the_graph
             if best.fits or not feasible or bound_s >= cutoff_s or limit < least_bytes(problem):
                 break
@@ -471,9 +471,9 @@ class Solver:
         laid_out = materialize(all_blocks, solution, self.certified)
         if not judged:
             return replace(c, graph=laid_out, solved=solved, folded=False)
-        found = self._stored(made, laid_out, {}, (c.lifetimes,))
-        if found.fits or not c.fits or len(graph.nodes) > _MOST_NODES:
-            return found
+        candidate_of_all = self._stored(made, laid_out, {}, (c.lifetimes,))
+        if candidate_of_all.fits or not c.fits or len(graph.nodes) > _MOST_NODES:
+            return candidate_of_all
         return self.solve(
             whole,
             c.mesh,
@@ -513,20 +513,21 @@ class Solver:
         is_too_much = self.excess_bytes(kept_bytes(problem, solution, problem.stored))
         if is_too_much or not (first or self.fits(stored(zeros[-1])[1])):
             zeros = zeros[-1:]
-        found: list[Candidate] = []
+        candidates: list[Candidate] = []
         for zero in zeros:
-            if any(c.fits for c in found) and (zero != zeros[-1] or first):
+            if any(c.fits for c in candidates) and (zero != zeros[-1] or first):
                 continue
             graph, prediction = stored(zero)
-            if any(c.graph == graph for c in found):
+            if any(c.graph == graph for c in candidates):
                 continue
-            found.append(Candidate(
+            candidates.append(Candidate(
                 draft.name, graph, prediction, draft.bound_s,
                 in_loop and self.fits(prediction), draft.solved, draft.roles,
-                draft.execution, zero, draft.priced, bool(repeats), prices.byte > 0 or any(not c.fits for c in found),
+                draft.execution, zero, draft.priced, bool(repeats),
+                prices.byte > 0 or any(not c.fits for c in candidates),
                 draft.limits,
             ))  # fmt: skip
-        return min(found, key=rank)
+        return min(candidates, key=rank)
 
 
 def _programs(cluster: Cluster, costs: KnownCosts, graph: Graph, repeats: tuple[tuple[str, int], ...]) -> Programs:

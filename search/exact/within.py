@@ -129,15 +129,15 @@ def _walk(problem: Problem, solve: Solve, limit: float, cutoff_s: float, beside:
         if best.seconds <= max(over.seconds, bound_s * (1 + _CLOSE)):  # also where solutions are no optima
             break
         price = (best.seconds - over.seconds) / (over.num_bytes - best.num_bytes)
-        found = point(price)
-        bound_s = max(bound_s, found.solution.bound - price * limit)
+        between = point(price)
+        bound_s = max(bound_s, between.solution.bound - price * limit)
         known = over.seconds + price * over.num_bytes
-        if found.solution.objective >= known - HULL_TOLERANCE * over.seconds or bound_s >= cutoff_s:
+        if between.solution.objective >= known - HULL_TOLERANCE * over.seconds or bound_s >= cutoff_s:
             break
-        if found.num_bytes <= limit:
-            best = found
+        if between.num_bytes <= limit:
+            best = between
         else:
-            over = found
+            over = between
     return _Walk(best, bound_s, fits=True, over=over)
 
 
@@ -173,14 +173,14 @@ class _Branches:
             if not parts:
                 closed_s.append(branch.bound_s)
             for allowed in parts:
-                found = _walk(self.problem, partial(self._solve, allowed), self.limit, self._enough(best), self.beside)
-                if found.fits and found.best.seconds < best.seconds:
-                    best = found.best
-                bound_s = max(branch.bound_s, found.bound_s)
-                if found.over is None:
+                part = _walk(self.problem, partial(self._solve, allowed), self.limit, self._enough(best), self.beside)
+                if part.fits and part.best.seconds < best.seconds:
+                    best = part.best
+                bound_s = max(branch.bound_s, part.bound_s)
+                if part.over is None:
                     closed_s.append(bound_s)
                 else:
-                    heapq.heappush(left, _Branch(bound_s, next(numbers), allowed, found))
+                    heapq.heappush(left, _Branch(bound_s, next(numbers), allowed, part))
         bound_s = min([self._enough(best), *closed_s, *(branch.bound_s for branch in left)])
         return Within(best.solution, max(walk.bound_s, bound_s), fits=True, prices=best.prices)
 

@@ -103,8 +103,8 @@ class Limited:
 
     def _choices(self, role: str, node: Node) -> tuple[frozenset[Choice], bool]:
         """Return the choices that split an operator for a role: these ones, or with True all but these."""
-        batch, sequence = ({found[node.name]} if node.name in found else set[Choice]()
-                           for found in (self.batch, self.sequence))  # fmt: skip
+        batch, sequence = ({choice_of[node.name]} if node.name in choice_of else set[Choice]()
+                           for choice_of in (self.batch, self.sequence))  # fmt: skip
         own = {DATA: batch, CONTEXT: sequence}
         if role == RESIDUAL:
             return frozenset(batch), True
@@ -127,14 +127,14 @@ class Limited:
 
     def _read_whole(self) -> Mapping[str, set[tuple[int, int]]]:
         """Return, by operator, the operands and axes of which it may read no slice, as they are gathered for use."""
-        found = defaultdict[str, set[tuple[int, int]]](set)
+        read_whole = defaultdict[str, set[tuple[int, int]]](set)
         devices = [axis for axis, name in enumerate(self.mesh.names) if name != TIME]
         for node in self.graph.nodes:
             for position, name in enumerate(node.inputs) if node.name not in self.origin else ():
                 for axis, pin in self._on_axes(self.origin.get(name, "")):
                     if pin.kept == "gathered":
-                        found[node.name] |= {(position, a) for a in ([axis] if axis >= 0 else devices)}
-        return found
+                        read_whole[node.name] |= {(position, a) for a in ([axis] if axis >= 0 else devices)}
+        return read_whole
 
     def _refusal(self, name: str, pin: LayoutPin, size: int, certified: Certified) -> str:
         """Return why a parameter cannot be stored and used as pinned among `size` devices, or ""."""

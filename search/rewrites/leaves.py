@@ -63,9 +63,9 @@ def expand(graph: Graph, rules: Sequence[Equation], parameters: Sequence[int] = 
             continue
         for number, match in enumerate(islice(each_place(rule, graph, parameters), MOST_PLACES)):
             place = rule.name, match.roots, tuple(match.sizes[name] for name in rule.parameters)
-            found = apply(rule, graph, match)
-            if found.draws == graph.draws:  # other draws may not change, and they depend on the draws before
-                yield LeafStep((rule.name, number), place, found)
+            rewritten = apply(rule, graph, match)
+            if rewritten.draws == graph.draws:  # other draws may not change, and they depend on the draws before
+                yield LeafStep((rule.name, number), place, rewritten)
 
 
 @dataclass(frozen=True)
@@ -93,10 +93,10 @@ class Leaves:
 
     @cached_property
     def groups(self) -> list[list[LeafPart]]:
-        found: dict[Hashable, list[LeafPart]] = defaultdict(list)
+        by_signature: dict[Hashable, list[LeafPart]] = defaultdict(list)
         for part in leaves(self.folded.graph, self.folded.home):
-            found[signature(part.graph)].append(part)
-        return list(found.values())
+            by_signature[signature(part.graph)].append(part)
+        return list(by_signature.values())
 
     def next(self, graph: Graph, parameters: tuple[int, ...]) -> list[LeafStep]:
         """Return every step from a leaf."""
@@ -162,7 +162,7 @@ class LeafSearch:
 
     def improve(self, problem: Problem, solution: Solution, prices: Prices) -> list[Rewritten]:
         """Return the rewrites that lower the cost of their leaf at these prices, for every copy of the leaf."""
-        found = list[Rewritten]()
+        rewrites = list[Rewritten]()
         for copies in self.leaves.groups:
             first = copies[0]
             if not self.leaves.next(first.graph, self.degrees):
@@ -173,15 +173,17 @@ class LeafSearch:
                 first.graph, lambda g, s=starts, e=ends: self._cost(g, s, e, prices), len(copies)
             )
             if steps:
-                found += [
+                rewrites += [
                     Rewritten(part, steps, self._made(part.graph, steps), gain * self.leaves.folded.times(part.ends[0]))
                     for part in copies
                 ]
-        return found
+        return rewrites
 
     def _made(self, graph: Graph, steps: Steps) -> Graph:
         for step in steps:
-            graph = next(found.graph for found in self.leaves.next(graph, self.degrees) if found.step == step)
+            graph = next(
+                next_step.graph for next_step in self.leaves.next(graph, self.degrees) if next_step.step == step
+            )
         return graph
 
     def _cost(
@@ -216,25 +218,25 @@ class LeafSearch:
             if current.cost > ALPHA * best.cost:
                 break
             states, vain = list[_State](), set(current.vain)
-            for found in self.leaves.next(current.graph, self.degrees):
-                self.leaves.places[found.step[0]] += times
-                if found.place in current.vain or costed >= BUDGET:
+            for next_step in self.leaves.next(current.graph, self.degrees):
+                self.leaves.places[next_step.step[0]] += times
+                if next_step.place in current.vain or costed >= BUDGET:
                     continue
-                pays = self.promise.pays(current.graph, found.graph, loses=current.loses)
-                if not pays or (again and not self._makes_again(found.graph)):
-                    vain.add(found.place)
+                pays = self.promise.pays(current.graph, next_step.graph, loses=current.loses)
+                if not pays or (again and not self._makes_again(next_step.graph)):
+                    vain.add(next_step.place)
                     continue
-                if (key := signature(found.graph)) in seen:
+                if (key := signature(next_step.graph)) in seen:
                     continue
                 seen.add(key)
                 costed += 1
                 try:
-                    value, loses = cost(found.graph)
+                    value, loses = cost(next_step.graph)
                 except (GraphError, NoLayoutsError):
                     continue
-                states.append(_State(value, costed, (*current.steps, found.step), found.graph, loses))
+                states.append(_State(value, costed, (*current.steps, next_step.step), next_step.graph, loses))
                 if value >= current.cost * _LESS:
-                    vain.add(found.place)
+                    vain.add(next_step.place)
             for state in states:
                 best = state if state.cost < best.cost * _LESS else best
                 if state.cost <= ALPHA * best.cost:
@@ -265,5 +267,5 @@ def _read(part: LeafPart) -> list[str]:
 
 def _chosen(problem: Problem, solution: Solution, name: str) -> Layouts:
     """Return the layouts in which the incumbent plan hands a tensor on."""
-    found = (problem.chosen(solution.choices, kind, name) for kind in ("hub", "node"))
-    return next((layouts for layouts in found if layouts is not None), replicated(len(problem.mesh)))
+    states = (problem.chosen(solution.choices, kind, name) for kind in ("hub", "node"))
+    return next((layouts for layouts in states if layouts is not None), replicated(len(problem.mesh)))

@@ -61,13 +61,13 @@ class Promise:
 @lru_cache(maxsize=4096)
 def held(graph: Graph) -> int:
     """Return the elements that operators with whole dimensions read, each counted as often as these are long."""
-    constants, found = constant_nodes(graph), 0
+    constants, elements = constant_nodes(graph), 0
     for node in graph.nodes:
         if node.is_leaf or node.row is None or node.name in constants:
             continue
         if (whole := prod(f.size for f in graph.signature(node).factors if f.role == "fixed")) > 1:
-            found += whole * sum(graph.types[name].num_elements for name in node.inputs)
-    return found
+            elements += whole * sum(graph.types[name].num_elements for name in node.inputs)
+    return elements
 
 
 def flat(mesh: Mesh) -> Mesh:

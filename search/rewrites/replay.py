@@ -20,10 +20,10 @@ from shardwright.substitutions.match import places
 
 def degrees(mesh: Mesh) -> tuple[int, ...]:
     """Return the numbers of devices that axes of the mesh can divide something among: a rule's parameters."""
-    found = {1}
+    products = {1}
     for size in mesh.device_sizes:
-        found |= {size * d for d in found}
-    return tuple(sorted(found - {1}))
+        products |= {size * d for d in products}
+    return tuple(sorted(products - {1}))
 
 
 def replay(graph: Graph, rewrites: Sequence[Rewrite], rules: Mapping[str, Equation], mesh: Mesh) -> Graph:
@@ -57,10 +57,10 @@ def _rewritten(graph: Graph, rewrite: Rewrite, rules: Mapping[str, Equation], pa
     for name, number in rewrite.steps:
         if name not in rules:
             raise PlanError(f"rewrite of {rewrite.end!r}: rule {name!r} is not certified here; make the plan again")
-        found = places(rules[name], graph, parameters)
-        if number >= len(found):
+        matches = places(rules[name], graph, parameters)
+        if number >= len(matches):
             raise PlanError(
                 f"rewrite of {rewrite.end!r}: rule {name!r} has no match number {number}; make the plan again"
             )
-        graph = apply(rules[name], graph, found[number])
+        graph = apply(rules[name], graph, matches[number])
     return graph

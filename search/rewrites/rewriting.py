@@ -69,10 +69,10 @@ class Rewriter:
             if way in tried:
                 continue
             tried.add(way)
-            found, gained = self.rewritten(candidate, step_s - best), 0.0
-            if found is not None:
-                gained = 1 - found.prediction.step_s / candidate.prediction.step_s
-                yield found
+            faster, gained = self.rewritten(candidate, step_s - best), 0.0
+            if faster is not None:
+                gained = 1 - faster.prediction.step_s / candidate.prediction.step_s
+                yield faster
             likely = max(likely, _AGAIN * gained)
             best = min(best, step_s * (1 - gained))
 
@@ -87,11 +87,11 @@ class Rewriter:
             if not candidate.fits:  # the fitter decides later what is kept
                 prices = prices._replace(byte=0.0)
             improved = search.improve(problem, solution, prices)
-            found = [leaf for leaf in improved if keeps_rings(leaf.part.graph, leaf.graph, candidate.roles)]
-            rewrites = tuple(self.in_all_blocks(found))
-            if not rewrites or rewrites == best.rewrites or sum(leaf.gain for leaf in found) < needed_s:
+            leaf_rewrites = [leaf for leaf in improved if keeps_rings(leaf.part.graph, leaf.graph, candidate.roles)]
+            rewrites = tuple(self.in_all_blocks(leaf_rewrites))
+            if not rewrites or rewrites == best.rewrites or sum(leaf.gain for leaf in leaf_rewrites) < needed_s:
                 break
-            new = self._solved(candidate, found, rewrites)
+            new = self._solved(candidate, leaf_rewrites, rewrites)
             if new is None or not _is_better(new, best):
                 break
             best = new
@@ -134,10 +134,10 @@ class Rewriter:
         return self._promises[mesh]
 
     def _solved(
-        self, candidate: Candidate, found: Sequence[Rewritten], rewrites: tuple[Rewrite, ...]
+        self, candidate: Candidate, improved: Sequence[Rewritten], rewrites: tuple[Rewrite, ...]
     ) -> Candidate | None:
         """Return the plan of the rewritten graph; None where it lacks what is to be made again, such as attention."""
-        c, folded, prices = candidate, applied(self.folded, found), candidate.solved[2]
+        c, folded, prices = candidate, applied(self.folded, improved), candidate.solved[2]
         execution = still_there(folded.graph, Operations(folded.graph).listed, c.execution)
         try:
             new = self.solver.solve(
@@ -156,9 +156,9 @@ class Rewriter:
             return None
         return replace(new, rewrites=rewrites)
 
-    def in_all_blocks(self, found: Iterable[Rewritten]) -> Iterator[Rewrite]:
+    def in_all_blocks(self, improved: Iterable[Rewritten]) -> Iterator[Rewrite]:
         """Yield the rewrites of the whole graph, from those of the folded one."""
-        for leaf in found:
+        for leaf in improved:
             where = self.folded.home.get(next(iter(leaf.part.operators)), "")
             for names in self.folded.copies.get(where, ({},)):
                 called = {**self.folded.last, **names}
@@ -183,11 +183,11 @@ def _is_better(new: Candidate, old: Candidate) -> bool:
     return new.fits
 
 
-def applied(folded: Folded, found: Sequence[Rewritten]) -> Folded:
+def applied(folded: Folded, improved: Sequence[Rewritten]) -> Folded:
     """Return a folded graph with leaves rewritten; each of them lies in one block or in none."""
-    graph, instead, added = transplanted(folded.graph, [(leaf.part, leaf.graph) for leaf in found])
+    graph, instead, added = transplanted(folded.graph, [(leaf.part, leaf.graph) for leaf in improved])
     home = {name: where for name, where in folded.home.items() if name in graph.by_name}
-    for leaf, operators in zip(found, added, strict=True):
+    for leaf, operators in zip(improved, added, strict=True):
         if where := folded.home.get(next(iter(leaf.part.operators))):
             home |= dict.fromkeys(operators, where)
     ties = tuple(Tie(instead.get(a, a), instead.get(b, b), times) for a, b, times in folded.ties)

@@ -97,16 +97,16 @@ def leaves(graph: Graph, home: Mapping[str, str] | None = None) -> list[LeafPart
             for i in range(at[name] + 1, max((at[user] for user in graph.users[name]), default=0) + 1):
                 passing[i] += 1
     blocks = [(home or {}).get(name, "") for name in operators]
-    found, start = list[LeafPart](), 0
+    leaf_parts, start = list[LeafPart](), 0
     while start < len(operators):
         stop = next((i for i in range(start, len(operators)) if blocks[i] != blocks[start]), len(operators))
         while stop - start > MOST_OPERATORS:
             cut = min(range(start + FEWEST_OPERATORS, start + MOST_OPERATORS + 1), key=lambda i: (passing[i], -i))
-            found.append(_part(graph, operators[start:cut]))
+            leaf_parts.append(_part(graph, operators[start:cut]))
             start = cut
-        found.append(_part(graph, operators[start:stop]))
+        leaf_parts.append(_part(graph, operators[start:stop]))
         start = stop
-    return [part for part in found if part.operators]
+    return [part for part in leaf_parts if part.operators]
 
 
 def _part(graph: Graph, operators: Sequence[str]) -> LeafPart:
@@ -193,9 +193,9 @@ def transplanted(graph: Graph, parts: Sequence[tuple[LeafPart, Graph]]) -> Trans
         return name
 
     read = (replace(node, inputs=tuple(map(now, node.inputs))) for node in nodes)
-    found = Graph(topological(read), tuple((key, now(name)) for key, name in graph.outputs)).without_dead_nodes()
+    joined = Graph(topological(read), tuple((key, now(name)) for key, name in graph.outputs)).without_dead_nodes()
     added = [frozenset(node.name for node in new) for new in fresh.values()]
-    return Transplanted(found, {name: now(name) for name in same}, added)
+    return Transplanted(joined, {name: now(name) for name in same}, added)
 
 
 def _renamed(part: LeafPart, new: Graph, taken: set[str], same: dict[str, str]) -> list[Node]:
@@ -206,7 +206,7 @@ def _renamed(part: LeafPart, new: Graph, taken: set[str], same: dict[str, str]) 
             same[end] = names[result]
         else:
             names[result] = end
-    found: list[Node] = []
+    operators: list[Node] = []
     for node in new.nodes:
         if node.is_leaf:
             continue
@@ -216,5 +216,5 @@ def _renamed(part: LeafPart, new: Graph, taken: set[str], same: dict[str, str]) 
                 name += "_r"
             taken.add(name)
             names[node.name] = name
-        found.append(replace(node, name=names[node.name], inputs=tuple(names[i] for i in node.inputs)))
-    return found
+        operators.append(replace(node, name=names[node.name], inputs=tuple(names[i] for i in node.inputs)))
+    return operators

@@ -24,8 +24,10 @@ def blamed(error: NoLayoutsError, graph: Graph, asked: SearchOptions, ways: Ways
         return error
     lines = [str(error), f"asked for: {asked}", *_in_use(asked)]
     if len(things) > 1:
-        found = "; ".join(words for words, rest in things if any(_has_layouts(graph, rest, ways)))
-        lines.append(f"without one of these there is a plan: {found}" if found else "leave out more than one of them")
+        omitted = "; ".join(words for words, rest in things if any(_has_layouts(graph, rest, ways)))
+        lines.append(
+            f"without one of these there is a plan: {omitted}" if omitted else "leave out more than one of them"
+        )
     return NoLayoutsError("\n".join(lines))
 
 

@@ -62,12 +62,12 @@ class Strategy(Queue):
     def _microbatches(self, attempt: Attempt) -> Iterator[tuple[Way, float]]:
         """Yield more microbatches, where memory is short, and fewer, where these may fit."""
         way, counts, floor_s = attempt.way, self.ways.counts_on(attempt.way.space), attempt.floor_s or 0.0
-        number, found = counts.index(way.many), attempt.best
-        if not found.fits and (many := self.fewest_fitting(attempt)) is not None:
+        number, best = counts.index(way.many), attempt.best
+        if not best.fits and (many := self.fewest_fitting(attempt)) is not None:
             yield way._replace(many=many), floor_s
-        if found.fits and found.is_tight and number + 1 < len(counts):
+        if best.fits and best.is_tight and number + 1 < len(counts):
             yield way._replace(many=counts[number + 1]), floor_s
-        if number and found.fits:
+        if number and best.fits:
             yield way._replace(many=counts[number - 1]), SAVES * floor_s
 
     def is_followed(self, attempt: Attempt, dimension: str) -> bool:

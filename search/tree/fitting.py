@@ -78,9 +78,9 @@ class Fitter:
         for candidate in ranked[: self.folded.effort.walks]:
             if kept_s(candidate) >= best_s or (best_s < inf and self.is_far(candidate)):
                 return
-            if (found := Walk(self, candidate).run(best_s)) is not None:
-                best_s = min(best_s, found.candidate.prediction.step_s)
-                yield found
+            if (fitted := Walk(self, candidate).run(best_s)) is not None:
+                best_s = min(best_s, fitted.candidate.prediction.step_s)
+                yield fitted
 
     def fitted(self, candidate: Candidate, best_s: float = inf) -> Fitted | None:
         """Return the plan with what it should keep; None where it does not fit, or does not come near `best_s`."""
@@ -193,8 +193,8 @@ class Walk:
             return None
         if self.most is not None and self.most.candidate.fits:
             return self.most
-        found = self._best(self.problems, best_s)
-        return self._best(self._with_host(), best_s) if found is None and best_s == inf else found
+        along_each = self._best(self.problems, best_s)
+        return self._best(self._with_host(), best_s) if along_each is None and best_s == inf else along_each
 
     def _with_host(self) -> Iterator[KeepingProblem]:
         """Yield the problems in which values may wait on the host."""
@@ -216,10 +216,10 @@ class Walk:
         None also where a plan that keeps too much is no better than `best_s` already: plans that keep less are taken to
         be slower.
         """
-        larger_kept, larger, found = problem.solve(0.0), self.most, None
+        larger_kept, larger, fitted = problem.solve(0.0), self.most, None
         step_s = self.candidate.prediction.step_s
         best = problem.solve(_HIGHEST_PRICE * step_s / max(larger_kept.num_bytes, 1.0))
-        if not self.candidate.fits and not (found := self.fitted(best)).candidate.fits:
+        if not self.candidate.fits and not (fitted := self.fitted(best)).candidate.fits:
             return None
         for _ in range(self.fitter.folded.effort.prices):
             if larger_kept.num_bytes <= best.num_bytes or best.seconds <= larger_kept.seconds:
@@ -237,17 +237,17 @@ class Walk:
                 continue
             tried = self.fitted(between)
             if tried.candidate.fits:
-                best, found = between, min(found or tried, tried, key=_step_s)
-            elif _step_s(tried) >= best_s and (found is None or _step_s(found) >= best_s):
+                best, fitted = between, min(fitted or tried, tried, key=_step_s)
+            elif _step_s(tried) >= best_s and (fitted is None or _step_s(fitted) >= best_s):
                 return None
             else:
                 larger_kept, larger = between, tried
-            if found and larger and _step_s(found) - _step_s(larger) < LITTLE * step_s:
+            if fitted and larger and _step_s(fitted) - _step_s(larger) < LITTLE * step_s:
                 break
-        found, larger = found or self.fitted(best), larger or self.fitted(larger_kept)
-        if not found.candidate.fits:
+        fitted, larger = fitted or self.fitted(best), larger or self.fitted(larger_kept)
+        if not fitted.candidate.fits:
             return None
-        return replace(found, larger=larger.own, larger_s=_step_s(larger), larger_bytes=_bytes(larger.candidate))
+        return replace(fitted, larger=larger.own, larger_s=_step_s(larger), larger_bytes=_bytes(larger.candidate))
 
 
 def _exposed(candidate: Candidate) -> Sequence[float]:
@@ -257,22 +257,22 @@ def _exposed(candidate: Candidate) -> Sequence[float]:
     return (own,) if p.communication_s < MUCH_SENT * p.step_s else (own, 1.0)
 
 
-def by_block(fitter: Fitter, found: Fitted, whole: Candidate, best_s: float = inf) -> Iterator[Candidate]:
+def by_block(fitter: Fitter, fitted: Fitted, whole: Candidate, best_s: float = inf) -> Iterator[Candidate]:
     """Yield the whole plan with as many of its last blocks as fit keeping more: backward needs those first.
 
     Each block takes about the same, so two or three tries find how many fit, and what further ones would gain.
     `best_s`: the step of another plan; a mixture that is slower with more blocks than fit is not tried with fewer.
     """
-    if found.larger is None:
+    if fitted.larger is None:
         return
     names, home, limit = blocks_of(whole.graph), _home(whole.graph), fitter.solver.limit_bytes
-    fits, gained_s, (fewest, least), (most, largest) = 0, 0.0, (0, _bytes(whole)), (len(names) + 1, found.larger_bytes)
+    fits, gained_s, (fewest, least), (most, largest) = 0, 0.0, (0, _bytes(whole)), (len(names) + 1, fitted.larger_bytes)
     for _ in range(MIXTURES):
         share = (limit - least) / (largest - least) if largest > least else 0.0
         number = min(int(fewest + share * (most - fewest)), most - 1)
         if number <= fits or (fits and (number - fits) / fits * gained_s < WORTH * whole.prediction.step_s):
             return
-        mixed = found.own.mixed(found.larger, frozenset(names[-number:]), home)
+        mixed = fitted.own.mixed(fitted.larger, frozenset(names[-number:]), home)
         tried = fitter.judged(whole, mixed)
         if tried.fits:
             fits, fewest, least = number, number, _bytes(tried)

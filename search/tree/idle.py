@@ -68,11 +68,11 @@ def with_idle(plan: Plan, graph: Graph, execution: Execution, certified: Certifi
         if _fits(best) and smaller.least_s >= _most_s(plan, best):
             return
         try:
-            found = planned(smaller.cluster)
+            smaller_plan = planned(smaller.cluster)
         except NoLayoutsError:  # the sub-cluster allows no layouts that keep to the request
             continue
-        if _fits(found) and not (_fits(best) and found.prediction.step_s >= _most_s(plan, best)):
-            best = found
+        if _fits(smaller_plan) and not (_fits(best) and smaller_plan.prediction.step_s >= _most_s(plan, best)):
+            best = smaller_plan
         yield best if best is plan else _with_reason(best, plan, batch_size(graph), whole)
 
 
@@ -81,9 +81,9 @@ def on_a_part(cluster: Cluster, graph: Graph, execution: Execution, certified: C
     """Yield plans that leave devices idle, where no layouts on all of a cluster keep to the request."""
     for smaller in list(_promising(cluster, inf, graph, execution, certified))[:_MOST_PLANNED]:
         with suppress(NoLayoutsError):
-            found = planned(smaller.cluster)
+            plan = planned(smaller.cluster)
             why = f"{_among(batch_size(graph), cluster)}, and on all of them nothing keeps to what was asked for"
-            yield replace(found, idle=Idle(cluster.name, cluster.num_devices - found.cluster.num_devices, why))
+            yield replace(plan, idle=Idle(cluster.name, cluster.num_devices - plan.cluster.num_devices, why))
 
 
 def _most_s(plan: Plan, best: Plan) -> float:
@@ -119,16 +119,16 @@ def _promising(
         return
     folded, solver = fold(graph), Solver(whole, certified)
     work_s = cache(lambda mesh: sum(solver.work_s(folded, execution, mesh).values()))
-    found = dict[int, _Smaller]()
+    best_of_size = dict[int, _Smaller]()
     for cluster, mesh in parts_with_shares(whole, graph):
         if any(work_s(part) / (cluster.num_devices // part.num_devices) >= most_s for part in _odd(cluster)):
             continue
         solver = Solver(cluster, certified)
         least_s = solver.least_s(folded, mesh, (FREE,) * len(mesh), execution)
-        known = found.get(cluster.num_devices)
+        known = best_of_size.get(cluster.num_devices)
         if least_s < (most_s if known is None else known.least_s):
-            found[cluster.num_devices] = _Smaller(least_s, cluster)
-    yield from sorted(found.values(), key=lambda smaller: smaller.least_s)
+            best_of_size[cluster.num_devices] = _Smaller(least_s, cluster)
+    yield from sorted(best_of_size.values(), key=lambda smaller: smaller.least_s)
 
 
 def _odd(cluster: Cluster) -> Iterator[Mesh]:

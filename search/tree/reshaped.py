@@ -61,7 +61,7 @@ def reshaped(plan: Plan, graph: Graph, certified: CertifiedSplits, rules: Mappin
     longer, padding = padded(graph, plan.report.padding), plan.report.padding
     offered = _as_it_is(plan, longer), _in_as_many(plan, longer), _with_rows(plan, longer)
     ways = [way for way in offered if way is not None]
-    found, refused = list[tuple[Candidate, SearchReport]](), list[PlanError]()
+    laid_out, refused = list[tuple[Candidate, SearchReport]](), list[PlanError]()
     for way in ways:
         serial, rewrites = _rewritten(plan, way.graph, rules)
         try:
@@ -70,10 +70,10 @@ def reshaped(plan: Plan, graph: Graph, certified: CertifiedSplits, rules: Mappin
             refused.append(error)
             continue
         limit = solver.limit_of(best.prediction.device_bytes)
-        found.append((best, SearchReport(0.0, 1, 0.0, limit, rewrites, rows=way.rows, padding=padding)))
-    if not found:
+        laid_out.append((best, SearchReport(0.0, 1, 0.0, limit, rewrites, rows=way.rows, padding=padding)))
+    if not laid_out:
         raise refused[0]
-    best, report = min(found, key=lambda pair: rank(pair[0]))
+    best, report = min(laid_out, key=lambda pair: rank(pair[0]))
     report = replace(report, seconds=round(time.perf_counter() - start, 3))
     return replace(
         plan, graph=best.graph, fingerprint=fingerprint(graph), prediction=best.prediction, alternatives=(),
@@ -99,16 +99,16 @@ def best_together(
         if stored_as.idle is not None:
             continue
         try:
-            found = [
+            plans = [
                 own if own is stored_as else reshaped(stored_as, graph, certified, rules) for own, graph, _ in shapes
             ]
         except PlanError as error:
             refused.append(error)
             continue
-        excess = any(p.prediction.memory.total_bytes > p.report.limit_bytes for p in found)
-        total_s = sum(weight * p.prediction.step_s for p, (_, _, weight) in zip(found, shapes, strict=True))
+        excess = any(p.prediction.memory.total_bytes > p.report.limit_bytes for p in plans)
+        total_s = sum(weight * p.prediction.step_s for p, (_, _, weight) in zip(plans, shapes, strict=True))
         if best is None or (excess, total_s) < best[0]:
-            best = (excess, total_s), found
+            best = (excess, total_s), plans
     if best is None:
         raise refused[-1]
     return best[1]
@@ -158,10 +158,12 @@ def _shared(plan: Plan) -> tuple[int, set[str]]:
     graph, mesh = plan.graph, plan.mesh
     if plan.report.rows:
         size, rows = plan.report.rows
-        found = [x for x in graph.leaves("input") if (shape := graph.types[x.name].shape) and shape[0] % size == 0]
+        inputs_shared = [
+            x for x in graph.leaves("input") if (shape := graph.types[x.name].shape) and shape[0] % size == 0
+        ]
         longer = [graph.types[node.name].layouts for node in graph.nodes if graph.types[node.name].shape[:1] == (rows,)]
         split = {i for layouts in longer for i, x in enumerate(layouts) if x.is_shard and x.dim == 0}
-        names = {str(leaf.attr("target")) for leaf in found}
+        names = {str(leaf.attr("target")) for leaf in inputs_shared}
         return prod(mesh.sizes[axis] for axis in split if mesh.names[axis] != TIME), names
     source = {leaf.name: str(leaf.attr("target")) for leaf in graph.leaves("input")}
     axes, inputs = set[int](), set[str]()
@@ -186,11 +188,11 @@ def _best(plan: Plan, graph: Graph, counts: Sequence[int], solver: Solver) -> Ca
     refused: PlanError | None = None
     for count, run in product(counts, _runs(plan, graph)):
         try:
-            found = _laid_out(plan, graph, count, run, solver)
+            candidate = _laid_out(plan, graph, count, run, solver)
         except PlanError as error:
             refused = error
             continue
-        best = found if best is None else min(best, found, key=rank)
+        best = candidate if best is None else min(best, candidate, key=rank)
         if best.fits:
             break
     if best is None:
@@ -261,8 +263,8 @@ def _laid_out(plan: Plan, graph: Graph, count: int, run: Execution, solver: Solv
     folded = _folded(graph, run, limits)
     zeros = different(ZEROS, mesh)
     roles = plan.asked.roles or (FREE,) * len(devices)
-    found = solver.solve(folded, mesh, roles, plan.model, run, zeros, zeros[-1], limits=limits)
-    whole = solver.again_whole(graph, folded, found) if found.folded else found
+    candidate = solver.solve(folded, mesh, roles, plan.model, run, zeros, zeros[-1], limits=limits)
+    whole = solver.again_whole(graph, folded, candidate) if candidate.folded else candidate
     if count > 1:
         check_time(whole.graph, whole.execution)
     return whole

@@ -30,7 +30,7 @@ from shardwright.search.exact.solving import Candidate, Solver, different, rank
 
 def spread_out(
     solver: Solver,
-    found: Candidate,
+    candidate: Candidate,
     repeats: Mapping[str, int] | None = None,
     modes: Sequence[Recompute] = (),
 ) -> Candidate:
@@ -39,11 +39,11 @@ def spread_out(
     The next spread leaves free what a stage needs beside its blocks by the timeline. `modes`: the recomputations of
     which each stage may have its own.
     """
-    run, repeats = found.execution, repeats or {}
-    if run.schedule.num_stages == 1 or not (found.fits or not solver.fits(found.prediction)):
-        return found
-    limits = solver.stage_limits(run, found.mesh)
-    programs, best = solver.programs(found.graph, repeats), (inf, inf)
+    run, repeats = candidate.execution, repeats or {}
+    if run.schedule.num_stages == 1 or not (candidate.fits or not solver.fits(candidate.prediction)):
+        return candidate
+    limits = solver.stage_limits(run, candidate.mesh)
+    programs, best = solver.programs(candidate.graph, repeats), (inf, inf)
     run = chosen = run if run.schedule.split else programs.spread(run)
     for _ in range(MOST_SPREADS):
         timeline = simulate(programs.program(run))
@@ -61,18 +61,18 @@ def spread_out(
         if following == run:
             break
         run = following
-    prediction = solver.predicted(found.graph, chosen, repeats)
-    return replace(found, execution=chosen, fits=best[0] == 0.0, prediction=prediction)
+    prediction = solver.predicted(candidate.graph, chosen, repeats)
+    return replace(candidate, execution=chosen, fits=best[0] == 0.0, prediction=prediction)
 
 
-def said_by_block(solver: Solver, found: Candidate) -> Candidate:
+def said_by_block(solver: Solver, candidate: Candidate) -> Candidate:
     """Return a plan of the whole graph with its stages' recomputation stated by block of the model.
 
     Operators that lie in no block are run as one of the stages is.
     """
-    run, graph = found.execution, found.graph
+    run, graph = candidate.execution, candidate.graph
     if not (modes := run.schedule.recompute_by_stage):
-        return found
+        return candidate
     parts = sections(Operations(graph), {}, by_block=True)
     able = {mode: _blocks_with(graph, mode) for mode in dict.fromkeys(modes)}
     own = dict[str, Recompute]()
@@ -85,26 +85,26 @@ def said_by_block(solver: Solver, found: Candidate) -> Candidate:
         again = dict[str, BlockRecompute](item for item in own.items() if item[0] in able[item[1]])
         execution = replace(run.scheduled(recompute_by_stage=()), recompute=Keeping(again).recompute)
         prediction = solver.predicted(graph, execution, {})
-        return replace(found, execution=execution, prediction=prediction, fits=solver.fits(prediction))
+        return replace(candidate, execution=execution, prediction=prediction, fits=solver.fits(prediction))
 
     return min(map(said, dict.fromkeys(reversed(modes))), key=rank)
 
 
-def stored_by_stage(solver: Solver, found: Candidate, zeros: Sequence[Zero] = ZEROS) -> Candidate:
+def stored_by_stage(solver: Solver, candidate: Candidate, zeros: Sequence[Zero] = ZEROS) -> Candidate:
     """Return the whole plan whose stages keep gathered weights as long as they have room for, if it is faster.
 
     One lifetime is given to all weights that stay less long; the timeline then says which stages have room for it. What
     a stage stores does not depend on the others. Weights that several stages read stay as they are. `zeros`: the
     lifetimes that there are.
     """
-    run, graph, stages = found.execution, found.graph, found.execution.schedule.num_stages
-    if stages == 1 or not found.fits:
-        return found
+    run, graph, stages = candidate.execution, candidate.graph, candidate.execution.schedule.num_stages
+    if stages == 1 or not candidate.fits:
+        return candidate
     own = lifetimes(graph)
     held = [{leaf for _, leaf in stage.held} & own.keys() for stage in solver.programs(graph, {}).program(run).stages]
     alone = {leaf for leaf, times in Counter(chain.from_iterable(held)).items() if times == 1}
-    limits, given = solver.stage_limits(run, found.mesh), dict[int, dict[str, Zero]]()
-    for zero in different(zeros, found.mesh):
+    limits, given = solver.stage_limits(run, candidate.mesh), dict[int, dict[str, Zero]]()
+    for zero in different(zeros, candidate.mesh):
         longer: dict[str, Zero] = {leaf: zero for leaf in alone if ZEROS.index(own[leaf]) > ZEROS.index(zero)}
         if not longer or len(given) == stages:
             break
@@ -113,27 +113,29 @@ def stored_by_stage(solver: Solver, found: Candidate, zeros: Sequence[Zero] = ZE
             if number not in given and stage.memory.total_bytes <= limits[number]:
                 given[number] = dict.fromkeys(longer.keys() & held[number], zero)
     if not any(given.values()):
-        return found
+        return candidate
     changed = with_lifetimes(graph, dict[str, Zero](chain.from_iterable(each.items() for each in given.values())))
     prediction, told = solver.predicted(changed, run, {}), tuple(lifetimes(changed).items())
-    better = replace(found, graph=changed, prediction=prediction, fits=solver.fits(prediction), lifetimes=told)
-    return min(found, better, key=rank)
+    better = replace(candidate, graph=changed, prediction=prediction, fits=solver.fits(prediction), lifetimes=told)
+    return min(candidate, better, key=rank)
 
 
-def sent_in_pieces(solver: Solver, found: Candidate) -> Candidate:
+def sent_in_pieces(solver: Solver, candidate: Candidate) -> Candidate:
     """Return the whole plan whose stages send pieces of what all ranks along an axis have, if it is faster.
 
     Each rank sends its own piece, and the ranks that receive them gather the whole. Source: Narayanan et al.,
     "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM" (2021), section 4.1.
     """
-    run = found.execution
+    run = candidate.execution
     if run.schedule.num_stages == 1 or run.schedule.stage_sizes:
-        return found
-    graph = in_pieces(found.graph, cut(as_run(found.graph, run), run))
-    if graph is found.graph:
-        return found
+        return candidate
+    graph = in_pieces(candidate.graph, cut(as_run(candidate.graph, run), run))
+    if graph is candidate.graph:
+        return candidate
     prediction = solver.predicted(graph, run, {})
-    return min(found, replace(found, graph=graph, prediction=prediction, fits=solver.fits(prediction)), key=rank)
+    return min(
+        candidate, replace(candidate, graph=graph, prediction=prediction, fits=solver.fits(prediction)), key=rank
+    )
 
 
 def in_pieces(graph: Graph, stages: Stages) -> Graph:

@@ -59,16 +59,16 @@ class Orders:
         folded = ways.folded
         self.num_blocks = len(blocks_of(folded.graph)) + sum(times - 1 for times in folded.repeats.values())
 
-    def of(self, found: Candidate) -> Iterator[Candidate]:
+    def of(self, candidate: Candidate) -> Iterator[Candidate]:
         """Yield the same layouts in other orders, where none is asked for."""
-        stages, devices = found.execution.schedule.num_stages, tuple[int, ...]()
-        if found.execution.schedule.stage_sizes:
-            devices = tuple(mesh.num_devices for mesh in stage_meshes(found.mesh, found.execution))
+        stages, devices = candidate.execution.schedule.num_stages, tuple[int, ...]()
+        if candidate.execution.schedule.stage_sizes:
+            devices = tuple(mesh.num_devices for mesh in stage_meshes(candidate.mesh, candidate.execution))
         if self.asked not in (None, "interleaved"):
             return
-        divides, best = found.mesh.num_microbatches % stages == 0, None
+        divides, best = candidate.mesh.num_microbatches % stages == 0, None
         for chunks in reversed(_CHUNKS) if divides else ():  # more chunks shorten the bubble, and send more
-            other = self.ordered(found, Pipeline(stages, "interleaved", chunks, devices))
+            other = self.ordered(candidate, Pipeline(stages, "interleaved", chunks, devices))
             if other is not None:
                 yield other
                 if best is not None and rank(other) >= rank(best):
@@ -76,35 +76,35 @@ class Orders:
                 best = other
         if self.asked is None:
             for schedule in _OTHERS:
-                if (other := self.ordered(found, Pipeline(stages, schedule, 1, devices))) is not None:
+                if (other := self.ordered(candidate, Pipeline(stages, schedule, 1, devices))) is not None:
                     yield other
 
-    def interleaved(self, found: Candidate, space: Space) -> Iterator[Candidate]:
+    def interleaved(self, candidate: Candidate, space: Space) -> Iterator[Candidate]:
         """Yield the same layouts in the other order that Megatron-LM has."""
         pipeline = space.pipeline
-        if self.asked is None and found.mesh.num_microbatches % pipeline.stages == 0:
+        if self.asked is None and candidate.mesh.num_microbatches % pipeline.stages == 0:
             for order in (pipeline._replace(schedule="interleaved", chunks=chunks) for chunks in _CHUNKS):
                 name = space.name.replace(str(pipeline), str(order))
-                if (other := self.ordered(found, order, name)) is not None:
+                if (other := self.ordered(candidate, order, name)) is not None:
                     yield other
 
-    def ordered(self, found: Candidate, pipeline: Pipeline, name: str | None = None) -> Candidate | None:
+    def ordered(self, candidate: Candidate, pipeline: Pipeline, name: str | None = None) -> Candidate | None:
         """Return a plan with equal stages in this order; None where there are too few blocks.
 
         Operators between blocks are not counted: with a few blocks that stand for all, they may be cut otherwise.
         """
         if pipeline.stages * pipeline.chunks > self.num_blocks:
             return None
-        name = name or f"{pipeline} x {found.name.partition(' x ')[2]}"
+        name = name or f"{pipeline} x {candidate.name.partition(' x ')[2]}"
         solver, folded = self.ways.solver, self.ways.folded
-        execution = found.execution.scheduled(
+        execution = candidate.execution.scheduled(
             name=pipeline.schedule, chunks_per_stage=pipeline.chunks, split=(), recompute_by_stage=()
         )
         try:
-            prediction = solver.predicted(found.graph, execution, folded.repeats)
+            prediction = solver.predicted(candidate.graph, execution, folded.repeats)
         except PlanError:
             return None
-        return replace(found, name=name, execution=execution, prediction=prediction, fits=solver.fits(prediction))
+        return replace(candidate, name=name, execution=execution, prediction=prediction, fits=solver.fits(prediction))
 
     def share(self, way: Way) -> float:
         """Return the least share of its time alone that a step takes, over the orders that are allowed."""
@@ -184,14 +184,14 @@ class _Staged(Queue):
 
     def _refined(self, attempt: Attempt) -> Attempt:
         try:
-            found = super()._refined(attempt)
+            refined = super()._refined(attempt)
         except PlanError as error:  # also of a schedule that the microbatches or the blocks do not allow
             raise NoLayoutsError(str(error)) from error
-        if not found.plans and found.floor_s and self.is_crowded(found.way):
-            self._propose_roomier(found, found.floor_s)
-        elif not found.plans and found.floor_s and self._loses(found):
-            self._propose_fewer(found, found.floor_s)
-        return found
+        if not refined.plans and refined.floor_s and self.is_crowded(refined.way):
+            self._propose_roomier(refined, refined.floor_s)
+        elif not refined.plans and refined.floor_s and self._loses(refined):
+            self._propose_fewer(refined, refined.floor_s)
+        return refined
 
     def _propose_fewer(self, attempt: Attempt, floor_s: float) -> None:
         """Propose fewer microbatches in place of those that lose, while that helps."""
@@ -286,14 +286,14 @@ class Stages(_Staged):
 
     def plans(self, way: Way) -> list[Candidate]:
         """Return the layouts with the least recomputation with which they fit, in all orders."""
-        found: Candidate | None = None
+        best: Candidate | None = None
         for mode in self.modes[-1 if self.is_crowded(way) else 0 :]:
             new = self.ways.solved(way._replace(mode=mode))
-            found = new if found is None else min(found, new, key=rank)
-            if found.fits:
+            best = new if best is None else min(best, new, key=rank)
+            if best.fits:
                 break
-        assert found is not None
-        return [found, *self.orders.of(found)]
+        assert best is not None
+        return [best, *self.orders.of(best)]
 
     def judged(self, attempt: Attempt, fitter: Fitter) -> Attempt:
         """Return the attempt with its blocks spread, and with what it keeps in each order that may win."""
@@ -313,24 +313,24 @@ class Stages(_Staged):
             most_s = near * self.fastest_s
             if kept_s(plan) * (1.0 if is_best else ratio) >= most_s or (self.fastest_s < inf and fitter.is_far(plan)):
                 continue
-            found = fitter.fitted(plan, most_s)
-            step_s = most_s if found is None else found.mixed_s(self.limit_bytes)
+            kept = fitter.fitted(plan, most_s)
+            step_s = most_s if kept is None else kept.mixed_s(self.limit_bytes)
             ratio = max(1.0, ALIKE * step_s / kept_s(plan)) if 0 < kept_s(plan) < inf > step_s else ratio
-            if found is not None:
-                fitted.append(found)
-                self._count([step_s] if found.candidate.fits else [])
+            if kept is not None:
+                fitted.append(kept)
+                self._count([step_s] if kept.candidate.fits else [])
         return replace(attempt, plans=tuple(plans), fitted=tuple(fitted))
 
-    def _spread(self, found: Candidate, rival: Candidate) -> Candidate:
+    def _spread(self, candidate: Candidate, rival: Candidate) -> Candidate:
         """Return a plan whose stages use their room, if memory decides: they have different microbatches in flight."""
-        run, prediction, solver = found.execution, found.prediction, self.ways.solver
-        if run.schedule.chunks_per_stage > 1 or (found.fits and run.recompute == "none"):
-            return found
+        run, prediction, solver = candidate.execution, candidate.prediction, self.ways.solver
+        if run.schedule.chunks_per_stage > 1 or (candidate.fits and run.recompute == "none"):
+            return candidate
         rival_s = min(self.fastest_s, rival.prediction.step_s if rival.fits else inf)
-        if UNSPREAD * prediction.step_s >= rival_s or _is_far_too_large(found, self.ways):
-            return found
+        if UNSPREAD * prediction.step_s >= rival_s or _is_far_too_large(candidate, self.ways):
+            return candidate
         modes: list[Recompute] = [mode for mode in RECOMPUTES if mode in self.ways.modes]
-        return spread_out(solver, found, self.ways.folded.repeats, modes if len(modes) > 1 else ())
+        return spread_out(solver, candidate, self.ways.folded.repeats, modes if len(modes) > 1 else ())
 
     @property
     def dimensions(self) -> Mapping[str, Neighbours]:
@@ -346,9 +346,9 @@ class Stages(_Staged):
         """Yield more microbatches; where memory does not decide, fewer too."""
         if not self.is_followed(attempt, "microbatches"):
             return
-        way, counts, found = attempt.way, self.ways.counts_on(attempt.way.space), attempt.best
+        way, counts, best = attempt.way, self.ways.counts_on(attempt.way.space), attempt.best
         number, likely_s, floor_s = counts.index(way.many), self.likely_s(attempt), attempt.floor_s or 0.0
-        is_short = _is_short(found)
+        is_short = _is_short(best)
         if number + 1 < len(counts):
             more = way._replace(many=counts[number + 1])
             ratio = self.orders.share(more) / self.orders.share(way)
@@ -410,7 +410,7 @@ class StagesByHand(_Staged):
 
     def plans(self, way: Way) -> list[Candidate]:
         """Return plans in every order, with the least recomputation with which the first of them fits."""
-        space, ways, found = way.space, self.ways, list[Candidate]()
+        space, ways, tried = way.space, self.ways, list[Candidate]()
         modes = list(ways.modes)
         del modes[: self.is_crowded(way)]  # the first mode keeps too much then
         while modes:
@@ -418,14 +418,14 @@ class StagesByHand(_Staged):
                 ways.folded, over_time(space.mesh, way.many), space.roles, space.name,
                 space.run(ways.execution, modes.pop(0)), space.zeros, space.zeros[-1],
             )  # fmt: skip
-            found.append(new)
+            tried.append(new)
             if _is_far_too_large(new, ways):
                 del modes[:-1]
             if new.fits:
-                found += self.orders.interleaved(new, space)  # other orders keep no less
+                tried += self.orders.interleaved(new, space)  # other orders keep no less
                 break
         self._solved += 1
-        return found
+        return tried
 
     def _loses(self, attempt: Attempt) -> bool:
         return not attempt.plans and (self._solved >= MOST_BY_HAND or super()._loses(attempt))
@@ -443,16 +443,16 @@ class StagesByHand(_Staged):
                 yield beside, floor_s * min(1.0, self.orders.share(beside) / self.orders.share(way)) * (1 - LITTLE)
 
 
-def _is_far_too_large(found: Candidate, ways: Ways) -> bool:
+def _is_far_too_large(candidate: Candidate, ways: Ways) -> bool:
     """Return whether a plan cannot fit once blocks are moved to stages with room, or a little more is made again."""
-    prediction = found.prediction
+    prediction = candidate.prediction
     return prediction.memory.total_bytes > NEARLY * ways.solver.limit_of(prediction.device_bytes)
 
 
-def _is_short(found: Candidate) -> bool:
+def _is_short(candidate: Candidate) -> bool:
     """Return whether a plan keeps less than it might with more memory."""
-    run = found.execution
-    return not found.fits or run.recompute != "none" or bool(run.schedule.recompute_by_stage)
+    run = candidate.execution
+    return not candidate.fits or run.recompute != "none" or bool(run.schedule.recompute_by_stage)
 
 
 def _inner(space: Space) -> int:

@@ -88,7 +88,7 @@ class Ways:
 
     def _modes(self) -> list[RecomputeMode]:
         """Return the recomputations that may be tried. Raises `PlanError` where the requested one is not there."""
-        found = list[RecomputeMode]()
+        modes = list[RecomputeMode]()
         for mode in self.pins.recomputes:
             try:
                 self.solver.known.again(self.folded.graph, replace(self.execution, recompute=mode))
@@ -96,8 +96,8 @@ class Ways:
                 if self.pins.recompute is not None:
                     raise
                 continue
-            found.append(mode)
-        return found
+            modes.append(mode)
+        return modes
 
     def _counts(self) -> list[int]:
         """Return the numbers of microbatches to try. Raises `PlanError` where the requested one cannot be run."""
@@ -124,10 +124,10 @@ class Ways:
     def counts_on(self, space: Space) -> list[int]:
         """Return the numbers of microbatches on a space: with stages at least one for each, if the batch allows."""
         stages, chunks = space.pipeline.stages, space.pipeline.chunks
-        found = divided(space, self.counts, self.pins.size)
+        counts = divided(space, self.counts, self.pins.size)
         if stages == 1:
-            return found
-        return [c for c in found if c >= stages and (chunks == 1 or c % stages == 0)] or found[-1:]
+            return counts
+        return [c for c in counts if c >= stages and (chunks == 1 or c % stages == 0)] or counts[-1:]
 
     def report(self, candidate: Candidate) -> Candidate:
         """Report the candidate and return it."""
@@ -216,8 +216,8 @@ class Ways:
                 if not self._may_gain(best, asked, way, beside):
                     continue
             near = best.solved[2].byte if best is not None else 0.0
-            found = self._with_layouts(way, priced, beside, near)
-            best = found if best is None else min(best, found, key=rank)
+            candidate = self._with_layouts(way, priced, beside, near)
+            best = candidate if best is None else min(best, candidate, key=rank)
             self.fastest_s = min(self.fastest_s, best.prediction.step_s if best.fits else inf)
             self._like[mode] = min(self._like.get(mode, inf), best.prediction.step_s if best.fits else inf)
         assert best is not None
@@ -240,11 +240,11 @@ class Ways:
         With few examples a step is short, and what is summed at its end is much of it. The least effort leaves it.
         """
         best, beside = self.solved(way), prod(self.solver.besides) ** 0.5
-        found = [best]
+        candidates = [best]
         for priced in _priced(way.space.zeros, best.mesh) if beside < 1 and self.effort.layouts > 1 else ():
             with suppress(NoLayoutsError):
-                found.append(self._with_layouts(way, priced, beside))
-        return min(found, key=rank)
+                candidates.append(self._with_layouts(way, priced, beside))
+        return min(candidates, key=rank)
 
     def _may_gain(self, best: Candidate, asked: _Asked, way: Way, beside: float) -> bool:
         """Return whether layouts of another lifetime, or for another share of communication, may be faster.
@@ -259,16 +259,16 @@ class Ways:
             return False
         return self.effort.is_least or self._expected_s(best, asked, beside) < rival_s * (1 - LITTLE)
 
-    def _expected_s(self, found: Candidate, asked: _Asked, beside: float) -> float:
+    def _expected_s(self, candidate: Candidate, asked: _Asked, beside: float) -> float:
         """Return an estimate of a plan's step with layouts of another lifetime, or share of communication.
 
         It is less by the share of the plan's sum that these save at most, if they keep no more than the plan does.
         """
         problem, eliminator = self.solver.problem(*asked)
-        _, solution, prices = found.solved
+        _, solution, prices = candidate.solved
         own_s, own_bytes = time_and_bytes(problem, solution, beside)
         least_s = eliminator.solve(problem, Prices(prices.byte, beside)).bound - prices.byte * own_bytes
-        return found.prediction.step_s * (least_s / own_s if 0 < own_s < inf else float(own_s == 0))
+        return candidate.prediction.step_s * (least_s / own_s if 0 < own_s < inf else float(own_s == 0))
 
     # ---- bounds ----
 
@@ -351,9 +351,9 @@ def _kind_of_floor(space: Space) -> Hashable:
 
 def folded(graph: Graph, pins: Pins) -> Folded:
     """Return the graph with its equal blocks folded, where all of them are run and pinned alike."""
-    found = Folded(graph) if pins.by_block else fold(graph)
-    found = Folded(graph) if pins.limits.tell_apart(graph, found.alike) else found
-    return replace(found, effort=Effort.of(len(found.graph.nodes)))
+    folded_graph = Folded(graph) if pins.by_block else fold(graph)
+    folded_graph = Folded(graph) if pins.limits.tell_apart(graph, folded_graph.alike) else folded_graph
+    return replace(folded_graph, effort=Effort.of(len(folded_graph.graph.nodes)))
 
 
 def _priced(zeros: Sequence[Zero], mesh: Mesh) -> Sequence[Zero]:

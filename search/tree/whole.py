@@ -50,16 +50,16 @@ class WholeGraph:
         Once a plan fits, at most `MOST_WHOLE` plans are solved in all. They have to be estimated faster than the best
         of these and of the `known` ones.
         """
-        found: dict[Identity, Candidate] = {}
+        by_identity: dict[Identity, Candidate] = {}
         for candidate in ranked:
-            best = min([*known, *found.values()], key=rank, default=None)
-            if best and (_rank_to_beat(best) <= rank(candidate) or (best.fits and len(found) >= MOST_WHOLE)):
+            best = min([*known, *by_identity.values()], key=rank, default=None)
+            if best and (_rank_to_beat(best) <= rank(candidate) or (best.fits and len(by_identity) >= MOST_WHOLE)):
                 break
-            if candidate.identity in found:  # it keeps less
+            if candidate.identity in by_identity:  # it keeps less
                 continue
             new = self._whole(candidate)
             self.progress(f"{named(new)}, all blocks: {new.prediction.step_s * 1e3:.1f} ms")
-            found[new.identity] = new
+            by_identity[new.identity] = new
             yield new
 
     def _whole(self, candidate: Candidate) -> Candidate:
@@ -77,7 +77,7 @@ class WholeGraph:
         if not best.fits:
             return
         limit_bytes, best_s = self.fitter.solver.limit_bytes, best.prediction.step_s
-        estimates_s = {identity: found.mixed_s(limit_bytes) for identity, found in fitted.items()}
+        estimates_s = {identity: kept.mixed_s(limit_bytes) for identity, kept in fitted.items()}
         for identity in sorted(estimates_s, key=lambda own: estimates_s[own])[:MOST_WHOLE]:
             is_plan = identity == best.identity and best_s == best.prediction.step_s and not best.folded
             if estimates_s[identity] >= best_s * (1 - LITTLE) and not is_plan:
@@ -107,13 +107,13 @@ class WholeGraph:
                 near.append(other)
         del near[self.rewriter.folded.effort.orders :]
         wholes = (whole.get(c.identity) or self._whole(c) for c in near)
-        found = [(c.identity, self._improved(c, zeros)) for c in (best, *self.stop.within(wholes))]
-        return min(found, key=lambda own: rank(own[1]))
+        improved = [(c.identity, self._improved(c, zeros)) for c in (best, *self.stop.within(wholes))]
+        return min(improved, key=lambda own: rank(own[1]))
 
-    def _improved(self, found: Candidate, zeros: Sequence[Zero]) -> Candidate:
+    def _improved(self, candidate: Candidate, zeros: Sequence[Zero]) -> Candidate:
         """Return the plan with blocks, lifetimes and messages of each stage's own."""
         solver = self.rewriter.solver
-        by_block = said_by_block(solver, spread_out(solver, found))
+        by_block = said_by_block(solver, spread_out(solver, candidate))
         return sent_in_pieces(solver, stored_by_stage(solver, by_block, zeros))
 
     def rivals(self, best: Candidate, others: Sequence[Candidate]) -> dict[Identity, Candidate]:

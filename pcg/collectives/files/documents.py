@@ -205,10 +205,10 @@ class Node:
 
     def one_of(self, words: Collection[Word]) -> Word:
         """Return a string that is one of `words`."""
-        found = next((word for word in words if word == self.text()), None)
-        if found is None:
+        chosen = next((word for word in words if word == self.text()), None)
+        if chosen is None:
             raise self.error(f"expected one of {', '.join(words)}, got {shown(self.value)}; choose one of them")
-        return found
+        return chosen
 
     def flag(self) -> bool:
         """Return true or false."""

@@ -118,17 +118,19 @@ def _step_problems(block: Block) -> Iterator[tuple[int, str]]:
 
 def _by_number(parent: Element, tag: str, attribute: str, size: int, others: tuple[str, ...] = ()) -> list[Element]:
     """Return children that have the numbers 0, 1, … each once, in that order."""
-    found = dict[int, Element]()
+    by_number = dict[int, Element]()
     for child in parent.only(tag, *others):
         if child.tag == tag:
             number = child.number(attribute, 0, size - 1)
-            if number in found:
+            if number in by_number:
                 raise child.error(f"expected each {attribute} once, got {number} again; renumber them")
-            found[number] = child
-    missing = next((number for number in range(size if tag == "gpu" else len(found)) if number not in found), None)
+            by_number[number] = child
+    missing = next(
+        (number for number in range(size if tag == "gpu" else len(by_number)) if number not in by_number), None
+    )
     if missing is not None:
         raise parent.error(f"expected {tag}s with each {attribute} from 0, got none with {missing}; renumber them")
-    return [found[number] for number in range(len(found))]
+    return [by_number[number] for number in range(len(by_number))]
 
 
 def _rank(gpu: Element, num_ranks: int) -> RankProgram:

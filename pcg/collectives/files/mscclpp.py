@@ -116,7 +116,7 @@ def _rank(gpu: Node, rank: int, num_ranks: int) -> PlanRank:
     remote = tuple(_remote(entry, num_ranks) for entry in _list(gpu, "remote_buffers", MOST_CHANNELS))
     semaphores = tuple(s.get("init_value").number(0, 1 << 30) for s in _list(gpu, "semaphores", MOST_SEMAPHORES))
     inputs, outputs, scratch = sizes
-    counts = {kind: len(found) for kind, found in peers.items()} | {"switch": len(groups)}
+    counts = {kind: len(of_kind) for kind, of_kind in peers.items()} | {"switch": len(groups)}
     blocks = tuple(
         _block(tb, number, counts, len(remote)) for number, tb in enumerate(_list(gpu, "threadblocks", MOST_BLOCKS))
     )
@@ -231,7 +231,7 @@ def _gpu_json(rank: int, one: PlanRank) -> dict[str, Any]:
 
 
 def _action_json(action: Action) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    entry: dict[str, Any] = {
         "name": action.name,
         "src_buff": [_span_json(span) for span in action.sources],
         "dst_buff": [_span_json(span) for span in action.targets],
@@ -241,14 +241,14 @@ def _action_json(action: Action) -> dict[str, Any]:
         "reduce_op": action.reduce_op,
         "ops": [_action_json(inner) for inner in action.body],
     }
-    found = {key: value for key, value in found.items() if value}
+    entry = {key: value for key, value in entry.items() if value}
     if action.part:
-        found["tbg_info"] = {"tb_id": action.part[0], "tbg_size": action.part[1]}
+        entry["tbg_info"] = {"tb_id": action.part[0], "tbg_size": action.part[1]}
     if action.barrier:
-        found |= {"barrier_id": action.barrier[0], "num_threadblocks": action.barrier[1]}
+        entry |= {"barrier_id": action.barrier[0], "num_threadblocks": action.barrier[1]}
     if action.body:
-        found["iter_context"] = {"unit_size": action.unit_bytes, "num_chunks": action.num_chunks}
-    return found
+        entry["iter_context"] = {"unit_size": action.unit_bytes, "num_chunks": action.num_chunks}
+    return entry
 
 
 def _span_json(span: Span) -> dict[str, Any]:

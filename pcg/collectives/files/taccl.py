@@ -112,13 +112,13 @@ def _rate(node: Node) -> Fraction:
 
 def _links(node: Node, num_ranks: int, kinds: int) -> dict[tuple[int, int], int]:
     rows = node.items()
-    found = dict[tuple[int, int], int]()
+    kind_of = dict[tuple[int, int], int]()
     for dst, row in enumerate(rows):
         entries = row.numbers(0, kinds)
         if len(rows) != num_ranks or len(entries) != num_ranks:
             raise row.error(f"expected a matrix of {num_ranks} × {num_ranks}, got {len(rows)} × {len(entries)}")
-        found |= {(src, dst): kind for src, kind in enumerate(entries) if kind}
-    return found
+        kind_of |= {(src, dst): kind for src, kind in enumerate(entries) if kind}
+    return kind_of
 
 
 def _switches(inside: Node) -> tuple[tuple[tuple[int, ...], str], ...]:
@@ -134,11 +134,11 @@ def _switches(inside: Node) -> tuple[tuple[tuple[int, ...], str], ...]:
 def _senders(node: Node) -> Senders:
     if isinstance(node.value, str):
         return node.one_of(("direct-map", "fully-connected"))
-    found = dict[int, tuple[int, ...]]()
+    receivers_of = dict[int, tuple[int, ...]]()
     for key, receivers in node.fields().items():
         if not (key.isascii() and key.isdecimal() and len(key) < 6):
             raise receivers.error(f"expected the number of a rank, got {key[:40]!r}; correct the key")
-        found[int(key)] = receivers.numbers(0, MOST_RANKS)
-    if len({len(receivers) for receivers in found.values()}) > 1:
+        receivers_of[int(key)] = receivers.numbers(0, MOST_RANKS)
+    if len({len(receivers) for receivers in receivers_of.values()}) > 1:
         raise node.error("expected as many receivers of each sender, got different numbers; make them equal")
-    return found
+    return receivers_of
