@@ -48,9 +48,10 @@ from shardwright.pcg.step.recompute import RECOMPUTES, Recompute
 from shardwright.pcg.step.time import check_time
 from shardwright.search.exact.folding import Folded, fold
 from shardwright.search.exact.solving import Candidate, Solver, over_time
+from shardwright.search.plan import most_frequent
 from shardwright.search.request.restrict import CONTEXT, DATA, EXPERT, TENSOR, ZERO
 from shardwright.search.request.spaces import batch_size
-from shardwright.search.tree.planner import Planner, most_frequent
+from shardwright.search.tree.planner import Planner
 from shardwright.verifier.choices import Certified
 
 BOUND = 0.03
