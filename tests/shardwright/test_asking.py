@@ -247,7 +247,8 @@ def test_from_the_command_line(run: Run) -> None:
             "tp",
             "--find",
             "up",
-        ): "--find, --memory, --by-hand, --recompute, --formula, --why-not and --what-if are questions of their own",
+        ): "--find, --memory, --by-hand, --recompute, --offload, --formula, --why-not and --what-if are questions of "
+        "their own",
         ("--why-not", "tp", "--why-not", "fsdp"): "ask one at a time",
         ("--find", "up", "--depth", "2"): "--depth is of the tree of modules, and --find prints none",
         ("--formula", "--depth", "2"): "--depth is of the tree of modules, and --formula prints none",

@@ -124,7 +124,7 @@ def test_signals_go_to_the_ranks_whose_status_counts(run: Run, name: str) -> Non
     assert ended == (130, "", "")
 
 
-PATIENCE = "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=2"
+PATIENCE = "last_call_timeout=3,keep_alive_interval=1,keep_alive_max_attempt=2"
 """Seconds until a machine that does not answer counts as gone."""
 
 

@@ -12,10 +12,10 @@ from torch.utils.checkpoint import checkpoint
 
 from shardwright.pcg.capture.capture import capture
 from shardwright.pcg.capture.modules import in_own_precision
-from shardwright.pcg.capture.settling import settled
 from shardwright.pcg.errors import CaptureError
 from shardwright.pcg.graph import Graph
 from tests.each import each
+from tests.pcg.capture.test_depth import exported_whole, noted
 
 D, LOW, WIDE = 8, "bfloat16", "float32"
 
@@ -115,19 +115,14 @@ def shape_of(graph: Graph) -> list[object]:
     return [(n.op, n.attrs, [places[i] for i in n.inputs], str(n.source)) for n in graph.nodes]
 
 
-def test_deep_models_are_captured_from_few_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deep_models_are_captured_from_few_layers() -> None:
     """All parameters are cast before the forward, of layers that are left out too."""
-    exported = list[int]()
-
-    def counted(kept: Any, once: Any) -> Any:
-        exported.append(len(kept.model.blocks))
-        return settled(kept, once)
-
-    monkeypatch.setattr("shardwright.pcg.capture.capture.settled", counted)
-    found = captured(num_blocks=9)
-    monkeypatch.setattr("shardwright.pcg.capture.capture.runs", lambda model: [])
-    assert shape_of(found) == shape_of(captured(num_blocks=9))
-    assert exported == [4, 9]
+    found = list[bool]()
+    with noted(found):
+        few = captured(num_blocks=9)
+    with exported_whole():
+        assert shape_of(few) == shape_of(captured(num_blocks=9))
+    assert found == [True]
 
 
 class Frozen(nn.Module):

@@ -170,7 +170,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
 """Architectures of equal layers, of layers that repeat with a period, and of runs of layers, by configuration."""
 
 
-@pytest.mark.parametrize("name", some(ARCHITECTURES, 2))
+@pytest.mark.parametrize("name", some(["GptOssForCausalLM", *ARCHITECTURES], 1))
 def test_real_models_too(name: str) -> None:
     import transformers
 
@@ -457,7 +457,7 @@ KINDS: dict[str, tuple[Callable[[], nn.Module], list[int]]] = {
 """Models of several kinds of layers, and the layers that are exported."""
 
 
-@each("name", KINDS)
+@each("name", some(KINDS, 6))
 def test_one_layer_of_each_kind_is_exported(name: str) -> None:
     make, kept = KINDS[name]
     found, kinds = list[list[int]](), capturing.kinds
