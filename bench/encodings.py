@@ -8,22 +8,17 @@ with `python -m bench.encodings`; it ends docs/encodings.md with its tables.
 
 from __future__ import annotations
 
-import argparse
-import json
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
-from datetime import date
-from itertools import product
-from pathlib import Path
+from itertools import chain, product
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from bench.gpt import Size, build, make_batch
+from bench.over_link import command
 from bench.rounds import CPU, FORWARD_BACKWARD, Samples, quartiles, ratio, run_rounds, slowest_rank
-from bench.throttled import as_nodes, enter, may_have_namespaces
+from bench.throttled import as_nodes, enter
 from bench.trainers import adamw, lowered, serial_graph
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.predict import predict
@@ -35,8 +30,6 @@ from shardwright.pcg.step.execution import Execution
 from shardwright.planning import certified_choices
 from shardwright.search.tree.planner import Planner
 
-PAGE = Path(__file__).parents[1] / "docs" / "encodings.md"
-HEADING = "## What it saves"
 SIZE = Size(batch=8, seq=64, hidden=384, layers=4)
 SMALL = Size(batch=16, seq=32, vocab=64, hidden=128, heads=4, layers=2)
 RATES = (100e6, 25e6)
@@ -141,11 +134,7 @@ def section(found: Sequence[dict[str, Any]], curves: Mapping[str, Mapping[str, S
         f"| {NAMES[role]} | {name} | " + " | ".join(f"{loss:.4f}" for loss in own) + " |"
         for role, curve in curves.items() for name, own in curve.items()
     ]  # fmt: skip
-    torch_version, _, _ = torch.__version__.partition("+")
-    return f"""{HEADING}
-
-Written by `python -m bench.encodings` on {date.today()}: two cores, no GPU, torch {torch_version}. Two gloo ranks, one
-thread each, in two network namespaces; the kernel keeps the link between them to a rate. A GPT ({SIZE.layers} blocks of
+    return f"""A GPT ({SIZE.layers} blocks of
 width {SIZE.hidden}, {SIZE.batch} × {SIZE.seq} tokens, fp32). Forward and backward, on the slower rank; *sends* is what
 a rank sends in a step. Ratios are medians over {rounds} interleaved rounds, with quartiles; CPU time is that of a
 rank's process.
@@ -164,31 +153,10 @@ A smaller GPT ({SMALL.layers} blocks of width {SMALL.hidden}) trains with AdamW 
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--dry", action="store_true", help="print the tables, write nothing")
-    parser.add_argument("--inside", nargs=2, help=argparse.SUPPRESS)
-    options = parser.parse_args(arguments)
-    torch.set_num_threads(1)
-    if options.inside:
-        role, rate = options.inside
-        print(json.dumps(inside(role, float(rate), options.rounds)))
-        return 0
-    if not may_have_namespaces():
-        print("this kernel allows no namespaces, or has no `tc`", file=sys.stderr)
-        return 1
-    found = list[dict[str, Any]]()
-    for role, rate in product(WAYS, RATES):
-        words = ["-m", "bench.encodings", "--inside", role, str(rate), "--rounds", str(options.rounds)]
-        command = ["unshare", "-Urn", "--kill-child", sys.executable, *words]
-        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=900)
-        found += json.loads(done.stdout.splitlines()[-1])
-    text = section(found, {role: trained(role) for role in WAYS}, options.rounds)
-    print(text)
-    if not options.dry:
-        page = PAGE.read_text(encoding="utf-8").split(HEADING)[0].rstrip() + "\n\n"
-        PAGE.write_text(page + text, encoding="utf-8")
-    return 0
+    def written(found: Sequence[Sequence[dict[str, Any]]], rounds: int) -> str:
+        return section(list(chain.from_iterable(found)), {role: trained(role) for role in WAYS}, rounds)
+
+    return command("encodings", product(WAYS, RATES), inside, written, arguments, about=__doc__, rounds=15)
 
 
 if __name__ == "__main__":

@@ -8,24 +8,18 @@ table.
 
 from __future__ import annotations
 
-import argparse
-import json
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Sequence
-from datetime import date
 from itertools import product
-from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from bench.gpt import Size
+from bench.over_link import command
 from bench.rounds import CPU, FORWARD_BACKWARD, Samples, quartiles, ratio, run_rounds, slowest_rank
 from bench.speed import check_agreement
-from bench.throttled import as_nodes, enter, may_have_namespaces
+from bench.throttled import as_nodes, enter
 from bench.trainers import eager, lowered, serial_graph
 from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.predict import predict
@@ -39,8 +33,6 @@ from shardwright.pcg.step.operations import Operations
 from shardwright.pcg.types import TensorType
 from tests.lowering.parallelize import follow, parallelize
 
-PAGE = Path(__file__).parents[1] / "docs" / "pieces.md"
-HEADING = "## What it saves"
 SIZE = Size(batch=8, seq=128, hidden=512, layers=2)
 TOKENS = (SIZE.batch, SIZE.seq, SIZE.hidden)
 RATES = (50e6, 25e6)
@@ -118,11 +110,7 @@ def section(found: Sequence[dict[str, Any]], num_rounds: int) -> str:
     ]  # fmt: skip
     heads = [f"{count} pieces ÷ whole" for count in counts]
     head = " | ".join(("| between products", "link", "whole", "sends", *heads, "CPU time ÷ whole |"))
-    torch_version, _, _ = torch.__version__.partition("+")
-    return f"""{HEADING}
-
-Written by `python -m bench.pieces` on {date.today()}: two cores, no GPU, torch {torch_version}. Two gloo ranks, one
-thread each, in two network namespaces; the kernel keeps the link between them to a rate. A GPT ({SIZE.layers} blocks of
+    return f"""A GPT ({SIZE.layers} blocks of
 width {SIZE.hidden}, {SIZE.batch} × {SIZE.seq} tokens, fp32), tensor parallel, whose tokens are whole between products
 or split along the sequence. Pairs that run in pieces: {told}.
 
@@ -136,31 +124,7 @@ moves. Ratios are medians over {num_rounds} interleaved rounds, with quartiles; 
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--dry", action="store_true", help="print the table, write nothing")
-    parser.add_argument("--inside", nargs=2, help=argparse.SUPPRESS)
-    options = parser.parse_args(arguments)
-    torch.set_num_threads(1)
-    if options.inside:
-        between, rate = options.inside
-        print(json.dumps(inside(between, float(rate), options.rounds)))
-        return 0
-    if not may_have_namespaces():
-        print("this kernel allows no namespaces, or has no `tc`", file=sys.stderr)
-        return 1
-    found = list[dict[str, Any]]()
-    for between, rate in product(("whole", "split"), RATES):
-        words = ["-m", "bench.pieces", "--inside", between, str(rate), "--rounds", str(options.rounds)]
-        command = ["unshare", "-Urn", "--kill-child", sys.executable, *words]
-        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=900)
-        found.append(json.loads(done.stdout.splitlines()[-1]))
-    text = section(found, options.rounds)
-    print(text)
-    if not options.dry:
-        page = PAGE.read_text(encoding="utf-8").split(HEADING)[0].rstrip() + "\n\n"
-        PAGE.write_text(page + text, encoding="utf-8")
-    return 0
+    return command("pieces", product(("whole", "split"), RATES), inside, section, arguments, about=__doc__, rounds=15)
 
 
 if __name__ == "__main__":

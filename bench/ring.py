@@ -8,15 +8,9 @@ ends docs/ring.md with its table.
 
 from __future__ import annotations
 
-import argparse
-import json
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import date
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,9 +18,10 @@ import torch.distributed as dist
 
 from bench.allocations import live_storages, peak_bytes
 from bench.gpt import Size, build, make_batch
+from bench.over_link import command
 from bench.plans import CERTIFIED
 from bench.rounds import CPU, FORWARD_BACKWARD, Samples, quartiles, ratio, run_rounds, slowest_rank
-from bench.throttled import as_nodes, enter, may_have_namespaces
+from bench.throttled import as_nodes, enter
 from bench.trainers import Trainer, lowered, serial_graph
 from bench.zoo_times import Stepper
 from shardwright.cost.clusters.cluster import Cluster
@@ -41,8 +36,6 @@ from shardwright.pcg.mesh import Mesh
 from shardwright.search.request.restrict import CONTEXT, RING
 from shardwright.search.tree.planner import Planner
 
-PAGE = Path(__file__).parents[1] / "docs" / "ring.md"
-HEADING = "## What it saves"
 SIZE = Size(batch=1, vocab=512, hidden=256, heads=4, layers=2)
 CASES = ((4096, 10e6), (4096, 5e6), (8192, 10e6))
 """Tokens, and bytes per second of the link, each way."""
@@ -148,11 +141,7 @@ def section(found: Sequence[dict[str, Any]], parts: Sequence[dict[str, float]], 
         f"{one['wall']} | {one['cpu']} | {one['peak'] / 1e6:.0f} MB | {one['memory']:.2f} |"
         for one in found
     ]
-    torch_version, _, _ = torch.__version__.partition("+")
-    return f"""{HEADING}
-
-Written by `python -m bench.ring` on {date.today()}: two cores, no GPU, torch {torch_version}. Two gloo ranks, one
-thread each, in two network namespaces; the kernel keeps the link between them to a rate. A GPT ({SIZE.layers} blocks of
+    return f"""A GPT ({SIZE.layers} blocks of
 width {SIZE.hidden}, {SIZE.heads} heads, causal, fp32) on one example, whose sequence the ranks share.
 
 Forward and backward, on the slower rank; *sends* is what a rank sends, at that rate, as a share of the step with
@@ -176,31 +165,14 @@ forward and backward:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--dry", action="store_true", help="print the table, write nothing")
-    parser.add_argument("--inside", nargs=2, help=argparse.SUPPRESS)
-    options = parser.parse_args(arguments)
-    torch.set_num_threads(1)
-    if options.inside:
-        seq, rate = options.inside
-        print(json.dumps(inside(int(seq), float(rate), options.rounds)))
-        return 0
-    if not may_have_namespaces():
-        print("this kernel allows no namespaces, or has no `tc`", file=sys.stderr)
-        return 1
-    found = list[dict[str, Any]]()
-    for seq, rate in CASES:
-        words = ["-m", "bench.ring", "--inside", str(seq), str(rate), "--rounds", str(options.rounds)]
-        command = ["unshare", "-Urn", "--kill-child", sys.executable, *words]
-        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=1800)
-        found.append(json.loads(done.stdout.splitlines()[-1]) | memory(seq))
-    text = section(found, [alone(num_ranks) for num_ranks in (2, 4, 8)], options.rounds)
-    print(text)
-    if not options.dry:
-        page = PAGE.read_text(encoding="utf-8").split(HEADING)[0].rstrip() + "\n\n"
-        PAGE.write_text(page + text, encoding="utf-8")
-    return 0
+    def measured(seq: str, rate: float, rounds: int) -> dict[str, Any]:
+        return inside(int(seq), rate, rounds)
+
+    def written(found: Sequence[dict[str, Any]], rounds: int) -> str:
+        own = [one | memory(one["seq"]) for one in found]
+        return section(own, [alone(num_ranks) for num_ranks in (2, 4, 8)], rounds)
+
+    return command("ring", CASES, measured, written, arguments, about=__doc__, rounds=7, timeout_s=1800.0)
 
 
 if __name__ == "__main__":
