@@ -44,9 +44,10 @@ class Stream:
 @contextmanager
 def in_state(generator: torch.Generator | None, state: Tensor | None) -> Generator[None]:
     """Surround what draws from a generator in an earlier state; without a generator, do nothing."""
-    if generator is None or state is None:
+    if generator is None:
         yield
         return
+    assert state is not None
     now = generator.get_state()
     generator.set_state(state)
     try:
