@@ -27,7 +27,7 @@ demo: $(STAMP) ## train a 10 M parameter GPT-2 on two local ranks: the plan, the
 test: $(STAMP) ## run the whole test suite
 	OMP_NUM_THREADS=1 GLIBC_TUNABLES=$(LARGE_PAGES) $(PY) -m pytest -n 3 --dist loadgroup
 
-test-all: $(STAMP) ## run every case of every catalogue, too: about twice as long
+test-all: $(STAMP) ## run every case of every catalogue, too: longer, and not timed yet
 	SHARDWRIGHT_WHOLE_GRIDS=1 OMP_NUM_THREADS=1 GLIBC_TUNABLES=$(LARGE_PAGES) $(PY) -m pytest -n 3 --dist loadgroup
 
 cuda: $(STAMP) ## run the tests that need a GPU
