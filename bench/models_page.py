@@ -20,7 +20,8 @@ INTRODUCTION = """\
 Models of `bench/model_table.py`, made from small configurations without downloads, each on gloo ranks against a single
 process: two steps of AdamW in training mode with dropout on. A model without a loss has that of a regression.
 Written by `make models` on {date} (two cores, no GPU); it goes on where it was ended, and this page tells what has run
-so far. A cell that has run is not run again by itself, so some outcomes are those of earlier code. Versions: {versions}.
+so far. A cell that has run is not run again by itself, so some outcomes are those of earlier code.
+Versions: {versions}.
 
 *Equal*: the first loss, every gradient and buffer, and all weights after the last step, relative to how far they came,
 within {double:g} in fp64. Models that one process cannot train in fp64 are compared in fp32, each gradient within
