@@ -12,12 +12,12 @@ import json
 import os
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from shardwright.cost.clusters.cluster import Cluster
-from shardwright.cost.predict import Prediction
+from shardwright.cost.predict import Prediction, predict
 from shardwright.pcg.errors import PlanError, ShardwrightError, printable
 from shardwright.pcg.files import read_whole, write_whole
 from shardwright.pcg.foreign import calls
@@ -30,7 +30,7 @@ from shardwright.pcg.step.lifetimes import Zero, lifetimes
 from shardwright.pcg.step.precisions import Precision
 from shardwright.pcg.text import parse_graph, print_graph
 from shardwright.pcg.units import seconds, size
-from shardwright.search.admission import admit
+from shardwright.search.admission import admit, check_bound
 from shardwright.search.checked import CaptureCheck
 from shardwright.search.request.options import NOTHING, SearchOptions
 
@@ -212,7 +212,10 @@ class Plan:
 
     @classmethod
     def from_json(cls, data: object, source: str = "plan") -> Plan:
-        """Read what `to_json` gave. Raises `PlanError` naming the file and field."""
+        """Read what `to_json` gave. Raises `PlanError` naming the file and field.
+
+        A plan with schedules of collectives is priced again, by those that the file has.
+        """
         if not isinstance(data, dict) or data.get("format") != "shardwright-plan":
             raise PlanError(f"{source}: this is not a plan; expected a JSON object with format 'shardwright-plan'")
         if data.get("version") not in READABLE or isinstance(data["version"], bool):
@@ -250,6 +253,9 @@ class Plan:
                 CaptureCheck.from_json(check) if (check := told.get("capture_check")) else None,
             )
             admit(plan.graph, plan.cluster, told)
+            if cluster.schedules is not None:  # an edited list of schedules has another price
+                plan = replace(plan, prediction=predict(graph, cluster, plan.execution))
+                check_bound(told["report"], plan.prediction.step_s)
         except ShardwrightError as error:
             raise PlanError(f"{source}: {error}; {EDITED}") from error
         return plan

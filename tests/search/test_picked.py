@@ -82,6 +82,24 @@ def test_a_plan_holds_what_it_runs_and_no_more(plans: Mapping[str, Plan], tmp_pa
         assert str(by_stage(again)) == str(by_stage(own))
 
 
+def test_a_file_is_priced_by_the_schedules_that_it_has(plans: Mapping[str, Plan]) -> None:
+    data = plans["data"].to_json()
+
+    def edited(schedules: object) -> Plan:
+        return Plan.from_json({**data, "cluster": {**data["cluster"], "schedules": schedules}})
+
+    slower = edited([])
+    assert slower.prediction.step_s == pytest.approx(by_library(plans["data"]), rel=1e-12)
+    assert slower.prediction.step_s > plans["data"].prediction.step_s
+    with pytest.raises(PlanError, match="cluster.schedules: expected an array or null, got 'synthesized'"):
+        edited("synthesized")
+    by_library_alone = slower.to_json()
+    by_library_alone["report"]["bound_s"] = slower.prediction.step_s
+    by_library_alone["cluster"]["schedules"] = data["cluster"]["schedules"]
+    with pytest.raises(PlanError, match="report.bound_s: expected at most .* which the plan itself takes"):
+        Plan.from_json(by_library_alone)
+
+
 def test_ranks_and_prices_decide_alike(plans: Mapping[str, Plan]) -> None:
     own = plans["data"]
     communication = Communication(own.cluster, own.mesh.device_sizes)
