@@ -83,6 +83,11 @@ class Exchange:
         """Return the transfers by the bytes that the axis's devices have together."""
         raise NotImplementedError
 
+    @property
+    def counts_bytes(self) -> int:
+        """The bytes of the transfer that says how much others send, which no schedule carries; 0: there is none."""
+        return 0
+
     def held_bytes(self, *, backward: bool) -> int:
         """Return the size of what a device packs to send and of what it receives, beside operands and result."""
         raise NotImplementedError

@@ -57,7 +57,11 @@ class Dispatch(Exchange):
     def sent(self, *, backward: bool = False) -> Transfers[int]:
         if backward:
             return Transfers((self._all(self.back),), (), (self._all(self.gradient_back),) * bool(self.gradient_back))
-        return Transfers((self.size**2 * COUNT_BYTES, self._all(self.there)), (), (self._all(self.back),))
+        return Transfers((self.counts_bytes, self._all(self.there)), (), (self._all(self.back),))
+
+    @property
+    def counts_bytes(self) -> int:
+        return self.size**2 * COUNT_BYTES
 
     def _all(self, row_bytes: int) -> int:
         return self.size**2 * self.rows * row_bytes

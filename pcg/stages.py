@@ -48,7 +48,16 @@ FORWARD, BACKWARD = "forward", "backward"
 """The directions of transfers: of values, and of their gradients."""
 STAGES = "stages"
 """The name, as an axis to sum over, of the ranks at one place of several stages' meshes."""
+GroupName = tuple[str, ...]
+"""Which ranks run a collective together: those that differ along these axes of a mesh only; or `ALL_RANKS`, of all
+stages; or `of_stages`."""
+ALL_RANKS: GroupName = ()
 _GIVEN = "to the next stage: "
+
+
+def of_stages(stages: Iterable[int]) -> GroupName:
+    """Return the name of the groups of ranks at one place of these stages' meshes."""
+    return (STAGES, *map(str, stages))
 
 
 class Told(NamedTuple):

@@ -2,6 +2,9 @@
 
 A plan's cluster holds the schedules that its collectives run by, and no others. So prices, reports and ranks decide
 alike, from the plan's file alone: whatever is picked among few is what was picked among many.
+
+A step's time takes sums over several axes, and those between stages, as the library's. What schedules save of them is
+not in it.
 """
 
 from __future__ import annotations
@@ -9,25 +12,32 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import NamedTuple
+from itertools import chain
+from typing import NamedTuple, cast
 
-from shardwright.cost.clusters.cluster import Cluster
+from shardwright.cost.clusters.cluster import Collective
 from shardwright.cost.clusters.schedules import Schedules
-from shardwright.cost.collectives.communication import SCHEDULED, Communication
+from shardwright.cost.collectives.communication import SCHEDULED
+from shardwright.cost.collectives.together import Group, group_of_all, group_of_stages, groups_of_mesh
 from shardwright.cost.predict import details, predict
 from shardwright.cost.timeline.program import Programs, StepProgram, stage_clusters
 from shardwright.cost.timeline.steps import Steps
 from shardwright.pcg.collectives.schedule import BySize, Schedule
-from shardwright.pcg.mesh import TIME
+from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.stages import ALL_RANKS, STAGES, GroupName, cut, of_stages
 from shardwright.pcg.step.meshes import stage_meshes
 from shardwright.pcg.step.messages import Message
 from shardwright.search.plan import Plan
+
+CLIPPED_BYTES = 8
+"""The bytes of the sum over all ranks with which gradients are clipped, where a training loop does so."""
 
 
 class Use(NamedTuple):
     """A collective of a step on a device of one stage: how often it runs, by what, and what the library would do.
 
-    `schedule`: None where the library's own algorithm runs. Seconds are of one run.
+    `axis`: the mesh axis, several as one joined by "_", or "stages". `schedule`: None where the library's own algorithm
+    runs. Seconds are of one run. `is_priced`: the step's time has them.
     """
 
     stage: int
@@ -39,6 +49,7 @@ class Use(NamedTuple):
     seconds: float
     library: str
     library_s: float
+    is_priced: bool = True
 
     @property
     def saved_s(self) -> float:
@@ -46,16 +57,16 @@ class Use(NamedTuple):
         return self.times * (self.library_s - self.seconds)
 
 
-ByAxis = Mapping[str, Mapping[str, BySize]]
-"""By mesh axis and collective, what is picked; without those that the library runs at every size."""
+ByGroup = Mapping[GroupName, Mapping[str, BySize]]
+"""By group of ranks and collective, what is picked; without those that the library runs at every size."""
 
 
 def with_its_schedules(plan: Plan) -> Plan:
     """Return the plan on a cluster that has the schedules which the plan runs; without a choice of them, as it is."""
     if plan.cluster.schedules is None:
         return plan
-    own = dict.fromkeys(use.schedule for use in uses(plan) if use.schedule is not None)
-    cluster = replace(plan.cluster, schedules=Schedules(tuple(own)))
+    run = [*(use.schedule for use in uses(plan)), clipping(plan).schedule]
+    cluster = replace(plan.cluster, schedules=Schedules([*dict.fromkeys(one for one in run if one is not None)]))
     return replace(plan, cluster=cluster, prediction=predict(plan.graph, cluster, plan.execution))
 
 
@@ -67,54 +78,97 @@ def by_library(plan: Plan) -> float:
 def uses(plan: Plan) -> list[Use]:
     """Return the collectives of a step that schedules may carry out, the largest saving first."""
     made = details(programs := Programs(plan.graph, plan.cluster), plan.execution).program
-    apart = set(_sent_in_rows(programs.steps(plan.execution)))
-    found = [use for stage in range(len(made.stages)) for use in _of_stage(plan, made, stage, apart)]
-    return sorted(found, key=lambda use: -use.saved_s)
+    rows = _of_rows(programs.steps(plan.execution))
+    by_stage = (_of_stage(stage, groups, made, rows) for stage, groups in enumerate(_groups(plan)))
+    return sorted([*chain(*by_stage), *_between_stages(plan)], key=lambda use: -use.saved_s)
 
 
-def by_stage(plan: Plan) -> list[ByAxis]:
+def clipping(plan: Plan) -> Use:
+    """Return the sum over all ranks with which a training loop may clip gradients; no step's time has it."""
+    group = group_of_all(plan.cluster, plan.cluster.num_devices)
+    return _use(group, 0, Message("all_reduce", "all ranks", CLIPPED_BYTES), 1, is_priced=False)
+
+
+def by_stage(plan: Plan) -> list[ByGroup]:
     """Return what each stage's ranks run by schedules; nothing where the plan has none."""
     if plan.cluster.schedules is None or not plan.cluster.schedules.own:
         return []
+    everywhere = {ALL_RANKS: group_of_all(plan.cluster, plan.cluster.num_devices), **_groups_of_stages(plan)}
     return [
-        {axis: _by_size(communication, number) for number, axis in enumerate(names)}
-        for names, communication in _communications(plan)
+        {name: by for name, group in {**groups, **everywhere}.items() if (by := _by_size(group))}
+        for groups in _groups(plan)
     ]
 
 
-def _by_size(communication: Communication, axis: int) -> Mapping[str, BySize]:
-    picks = {name: communication.picks(name, axis) for name in SCHEDULED}
+def _by_size(group: Group) -> Mapping[str, BySize]:
+    picks = {name: group.picks(name) for name in SCHEDULED}
     return {
         name: list(zip(own.starts, own.schedules, strict=True)) for name, own in picks.items() if any(own.schedules)
     }
 
 
-def _communications(plan: Plan) -> Iterator[tuple[list[str], Communication]]:
-    """Yield for each stage the names of its mesh's axes of devices or of time, and what they send."""
+def _groups(plan: Plan) -> list[Mapping[GroupName, Group]]:
+    """Return the groups of each stage's mesh."""
     meshes = stage_meshes(plan.mesh, plan.execution)
-    clusters: list[Cluster] = stage_clusters(plan.cluster, plan.execution, meshes)
-    for cluster, mesh in zip(clusters, meshes, strict=True):
-        yield list(mesh.names), Communication(cluster, mesh.device_sizes)
+    clusters = stage_clusters(plan.cluster, plan.execution, meshes)
+    known = dict[Mesh, Mapping[GroupName, Group]]()
+    if all(cluster is plan.cluster for cluster in clusters):
+        return [known.setdefault(mesh, groups_of_mesh(plan.cluster, mesh)) for mesh in meshes]
+    return [groups_of_mesh(*own) for own in zip(clusters, meshes, strict=True)]
 
 
-def _of_stage(plan: Plan, made: StepProgram, stage: int, apart: set[Message]) -> Iterator[Use]:
-    names, communication = list(_communications(plan))[stage]
+def _groups_of_stages(plan: Plan) -> Mapping[GroupName, Group]:
+    """Return the groups that sum gradients over stages, with equal meshes: others send each other pieces."""
+    if plan.execution.schedule.num_stages == 1:
+        return {}
+    stages = cut(plan.graph, plan.execution)
+    alike = {own for own in stages.shared.values() if len({stages.meshes[stage] for stage in own}) == 1}
+    every = {own: group_of_stages(plan.cluster, stages.meshes[own[0]].num_devices, own) for own in sorted(alike)}
+    return {of_stages(own): group for own, group in every.items() if group is not None}
+
+
+def _between_stages(plan: Plan) -> Iterator[Use]:
+    if not (groups := _groups_of_stages(plan)):
+        return
+    stages = cut(plan.graph, plan.execution)
+    for leaf, holders in stages.shared.items():
+        if (group := groups.get(of_stages(holders))) is not None:
+            for stage in holders:
+                num_bytes = stages.graph.types[leaf].local_bytes(stages.meshes[stage])
+                yield _use(group, stage, Message("all_reduce", STAGES, num_bytes), 1, is_priced=False)
+
+
+def _of_stage(
+    stage: int, groups: Mapping[GroupName, Group], made: StepProgram, rows: Mapping[Message, float]
+) -> Iterator[Use]:
+    by_name = {"_".join(name): group for name, group in groups.items()} | {
+        name[0]: group for name, group in groups.items() if len(name) == 1
+    }
     sent: Counter[Message] = made.messages(stage)
     for message, count in sent.items():
-        name, axis, num_bytes, _ = message
-        if name not in SCHEDULED or axis not in names or axis == TIME or message in apart:
-            continue
-        number = names.index(axis)
-        picks, library = communication.picks(name, number), communication.library(name, number)
-        yield Use(
-            stage, axis, name, num_bytes, count, picks.at(num_bytes), picks.curve.time_s(num_bytes),
-            library.at(num_bytes).name, library.time_s(num_bytes),
-        )  # fmt: skip
+        group, load = by_name.get(message.axis), rows.get(message._replace(kind=""), 1.0)
+        if message.collective in SCHEDULED and group is not None and load:
+            yield _use(group, stage, message, count, load, is_priced=(message.axis,) in groups)
 
 
-def _sent_in_rows(steps: Steps) -> Iterator[Message]:
-    """Yield the messages of dispatched rows, whose sizes a step decides: the library sends them."""
+def _use(group: Group, stage: int, message: Message, times: int, load: float = 1.0, *, is_priced: bool) -> Use:
+    """Return a use of a group. `load`: of the busiest device, over the mean that the message says."""
+    name, axis, num_bytes, _ = message
+    kind = cast("Collective", name)
+    picks, library, most = group.picks(kind), group.library(kind), load * num_bytes
+    return Use(
+        stage, axis, name, num_bytes, times, picks.at(most), picks.curve.time_s(most),
+        library.at(most).name, library.time_s(most), is_priced,
+    )  # fmt: skip
+
+
+def _of_rows(steps: Steps) -> Mapping[Message, float]:
+    """Return the load of the busiest device for each message of dispatched rows; 0 for their counts."""
+    loads = dict[Message, float]()
     for operator in steps.operators.values():
+        counts = {exchange.counts_bytes for exchange in operator.sent}
+        load = max([1.0, *(exchange.imbalance for exchange in operator.sent)])
         for ways in (operator.cost.ways, operator.cost.ways_back):
-            for way in ways.listed:
-                yield from way.messages
+            messages = (message for way in ways.listed for message in way.messages)
+            loads |= {message: 0.0 if message.num_bytes in counts else load for message in messages}
+    return loads

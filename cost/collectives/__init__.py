@@ -9,6 +9,7 @@
     resharding     seconds from the mesh of one stage to that of another
     simulation     seconds of a schedule on a network of links
     scheduled      which schedule is worth running for a group and a size
+    together       the groups of ranks that run collectives together, each as an axis with a network
     buffers        device memory that NCCL keeps for its connections
 
 The rest of the cost model calls `moves` and `resharding`.

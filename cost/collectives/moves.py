@@ -179,7 +179,7 @@ class MoveCosts:
         return self._times[key]
 
     def library_s(self, name: str, axis: int, num_bytes: float) -> float:
-        """Return the seconds where no schedule runs: of rows whose numbers a step decides, or along several axes."""
+        """Return the seconds where no schedule runs: of counts, or of a part of a sum along several axes."""
         if name == SLICE or not name or self.communication.cluster.schedules is None:
             return self.collective_s(name, axis, num_bytes)
         curve = self.communication.library(cast("Collective", name), axis)
@@ -194,7 +194,8 @@ class MoveCosts:
         if exchange.collective == "permute":
             sent = exchange.imbalance * num_bytes / exchange.size
             return self.communication.permute_s(exchange.axis, sent) + self.device.op_overhead_s
-        return self.library_s(exchange.collective, exchange.axis, exchange.imbalance * num_bytes)
+        seconds = self.library_s if num_bytes == exchange.counts_bytes else self.collective_s
+        return seconds(exchange.collective, exchange.axis, exchange.imbalance * num_bytes)
 
     def move_s(self, tensor: TensorClass, state: Layouts, move: Move) -> float:
         """Return the seconds of one move of a tensor in `state`, both ways; infinite if the lowering has no such move.

@@ -4,6 +4,7 @@
     groups       the process groups of mesh axes, each made once
     ranks        the mesh as one rank sees it: axes with their groups, place, device
     movement     collectives along one axis, without gradients
+    rows         rows along one axis, as many for each rank as a step decides
     shifts       messages around the ring of an axis
     encodings    values as codes, and back
     scheduled    collectives by a schedule, with point-to-point messages

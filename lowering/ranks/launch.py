@@ -10,7 +10,7 @@ import signal
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
@@ -26,7 +26,7 @@ from shardwright.lowering import private, private_dtensors
 from shardwright.lowering.ranks import rollcall
 from shardwright.lowering.ranks.groups import columns, grids_of, lines, my_group
 from shardwright.lowering.ranks.movement import Axis, MeshAxis, Time
-from shardwright.lowering.ranks.picked import Picked
+from shardwright.lowering.ranks.picked import ByGroup
 from shardwright.lowering.ranks.ranks import Ranks
 from shardwright.lowering.ranks.waits import TIMEOUT_S, meet, start_up
 from shardwright.pcg.errors import DistributedError, ShardwrightError
@@ -108,9 +108,7 @@ def leave() -> None:
         ranks.forget_groups()
 
 
-def connect(
-    mesh: Mesh | Sequence[Mesh], timeout_s: float = TIMEOUT_S, schedules: Sequence[Mapping[str, Picked]] = ()
-) -> Ranks:
+def connect(mesh: Mesh | Sequence[Mesh], timeout_s: float = TIMEOUT_S, schedules: Sequence[ByGroup] = ()) -> Ranks:
     """Make a process group with this timeout for each mesh axis. Every rank must call this with the same arguments.
 
     `mesh`: the only mesh, or the meshes of all pipeline stages; the first stage has the first ranks. `schedules`: as

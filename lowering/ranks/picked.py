@@ -8,18 +8,23 @@ started: messages are kernels, so the process goes on, but the device does not o
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any, Protocol
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from shardwright.lowering.ranks.scheduled import ScheduledCollective
 from shardwright.pcg.collectives.schedule import BySize
+from shardwright.pcg.stages import GroupName
 
 Picked = Mapping[str, BySize]
 """By collective, what is picked for an axis."""
+ByGroup = Mapping[GroupName, Picked]
+"""What is picked for each group of a stage's ranks."""
 
 
 class Work(Protocol):
@@ -41,7 +46,7 @@ class _Started:
 
 
 class AxisSchedules:
-    """The schedules that ranks of a group run, in one order on all of them."""
+    """The schedules that ranks of a group run, in one order on all of them. `torch.compile` leaves them out."""
 
     def __init__(self, picked: Picked, group: dist.ProcessGroup, timeout_s: float) -> None:
         made = dict[int, ScheduledCollective]()
@@ -54,14 +59,21 @@ class AxisSchedules:
         self._in_thread = dist.get_backend(group) == "gloo"
         self._worker: ThreadPoolExecutor | None = None
 
+    @torch.compiler.disable
     def has(self, collective: str, num_bytes: float) -> bool:
         """Return whether a schedule is picked for a collective of this size; else the library is to run it."""
         return self._run_of(collective, num_bytes) is not None
+
+    @torch.compiler.disable
+    def knows(self, collective: str) -> bool:
+        """Return whether a schedule is picked for a collective of any size."""
+        return any(runs is not None for runs in self._runs.get(collective, ()))
 
     def _run_of(self, collective: str, num_bytes: float) -> ScheduledCollective | None:
         starts = self._starts.get(collective)
         return None if starts is None else self._runs[collective][bisect_right(starts, num_bytes) - 1]
 
+    @torch.compiler.disable
     def start(self, collective: str, given: Tensor, result: Tensor, num_elements: int) -> Work:
         """Start the schedule that is picked for a collective of `num_elements` of the whole.
 
@@ -69,9 +81,24 @@ class AxisSchedules:
         """
         runs = self._run_of(collective, num_elements * given.element_size())
         assert runs is not None, "the library runs this size"
+        return self._start(partial(runs.run, given, num_elements, result))
+
+    @torch.compiler.disable
+    def start_uneven(
+        self, collective: str, given: Tensor, result: Tensor, units: Sequence[Sequence[int]], num_bytes: float
+    ) -> Work:
+        """Start the schedule that is picked for a collective of about so many bytes, with these elements for each rank.
+
+        `given`, `result`, `units`: as `ScheduledCollective.run_uneven` takes them.
+        """
+        runs = self._run_of(collective, num_bytes)
+        assert runs is not None, "the library runs this size"
+        return self._start(partial(runs.run_uneven, given, units, result))
+
+    def _start(self, run: Callable[[], Tensor]) -> Work:
         if not self._in_thread:
-            runs.run(given, num_elements, result)
+            run()
             return _Started(None)
         if self._worker is None:
             self._worker = ThreadPoolExecutor(1, thread_name_prefix="schedules")
-        return _Started(self._worker.submit(runs.run, given, num_elements, result))
+        return _Started(self._worker.submit(run))

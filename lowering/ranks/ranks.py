@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -10,10 +10,11 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from shardwright.lowering import private
-from shardwright.lowering.ranks.groups import Line, lines, my_group
+from shardwright.lowering.ranks.groups import Line, across, lines, my_group
 from shardwright.lowering.ranks.movement import Axis, MeshAxis, Time
-from shardwright.lowering.ranks.picked import AxisSchedules, Picked
+from shardwright.lowering.ranks.picked import AxisSchedules, ByGroup
 from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.stages import ALL_RANKS, STAGES, GroupName, of_stages
 from shardwright.pcg.step.meshes import first_ranks
 
 
@@ -33,7 +34,8 @@ class Ranks:
     timeout_s: float
     stages: Axis
     is_dry: bool = False
-    _merged: dict[tuple[str, ...], Axis] = field(default_factory=dict, repr=False)
+    _merged: dict[GroupName, Axis] = field(default_factory=dict, repr=False)
+    _picked: list[ByGroup] = field(default_factory=list, repr=False)
 
     @property
     def mesh(self) -> Mesh:
@@ -52,7 +54,7 @@ class Ranks:
 
     @property
     def all_axes(self) -> tuple[MeshAxis, ...]:
-        """The axes that may have a group: the mesh's, merged ones, and the axis of stages."""
+        """The axes that may have a group: the mesh's, the axis of stages, and those made of several or of all ranks."""
         return (*self.axes, *self._merged.values(), self.stages)
 
     @property
@@ -67,10 +69,35 @@ class Ranks:
             return axis
         if names not in self._merged:
             dims = [self.mesh.index(name) for name in names]
-            group = self.group(lines(self.meshes, dims))
-            assert group is not None
-            self._merged[names] = Axis("_".join(names), dist.get_world_size(group), dist.get_rank(group), group)
+            self._merged[names] = self._axis("_".join(names), names, lines(self.meshes, dims))
         return self._merged[names]
+
+    @property
+    def everyone(self) -> Axis:
+        """All ranks of all stages as one axis, to sum over."""
+        if ALL_RANKS not in self._merged:
+            own = self._axis("all ranks", ALL_RANKS, [tuple(range(self.world))], dist.group.WORLD)
+            self._merged[ALL_RANKS] = own
+        return self._merged[ALL_RANKS]
+
+    def across(self, stages: Sequence[int]) -> Axis | None:
+        """Return the ranks of these stages that sum together (`groups.across`) as one axis; None: this one does not.
+
+        Every rank, also of other stages, must ask for the same stages in the same order.
+        """
+        name, own = of_stages(stages), across(self.meshes, stages)
+        if name not in self._merged:
+            if (group := self.group(own, "shared")) is None:
+                self._schedules(name, own)
+                return None
+            self._merged[name] = self._axis(STAGES, name, own, group)
+        return self._merged[name]
+
+    def _axis(self, label: str, name: GroupName, own: Sequence[Line], group: dist.ProcessGroup | None = None) -> Axis:
+        """Return the ranks of a line as an axis, with the schedules that are picked for it."""
+        group = group or self.group(own)
+        assert group is not None
+        return Axis(label, dist.get_world_size(group), dist.get_rank(group), group, self._schedules(name, own))
 
     def group(self, lines: Sequence[Line], use: str = "") -> dist.ProcessGroup | None:
         """Return the group of the line that contains this rank, or None; each `use` has groups of its own.
@@ -80,16 +107,21 @@ class Ranks:
         with private.unset_fake_temporarily():
             return my_group(lines, self.timeout_s, use)
 
-    def run_by(self, picked: Sequence[Mapping[str, Picked]]) -> None:
-        """Let collectives run by schedules: for each stage, by axis, what is picked. Every rank must pass the same."""
+    def run_by(self, picked: Sequence[ByGroup]) -> None:
+        """Let collectives run by schedules: for each stage what is picked, by group. Every rank must pass the same."""
         if self.is_dry:
             return
+        self._picked.extend(picked)
         for axis in self.axes:
-            own = [stage.get(axis.name) or {} for stage in picked]
-            if isinstance(axis, Axis) and axis.size > 1 and any(own):
-                group = self.group(lines(self.meshes, [self.mesh.index(axis.name)]), "schedules")
-                assert group is not None
-                axis.schedules = AxisSchedules(own[self.stages.rank], group, self.timeout_s)
+            if isinstance(axis, Axis):  # of any size: other stages may have another
+                axis.schedules = self._schedules((axis.name,), lines(self.meshes, [self.mesh.index(axis.name)]))
+
+    def _schedules(self, name: GroupName, own: Sequence[Line]) -> AxisSchedules | None:
+        """Return what a group's collectives run by, on process groups of their own, which all ranks make together."""
+        picked = [stage.get(name) or {} for stage in self._picked]
+        if not any(picked) or (group := self.group(own, f"schedules {' '.join(name)}")) is None:
+            return None
+        return AxisSchedules(picked[self.stages.rank], group, self.timeout_s)
 
     def forget_groups(self) -> None:
         """Release all process groups."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
-from itertools import accumulate, pairwise
+from itertools import accumulate, groupby, pairwise
 from typing import NamedTuple
 
 import torch
@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shardwright.lowering.ranks.waits import TIMEOUT_S
-from shardwright.pcg.collectives.collective import Collective
+from shardwright.pcg.collectives.collective import Chunk, Collective
 from shardwright.pcg.collectives.schedule import Op, Schedule
 from shardwright.pcg.errors import DistributedError, ScheduleError
 
@@ -77,7 +77,17 @@ class ScheduledCollective:
             ScheduleError: the input or `out` has another shape, or the whole does not divide into units.
             DistributedError: a message did not come within the timeout; says which chunks, step and rank.
         """
-        lengths = self._lengths_of(num_elements)
+        return self._checked(given, self._lengths_of(num_elements), out, is_kept=True)
+
+    def run_uneven(self, given: Tensor, units: Sequence[Sequence[int]], out: Tensor | None = None) -> Tensor:
+        """Return this rank's output of an all-to-all in which rank r sends rank s `units[r][s]` elements.
+
+        All ranks pass the same numbers, since chunks may pass through any of them. Raises as `run` does, and a
+        `ScheduleError` if the schedule is of another kind.
+        """
+        return self._checked(given, unit_lengths(self.schedule.collective, units), out, is_kept=False)
+
+    def _checked(self, given: Tensor, lengths: Sequence[int], out: Tensor | None, *, is_kept: bool) -> Tensor:
         expected = sum(lengths[chunk] for chunk in self.schedule.collective.inputs[self._rank])
         if given.shape != (expected,) or not given.is_contiguous():
             raise ScheduleError(
@@ -91,17 +101,16 @@ class ScheduledCollective:
                 f"{list(out.shape)}; pass memory of that shape"
             )
         with torch.inference_mode(False), torch.no_grad():  # memory that is kept outlives the caller's mode
-            return self._run(given.detach(), lengths, None if out is None else out.detach())
+            room = self._room(lengths, given) if is_kept else _Room(self._held, self._steps, lengths, given)
+            return self._run(given.detach(), lengths, room, None if out is None else out.detach())
 
     def _lengths_of(self, num_elements: int) -> Sequence[int]:
         if num_elements not in self._lengths:
             self._lengths[num_elements] = chunk_lengths(self.schedule.collective, num_elements)
         return self._lengths[num_elements]
 
-    def _run(self, given: Tensor, lengths: Sequence[int], out: Tensor | None) -> Tensor:
-        collective, rank = self.schedule.collective, self._rank
-        room = self._room(lengths, given)
-        start = 0
+    def _run(self, given: Tensor, lengths: Sequence[int], room: _Room, out: Tensor | None) -> Tensor:
+        collective, rank, start = self.schedule.collective, self._rank, 0
         for chunk in collective.inputs[rank]:
             room.cells[chunk].copy_(given[start : start + lengths[chunk]])
             start += lengths[chunk]
@@ -209,14 +218,36 @@ def chunk_lengths(collective: Collective, num_elements: int) -> list[int]:
     Raises:
         ScheduleError: a unit would have a fraction of an element.
     """
-    lengths, chunks = list[int](), collective.chunks
-    starts = [i for i in range(len(chunks)) if not i or chunks[i][1:] != chunks[i - 1][1:]]
-    for start, end in pairwise([*starts, len(chunks)]):
-        ends = [int(share * num_elements) for share in accumulate(chunk.size for chunk in chunks[start:end])]
-        unit = sum(chunk.size for chunk in chunks[start:end]) * num_elements
-        if unit != ends[-1]:
+    lengths = list[int]()
+    for unit in _units(collective):
+        share = sum(chunk.size for chunk in unit) * num_elements
+        if share.denominator != 1:
             raise ScheduleError(
-                f"{collective.kind}: {num_elements} elements make a unit of {unit}; pad them, so that units are whole"
+                f"{collective.kind}: {num_elements} elements make a unit of {share}; pad them, so that units are whole"
             )
-        lengths += [end - before for before, end in pairwise([0, *ends])]
+        lengths += _cut(unit, int(share))
     return lengths
+
+
+def unit_lengths(collective: Collective, units: Sequence[Sequence[int]]) -> list[int]:
+    """Return the elements of each chunk of an all-to-all, if rank r sends rank s `units[r][s]` of them.
+
+    Raises:
+        ScheduleError: the collective is another one.
+    """
+    if collective.kind != "all_to_all":
+        raise ScheduleError(f"expected an all_to_all, got a {collective.kind}; only its ranks may have uneven shares")
+    each = ((unit, units[unit[0].sources[0]][unit[0].targets[0]]) for unit in _units(collective))
+    return [length for unit, num_elements in each for length in _cut(unit, num_elements)]
+
+
+def _units(collective: Collective) -> list[list[Chunk]]:
+    """Return the units of a collective: neighbouring chunks with the same sources and targets."""
+    return [list(own) for _, own in groupby(collective.chunks, key=lambda chunk: chunk[1:])]
+
+
+def _cut(unit: Sequence[Chunk], num_elements: int) -> list[int]:
+    """Return the elements of each chunk of a unit of so many."""
+    whole = sum(chunk.size for chunk in unit)
+    ends = [int(share * num_elements / whole) for share in accumulate(chunk.size for chunk in unit)] if whole else []
+    return [end - before for before, end in pairwise([0, *ends])] or [0] * len(unit)

@@ -69,8 +69,13 @@ def reduce_copy(x: Tensor, axis: Axis, *, inplace: bool = False) -> Tensor:
 
 
 def start_sum(x: Tensor, axis: Axis) -> Tensor:
-    """Start P → R of a tensor without a gradient, and do not wait: `finish_sum` returns the sum."""
+    """Start P → R of a tensor without a gradient, and do not wait: `finish_sum` returns the sum.
+
+    A schedule has ended when this returns: what it carries is small.
+    """
     x = x.detach()
+    if axis.schedules is not None and axis.schedules.has("all_reduce", x.numel() * x.element_size()):
+        return all_sum(x, axis)
     return x if axis.group is None else private.start_all_reduce(x, axis.group)
 
 

@@ -15,12 +15,12 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Function
 
 from shardwright.lowering.private import AutogradContext, FakeTensor
 from shardwright.lowering.ranks.movement import Axis
+from shardwright.lowering.ranks.rows import Counts, exchange_rows, tell_counts
 from shardwright.pcg.dispatch import aligned
 
 # pyright: reportIncompatibleMethodOverride=false
@@ -39,16 +39,15 @@ class To(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """The rows that a rank sends: `there` counts those to each rank of the axis, `back` those that each sends here.
+    """The rows that a rank sends along a route, and how many go where.
 
     `rows` are the indices of the rows sent, out of `num_rows`.
     """
 
-    axis: Axis
+    to: To
     num_rows: int
     rows: Tensor
-    there: list[int]
-    back: list[int]
+    counts: Counts
 
 
 Local = Callable[..., Tensor]
@@ -74,26 +73,12 @@ def sent_rows(index: Tensor, to: To) -> Sent:
     """Return the rows to send along a route, rank by rank, in their order."""
     axis, size = to.axis, to.axis.size
     if isinstance(index, FakeTensor):
-        rows, there = index.new_empty(size * to.rows), [to.rows] * size
-        _exchange(index.new_empty(size), axis)
-        return Sent(axis, len(index), rows, there, there)
+        exchange_rows(index.new_empty(size), axis, Counts([1] * size, [1] * size), 1)  # the counts
+        return Sent(to, len(index), index.new_empty(size * to.rows), Counts([to.rows] * size, [to.rows] * size))
     rank = (index - to.first).div(to.width, rounding_mode="floor")
     rank = rank.masked_fill((rank < 0) | (rank >= size), size)  # items of other ranks
     named = index.new_zeros(len(index), size + 1, dtype=torch.bool).scatter_(1, rank, True)[:, :size]
-    rows = named.t().nonzero()[:, 1]
-    counts = named.sum(0)
-    there, back = torch.stack([counts, _exchange(counts, axis)]).tolist()
-    return Sent(axis, len(index), rows, there, back)
-
-
-def _exchange(x: Tensor, axis: Axis, there: list[int] | None = None, back: list[int] | None = None) -> Tensor:
-    """Exchange rows along an axis and return those received: `there` sent and `back` received, or equally many."""
-    received = x.new_empty(sum(back) if back is not None else len(x), *x.shape[1:])
-    if axis.size == 1:
-        return received.copy_(x)
-    assert axis.group is not None
-    dist.all_to_all_single(received, x.contiguous(), back, there, group=axis.group)
-    return received
+    return Sent(to, len(index), named.t().nonzero()[:, 1], tell_counts(named.sum(0), axis))
 
 
 def _send(sent: Sent, parts: Sequence[Tensor], *, rows: Tensor | None = None) -> list[Tensor]:
@@ -102,8 +87,8 @@ def _send(sent: Sent, parts: Sequence[Tensor], *, rows: Tensor | None = None) ->
     packed = parts[0].new_empty(len(parts[0] if rows is None else rows), sum(widths), dtype=torch.uint8)
     for part, seen in zip(parts, _parts(packed, widths, parts), strict=True):
         seen.copy_(part if rows is None else part[rows])
-    there, back = (sent.back, sent.there) if rows is None else (sent.there, sent.back)
-    return _parts(_exchange(packed, sent.axis, there, back), widths, parts)
+    counts = sent.counts.reversed if rows is None else sent.counts
+    return _parts(exchange_rows(packed, sent.to.axis, counts, sent.to.rows), widths, parts)
 
 
 def _parts(rows: Tensor, widths: Sequence[int], like: Sequence[Tensor]) -> list[Tensor]:
@@ -114,8 +99,8 @@ def _parts(rows: Tensor, widths: Sequence[int], like: Sequence[Tensor]) -> list[
 
 def _added(sent: Sent, part: Tensor) -> Tensor:
     """Add up returned rows: rank by rank, each with a row at most once, so that the order of summands is fixed."""
-    total = part.new_zeros(sent.num_rows, part.shape[1])
-    for rows, own in zip(sent.rows.split(sent.there), part.split(sent.there), strict=True):
+    total, there = part.new_zeros(sent.num_rows, part.shape[1]), sent.counts.there
+    for rows, own in zip(sent.rows.split(there), part.split(there), strict=True):
         total.index_add_(0, rows, own)
     return total
 

@@ -20,7 +20,6 @@ from shardwright.lowering.private import AutogradContext
 from shardwright.lowering.random.drawing import Drawing, Stream
 from shardwright.lowering.random.exact import num_draws
 from shardwright.lowering.ranks.agreement import share_values
-from shardwright.lowering.ranks.groups import across
 from shardwright.lowering.ranks.launch import connect
 from shardwright.lowering.ranks.picked import Work
 from shardwright.lowering.ranks.waits import waiting
@@ -115,9 +114,9 @@ class Entry:
         """Yield the parameters that this stage trains together with others, by name."""
         ranks = self.ranks
         for leaf, holders in stages.shared.items():
-            if (group := ranks.group(across(ranks.meshes, holders), "shared")) is not None:
+            if (axis := ranks.across(holders)) is not None:
                 kind = self.graph.types[leaf]
-                yield self.held(leaf).name, Holders(holders, group, pieces.Tensor(kind.shape, kind.layouts))
+                yield self.held(leaf).name, Holders(holders, axis, pieces.Tensor(kind.shape, kind.layouts))
 
     def held(self, leaf: str) -> Held:
         """Return the store's parameter or buffer for a leaf of the graph."""

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shardwright.lowering.ranks.channels import Kind, joined, part_of
+from shardwright.lowering.ranks.movement import Axis, all_sum
 from shardwright.lowering.ranks.ranks import Ranks
 from shardwright.lowering.runtime.reducer import Finished
 from shardwright.pcg import pieces
@@ -21,10 +22,10 @@ from shardwright.pcg.step.meshes import first_ranks
 
 
 class Holders(NamedTuple):
-    """The stages that have a parameter, a group of ranks that together have all of it, and its layout on a stage."""
+    """The stages that have a parameter, ranks that together have all of it, and its layout on a stage."""
 
     stages: tuple[int, ...]
-    group: dist.ProcessGroup
+    axis: Axis
     tensor: pieces.Tensor
 
 
@@ -51,7 +52,7 @@ class Shared:
             for part in parts[1:]:
                 total += part
             if len({self.ranks.meshes[stage] for stage in holders.stages}) == 1:
-                dist.all_reduce(total, group=holders.group)
+                total = all_sum(total, holders.axis, inplace=True)
             else:
                 total = self._exchanged(total, holders)
             yield held, total, None
@@ -65,11 +66,11 @@ class Shared:
                 continue
             first = first_ranks(meshes)[stage]
             for piece in pieces.sent(holders.tensor, meshes[me], meshes[stage], place):
-                todo.append(dist.P2POp(dist.isend, part_of(own, piece), first + piece.place, holders.group))
+                todo.append(dist.P2POp(dist.isend, part_of(own, piece), first + piece.place, holders.axis.group))
             kind = Kind(shape, own.dtype, pieces.received(holders.tensor, meshes[stage], meshes[me], place))
             rooms[stage] = kind, [own.new_empty(piece.shape) for piece in kind.pieces]
             for piece, room in zip(kind.pieces, rooms[stage][1], strict=True):
-                todo.append(dist.P2POp(dist.irecv, room, first + piece.place, holders.group))
+                todo.append(dist.P2POp(dist.irecv, room, first + piece.place, holders.axis.group))
         for work in dist.batch_isend_irecv(todo) if todo else ():
             work.wait()
         total = torch.zeros_like(own)

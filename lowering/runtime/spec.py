@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from shardwright.lowering.ranks.picked import Picked
+from shardwright.lowering.ranks.picked import ByGroup
 from shardwright.lowering.ranks.waits import TIMEOUT_S
 from shardwright.lowering.runtime.inputs import CheckInputs
 from shardwright.pcg.capture.returned import Returned
@@ -31,7 +31,7 @@ class EntrySpec:
     check_inputs        as in `shardwright.compile`
     training            the mode in which the model was captured
     returned            the form of the model's results, where the program gives these and no loss
-    schedules           of each stage, by mesh axis and collective, the schedules that are run; (): the library's alone
+    schedules           of each stage, by group and collective, the schedules that are run; (): the library's alone
     """
 
     graph: Graph
@@ -44,7 +44,7 @@ class EntrySpec:
     training: bool = True
     capture_check: CaptureCheck | None = None
     returned: Returned | None = None
-    schedules: Sequence[Mapping[str, Picked]] = ()
+    schedules: Sequence[ByGroup] = ()
 
 
 Make = Callable[[Any, Mapping[str, Any]], None]

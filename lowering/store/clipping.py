@@ -11,6 +11,7 @@ from torch import Tensor
 
 from shardwright.lowering import private
 from shardwright.lowering.dtensors.reductions import all_extreme
+from shardwright.lowering.ranks.movement import all_sum
 from shardwright.lowering.ranks.ranks import Ranks
 from shardwright.lowering.ranks.waits import waiting
 from shardwright.lowering.store.storage import Held
@@ -58,8 +59,7 @@ def _global_norm(held: list[Held], gradients: list[Tensor], norm_type: float, ra
         for h in held
     ]
     total = (norms**norm_type * torch.tensor(mine or [False], device=norms.device)).sum()
-    dist.all_reduce(total)
-    return total ** (1.0 / norm_type)
+    return all_sum(total, ranks.everyone, inplace=True) ** (1.0 / norm_type)
 
 
 def _nonfinite(held: list[Held], gradients: list[Tensor], total: Tensor, ranks: Ranks) -> str:

@@ -36,7 +36,7 @@ from shardwright.lowering.text.program import PROGRAM_NAME, Program, compile_sou
 from shardwright.lowering.trial.tape import Tape
 from shardwright.pcg.errors import DistributedError, PlanError
 from shardwright.pcg.graph import Graph
-from shardwright.pcg.stages import STAGES, channel
+from shardwright.pcg.stages import channel
 from shardwright.pcg.step.execution import DEFAULT, Execution, draws_whole
 from shardwright.pcg.step.late import check_backward
 from shardwright.pcg.step.meshes import first_ranks, in_words, stage_meshes
@@ -211,7 +211,6 @@ def _names(entry: Entry) -> dict[str, str]:
     names: dict[str, str] = {a.group.group_name: a.name for a in ranks.all_axes if a.group is not None}
     if pipeline is not None:
         names |= {one.group.group_name: channel(*way) for way, one in pipeline.channels.items()}
-        names |= {holders.group.group_name: STAGES for holders in pipeline.shared.holders.values()}
     return names
 
 

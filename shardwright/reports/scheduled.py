@@ -7,7 +7,7 @@ from typing import Any
 from shardwright.reports.facts import PlanFacts
 from shardwright.reports.report import Paragraph
 from shardwright.reports.units import percent, plural, seconds, size
-from shardwright.search.picked import Use, by_library, uses
+from shardwright.search.picked import Use, by_library, clipping, uses
 
 _MOST_ROWS = 12
 
@@ -17,16 +17,21 @@ def scheduled(facts: PlanFacts) -> list[Paragraph]:
     plan = facts.plan
     if plan.cluster.schedules is None:
         return []
-    own = [use for use in uses(plan) if use.schedule is not None]
+    own, clip = [use for use in uses(plan) if use.schedule is not None], clipping(plan)
     library = plan.cluster.backend
     title = "Collectives by schedules"
-    if not own:
+    if not own and clip.schedule is None:
         why = "no schedule fits a group of this plan and is worth running in place of"
         return [Paragraph(title, [f"none: {why} {library}'s own algorithms"])]
     before_s, after_s = by_library(plan), plan.prediction.step_s
     gain = f"a step takes {seconds(after_s)}, and {seconds(before_s)} where {library} runs all collectives"
     hidden = len(own) - _MOST_ROWS
     notes = [f"and {plural(hidden, 'more row')}, which save less"] if hidden > 0 else []
+    if any(not use.is_priced for use in own):
+        where = "over several axes, or between stages"
+        notes.append(f"the step's time counts sums {where}, as {library}'s; what they save comes on top")
+    if clip.schedule is not None:
+        notes.append(f"clipping sums over {clip.axis} by {clip.schedule.name}")
     columns = ("what", "axis", ">bytes", ">times", "schedule", ">time", f"{library}'s choice", ">its time", ">saved")
     return [Paragraph(title, [f"{gain} ({percent(1 - after_s / before_s)} less)"], columns,
                       [_row(use, plan.execution.schedule.num_stages) for use in own[:_MOST_ROWS]], notes)]  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,8 +26,9 @@ from shardwright.pcg.collectives.collective import collective
 from shardwright.pcg.collectives.schedule import Schedule, Transfer
 from shardwright.pcg.errors import DistributedError, PlanError
 from shardwright.reports.plan import PlanReport
-from shardwright.search.picked import by_library, by_stage, uses
+from shardwright.search.picked import by_library, by_stage, clipping, uses
 from shardwright.search.plan import Plan
+from tests.experts import mixture
 
 TWO_NODES = Cluster(
     "two nodes",
@@ -39,6 +41,8 @@ WAYS: Mapping[str, tuple[dict[str, int], list[str]]] = {
     "data": ({"dp": 4}, ["data"]),
     "zero": ({"dp": 4}, ["zero"]),
     "tensor": ({"tp": 4}, ["tensor"]),
+    "two axes": ({"a": 2, "b": 2}, ["data", "data"]),
+    "experts": ({"ep": 4}, ["expert"]),
 }
 
 
@@ -59,21 +63,31 @@ def net() -> Net:
 BATCH = {"x": torch.randn(256, 64, generator=torch.Generator().manual_seed(1)).double()}
 
 
+def of(name: str) -> tuple[nn.Module, dict[str, Tensor]]:
+    """The model and the batch of a way."""
+    return mixture("sorted") if name == "experts" else (net(), BATCH)
+
+
 @pytest.fixture(scope="module")
 def plans() -> Mapping[str, Plan]:
     cluster = TWO_NODES.with_schedules("synthesized")
-    return {name: plan(net(), cluster, kwargs=BATCH, mesh=mesh, roles=roles) for name, (mesh, roles) in WAYS.items()}
+    models = {name: of(name) for name in WAYS}
+    return {
+        name: plan(models[name][0], cluster, kwargs=models[name][1], mesh=mesh, roles=roles)
+        for name, (mesh, roles) in WAYS.items()
+    }
 
 
 def test_a_plan_holds_what_it_runs_and_no_more(plans: Mapping[str, Plan], tmp_path: Path) -> None:
     for name, own in plans.items():
-        used = {use.schedule for use in uses(own) if use.schedule is not None}
+        used = {use.schedule for use in (*uses(own), clipping(own)) if use.schedule is not None}
         assert used, name
         assert own.cluster.schedules == Schedules(tuple(used))
-        assert {use.collective for use in uses(own)} >= {"zero": {"reduce_scatter", "all_gather"}}.get(
-            name, {"all_reduce"}
-        )
-        assert by_library(own) > own.prediction.step_s
+        kinds = {"zero": {"reduce_scatter", "all_gather"}, "experts": {"all_to_all"}}.get(name, {"all_reduce"})
+        assert {use.collective for use in uses(own) if use.schedule is not None} >= kinds
+        is_priced = name != "two axes"
+        assert (by_library(own) > own.prediction.step_s) == is_priced
+        assert all(use.is_priced == is_priced for use in uses(own) if use.schedule is not None)
         assert sum(use.saved_s for use in uses(own)) > 0
         own.save(tmp_path / "plan.json")
         again = Plan.load(tmp_path / "plan.json")
@@ -91,12 +105,12 @@ def test_a_file_is_priced_by_the_schedules_that_it_has(plans: Mapping[str, Plan]
     slower = edited([])
     assert slower.prediction.step_s == pytest.approx(by_library(plans["data"]), rel=1e-12)
     assert slower.prediction.step_s > plans["data"].prediction.step_s
-    with pytest.raises(PlanError, match="cluster.schedules: expected an array or null, got 'synthesized'"):
+    with pytest.raises(PlanError, match=r"cluster\.schedules: expected an array or null, got 'synthesized'"):
         edited("synthesized")
     by_library_alone = slower.to_json()
     by_library_alone["report"]["bound_s"] = slower.prediction.step_s
     by_library_alone["cluster"]["schedules"] = data["cluster"]["schedules"]
-    with pytest.raises(PlanError, match="report.bound_s: expected at most .* which the plan itself takes"):
+    with pytest.raises(PlanError, match=r"report\.bound_s: expected at most .* which the plan itself takes"):
         Plan.from_json(by_library_alone)
 
 
@@ -105,7 +119,7 @@ def test_ranks_and_prices_decide_alike(plans: Mapping[str, Plan]) -> None:
     communication = Communication(own.cluster, own.mesh.device_sizes)
     (by_axis,) = by_stage(own)
     for use in uses(own):
-        pieces = by_axis[use.axis].get(use.collective, [(0.0, None)])
+        pieces = by_axis[use.axis,].get(use.collective, [(0.0, None)])
         taken = [schedule for start, schedule in pieces if start <= use.num_bytes][-1]
         assert taken is use.schedule
         seconds = communication.curve("all_reduce", 0).time_s(use.num_bytes)
@@ -121,6 +135,12 @@ def test_the_report_says_what_is_gained(plans: Mapping[str, Plan]) -> None:
     data = report.data()["schedules"]
     assert data["library_step_s"] > data["step_s"]
     assert PlanReport(replace(plans["data"], cluster=TWO_NODES)).data()["schedules"] is None
+    along_two = str(PlanReport(plans["two axes"]).paragraphs())
+    assert "counts sums over several axes, or between stages, as gloo's; what they save comes on top" in along_two
+    far = replace(TWO_NODES, levels=(TWO_NODES.levels[0], replace(TWO_NODES.levels[1], latency_s=0.01)))
+    doubling = Schedules([build("doubling", "all_reduce", (2, 2))])
+    clipped = str(PlanReport(replace(plans["data"], cluster=far.with_schedules(doubling))).paragraphs())
+    assert "clipping sums over all ranks by doubling all_reduce 2x2" in clipped
     nothing = replace(plans["data"], cluster=TWO_NODES.with_schedules(Schedules()))
     words = "none: no schedule fits a group of this plan and is worth running in place of gloo's own"
     assert words in str(PlanReport(nothing).paragraphs())
@@ -130,38 +150,38 @@ def test_a_compiled_step_runs_them(plans: Mapping[str, Plan]) -> None:
     """Loss and gradients are those of one process; as many schedules run as were priced."""
 
     def body() -> list[tuple[float, float, int]]:
-        return [_step(own) for own in plans.values()]
+        return [_step(name, own) for name, own in plans.items()]
 
-    expected = net()
-    loss = expected(**BATCH)
     for by_rank in run_ranks(body, 4, 120):
-        for own, (found, error, count) in zip(plans.values(), by_rank, strict=True):
-            assert found == pytest.approx(loss.item(), rel=1e-12)
-            assert error < 1e-15
-            assert count == sum(use.times for use in uses(own) if use.schedule is not None)
+        for (name, own), (found, error, count) in zip(plans.items(), by_rank, strict=True):
+            model, batch = of(name)
+            assert found == pytest.approx(model(**batch).item(), rel=1e-12), name
+            assert error < (1e-13 if name == "experts" else 1e-15), name
+            assert count == sum(use.times for use in uses(own) if use.schedule is not None), name
 
 
-def _step(own: Plan) -> tuple[float, float, int]:
-    count, run = [0], ScheduledCollective.run
+def _step(name: str, own: Plan) -> tuple[float, float, int]:
+    count, run, (reference, batch) = [0], ScheduledCollective._checked, of(name)
 
-    def counted(self: ScheduledCollective, given: Tensor, num_elements: int, out: Tensor | None = None) -> Tensor:
+    def counted(self: ScheduledCollective, *args: Any, **kwargs: Any) -> Tensor:
         count[0] += 1
-        return run(self, given, num_elements, out)
+        return run(self, *args, **kwargs)
 
-    reference = net()
-    reference(**BATCH).backward()
-    parallel = compiled(net(), plan=own, kwargs=BATCH)
-    ScheduledCollective.run = counted
+    parallel = compiled(of(name)[0], plan=own, kwargs=batch)
+    reference(**batch).backward()
+    ScheduledCollective._checked = counted
     try:
-        loss = parallel.forward_backward(**BATCH)
+        loss = parallel.forward_backward(**batch)
     finally:
-        ScheduledCollective.run = run
+        ScheduledCollective._checked = run
+    norm = parallel.clip_grad_norm_(1e9)
+    assert norm.item() == pytest.approx(nn.utils.clip_grad_norm_(reference.parameters(), 1e9).item(), rel=1e-12)
     errors = [
         (p.grad.full_tensor() - q.grad).abs().max().item()
         for p, q in zip(parallel.parameters(), reference.parameters(), strict=True)
         if isinstance(p.grad, DTensor) and q.grad is not None
     ]
-    assert len(errors) == 4
+    assert len(errors) == len([*reference.parameters()])
     return loss.item(), max(errors), count[0]
 
 

@@ -15,10 +15,15 @@ from shardwright.lowering.ranks import movement as m
 from shardwright.lowering.ranks.launch import connect, run_ranks
 from shardwright.lowering.ranks.movement import Axis
 from shardwright.lowering.ranks.picked import AxisSchedules, Picked
+from shardwright.lowering.ranks.ranks import Ranks
+from shardwright.lowering.ranks.rows import exchange_rows, tell_counts
+from shardwright.lowering.ranks.scheduled import unit_lengths
+from shardwright.lowering.runtime.collectives import finish_sum, start_sum
 from shardwright.pcg.collectives.builders.table import build
 from shardwright.pcg.encodings import ENCODINGS
-from shardwright.pcg.errors import DistributedError
+from shardwright.pcg.errors import DistributedError, ScheduleError
 from shardwright.pcg.mesh import Mesh
+from shardwright.pcg.stages import ALL_RANKS, of_stages
 
 NUM_RANKS = 4
 LEAST_BYTES = 64.0
@@ -98,19 +103,70 @@ def test_moves_by_schedules_are_moves() -> None:
         assert not axis.schedules.has("all_reduce", 16)
         assert not axis.schedules.has("broadcast", 1e6)
         assert torch.equal(m.all_sum(small, axis), small * 4)
+        compiled = torch.compile(lambda x: m.all_sum(x * 2, axis) + 1, backend="eager")
+        assert torch.equal(compiled(torch.ones(99)), torch.full((99,), 9.0))
+        assert torch.equal(finish_sum(start_sum(torch.ones(99), axis)), torch.full((99,), 4.0))
         return wrong
 
     assert run_ranks(body, NUM_RANKS, 60) == [[]] * NUM_RANKS
 
 
+def test_rows_by_schedules_are_rows() -> None:
+    """Any numbers, none at all too; of expected sizes that no schedule is picked for, torch sends them."""
+
+    def body() -> list[str]:
+        (plain,) = connect(Mesh.of(a=NUM_RANKS), 30).axes
+        assert isinstance(plain, Axis)
+        group: Any = dist.new_group(list(range(NUM_RANKS)))
+        wrong = list[str]()
+        for name, kind in (("hierarchical", "all_to_all"), ("bruck", "all_to_all"), ("direct", "all_to_all")):
+            picked: Picked = {kind: [(0.0, None), (1000.0, build(name, kind, (2, 2), 3))]}
+            axis = replace(plain, schedules=AxisSchedules(picked, group, 30))
+            for seed, expected in ((0, 100), (1, 100), (2, 1)):
+                generator = torch.Generator().manual_seed(seed)
+                table = torch.randint(0, 5, (4, 4), generator=generator) * torch.randint(
+                    0, 2, (4, 4), generator=generator
+                )
+                counts = tell_counts(table[plain.rank].clone(), axis)
+                by_torch = tell_counts(table[plain.rank].clone(), plain)
+                assert (counts.every, by_torch.every, counts[:2]) == (table.tolist(), None, by_torch[:2])
+                x = torch.randn(sum(counts.there), 3)
+                back = exchange_rows(there := exchange_rows(x, axis, counts, expected), axis, counts.reversed, expected)
+                if not torch.equal(there, exchange_rows(x, plain, by_torch, expected)) or not torch.equal(x, back):
+                    wrong.append(f"{name} {seed}")
+        return wrong
+
+    assert run_ranks(body, NUM_RANKS, 60) == [[]] * NUM_RANKS
+    with pytest.raises(ScheduleError, match="expected an all_to_all, got a all_gather; only its ranks may have uneven"):
+        unit_lengths(BY_KIND["all_gather"].collective, [[1] * 4] * 4)
+
+
+def _assert_sums(ranks: Ranks) -> None:
+    """Sums along several axes, across stages and over all ranks are right, by schedules where these are picked."""
+    across = ranks.across([0, 1])
+    assert across is not None
+    assert ranks.across([0, 1]) is across
+    for axis, total, is_run in (
+        (ranks.merged(("a", "b")), {0: 1.0, 1: 1.0, 2: 5.0, 3: 5.0}, dist.get_rank() < 2),
+        (across, {0: 2.0, 1: 4.0, 2: 2.0, 3: 4.0}, True),
+        (ranks.everyone, dict.fromkeys(range(4), 6.0), True),
+    ):
+        assert axis.schedules is not None
+        assert axis.schedules.has("all_reduce", 1) == is_run
+        assert m.all_sum(torch.tensor(float(dist.get_rank())), axis).item() == total[dist.get_rank()]
+
+
 def test_ranks_take_the_schedules_of_their_plan() -> None:
     """By stage and axis; each has a group of its own, and what never comes ends with an error that says where."""
     two: Picked = {"all_reduce": [(0.0, build("direct", "all_reduce", (2,)))]}
+    four: Picked = {"all_reduce": [(0.0, BY_KIND["all_reduce"])]}
+    everywhere = {of_stages([0, 1]): two, ALL_RANKS: four}
 
     def body() -> tuple[list[bool], str]:
         ranks = connect([Mesh.of(a=2, b=1)] * 2, 30)
-        ranks.run_by([{"a": two, "b": {}}, {}])
+        ranks.run_by([{("a",): two, ("b",): {}, ("a", "b"): two, **everywhere}, everywhere])
         axis = ranks.axes[0]
+        _assert_sums(ranks)
         assert isinstance(axis, Axis)
         has = [isinstance(own, Axis) and own.schedules is not None for own in ranks.axes]
         assert axis.schedules is not None

@@ -145,7 +145,7 @@ def limits_of_waits(plan: Plan, place: Path) -> dict[str, set[tuple[str, float]]
 
     def watched(name: str, own: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            of_world = kwargs.get("group", args[2] if len(args) > 2 else None) is None
+            of_world = kwargs.get("group", args[2] if len(args) > 2 else None) in (None, world)
             if of_world and not kwargs.get("async_op"):  # these are waited for, with a limit
                 now.add((name, options._timeout.total_seconds()))
             return own(*args, **kwargs)

@@ -105,7 +105,7 @@ def test_each_rank_gets_the_rows_that_name_its_experts_once(monkeypatch: pytest.
     def step() -> list[tuple[list[int], list[int], Tensor]]:
         monkeypatch.setattr(dispatch, "sent_rows", spy)
         parallel_step(case.lower(graph), case.batch)
-        return [(sent.there, sent.back, sent.rows) for sent in found]
+        return [(*sent.counts[:2], sent.rows) for sent in found]
 
     half, ranks = len(index) // 2, run_ranks(step, 2, 60)
     named = [(index // (EXPERTS // 2) == rank).any(1) for rank in range(2)]
