@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -25,6 +25,14 @@ Picked = Mapping[str, BySize]
 """By collective, what is picked for an axis."""
 ByGroup = Mapping[GroupName, Picked]
 """What is picked for each group of a stage's ranks."""
+
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def _untraced(method: _Method) -> _Method:
+    """Let `torch.compile` call a method as it is."""
+    return cast("_Method", torch.compiler.disable(method))
 
 
 class Work(Protocol):
@@ -59,12 +67,12 @@ class AxisSchedules:
         self._in_thread = dist.get_backend(group) == "gloo"
         self._worker: ThreadPoolExecutor | None = None
 
-    @torch.compiler.disable
+    @_untraced
     def has(self, collective: str, num_bytes: float) -> bool:
         """Return whether a schedule is picked for a collective of this size; else the library is to run it."""
         return self._run_of(collective, num_bytes) is not None
 
-    @torch.compiler.disable
+    @_untraced
     def knows(self, collective: str) -> bool:
         """Return whether a schedule is picked for a collective of any size."""
         return any(runs is not None for runs in self._runs.get(collective, ()))
@@ -73,7 +81,7 @@ class AxisSchedules:
         starts = self._starts.get(collective)
         return None if starts is None else self._runs[collective][bisect_right(starts, num_bytes) - 1]
 
-    @torch.compiler.disable
+    @_untraced
     def start(self, collective: str, given: Tensor, result: Tensor, num_elements: int) -> Work:
         """Start the schedule that is picked for a collective of `num_elements` of the whole.
 
@@ -83,7 +91,7 @@ class AxisSchedules:
         assert runs is not None, "the library runs this size"
         return self._start(partial(runs.run, given, num_elements, result))
 
-    @torch.compiler.disable
+    @_untraced
     def start_uneven(
         self, collective: str, given: Tensor, result: Tensor, units: Sequence[Sequence[int]], num_bytes: float
     ) -> Work:
