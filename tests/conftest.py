@@ -6,7 +6,9 @@ import gc
 import importlib
 import logging
 import os
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -75,8 +77,15 @@ def same_draws() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A cache folder for this process."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
+        folder = tmp_path_factory.mktemp("cache")
+        patch.setenv("XDG_CACHE_HOME", str(folder))
+        yield folder / "shardwright"
+
+
+@pytest.fixture(autouse=True)
+def nothing_kept(own_cache: Path) -> None:
+    """No test begins with programs that another one kept: it would capture or not, by the order of tests."""
+    shutil.rmtree(own_cache / "programs", ignore_errors=True)

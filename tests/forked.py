@@ -10,7 +10,7 @@ import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Self
 
 from shardwright import workers
 
@@ -48,6 +48,15 @@ class Forked:
             self._become(command[1:], env, out, stderr if isinstance(stderr, int) else stderr.fileno())
         os.close(writing)
         self.stdout = os.fdopen(reading)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Leave no process, also where a test fails."""
+        if self.poll() is None:
+            self.kill()
+            self.wait()
 
     def run(self, command: Sequence[str]) -> None:
         run_as_main(command)

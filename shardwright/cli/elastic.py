@@ -1,9 +1,11 @@
-"""torchrun, with three differences.
+"""torchrun, with four differences.
 
 * It has no traceback of its own: the last words are those of the rank that failed. Before a restart, they are told.
 * SIGTERM and SIGUSR1, by which clusters ask for machines, go to the ranks, which save and end with status `AGAIN`.
 * This status is no failure that a restart here would mend: it becomes that of this process, who started it starts it
   again. Where a run may have fewer machines, those that were not asked to make room go on without the others.
+* A machine that joins a run later is taken in. In torch 2.14.1 it waits for an address that the first machine, which
+  shares its store with its ranks, writes only once (`findings/late-machines-wait-for-an-address.sh`).
 """
 
 # torch's decorator hides the types of what an agent overrides, and its module of launchers names no agent as its own
@@ -112,6 +114,8 @@ def main() -> None:
     logging.disable(logging.ERROR)
     arguments = run.parse_args(sys.argv[1:])
     fewest, most = run.parse_min_max_nnodes(arguments.nnodes)
+    if fewest < most:
+        os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     api.LocalElasticAgent = partial(Agent, is_elastic=fewest < most)  # the launcher takes no other agent
     try:
         run.run(arguments)

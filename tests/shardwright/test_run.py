@@ -11,6 +11,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -84,6 +85,7 @@ def agents(monkeypatch: pytest.MonkeyPatch) -> None:
 
 ATTEMPT = """
 import os, signal, sys, time
+from contextlib import ExitStack
 from pathlib import Path
 attempt, rank, world = (os.environ[name] for name in ("TORCHELASTIC_RESTART_COUNT", "RANK", "WORLD_SIZE"))
 Path(f"{attempt}-{rank}-{world}").touch()
@@ -124,28 +126,37 @@ def test_signals_go_to_the_ranks_whose_status_counts(run: Run, name: str) -> Non
     assert ended == (130, "", "")
 
 
-PATIENCE = "last_call_timeout=3,keep_alive_interval=1,keep_alive_max_attempt=2"
+PATIENCE = "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=5"
 """Seconds until a machine that does not answer counts as gone."""
 
 
-def test_machines_that_were_not_asked_go_on_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two agents, of which one is asked to make room; the other counts no restart."""
+def test_machines_come_and_those_that_were_not_asked_to_leave_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two agents. The second joins later and is asked to make room; the first counts no restart for either."""
     monkeypatch.chdir(tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    agreed = "while world == '2' and not Path('asked').exists(): time.sleep(0.05)\n"
-    handles = "signal.signal(signal.SIGTERM, lambda *_: Path('asked').touch())\n"
+    handles = "if world == '2': signal.signal(signal.SIGTERM, lambda *_: Path('asked').touch())\n"
+    agreed = "while not Path('asked').exists(): time.sleep(0.05)\n"
     ends = "sys.exit(75 if world == '2' else 0)\n"
-    Path("train.py").write_text(ATTEMPT + handles + "Path(f'ready-{rank}').touch()\n" + agreed + ends)
+    Path("train.py").write_text(ATTEMPT + handles + "Path(f'ready-{world}-{rank}').touch()\n" + agreed + ends)
     where = {"rdzv-backend": "c10d", "rdzv-endpoint": f"127.0.0.1:{port}", "rdzv-conf": PATIENCE}
     words = start_of({"nnodes": "1:2", "nproc-per-node": "1", **where, "rdzv-id": "run"}, None).words
     command = [sys.executable, "-m", "shardwright.cli.elastic", *words, "train.py"]
-    stays, leaves = (Forked(command, env=os.environ, stdout=None) for _ in range(2))
-    while len(list(tmp_path.glob("ready-*"))) < 2:
-        assert stays.poll() is None
-        time.sleep(0.05)
-    leaves.send_signal(signal.SIGTERM)
-    assert (leaves.wait(), stays.wait()) == (AGAIN, 0)
+    with ExitStack() as running:
+
+        def joins(*names: str) -> Forked:
+            agent = running.enter_context(Forked(command, env=os.environ, stdout=None))
+            while not all(map(os.path.exists, names)):
+                assert agent.poll() is None
+                time.sleep(0.05)
+            return agent
+
+        stays = joins("ready-1-0")
+        leaves = joins("ready-2-0", "ready-2-1")
+        leaves.send_signal(signal.SIGTERM)
+        assert (leaves.wait(), stays.wait()) == (AGAIN, 0)
     assert attempts() == ["0-0-1", "0-0-2", "0-1-2"]
 
 
