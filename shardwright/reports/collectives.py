@@ -39,17 +39,28 @@ class PresetsReport(Report):
 
     def paragraphs(self) -> list[Paragraph]:
         topologies = [(name, "x".join(map(str, one.default)) or "-", one.about) for name, one in self.presets.items()]
-        builders = [(name, one.sizes.text, ", ".join(one.makes), one.about) for name, one in BUILDERS.items()]
+        builders = [
+            (name, one.sizes.text, ", ".join(one.makes), ", ".join(_proven(name)) or "-", one.about)
+            for name, one in BUILDERS.items()
+        ]
         return [
             Paragraph("topologies", [], ("name", "by default", "numbers"), topologies),
-            Paragraph("builders", [], ("name", "sizes", "collectives", "about"), builders),
+            Paragraph("builders", [], ("name", "sizes", "collectives", "proven for all sizes", "about"), builders),
         ]
 
     def data(self) -> dict[str, Any]:
         topologies = [{"name": name, "default": one.default, "about": one.about} for name, one in self.presets.items()]
-        builders = [{"name": name, "sizes": one.sizes.text, "collectives": list(one.makes), "about": one.about}
+        builders = [{"name": name, "sizes": one.sizes.text, "collectives": list(one.makes), "about": one.about,
+                     "proven_for_all_sizes": _proven(name)}
                     for name, one in BUILDERS.items()]  # fmt: skip
         return {"topologies": topologies, "builders": builders}
+
+
+def _proven(builder: str) -> list[str]:
+    """Return which collectives of a builder are proven for all its sizes at once."""
+    from shardwright.verifier.collectives.families import proven_kinds  # loads Z3
+
+    return proven_kinds(builder, BUILDERS[builder].makes)
 
 
 @dataclass(frozen=True)
