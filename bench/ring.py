@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -35,11 +36,14 @@ from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
 from shardwright.search.request.restrict import CONTEXT, RING
 from shardwright.search.tree.planner import Planner
+from shardwright.search.tree.striping import in_stripes
 
 SIZE = Size(batch=1, vocab=512, hidden=256, heads=4, layers=2)
 CASES = ((4096, 10e6), (4096, 5e6), (8192, 10e6))
 """Tokens, and bytes per second of the link, each way."""
+STRIPED = "striped"
 WAYS = (CONTEXT, RING)
+"""The roles. `STRIPED` is the plan of a ring in which each rank has every second position."""
 ALONE = 4096
 """The tokens of attention alone."""
 MOST_APART = 1e-3
@@ -47,9 +51,12 @@ MOST_APART = 1e-3
 
 
 def graphs(size: Size) -> dict[str, Graph]:
-    """The model with its sequence shared by two devices, by role."""
+    """The model with its sequence shared by two devices, by role, and balanced."""
     planner, serial = Planner(Cluster.local(2), CERTIFIED), serial_graph(size)
-    return {role: planner.solve(serial, Mesh.of(cp=2), (role,), role).graph for role in WAYS}
+    found = {role: planner.solve(serial, Mesh.of(cp=2), (role,), role).graph for role in WAYS}
+    balanced = in_stripes(found[RING], 0, size.seq // 2)
+    assert balanced is not None
+    return {**found, STRIPED: balanced}
 
 
 def race(found: dict[str, Graph], size: Size, other: int, num_rounds: int) -> dict[str, Samples]:
@@ -87,12 +94,13 @@ def inside(seq: int, bytes_per_s: float, num_rounds: int) -> dict[str, Any]:
         times = slowest_rank(run_ranks(race, 2, 900.0, args=(found, size, other.pid, num_rounds)))
     finally:
         other.kill()
-    whole, own = times[CONTEXT], times[RING]
+    whole = times[CONTEXT]
     seconds, cluster = quartiles(whole[:, FORWARD_BACKWARD]).median, Cluster.local(2)
     return {
         "seq": seq, "rate": bytes_per_s, "whole_s": seconds,
         "sends": predict(found[CONTEXT], cluster).communication_bytes / bytes_per_s / seconds,
-        "wall": str(ratio(own, whole)), "cpu": f"{ratio(own, whole, CPU).median:.2f}",
+        "wall": [str(ratio(times[way], whole)) for way in (RING, STRIPED)],
+        "cpu": [f"{ratio(times[way], whole, CPU).median:.2f}" for way in (RING, STRIPED)],
     }  # fmt: skip
 
 
@@ -100,7 +108,7 @@ def memory(seq: int) -> dict[str, float]:
     """Return the peak with gathered keys, and the ring's as a share of it."""
     size = replace(SIZE, seq=seq)
     peaks = {role: max(run_ranks(partial(peak_on_rank, g, size), 2, 900.0)) for role, g in graphs(size).items()}
-    return {"peak": peaks[CONTEXT], "memory": peaks[RING] / peaks[CONTEXT]}
+    return {"peak": peaks[CONTEXT], "memory": peaks[STRIPED] / peaks[CONTEXT]}
 
 
 # ---- attention alone ----
@@ -138,7 +146,8 @@ def section(found: Sequence[dict[str, Any]], parts: Sequence[dict[str, float]], 
     """The section of the page."""
     rows = [
         f"| {one['seq']} | {one['rate'] / 1e6:.0f} MB/s | {one['whole_s'] * 1e3:.0f} ms | {one['sends']:.0%} | "
-        f"{one['wall']} | {one['cpu']} | {one['peak'] / 1e6:.0f} MB | {one['memory']:.2f} |"
+        f"{' | '.join(chain(*zip(one['wall'], one['cpu'], strict=True)))} | "
+        f"{one['peak'] / 1e6:.0f} MB | {one['memory']:.2f} |"
         for one in found
     ]
     return f"""A GPT ({SIZE.layers} blocks of
@@ -148,11 +157,12 @@ Forward and backward, on the slower rank; *sends* is what a rank sends, at that 
 gathered keys. Ratios are medians over {num_rounds} interleaved rounds, with quartiles; CPU time is that of a rank's
 process. *Peak* is all that a rank's tensors take at once in a step with AdamW.
 
-| tokens | link | gathered | sends | ring ÷ gathered | CPU time ÷ | peak, gathered | ring ÷ |
-|--:|--:|--:|--:|--:|--:|--:|--:|
+| tokens | link | gathered | sends | ring ÷ | CPU time ÷ | balanced ÷ | CPU time ÷ | peak, gathered | balanced ÷ |
+|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|
 {chr(10).join(rows)}
 
-Where the link is slower than attention a ring gains nothing: it sends half as much again.
+In a *ring* each rank has half of the sequence; *balanced*, it has every second position. Where the link is slower than
+attention a ring gains nothing: it sends half as much again.
 
 The peak with gathered keys has a mask of each rank's queries and all keys, which causal attention makes on CPUs
 ([limits](limits.md)); a ring makes none, and kernels on GPUs do not. Attention alone without a mask, {ALONE} tokens,

@@ -8,6 +8,7 @@
     o/3      Split("o", 3)         has its part of each of 3 equal blocks of o   by factor     by factor
     e>t      Sent("e", "t")        has parts of t, and sends rows (`dispatch`)   by factor     by factor
     q@k      Ring("q", "k")        has parts of q; parts of k travel (`ring`)    by factor     by factor
+    q@k/8    Ring("q", "k", 8)     has its part of each of 8 blocks of both      by factor     by factor
 
 A kind of choice owns all that others ask of it: its layouts, the factors that it divides, what it sends, and, where its
 certificate follows from others, the choice and the moves that it is composed of. `offers.KINDS` is the closed set. A
@@ -25,7 +26,7 @@ from typing import Any, ClassVar, Generic, Literal, NamedTuple, Self, TypeVar
 
 from shardwright.pcg.errors import LayoutError
 from shardwright.pcg.factors import Factor, Signature
-from shardwright.pcg.layout import C, Layout, Layouts, P, R, S, shard_order
+from shardwright.pcg.layout import C, Layout, Layouts, P, R, S, positions, shard_order
 from shardwright.pcg.row import LocalShapes, Row
 
 T = TypeVar("T")
@@ -188,6 +189,10 @@ class Choice(str):
         """Return the choice with other names of factors."""
         return self
 
+    def in_blocks(self, times: int) -> Choice:
+        """Return the choice by which a device has its part of each of so many times its blocks, or raise."""
+        raise LayoutError(f"{self!r} gives no device parts of blocks")
+
     def senders(self, size: int) -> int:
         """Return how many of `size` devices, itself included, send a device their part of an operand."""
         return 1
@@ -275,7 +280,7 @@ class Split(Choice):
             raise LayoutError(f"{row.name} cannot be split along {self!r}; choose R, C or one of {splittable}")
         if self.blocks == 1:
             return signature.split_layouts(factor)
-        if name == row.offset or row.random:
+        if needs_consecutive(row, name):
             raise LayoutError(f"{row.name} needs consecutive parts along {name!r}; split it without blocks")
         return signature.refined(factor, self.blocks).split_layouts(factor)
 
@@ -284,9 +289,39 @@ class Split(Choice):
         (name,) = self.factors
         return self if self.blocks == 1 else Split(name)
 
+    def in_blocks(self, times: int) -> Split:
+        (name,) = self.factors
+        return Split(name, times * self.blocks)
+
     def renamed(self, names: Mapping[str, str]) -> Split:
         (name,) = self.factors
         return Split(names.get(name, name), self.blocks)
+
+
+def needs_consecutive(row: Row, factor: str) -> bool:
+    """Return whether a device's part of a factor may not lie in several blocks, as its elements' places count."""
+    return row.random or (factor == row.offset and not row.spaced)
+
+
+def step_along(split: Iterable[Choice], sizes: Iterable[int], factor: str | None) -> int:
+    """Return how far apart a device's neighbouring positions along a factor are, where they are evenly spaced."""
+    along = zip(split, sizes, strict=True)
+    return prod(size for choice, size in along if choice.blocks > 1 and factor in choice.factors)
+
+
+def uneven(row: Row, signature: Signature, split: Sequence[Choice], sizes: Sequence[int]) -> Factor | None:
+    """Return the first factor of which a device's positions count and are not evenly spaced.
+
+    They count along the row's own, and along what is divided with it. Divided without blocks they are neighbours.
+    """
+    counted = {
+        name for choice in split if choice.blocks > 1 and row.offset in choice.factors for name in choice.factors
+    }
+    for factor in signature.factors if counted else ():
+        digits = tuple(S(0, choice.blocks) if factor.name in choice.factors else R for choice in split)
+        if factor.name in counted and positions(factor.size, digits, tuple(sizes), (0,) * len(digits)) is None:
+            return factor
+    return None
 
 
 def indivisible(signature: Signature, split: Iterable[Choice], sizes: Sequence[int]) -> Factor | None:

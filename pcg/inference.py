@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from shardwright.pcg.attrs import Attr, Attrs, get, integer, integers
-from shardwright.pcg.choice import Choice, Choices, axes_along, indivisible
+from shardwright.pcg.choice import Choice, Choices, axes_along, indivisible, uneven
 from shardwright.pcg.errors import GraphError, LayoutError
 from shardwright.pcg.layout import Layout, P, R, check_layouts, format_layouts, in_chunks
 from shardwright.pcg.mesh import TIME, Mesh
@@ -57,6 +57,11 @@ def _row_type(
         single = any(factor.name in choice.single for choice in split) and len(axes) > 1
         why = "can be divided along one axis only, got" if single else f"has size {factor.size}, not divisible by"
         raise LayoutError(f"factor {factor.name!r} {why} {', '.join(axes)}; split another")
+    if (factor := uneven(row, signature, split, mesh.sizes)) is not None:
+        raise LayoutError(
+            f"{row.name} counts positions along {factor.name!r}, and split ({', '.join(split)}) gives a device some "
+            "that are not evenly spaced; choose no blocks, or as many as a device gets positions"
+        )
     layouts: list[Layout] = []
     for axis, choice in enumerate(split):
         required, result = choice.layouts(signature, row)

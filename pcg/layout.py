@@ -130,6 +130,28 @@ def local_blocks(layouts: Sequence[Layout], axis: int, sizes: tuple[int, ...]) -
     return mine.blocks // prod(sizes[a] for a in outer)
 
 
+def positions(extent: int, layouts: Layouts, sizes: tuple[int, ...], at: Sequence[int]) -> range | None:
+    """Return where the elements of a device's part of a dimension lie in it; None: they are not evenly spaced.
+
+    Args:
+        extent: the size of the whole dimension, which the layouts divide.
+        layouts: by axis, `S(0, blocks)` where it shards the dimension, else anything that is no shard.
+        sizes: of the axes.
+        at: the device's number along each axis.
+    """
+    found, order = range(extent), shard_order((extent,), layouts, sizes)
+    assert not isinstance(order, str)
+    for axis, _, blocks in order:
+        part = len(found) // sizes[axis]
+        if blocks == 1:
+            found = found[at[axis] * part :][:part]
+        elif blocks == part:
+            found = found[at[axis] :: sizes[axis]]
+        else:
+            return None
+    return found
+
+
 def local_shape(shape: tuple[int, ...], layouts: Layouts, sizes: tuple[int, ...]) -> tuple[int, ...]:
     """Return the shape of one device's part of a tensor of logical `shape`."""
     local = list(shape)

@@ -7,10 +7,14 @@ log-sum-exp. So no device ever has all keys.
 Its meaning follows from certified parts: keys and values gathered, and the operator split along q. That parts of keys
 merge, forward and in both gradients, is a lemma (`verifier/rows/ringproof.py`).
 
+"q@k/b" gives each device its slice of each of b equal blocks. A causal query sees the keys before it. With as many
+blocks as a device has queries, a device has every n-th position, so all devices have equal work in every round.
+
 Backward sends the keys around once more, and behind them their gradients, to which each device adds its summand. Each
 device's own keys come first and, for a part of its queries, last: so the last gradients travel beside compute, too.
 
-Source: Liu, Zaharia, Abbeel, "Ring Attention with Blockwise Transformers for Near-Infinite Context" (2023).
+Sources: Liu, Zaharia, Abbeel, "Ring Attention with Blockwise Transformers for Near-Infinite Context" (2023); Brandon
+et al., "Striped Attention: Faster Ring Attention for Causal Transformers" (2023).
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ from typing import Any, ClassVar, Literal, Self
 from shardwright.pcg.choice import Choice, Exchange, Running, Split, Transfers
 from shardwright.pcg.errors import LayoutError
 from shardwright.pcg.factors import Signature
-from shardwright.pcg.layout import Layout, Layouts, S
+from shardwright.pcg.layout import Layout, Layouts
 from shardwright.pcg.row import Row
 from shardwright.pcg.types import ITEM_BYTES
 
@@ -90,19 +94,21 @@ class Ring(Choice):
     exchange: ClassVar[type[Exchange] | None] = Rounds
     moves: ClassVar[tuple[str, ...]] = ("gather_copy",)
 
-    def __new__(cls, queries: str, keys: str) -> Self:
-        self = super().__new__(cls, f"{queries}@{keys}", (queries, keys))
+    def __new__(cls, queries: str, keys: str, blocks: int = 1) -> Self:
+        text = f"{queries}@{keys}/{blocks}" if blocks > 1 else f"{queries}@{keys}"
+        self = super().__new__(cls, text, (queries, keys), blocks)
         object.__setattr__(self, "queries", queries)
         object.__setattr__(self, "keys", keys)
         return self
 
     def _fields(self) -> tuple[Any, ...]:
-        return self.queries, self.keys
+        return self.queries, self.keys, self.blocks
 
     @classmethod
     def read(cls, text: str) -> Ring | None:
-        queries, at, keys = text.partition("@")
-        return cls(queries, keys) if at else None
+        factors, _, blocks = text.partition("/")
+        queries, at, keys = factors.partition("@")
+        return cls(queries, keys, int(blocks) if blocks.isdecimal() else 1) if at else None
 
     @classmethod
     def offered(cls, row: Row, signature: Signature) -> Iterator[Ring]:
@@ -111,12 +117,12 @@ class Ring(Choice):
 
     def layouts(self, signature: Signature, row: Row) -> tuple[Layouts, Layout]:
         good = list(map(str, self.offered(row, signature)))
-        if self not in good:
+        if self.unblocked not in good:
             raise LayoutError(f"{row.name} cannot be split by {self!r}; it can by {good or 'no ring'}")
         operands, result = self.inner.layouts(signature, row)
-        keys = (signature.index(self.keys),)
-        travel = {i: S(signature.operands[i].index(keys)) for i in row.travels}
-        return tuple(travel.get(i, layout) for i, layout in enumerate(operands)), result
+        (keys,) = (number for number, factor in enumerate(signature.factors) if factor.name == self.keys)
+        travel, _ = signature.refined(keys, self.blocks).split_layouts(keys)
+        return tuple(travel[i] if i in row.travels else layout for i, layout in enumerate(operands)), result
 
     @property
     def single(self) -> tuple[str, ...]:
@@ -124,14 +130,21 @@ class Ring(Choice):
 
     @property
     def inner(self) -> Split:
-        return Split(self.queries)
+        return Split(self.queries, self.blocks)
 
     @property
     def outward(self) -> Split:
-        return Split(self.queries)
+        return self.inner
+
+    @property
+    def unblocked(self) -> Ring:
+        return Ring(self.queries, self.keys)
+
+    def in_blocks(self, times: int) -> Ring:
+        return Ring(self.queries, self.keys, times * self.blocks)
 
     def renamed(self, names: Mapping[str, str]) -> Ring:
-        return Ring(names.get(self.queries, self.queries), names.get(self.keys, self.keys))
+        return Ring(names.get(self.queries, self.queries), names.get(self.keys, self.keys), self.blocks)
 
     def senders(self, size: int) -> int:
         return size
@@ -147,11 +160,11 @@ class Ring(Choice):
 
 
 def _keys(row: Row, signature: Signature) -> Iterator[str]:
-    """Yield the factors along which operands travel: a dimension that they all have, and no other tensor."""
+    """Yield the factors along which operands travel: a dimension, or blocks of one, that only all of them have."""
     travel = [signature.operands[i] for i in row.travels if i < len(signature.operands)]
     others = [dims for i, dims in enumerate((*signature.operands, signature.result)) if i not in row.travels]
     for number, factor in enumerate(signature.factors):
-        mine = travel and all((number,) in dims for dims in travel)
+        mine = travel and all(any(dim[-1:] == (number,) for dim in dims) for dims in travel)
         if mine and not any(number in dim for dims in others for dim in dims):
             yield factor.name
 
@@ -161,6 +174,5 @@ def _queries(row: Row, signature: Signature) -> Iterator[str]:
     if row.offset_at is None:
         return
     operand, dim = row.offset_at
-    factors = signature.operands[operand][dim]
-    if {*row.travels, operand} == set(range(len(signature.operands))) and len(factors) == 1:
-        yield signature.factors[factors[0]].name
+    if {*row.travels, operand} == set(range(len(signature.operands))):
+        yield signature.factors[signature.operands[operand][dim][-1]].name

@@ -79,6 +79,8 @@ class Row:
     offset        a factor whose split makes the local operator need the device's `offset` along it
     offset_at     the operand and its dimension that this factor is, where `factors` is a function; None: it is there
                   the dimension in which the result differs from the last operand
+    spaced        with `offset`: a device's part of it may be evenly spaced; the local operator is then told the `step`
+                  from each position to the next
     sends         operands whose rows may be sent to the device with the part of `offset` that they name; `torch`
                   is then a call with more arguments, which say where they are sent
     travels       operands of which devices may send each other their parts: the result over all parts is merged from
@@ -116,6 +118,7 @@ class Row:
     localize: Callable[[Attrs, LocalShapes], Attrs] = keep_attrs
     offset: str | None = None
     offset_at: tuple[int, int] | None = None
+    spaced: bool = False
     sends: tuple[int, ...] = ()
     travels: tuple[int, ...] = ()
     random: bool = False

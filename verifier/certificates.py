@@ -97,7 +97,7 @@ def prover_digest() -> str:
             digest.update(file.read_bytes())
     for row in ROWS.values():
         facts = (row.name, row.offset, row.random, row.linear_in, row.differentiable, row.moves, row.indexes, row.free,
-                 row.sends, row.travels, row.offset_at)  # fmt: skip
+                 row.sends, row.travels, row.offset_at, row.spaced)  # fmt: skip
         source = "" if row.localize is keep_attrs else inspect.getsource(row.localize)
         factors = row.factors if isinstance(row.factors, str) else inspect.getsource(row.factors)
         digest.update(repr((facts, source, factors)).encode())

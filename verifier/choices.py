@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from shardwright.pcg.choice import WHOLE, Choice, Split
+from shardwright.pcg.choice import WHOLE, Choice, Split, needs_consecutive
 from shardwright.pcg.errors import GraphError, RuleError
 from shardwright.pcg.graph import OPAQUE, Graph, Node
 from shardwright.pcg.optable import ROWS
@@ -159,7 +159,7 @@ class Certified:
 
     def _judge_blocked(self, node: Node, operands: Sequence[TensorType], choice: Choice) -> str:
         """Return the reason why a split within blocks is not certified, or ""; its rule has a refined factor string."""
-        if (row := ROWS[node.op]).random or row.offset in choice.factors:
+        if any(needs_consecutive(ROWS[node.op], factor) for factor in choice.factors):
             return f"{node.op} needs consecutive parts; it is not split in blocks"
         try:
             site = _Site.of(node, operands, choice)
@@ -201,11 +201,12 @@ class _Site:
 
     @classmethod
     def of(cls, node: Node, operands: Sequence[TensorType], choice: Choice = WHOLE) -> _Site:
-        """Return the site of a node; a split in blocks refines its factor."""
+        """Return the site of a node; a choice in blocks refines its factors."""
         row, attrs = ROWS[node.op], dict(node.attrs)
         signature = row.signature([t.shape for t in operands], attrs)
-        if choice.blocks > 1 and (factor := signature.index(choice.factors[0])) is not None:
-            signature = signature.refined(factor, choice.blocks)
+        for factor in choice.factors if choice.blocks > 1 else ():
+            if (number := signature.index(factor)) is not None:
+                signature = signature.refined(number, choice.blocks)
         pattern, names = pattern_of(signature)
         letters = {f.name: letter for f, letter in zip(signature.factors, names, strict=True)}
         sizes = {letter: f.size for f, letter in zip(signature.factors, names, strict=True)}

@@ -14,7 +14,17 @@ from shardwright.cost.compute.compute import Compute
 from shardwright.cost.compute.work import Local, Passes, passes
 from shardwright.pcg.analysis import Written
 from shardwright.pcg.attrs import Attr
-from shardwright.pcg.choice import Choice, Choices, Exchange, Running, degrees, exchanges, num_senders, sends
+from shardwright.pcg.choice import (
+    Choice,
+    Choices,
+    Exchange,
+    Running,
+    degrees,
+    exchanges,
+    num_senders,
+    sends,
+    step_along,
+)
 from shardwright.pcg.graph import Node
 from shardwright.pcg.layout import Layout, Layouts, local_shape
 from shardwright.pcg.optable import LocalShapes
@@ -30,12 +40,13 @@ def local_bytes(tensor: TensorType, layouts: Layouts, sizes: tuple[int, ...]) ->
 
 
 class OperatorPart(NamedTuple):
-    """A device's part of an operator: local shapes, sizes of its factors, and how many devices send it rows."""
+    """A device's part of an operator: local shapes, sizes of its factors, how many devices send it rows, its `step`."""
 
     operands: tuple[_Shape, ...]
     result: _Shape
     extents: _Shape
     senders: int
+    step: int
 
 
 Option = tuple[Choices, tuple[Layouts, ...], Layouts]
@@ -91,14 +102,17 @@ class NodeCost:
         result = TensorType(part.result, self.result.dtype, (), self.result.grad)
         drawn = num_drawn(self.compute.device.kind, self.result, part.result) if self.row and self.row.random else 0
         own = dict(self.attrs)
-        local = Local(self.row, own, self.signature, part.extents, operands, result, drawn, self.written, part.senders)
+        local = Local(self.row, own, self.signature, part.extents, operands, result, drawn, self.written, part.senders,
+                      part.step)  # fmt: skip
         return (kernels := passes(local)), self.compute.passes_s(self.op, kernels)
 
     def part(self, split: Choices, needs: tuple[Layouts, ...], result: Layouts) -> OperatorPart:
         """Return the part that a split leaves a device."""
         shapes = tuple(local_shape(t.shape, n, self.sizes) for t, n in zip(self.operands, needs, strict=True))
         returned, extents = local_shape(self.result.shape, result, self.sizes), self._extents(split)
-        return OperatorPart(shapes, returned, extents, num_senders(split, self.sizes))
+        counted = self.row.offset if self.row is not None else None
+        step = step_along(split, self.sizes, counted)
+        return OperatorPart(shapes, returned, extents, num_senders(split, self.sizes), step)
 
     def _extents(self, split: Choices) -> tuple[int, ...]:
         """Return the sizes of the signature's factors on one device."""
@@ -118,25 +132,25 @@ class NodeCost:
         shapes = [*(t.shape for t in self.operands), self.result.shape]
         factors = tuple(f.size for f in self.signature.factors) if self.signature else ()
         ends = list(accumulate([*map(len, shapes), len(factors)], initial=0))
-        among = np.ones((len(numbers), ends[-1] + 1), np.int64)
+        among = np.ones((len(numbers), ends[-1] + 2), np.int64)
         for axis, (size, options) in enumerate(zip(self.sizes, per_axis, strict=True)):
             rows = [self._among(choice, size, (*needs, made), ends) for choice, needs, made in options]
             among *= np.array(rows)[numbers[:, axis]]
-        local = np.array([*chain.from_iterable(shapes), *factors, 1]) // among
-        local[:, -1] = among[:, -1]
+        local = np.array([*chain.from_iterable(shapes), *factors, 1, 1]) // among
+        local[:, -2:] = among[:, -2:]
         distinct = dict[tuple[int, ...], int]()
         of = [distinct.setdefault(row, len(distinct)) for row in map(tuple, local.tolist())]
         return [_part(row, ends) for row in distinct], np.array(of, np.intp)
 
     def _among(self, choice: Choice, size: int, layouts: Sequence[Layout], ends: Sequence[int]) -> list[int]:
-        """Return how many devices of an axis share each dimension and factor, and how many send each other rows."""
-        shares = [1] * (ends[-1] + 1)
+        """Return how many devices of an axis share each dimension and factor, how many send rows, and the step."""
+        shares = [1] * (ends[-1] + 2)
         for start, layout in zip(ends, layouts, strict=False):
             if layout.kind == "S":
                 shares[start + layout.dim] = size
         if self.signature is not None and choice.factors:
-            shares[ends[-2] : -1] = [size if f.name in choice.factors else 1 for f in self.signature.factors]
-        shares[-1] = choice.senders(size)
+            shares[ends[-2] : -2] = [size if f.name in choice.factors else 1 for f in self.signature.factors]
+        shares[-2:] = choice.senders(size), step_along([choice], [size], self.row.offset if self.row else None)
         return shares
 
     def exchanges(self, split: Choices, needs: tuple[Layouts, ...], result: Layouts) -> tuple[Exchange, ...]:
@@ -173,7 +187,7 @@ class NodeCost:
 
 def _part(row: tuple[int, ...], ends: Sequence[int]) -> OperatorPart:
     *shapes, factors = (row[start:end] for start, end in pairwise(ends))
-    return OperatorPart(tuple(shapes[:-1]), shapes[-1], factors, row[-1])
+    return OperatorPart(tuple(shapes[:-1]), shapes[-1], factors, *row[-2:])
 
 
 def num_drawn(kind: str, result: TensorType, local: Sequence[int]) -> int:

@@ -1,8 +1,10 @@
 """Ring attention on one rank (`pcg.ring`): its queries stay, and blocks of keys and values travel around the ranks.
 
 A block is sent on while it is attended to. Which of its keys a query sees follows from their positions in the sequence;
-ranks whose queries come before a block pass it on all the same. What blocks give is merged by the log-sum-exp of their
-scores, which forward keeps beside the result, so that backward finds the gradients of each block from that block alone.
+ranks whose queries come before a block pass it on all the same. Positions on a rank are neighbours, or as far apart as
+there are ranks: then all ranks have the same work in each round, if a query sees the keys before it. What blocks give
+is merged by the log-sum-exp of their scores, which forward keeps beside the result, so that backward finds the
+gradients of each block from that block alone.
 
 Backward sends blocks around again. The gradients of a block follow it: each rank adds its summand and sends them on, so
 they end with the block's owner. A rank's own block is the first. A part of its queries waits until the gradients of the
@@ -39,7 +41,7 @@ def _left_to_python(function: _F) -> _F:
 
 @_left_to_python
 def ring_attention(
-    causal: bool, scale: float | None, start: int, q: Tensor, k: Tensor, v: Tensor, axis: Axis
+    causal: bool, scale: float | None, start: int, q: Tensor, k: Tensor, v: Tensor, axis: Axis, step: int = 1
 ) -> Tensor:
     """Return softmax(q kᵀ · scale) v, of all keys of the axis.
 
@@ -48,16 +50,18 @@ def ring_attention(
         scale: None: 1 / √d.
         start: the position of the first query.
         q: this rank's queries, [..., h·r, m, d].
-        k: its part of the keys, [..., h, l, d]; the ranks' parts follow each other in the sequence.
+        k: its part of the keys, [..., h, l, d].
         v: of the values, [..., h, l, e].
         axis: along which keys and values travel.
+        step: how far apart neighbouring queries are, and keys. If it is 1, the ranks' parts of the keys follow each
+            other in the sequence. Else it is the number of ranks, and rank i has the keys i, i + step, i + 2·step, …
 
     Returns:
         [..., h·r, m, e].
     """
     lead = q.shape[:-3]
     flat = (_by_rows(x.reshape(lead.numel(), *x.shape[-3:])) for x in (q, k, v))
-    plan = _Plan(axis, causal, q.shape[-1] ** -0.5 if scale is None else scale, range(start, start + q.shape[-2]))
+    plan = _Plan(axis, causal, q.shape[-1] ** -0.5 if scale is None else scale, start, step, q.shape[-2], k.shape[-2])
     return _Ring.apply(plan, *flat).view(*lead, *q.shape[-3:-1], v.shape[-1])
 
 
@@ -77,41 +81,58 @@ class Tile(NamedTuple):
     causal: bool = False
 
 
-def tiles(queries: range, keys: range, *, first: tuple[int, int], causal: bool) -> Iterator[Tile]:
-    """Yield the tiles of all pairs of a query and a key that it sees, by their positions in the sequence.
+def tiles(queries: range, num_keys: int, last: int | None) -> Iterator[Tile]:
+    """Yield the tiles of all pairs of a query and a key that it sees.
 
-    `first`: the positions at which the slices of queries and of keys begin.
+    Args:
+        queries: some of the rank's, by their number.
+        num_keys: of the block.
+        last: query i sees the keys of the block up to number i + `last`; None: all.
     """
 
-    def tile(q0: int, q1: int, k0: int, k1: int, *, on_diagonal: bool = False) -> Iterator[Tile]:
-        if q0 < q1 and k0 < k1:
-            own, other = first
-            yield Tile(slice(q0 - own, q1 - own), slice(k0 - other, k1 - other), on_diagonal)
+    def tile(q0: int, q1: int, k1: int, *, diagonal: bool = False) -> Iterator[Tile]:
+        if q0 < q1 and k1 > 0:
+            yield Tile(slice(q0, q1), slice(k1 - (q1 - q0) if diagonal else 0, k1), diagonal)
 
-    if not causal:
-        yield from tile(queries.start, queries.stop, keys.start, keys.stop)
+    if last is None:
+        yield from tile(queries.start, queries.stop, num_keys)
         return
-    low, high = max(queries.start, keys.start), min(queries.stop, keys.stop)
-    yield from tile(low, high, keys.start, low)
-    yield from tile(low, high, low, high, on_diagonal=True)
-    yield from tile(max(queries.start, keys.stop), queries.stop, keys.start, keys.stop)
+    first, everything = max(queries.start, -last), num_keys - last
+    full = max(queries.start, min(queries.stop, everything))
+    yield from tile(first, full, first + last)
+    yield from tile(first, full, full + last, diagonal=True)
+    yield from tile(full, queries.stop, num_keys)
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """Where this rank's queries lie, and how they attend."""
+    """Where this rank's queries lie, and how they attend.
+
+    start               the position of the first query
+    step                from each query to the next, and from each key of a block to the next
+    num_queries         of this rank
+    num_keys            of each rank
+    """
 
     axis: Axis
     causal: bool
     scale: float
-    queries: range
+    start: int
+    step: int
+    num_queries: int
+    num_keys: int
 
-    def tiles(self, queries: range, number: int, length: int, most: int | None) -> Iterator[Tile]:
+    @property
+    def queries(self) -> range:
+        """The numbers of the queries."""
+        return range(self.num_queries)
+
+    def tiles(self, queries: range, number: int, most: int | None) -> Iterator[Tile]:
         """Yield the tiles of some of the queries and the block of a rank; `most`: the most queries of a tile."""
-        keys = range(number * length, (number + 1) * length)
+        first_key = number * (self.num_keys if self.step == 1 else 1)
+        last = (self.start - first_key) // self.step if self.causal else None
         for at in range(queries.start, queries.stop, most or max(1, len(queries))):
-            some = range(at, min(queries.stop, at + (most or len(queries))))
-            yield from tiles(some, keys, first=(self.queries.start, keys.start), causal=self.causal)
+            yield from tiles(range(at, min(queries.stop, at + (most or len(queries)))), self.num_keys, last)
 
 
 class _Blocks(NamedTuple):
@@ -143,7 +164,7 @@ class _Ring(Function):
         attend = _kernel(q, v)
         found, log_sum = _nothing_seen(q, v)
         for number, keys, values in around(plan.axis, k, v):
-            for rows, columns, causal in plan.tiles(plan.queries, number, k.shape[-2], attend.most_rows):
+            for rows, columns, causal in plan.tiles(plan.queries, number, attend.most_rows):
                 given = q[..., rows, :], keys[..., columns, :], values[..., columns, :]
                 _merge(found[..., rows, :], log_sum[..., rows], *attend.forward(*given, causal, plan.scale))
         result = found.to(q.dtype)
@@ -193,8 +214,8 @@ class _Gradients:
         `send`: the latter are needed.
         """
         plan, axis, shapes = self.plan, self.plan.axis, _Blocks(k.shape, v.shape)
-        middle = plan.queries.start + len(plan.queries) // 2
-        late, early = range(middle, plan.queries.stop), range(plan.queries.start, middle)
+        middle = plan.num_queries // 2
+        late, early = plan.queries[middle:], plan.queries[:middle]
         own, arriving = _Sum(shapes, k.new_empty(0, dtype=_wide(k.dtype)), None), None
         for number, keys, values in around(axis, k, v):
             if number == axis.rank:
@@ -211,7 +232,7 @@ class _Gradients:
 
     def add(self, keys: Tensor, values: Tensor, number: int, queries: range, total: _Sum) -> None:
         """Add the gradients of a block, by some of the queries, to `total`, and to theirs."""
-        for rows, columns, causal in self.plan.tiles(queries, number, keys.shape[-2], self.attend.most_rows):
+        for rows, columns, causal in self.plan.tiles(queries, number, self.attend.most_rows):
             grad, q, result = (x[..., rows, :] for x in (self.grad, self.q, self.result))
             given = grad, q, keys[..., columns, :], values[..., columns, :], result, self.log_sum[..., rows]
             of_queries, *of_block = self.attend.backward(*given, causal, self.plan.scale)

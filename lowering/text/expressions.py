@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import chain
+from math import prod
 from typing import Any
 
 import torch
@@ -11,12 +12,12 @@ import torch
 from shardwright.lowering.text.fusions import PEEPHOLES, Fused, GraphView, at, split_of
 from shardwright.lowering.text.pieces import attribute, foreign_call, literal, opaque_call
 from shardwright.pcg.analysis import copies_data
-from shardwright.pcg.choice import axes_along
+from shardwright.pcg.choice import axes_along, step_along
 from shardwright.pcg.foreign import is_foreign
 from shardwright.pcg.graph import OPAQUE, Graph, Node
 from shardwright.pcg.layout import shard_order
 from shardwright.pcg.node import RECEIVED
-from shardwright.pcg.optable import ROWS
+from shardwright.pcg.optable import ROWS, Row
 from shardwright.pcg.parallel import COMBINE, PARTITION, REDUCE
 from shardwright.pcg.step.fates import Fate
 from shardwright.pcg.step.operation import Region
@@ -214,7 +215,7 @@ class Expressions:
         call = row.torch.replace("rt.device()", "device").format(*operands, **attrs)
         if self._is_copied_for_others(node):
             return f"{call}.contiguous()"
-        ways = "".join(f", {way}" for way in self._ways(node))
+        ways = "".join(f", {way}" for way in (*self._ways(node), *self._steps(node, row)))
         return f"{call.removesuffix(')')}{ways})" if ways else call
 
     def _is_copied_for_others(self, node: Node) -> bool:
@@ -230,7 +231,10 @@ class Expressions:
         return (leaves or node.name in self.away) and copies_data(self.graph, node)
 
     def _offset(self, node: Node, factor: str) -> str:
-        """Return this rank's offset along a factor of an operand or the result, as code; "None" if it has all of it."""
+        """Return this rank's first position along a factor of an operand or the result, as code.
+
+        It is "None" if the rank has all of it.
+        """
         mesh = self.graph.mesh
         axes = [a for a in axes_along(node.split, factor) if mesh.sizes[a] > 1]
         if not axes:
@@ -239,7 +243,17 @@ class Expressions:
         alone = (signature.index(factor),)
         tensors = zip((*node.inputs, node.name), (*signature.operands, signature.result), strict=True)
         held, dims = next((n, d) for n, d in tensors if alone in d)
-        return f"{self._position(axes)} * {self.graph.types[held].local_shape(mesh)[dims.index(alone)]}"
+        kind = self.graph.types[held]
+        spread = [a for a in axes if node.split[a].blocks > 1]  # the innermost ones: neighbours lie on other ranks
+        near, extent = self._position(spread), kind.local_shape(mesh)[dims.index(alone)]
+        far = self._position([a for a in axes if a not in spread])
+        places = [f"{far} * {extent * prod(mesh.sizes[a] for a in spread)}"] if far else []
+        return " + ".join([*places, near] if near else places)
+
+    def _steps(self, node: Node, row: Row) -> Iterator[str]:
+        """Yield the argument that says how far apart a rank's positions are, unless they are neighbours."""
+        if (step := step_along(node.split, self.graph.mesh.sizes, row.offset)) > 1:
+            yield f"step={step}"
 
     def _position(self, axes: Sequence[int]) -> str:
         """Return this rank's number along these axes, the outermost first, as code."""

@@ -58,14 +58,16 @@ def _sdpa(shapes: Sequence[Shape], attrs: Attrs) -> FactorText:
 
 
 def _np_sdpa(
-    q: np.ndarray, k: np.ndarray, v: np.ndarray, *mask: np.ndarray, causal: bool, scale: float | None, offset: int = 0
-) -> np.ndarray:
-    """Compute attention. A causal query in row i sees the keys up to place i + `offset`."""
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, *mask: np.ndarray, causal: bool, scale: float | None, offset: int = 0,
+    step: int = 1,
+) -> np.ndarray:  # fmt: skip
+    """Compute attention. A causal query in row i sees the keys up to place i · `step` + `offset`."""
     repeat = q.shape[-3] // k.shape[-3]
     k, v = np.repeat(k, repeat, -3), np.repeat(v, repeat, -3)
     scores = q @ np.swapaxes(k, -1, -2) * (1 / sqrt(q.shape[-1]) if scale is None else scale)
     if causal:
-        scores = np.where(np.tril(np.ones(scores.shape[-2:], bool), offset), scores, -np.inf)
+        last = offset + step * np.arange(q.shape[-2])
+        scores = np.where(np.arange(k.shape[-2]) <= last[:, None], scores, -np.inf)
     for m in mask:
         scores = np.where(m, scores, -np.inf) if m.dtype == bool else scores + m
     empty = np.isneginf(scores.max(axis=-1, keepdims=True))  # rows without a key give zeros
@@ -145,8 +147,9 @@ ROWS = [
     Row("rms_norm", _norm, _np_rms_norm, "rt.rms_norm({eps}, {normalized_dims}, {*})", dtype=first_dtype,
         free={"eps": 1e-5}, rounds=True, saves=(0, 1), autocast="wide", flops_per_element=6),
     Row("sdpa", _sdpa, _np_sdpa, "rt.sdpa({causal}, {scale}, {offset}, {*})", dtype=first_dtype,
-        free={"scale": 0.5}, rounds=True, offset="q", offset_at=(0, -2), travels=(1, 2), saves=(0, 1, 2, "result"),
-        contraction=True, outside=("e",), passes=2, autocast="low", doc="softmax(q kᵀ · scale + mask) v"),
+        free={"scale": 0.5}, rounds=True, offset="q", offset_at=(0, -2), spaced=True, travels=(1, 2),
+        saves=(0, 1, 2, "result"), contraction=True, outside=("e",), passes=2, autocast="low",
+        doc="softmax(q kᵀ · scale + mask) v"),
     Row("max_pool2d", _pool, _np_max_pool, "F.max_pool2d({0}, {kernel}, {stride}, {padding})", free=_WINDOW,
         saves=(0,), flops_per_element=9),
     Row("avg_pool2d", _pool, _np_avg_pool, "F.avg_pool2d({0}, {kernel}, {stride}, {padding})", free=_WINDOW,

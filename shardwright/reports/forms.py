@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from shardwright.cost.compute.operators import num_drawn
 from shardwright.cost.compute.work import Local, Passes, Work, passes
 from shardwright.pcg.analysis import written
-from shardwright.pcg.choice import WHOLE, Choice, degrees, num_senders
+from shardwright.pcg.choice import WHOLE, Choice, degrees, num_senders, step_along
 from shardwright.pcg.errors import PlanError
 from shardwright.pcg.graph import OPAQUE, Node
 from shardwright.pcg.ring import Ring
@@ -178,8 +178,9 @@ class Formulas:
         senders: float = num_senders(split, sizes)
         if self.axis is not None and split[self.axis].sends:
             senders /= at[2]  # fewer devices have the parts of all
-        own = dict(node.attrs)
-        return passes(Local(row, own, signature, extents, local, mine, drawn, written(self.graph, node), senders))
+        own, step = dict(node.attrs), step_along(split, sizes, row.offset if row is not None else None)
+        part = Local(row, own, signature, extents, local, mine, drawn, written(self.graph, node), senders, step)
+        return passes(part)
 
     def _node(self, node: Node) -> Form:
         """Return the seconds of an operator's passes in a step."""

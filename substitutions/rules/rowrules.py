@@ -230,7 +230,7 @@ def offset_factor(row: Row, pattern: Pattern) -> str | None:
     """Return the pattern's name of the factor along which the row counts positions, read from the row's own string."""
     if row.offset_at is not None:
         operand, dim = row.offset_at
-        return next(iter(pattern.operands[operand][dim]), None)
+        return next(reversed(pattern.operands[operand][dim]), None)
     if row.offset is None:
         return None
     if not isinstance(row.factors, str):

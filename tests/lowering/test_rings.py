@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from shardwright.pcg.mesh import Mesh
 from shardwright.search.check import check_plan
 from shardwright.search.plan import Plan
 from shardwright.search.tree.planner import Planner
+from shardwright.search.tree.striping import in_stripes
 from tests.each import WHOLE_GRIDS
 from tests.lowering.runs import Case, Step, assert_same_step, parallel_step, run_all, serial_step
 from tests.lowering.test_sequence import Way, in_fp64, splits
@@ -25,6 +27,8 @@ WAYS: list[Way] = [
     ({"dp": 2, "cp": 2}, ("zero", "ring")),
     ({"cp": 2, "x": 2}, ("ring", "context")),
 ]
+STRIPED = [way for way in WAYS if way[1][-1] == "ring"]
+"""The ways in which no other axis shares the sequence."""
 ERRORS = {torch.float64: 1e-11, torch.float32: 2e-4}
 
 
@@ -36,13 +40,14 @@ class Cell(NamedTuple):
     batch: int
     seq: int
     dtype: torch.dtype
+    striped: bool
 
 
 def drawn(rng: random.Random) -> Cell:
     way, heads = rng.choice(WAYS), rng.choice([(4, 2), (4, 4), (2, 2)])
-    recompute = rng.choice(["none", "attention", "full"])
+    recompute = rng.choice(["none", "selective", "full"])
     many, seq, dtype = rng.choice([1, 2]), rng.choice([8, 12, 16]), rng.choice(list(ERRORS))
-    return Cell(way, many, recompute, heads, 2 * many, seq, dtype)
+    return Cell(way, many, recompute, heads, 2 * many, seq, dtype, way in STRIPED and rng.random() < 0.7)
 
 
 def case(cell: Cell) -> Case:
@@ -59,6 +64,11 @@ def planned(own: Case, cell: Cell) -> Plan:
     planner = Planner(fast_links(mesh.num_devices), CERTIFIED)
     asked: dict[str, Any] = {"recompute": cell.recompute, "microbatches": cell.many}
     plan = planner.plan(own.captured.graph, mesh=mesh, roles=roles, compared=False, **asked)
+    if cell.striped:
+        axis = plan.mesh.index("cp")
+        balanced = in_stripes(plan.graph, axis, cell.seq // plan.mesh.sizes[axis])
+        assert balanced is not None, cell
+        plan = replace(plan, graph=balanced)
     check_plan(plan, own.captured.graph, CERTIFIED)
     return plan
 
@@ -73,7 +83,8 @@ def test_random_steps_are_those_of_one_process() -> None:
     cases = [case(cell) for cell in cells]
     plans = [planned(own, cell) for own, cell in zip(cases, cells, strict=True)]
     for plan, cell in zip(plans, cells, strict=True):
-        assert all("q@k" in split for split in splits(plan.graph)), cell
+        ring = f"q@k/{cell.seq // plan.mesh.sizes[plan.mesh.index('cp')]}" if cell.striped else "q@k"
+        assert all(ring in split for split in splits(plan.graph)), cell
         assert plan.graph.mesh.num_microbatches == cell.many, cell
     runs = zip(cases, plans, strict=True)
     jobs = [(plan.graph.mesh.num_devices, partial(stepped, own, plan)) for own, plan in runs]

@@ -112,9 +112,10 @@ def test_summands_are_random_and_add_up() -> None:
 
 def test_shard_slices() -> None:
     value, mesh = TensorType((8, 12), "float32", (S(0), S(0))), make_mesh(2, 2)
-    assert shard_slices(value, mesh, (1, 0)) == (slice(4, 6), slice(0, 12))
+    assert shard_slices(value, mesh, (1, 0)) == (slice(4, 6, 1), slice(0, 12, 1))
+    assert shard_slices(TensorType((8, 12), "float32", (R, S(1, 6))), mesh, (0, 1)) == (slice(0, 8, 1), slice(1, 13, 2))
     blocked = TensorType((8, 12), "float32", (S(1, 3), R))
-    with pytest.raises(LayoutError, match=r"the part of a device along dimension 1 is not contiguous"):
+    with pytest.raises(LayoutError, match=r"the part of a device along dimension 1 is not evenly spaced"):
         shard_slices(blocked, mesh, (0, 0))
 
 

@@ -56,4 +56,4 @@ def broken(rule: RowRule, split: RowRule) -> Iterator[Failure]:
 
 def _is_gathered(mine: Placement, dims: FactorDims, keys: str) -> bool:
     """Return whether a device has its part of the keys, and of nothing else."""
-    return mine.kind == "S" and dims[mine.dim] == (keys,) and holds_alone(dims, mine, keys)
+    return mine.kind == "S" and dims[mine.dim][-1:] == (keys,) and holds_alone(dims, mine, keys)

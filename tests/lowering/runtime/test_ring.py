@@ -35,6 +35,7 @@ class Attention(NamedTuple):
     dtype: torch.dtype
     trained: tuple[bool, bool, bool]
     by_columns: bool = False
+    striped: bool = False
 
     def inputs(self) -> list[Tensor]:
         generator = torch.Generator().manual_seed(sum(map(sum, self.shapes)))
@@ -55,20 +56,30 @@ def drawn(rng: random.Random, world: int) -> Attention:
         rng.choice(list(ERRORS)),
         rng.choice([(True, True, True)] * 3 + [(True, False, False), (False, True, True), (False, False, True)]),
         rng.random() < 0.3,
+        queries == keys and rng.random() < 0.5,
     )
+
+
+def part(x: Tensor, axis: Axis, *, striped: bool) -> Tensor:
+    """What a rank has of a sequence."""
+    return x[..., axis.rank :: axis.size, :] if striped else x.chunk(axis.size, -2)[axis.rank]
+
+
+def put_together(parts: Sequence[Tensor], *, striped: bool) -> Tensor:
+    return torch.stack(tuple(parts), -2).flatten(-3, -2) if striped else torch.cat(tuple(parts), -2)
 
 
 def result_of(case: Attention, inputs: Sequence[Tensor], axis: Axis | None = None) -> list[Tensor | None]:
     """The result and the gradients; with an axis, of its rank's parts, each returned alone."""
-    cut = [x if axis is None else x.chunk(axis.size, -2)[axis.rank] for x in inputs]
+    cut = [x if axis is None else part(x, axis, striped=case.striped) for x in inputs]
     leaves = [x.clone().requires_grad_(trains) for x, trains in zip(cut, case.trained, strict=True)]
-    start = None if axis is None else axis.rank * leaves[0].shape[-2]
-    y = sdpa(case.causal, case.scale, start, *leaves, ring=axis)
+    start = None if axis is None else axis.rank * (1 if case.striped else leaves[0].shape[-2])
+    y = sdpa(case.causal, case.scale, start, *leaves, ring=axis, step=axis.size if axis and case.striped else 1)
     slopes = torch.sin(torch.arange(y.numel(), dtype=torch.float64)).view_as(y) if axis is None else None
     if axis is not None:
         whole = (*y.shape[:-2], axis.size * y.shape[-2], y.shape[-1])
         slopes = torch.sin(torch.arange(prod(whole), dtype=torch.float64)).view(whole)
-        slopes = slopes.chunk(axis.size, -2)[axis.rank]
+        slopes = part(slopes, axis, striped=case.striped)
     assert slopes is not None
     y.backward(slopes.to(y.dtype))
     return [y.detach(), *(x.grad for x in leaves)]
@@ -88,8 +99,8 @@ def assert_as_one_process(cases: Sequence[tuple[int, Attention]]) -> None:
             if want is None:
                 assert parts == [None] * world, (name, case)
                 continue
-            assert {part.dtype for part in parts} == {case.dtype}, (name, case)
-            error = (torch.cat(parts, -2).double() - want).abs().max()
+            assert {one.dtype for one in parts} == {case.dtype}, (name, case)
+            error = (put_together(parts, striped=case.striped).double() - want).abs().max()
             assert error <= ERRORS[case.dtype] * max(1.0, float(want.abs().max())), (name, case)
 
 
@@ -124,19 +135,23 @@ def test_scores_of_16_bits_do_not_overflow() -> None:
 def test_tiles_hold_every_pair_that_sees_each_other_once(causal: bool) -> None:
     rng = random.Random(0)
     for _ in range(200):
-        queries, keys = (range(at, at + rng.randint(1, 6)) for at in (rng.randint(0, 9), rng.randint(0, 9)))
-        seen = np.zeros((len(queries), len(keys)), int)
-        for tile in tiles(queries, keys, first=(queries.start, keys.start), causal=causal):
+        queries, (num_keys, last) = range(rng.randint(0, 3), rng.randint(4, 9)), (rng.randint(1, 6), rng.randint(-9, 9))
+        seen = np.zeros((queries.stop, num_keys), int)
+        for tile in tiles(queries, num_keys, last if causal else None):
             part = seen[tile.queries, tile.keys]
             part += np.tril(np.ones_like(part)) if tile.causal else 1
-        expected = [[not causal or k <= q for k in keys] for q in queries]
-        assert np.array_equal(seen, expected), (queries, keys)
+        expected = [
+            [i in queries and (not causal or k <= i + last) for k in range(num_keys)] for i in range(queries.stop)
+        ]
+        assert np.array_equal(seen, expected), (queries, num_keys, last)
 
 
 def test_a_whole_block_is_one_tile() -> None:
-    """So that one kernel runs where contiguous parts of equal size travel."""
-    after, own, before = (list(tiles(range(4, 8), range(at, at + 4), first=(4, at), causal=True)) for at in (8, 4, 0))
-    assert (after, own, before) == ([], [Tile(slice(0, 4), slice(0, 4), True)], [Tile(slice(0, 4), slice(0, 4))])
+    """So that one kernel runs where parts of equal size travel, consecutive or striped."""
+    after, before_striped, own, before = (list(tiles(range(4), 4, last)) for last in (-4, -1, 0, 4))
+    assert (after, before) == ([], [Tile(slice(0, 4), slice(0, 4))])
+    assert own == [Tile(slice(0, 4), slice(0, 4), True)]
+    assert before_striped == [Tile(slice(1, 4), slice(0, 3), True)]
 
 
 def test_the_plain_kernel_is_the_fused_one() -> None:

@@ -1,0 +1,92 @@
+"""Balanced rings: which part of a graph lies in stripes, what cannot, and that the faster plan is taken."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from bench.plans import CERTIFIED, fast_links
+from shardwright.cost.clusters.cluster import Cluster
+from shardwright.pcg.builder import GraphBuilder
+from shardwright.pcg.errors import LayoutError
+from shardwright.pcg.graph import Graph, make_attrs
+from shardwright.pcg.interpret import run_devices, run_serial
+from shardwright.pcg.mesh import Mesh
+from shardwright.search.check import difference, uncertified
+from shardwright.search.tree.planner import Planner
+from shardwright.search.tree.striping import in_stripes
+from tests.lowering.parallelize import parallelize
+
+SEQ = 8
+
+
+def model(seq: int = SEQ, *, causal: bool = True, random: bool = False) -> Graph:
+    """Attention of a batch of tokens between products, and a sum of all of its results."""
+    b = GraphBuilder()
+    x = b.leaf("x", "input", (2, seq, 4), "float32", "x")
+    w = b.leaf("w", "parameter", (4, 4), "float32", "w", grad=True)
+    heads = b.op("reshape", b.op("linear", x, w), shape=(2, seq, 2, 2))
+    q = b.op("permute", heads, dims=(0, 2, 1, 3))
+    if random:
+        q = b.op("dropout", q, p=0.5, seed=0)
+    y = b.op("permute", b.op("sdpa", q, q, q, causal=causal, scale=None), dims=(0, 2, 1, 3))
+    flat = b.op("reshape", b.op("cos", y), shape=(2 * seq, 4))
+    return b.graph([("loss", b.op("sum", flat, dims=(0, 1), keepdim=False))])
+
+
+def ringed(graph: Graph, mesh: Mesh) -> Graph:
+    planner = Planner(fast_links(mesh.num_devices), CERTIFIED)
+    return planner.solve(graph, mesh, ("ring",), "ring").graph
+
+
+def splits(graph: Graph, op: str) -> set[tuple[str, ...]]:
+    return {node.split for node in graph.nodes if node.op == op}
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_all_that_lies_with_the_queries_is_in_stripes(size: int) -> None:
+    """Also a dimension in which the batch and the sequence are one; and it denotes what it did."""
+    graph = ringed(model(), Mesh.of(cp=size))
+    found = in_stripes(graph, 0, blocks := SEQ // size)
+    assert found is not None
+    assert splits(found, "sdpa") == {(f"q@k/{blocks}",)}
+    assert {str(found.types[n.name].layouts[0]) for n in found.nodes if n.op == "cos"} == {f"S(1,{blocks})"}
+    assert {str(found.types[n.name].layouts[0]) for n in found.nodes if n.op == "linear"} == {f"S(1,{blocks})"}
+    assert difference(found.erased(), graph.erased()) is None
+    assert uncertified(found, CERTIFIED) is None
+    rng = np.random.default_rng(0)
+    leaves = {n.name: rng.standard_normal(graph.types[n.name].shape) for n in graph.nodes if n.is_leaf}
+    whole = run_serial(erased := graph.erased(), leaves)[erased.loss]
+    assert np.allclose(run_devices(found, leaves)[found.loss], whole)
+
+
+def test_what_cannot_lie_in_stripes() -> None:
+    """Draws, whose places count; an axis that shares the sequence; values that are stored in parts."""
+    assert in_stripes(ringed(model(random=True), Mesh.of(cp=2)), 0, SEQ // 2) is None
+    shared = Planner(fast_links(4), CERTIFIED).solve(model(), Mesh.of(cp=2, sp=2), ("ring", "ulysses"), "both").graph
+    assert in_stripes(shared, 0, SEQ // 2) is None
+    graph = ringed(model(), Mesh.of(cp=2))
+    cut = next(n for n in graph.nodes if n.op == "partition" and n.inputs == ("x",))
+    stored = [replace(n, attrs=make_attrs(**{**dict(n.attrs), "layouts": ("S(1)",)})) if n.name == "x"
+              else replace(n, inputs=tuple("x" if i == cut.name else i for i in n.inputs))
+              for n in graph.nodes if n is not cut]  # fmt: skip
+    assert in_stripes(replace(graph, nodes=tuple(stored)).validate(), 0, SEQ // 2) is None
+
+
+def test_uneven_positions_are_refused() -> None:
+    with pytest.raises(LayoutError, match=r"sdpa counts positions along 'q', and split \(q@k/2\) gives a device"):
+        parallelize(model(), Mesh.of(cp=2), lambda node, axis, operands: "q@k/2" if node.op == "sdpa" else "R")
+
+
+@pytest.mark.parametrize(("causal", "expected"), [(True, {("q@k/2048",)}), (False, {("q@k",)})])
+def test_the_search_balances_causal_rings(causal: bool, expected: set[tuple[str, ...]]) -> None:
+    """All devices then wait for less work; without a mask there is nothing to balance."""
+    planner = Planner(Cluster.local(2), CERTIFIED)
+    graph, mesh = model(4096, causal=causal), Mesh.of(cp=2)
+    plan = planner.plan(graph, mesh=mesh, roles=("ring",), compared=False, microbatches=1, recompute="none")
+    assert splits(plan.graph, "sdpa") == expected
+    unbalanced = planner.solve(graph, mesh, ("ring",), "ring").prediction
+    assert (plan.prediction.step_s < 0.8 * unbalanced.step_s) == causal
+    assert plan.prediction.communication_bytes == unbalanced.communication_bytes
