@@ -300,7 +300,7 @@ class Split(Choice):
 
 def needs_consecutive(row: Row, factor: str) -> bool:
     """Return whether a device's part of a factor may not lie in several blocks, as its elements' places count."""
-    return row.random or (factor == row.offset and not row.spaced)
+    return factor == row.offset and not row.spaced
 
 
 def step_along(split: Iterable[Choice], sizes: Iterable[int], factor: str | None) -> int:

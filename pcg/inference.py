@@ -57,11 +57,6 @@ def _row_type(
         single = any(factor.name in choice.single for choice in split) and len(axes) > 1
         why = "can be divided along one axis only, got" if single else f"has size {factor.size}, not divisible by"
         raise LayoutError(f"factor {factor.name!r} {why} {', '.join(axes)}; split another")
-    if (factor := uneven(row, signature, split, mesh.sizes)) is not None:
-        raise LayoutError(
-            f"{row.name} counts positions along {factor.name!r}, and split ({', '.join(split)}) gives a device some "
-            "that are not evenly spaced; choose no blocks, or as many as a device gets positions"
-        )
     layouts: list[Layout] = []
     for axis, choice in enumerate(split):
         required, result = choice.layouts(signature, row)
@@ -76,6 +71,11 @@ def _row_type(
         if result == P:
             _check_partial(mesh.names[axis], choice, row, [t.dtype for t in operands], dtype, attrs)
         layouts.append(result)
+    if (factor := uneven(row, signature, split, mesh.sizes)) is not None:
+        raise LayoutError(
+            f"{row.name} counts positions along {factor.name!r}, and split ({', '.join(split)}) gives a device some "
+            "that are not evenly spaced; choose no blocks, or as many as a device gets positions"
+        )
     check_layouts(signature.result_shape, tuple(layouts), mesh, "its result")
     return TensorType(signature.result_shape, dtype, tuple(layouts), grad)
 

@@ -16,10 +16,11 @@ from typing import Any
 
 import numpy as np
 
+from shardwright.pcg.choice import step_along
 from shardwright.pcg.errors import GraphError, LayoutError
 from shardwright.pcg.factors import Shape
 from shardwright.pcg.graph import OPAQUE, Graph, Node
-from shardwright.pcg.layout import Layouts, R, S, check_layouts, positions
+from shardwright.pcg.layout import Layouts, R, S, check_layouts
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.optable import ROWS
 from shardwright.pcg.parallel import COMBINE, PARTITION, REDUCE
@@ -183,36 +184,38 @@ def attrs_by_rank(graph: Graph, node: Node) -> list[Mapping[str, Any]]:
     for coordinate in mesh.coordinates():
         own: dict[str, Any] = dict(local)
         if row.offset is not None:
-            mine = _positions(graph, node, row.offset, coordinate)
-            own |= {"offset": own.get("offset", 0) + mine.start, **({"step": mine.step} if mine.step > 1 else {})}
+            own["offset"] = own.get("offset", 0) + _first(graph, node, row.offset, coordinate)
+        if row.spaced and (step := step_along(node.split, mesh.sizes, row.offset)) > 1:
+            own["step"] = step
         if row.random:
-            own |= {"shape": result.shape, "shard": shard_slices(result, mesh, coordinate)}
+            own |= {"shape": result.shape, "shard": shard_indices(result, mesh, coordinate)}
         by_rank.append(own)
     return by_rank
 
 
-def _positions(graph: Graph, node: Node, factor: str, coordinate: Coordinate) -> range:
-    """Return where the device's part lies along a factor that is a dimension of some operand, or of the result."""
+def _first(graph: Graph, node: Node, factor: str, coordinate: Coordinate) -> int:
+    """Return where the device's part begins along a factor that is a dimension of some operand, or of the result."""
     signature = graph.signature(node)
     index, tensors = signature.index(factor), (*signature.operands, signature.result)
     for name, dims in zip((*node.inputs, node.name), tensors, strict=True):
         if (index,) in dims:
-            return _part(graph.types[name], dims.index((index,)), graph.mesh, coordinate)
+            mine = _indices(graph.types[name], dims.index((index,)), graph.mesh, coordinate)
+            return int(mine[0]) if len(mine) else 0
     raise GraphError(f"{node}: no operand, nor the result, has factor {factor!r} as a dimension of its own")
 
 
-def shard_slices(value: TensorType, mesh: Mesh, coordinate: Coordinate) -> tuple[slice, ...]:
-    """Return the device's part of the logical tensor, one slice per dimension; `LayoutError` if shards are uneven."""
-    parts = (_part(value, dim, mesh, coordinate) for dim in range(len(value.shape)))
-    return tuple(slice(part.start, part.stop, part.step) for part in parts)
+def shard_indices(value: TensorType, mesh: Mesh, coordinate: Coordinate) -> tuple[Array, ...]:
+    """Return the index by which NumPy takes the device's part of the logical tensor."""
+    return np.ix_(*(_indices(value, dim, mesh, coordinate) for dim in range(len(value.shape))))
 
 
-def _part(value: TensorType, dim: int, mesh: Mesh, coordinate: Coordinate) -> range:
+def _indices(value: TensorType, dim: int, mesh: Mesh, coordinate: Coordinate) -> Array:
+    extent = value.shape[dim]
     alone = tuple(S(0, x.blocks) if x.is_shard and x.dim == dim else R for x in value.layouts)
-    found = positions(value.shape[dim], alone, mesh.sizes, coordinate)
-    if found is None:
-        raise LayoutError(f"{value}: the part of a device along dimension {dim} is not evenly spaced")
-    return found
+    indices = np.arange(extent)
+    for axis, _, blocks in check_layouts((extent,), alone, mesh):
+        indices = _take(indices, 0, blocks, mesh.sizes[axis], coordinate[axis])
+    return indices
 
 
 # ---- all devices ----

@@ -45,10 +45,12 @@ def offered(
 ) -> Iterator[tuple[Choice, Layouts, Layout]]:
     """Yield every way to run an operator along one axis by itself: choice, operands' layouts, result's layout.
 
-    Factors come whole, then split within each number of equal blocks that `blocks` has for their size.
+    Factors come whole, then split within each number of equal blocks that `blocks` has for their size. One whose
+    positions count has no blocks here, as the number of devices says which numbers it can have.
     """
     factors = [f for f in signature.factors if f.role != "fixed" and f.size > 1]
-    blocked = (Split(f.name, n) for f in factors for n in blocks(f.size) if 1 < n < f.size and f.size % n == 0)
+    counts = ((f, n) for f in factors for n in blocks(f.size) if 1 < n < f.size and f.size % n == 0)
+    blocked = (Split(f.name, n) for f, n in counts if f.name != row.offset)
     for choice in (*alone(row, [f.name for f in factors]), *blocked):
         with suppress(LayoutError):
             yield choice, *choice.layouts(signature, row)

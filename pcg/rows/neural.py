@@ -115,7 +115,7 @@ def dropout_mask(shape: Shape, p: float, seed: int) -> np.ndarray:
 
 
 def _np_dropout(
-    x: np.ndarray, p: float, seed: int, shape: Shape | None = None, shard: tuple[slice, ...] = ()
+    x: np.ndarray, p: float, seed: int, shape: Shape | None = None, shard: tuple[np.ndarray, ...] = ()
 ) -> np.ndarray:
     """Apply dropout. `seed` numbers the draws of a program; a device draws the global mask and takes its `shard`."""
     mask = dropout_mask(shape or x.shape, p, seed)

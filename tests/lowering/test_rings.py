@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from bench.decoders import Decoder, decoder
 from bench.plans import CERTIFIED, fast_links
@@ -41,13 +42,15 @@ class Cell(NamedTuple):
     seq: int
     dtype: torch.dtype
     striped: bool
+    dropout: float
 
 
 def drawn(rng: random.Random) -> Cell:
     way, heads = rng.choice(WAYS), rng.choice([(4, 2), (4, 4), (2, 2)])
     recompute = rng.choice(["none", "selective", "full"])
     many, seq, dtype = rng.choice([1, 2]), rng.choice([8, 12, 16]), rng.choice(list(ERRORS))
-    return Cell(way, many, recompute, heads, 2 * many, seq, dtype, way in STRIPED and rng.random() < 0.7)
+    striped, dropout = way in STRIPED and rng.random() < 0.7, rng.choice([0.0, 0.3])
+    return Cell(way, many, recompute, heads, 2 * many, seq, dtype, striped, dropout)
 
 
 def case(cell: Cell) -> Case:
@@ -55,6 +58,7 @@ def case(cell: Cell) -> Case:
     with in_fp64():
         ids = torch.randint(80, (cell.batch, cell.seq))
         model = decoder(Decoder("llama", 1, 32, *cell.heads, 48, 80), cell.seq)
+        model.embedding = nn.Sequential(model.embedding, nn.Dropout(cell.dropout))
         return Case(model.to(cell.dtype), {"ids": ids, "labels": ids.clone()})
 
 

@@ -42,7 +42,8 @@ from tests.samples import SAMPLES
 
 VALUES: dict[str, Choice] = {
     "R": WHOLE, "C": COPIED, "P0": Partial([0]), "P0,11": Partial([0, 11]), "o": Split("o"), "o/3": Split("o", 3),
-    "_0": Split("_0"), "e>_0": Sent("e", "_0"), "q@k": Ring("q", "k"), "Pq": Split("Pq"), "P": Split("P"),
+    "_0": Split("_0"), "e>_0": Sent("e", "_0"), "q@k": Ring("q", "k"), "q@k/8": Ring("q", "k", 8),
+    "Pq": Split("Pq"), "P": Split("P"),
 }  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import pytest
 from shardwright.pcg.choice import WHOLE
 from shardwright.pcg.errors import GraphError, LayoutError
 from shardwright.pcg.graph import Graph, Node, make_attrs
-from shardwright.pcg.interpret import Array, denote, run_devices, run_serial, scatter, shard_slices
+from shardwright.pcg.interpret import Array, denote, run_devices, run_serial, scatter, shard_indices
 from shardwright.pcg.layout import C, P, R, S
 from shardwright.pcg.optable import ROWS, OpTable, Row
 from shardwright.pcg.rows.neural import dropout_mask
@@ -110,13 +110,12 @@ def test_summands_are_random_and_add_up() -> None:
     assert along_r[0].tobytes() == along_r[3].tobytes()
 
 
-def test_shard_slices() -> None:
-    value, mesh = TensorType((8, 12), "float32", (S(0), S(0))), make_mesh(2, 2)
-    assert shard_slices(value, mesh, (1, 0)) == (slice(4, 6, 1), slice(0, 12, 1))
-    assert shard_slices(TensorType((8, 12), "float32", (R, S(1, 6))), mesh, (0, 1)) == (slice(0, 8, 1), slice(1, 13, 2))
-    blocked = TensorType((8, 12), "float32", (S(1, 3), R))
-    with pytest.raises(LayoutError, match=r"the part of a device along dimension 1 is not evenly spaced"):
-        shard_slices(blocked, mesh, (0, 0))
+def test_shard_indices() -> None:
+    whole, mesh = np.arange(96).reshape(8, 12), make_mesh(2, 2)
+    for layouts in ((S(0), S(0)), (R, S(1, 6)), (S(1, 3), R), (S(1, 3), S(0)), (S(1), S(1, 6))):
+        value = TensorType((8, 12), "int64", layouts)
+        held = [whole[shard_indices(value, mesh, at)] for at in mesh.coordinates()]
+        np.testing.assert_equal(held, scatter(whole, layouts, mesh))
 
 
 # ---- errors ----

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from itertools import product
 
 import numpy as np
@@ -62,6 +63,10 @@ def test_its_layouts_and_how_it_is_seen() -> None:
     assert ring.layouts(signature, row) == ((S(2), S(2), S(2)), S(2))
     assert (ring.inner, ring.outward, ring.unblocked, ring.senders(3)) == ("q", "q", ring, 3)
     assert ring.renamed({"q": "d", "k": "f"}) == Ring("d", "f") == "d@f"
+    blocked = ring.in_blocks(2).in_blocks(2)
+    assert blocked.layouts(signature, row) == ((S(2, 4), S(2, 4), S(2, 4)), S(2, 4))
+    assert (blocked, blocked.inner, blocked.outward, blocked.unblocked) == ("q@k/4", "q/4", "q/4", ring)
+    assert blocked.renamed({"q": "d"}) == Ring("d", "k", 4) == pickle.loads(pickle.dumps(Ring("d", "k", 4)))
     with pytest.raises(LayoutError, match=r"sdpa cannot be split by 'k@q'; it can by \['q@k'\]"):
         Ring("k", "q").layouts(signature, row)
     with pytest.raises(LayoutError, match="linear cannot be split by 'q@k'; it can by no ring"):
@@ -75,7 +80,8 @@ def test_devices_compute_what_one_computes(causal: bool) -> None:
     leaves = {node.name: rng.standard_normal(graph.types[node.name].shape) for node in graph.leaves("parameter")}
     (attended,) = graph.leaves("sdpa")
     expected = run_serial(graph, leaves)[attended.name]
-    for first, second in ((RING, "R"), *product((RING,), ("b0", "h", "r", "q")), ("q", RING), ("h", RING)):
+    striped = ((f"{RING}/4", "R"), *product((f"{RING}/4",), ("b0", "h")), ("q", f"{RING}/4"), ("q/4", "R"))
+    for first, second in (*striped, (RING, "R"), *product((RING,), ("b0", "h", "r", "q")), ("q", RING), ("h", RING)):
         found, node = ringed(graph, mesh := Mesh.of(x=2, y=2), first, second)
         assert parse_graph(print_graph(found)) == found
         held = run_devices(found, leaves)[node.name]

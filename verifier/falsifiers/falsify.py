@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from shardwright.pcg.errors import GraphError, RuleError
-from shardwright.pcg.interpret import Array, scatter, shard_slices
+from shardwright.pcg.interpret import Array, scatter, shard_indices
 from shardwright.pcg.layout import Layout, local_shape
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.optable import ROWS, LocalShapes
@@ -109,7 +109,7 @@ class _Trial:
                 own["offset"] = own.get("offset", 0) + device * sizes[factor] // self.degree
             if row.random and ("shard" in rule.local or rule.factor is None):
                 drawn = TensorType(result.shape, "float64", (layout,))
-                own |= {"shape": result.shape, "shard": shard_slices(drawn, self.mesh, (device,))}
+                own |= {"shape": result.shape, "shard": shard_indices(drawn, self.mesh, (device,))}
             told.append(own)
         return told
 

@@ -112,6 +112,19 @@ def test_it_is_attention_of_one_process() -> None:
     )
 
 
+def test_queries_that_are_evenly_spaced_see_the_keys_before_them() -> None:
+    """Without a ring: a rank has all keys, and every third query; also under a mask of one's own."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 2, 12, 4, dtype=torch.float64) for _ in range(3))
+    mask = torch.rand(12, 12) < 0.8
+    mask.fill_diagonal_(True)
+    for bias in ((), (mask,), (torch.randn(12, 12, dtype=torch.float64),)):
+        whole = sdpa(True, None, None, q, k, v, *bias)
+        for start in range(3):
+            own = sdpa(True, None, start, q[..., start::3, :], k, v, *(x[start::3] for x in bias), step=3)
+            torch.testing.assert_close(own, whole[..., start::3, :])
+
+
 def test_any_strides_and_widths_of_16_bits() -> None:
     """Fused kernels take rows for granted; there is none for values of another width than keys."""
     all_train = (True, True, True)
