@@ -58,7 +58,7 @@ def case(cell: Cell) -> Case:
     with in_fp64():
         ids = torch.randint(80, (cell.batch, cell.seq))
         model = decoder(Decoder("llama", 1, 32, *cell.heads, 48, 80), cell.seq)
-        model.embedding = nn.Sequential(model.embedding, nn.Dropout(cell.dropout))
+        model.embedding = nn.Sequential(model.get_submodule("embedding"), nn.Dropout(cell.dropout))
         return Case(model.to(cell.dtype), {"ids": ids, "labels": ids.clone()})
 
 
