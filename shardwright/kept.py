@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from shardwright.pcg.capture.alike import ForwardTrace
 from shardwright.pcg.capture.capture import trace_of
 from shardwright.pcg.errors import PlanError, ShardwrightError
 from shardwright.pcg.files import cache_folder, write_whole
@@ -44,15 +45,20 @@ class Kept(NamedTuple):
     captured: Graph
 
 
-def key_of(model: nn.Module, batch: Mapping[str, Any], first: Plan) -> str | None:
-    """Return the name of the file for a batch of a model; None where programs of it are not kept."""
+def traced(model: nn.Module, batch: Mapping[str, Any], first: Plan) -> ForwardTrace | None:
+    """Return what a model's forward calls for a batch; None where programs of it are not kept."""
     if first.execution.per_microbatch or calls(first.graph):
         return None
-    trace = trace_of(model, batch, first.execution.precision)
-    if trace is None:
+    return trace_of(model, batch, first.execution.precision)
+
+
+def key_of(trace: ForwardTrace | None, first: Plan) -> str | None:
+    """Return the name of the file for a batch of a model; None where it is not known what decides its contents."""
+    forward = None if trace is None else trace.digest()
+    if forward is None:
         return None
     plan = print_graph(first.graph), first.execution.to_json(), first.asked.to_json(), first.cluster.to_json()
-    return _digest((trace, plan, torch.__version__, _code()))
+    return _digest((forward, plan, torch.__version__, _code()))
 
 
 def find(key: str, first: Plan) -> Kept | None:

@@ -20,6 +20,7 @@ from shardwright.cost.clusters.cluster import Cluster
 from shardwright.judging import jury
 from shardwright.lowering.runtime.precision import check_device
 from shardwright.options import PlanOptions, Statistics
+from shardwright.pcg.capture.alike import ForwardTrace
 from shardwright.pcg.capture.capture import Captured, capture
 from shardwright.pcg.capture.returned import Returned
 from shardwright.pcg.collectives.sums import adds_alike
@@ -69,10 +70,12 @@ def captured_for(
     statistics: Statistics,
     known: Sequence[Call] = (),
     returned: Returned | None = None,
+    trace: ForwardTrace | None = None,
 ) -> Captured:
     """Capture a model in a precision, with these statistics; `known`: the foreign calls of a plan for this batch.
 
-    `returned`: receives the form of what the model returns, which the graph then gives in place of the loss.
+    `returned`: receives the form of what the model returns, which the graph then gives in place of the loss. `trace`:
+    what `trace_of` has seen of the model on this batch.
     Raises as `capture` does.
     """
     if progress:
@@ -81,6 +84,7 @@ def captured_for(
         model, kwargs or {}, args, strict=asked.strict, precision=precision,
         num_microbatches=statistics.num_microbatches, per_microbatch=statistics.modules,
         foreign=asked.foreign, find=not asked.strict and not known, known=known, returned=returned,
+        trace=trace,
     )  # fmt: skip
 
 

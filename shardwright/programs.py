@@ -22,13 +22,14 @@ from torch.utils._pytree import tree_map_only
 
 from shardwright.checking import CheckCapture, check_capture_of
 from shardwright.cost.clusters.cluster import Cluster
-from shardwright.kept import Kept, find, keep, key_of
+from shardwright.kept import Kept, find, keep, key_of, traced
 from shardwright.lowering.module import ParallelModule
 from shardwright.lowering.ranks.waits import meet, start_up, waiting
 from shardwright.lowering.runtime.inputs import CheckInputs
 from shardwright.lowering.runtime.spec import EntrySpec, Maker
 from shardwright.lowering.store.deferred import DeferredValues
 from shardwright.options import PlanOptions
+from shardwright.pcg.capture.alike import ForwardTrace
 from shardwright.pcg.capture.capture import Captured, baked_in, bind_arguments, captured_again
 from shardwright.pcg.capture.returned import Returned
 from shardwright.pcg.capture.with_loss import LossFunction, with_loss, without_loss
@@ -39,6 +40,7 @@ from shardwright.ranks import batch_facts, check_world, from_rank_0, model_facts
 from shardwright.reports.facts import memory_verdict
 from shardwright.reports.wording import idle, infeasible
 from shardwright.search.check import check_plan
+from shardwright.search.collector import collector_paused
 from shardwright.search.picked import by_stage
 from shardwright.search.plan import Plan
 from shardwright.search.tree.planner import Progress
@@ -90,6 +92,7 @@ class Programs:
         """What the compiled model calls for a program that it lacks."""
         return Maker(self.for_batch, self.for_evaluation, self.predicted)
 
+    @collector_paused()
     def for_batch(self, parallel: ParallelModule, batch: Mapping[str, Any]) -> None:
         """Enter a program for a batch of global tensors, in the mode of the module. Every rank calls it."""
         with _ordinary():
@@ -123,6 +126,7 @@ class Programs:
                 parallel.enter(self._spec(*one, baked_in(model, (), batch), training=model.training))
         self._first, self._made = made[0][0], len(made)
 
+    @collector_paused()
     def predicted(self, batches: Sequence[Mapping[str, Any]]) -> list[float]:
         """Return the predicted seconds of a training step with each of these batches. Every rank calls it."""
         first = self._first
@@ -150,6 +154,7 @@ class Programs:
         with self._agreed("a program for a batch of another shape, or another mode", facts, planned) as made:
             parallel.enter(self._spec(*made, parallel.options, training=training))
 
+    @collector_paused()
     def for_evaluation(self, parallel: ParallelModule, batch: Mapping[str, Any]) -> None:
         """Enter a program that gives what the model returns for a batch of global tensors, in eval mode."""
         first = self._first
@@ -210,16 +215,18 @@ class Programs:
     ) -> tuple[Plan, Captured]:
         """Prove a plan, of the model's graph as an earlier run captured and compared it, or as it is captured now."""
         batch = bind_arguments(model, args, kwargs)
-        key = None if self._asked.strict else key_of(model, batch, given)
+        trace = None if self._asked.strict else traced(model, batch, given)
+        key = key_of(trace, given)
         kept = None if key is None else find(key, given)
         if kept is not None and _is_proven(Kept(given, kept.captured), certified):
             captured = captured_again(kept.captured, model, batch, given.precision)
         else:
-            kept, captured = None, self._captured(model, args, kwargs, given, calls(given.graph))
+            known = calls(given.graph)
+            kept, captured = None, self._captured(model, args, kwargs, given, known=known, trace=trace)
             check_plan(given, captured.graph, certified, certified.by_name())
         check_schedules(given.cluster)
-        known = [plan.capture_check for plan in (given, *([] if kept is None else [kept.plan]))]
-        check = next((one for one in known if one is not None and one.equal), None)
+        checks = [plan.capture_check for plan in (given, *([] if kept is None else [kept.plan]))]
+        check = next((one for one in checks if one is not None and one.equal), None)
         found = replace(given, capture_check=check) if check else self._compared(given, model, captured, args, kwargs)
         is_whole = not captured.constants and not captured.beside
         if key is not None and is_whole and (kept is None or kept.plan.capture_check != found.capture_check):
@@ -243,11 +250,12 @@ class Programs:
 
     def _kept_or_made(self, model: nn.Module, batch: Mapping[str, Any], first: Plan) -> _Made:
         """Return the plan of another batch as an earlier run kept it, or a new one, and keep that."""
-        key = key_of(model, batch, first)
+        trace = traced(model, batch, first)
+        key = key_of(trace, first)
         kept = None if key is None else find(key, first)
         if kept is not None and self._is_right(kept, model):
             return kept.plan, {}
-        plan, captured = self._reshaped(model, batch, first)
+        plan, captured = self._reshaped(model, batch, first, trace=trace)
         if key is not None and not captured.constants:
             keep(key, Kept(plan, captured.graph), first)
         return plan, self._constants(captured)
@@ -261,10 +269,11 @@ class Programs:
         return compared or self._check_capture == "never"
 
     def _reshaped(
-        self, model: nn.Module, batch: Mapping[str, Any], first: Plan, returned: Returned | None = None
-    ) -> tuple[Plan, Captured]:
+        self, model: nn.Module, batch: Mapping[str, Any], first: Plan, returned: Returned | None = None,
+        trace: ForwardTrace | None = None,
+    ) -> tuple[Plan, Captured]:  # fmt: skip
         certified = certified_by(self._asked.rules, self._progress)
-        captured = self._captured(model, (), batch, first, returned=returned)
+        captured = self._captured(model, (), batch, first, returned=returned, trace=trace)
         found = reshaped(first, captured.graph, certified, certified.by_name())
         check_plan(found, captured.graph, certified, certified.by_name())
         _check_feasible(found)
@@ -279,10 +288,10 @@ class Programs:
 
     def _captured(
         self, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], plan: Plan,
-        known: Sequence[Call] = (), returned: Returned | None = None,
+        known: Sequence[Call] = (), returned: Returned | None = None, trace: ForwardTrace | None = None,
     ) -> Captured:  # fmt: skip
         own = plan.precision, statistics_of(plan)
-        return captured_for(model, args, kwargs, self._asked, self._progress, *own, known, returned)
+        return captured_for(model, args, kwargs, self._asked, self._progress, *own, known, returned, trace)
 
     def _compared(
         self, plan: Plan, model: nn.Module, captured: Captured, args: Sequence[Any], kwargs: Mapping[str, Any]

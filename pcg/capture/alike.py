@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 from unittest import mock
@@ -26,6 +25,7 @@ from torch.utils._pytree import tree_iter, tree_leaves, tree_map_only
 from shardwright.pcg.capture.backwards import backwards_refused, check_backward, grad_fn
 from shardwright.pcg.capture.depth import Layers, shortened
 from shardwright.pcg.capture.hooks import captured_hooks
+from shardwright.pcg.capture.importing import flat_batch
 from shardwright.pcg.capture.kinds import chosen
 from shardwright.pcg.capture.record import written_by
 from shardwright.pcg.capture.state import Kept
@@ -38,56 +38,61 @@ _Place = tuple[str, int]
 Forward = Callable[[nn.Module, Mapping[str, Any]], object]
 
 
-def kinds(
-    model: nn.Module, tensors: Mapping[str, Any], found: Sequence[Layers], forward: Forward
-) -> list[Layers] | None:
-    """Return which layers stand for all; None if hardly any can be left out, or the model without them differs.
+class ForwardTrace:
+    """All operators that the forward of a model calls, on tensors without data."""
 
-    `forward` runs a copy of it on a batch without data.
-    """
-    with _noting(model, tensors, forward) as noted:
-        whole = noted(found)
-        few = [layers for own in found if (layers := whole.kinds(own)) is not None]
-        return few if few and whole.are_as(noted(few), few) else None
+    def __init__(
+        self,
+        model: nn.Module,
+        tensors: Mapping[str, Any],
+        found: Sequence[Layers],
+        forward: Forward,
+        beside: Collection[str] = (),
+    ) -> None:
+        """Run the model.
 
+        `found`: its lists of layers. `forward` runs a copy of the model on a batch without data, and may note in
+        `beside` what else there is to know of it.
+        """
+        self._model, self._tensors, self._found, self._forward = model, tensors, found, forward
+        self._beside = beside
+        self._mode = FakeTensorMode()
+        for _, tensor in (*_tensors(model), *(("", leaf) for leaf in tree_leaves(tensors))):
+            self._mode = getattr(tensor, "fake_mode", self._mode)
+        self._whole = self._noted(found)
 
-def digest(model: nn.Module, tensors: Mapping[str, Any], forward: Forward) -> str | None:
-    """Return a digest of all that a forward calls on tensors without data: where it is equal, so is the captured graph.
+    def kinds(self) -> list[Layers] | None:
+        """Return which layers stand for all; None if hardly any can be left out, or the model without them differs."""
+        few = [layers for own in self._found if (layers := self._whole.kinds(own)) is not None]
+        return few if few and self._whole.are_as(self._noted(few), few) else None
 
-    None where that is not known: the forward changes state, or reads a large constant.
-    """
-    with _noting(model, tensors, forward) as noted:
-        whole = noted(())
-    if any(whole.changed.values()) or whole.has_unknown:
-        return None
-    modules = [(name, type(module).__qualname__) for name, module in model.named_modules()]
-    parameters = [name for name, _ in model.named_parameters(remove_duplicate=False)]
-    return hashlib.sha256(repr((modules, parameters, whole.calls, whole.result)).encode()).hexdigest()
+    def digest(self) -> str | None:
+        """Return a digest of the operators: where it is equal, so is the captured graph.
 
+        None where that is not known: the forward changes state, or reads a large constant.
+        """
+        if any(self._whole.changed.values()) or self._whole.has_unknown:
+            return None
+        modules = [(name, type(module).__qualname__) for name, module in self._model.named_modules()]
+        parameters = [name for name, _ in self._model.named_parameters(remove_duplicate=False)]
+        facts = modules, parameters, self._whole.all(), list(flat_batch(self._tensors)), list(self._beside)
+        return hashlib.sha256(repr(facts).encode()).hexdigest()
 
-@contextmanager
-def _noting(
-    model: nn.Module, tensors: Mapping[str, Any], forward: Forward
-) -> Generator[Callable[[Sequence[Layers]], _Notes]]:
-    """Yield a function that runs the model, shortened to the exported ones of these layers, and notes its operators."""
-    mode = FakeTensorMode()
-    for _, tensor in (*_tensors(model), *(("", leaf) for leaf in tree_leaves(tensors))):
-        mode = getattr(tensor, "fake_mode", mode)
+    def _noted(self, found: Sequence[Layers]) -> _Notes:
+        """Run the model, shortened to the exported ones of these layers."""
+        copied = {id(t): self._fake(t) for _, t in _tensors(self._model)}
+        batch = tree_map_only(Tensor, self._fake, dict(self._tensors))
+        copy = deepcopy(self._model, copied)  # the Python state of the copy may change
+        quiet = mock.patch.object(logging.getLogger(FakeTensor.__module__), "disabled", new=True)  # no log of failures
+        beside = mock.patch.object(self._mode, "allow_non_fake_inputs", new=True)  # parameters and buffers
+        with quiet, beside, shortened(copy, found), captured_hooks(copy):
+            return _Notes(copy, batch, found, self._mode, self._forward)
 
-    def fake(tensor: Tensor) -> Tensor:
+    def _fake(self, tensor: Tensor) -> Tensor:
         if not isinstance(tensor, FakeTensor):
-            return mode.from_tensor(tensor)
+            return self._mode.from_tensor(tensor)
         own = isinstance(tensor, nn.Parameter)  # otherwise changes in place would reach the model's tensor
         return tensor if own else tensor.detach().requires_grad_(tensor.requires_grad)
-
-    def noted(found: Sequence[Layers]) -> _Notes:
-        copy = deepcopy(model, {id(t): fake(t) for _, t in _tensors(model)})  # the Python state of the copy may change
-        with shortened(copy, found), captured_hooks(copy):
-            return _Notes(copy, tree_map_only(Tensor, fake, dict(tensors)), found, mode, forward)
-
-    quiet = mock.patch.object(logging.getLogger(FakeTensor.__module__), "disabled", new=True)  # no log of failures
-    with quiet, mock.patch.object(mode, "allow_non_fake_inputs", new=True):  # tensors beside parameters and buffers
-        yield noted
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -119,6 +124,7 @@ class _Notes(TorchDispatchMode):
         self.read_from_far: set[_Place] = set()  # the layers that others read, but those right after them
         self._follows = set[int]()  # the storages whose values follow from weights of layers, or from draws
         self.has_unknown = False  # whether a constant was read whose values are not noted
+        self._is_chain = True  # whether each layer runs once, not inside another one, and in the order of their list
         given = ((f"batch {number}", t) for number, t in enumerate(tree_iter(batch)) if isinstance(t, Tensor))
         leaves = [*_tensors(model), *given]
         self._leaves = {_storage(tensor): name for name, tensor in reversed(leaves)}
@@ -156,11 +162,11 @@ class _Notes(TorchDispatchMode):
 
     def _enter(self, place: _Place | None) -> None:
         if place is not None:
-            if self._in is not None or place in self.calls:
-                raise ValueError("a layer runs twice, or inside another one")
-            if (last := next((p for p in reversed(self.calls) if p[0] == place[0]), None)) is not None:
-                if last[1] > place[1]:
-                    raise ValueError("layers run in another order than they have in their list")
+            last = next((p for p in reversed(self.calls) if p[0] == place[0]), None)
+            if self._in is not None or place in self.calls or (last is not None and last[1] > place[1]):
+                self._is_chain = False
+                return
+            if last is not None:
                 self._before[place] = last
             self.calls[place], self._slots[place] = [], {}
         self._in = place
@@ -206,6 +212,11 @@ class _Notes(TorchDispatchMode):
         """Return the place of the stretch between layers that goes on, or of a new one."""
         last = next(reversed(self.calls), ("", 0))
         return last if self.calls and not last[0] else ("", len(self.calls_outside))
+
+    def all(self) -> Hashable:
+        """Return all calls, and what is needed to tell which values they read."""
+        read = tuple(tuple(slots.items()) for slots in self._slots.values())
+        return tuple(self.calls.items()), read, tuple(self._before.items()), self.result
 
     @property
     def calls_outside(self) -> list[list[Hashable]]:
@@ -274,7 +285,7 @@ class _Notes(TorchDispatchMode):
     def kinds(self, layers: Layers) -> Layers | None:
         """Return the layers with those that stand for all of their kind; None if they do not run, or hardly repeat."""
         numbers = [*layers.stands_for]
-        if any((layers.path, number) not in self.calls for number in numbers):
+        if not self._is_chain or any((layers.path, number) not in self.calls for number in numbers):
             return None
         calls, kind, firsts = dict[int, int](), dict[int, int](), dict[Hashable, int]()
         for number in numbers:
@@ -287,7 +298,7 @@ class _Notes(TorchDispatchMode):
 
     def are_as(self, short: _Notes, found: Sequence[Layers]) -> bool:
         """Return whether the notes of the model shortened to some of these layers cover everything in these notes."""
-        if self.result != short.result or self.calls_outside != short.calls_outside:
+        if not short._is_chain or self.result != short.result or self.calls_outside != short.calls_outside:
             return False
         if self.changed.get(("", 0)) != short.changed.get(("", 0)) or _order(self) != _order(short):
             return False

@@ -22,7 +22,7 @@ from torch.amp.autocast_mode import autocast
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from shardwright.pcg.aten import dtype_name
-from shardwright.pcg.capture.alike import Forward, digest, kinds
+from shardwright.pcg.capture.alike import Forward, ForwardTrace
 from shardwright.pcg.capture.autograd import gradients_kept
 from shardwright.pcg.capture.backwards import backwards_refused, check_backward
 from shardwright.pcg.capture.deepening import deepened
@@ -214,6 +214,7 @@ def capture(
     find: bool = False,
     known: Sequence[Call] = (),
     returned: Returned | None = None,
+    trace: ForwardTrace | None = None,
 ) -> Captured:
     """Capture `model(*args, **batch)` with its loss as a serial graph.
 
@@ -226,7 +227,7 @@ def capture(
     `foreign`: modules, and `autograd.Function`s by their full names, that the program calls as they are, and how each
     runs. `find`: where capture fails inside a module, such a part is made of it. `known`: the foreign calls of a plan,
     which say both. `returned`: receives the form of what the model returns; the graph gives all of it then, and no loss
-    (`pcg.results`).
+    (`pcg.results`). `trace`: what `trace_of` has seen of the model on this batch.
 
     Raises `CaptureError` naming the module and source line where tracing failed, a hook that training would not call
     (`pcg.capture.hooks`), or state of Python objects that every step would change (`pcg.capture.state`), `PlanError`
@@ -256,11 +257,16 @@ def capture(
         return Importer(model, exported, tensors, num_microbatches, execution.is_per_microbatch, *keys).run()
 
     forward = _forward_of(options, precision, device, low, {})
+    traces = [] if trace is None else [trace]
+
+    def seen(layers: Sequence[Layers]) -> ForwardTrace:
+        """Return the given trace once: where the first capture fails, later ones have other answers or parts."""
+        return traces.pop() if traces else ForwardTrace(model, tensors, layers, forward)
 
     def found(parts: Parts) -> Found:
         own = partial(once, parts)
         layers = [] if execution.per_microbatch or parts.by_name or returned is not None else lists_of_layers(model)
-        few = _of_few(model, tensors, layers, own, forward) if layers else None
+        few = _of_few(model, partial(seen, layers), own) if layers else None
         return few or settled(Kept(model), own)
 
     def run() -> None:
@@ -275,28 +281,26 @@ def capture(
     return Captured(graph, tied_names(model), constants, given, precision, cut, tuple(beside))
 
 
-def trace_of(model: nn.Module, batch: Mapping[str, Any], precision: PrecisionMode | None = None) -> str | None:
-    """Return a digest of all that a forward of `capture` without foreign parts would call, at a fifth of its time.
+def trace_of(model: nn.Module, batch: Mapping[str, Any], precision: PrecisionMode | None = None) -> ForwardTrace | None:
+    """Return all that a forward of `capture` without foreign parts calls, at a fourth of its time.
 
-    None where equal digests might not mean equal graphs, or the forward fails on tensors without data.
+    None where the forward fails on tensors without data.
     """
     tensors, options = split_batch(model, (), batch)
     device, low = next((p.device.type for p in model.parameters()), "cpu"), low_dtype(base_of(precision), "autocast")
     beside = dict[str, None]()
-    plain = _forward_of(options, precision, device, low, beside)
+    forward = _forward_of(options, precision, device, low, beside)
 
-    def forward(copy: nn.Module, batch: Mapping[str, Any]) -> object:
-        with masks_as_trained():
-            return plain(copy, batch)
+    def traced() -> ForwardTrace | None:
+        try:
+            refuse_backward_hooks(model)
+            return ForwardTrace(model, _told_apart(tensors), lists_of_layers(model), forward, beside)
+        except Exception:  # noqa: BLE001  capture says what is wrong
+            return None
 
     mode = _fake_mode(model)
     with unset_fake_temporarily(), put_back(model), unnoted(mode):
-        try:
-            refuse_backward_hooks(model)
-            found = as_in_eager(partial(digest, model, _told_apart(tensors), forward))
-        except Exception:  # noqa: BLE001  capture says what is wrong
-            return None
-    return found and f"{found} of {', '.join(flat_batch(tensors))} beside {', '.join(beside)}"
+        return as_in_eager(traced)
 
 
 def captured_again(
@@ -312,7 +316,7 @@ def _forward_of(
     """Return a function that runs a copy of a model on a batch, gives the loss, and notes the other results."""
 
     def forward(copy: nn.Module, batch: Mapping[str, Any]) -> object:
-        with in_own_precision(copy, precision, device), _autocast(device, low):
+        with masks_as_trained(), in_own_precision(copy, precision, device), _autocast(device, low):
             result = copy(**batch, **options)
             loss = find_loss(result)
             beside.update(_beside(result, loss))
@@ -321,17 +325,11 @@ def _forward_of(
     return forward
 
 
-def _of_few(
-    model: nn.Module,
-    tensors: Mapping[str, Any],
-    layers: Sequence[Layers],
-    once: Callable[[Kept], Found],
-    forward: Forward,
-) -> Found | None:
+def _of_few(model: nn.Module, seen: Callable[[], ForwardTrace], once: Callable[[Kept], Found]) -> Found | None:
     """Capture like `settled`, from a few of the layers of long lists; None if these are not seen to repeat."""
     try:
         refuse_backward_hooks(model)
-        if (few := kinds(model, tensors, layers, forward)) is None:
+        if (few := seen().kinds()) is None:
             return None
         with shortened(model, few):
             graph, constants = settled(Kept(model), once)

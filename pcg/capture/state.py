@@ -63,7 +63,7 @@ class Kept:
     def __init__(self, model: nn.Module, carriers: Mapping[str, Carrier] | None = None) -> None:
         self.model, self.carriers = model, dict(carriers or {})
         self.changed: dict[str, Place] = {}
-        self._before = self._left = Snapshot(model)
+        self._before = self._left = Snapshot(nn.Module())
         self._lines: dict[tuple[int, str], str] = {}
 
     @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -151,22 +151,57 @@ def hooked() -> Small:
     return model
 
 
+def digest_of(model: nn.Module, batch: dict[str, Any], precision: str | None = None) -> str | None:
+    trace = trace_of(model, batch, precision)
+    return trace and trace.digest()
+
+
 X, LARGE = torch.ones(3, 4), torch.randn(5000)
 
 
 def test_what_computes_something_else_has_another_digest() -> None:
     traces = [
-        trace_of(Small(), {"x": X}), trace_of(Small().eval(), {"x": X}), trace_of(Small(), {"x": torch.ones(5, 4)}),
-        trace_of(Small(), {"x": X, "scale": 2.0}), trace_of(Small(p=0.25), {"x": X}),
-        trace_of(Small(frozen=True), {"x": X}),
-        trace_of(Small(torch.tanh), {"x": X}), trace_of(Small(lambda x: x.detach() * x), {"x": X}),
-        trace_of(Small(lambda x: x * x.detach()), {"x": X}), trace_of(Small(lambda x: x * torch.tensor(2.0)), {"x": X}),
-        trace_of(Small(lambda x: x * torch.tensor(3.0)), {"x": X}), trace_of(Small(), {"x": X}, "amp_bf16"),
-        trace_of(Small(nn.ReLU()), {"x": X}), trace_of(Renamed(), {"y": X}), trace_of(Beside(), {"x": X}),
+        digest_of(Small(), {"x": X}), digest_of(Small().eval(), {"x": X}), digest_of(Small(), {"x": torch.ones(5, 4)}),
+        digest_of(Small(), {"x": X, "scale": 2.0}), digest_of(Small(p=0.25), {"x": X}),
+        digest_of(Small(frozen=True), {"x": X}),
+        digest_of(Small(torch.tanh), {"x": X}), digest_of(Small(lambda x: x.detach() * x), {"x": X}),
+        digest_of(Small(lambda x: x * x.detach()), {"x": X}),
+        digest_of(Small(lambda x: x * torch.tensor(2.0)), {"x": X}),
+        digest_of(Small(lambda x: x * torch.tensor(3.0)), {"x": X}), digest_of(Small(), {"x": X}, "amp_bf16"),
+        digest_of(Small(nn.ReLU()), {"x": X}), digest_of(Renamed(), {"y": X}), digest_of(Beside(), {"x": X}),
     ]  # fmt: skip
     assert None not in traces
     assert len(set(traces)) == len(traces)
-    assert trace_of(Small(), {"x": X}) == traces[0]
+    assert digest_of(Small(), {"x": X}) == traces[0]
+
+
+class Pair(nn.Linear):
+    """Returns two values."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        y = super().forward(x)
+        return y, y.tanh()
+
+
+class InOrder(Small):
+    """Eight layers, which run in some order; each reads one of the values of the one before."""
+
+    def __init__(self, order: Sequence[int], which: int = 0) -> None:
+        super().__init__()
+        self.layers, self.order, self.which = nn.ModuleList(Pair(4, 4) for _ in range(8)), order, which
+
+    def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        for number in self.order:
+            x = self.layers[number](x)[self.which if number < 7 else 0]
+        return super().forward(x, scale)
+
+
+def test_what_layers_read_is_of_the_digest() -> None:
+    orders = [*range(8)], [*range(7, -1, -1)], [*range(8), 0], [*range(8), 7], [0, *range(8)], [0, *range(1, 7)]
+    models = [InOrder([*range(8)], which=1), *map(InOrder, orders)]
+    found = [digest_of(model, {"x": X}) for model in models]
+    assert None not in found
+    assert len(set(found)) == len(found)
 
 
 class Before(nn.Module):
@@ -214,7 +249,7 @@ def not_cut(x: Tensor, weight: Tensor) -> Tensor:
     ],
 )
 def test_casts_and_cuts_of_gradients_are_of_the_digest(one: Any, other: Any) -> None:
-    traces = [trace_of(Before(first), {"x": X}) for first in (one, other)]
+    traces = [digest_of(Before(first), {"x": X}) for first in (one, other)]
     assert None not in traces
     assert traces[0] != traces[1]
 
@@ -222,7 +257,7 @@ def test_casts_and_cuts_of_gradients_are_of_the_digest(one: Any, other: Any) -> 
 def test_a_parameter_is_no_buffer() -> None:
     model = Before(lambda x, _: x)
     model.weight.requires_grad_(False)
-    assert trace_of(model, {"x": X}) != trace_of(Before(lambda x, _: x, frozen=True), {"x": X})
+    assert digest_of(model, {"x": X}) != digest_of(Before(lambda x, _: x, frozen=True), {"x": X})
 
 
 @each(
@@ -237,4 +272,4 @@ def test_a_parameter_is_no_buffer() -> None:
     ],
 )
 def test_what_is_not_known_has_no_digest(model: nn.Module) -> None:
-    assert trace_of(model, {"x": X}) is None
+    assert digest_of(model, {"x": X}) is None

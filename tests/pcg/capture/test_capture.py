@@ -5,7 +5,9 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -16,10 +18,12 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from bench.accuracy import prepare
+from shardwright.pcg.capture import exporting
 from shardwright.pcg.capture.capture import Captured, capture, find_loss
 from shardwright.pcg.errors import CaptureError, UnsupportedOperatorError
 from shardwright.pcg.graph import OPAQUE
 from shardwright.pcg.interpret import run_serial
+from shardwright.search.check import difference
 from tests.each import each
 from tests.models import zoo
 from tests.pcg.run_torch import run_torch
@@ -53,6 +57,26 @@ def numpy_loss(model: nn.Module, batch: Mapping[str, Any], known: Captured | Non
     values = values_by_target(model, captured, batch)
     leaves = {n.name: values[str(n.attr("target"))].detach().numpy() for n in captured.graph.nodes if n.is_leaf}
     return float(run_serial(captured.graph, leaves)[dict(captured.graph.outputs)["loss"]])
+
+
+class Composed(nn.Module):
+    """Operators that torch composes of others: with rows of ours and without, by C++ and by Python."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.inner = nn.GroupNorm(2, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        image = self.norm(x[..., None, None].expand(-1, -1, 2, 2))
+        wide = F.interpolate(image, scale_factor=2.0, mode="nearest-exact") + F.interpolate(image, (4, 4))
+        y = torch.einsum("bchw,bchw->bc", wide, wide) + F.pairwise_distance(x, 2 * x)[:, None]
+        return F.mse_loss(self.inner(torch.column_stack([y, x])[:, 4:]), F.one_hot(x.long().argmax(1), 4).float())
+
+
+def test_composite_operators_are_as_if_all_kernels_were_replaced() -> None:
+    own = capture(Composed(), BATCH)
+    with mock.patch.object(exporting, "_operators_looked_up_once", nullcontext):
+        assert difference(own.graph, capture(Composed(), BATCH).graph) is None
 
 
 @pytest.mark.parametrize("name", zoo())

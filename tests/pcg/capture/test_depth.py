@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from shardwright.pcg.capture import capture as capturing
-from shardwright.pcg.capture.capture import Captured, capture
+from shardwright.pcg.capture.alike import ForwardTrace
+from shardwright.pcg.capture.capture import Captured, capture, trace_of
 from shardwright.pcg.capture.deepening import deepened
 from shardwright.pcg.capture.depth import Layers, lists_of_layers, shortened
 from shardwright.pcg.capture.kinds import chosen
@@ -92,10 +93,10 @@ class EndedError(Exception):
 
 
 def both(model: nn.Module, given: dict[str, Any], **options: Any) -> tuple[Captured, Captured, bool]:
-    """Captured as it is, and with all layers exported; whether the first was, in the end, of few."""
-    found = list[bool]()
+    """Captured from a trace, and with all layers exported; whether the first was, in the end, of few."""
+    found, trace = list[bool](), trace_of(model, given, options.get("precision"))
     with noted(found):
-        own = capture(model, given, **options)
+        own = capture(model, given, trace=trace, **options)
     with exported_whole():
         return own, capture(model, given, **options), found[-1]
 
@@ -108,6 +109,21 @@ def assert_same(own: Captured, whole: Captured) -> None:
     assert leaves[0] == leaves[1]
     assert own.aliases == whole.aliases
     assert own.constants.keys() == whole.constants.keys()
+
+
+def test_a_trace_is_used_once() -> None:
+    """A capture that is begun again may get other answers, and look into fewer parts."""
+    model, given = Net(8), batch()
+    trace, traces = trace_of(model, given), list[ForwardTrace]()
+    traced = mock.patch.object(
+        capturing, "ForwardTrace", lambda *args: traces.append(ForwardTrace(*args)) or traces[-1]
+    )
+    with traced:
+        capture(model, given, trace=trace)
+        assert not traces
+        with mock.patch.object(capturing, "as_in_eager", lambda begin: (begin(), begin())[1]):
+            capture(model, given, trace=trace)
+    assert len(traces) == 1
 
 
 @each("num, precision", [(8, None), (9, "amp_bf16"), (13, {"layers.*.norm": "fp32", "*": "amp_bf16"})])
@@ -460,14 +476,14 @@ KINDS: dict[str, tuple[Callable[[], nn.Module], list[int]]] = {
 @each("name", some(KINDS, 6))
 def test_one_layer_of_each_kind_is_exported(name: str) -> None:
     make, kept = KINDS[name]
-    found, kinds = list[list[int]](), capturing.kinds
+    found, kinds = list[list[int]](), ForwardTrace.kinds
 
-    def noting(*args: Any) -> list[Layers] | None:
-        few = kinds(*args)
+    def noting(trace: ForwardTrace) -> list[Layers] | None:
+        few = kinds(trace)
         found.extend(layers.kept for layers in few or ())
         return few
 
-    with mock.patch.object(capturing, "kinds", noting):
+    with mock.patch.object(ForwardTrace, "kinds", noting):
         own, whole, of_few = both(make(), batch())
     assert found == [kept]
     assert of_few
