@@ -16,6 +16,7 @@ from shardwright import kept
 from shardwright.lowering.ranks.launch import run_ranks
 from shardwright.pcg.capture.capture import trace_of
 from shardwright.pcg.errors import PlanError
+from shardwright.pcg.step.precisions import PrecisionMode
 from tests.each import each
 from tests.shardwright.test_programs import Call, batch_of, model_of, trained
 
@@ -151,7 +152,7 @@ def hooked() -> Small:
     return model
 
 
-def digest_of(model: nn.Module, batch: dict[str, Any], precision: str | None = None) -> str | None:
+def digest_of(model: nn.Module, batch: dict[str, Any], precision: PrecisionMode | None = None) -> str | None:
     trace = trace_of(model, batch, precision)
     return trace and trace.digest()
 
@@ -190,7 +191,7 @@ class InOrder(Small):
         super().__init__()
         self.layers, self.order, self.which = nn.ModuleList(Pair(4, 4) for _ in range(8)), order, which
 
-    def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
         for number in self.order:
             x = self.layers[number](x)[self.which if number < 7 else 0]
         return super().forward(x, scale)
