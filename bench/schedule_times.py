@@ -2,14 +2,17 @@
 
 The measurements are those of rouge3877/ns3-msccl-data (Validation/SingleCollective/GroundTruth). No schedule there
 comes near the rate of a link, 64 GB/s: what limits it is how fast the thread blocks of a connection copy. So there are
-two predictions: from the links alone, and with one rate of a block for each protocol, taken from the largest all-gather
-over all pairs; the schedules that it is taken from are then left out.
+two predictions: from the links alone; and with a start and a rate of a block for each protocol, the line through the
+smallest and the largest all-gather over all pairs with the fewest blocks. These schedules are then left out.
+
+Links alone say the same of all protocols and numbers of blocks. `least_error` is what no such prediction can beat.
 """
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import combinations
 from pathlib import Path
@@ -23,7 +26,7 @@ from shardwright.pcg.collectives.builders.table import build
 from shardwright.pcg.collectives.schedule import Schedule
 
 DATA = Path(__file__).parent / "data" / "mi300x_schedules.csv"
-RANKS, LINK = 8, 64 * GB
+RANKS, LINK = 8, float(64 * GB)
 ALIKE = 1.1
 """Times that differ by less have no order."""
 
@@ -60,12 +63,26 @@ def _schedule(algorithm: str, collective: str) -> Schedule:
     return build("direct" if algorithm == "allpair" else "ring", collective, (RANKS,))
 
 
-def _seconds(row: Measured, rate: float) -> float:
-    return simulate(_schedule(row.algorithm, row.collective), complete(RANKS, rate), row.num_bytes).seconds
+class Line(NamedTuple):
+    """A protocol's seconds before anything is copied, and how fast a block copies."""
+
+    start_s: float
+    bytes_per_s: float
 
 
-def fit(rows: Sequence[Measured], rates: Sequence[float]) -> Fit:
-    times = [_seconds(row, rate) for row, rate in zip(rows, rates, strict=True)]
+LINKS_ALONE = Line(0.0, LINK)
+
+
+def _seconds(row: Measured, line: Line) -> float:
+    rate = min(LINK, line.bytes_per_s * row.blocks)
+    return (
+        line.start_s + simulate(_schedule(row.algorithm, row.collective), complete(RANKS, rate), row.num_bytes).seconds
+    )
+
+
+def fit(rows: Sequence[Measured], lines: Mapping[str, Line]) -> Fit:
+    """Judge predictions with a line for each protocol."""
+    times = [_seconds(row, lines.get(row.protocol, LINKS_ALONE)) for row in rows]
     errors = [abs(time / row.seconds - 1) for row, time in zip(rows, times, strict=True)]
     pairs = [(a.seconds < b.seconds, x < y) for (a, x), (b, y) in combinations(zip(rows, times, strict=True), 2)
              if (a.collective, a.num_bytes) == (b.collective, b.num_bytes)
@@ -74,12 +91,36 @@ def fit(rows: Sequence[Measured], rates: Sequence[float]) -> Fit:
 
 
 def fits() -> tuple[Fit, Fit]:
-    """From links alone, and with a rate of a block for each protocol."""
+    """From links alone, and with a line for each protocol."""
     rows = measured()
     pairs = [row for row in rows if row[:2] == ("all_gather", "allpair")]
     fewest = {row.protocol: min(one.blocks for one in pairs if one.protocol == row.protocol) for row in pairs}
     simple = [row for row in pairs if row.blocks == fewest[row.protocol]]
-    largest = {row.protocol: row for row in sorted(simple, key=lambda row: row.num_bytes)}
-    block = {name: row.num_bytes / RANKS / row.seconds / row.blocks for name, row in largest.items()}
+    by_protocol = {name: [row for row in simple if row.protocol == name] for name in fewest}
     others = [row for row in rows if row not in simple]
-    return fit(rows, [LINK] * len(rows)), fit(others, [min(LINK, block[row.protocol] * row.blocks) for row in others])
+    return fit(rows, {}), fit(others, {name: _line(own) for name, own in by_protocol.items()})
+
+
+def _line(rows: Sequence[Measured]) -> Line:
+    """Return the line through the smallest and the largest of one schedule, in which a link carries an eighth."""
+    least, most = (choose(rows, key=lambda row: row.num_bytes) for choose in (min, max))
+    s_per_byte = (most.seconds - least.seconds) / (most.num_bytes - least.num_bytes)
+    return Line(least.seconds - s_per_byte * least.num_bytes, 1 / (s_per_byte * RANKS * least.blocks))
+
+
+def least_error() -> float:
+    """Return the least median error of any prediction that says the same of all protocols and numbers of blocks."""
+    alike = defaultdict[tuple[str, str, int], list[float]](list)
+    rows = measured()
+    for row in rows:
+        alike[row.collective, row.algorithm, row.num_bytes].append(row.seconds)
+    steps = range(1000)
+    return next(
+        step / 1000 for step in steps if 2 * sum(_most_within(own, step / 1000) for own in alike.values()) >= len(rows)
+    )
+
+
+def _most_within(seconds: Sequence[float], error: float) -> int:
+    """Return how many of these one number can be within this relative error of: it may be the least that one allows."""
+    said = [own * (1 - error) for own in seconds]
+    return max(sum(own * (1 - error) <= one <= own * (1 + error) for own in seconds) for one in said)

@@ -1,20 +1,61 @@
-"""What only a GPU shows: its kernels draw by themselves, and want strides of their own.
+"""What only a GPU shows: its kernels draw by themselves, want strides of their own, and NCCL sends between two.
 
 `make cuda` runs these tests. Others see no GPU.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.multiprocessing.spawn import spawn
 
 from examples import zoo as examples
 from shardwright.api import compile as compile_model
+from shardwright.lowering import private
+from shardwright.lowering.ranks import movement
+from shardwright.lowering.ranks.movement import Axis
+from shardwright.lowering.ranks.picked import AxisSchedules, Picked
+from shardwright.lowering.ranks.rows import exchange_rows, tell_counts
 from shardwright.lowering.runtime.kernels import grouped_mm
+from shardwright.pcg.collectives.builders.table import build
 from shardwright.pcg.step.precisions import PrecisionMode
 from tests.models import zoo
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU, or it was not asked for")
+
+
+def rank_of_nccl(rank: int, store: str) -> None:
+    """Every kind of collective by a schedule, on NCCL's point-to-point messages, beside torch's own; also rows."""
+    torch.cuda.set_device(rank)
+    dist.init_process_group("nccl", store=private.FileStore(store, 2), rank=rank, world_size=2)
+    axis = Axis("a", 2, rank, dist.group.WORLD)
+    kinds = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+    picked: Picked = {kind: [(0.0, build("hierarchical", kind, (2,), 2))] for kind in kinds}
+    group: Any = dist.new_group([0, 1])
+    ours = replace(axis, schedules=AxisSchedules(picked, group, 60))
+    x = torch.randint(-4, 5, (8, 12), device="cuda").float()
+    moves: list[Callable[[Axis], Tensor]] = [
+        lambda own: movement.all_sum(x, own),
+        lambda own: movement.gather(x, own, 1, 3),
+        lambda own: movement.sum_scatter(x, own, 0, 2),
+        lambda own: movement.exchange(x, own, (0, 1), (1, 1)),
+        lambda own: exchange_rows(x, own, tell_counts(torch.tensor([8 - rank, rank], device="cuda"), own), 4),
+    ]
+    for move in moves:
+        assert torch.equal(move(axis), move(ours))
+    dist.destroy_process_group()
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="NCCL has a GPU for each rank, and there are fewer than two")
+def test_schedules_run_on_nccl(tmp_path: Path) -> None:
+    spawn(rank_of_nccl, (str(tmp_path / "store"),), nprocs=2)
 
 
 @pytest.mark.parametrize("precision", [None, "amp_bf16"])
