@@ -9,6 +9,7 @@
     encodings    values as codes, and back
     scheduled    collectives by a schedule, with point-to-point messages
     picked       the schedules of an axis: which one for which size, in one order
+    untraced     functions that torch.compile calls without tracing them
     channels     messages between pipeline stages, first in, first out
     telling      what one stage tells all others: the loss, and the model's results
     agreement    values that must be equal on all ranks, compared or taken from rank 0

@@ -11,13 +11,13 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from shardwright.lowering.ranks.scheduled import ScheduledCollective
+from shardwright.lowering.ranks.untraced import untraced
 from shardwright.pcg.collectives.schedule import BySize
 from shardwright.pcg.stages import GroupName
 
@@ -25,14 +25,6 @@ Picked = Mapping[str, BySize]
 """By collective, what is picked for an axis."""
 ByGroup = Mapping[GroupName, Picked]
 """What is picked for each group of a stage's ranks."""
-
-
-_Method = TypeVar("_Method", bound=Callable[..., Any])
-
-
-def _untraced(method: _Method) -> _Method:
-    """Let `torch.compile` call a method as it is."""
-    return cast("_Method", torch.compiler.disable(method))
 
 
 class Work(Protocol):
@@ -67,12 +59,12 @@ class AxisSchedules:
         self._in_thread = dist.get_backend(group) == "gloo"
         self._worker: ThreadPoolExecutor | None = None
 
-    @_untraced
+    @untraced
     def has(self, collective: str, num_bytes: float) -> bool:
         """Return whether a schedule is picked for a collective of this size; else the library is to run it."""
         return self._run_of(collective, num_bytes) is not None
 
-    @_untraced
+    @untraced
     def knows(self, collective: str) -> bool:
         """Return whether a schedule is picked for a collective of any size."""
         return any(runs is not None for runs in self._runs.get(collective, ()))
@@ -81,7 +73,7 @@ class AxisSchedules:
         starts = self._starts.get(collective)
         return None if starts is None else self._runs[collective][bisect_right(starts, num_bytes) - 1]
 
-    @_untraced
+    @untraced
     def start(self, collective: str, given: Tensor, result: Tensor, num_elements: int) -> Work:
         """Start the schedule that is picked for a collective of `num_elements` of the whole.
 
@@ -91,7 +83,7 @@ class AxisSchedules:
         assert runs is not None, "the library runs this size"
         return self._start(partial(runs.run, given, num_elements, result))
 
-    @_untraced
+    @untraced
     def start_uneven(
         self, collective: str, given: Tensor, result: Tensor, units: Sequence[Sequence[int]], num_bytes: float
     ) -> Work:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import NamedTuple, TypeVar, cast
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,18 +22,13 @@ from torch.autograd import Function
 
 from shardwright.lowering.private import AutogradContext
 from shardwright.lowering.ranks.movement import Axis, Started, start_all_sum, start_gather, start_sum_scatter, take
+from shardwright.lowering.ranks.untraced import untraced
 from shardwright.lowering.runtime import collectives
 
 # pyright: reportIncompatibleMethodOverride=false
 
-_F = TypeVar("_F", bound=Callable[..., object])
 Start = Callable[[Tensor, Axis, int, int], Started]
 """A way to start the move of a piece along an axis; the last two arguments say where devices' parts lie in it."""
-
-
-def _left_to_python(function: _F) -> _F:
-    """Return a function that `torch.compile` calls without tracing it."""
-    return cast("_F", torch.compiler.disable(function))
 
 
 class Place(NamedTuple):
@@ -164,7 +159,7 @@ class _End(Function):
         return None, *(grad.new_zeros(()) for _ in ctx.run.numbers)
 
 
-@_left_to_python
+@untraced
 def move_then_products(
     move: Callable[..., Tensor],
     x: Tensor,
@@ -192,7 +187,7 @@ def move_then_products(
     return tuple(Place(*place, num_pieces).joined(own) for place, own in pieces)
 
 
-@_left_to_python
+@untraced
 def product_then_move(
     product: Callable[[Tensor], Tensor],
     x: Tensor,

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import NamedTuple, TypeVar, cast
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,20 +26,15 @@ from shardwright.lowering.private import AutogradContext
 from shardwright.lowering.private_kernels import fused_attention
 from shardwright.lowering.ranks.movement import Axis, Started
 from shardwright.lowering.ranks.shifts import start_shift
+from shardwright.lowering.ranks.untraced import untraced
 
 # pyright: reportIncompatibleMethodOverride=false
 
 PLAIN_ROWS = 512
 """The most queries whose scores are in memory at once, where no fused kernel runs."""
-_F = TypeVar("_F", bound=Callable[..., object])
 
 
-def _left_to_python(function: _F) -> _F:
-    """Return a function that `torch.compile` calls without tracing it."""
-    return cast("_F", torch.compiler.disable(function))
-
-
-@_left_to_python
+@untraced
 def ring_attention(
     causal: bool, scale: float | None, start: int, q: Tensor, k: Tensor, v: Tensor, axis: Axis, step: int = 1
 ) -> Tensor:
