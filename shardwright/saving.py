@@ -42,7 +42,8 @@ from shardwright.lowering.store.checkpoint_folder import (
 from shardwright.lowering.store.checkpoint_folder import RANKS as RANKS_FILE
 from shardwright.lowering.store.chunks import OneTiling
 from shardwright.lowering.store.dcp_folder import Other
-from shardwright.lowering.store.files import Checkpoint, Kind
+from shardwright.lowering.store.files import Kind
+from shardwright.lowering.store.shards import Checkpoint
 from shardwright.lowering.store.staging import HostStager
 from shardwright.lowering.store.weights import SHOWN
 from shardwright.pcg.errors import CheckpointError, ShardwrightError
@@ -377,7 +378,7 @@ def _own(where: Path, about: Mapping[str, Any]) -> _Opened:
 def _other(where: Path, names: set[str], optimizer: bool, scheduler: bool) -> _Opened:
     """Return of a folder by another program what `_own` does."""
     with _told(where):
-        other = Other.read(where, names, optimizer=optimizer, scheduler=scheduler)
+        other = Other.read(Checkpoint(where), names, optimizer=optimizer, scheduler=scheduler)
     small = {"scheduler": other.scheduler or None, "groups": other.groups}
     return {"step": other.step, "optimizer": None}, {**_NOTHING, **small}, other.kinds, other.names
 

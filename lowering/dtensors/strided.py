@@ -10,24 +10,26 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import groupby, product
 from math import prod
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
-from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate
 
 from shardwright.lowering import private, private_dtensors
 from shardwright.lowering.private import DTensorSpec
 from shardwright.pcg.errors import ShardwrightError
+
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+    from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
+    from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 
 Whole = dict[str, Any]
 """By name, a DTensor with the whole tensor to copy into it, or a finished entry."""
@@ -60,7 +62,6 @@ def honour_blocks() -> None:
     private_dtensors.distribute_whole_tensors(_distribute)
     private_dtensors.plan_strided_redistributions(plan)
     private_dtensors.check_views(_check_view)
-    setattr(HuggingFaceStorageWriter, _PREPARE.__name__, _refuse_pieces)
 
 
 def pieces(tensor: DTensor) -> tuple[Piece, ...]:
@@ -112,10 +113,14 @@ def is_in_blocks(tensor: object) -> bool:
     return any(private.is_strided(placement) for placement in tensor.placements)
 
 
-# ---- the three methods by which torch.distributed.checkpoint sees a DTensor ----
+# ---- the three methods by which torch.distributed.checkpoint sees a DTensor; it is imported when it calls them ----
 
 
 def __create_write_items__(tensor: DTensor, name: str, value: object) -> list[WriteItem]:
+    from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
+    from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+
+    _refuse_several_pieces()
     local = private.unwrap(tensor)
     properties = TensorProperties.create_from_tensor(local)
     return [
@@ -129,6 +134,8 @@ def __create_write_items__(tensor: DTensor, name: str, value: object) -> list[Wr
 
 
 def __create_chunk_list__(tensor: DTensor) -> list[ChunkStorageMetadata]:
+    from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
+
     return [ChunkStorageMetadata(piece.offsets, piece.sizes) for piece in pieces(tensor)]
 
 
@@ -147,20 +154,27 @@ _TORCHS = {
 }
 
 
-_PREPARE = HuggingFaceStorageWriter.prepare_global_plan
+@cache
+def _refuse_several_pieces() -> None:
+    """Make torch's writer of safetensors refuse parts in several pieces: it has one slot for a rank's part of a tensor.
 
+    A rank calls it as it lists such pieces, before any writer sees them.
+    """
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 
-def _refuse_pieces(writer: HuggingFaceStorageWriter, plans: list[SavePlan]) -> list[SavePlan]:
-    """Raise if a part has several pieces: torch's writer of safetensors has one slot for a rank's part of a tensor."""
-    for rank, items in enumerate(plan.items for plan in plans):
-        names = Counter(item.index.fqn for item in items)
+    prepare = HuggingFaceStorageWriter.prepare_local_plan
+
+    def checked(writer: HuggingFaceStorageWriter, plan: SavePlan) -> SavePlan:
+        names = Counter(item.index.fqn for item in plan.items)
         if several := [name for name, number in names.items() if number > 1]:
             raise ShardwrightError(
-                f"{several[0]}: rank {rank} holds it in {names[several[0]]} pieces (its layout has blocks), of which "
+                f"{several[0]}: this rank holds it in {names[several[0]]} pieces (its layout has blocks), of which "
                 "HuggingFaceStorageWriter would write one; save get_model_state_dict(..., "
                 "options=StateDictOptions(full_state_dict=True, cpu_offload=True)) with safetensors on rank 0"
             )
-    return _PREPARE(writer, plans)
+        return prepare(writer, plan)
+
+    setattr(HuggingFaceStorageWriter, prepare.__name__, checked)
 
 
 # ---- views ----

@@ -4,6 +4,7 @@
     deferred         values that a model does not have yet: from files, or as its constructor makes them
     weights          which tensor in files is which of the model's
     files, spans     formats of files; the boxes of a whole tensor that a rank's part consists of
+    shards           the format of torch.distributed.checkpoint, in shards
     storage          one parameter or buffer: a DTensor outside, this rank's part inside
     parameter_store  all of them, with their names, gradients and checkpoints
     loading          a state dict is loaded by all ranks alike, or not at all

@@ -13,11 +13,13 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from shardwright.lowering.store.files import Checkpoint, Kind, read_part
+from shardwright.lowering.store.files import Kind, read_part
 from shardwright.pcg.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from shardwright.lowering.store.shards import Checkpoint
 
 _GROUPS, _SCHEDULER = "param_groups.", "lr_scheduler."
 _BESIDE = (_SCHEDULER, "dataloader.", "train_state.")
@@ -71,9 +73,8 @@ class Other:
     step: int
 
     @classmethod
-    def read(cls, folder: Path, names: Collection[str], *, optimizer: bool, scheduler: bool) -> Other:
+    def read(cls, stored: Checkpoint, names: Collection[str], *, optimizer: bool, scheduler: bool) -> Other:
         """Read what describes a folder. Raises `CheckpointError` if it has no optimizer, and one is wanted."""
-        stored = Checkpoint(folder)
         prefix = prefix_of(stored.kinds, names)
         names_there = {
             f"model.{name.removeprefix(prefix)}": name for name in of_model(stored.kinds, prefix, stored.others)
@@ -85,7 +86,7 @@ class Other:
             groups = _groups(stored, own + _GROUPS)
         rates = _all(stored, _SCHEDULER) if scheduler else ()
         kinds = {name: stored.kinds.get(there) for name, there in names_there.items()}
-        step = _step(folder, stored, names_there.values())
+        step = _step(stored, names_there.values())
         return cls(
             names_there, kinds, groups, {name.removeprefix(_SCHEDULER): _value(stored, name) for name in rates}, step
         )
@@ -119,8 +120,8 @@ def _groups(stored: Checkpoint, prefix: str) -> dict[str, dict[str, Any]]:
     return options_of
 
 
-def _step(folder: Path, stored: Checkpoint, names: Iterable[str]) -> int:
-    if match := re.fullmatch(r"step[-_]?(\d+)", folder.name):
+def _step(stored: Checkpoint, names: Iterable[str]) -> int:
+    if match := re.fullmatch(r"step[-_]?(\d+)", stored.folder.name):
         return int(match[1])
     counts = (float(cast("float", _value(stored, name))) for name in names if name.endswith(".step"))
     return int(max(counts, default=0))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from shardwright.lowering.store.dcp_folder import of_model, prefix_of
-from shardwright.lowering.store.files import Checkpoint, Kind, TensorFiles, open_files, read_part
+from shardwright.lowering.store.files import Kind, TensorFiles, open_files, read_part
 from shardwright.lowering.store.storage import Slices
 from shardwright.pcg.capture.importing import names_by_first
 from shardwright.pcg.errors import CheckpointError, PlanError
@@ -48,9 +48,9 @@ class WeightFiles:
         return self.names.get(name, name) if isinstance(self.names, Mapping) else self.names(name)
 
 
-def _prefix(given: WeightFiles, files: Checkpoint, names: set[str]) -> str:
+def _prefix(given: WeightFiles, stored: Iterable[str], names: set[str]) -> str:
     try:
-        return prefix_of(files.kinds, names)
+        return prefix_of(stored, names)
     except CheckpointError as error:
         raise PlanError(f"{given.path}: {error}, or say which: WeightFiles(path, names=...)") from None
 
@@ -65,8 +65,8 @@ class Stored:
                   **dict(model.named_buffers(remove_duplicate=False))}  # fmt: skip
         saved = {name for name in model.state_dict(keep_vars=True) if name in values}
         self._given, self._kinds = given, self.files.kinds
-        if isinstance(self.files, Checkpoint):  # with an optimizer, perhaps, and under names such as model.NAME
-            prefix = "" if given.names is not None else _prefix(given, self.files, saved)
+        if self.files.others is not None:  # with an optimizer, perhaps, and under names such as model.NAME
+            prefix = "" if given.names is not None else _prefix(given, self.files.kinds, saved)
             self._kinds = of_model(self.files.kinds, prefix, self.files.others)
             self._given = replace(given, names=prefix.__add__) if prefix else given
         self.copies = {first: self._stored(own, saved) for first, own in names_by_first(values).items()}
