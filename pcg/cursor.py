@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 NAME = re.compile(r"[\w.]+")
 _STRING = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"")
-_BLANK = re.compile(r"[ \t]*")
+_BLANKS = (" ", "\t")
 
 
 class Cursor:
@@ -36,8 +36,8 @@ class Cursor:
         return self.problem(f"expected {what}", at)
 
     def _skip(self) -> None:
-        blank = _BLANK.match(self.line, self.at)
-        self.at = blank.end() if blank else self.at
+        while self.line.startswith(_BLANKS, self.at):
+            self.at += 1
 
     def at_end(self) -> bool:
         """Return whether nothing but a comment follows."""
@@ -49,7 +49,7 @@ class Cursor:
 
     def take(self, literal: str) -> bool:
         """Read `literal` if it stands here."""
-        if not self.sees(literal):
+        if not self.line.startswith(literal, self.at):
             return False
         self.at += len(literal)
         self._skip()
@@ -82,6 +82,8 @@ class Cursor:
         """Read a quoted string with Python's escapes."""
         at = self.at
         text = self.pattern(_STRING, f"{what}: a quoted string that ends on this line")
+        if "\\" not in text and text.isprintable():
+            return text[1:-1]
         try:
             return str(ast.literal_eval(text))
         except (ValueError, SyntaxError):

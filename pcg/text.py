@@ -20,6 +20,7 @@ import difflib
 import math
 import re
 from collections.abc import Iterator, Mapping
+from itertools import chain
 
 from shardwright.pcg.choice import Choices
 from shardwright.pcg.cursor import NAME, Cursor
@@ -32,6 +33,7 @@ from shardwright.pcg.parallel import PARALLEL_OPS, SEND
 from shardwright.pcg.rows.declared import DECLARED
 from shardwright.pcg.types import TensorType
 
+_OPERATORS = ROWS, DECLARED, LEAVES, PARALLEL_OPS, (SEND, OPAQUE)
 _AXIS = re.compile(r"\w+")
 _SIZE = re.compile(r"\d+")
 _CHOICE = re.compile(r"P\d+(?:,\d+)*|\w+(?:/[1-9]\d*|>\w+)?")
@@ -190,9 +192,8 @@ def _reference(cursor: Cursor, nodes: Mapping[str, Node]) -> str:
 def _operator(cursor: Cursor) -> str:
     at = cursor.at
     op = cursor.name("an operator")
-    known = [*ROWS, *DECLARED, *LEAVES, *PARALLEL_OPS, SEND, OPAQUE]
-    if op not in known:
-        near = difflib.get_close_matches(op, known, 1)
+    if not any(op in names for names in _OPERATORS):
+        near = difflib.get_close_matches(op, chain(*_OPERATORS), 1)
         hint = f"did you mean {near[0]!r}?" if near else "see pcg/rows for those there are"
         raise cursor.problem(f"no operator is called {op!r}; {hint}", at)
     return op

@@ -129,8 +129,11 @@ def _code() -> str:
     root = Path(__file__).resolve().parent
     folders = [(root / name).resolve() for name in ("pcg", "search", "cost", "substitutions", "verifier", "cli")]
     paths = (*root.glob("*.py"), *(path for folder in folders for path in folder.rglob("*")))
-    files = sorted(path for path in paths if path.suffix in (".py", ".json"))
-    return _digest([(path.name, path.read_bytes()) for path in files])
+    found = hashlib.sha256()
+    for path in sorted(path for path in paths if path.suffix in (".py", ".json")):
+        found.update(f"{path.name} {len(content := path.read_bytes())} ".encode())
+        found.update(content)
+    return found.hexdigest()
 
 
 def _digest(value: object) -> str:

@@ -35,11 +35,10 @@ from shardwright.pcg.capture.returned import Returned
 from shardwright.pcg.capture.with_loss import LossFunction, with_loss, without_loss
 from shardwright.pcg.errors import BatchError, InfeasibleError, PlanError
 from shardwright.pcg.foreign import Call, calls
-from shardwright.planning import captured_for, certified_by, check_schedules, searched, statistics_of
+from shardwright.planning import captured_for, certified_by, check_schedules, prove, searched, statistics_of
 from shardwright.ranks import batch_facts, check_world, from_rank_0, model_facts, same_on_all_ranks
 from shardwright.reports.facts import memory_verdict
 from shardwright.reports.wording import idle, infeasible
-from shardwright.search.check import check_plan
 from shardwright.search.collector import collector_paused
 from shardwright.search.picked import by_stage
 from shardwright.search.plan import Plan
@@ -223,7 +222,7 @@ class Programs:
         else:
             known = calls(given.graph)
             kept, captured = None, self._captured(model, args, kwargs, given, known=known, trace=trace)
-            check_plan(given, captured.graph, certified, certified.by_name())
+            prove(given, captured.graph, certified)
         check_schedules(given.cluster)
         checks = [plan.capture_check for plan in (given, *([] if kept is None else [kept.plan]))]
         check = next((one for one in checks if one is not None and one.equal), None)
@@ -242,7 +241,7 @@ class Programs:
         weighted = [(plan, captured.graph, weight) for (plan, captured), (_, weight) in zip(known, shapes, strict=True)]
         found = best_together(weighted, certified, certified.by_name())
         for plan, (_, captured) in zip(found, known, strict=True):
-            check_plan(plan, captured.graph, certified, certified.by_name())
+            prove(plan, captured.graph, certified)
             _check_feasible(plan)
         self._checked.add(model.training)
         _say_what_is_left_out(model, known[0][1])
@@ -275,7 +274,7 @@ class Programs:
         certified = certified_by(self._asked.rules, self._progress)
         captured = self._captured(model, (), batch, first, returned=returned, trace=trace)
         found = reshaped(first, captured.graph, certified, certified.by_name())
-        check_plan(found, captured.graph, certified, certified.by_name())
+        prove(found, captured.graph, certified)
         _check_feasible(found)
         if self._progress and found.report.rows:
             self._progress(
@@ -355,7 +354,7 @@ def _as_ordinary(batch: Mapping[str, Any]) -> dict[str, Any]:
 
 def _is_proven(kept: Kept, certified: Certified) -> bool:
     try:
-        check_plan(kept.plan, kept.captured, certified, certified.by_name())
+        prove(kept.plan, kept.captured, certified)
     except PlanError:
         return False
     return True

@@ -18,7 +18,6 @@ from shardwright.pcg.optable import ROWS
 from shardwright.pcg.rows.declared import ROW_BY_ROW
 from shardwright.pcg.types import TensorType
 from shardwright.substitutions.equations import Equation
-from shardwright.substitutions.rules.catalogue import CATALOGUE, SEARCHED
 from shardwright.substitutions.rules.pattern import Pattern, pattern_of
 from shardwright.substitutions.rules.rowrules import RowRule, choices, derive, sending_choices
 from shardwright.substitutions.rules.rules import Rule
@@ -88,11 +87,17 @@ class Certified:
         found = self._certify(node.op, site.pattern, site.letter(choice))
         return found if isinstance(found, Certificate) else None
 
-    def equations(self, names: Iterable[str] = SEARCHED) -> tuple[Equation, ...]:
-        """Return the proven algebraic rules: those of the file if `only` has equations, else the rules in `names`."""
+    def equations(self, names: Iterable[str] | None = None) -> tuple[Equation, ...]:
+        """Return the proven algebraic rules: those of the file if `only` has equations, else the rules in `names`.
+
+        None: those that a search profits from.
+        """
         if "equation" in self.only:
             return self.store.searched()
-        return tuple(CATALOGUE[name] for name in names if isinstance(self._prove(CATALOGUE[name]), Certificate))
+        from shardwright.substitutions.rules.catalogue import CATALOGUE, SEARCHED  # whoever starts a plan needs none
+
+        wanted = [CATALOGUE[name] for name in (SEARCHED if names is None else names)]
+        return tuple(rule for rule in wanted if isinstance(self._prove(rule), Certificate))
 
     def by_name(self) -> Mapping[str, Equation]:
         """Return the proven algebraic rules by name; only these rewrite a graph."""

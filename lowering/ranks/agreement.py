@@ -23,7 +23,7 @@ def share_values(values: Mapping[str, Tensor], ranks: Ranks) -> list[str]:
     if not has_others(ranks) or not values:
         return []
     values = dict(sorted(values.items()))  # a model may have been built in another order on every rank
-    own = torch.stack([digest(value).to(ranks.device) for value in values.values()])
+    own = torch.stack([one.to(ranks.device) for one in digests([*values.values()])])
     extremes = torch.stack([own, ~own])  # of all ranks, the largest and the complement of the smallest
     dist.all_reduce(extremes, dist.ReduceOp.MAX)
     names = [name for name, equal in zip(values, (extremes[0] == ~extremes[1]).tolist(), strict=True) if not equal]
@@ -61,23 +61,57 @@ def gathered(row: Tensor, ranks: Ranks) -> list[list[int]]:
 
 def digest(value: Tensor) -> Tensor:
     """Return a 64-bit hash of a tensor's bits and their order: an int64 without dimensions on the tensor's device."""
+    return digests([value])[0]
+
+
+def digests(values: Sequence[Tensor]) -> list[Tensor]:
+    """Return the hash of each tensor."""
+    numbers = [_numbers(value) for value in values]
+    most = dict[torch.device, int]()
+    for own in numbers:
+        most[own.device] = max(most.get(own.device, 0), len(own))
+    mixers = {device: _Mixer(size, device) for device, size in most.items()}
+    return [mixers[own.device].hash(own) for own in numbers]
+
+
+def _numbers(value: Tensor) -> Tensor:
+    """Return a tensor's bits as integers, eight bytes at a time where these divide them."""
     flat = value.detach().reshape(-1)
     flat = torch.view_as_real(flat).reshape(-1) if flat.is_complex() else flat
     size = flat.element_size()
     if flat.nbytes % 8 == 0 and flat.storage_offset() * size % 8:  # the reads then depend on the shape alone
         flat = flat.clone()
-    numbers = flat.view(torch.int64 if flat.nbytes % 8 == 0 and flat.nbytes else _INTEGERS[size])
-    total = torch.zeros((), dtype=torch.int64, device=flat.device)
-    size = _CHUNKS.get(flat.device.type, 1 << 15)
-    for number, chunk in enumerate(numbers.split(size)):
-        start = 1 + number * size
-        places = torch.arange(start, start + chunk.numel(), device=flat.device)
-        total += _mixed(chunk.long() ^ _mixed(places)).sum()
-    return total
+    return flat.view(torch.int64 if flat.nbytes % 8 == 0 and flat.nbytes else _INTEGERS[size])
 
 
-def _mixed(x: Tensor) -> Tensor:
-    """Hash every number, so that each bit depends on all bits (the finalizer of SplitMix64, with signed shifts)."""
-    x = (x ^ (x >> 30)) * -0x40A7B892E31B1A47
-    x = (x ^ (x >> 27)) * -0x6B2FB644ECCEEE15
-    return x ^ (x >> 31)
+class _Mixer:
+    """Hashes integers, chunk by chunk, in memory that is made once."""
+
+    def __init__(self, most: int, device: torch.device) -> None:
+        self._size = _CHUNKS.get(device.type, 1 << 15)
+        most = min(most, self._size)
+        self._own, self._spare = (torch.empty(most, dtype=torch.int64, device=device) for _ in range(2))
+        self._places = torch.arange(1, 1 + most, device=device)
+        _mix(self._places, self._spare)
+
+    def hash(self, numbers: Tensor) -> Tensor:
+        sums = [self._of_chunk(chunk) for chunk in numbers.split(self._size)]
+        return sums[0] if len(sums) == 1 else self.hash(torch.stack(sums))
+
+    def _of_chunk(self, chunk: Tensor) -> Tensor:
+        """Return the sum of all numbers, each hashed with its place."""
+        own = self._own[: len(chunk)]
+        torch.bitwise_xor(chunk.long(), self._places[: len(chunk)], out=own)
+        _mix(own, self._spare[: len(chunk)])
+        return own.sum()
+
+
+def _mix(x: Tensor, spare: Tensor) -> None:
+    """Hash every number in place, so that each bit depends on all bits. `spare`: memory of its size.
+
+    It is the finalizer of SplitMix64, with signed shifts.
+    """
+    for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15)):
+        x ^= torch.bitwise_right_shift(x, shift, out=spare)
+        x *= factor
+    x ^= torch.bitwise_right_shift(x, 31, out=spare)

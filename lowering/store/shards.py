@@ -23,6 +23,7 @@ from shardwright.lowering.store.files import Kind, told
 from shardwright.lowering.store.spans import Box
 from shardwright.pcg.errors import PlanError
 
+
 class Checkpoint:
     """A folder that torch.distributed.checkpoint has written."""
 

@@ -34,8 +34,8 @@ from shardwright.pcg.errors import PlanError
 from shardwright.pcg.foreign import calls
 from shardwright.pcg.precision import low_dtype
 from shardwright.pcg.step.late import check_backward
+from shardwright.planning import prove
 from shardwright.reports.report import Paragraph, Report
-from shardwright.search.check import check_plan
 from shardwright.search.plan import Plan
 from shardwright.verifier.choices import Certified
 
@@ -137,7 +137,7 @@ def measure(plan: Plan, loaded: Loaded, certified: Certified, timeout_s: float) 
         loaded.model, batch, precision=plan.precision, num_microbatches=plan.mesh.num_microbatches,
         per_microbatch=plan.execution.per_microbatch, known=calls(plan.graph),
     )  # fmt: skip
-    check_plan(plan, captured.graph, certified, certified.by_name())
+    prove(plan, captured.graph, certified)
     if plan.execution.per_microbatch and any(node.is_random for node in plan.graph.nodes):
         raise PlanError(
             "--numeric: the plan has statistics of each microbatch by itself, but draws dropout for the whole batch, "

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from shardwright.lowering.module import ParallelModule, lower
-from shardwright.lowering.ranks.agreement import digest
+from shardwright.lowering.ranks.agreement import digest, digests
 from shardwright.lowering.runtime.inputs import NUM_FIRST
 from shardwright.pcg.errors import BatchError, ShardwrightError
 from tests.lowering.runs import Case
@@ -230,3 +230,6 @@ def test_digests_tell_values_and_places_apart() -> None:
     assert digest(torch.zeros(2)) != digest(torch.zeros(4))
     long = torch.arange((1 << 15) + 5)
     assert digest(long) != digest(torch.cat([long[:-2], long[-2:].flip(0)]))
+    chunks = torch.randint(9, (2, 1 << 15))  # which are hashed one after the other
+    assert digest(chunks) != digest(chunks.flip(0))
+    assert digests([odd, long, chunks, nan]) == [digest(x) for x in (odd, long, chunks, nan)]
