@@ -13,7 +13,7 @@ from functools import lru_cache
 from shardwright.pcg.analysis import constant_nodes
 from shardwright.pcg.attrs import Attr
 from shardwright.pcg.choice import WHOLE, Choice, Choices, Split, indivisible
-from shardwright.pcg.graph import OPAQUE, Graph, Node
+from shardwright.pcg.graph import OPAQUE, Graph, Node, Source
 from shardwright.pcg.layout import C, Layout, Layouts, R, innermost
 from shardwright.pcg.moves import Move, Operator, steps_of
 from shardwright.pcg.optable import ROWS
@@ -22,16 +22,23 @@ from shardwright.pcg.results import handed_on
 from shardwright.search.choices.domain import CertifiedSplits
 from shardwright.search.choices.problem import Problem, Solution
 from shardwright.search.choices.reshard import can_hold, replicated
+from shardwright.search.exact.folding import Tie
 
 
-def materialize(problem: Problem, solution: Solution, certified: CertifiedSplits) -> Graph:
-    """Return the validated parallel graph of a solution. Its erasure is the problem's graph."""
-    return _Materializer(problem, solution, certified).run().validate()
+def materialize(problem: Problem, solution: Solution, certified: CertifiedSplits, ties: Sequence[Tie] = ()) -> Graph:
+    """Return the validated parallel graph of a solution. Its erasure is the problem's graph.
+
+    A move lies where the value is made. `ties`: those of a folded graph; what its blocks hand on is moved in every
+    occurrence of the block that reads it, so such a move lies where the value is read.
+    """
+    return _Materializer(problem, solution, certified, ties).run().validate()
 
 
 class _Materializer:
-    def __init__(self, problem: Problem, solution: Solution, certified: CertifiedSplits) -> None:
+    def __init__(self, problem: Problem, solution: Solution, certified: CertifiedSplits, ties: Sequence[Tie]) -> None:
         self.problem, self.solution, self.certified = problem, solution, certified
+        self.handed = {tie.after for tie in ties}
+        self.given = {name: [tie.after for tie in ties if tie.before == name] for name in {tie.before for tie in ties}}
         self.graph, self.mesh = problem.graph, problem.mesh
         self.constants = constant_nodes(self.graph)
         self.nodes: dict[str, Node] = {}
@@ -72,13 +79,14 @@ class _Materializer:
     def _operator(self, node: Node) -> None:
         domain = self.problem.domains[node.name]
         choice = self.solution.choices[self.problem.index["node", node.name]]
-        inputs = tuple([self._at(name, need) for name, need in zip(node.inputs, domain.operands[choice], strict=True)])
+        needs = zip(node.inputs, domain.operands[choice], strict=True)
+        inputs = tuple([self._at(name, need, node) for name, need in needs])
         name = self._append(_split(node, inputs, domain.splits[choice]))
         self.made[node.name, domain.result[choice]] = name
 
     # ---- resharding ----
 
-    def _at(self, name: str, need: Layouts) -> str:
+    def _at(self, name: str, need: Layouts, reader: Node | None = None) -> str:
         """Return the value of a serial node in the layouts that a reader needs."""
         if name in self.constants:
             return self._constant(name, tuple(R if x.kind == "C" else x for x in need))
@@ -89,24 +97,29 @@ class _Materializer:
         start = self._chosen("storage" if self.graph.by_name[name].op == "parameter" else "node", name)
         assert start is not None
         hub = closure.plain(self._chosen("hub", name) or start)
-        return self._walk(name, start, [*closure.path(start, hub), *closure.path(hub, need)])
+        to_hub, from_hub = closure.path(start, hub), closure.path(hub, need)
+        made, read = self.graph.by_name[name].source, reader.source if reader else None
+        is_moved = name in self.handed or any(self._chosen("node", n) != hub for n in self.given.get(name, ()))
+        is_tied = name in self.handed or name in self.given
+        first, then = (read if moved and read else made for moved in (is_moved, is_tied))
+        return self._walk(name, start, [*to_hub, *from_hub], [first] * len(to_hub) + [then] * len(from_hub))
 
-    def _walk(self, name: str, state: Layouts, path: Sequence[Move]) -> str:
+    def _walk(self, name: str, state: Layouts, path: Sequence[Move], sources: Sequence[Source]) -> str:
         """Append the operators of a whole path, and return its end; moves that were priced apart are not fused."""
         current = self.made[name, state]
-        for move, steps in zip(path, steps_of(path, self.mesh), strict=True):
+        for move, steps, source in zip(path, steps_of(path, self.mesh), sources, strict=True):
             state = (*state[: move.axis], move.after, *state[move.axis + 1 :])
             if (name, state) in self.made:
                 current = self.made[name, state]
                 continue
-            current = self._run(current, steps)
+            current = self._run(current, steps, source)
             self.made[name, state] = current
         return current
 
-    def _run(self, operand: str, steps: Sequence[Operator]) -> str:
+    def _run(self, operand: str, steps: Sequence[Operator], source: Source) -> str:
         for op, attrs in steps:
             name = f"{operand}.{op}_{dict(attrs)['axis']}"
-            operand = self._append(Node(name, op, (operand,), attrs, (), self.nodes[operand].source))
+            operand = self._append(Node(name, op, (operand,), attrs, (), source))
         return operand
 
     # ---- constants ----
@@ -158,7 +171,7 @@ class _Materializer:
         axes = [a for a in range(len(need)) if have[a] != need[a]]
         path = [Move(axis, R, need[axis]) for axis in sorted(axes, key=lambda a: (need[a].dim, need[a].blocks, a))]
         for steps in steps_of(path, self.mesh):
-            operand = self._run(operand, steps)
+            operand = self._run(operand, steps, self.nodes[operand].source)
         return operand
 
 

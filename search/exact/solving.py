@@ -427,7 +427,7 @@ class Solver:
         problem, eliminator = self.problem(folded, mesh, roles, execution, "zero-3")
         fastest = eliminator.solve(problem)
         _check_finite(problem, fastest, roles, "zero-3")
-        return materialize(problem, fastest, self.certified)
+        return materialize(problem, fastest, self.certified, folded.ties)
 
     def predicted(self, graph: Graph, execution: Execution, repeats: Mapping[str, int]) -> Prediction:
         """Return the result of `predict`, remembered: several lifetimes or plans often have the same graph."""
@@ -489,7 +489,7 @@ class Solver:
     def finished(self, draft: _Draft, folded: Folded, zeros: Sequence[Lifetimes]) -> Candidate:
         """Return `_stored` for the graph that the problem is of."""
         problem, solution, _ = draft.solved
-        graph = materialize(problem, solution, self.certified)
+        graph = materialize(problem, solution, self.certified, folded.ties)
         return self._stored(draft, graph, folded.repeats, zeros, first=folded.effort.is_least)
 
     def _stored(

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.predict import predict
 from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.capture.capture import capture
@@ -242,6 +243,21 @@ def test_what_does_not_fit_unfolded_is_solved_whole_if_that_is_small(monkeypatch
         asked.clear()
         assert small.again_whole(graph, fold(graph), few).graph == whole.graph
         assert len(asked) == number
+
+
+@each("roles", [("free",), ("tensor",), ("free", "tensor"), ("tensor", "data")])
+@each("width, seq", [(64, 8), (1024, 8), (1024, 64)])
+def test_the_estimate_of_a_folded_graph_is_what_the_whole_one_takes(
+    roles: tuple[str, ...], width: int, seq: int
+) -> None:
+    """What blocks hand on is moved for each of them, also where the first one reads another value, laid out alike."""
+    graph, solver = blocks(8, width, layers=12, seq=seq), Solver(Cluster.preset("dgx-a100", 1), every_choice)
+    mesh = Mesh.of(x=8) if len(roles) == 1 else Mesh.of(x=2, y=4)
+    folded = fold(graph)
+    few = solver.solve(folded, mesh, roles, "test")
+    whole = solver.again_whole(graph, folded, few).prediction
+    assert few.prediction.step_s == pytest.approx(whole.step_s, rel=5e-3)
+    assert few.prediction.communication_bytes == pytest.approx(whole.communication_bytes)
 
 
 # ---- kinds of blocks ----
