@@ -34,9 +34,10 @@ from shardwright.lowering.runtime.attention import sdpa
 from shardwright.lowering.runtime.collectives import gather_copy
 from shardwright.pcg.graph import Graph
 from shardwright.pcg.mesh import Mesh
+from shardwright.search.exact.folding import Folded
+from shardwright.search.exact.striping import balanced
 from shardwright.search.request.restrict import CONTEXT, RING
 from shardwright.search.tree.planner import Planner
-from shardwright.search.tree.striping import in_stripes
 
 SIZE = Size(batch=1, vocab=512, hidden=256, heads=4, layers=2)
 CASES = ((4096, 10e6), (4096, 5e6), (8192, 10e6))
@@ -53,10 +54,8 @@ MOST_APART = 1e-3
 def graphs(size: Size) -> dict[str, Graph]:
     """The model with its sequence shared by two devices, by role, and balanced."""
     planner, serial = Planner(Cluster.local(2), CERTIFIED), serial_graph(size)
-    found = {role: planner.solve(serial, Mesh.of(cp=2), (role,), role).graph for role in WAYS}
-    balanced = in_stripes(found[RING], 0, size.seq // 2)
-    assert balanced is not None
-    return {**found, STRIPED: balanced}
+    found = {role: planner.solver.fastest_layouts(Folded(serial), Mesh.of(cp=2), (role,)) for role in WAYS}
+    return {**found, STRIPED: balanced(found[RING], CERTIFIED)}
 
 
 def race(found: dict[str, Graph], size: Size, other: int, num_rounds: int) -> dict[str, Samples]:

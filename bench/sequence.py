@@ -36,7 +36,7 @@ from shardwright.pcg.mesh import Mesh
 from shardwright.search.plan import Plan, most_frequent
 from shardwright.search.request.asked import Bound
 from shardwright.search.request.limits import NO_LIMITS, Limits
-from shardwright.search.request.restrict import CONTEXT, DATA, TENSOR, ULYSSES, ZERO
+from shardwright.search.request.restrict import CONTEXT, DATA, RING, TENSOR, ULYSSES, ZERO
 from shardwright.search.request.spaces import Space, degrees
 from shardwright.search.tree.planner import Planner
 from shardwright.verifier.choices import Certified
@@ -46,7 +46,9 @@ WHOLE = Limits(bounds=(Bound("no residual", "residual", 1, 1),))
 KINDS: dict[str, tuple[tuple[tuple[str, ...], ...], Limits]] = {
     "context": (((CONTEXT,), (ZERO, CONTEXT)), NO_LIMITS),
     "ulysses": (((ULYSSES,), (ZERO, ULYSSES)), NO_LIMITS),
+    "ring": (((RING,), (ZERO, RING)), NO_LIMITS),
     "context × ulysses": (((CONTEXT, ULYSSES),), NO_LIMITS),
+    "ring × ulysses": (((RING, ULYSSES),), NO_LIMITS),
     "tensor": (((TENSOR,), (ZERO, TENSOR)), NO_LIMITS),
     "tensor, whole between": (((TENSOR,), (ZERO, TENSOR)), WHOLE),
     "context × tensor": (((CONTEXT, TENSOR),), NO_LIMITS),
@@ -96,6 +98,8 @@ def causal(sizes: Decoder, batch: int, seq: int) -> Callable[[], Example]:
 
 
 GPT = Decoder("mpt", 24, 2048, 16, 16, 8192, 50304)
+CAUSAL_8B = Decoder("llama", 32, 4096, 32, 8, 14336, 128256)
+CAUSAL_405B = Decoder("llama", 126, 16384, 128, 8, 53248, 128256)
 FEW_KEYS = Decoder("llama", 28, 3072, 24, 2, 8192, 128256)
 LLAMA_3B = (3072, 28, 8192, 24)
 CASES = (
@@ -115,6 +119,8 @@ CASES = (
     Case("GPT 1.3B, causal, 4 × 16384", causal(GPT, 4, 16384), ((H100, 1), (H100, 2), (A100, 2)), "amp_bf16"),
     Case("T5-3B, 4 × 8192 to 512", t5_3b(4, 8192, 512), ((H100, 2),), "amp_bf16"),
     Case("Llama-3B, causal, 2 key heads, 2 × 32768", causal(FEW_KEYS, 2, 32768), ((H100, 1), (H100, 2)), "amp_bf16"),
+    Case("Llama-8B, causal, 1 × 1048576", causal(CAUSAL_8B, 1, 1 << 20), ((H100, 8),), "amp_bf16"),
+    Case("Llama-405B, causal, 8 × 131072", causal(CAUSAL_405B, 8, 1 << 17), ((H100, 128),), "amp_bf16"),
     Case("Llama-3B, 1 × 21504", llama(*LLAMA_3B, batch=1, seq=21504), (("3", 1), ("7", 1), ("7", 3))),
 )
 
@@ -197,7 +203,8 @@ slower than the fastest plan that is forced to one kind of split, and up to {lea
 
 Written by `python -m bench.sequence` on {date}. Each forced kind is the best of its meshes, tuned as the planner does:
 
-* *context*: keys and values are gathered. *ulysses*: all-to-alls change between heads and sequence.
+* *context*: keys and values are gathered. *ring*: they travel. *ulysses*: all-to-alls change between heads and
+  sequence.
 * *tensor*: Megatron's tensor parallelism, with what lies between its regions split; *whole between*: not split.
 * *zero*: ZeRO on the batch. *a × b*: two of them on two axes.
 

@@ -143,14 +143,18 @@ class NodeCost:
         return [_part(row, ends) for row in distinct], np.array(of, np.intp)
 
     def _among(self, choice: Choice, size: int, layouts: Sequence[Layout], ends: Sequence[int]) -> list[int]:
-        """Return how many devices of an axis share each dimension and factor, how many send rows, and the step."""
+        """Return how many devices of an axis share each dimension and factor, how many send rows, and the step.
+
+        The step is that of a balanced ring, which a ring of the search becomes if it can.
+        """
         shares = [1] * (ends[-1] + 2)
         for start, layout in zip(ends, layouts, strict=False):
             if layout.kind == "S":
                 shares[start + layout.dim] = size
         if self.signature is not None and choice.factors:
             shares[ends[-2] : -2] = [size if f.name in choice.factors else 1 for f in self.signature.factors]
-        shares[-2:] = choice.senders(size), step_along([choice], [size], self.row.offset if self.row else None)
+        is_spaced = self.row is not None and self.row.spaced and self.row.offset in choice.factors
+        shares[-2:] = choice.senders(size), size if is_spaced and (choice.blocks > 1 or choice.sends) else 1
         return shares
 
     def exchanges(self, split: Choices, needs: tuple[Layouts, ...], result: Layouts) -> tuple[Exchange, ...]:

@@ -10,6 +10,7 @@
     least        the least that a step takes by the timeline, whatever its layouts
     keeping      which values a step keeps and which it makes again, at a price of a byte
     materialize  a solution as a parallel graph
+    striping     the positions that devices in a causal ring have
     solving      all of this for one way to run a step: a graph goes in, a candidate comes out
 
 Imports `plan`, `request` and `choices`.

@@ -39,9 +39,10 @@ from shardwright.search.choices.domain import CertifiedSplits, storage_domain
 from shardwright.search.choices.problem import NoLayoutsError, Prices, Problem, Restrict, RunFacts, Solution
 from shardwright.search.exact.building import ProblemBuilder
 from shardwright.search.exact.eliminate import Eliminator
-from shardwright.search.exact.folding import Folded, unfolded
+from shardwright.search.exact.folding import Folded, Tie, unfolded
 from shardwright.search.exact.least import least_s
 from shardwright.search.exact.materialize import materialize
+from shardwright.search.exact.striping import balanced
 from shardwright.search.exact.within import (
     HULL_TOLERANCE,
     kept_bytes,
@@ -468,7 +469,7 @@ class Solver:
             solution = eliminator.solve(all_blocks, at)
             solved = all_blocks, solution, at
         made = _Draft(c.name, c.bound_s, solved, c.roles, c.execution, c.priced, c.limits)
-        laid_out = materialize(all_blocks, solution, self.certified)
+        laid_out = self._laid_out(all_blocks, solution)
         if not judged:
             return replace(c, graph=laid_out, solved=solved, folded=False)
         candidate_of_all = self._stored(made, laid_out, {}, (c.lifetimes,))
@@ -489,8 +490,12 @@ class Solver:
     def finished(self, draft: _Draft, folded: Folded, zeros: Sequence[Lifetimes]) -> Candidate:
         """Return `_stored` for the graph that the problem is of."""
         problem, solution, _ = draft.solved
-        graph = materialize(problem, solution, self.certified, folded.ties)
+        graph = self._laid_out(problem, solution, folded.ties)
         return self._stored(draft, graph, folded.repeats, zeros, first=folded.effort.is_least)
+
+    def _laid_out(self, problem: Problem, solution: Solution, ties: Sequence[Tie] = ()) -> Graph:
+        """Return the parallel graph of a solution, with balanced rings; `ties`: as in `materialize`."""
+        return balanced(materialize(problem, solution, self.certified, ties), self.certified)
 
     def _stored(
         self, draft: _Draft, solved: Graph, repeats: Mapping[str, int], zeros: Sequence[Lifetimes], *,

@@ -11,7 +11,6 @@
     fitting      the values that are kept and the weights that are gathered again, until a plan fits
     spreading    each stage's blocks, recomputation, and lifetimes of gathered weights
     whole        the best plans with all blocks; mixtures of what blocks keep
-    striping     the positions that devices in a causal ring have
     pieces       the number of pieces in which moves run beside products
     encodings    what gathers of weights and sums of gradients send
     reshaped     the plan of another batch or mode, over parameters as they are stored

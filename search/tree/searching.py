@@ -32,7 +32,6 @@ from shardwright.search.tree.phases import Phases
 from shardwright.search.tree.pieces import in_pieces, rivals_in_pieces
 from shardwright.search.tree.remedies import remedied, remedies
 from shardwright.search.tree.staging import Stages, StagesByHand
-from shardwright.search.tree.striping import rivals_in_stripes, striped
 from shardwright.search.tree.ways import Progress, Way, Ways
 from shardwright.search.tree.whole import WholeGraph
 from shardwright.substitutions.equations import Equation
@@ -224,17 +223,15 @@ class Search:
         return _Finished(finisher, chosen, best, whole)
 
     def _sent(self, finished: _Finished) -> tuple[Identity, Candidate]:
-        """Return how the plan was run, and the plan with balanced rings, and what it sends encoded and in pieces."""
+        """Return how the plan was run, and the plan with what it sends encoded and in pieces."""
         asked, phases, solver = self.pins.asked, self.phases, self.solver
-        with phases.timed("stripes"):
-            rivals = self.stop.within(rivals_in_stripes(solver, finished.whole.values()))
-            chosen, best = _fastest([(finished.chosen, striped(solver, finished.best)), *rivals])
         with phases.timed("encodings"):
-            best = encoded(solver, best, asked.encodings)
+            best = encoded(solver, finished.best, asked.encodings)
         with phases.timed("pieces"):
             cut = in_pieces(solver, best, asked.pieces if asked.pieces or not self.stop.reached else 1)
-            others = (c for c in finished.whole.values() if c.execution.encodings == cut.execution.encodings)
-            return _fastest([(chosen, cut), *self.stop.within(rivals_in_pieces(solver, cut, others, asked.pieces))])
+            rivals = (c for c in finished.whole.values() if c.execution.encodings == cut.execution.encodings)
+            others = self.stop.within(rivals_in_pieces(solver, cut, rivals, asked.pieces))
+            return min([(finished.chosen, cut), *others], key=lambda run: rank(run[1]))
 
     # ---- the report ----
 
@@ -282,11 +279,6 @@ def _others(chosen: Identity, costed: Sequence[Candidate], remedy: Mapping[int, 
 
 def _alternative(c: Candidate, remedy: str) -> Alternative:
     return Alternative(c.name, c.mesh, c.prediction, c.fits, c.execution, most_frequent(c.graph), c.folded, remedy)
-
-
-def _fastest(runs: Iterable[tuple[Identity, Candidate]]) -> tuple[Identity, Candidate]:
-    """Return the plan that comes first, with how it was run."""
-    return min(runs, key=lambda run: rank(run[1]))
 
 
 def _ran(attempts: Iterable[object]) -> None:

@@ -1,13 +1,13 @@
 """Causal rings in which a device has every n-th position of the sequence, so that all have the same work (`pcg.ring`).
 
-Layouts are known, and were chosen for consecutive positions. A part of the graph has its blocks multiplied: what is
-sharded together with the queries of a ring, up to the moves that cut it from the whole and gather it again. These moves
-send what they sent before, so the timeline alone decides.
+Layouts were chosen with consecutive positions, at the price of balanced ones. A part of the graph has its blocks
+multiplied: what is sharded together with the queries of a ring, up to the moves that cut it from the whole and gather
+it again. These moves send what they sent before, so a balanced ring is never slower.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 
@@ -16,29 +16,19 @@ from shardwright.pcg.errors import GraphError
 from shardwright.pcg.graph import Graph, Node, make_attrs
 from shardwright.pcg.parallel import COMBINE, PARTITION
 from shardwright.pcg.ring import Ring
-from shardwright.search.exact.solving import Candidate, Identity, Solver, rank
+from shardwright.search.choices.domain import CertifiedSplits
 
 Stripes = Mapping[int, int]
 """By axis, the number of blocks of the sequence, of each of which a device has one position."""
 
 
-def striped(solver: Solver, found: Candidate) -> Candidate:
-    """Return a plan of the whole graph with its causal rings balanced, if it can be and is faster."""
-    best = found
-    for axis, blocks in _unbalanced(found.graph).items():
-        graph = in_stripes(best.graph, axis, blocks)
-        if graph is not None and _is_certified(solver, graph, best.graph):
-            prediction = solver.predicted(graph, best.execution, {})
-            balanced = replace(best, graph=graph, prediction=prediction, fits=solver.fits(prediction))
-            best = min(best, balanced, key=rank)
-    return best
-
-
-def rivals_in_stripes(solver: Solver, others: Iterable[Candidate]) -> Iterator[tuple[Identity, Candidate]]:
-    """Yield the plans of the whole graph that gain by stripes, with how they are run."""
-    for other in others:
-        if not other.folded and (balanced := striped(solver, other)) is not other:
-            yield other.identity, balanced
+def balanced(graph: Graph, certified: CertifiedSplits) -> Graph:
+    """Return the graph with its causal rings balanced, around each axis where they can be."""
+    for axis, blocks in _unbalanced(graph).items():
+        found = in_stripes(graph, axis, blocks)
+        if found is not None and _is_certified(found, graph, certified):
+            graph = found
+    return graph
 
 
 def _unbalanced(graph: Graph) -> Stripes:
@@ -95,11 +85,11 @@ def _in_blocks(graph: Graph, node: Node, axis: int, blocks: int, together: set[s
     return replace(node, split=(*node.split[:axis], node.split[axis].in_blocks(blocks), *node.split[axis + 1 :]))
 
 
-def _is_certified(solver: Solver, graph: Graph, before: Graph) -> bool:
+def _is_certified(graph: Graph, before: Graph, certified: CertifiedSplits) -> bool:
     """Return whether all choices that changed have certificates."""
     for node, old in zip(graph.nodes, before.nodes, strict=True):
         changed = [choice for choice, was in zip(node.split, old.split, strict=True) if choice != was]
         operands = [graph.types[name] for name in node.inputs]
-        if changed and not solver.certified(node, operands, changed).issuperset(changed):
+        if changed and not certified(node, operands, changed).issuperset(changed):
             return False
     return True

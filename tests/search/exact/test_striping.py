@@ -9,14 +9,16 @@ import pytest
 
 from bench.plans import CERTIFIED, fast_links
 from shardwright.cost.clusters.cluster import Cluster
+from shardwright.cost.predict import predict
 from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.errors import LayoutError
 from shardwright.pcg.graph import Graph, make_attrs
 from shardwright.pcg.interpret import run_devices, run_serial
 from shardwright.pcg.mesh import Mesh
 from shardwright.search.check import difference, uncertified
+from shardwright.search.exact.folding import Folded
+from shardwright.search.exact.striping import in_stripes
 from shardwright.search.tree.planner import Planner
-from shardwright.search.tree.striping import in_stripes
 from tests.lowering.parallelize import parallelize
 
 SEQ = 8
@@ -35,8 +37,9 @@ def model(seq: int = SEQ, *, causal: bool = True) -> Graph:
 
 
 def ringed(graph: Graph, mesh: Mesh) -> Graph:
-    planner = Planner(fast_links(mesh.num_devices), CERTIFIED)
-    return planner.solve(graph, mesh, ("ring",), "ring").graph
+    """The layouts as they are found, which are of consecutive positions."""
+    solver = Planner(fast_links(mesh.num_devices), CERTIFIED).solver
+    return solver.fastest_layouts(Folded(graph), mesh, ("ring",))
 
 
 def splits(graph: Graph, op: str) -> set[tuple[str, ...]]:
@@ -62,7 +65,8 @@ def test_all_that_lies_with_the_queries_is_in_stripes(size: int) -> None:
 
 def test_what_cannot_lie_in_stripes() -> None:
     """With an axis that shares the sequence; with values that are stored in parts."""
-    shared = Planner(fast_links(4), CERTIFIED).solve(model(), Mesh.of(cp=2, sp=2), ("ring", "ulysses"), "both").graph
+    solver = Planner(fast_links(4), CERTIFIED).solver
+    shared = solver.fastest_layouts(Folded(model()), Mesh.of(cp=2, sp=2), ("ring", "ulysses"))
     assert in_stripes(shared, 0, SEQ // 2) is None
     graph = ringed(model(), Mesh.of(cp=2))
     cut = next(n for n in graph.nodes if n.op == "partition" and n.inputs == ("x",))
@@ -84,6 +88,6 @@ def test_the_search_balances_causal_rings(causal: bool, expected: set[tuple[str,
     graph, mesh = model(4096, causal=causal), Mesh.of(cp=2)
     plan = planner.plan(graph, mesh=mesh, roles=("ring",), compared=False, microbatches=1, recompute="none")
     assert splits(plan.graph, "sdpa") == expected
-    unbalanced = planner.solve(graph, mesh, ("ring",), "ring").prediction
+    unbalanced = predict(ringed(graph, mesh), Cluster.local(2))
     assert (plan.prediction.step_s < 0.8 * unbalanced.step_s) == causal
     assert plan.prediction.communication_bytes == unbalanced.communication_bytes
