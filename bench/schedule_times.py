@@ -19,8 +19,12 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
+from bench.collectives import measured as published
+from bench.collectives import predicted, tables
+from shardwright.cost.clusters.cluster import Cluster
 from shardwright.cost.clusters.networks import GB
-from shardwright.cost.clusters.shapes import complete
+from shardwright.cost.clusters.shapes import complete, of_levels
+from shardwright.cost.collectives.groups import group_of, network_of
 from shardwright.cost.collectives.simulation import simulate
 from shardwright.pcg.collectives.builders.table import build
 from shardwright.pcg.collectives.schedule import Schedule
@@ -99,6 +103,22 @@ def fits() -> tuple[Fit, Fit]:
     by_protocol = {name: [row for row in simple if row.protocol == name] for name in fewest}
     others = [row for row in rows if row not in simple]
     return fit(rows, {}), fit(others, {name: _line(own) for name, own in by_protocol.items()})
+
+
+def nccls_rings() -> tuple[int, float]:
+    """Return how many published times of NCCL's rings there are, and the median error of a simulated one.
+
+    By the links of eight H100 alone: of the all-gathers for which NCCL takes its protocol Simple, which adds little.
+    """
+    rows = predicted(tables(published())["8-h100-azure", "all_gather"])
+    own = [row.measured for row in rows if row.choice == "ring Simple"]
+    levels = Cluster.preset("dgx-h100", nodes=1).levels
+    topology, ring = (
+        of_levels("8 H100", network_of(group_of((RANKS,), 0, levels), levels)),
+        _schedule("ring", "all_gather"),
+    )
+    seconds = [simulate(ring, topology, row.num_bytes).seconds for row in own]
+    return len(own), median(abs(said / row.seconds - 1) for said, row in zip(seconds, own, strict=True))
 
 
 def _line(rows: Sequence[Measured]) -> Line:

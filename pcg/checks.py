@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import contextmanager
+from fractions import Fraction
 from numbers import Integral, Real
 
 from shardwright.pcg.errors import ClusterError
@@ -142,7 +143,7 @@ def _names(names: Collection[str]) -> str:
 
 
 def _show(value: object) -> str:
-    shown, number = repr(value), _number(value)
+    shown, number = str(value) if isinstance(value, Fraction) else repr(value), _number(value)
     shown = shown if len(shown) <= 60 else shown[:57] + "..."
     beyond = number is not None and (MOST < abs(number) < math.inf or 0 < abs(number) < LEAST)
     return f"{shown}, beyond what a machine has" if beyond else shown

@@ -55,7 +55,7 @@ def power_of_two(size: int) -> bool:
     return size & (size - 1) == 0
 
 
-ANY = Sizes("any number of ranks", lambda dims: prod(dims) > 1)
+ANY = Sizes("any number of ranks from 2 on", lambda dims: prod(dims) > 1)
 POWERS = Sizes("2, 4, 8, … ranks", lambda dims: prod(dims) > 1 and power_of_two(prod(dims)))
 GRID_OF_POWERS = Sizes(
     "2, 4, 8, … ranks along every dimension", lambda dims: min(dims) > 1 and all(map(power_of_two, dims))

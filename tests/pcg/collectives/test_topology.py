@@ -36,7 +36,7 @@ def test_what_is_no_network(num_ranks: int, links: tuple[Link, ...], problem: st
 
 @each("rate", [0, -1, float("nan"), float("inf"), "fast", True])
 def test_a_rate_is_positive(rate: object) -> None:
-    with pytest.raises(ClusterError, match=r"Link.rate_bytes_per_s: expected a positive number"):
+    with pytest.raises(ClusterError, match=rf"Link.rate_bytes_per_s: expected a positive number, got {rate!r};"):
         Link(0, 1, rate)  # pyright: ignore[reportArgumentType]
 
 
