@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -137,10 +140,6 @@ def test_the_report_says_what_is_gained(plans: Mapping[str, Plan]) -> None:
     assert PlanReport(replace(plans["data"], cluster=TWO_NODES)).data()["schedules"] is None
     along_two = str(PlanReport(plans["two axes"]).paragraphs())
     assert "counts sums over several axes, or between stages, as gloo's; what they save comes on top" in along_two
-    far = replace(TWO_NODES, levels=(TWO_NODES.levels[0], replace(TWO_NODES.levels[1], latency_s=0.01)))
-    doubling = Schedules([build("doubling", "all_reduce", (2, 2))])
-    clipped = str(PlanReport(replace(plans["data"], cluster=far.with_schedules(doubling))).paragraphs())
-    assert "clipping sums over all ranks by doubling all_reduce 2x2" in clipped
     nothing = replace(plans["data"], cluster=TWO_NODES.with_schedules(Schedules()))
     words = "none: no schedule fits a group of this plan and is worth running in place of gloo's own"
     assert words in str(PlanReport(nothing).paragraphs())
@@ -160,20 +159,23 @@ def test_a_compiled_step_runs_them(plans: Mapping[str, Plan]) -> None:
             assert count == sum(use.times for use in uses(own) if use.schedule is not None), name
 
 
-def _step(name: str, own: Plan) -> tuple[float, float, int]:
-    count, run, (reference, batch) = [0], ScheduledCollective._checked, of(name)
+def _counted(counts: list[int]) -> AbstractContextManager[object]:
+    """Count the schedules that run meanwhile."""
+    run = ScheduledCollective._checked
 
     def counted(self: ScheduledCollective, *args: Any, **kwargs: Any) -> Tensor:
-        count[0] += 1
+        counts[0] += 1
         return run(self, *args, **kwargs)
 
+    return mock.patch.object(ScheduledCollective, "_checked", counted)
+
+
+def _step(name: str, own: Plan) -> tuple[float, float, int]:
+    counts, (reference, batch) = [0], of(name)
     parallel = compiled(of(name)[0], plan=own, kwargs=batch)
     reference(**batch).backward()
-    ScheduledCollective._checked = counted
-    try:
+    with _counted(counts):
         loss = parallel.forward_backward(**batch)
-    finally:
-        ScheduledCollective._checked = run
     norm = parallel.clip_grad_norm_(1e9)
     assert norm.item() == pytest.approx(nn.utils.clip_grad_norm_(reference.parameters(), 1e9).item(), rel=1e-12)
     errors = [
@@ -182,7 +184,50 @@ def _step(name: str, own: Plan) -> tuple[float, float, int]:
         if isinstance(p.grad, DTensor) and q.grad is not None
     ]
     assert len(errors) == len([*reference.parameters()])
-    return loss.item(), max(errors), count[0]
+    return loss.item(), max(errors), counts[0]
+
+
+class Tied(nn.Module):
+    """The first stage and the last have a weight in common."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.blocks = nn.Embedding(64, 32), nn.ModuleList(nn.Linear(32, 32) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.tokens(x)
+        for block in self.blocks:
+            h = h + torch.relu(block(h))
+        return nn.functional.cross_entropy((h @ self.tokens.weight.T).flatten(0, 1), x.flatten())
+
+
+def test_stages_and_clipping_sum_by_schedules() -> None:
+    """Over a slow link one step is better than the two of a ring."""
+    batch = {"x": torch.randint(0, 64, (4, 8), generator=torch.Generator().manual_seed(2))}
+    far = replace(TWO_NODES, levels=(replace(TWO_NODES.levels[1], latency_s=0.01),))
+    torch.manual_seed(0)
+    model = Tied().double()
+    own = plan(model, far.with_schedules("synthesized"), kwargs=batch, stages=2, microbatches=2)
+    assert [(use.stage, use.axis, use.is_priced) for use in uses(own)] == [(0, "stages", False), (1, "stages", False)]
+    names = {use.schedule and use.schedule.name for use in (*uses(own), clipping(own))}
+    assert names == {"one-shot all_reduce 2"}
+    clipped = str(PlanReport(own).paragraphs())
+    assert "clipping sums over all ranks by one-shot all_reduce 2" in clipped
+
+    def body() -> tuple[float, float, list[int]]:
+        reference, counts = Tied().double(), [0]
+        reference.load_state_dict(model.state_dict())
+        parallel = compiled(copy.deepcopy(model), plan=own, kwargs=batch)
+        with _counted(counts):
+            loss = parallel.forward_backward(**batch).item()
+            norm = parallel.clip_grad_norm_(1.0).item()
+        reference(**batch).backward()
+        expected = nn.utils.clip_grad_norm_(reference.parameters(), 1.0).item()
+        return loss - reference(**batch).item(), norm / expected - 1, counts
+
+    for off, norm_off, counts in run_ranks(body, 2, 60):
+        assert (off, norm_off) == pytest.approx((0, 0), abs=1e-12)
+        assert counts == [2]  # the gradient of the tied weight, and the norm
 
 
 def _uneven(kind: str, weights: list[int]) -> Schedule:

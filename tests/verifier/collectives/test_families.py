@@ -40,7 +40,7 @@ TWINS: Mapping[str, tuple[str, Callable[[Family], Family]]] = {
 def test_families_are_proven_and_their_wrong_twins_are_not(name: str) -> None:
     family = FAMILIES[name]
     assert refuted(family) == []
-    for twin, (claim, change) in TWINS.items():
+    for twin, (claim, change) in some(TWINS.items(), 5 if family.powers else len(TWINS)):
         found = {one.claim: one.example for one in refuted(change(family))}
         assert claim in found, twin
         assert found[claim], f"{twin}: refuted by an example"
