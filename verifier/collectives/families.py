@@ -34,12 +34,12 @@ from typing import Any, Literal, NamedTuple
 import z3
 
 from shardwright.pcg.collectives.schedule import Transfer
+from shardwright.verifier.solver import STEPS, answer, limited
 
 Term = Any
 """A number or a truth: Python's own, or a term of Z3."""
 Claim = Literal["first", "there", "new", "grows", "ends", "done", "whole"]
 WORD_BITS = 32
-TIMEOUT_MS = 60_000
 
 
 class Family(NamedTuple):
@@ -179,12 +179,11 @@ def _claims(family: Family) -> Iterator[tuple[Claim, tuple[list[Term], Term]]]:
 
 def _example(premises: Sequence[Term], conclusion: Term) -> Mapping[str, int] | None:
     """Return where premises are true and a conclusion is not; None: nowhere."""
-    solver = z3.Solver()
-    solver.set("timeout", TIMEOUT_MS)
+    solver = limited(z3.Solver(), STEPS)
     solver.add(*premises, z3.Not(conclusion))
-    if (answer := solver.check()) == z3.unsat:
+    if (found := answer(solver)) == z3.unsat:
         return None
-    model: Any = solver.model() if answer == z3.sat else []
+    model: Any = solver.model() if found == z3.sat else []
     return {str(name): model[name].as_long() for name in model}
 
 

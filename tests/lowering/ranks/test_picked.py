@@ -148,6 +148,7 @@ def test_rows_by_schedules_are_rows() -> None:
         for name, kind in (("hierarchical", "all_to_all"), ("bruck", "all_to_all"), ("direct", "all_to_all")):
             picked: Picked = {kind: [(0.0, None), (1000.0, build(name, kind, (2, 2), 3))]}
             axis = replace(plain, schedules=AxisSchedules(picked, group, 30))
+            assert axis.schedules is not None
             for seed, expected in ((0, 100), (1, 100), (2, 1)):
                 generator = torch.Generator().manual_seed(seed)
                 table = torch.randint(0, 5, (4, 4), generator=generator) * torch.randint(
@@ -157,7 +158,10 @@ def test_rows_by_schedules_are_rows() -> None:
                 by_torch = tell_counts(table[plain.rank].clone(), plain)
                 assert (counts.every, by_torch.every, counts[:2]) == (table.tolist(), None, by_torch[:2])
                 x = torch.randn(sum(counts.there), 3)
-                back = exchange_rows(there := exchange_rows(x, axis, counts, expected), axis, counts.reversed, expected)
+                with mock.patch.object(axis.schedules, "start_uneven", wraps=axis.schedules.start_uneven) as started:
+                    there = exchange_rows(x, axis, counts, expected)
+                    back = exchange_rows(there, axis, counts.reversed, expected)
+                assert started.call_count == (2 if expected > 1 else 0)
                 if not torch.equal(there, exchange_rows(x, plain, by_torch, expected)) or not torch.equal(x, back):
                     wrong.append(f"{name} {seed}")
         return wrong
