@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
+from math import prod
 from typing import NamedTuple
 
 from shardwright.cost.clusters.cluster import Backend, Collective
@@ -89,8 +90,10 @@ def picks(
 
     `library`: the time of the library's own algorithm.
     """
+    if prod(level.size for level in levels) > MOST_RANKS:  # before its links are made
+        return Picks(library)
     topology = of_levels("group", levels)
-    if topology.num_ranks > MOST_RANKS or not _can_pay(collective, topology, backend, library):
+    if not _can_pay(collective, topology, backend, library):
         return Picks(library)
     own = schedules.candidates(collective, levels, topology.num_ranks)
     candidates = [_Candidate(one, topology, backend) for one in own if fits(one, topology)]

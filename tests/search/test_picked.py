@@ -22,6 +22,7 @@ from shardwright.cost.clusters.schedules import Schedules
 from shardwright.cost.clusters.topology import Level
 from shardwright.cost.collectives.communication import Communication
 from shardwright.cost.predict import predict
+from shardwright.cost.timeline.program import Programs
 from shardwright.lowering.ranks.launch import run_ranks
 from shardwright.lowering.ranks.scheduled import ScheduledCollective
 from shardwright.pcg.collectives.builders.table import build
@@ -127,6 +128,19 @@ def test_ranks_and_prices_decide_alike(plans: Mapping[str, Plan]) -> None:
         assert taken is use.schedule
         seconds = communication.curve("all_reduce", 0).time_s(use.num_bytes)
         assert (seconds if use.collective == "all_reduce" else use.seconds) == use.seconds
+
+
+def test_rows_are_priced_by_schedules_and_their_numbers_by_the_library(plans: Mapping[str, Plan]) -> None:
+    own = plans["experts"]
+    steps = Programs(own.graph, own.cluster).steps(own.execution)
+    costs, (exchange,) = steps.move_costs, {e for operator in steps.operators.values() for e in operator.sent}
+    counts, rows, *_ = exchange.sent(backward=False).listed
+    assert counts == exchange.counts_bytes
+    for num_bytes, price in ((counts, costs.library_s), (rows, costs.collective_s)):
+        found = costs.transfer_s(exchange, num_bytes)
+        assert found == price("all_to_all", exchange.axis, exchange.imbalance * num_bytes)
+        other = costs.collective_s if price == costs.library_s else costs.library_s
+        assert found != other("all_to_all", exchange.axis, exchange.imbalance * num_bytes)
 
 
 def test_the_report_says_what_is_gained(plans: Mapping[str, Plan]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from shardwright.cost.clusters.cluster import Cluster
+from shardwright.cost.clusters.schedules import Schedules
 from shardwright.cost.clusters.topology import Level
 from shardwright.cost.collectives.communication import Communication
 from shardwright.cost.collectives.groups import AxisGroup
@@ -34,6 +35,13 @@ def test_axes_that_are_neighbours_are_one() -> None:
     for axis, name in enumerate(mesh.names):
         if mesh.device_sizes[axis] > 1:
             assert groups[name,].library("all_reduce") == alone.library("all_reduce", axis)
+
+
+def test_what_is_too_large_has_no_links_made() -> None:
+    """All ranks of a cluster are a group, however many there are."""
+    large = replace(CLUSTER, levels=(LEVELS[0], replace(LEVELS[1], size=1 << 20))).with_schedules(Schedules())
+    group = group_of_all(large, large.num_devices)
+    assert group.picks("all_reduce").curve == group.library("all_reduce")
 
 
 def test_all_ranks_and_places_of_stages() -> None:
