@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from typing import Any
 from unittest import mock
@@ -63,8 +64,18 @@ class ForwardTrace:
 
     def kinds(self) -> list[Layers] | None:
         """Return which layers stand for all; None if hardly any can be left out, or the model without them differs."""
-        few = [layers for own in self._found if (layers := self._whole.kinds(own)) is not None]
-        return few if few and self._whole.are_as(self._noted(few), few) else None
+        own = [
+            [layers for layers in (self._whole.kinds(one, with_last=last) for one in self._found) if layers is not None]
+            for last in (False, True)
+        ]
+        ways = own[:1] if own[0] == own[1] else own
+        return next((few for few in ways if few and self._is_covered_by(few)), None)
+
+    def _is_covered_by(self, few: Sequence[Layers]) -> bool:
+        """Return whether the model shortened to these layers runs, and as the whole one."""
+        with suppress(Exception):  # whatever it is, the whole model has run
+            return self._whole.are_as(self._noted(few), few)
+        return False
 
     def digest(self) -> str | None:
         """Return a digest of the operators: where it is equal, so is the captured graph.
@@ -121,7 +132,8 @@ class _Notes(TorchDispatchMode):
         self._prefixes = tuple(f"{layers.path}." for layers in found)
         self._before: dict[_Place, _Place] = {}  # by layer, the one that has run right before it
         self._slots: dict[_Place, dict[Hashable, int]] = {}  # by layer, what it reads of that one, in order
-        self.read_from_far: set[_Place] = set()  # the layers that others read, but those right after them
+        self._read_from_far: set[_Place] = set()  # the layers that others read, but those right after them
+        self._read_last: dict[_Place, dict[Hashable, int]] = {}  # by layer that was the last then, what others read
         self._follows = set[int]()  # the storages whose values follow from weights of layers, or from draws
         self.has_unknown = False  # whether a constant was read whose values are not noted
         self._is_chain = True  # whether each layer runs once, not inside another one, and in the order of their list
@@ -162,7 +174,7 @@ class _Notes(TorchDispatchMode):
 
     def _enter(self, place: _Place | None) -> None:
         if place is not None:
-            last = next((p for p in reversed(self.calls) if p[0] == place[0]), None)
+            last = self._last(place[0])
             if self._in is not None or place in self.calls or (last is not None and last[1] > place[1]):
                 self._is_chain = False
                 return
@@ -215,8 +227,8 @@ class _Notes(TorchDispatchMode):
 
     def all(self) -> Hashable:
         """Return all calls, and what is needed to tell which values they read."""
-        read = tuple(tuple(slots.items()) for slots in self._slots.values())
-        return tuple(self.calls.items()), read, tuple(self._before.items()), self.result
+        read = [(place, tuple(slots)) for reads in (self._slots, self._read_last) for place, slots in reads.items()]
+        return tuple(self.calls.items()), tuple(read), tuple(self._before.items()), self.result
 
     @property
     def calls_outside(self) -> list[list[Hashable]]:
@@ -253,9 +265,16 @@ class _Notes(TorchDispatchMode):
         if home and (home, layer) == self._before.get(at) and storage in self._follows:
             slots = self._slots[at]
             return ("before", slots.setdefault((*place, kind), len(slots)), kind)
+        if home and home != path and (home, layer) == self._last(home) and storage in self._follows:
+            slots = self._read_last.setdefault((home, layer), {})
+            return ("last", home, slots.setdefault((*place, kind), len(slots)), kind)
         if home:
-            self.read_from_far.add((home, layer))
+            self._read_from_far.add((home, layer))
         return (home, layer, *place, kind)
+
+    def _last(self, path: str) -> _Place | None:
+        """Return the layer of a list that ran last."""
+        return next((place for place in reversed(self.calls) if place[0] == path), None)
 
     def _follows_from_layers(self, func: torch._ops.OpOverload, *args: object) -> bool:
         """Return whether results follow from values in layers, beyond their shapes, or are drawn in a layer."""
@@ -277,13 +296,19 @@ class _Notes(TorchDispatchMode):
         return all(grad_fn(x) is not None or id(x) in self._given for x in (tensor, base))
 
     def _of(self, layers: Layers, number: int) -> tuple[Hashable, Hashable]:
-        """Return what a layer calls and which state it changes, and what the layer after it reads of it."""
+        """Return what a layer calls and which state it changes, and what is read of it by the layer after it.
+
+        Of the last one, what is read of it outside of the list.
+        """
         place, after = (layers.path, number), {before: after for after, before in self._before.items()}
         calls = tuple(self.calls[place]), frozenset(self.changed.get(place, ()))
-        return calls, tuple(self._slots[after[place]]) if place in after else None
+        return calls, tuple(self._slots[after[place]] if place in after else self._read_last.get(place, ()))
 
-    def kinds(self, layers: Layers) -> Layers | None:
-        """Return the layers with those that stand for all of their kind; None if they do not run, or hardly repeat."""
+    def kinds(self, layers: Layers, *, with_last: bool) -> Layers | None:
+        """Return the layers with those that stand for all of their kind; None if they do not run, or hardly repeat.
+
+        `with_last`: the last layer stands for itself, whatever its kind.
+        """
         numbers = [*layers.stands_for]
         if not self._is_chain or any((layers.path, number) not in self.calls for number in numbers):
             return None
@@ -292,7 +317,9 @@ class _Notes(TorchDispatchMode):
             made, read = self._of(layers, number)
             calls[number] = firsts.setdefault(made, number)
             kind[number] = firsts.setdefault((calls[number], read), number)
-        apart = {number for path, number in self.read_from_far if path == layers.path}
+        last = (layers.path, numbers[-1])
+        far = self._read_from_far | (self._read_last.keys() - {last}) | ({last} if with_last else set())
+        apart = {number for path, number in far if path == layers.path}
         several = {number for number in layers.before if len(self._slots[layers.path, number]) > 1}
         return chosen(layers.path, calls, kind, apart, several)
 

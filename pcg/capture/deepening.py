@@ -129,9 +129,14 @@ class _Blocks:
         return self._link(number) is not None
 
     def _given_by(self, kept: int) -> list[str]:
-        """Return what the layer exported right after this one reads of it."""
+        """Return what the layer exported right after this one reads of it, or what follows the last."""
         after = {before: after for after, before in self.kept_before.items()}
-        return self._handed_to(after[kept]) if kept in after else []
+        return self._handed_to(after[kept]) if kept in after else self._read_by(self._outside, kept)
+
+    @cached_property
+    def _outside(self) -> Sequence[Node]:
+        """The nodes that do not lie in blocks."""
+        return [node for node in self.graph.nodes if node.name not in self.number]
 
     # ---- the graph of all ----
 
@@ -148,9 +153,11 @@ class _Blocks:
         """Return the graph with copies of exported layers in the places of the others."""
         made = [node for number in self.layers.stands_for for node in self._copies(number)]
         inside, nodes = dict(self._by_kind(made)), list[Node]()
+        (*_, last), kept = self.layers.stands_for, self.layers.kept[-1]
+        read = {name: self.called[last][self.home[name][1]] for name in self._read_by(self._outside, kept)}
         for kind, own in self._by_kind(self.graph.nodes):
             start = next((i for i, node in enumerate(own) if node.name in self.number), len(own))
-            rest = [node for node in own[start:] if node.name not in self.number]
+            rest = [self._reading(node, read) for node in own[start:] if node.name not in self.number]
             nodes += (*own[:start], *inside.get(kind, ()), *rest)
         return Graph(tuple(nodes), self.graph.outputs, self.graph.mesh).validate()
 
@@ -172,10 +179,12 @@ class _Blocks:
             names |= {name: called[self.before[number]][place] for name, place in link.items()}
         common = (node for node in self.graph.nodes if self.number.get(node.name) == number)
         for node in common if number == kept else self.nodes[kept]:
-            copy = replace(
-                node, name=names.get(node.name, node.name), inputs=tuple(names.get(i, i) for i in node.inputs)
-            )
+            copy = replace(self._reading(node, names), name=names.get(node.name, node.name))
             yield copy if number == kept else self._relabelled(copy, number, kept)
+
+    def _reading(self, node: Node, names: Mapping[str, str]) -> Node:
+        """Return the node with other operands."""
+        return replace(node, inputs=tuple(names.get(i, i) for i in node.inputs))
 
     def _relabelled(self, node: Node, number: int, kept: int) -> Node:
         """Return the node with the paths of the layer that it lies in."""

@@ -26,7 +26,8 @@ class Layers(NamedTuple):
     path        of the list
     stands_for  the layer that is exported in place of each: itself, or one of its kind
     calls       the first layer that makes the same calls as each
-    kinds       the first layer of the kind of each: it makes the same calls, and the next layer reads the same of it
+    kinds       the first layer of the kind of each: it makes the same calls, and the same is read of it by the next
+                layer, or by what follows the last
     """
 
     path: str

@@ -13,12 +13,15 @@ def chosen(
 ) -> Layers | None:
     """Return the layers of a list with one that stands for each; None if most of them would be exported.
 
-    `calls` and `kinds` are as in `Layers`. The first and the last layer, and those of `apart`, stand for themselves.
-    `several`: the layers that read more than one value of the one before; they are exported behind each kind that they
-    follow.
+    `calls` and `kinds` are as in `Layers`. The first layer, and those of `apart`, stand for themselves; so does the
+    last, unless it is of the kind of the one that is exported last, which then is read in its place. `several`: the
+    layers that read more than one value of the one before; they are exported behind each kind that they follow.
     """
     numbers = [*kinds]
-    kept = sorted({numbers[0], numbers[-1], *apart, *_firsts(kinds, several)})
+    kept = sorted({numbers[0], *apart, *_firsts(kinds, several)})
+    last = numbers[-1]
+    if kinds[kept[-1]] != kinds[last] or kept[-1] in {numbers[0], *apart}:
+        kept = sorted({*kept, last})
     if 3 * len(kept) > 2 * len(numbers):
         return None
     before, kept_before = dict(_before(numbers)), dict(_before(kept))
