@@ -27,7 +27,7 @@ import random
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Literal
 
 import torch
@@ -35,7 +35,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from examples.zoo import ZOO
 from shardwright.lowering.module import ParallelModule, lower
@@ -227,16 +227,36 @@ def prepare(name: str, *, kind: Kind = "fp32", trained: float = 1.0, num_steps: 
 
 
 def prepared(
-    name: str, model: nn.Module, batch: dict[str, Any], kind: Kind, num_steps: int = 0, *, find: bool = False
+    name: str,
+    model: nn.Module,
+    batch: dict[str, Any],
+    kind: Kind,
+    num_steps: int = 0,
+    *,
+    find: bool = False,
+    in_turn: int = 1,
 ) -> Prepared:
-    """Any model with its reference. `find`: parts that cannot be captured run as they are."""
+    """Any model with its reference.
+
+    Args:
+        name: what it is called.
+        model: it.
+        batch: by argument.
+        kind: in what it is trained.
+        num_steps: of AdamW.
+        find: parts that cannot be captured run as they are.
+        in_turn: the reference takes so many microbatches one after the other, each with its own batch statistics.
+    """
+    precision: Precision | None = "amp_bf16" if kind == "amp_bf16" else None
     with _widened(kind):
-        captured = capture(model, batch, precision="amp_bf16" if kind == "amp_bf16" else None, find=find)
-        (reference,) = run_ranks(_single_steps, 1, args=(model, batch, num_steps))
+        own = ("*",) if in_turn > 1 else ()
+        captured = capture(model, batch, precision=precision, num_microbatches=in_turn, per_microbatch=own, find=find)
+        (reference,) = run_ranks(_single_steps, 1, args=(model, batch, num_steps, False, 0, in_turn))
     rounding = None
     if kind == "amp_bf16" or (kind == "fp32" and num_steps):
         seeds = range(kind != "amp_bf16", 1 + NUM_ROUNDED if num_steps else 1)
-        runs = [run_ranks(_single_steps, 1, args=(model, batch, num_steps, kind == "amp_bf16", s))[0] for s in seeds]
+        each = [(model, batch, num_steps, kind == "amp_bf16", seed, in_turn) for seed in seeds]
+        runs = [run_ranks(_single_steps, 1, args=args)[0] for args in each]
         rounding = Errors.worst([compare(run, reference) for run in runs])
     return Prepared(name, model, batch, captured, reference, kind, num_steps, rounding)
 
@@ -264,9 +284,14 @@ def _widened(kind: Kind) -> Generator[None]:
 
 
 def _single_steps(
-    model: nn.Module, batch: Mapping[str, Tensor], num_steps: int, autocast: bool = False, seed: int = 0
+    model: nn.Module,
+    batch: Mapping[str, Tensor],
+    num_steps: int,
+    autocast: bool = False,
+    seed: int = 0,
+    in_turn: int = 1,
 ) -> Step:
-    """`seed`: other than 0, weights are changed in their last place."""
+    """`seed`: other than 0, weights are changed in their last place. `in_turn`: so many microbatches a step."""
     if seed:
         draw = torch.Generator().manual_seed(seed)
         with torch.no_grad():
@@ -274,13 +299,26 @@ def _single_steps(
                 weight.mul_(1 + LAST_PLACE[autocast] * (2 * torch.rand(weight.shape, generator=draw) - 1))
 
     def backward() -> Tensor:
-        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            loss = find_loss(model(**batch))
-        assert loss is not None
-        loss.backward()
-        return loss
+        total = torch.zeros(())
+        for part in _parts(batch, in_turn):
+            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                loss = find_loss(model(**part))
+            assert loss is not None
+            (loss / in_turn).backward()
+            total = total + loss.detach() / in_turn
+        return total
 
     return steps(model, backward, num_steps, adamw(model) if num_steps else None)
+
+
+def _parts(batch: Mapping[str, Any], many: int) -> list[dict[str, Any]]:
+    """Microbatches of a batch: tensors with other rows than the first one's are of all."""
+    rows = next(x.shape[0] for x in tree_leaves(batch) if isinstance(x, Tensor))
+
+    def part(number: int, x: Tensor) -> Tensor:
+        return x.chunk(many)[number] if x.shape[:1] == (rows,) else x
+
+    return [tree_map_only(Tensor, partial(part, number), dict(batch)) for number in range(many)]
 
 
 def adamw(model: nn.Module) -> torch.optim.Optimizer:

@@ -63,7 +63,10 @@ WAYS = (
     Case("stages", 2, Mesh.of(**{TIME: 2}, x=1), (DATA,), num_stages=2),
 )
 FOUR = Case("data × tensor", 4, Mesh.of(x=2, y=2), (DATA, TENSOR))
-UNCUT = {"stages": Case("stages, one batch", 2, Mesh.of(x=1), (DATA,), num_stages=2)}
+UNCUT = {
+    "microbatches": replace(WAYS[4], name="microbatches, own statistics", per_microbatch=("*",)),
+    "stages": Case("stages, one batch", 2, Mesh.of(x=1), (DATA,), num_stages=2),
+}
 """What runs in place of a way for which the batch cannot be cut into microbatches."""
 EVERY = 5
 """Of the models, each so manieth runs on four ranks too."""
@@ -129,7 +132,27 @@ def _planned(row: Row, found: Prepared, case: Case) -> Iterator[Cell | Outcome]:
     except ShardwrightError as error:
         yield _refused(row, own, str(error))
         if sweep.CUT in str(error) and case.name in UNCUT:
-            yield from _planned(row, found, UNCUT[case.name])
+            yield from _planned_instead(row, found, UNCUT[case.name], str(error))
+
+
+def _planned_instead(row: Row, found: Prepared, case: Case, why: str) -> Iterator[Cell | Outcome]:
+    """The cell that runs where a batch cannot be cut, for such a reason.
+
+    One process that takes microbatches in turn draws other masks, so models that draw have no reference for that.
+    """
+    if not case.per_microbatch:
+        yield from _planned(row, found, case)
+    elif "per_microbatch=" in why and not any(node.is_random for node in found.captured.graph.nodes):
+        assert case.mesh is not None
+        try:
+            apart = prepared(
+                row.name, found.model, found.batch, found.kind, NUM_STEPS, find=True,
+                in_turn=case.mesh.num_microbatches,
+            )  # fmt: skip
+        except ShardwrightError as error:
+            yield _refused(row, replace(case, kind=found.kind), str(error))
+        else:
+            yield from _planned(row, apart, case)
 
 
 def facts_of(plan: Plan) -> dict[str, Any]:

@@ -30,8 +30,9 @@ otherwise. The state of the random generator has to be the same bit by bit.
 
 The ways are data, tensor and ZeRO parallel on two ranks, the search's own plan where links cost nothing ("fast links"),
 two microbatches of data parallel, and two pipeline stages with two microbatches, or with one batch where that cannot be
-cut exactly; each fifth model also runs on four ranks. A number is the share of predicted compute that is split; ✓ means
-equal where there is no such share.
+cut exactly. Where statistics need the whole batch, and the model draws nothing, microbatches also run with
+`per_microbatch=`, against one process that takes them in turn. Each fifth model also runs on four ranks. A number is
+the share of predicted compute that is split; ✓ means equal where there is no such share.
 """
 
 REFUSED = """\

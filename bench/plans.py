@@ -22,6 +22,7 @@ from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.step.again import made_again
 from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.lifetimes import ZEROS, Zero, with_lifetimes
+from shardwright.pcg.step.precisions import Precision
 from shardwright.pcg.step.recompute import RECOMPUTES, Recompute, RecomputeByBlock
 from shardwright.pcg.types import TensorType
 from shardwright.search.check import check_plan
@@ -72,6 +73,7 @@ class Case:
         share: the part of the memory that its plan would take which is there.
         subset: what may be chosen of what is certified; None: all of it.
         num_stages: of a pipeline, each of which has the mesh.
+        per_microbatch: the modules whose statistics are taken of each microbatch.
     """
 
     name: str
@@ -85,6 +87,7 @@ class Case:
     share: float | None = None
     subset: RandomSubset | None = None
     num_stages: int = 1
+    per_microbatch: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.name}, {self.num_ranks} ranks"
@@ -118,7 +121,9 @@ class Case:
         return plan
 
     def _searched(self, graph: Graph, model: str, cluster: Cluster) -> Plan:
-        planner = Planner(cluster, self.subset or CERTIFIED, precision="amp_bf16" if self.kind == "amp_bf16" else None)
+        precision: Precision | None = "amp_bf16" if self.kind == "amp_bf16" else None
+        certified = self.subset or CERTIFIED
+        planner = Planner(cluster, certified, precision=precision, per_microbatch=self.per_microbatch)
         given = self.mesh is not None
         return planner.plan(
             graph, model, mesh=self.mesh, roles=self.roles, recompute=self.recompute, compared=not given,
