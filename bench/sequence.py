@@ -48,7 +48,7 @@ KINDS: dict[str, tuple[tuple[tuple[str, ...], ...], Limits]] = {
     "ulysses": (((ULYSSES,), (ZERO, ULYSSES)), NO_LIMITS),
     "ring": (((RING,), (ZERO, RING)), NO_LIMITS),
     "context × ulysses": (((CONTEXT, ULYSSES),), NO_LIMITS),
-    "ring × ulysses": (((RING, ULYSSES),), NO_LIMITS),
+    "ulysses × ring": (((ULYSSES, RING),), NO_LIMITS),
     "tensor": (((TENSOR,), (ZERO, TENSOR)), NO_LIMITS),
     "tensor, whole between": (((TENSOR,), (ZERO, TENSOR)), WHOLE),
     "context × tensor": (((CONTEXT, TENSOR),), NO_LIMITS),

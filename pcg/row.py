@@ -61,6 +61,10 @@ class Product(NamedTuple):
     k: int
 
 
+BESIDE: Mapping[int | str, int] = {"mask": 1, "index": 8, "inside": 0}
+"""The memory of its own that an operator keeps, with the bytes for each element of its result; `Row.inside` counts."""
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """The facts of one operator.
@@ -93,9 +97,9 @@ class Row:
     commutative   its operands can be exchanged
     differentiable  gradients go through it to its operands of floats
     rounds        does not give integers for integers
-    saves         kept for backward: operand indices, "result", "mask" (one byte an element) or "inside"
-    inside        the number of elements, in the dtype of its first operand, that it keeps beside operands and result
-    joint         backward is one kernel that takes all of `saves`, whichever operand gets a gradient
+    saves         kept for backward: operand indices, "result", or memory beside them: `BESIDE`
+    inside        the number of elements, in the dtype of its first operand, that it keeps `inside`
+    joint         all of `saves` is kept, whichever operand gets a gradient
     contraction   multiply-adds over the iteration space: 2 FLOPs a point and pass (else `flops_per_element` each)
     outside       factors that a contraction does not iterate over
     products      the products that a contraction is made of, where it is not one over all its factors
@@ -175,9 +179,11 @@ class Row:
     def result_dtype(self, dtypes: Sequence[str], attrs: Attrs) -> str:
         return self.dtype(dtypes, attrs) if self.dtype else promote(*dtypes)
 
-    def inside_bytes(self, shapes: LocalShapes, dtype: str) -> float:
-        """Return the bytes that it keeps `inside`, computing in that dtype."""
-        return ITEM_BYTES[dtype] * self.inside(shapes) if self.inside is not None else 0.0
+    def beside_bytes(self, item: int | str, shapes: LocalShapes, dtype: str) -> float:
+        """Return the bytes of an item of `saves`, if it is kept beside operands and result, computing in that dtype."""
+        if item == "inside" and self.inside is not None:
+            return ITEM_BYTES[dtype] * self.inside(shapes)
+        return BESIDE.get(item, 0) * float(prod(shapes.local_result))
 
     def flops(self, signature: Signature) -> float:
         """Return the floating-point operations of the forward pass over the logical tensors."""

@@ -28,6 +28,7 @@ from shardwright.pcg.choice import (
 from shardwright.pcg.graph import Node
 from shardwright.pcg.layout import Layout, Layouts, local_shape
 from shardwright.pcg.optable import LocalShapes
+from shardwright.pcg.row import BESIDE
 from shardwright.pcg.step.execution import draws_whole
 from shardwright.pcg.types import ITEM_BYTES, TensorType
 
@@ -175,11 +176,9 @@ class NodeCost:
         for item in kept:
             if item == "result":
                 total += prod(part.result) * ITEM_BYTES[self.result.dtype]
-            elif item == "mask":
-                total += prod(part.result)
-            elif item == "inside":
+            elif item in BESIDE:
                 assert self.row is not None
-                total += self.row.inside_bytes(self._shapes(part), self.operands[0].dtype)
+                total += self.row.beside_bytes(item, self._shapes(part), self.operands[0].dtype)
             else:
                 total += prod(part.operands[int(item)]) * ITEM_BYTES[self.operands[int(item)].dtype]
         return total

@@ -24,7 +24,7 @@ from shardwright.pcg.attrs import Attrs
 from shardwright.pcg.factors import Signature
 from shardwright.pcg.foreign import parsed
 from shardwright.pcg.optable import LocalShapes, Row
-from shardwright.pcg.row import Product
+from shardwright.pcg.row import BESIDE, Product
 from shardwright.pcg.types import ITEM_BYTES, TensorType, is_float
 
 WorkKind = Literal["matmul", "attention", "conv", "pointwise", "reduction", "lookup", "random", "copy", "view"]
@@ -221,7 +221,7 @@ def _products(part: Local) -> Passes:
     assert row is not None
     assert row.products is not None
     products, item = tuple(row.products(part.shapes)), ITEM_BYTES[part.operands[0].dtype]
-    passed = 2.0 * row.inside_bytes(part.shapes, part.operands[0].dtype) + part.result.num_bytes
+    passed = 2.0 * row.beside_bytes("inside", part.shapes, part.operands[0].dtype) + part.result.num_bytes
     between = _work(part, "copy", passed)
 
     def multiply(x: Product, m: float, n: float, k: float) -> Work:
@@ -424,8 +424,8 @@ def _saved_bytes(part: Local) -> float:
     for item in saves:
         if item == "result":
             total += part.result.num_bytes
-        elif item == "mask":
-            total += part.result.num_elements
+        elif part.row is not None and item in BESIDE:
+            total += part.row.beside_bytes(item, part.shapes, part.dtype)
         elif int(item) < len(part.operands):
             total += part.operands[int(item)].num_bytes
     return total

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import sqrt
+from math import prod, sqrt
 
 import numpy as np
 
@@ -151,16 +151,17 @@ ROWS = [
         saves=(0, 1, 2, "result"), contraction=True, outside=("e",), passes=2, autocast="low",
         doc="softmax(q kᵀ · scale + mask) v"),
     Row("max_pool2d", _pool, _np_max_pool, "F.max_pool2d({0}, {kernel}, {stride}, {padding})", free=_WINDOW,
-        saves=(0,), flops_per_element=9),
+        saves=(0, "index"), flops_per_element=9),
     Row("avg_pool2d", _pool, _np_avg_pool, "F.avg_pool2d({0}, {kernel}, {stride}, {padding})", free=_WINDOW,
-        rounds=True, linear_in=((0,),), fresh=True, flops_per_element=9),
+        rounds=True, linear_in=((0,),), fresh=True, saves=(0,), joint=True, flops_per_element=9),
     Row("adaptive_avg_pool2d", _adaptive, _np_adaptive_avg_pool, "F.adaptive_avg_pool2d({0}, {size})",
-        rounds=True, linear_in=((0,),), fresh=True),
+        rounds=True, linear_in=((0,),), fresh=True, saves=(0,), joint=True),
     Row("dropout", "... -> ...", _np_dropout, "rt.dropout({0}, {p}, {draw}, {shard})", random=True, rounds=True,
         saves=("mask",), flops_per_element=4),
     Row("cross_entropy_sum", _cross_entropy, _np_cross_entropy_sum,
         "rt.cross_entropy_sum({0}, {1}, {ignore_index}, {label_smoothing})", dtype=float_dtype,
         free={"ignore_index": -100, "label_smoothing": 0.25}, indexes={1: (0, 1)}, fresh=True, rounds=True,
-        saves=(0,), autocast="wide", scratch=True, flops_per_element=12,
+        saves=(1, "inside"), inside=lambda shapes: prod(shapes.local_operands[0]), autocast="wide", scratch=True,
+        flops_per_element=12,
         doc="the sum, not the mean, of the losses of targets other than ignore_index"),
 ]  # fmt: skip

@@ -24,6 +24,7 @@ from shardwright.pcg.layout import R, local_blocks
 from shardwright.pcg.mesh import TIME
 from shardwright.pcg.moves import SLICE, Move, fused_moves, source_of
 from shardwright.pcg.parallel import COMBINE, PARTITION, REDUCE, REPLICATE
+from shardwright.pcg.row import BESIDE
 from shardwright.pcg.step.execution import DEFAULT, Execution
 from shardwright.pcg.step.fates import Fate
 from shardwright.pcg.step.late import sums_of_loss
@@ -236,10 +237,11 @@ class Operations:
             return 0.0
         if node.op == "sdpa" and len(node.inputs) > 3 and types[node.inputs[3]].dtype == "bool":
             return types[node.inputs[3]].local_bytes(mesh) * ITEM_BYTES[self.dtype(kind.dtype)]
-        if "inside" in saved and node.row is not None:
-            dtype = self.dtype(types[next(iter(node.inputs))].dtype)
-            return node.row.inside_bytes(self.graph.local_shapes(node), dtype)
-        return kind.local_bytes(mesh) / ITEM_BYTES[kind.dtype] if "mask" in saved else 0.0
+        own = [item for item in saved if item in BESIDE]
+        if not own or node.row is None:
+            return 0.0
+        dtype, shapes = self.dtype(types[next(iter(node.inputs))].dtype), self.graph.local_shapes(node)
+        return sum(node.row.beside_bytes(item, shapes, dtype) for item in own)
 
 
 def _apart(listed: Sequence[Operation]) -> list[Operation]:

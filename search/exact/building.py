@@ -24,6 +24,7 @@ from shardwright.pcg.layout import Layout, Layouts, P, R, S, in_chunks
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.moves import source_of
 from shardwright.pcg.results import handed_on
+from shardwright.pcg.row import BESIDE
 from shardwright.pcg.step.buckets import BLOCK_BYTES
 from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.fates import Fate
@@ -262,7 +263,7 @@ class _Build:
         """
         charged: list[int | str] = []
         for item in saves:
-            beside = item in ("mask", "inside")  # memory of neither operand nor result
+            beside = item in BESIDE
             own = f"{node.name}.{item}" if beside else node.name
             name = self.roots.get(node.inputs[item], "") if isinstance(item, int) else own
             maker = node.name if beside else name

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from shardwright.pcg.graph import Node, make_attrs
-from shardwright.pcg.optable import ROWS
+from shardwright.pcg.optable import ROWS, LocalShapes
 from tests.each import each
 from tests.pcg.run_torch import apply
 from tests.samples import SAMPLES, Array, Sample
@@ -94,6 +94,41 @@ def test_aliases(name: str) -> None:
     for run in runs(name):
         shared = memory(run.result) in {memory(x) for x in run.operands}
         assert shared if ROWS[name].view else not shared or ROWS[name].passes_on
+
+
+SMALL = 0.2
+"""Kept memory that no row counts, as a share of all: statistics of a norm, indices of few rows."""
+NOT_AS_TORCH_ON_CPUS = {
+    "sdpa": "fused kernels keep its operands, its result and a number for each query",
+    "rms_norm": "CUDA's kernel keeps its operand; CPUs keep what it is composed of",
+    "matmul": "a batch that is broadcast is copied on CPUs",
+    "recurrent": "weights are views; all results lie in one tensor",
+    "pow": "the exponent is a number where models use it, and then the result is not kept",
+    "expert_linear": "the order of rows is small beside rows of usual width",
+    "embedding": "where a table is split; else the index is kept",
+    "rfft": "torch keeps an operand that it does not read",
+    "scatter_sum": "torch keeps rows that it does not read",
+    "scatter_max": "as many counts as places",
+}
+
+
+@EVERY_ROW
+def test_what_is_kept_for_backward(name: str) -> None:
+    """Operands, the result, and memory beside them, is what autograd keeps: so it can be offloaded, or made again."""
+    row = ROWS[name]
+    for sample, run in zip(SAMPLES[name], runs(name), strict=True):
+        if not run.result.requires_grad or name in NOT_AS_TORCH_ON_CPUS:
+            continue
+        places: dict[int, int | str] = {memory(x): i for i, x in enumerate(run.operands)}
+        places.setdefault(memory(run.result), "result")
+        kept = {memory(x): x.untyped_storage().nbytes() for x in run.kept}
+        shapes = LocalShapes.whole(row.signature(sample.shapes, dict(sample.attrs)))
+        beside = sum(row.beside_bytes(item, shapes, "float64") for item in row.saves)
+        rest = sum(size for place, size in kept.items() if place not in places)
+        moved = beside + sum(x.nbytes for x in (*run.operands, run.result))
+        assert abs(rest - beside) <= SMALL * moved, (dict(sample.attrs), rest, beside)
+        large = {places[place] for place, size in kept.items() if place in places and size > SMALL * moved}
+        assert large <= set(row.saves), (dict(sample.attrs), large)
 
 
 def test_what_passes_its_operand_on() -> None:
