@@ -14,7 +14,7 @@ NEWEST_TESTS := tests/pcg/test_versions.py tests/pcg/capture/test_capture.py tes
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-all cuda newest newest-setup mutants mutants-collectives lint types matrix sweep operators models writes failures bench bench-start bench-search regret bench-accuracy bench-rules bench-gains bench-collectives bench-pieces bench-encodings bench-ring bench-offload site site-check browser pages format clean
+.PHONY: help setup demo test test-all random cuda newest newest-setup mutants mutants-collectives lint types matrix sweep operators models writes failures bench bench-start bench-search regret bench-accuracy bench-rules bench-gains bench-collectives bench-pieces bench-encodings bench-ring bench-offload site site-check browser pages format clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -29,6 +29,9 @@ test: $(STAMP) ## run the whole test suite
 
 test-all: $(STAMP) ## run every case of every catalogue, too: longer, and not timed yet
 	SHARDWRIGHT_WHOLE_GRIDS=1 OMP_NUM_THREADS=1 GLIBC_TUNABLES=$(LARGE_PAGES) $(PY) -m pytest -n 3 --dist loadgroup
+
+random: $(STAMP) ## compare 200 random steps each, in pieces, in rings, with values on the host and with unlike stages, with one process's: an hour
+	SHARDWRIGHT_RANDOM_CASES=200 OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --timeout 7200 tests/lowering/test_pieces.py tests/lowering/test_rings.py tests/lowering/runtime/test_ring.py tests/lowering/test_offload.py tests/lowering/test_stages_laid_out_unlike.py -k "random or one_process"
 
 cuda: $(STAMP) ## run the tests that need a GPU
 	SHARDWRIGHT_CUDA=1 $(PY) -m pytest tests/lowering/test_cuda.py

@@ -22,6 +22,10 @@ SHOWN = 5
 
 WHOLE_GRIDS = os.environ.get("SHARDWRIGHT_WHOLE_GRIDS", "0") not in ("", "0")
 """Whether every case of every catalogue runs, as in `make test-all`, or some of them."""
+RANDOM_CASES = int(os.environ.get("SHARDWRIGHT_RANDOM_CASES", "0")) or (60 if WHOLE_GRIDS else 0)
+"""How many random cases each test of random cases has, as `make random` asks; 0: the few of the suite."""
+at_random = pytest.mark.skipif(not RANDOM_CASES, reason="`make random` runs it")
+"""Marks a test of nothing but random cases, of which the suite runs some that are not random."""
 in_whole_grids = pytest.mark.skipif(not WHOLE_GRIDS, reason="`make test-all` runs it")
 """Marks a test that takes seconds, and that others are much like, or whose outcome changes with torch alone."""
 

@@ -5,7 +5,10 @@ graph ─▶ steps ─▶ sections ─▶ chunk, actions (pcg.step) ─▶ prici
 
     steps              the cost of each operation of a graph, alone
     tasks              the work of one device between two barriers
-    pricing, pieces    a chunk's actions as tasks; those of moves and products in pieces
+    pricing            a chunk's actions as tasks: forward, and backward
+    passes             what both have in common; `pieces`: moves and products in pieces
+    gathers, sums      of weights; of their gradients
+    codes              what encoded gathers and sums take beside the transfer
     pool, scratch      memory of gathered parameters; memory of an operation while it runs
     segments           the work of stages, one microbatch at a time
     ending             the end of a step, with the optimizer's update

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from shardwright.cost.timeline.memory import Stored, state_bytes, update_bytes
-from shardwright.cost.timeline.pricing import is_bucketed
 from shardwright.cost.timeline.steps import Steps
+from shardwright.cost.timeline.sums import is_bucketed
 from shardwright.cost.timeline.tasks import Recorder, Segment
 from shardwright.pcg.stages import STAGES
 from shardwright.pcg.step.actions import end_of_step

@@ -30,7 +30,7 @@ class VerbRow(NamedTuple):
                  of what the operation sends); "": it takes no time
     collective   the collective it launches, if the operation does not name it; "": none
     sends        the kind of data that it sends; reports and dry runs tell messages apart by it
-    price        what prices it: a method of `cost.timeline.pricing`, or of `cost.timeline.ending` at the end of a step;
+    price        what prices it: a method in `cost.timeline.pricing`, or of `cost.timeline.ending` at the end of a step;
                  a function of `cost.timeline.program` between stages; "": it takes no time, or another row has it
     executor     the function that does it in a program's text or in `lowering.runtime`; "": autograd does it, or
                  the user's optimizer; None: it is priced, and nothing runs it

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shardwright.cost.timeline.pricing import copy_s
+from shardwright.cost.timeline.passes import copy_s
 from shardwright.cost.timeline.steps import Steps
 from shardwright.pcg.analysis import read_again
 from shardwright.pcg.step.chunk import Allocation, Chunk, whole_chunk

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from shardwright.cost.timeline.pricing import copy_s
+from shardwright.cost.timeline.passes import copy_s
 from shardwright.cost.timeline.steps import Steps
 from shardwright.pcg.step.chunk import Allocation, whole_chunk
 from shardwright.pcg.step.fates import Fate

@@ -24,7 +24,7 @@ from shardwright.pcg.graph import Graph
 from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.operations import Operations
 from shardwright.pcg.step.places import places
-from tests.each import WHOLE_GRIDS, each, in_whole_grids, some
+from tests.each import RANDOM_CASES, WHOLE_GRIDS, each, in_whole_grids, some
 from tests.lowering.pipelines import evenly, of_one_stage, step
 from tests.lowering.runs import (
     Case,
@@ -40,8 +40,9 @@ from tests.lowering.runs import (
 )
 from tests.lowering.test_zoo import graphs
 
-NUM_RANDOM = 12 if WHOLE_GRIDS else 1
-"""Random plans of each graph."""
+NAMES = ["gpt", "llama", "t5"] if RANDOM_CASES else ["gpt"]
+NUM_RANDOM = -(-RANDOM_CASES // len(NAMES)) or 1
+"""Random plans of each model."""
 
 
 def twice(found: Case, graph: Graph, run: Execution) -> Step:
@@ -85,13 +86,15 @@ def plans(name: str) -> list[Plan]:
     found, rng = doubled(name), random.Random(name)
     runs = [Execution(offload="full"), Execution(offload="full", recompute="full")]
     own = [Plan(graph, run) for graph, run in product(graphs(found), runs)]
-    for graph, number in product(graphs(found), range(NUM_RANDOM)):
+    laid_out = graphs(found)
+    for number in range(max(NUM_RANDOM, len(laid_out))):
+        graph = laid_out[number % len(laid_out)]
         again: Any = some_places(graph, rng) if number % 2 == 0 else rng.choice(("none", "selective", "full"))
         own.append(Plan(graph, Execution(recompute=again, offload=some_places(graph, rng))))
-    return some(own, 5)
+    return own if RANDOM_CASES else some(own, 5)
 
 
-@each("name", ["gpt", "llama", "t5"] if WHOLE_GRIDS else ["gpt"])
+@each("name", NAMES)
 def test_steps_are_those_of_one_process_to_the_bit(name: str) -> None:
     """Dropout on."""
     found, todo = doubled(name), plans(name)

@@ -5,11 +5,14 @@ One small model has a pair of every kind of move, along every factor.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
+from typing import Any
 from unittest import mock
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, silu
@@ -27,8 +30,9 @@ from shardwright.pcg.step import buckets
 from shardwright.pcg.step.execution import Execution
 from shardwright.pcg.step.pairs import FIRST, LAST, Pair
 from shardwright.pcg.types import TensorType
+from tests.each import RANDOM_CASES, at_random
 from tests.lowering.parallelize import Choose
-from tests.lowering.runs import Case, assert_same_step, parallel_step, run_all, serial_step
+from tests.lowering.runs import Case, Step, assert_same_step, parallel_step, run_all, serial_step
 
 HIDDEN, INNER = 16, 32
 SPLITS: dict[str, tuple[int | None, dict[str, int | str]]] = {
@@ -96,7 +100,8 @@ def pairs_of(graph: Graph, execution: Execution) -> list[Pair]:
 
 
 TP = Mesh.of(tp=2)
-RUNS = [
+Run = tuple[torch.dtype, str, Mesh, Execution]
+RUNS: list[Run] = [
     *((torch.float64, name, mesh, Execution(pieces=2)) for name in SPLITS for mesh in (TP, Mesh.of(z=2, tp=2))),
     (torch.float64, "batch between", Mesh.of(mb=2, tp=2), Execution(pieces=2)),
     (torch.float64, "whole between", TP, Execution(pieces=8)),
@@ -115,21 +120,43 @@ TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 3e-2}
 
 def test_a_step_in_pieces_is_that_of_one_process() -> None:
     """Of gathered weights, each is a block by itself."""
-    with mock.patch.object(buckets, "BLOCK_BYTES", 1):
-        plans = [(dtype, graph_of(name, mesh, dtype), run) for dtype, name, mesh, run in RUNS]
-        found = [pairs_of(graph, run) for _, graph, run in plans]
-        assert {pair.function for pairs in found for pair in pairs} == {*FIRST, *LAST}
-        assert [len(pairs) for pairs in found] == [4, 4, 3, 3, 4, 4, 4, 4, 2, 3, 3, 3]
+    found = assert_as_one_process(RUNS)
+    assert {pair.function for pairs in found for pair in pairs} == {*FIRST, *LAST}
+    assert [len(pairs) for pairs in found] == [4, 4, 3, 3, 4, 4, 4, 4, 2, 3, 3, 3]
 
-        def body(dtype: torch.dtype, graph: Graph, run: Execution) -> object:
+
+def assert_as_one_process(runs: Sequence[Run]) -> list[list[Pair]]:
+    """Return the pairs of each run."""
+    with mock.patch.object(buckets, "BLOCK_BYTES", 1):
+        plans = [(dtype, graph_of(name, mesh, dtype), run) for dtype, name, mesh, run in runs]
+
+        def body(dtype: torch.dtype, graph: Graph, run: Execution) -> Step:
             return parallel_step(case(dtype).lower(graph, run), case(dtype).batch)
 
         jobs = [(graph.mesh.num_devices, partial(body, dtype, graph, run)) for dtype, graph, run in plans]
         steps = run_all(jobs)
-    for (dtype, name, mesh, run), own in zip(RUNS, steps, strict=True):
+        found = [pairs_of(graph, run) for _, graph, run in plans]
+    for (dtype, name, mesh, run), own in zip(runs, steps, strict=True):
         for step in own:
-            told = f"{name}, {mesh}, {dtype}, {run.pieces}"
+            told = f"{name}, {mesh}, {dtype}, {run.pieces}, {run.recompute}"
             assert_same_step(step, serial_step(case(dtype)), TOLERANCES[dtype], told)
+    return found
+
+
+MESHES = [TP, Mesh.of(tp=4), Mesh.of(z=2, tp=2), Mesh.of(mb=2, tp=2), Mesh.of(mb=4, tp=2)]
+PLACES = ["norm", "gate", "up", "down", "first", "second", "third", ":silu", ":mul", ":tanh", ":add"]
+
+
+@at_random
+@pytest.mark.slow
+def test_random_steps_in_pieces_are_those_of_one_process() -> None:
+    rng, runs = random.Random(7), list[Run]()
+    while len(runs) < RANDOM_CASES:
+        again: Any = rng.choice(["none", {"": rng.sample(PLACES, rng.randint(1, 6))}])
+        run = Execution(pieces=rng.choice([2, 2, 4, 8]), recompute=again)
+        runs.append((rng.choice(list(TOLERANCES)), rng.choice(list(SPLITS)), rng.choice(MESHES), run))
+    found = assert_as_one_process(runs)
+    assert sum(map(bool, found)) > 0.7 * len(runs)
 
 
 def test_what_pieces_do_not_divide_runs_whole() -> None:

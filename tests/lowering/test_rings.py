@@ -15,7 +15,7 @@ from shardwright.pcg.mesh import Mesh
 from shardwright.search.check import check_plan
 from shardwright.search.plan import Plan
 from shardwright.search.tree.planner import Planner
-from tests.each import WHOLE_GRIDS
+from tests.each import RANDOM_CASES
 from tests.lowering.runs import Case, Step, assert_same_step, parallel_step, run_all, serial_step
 from tests.lowering.test_sequence import Way, in_fp64, splits
 
@@ -77,7 +77,7 @@ def stepped(own: Case, plan: Plan) -> Step:
 
 def test_random_steps_are_those_of_one_process() -> None:
     rng = random.Random(5)
-    cells = [drawn(rng) for _ in range(60 if WHOLE_GRIDS else 4)]
+    cells = [drawn(rng) for _ in range(RANDOM_CASES or 4)]
     cases = [case(cell) for cell in cells]
     plans = [planned(own, cell) for own, cell in zip(cases, cells, strict=True)]
     for plan, cell in zip(plans, cells, strict=True):

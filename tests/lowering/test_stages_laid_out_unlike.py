@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
 
 import pytest
@@ -13,7 +14,7 @@ from shardwright.pcg.layout import Layout
 from shardwright.pcg.mesh import Mesh
 from shardwright.pcg.stages import cut
 from shardwright.pcg.step.execution import Execution
-from shardwright.pcg.step.lifetimes import Zero, with_lifetimes
+from shardwright.pcg.step.lifetimes import ZEROS, Zero, with_lifetimes
 from shardwright.pcg.step.parameters import module_block
 from shardwright.pcg.step.pipelining import ScheduleName
 from shardwright.pcg.step.time import as_run
@@ -22,7 +23,7 @@ from shardwright.search.exact.building import ProblemBuilder
 from shardwright.search.exact.eliminate import Eliminator
 from shardwright.search.exact.materialize import materialize
 from shardwright.search.exact.solving import restriction
-from tests.each import some
+from tests.each import RANDOM_CASES, at_random, some
 from tests.lowering.pipelines import evenly, in_one_process, in_stages, worst_error
 from tests.lowering.runs import Case, doubled
 from tests.lowering.test_microbatches import case
@@ -81,6 +82,32 @@ def uses(graph: Graph, execution: Execution, axis: int) -> Mapping[int, set[str]
 )
 def test_steps_are_those_of_one_process(name: str, cells: Sequence[Cell]) -> None:
     """Dropout on. The two stages split their products otherwise. Llama's norms are computed in fp32."""
+    assert_as_one_process(name, cells)
+
+
+ROLES = ["tensor", "data", "zero", "context"]
+SCHEDULES: list[tuple[ScheduleName, int]] = [
+    ("1f1b", 1), ("gpipe", 1), ("zero-bubble", 1), ("eager-1f1b", 1), ("interleaved", 2),
+]  # fmt: skip
+
+
+def drawn(rng: random.Random) -> Cell:
+    first, last = ((role,) for role in rng.sample(ROLES, 2))
+    (schedule, chunks), sizes = rng.choice(SCHEDULES), rng.choice([(), (), (2, 1), (1, 2)])
+    unlike = sizes if chunks == 1 and schedule != "zero-bubble" else ()
+    return first, last, schedule, chunks, unlike, rng.choice([2, 4]), rng.choice(ZEROS)
+
+
+@at_random
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gpt", "llama"])
+def test_random_steps_are_those_of_one_process(name: str) -> None:
+    rng = random.Random(name)
+    for _ in range(0, RANDOM_CASES // 2, 10):
+        assert_as_one_process(name, [drawn(rng) for _ in range(10)])
+
+
+def assert_as_one_process(name: str, cells: Sequence[Cell]) -> None:
     found = case(name) if name == "gpt" else doubled(name)
     expected, plans = in_one_process(found), list[tuple[Graph, Execution]]()
     for first, last, schedule, chunks, sizes, many, zero in cells:

@@ -14,7 +14,7 @@ from shardwright.cost.collectives.communication import Communication
 from shardwright.cost.collectives.resharding import StageMesh, resharding_s
 from shardwright.cost.predict import details, predict
 from shardwright.cost.timeline.clock import Sharing
-from shardwright.cost.timeline.pricing import COPY_START_S
+from shardwright.cost.timeline.passes import COPY_START_S
 from shardwright.cost.timeline.program import Programs, crossing_s, program
 from shardwright.cost.timeline.segments import StepProgram
 from shardwright.cost.timeline.tasks import COPY, Segment

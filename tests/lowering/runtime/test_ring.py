@@ -19,7 +19,7 @@ from shardwright.lowering.ranks.movement import Axis
 from shardwright.lowering.runtime import ring
 from shardwright.lowering.runtime.attention import sdpa
 from shardwright.lowering.runtime.ring import Tile, tiles
-from tests.each import WHOLE_GRIDS
+from tests.each import RANDOM_CASES
 from tests.lowering.runs import run_all
 
 ERRORS = {torch.float64: 1e-11, torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
@@ -106,7 +106,7 @@ def assert_as_one_process(cases: Sequence[tuple[int, Attention]]) -> None:
 
 def test_it_is_attention_of_one_process() -> None:
     """Of any dtype, number of heads that share keys, width of values, and operands with gradients."""
-    rng, number = random.Random(3), 60 if WHOLE_GRIDS else 12
+    rng, number = random.Random(3), RANDOM_CASES or 12
     assert_as_one_process(
         [(world, drawn(rng, world)) for world, _ in zip(WORLDS * number, range(number), strict=False)]
     )
