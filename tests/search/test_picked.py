@@ -30,7 +30,8 @@ from shardwright.pcg.collectives.collective import collective
 from shardwright.pcg.collectives.schedule import Schedule, Transfer
 from shardwright.pcg.errors import DistributedError, PlanError
 from shardwright.reports.plan import PlanReport
-from shardwright.search.picked import by_library, by_stage, clipping, uses
+from shardwright.search import picked
+from shardwright.search.picked import by_library, by_stage, clipping, uses, with_its_schedules
 from shardwright.search.plan import Plan
 from tests.experts import mixture
 
@@ -225,6 +226,8 @@ def test_stages_and_clipping_sum_by_schedules() -> None:
     assert [(use.stage, use.axis, use.is_priced) for use in uses(own)] == [(0, "stages", False), (1, "stages", False)]
     names = {use.schedule and use.schedule.name for use in (*uses(own), clipping(own))}
     assert names == {"one-shot all_reduce 2"}
+    with mock.patch.object(picked, "uses", return_value=[]):  # what clipping alone runs is held too
+        assert with_its_schedules(own).cluster == own.cluster
     clipped = str(PlanReport(own).paragraphs())
     assert "clipping sums over all ranks by one-shot all_reduce 2" in clipped
 
