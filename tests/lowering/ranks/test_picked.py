@@ -217,3 +217,17 @@ def test_ranks_take_the_schedules_of_their_plan() -> None:
     for rank, (has, text) in enumerate(run_ranks(body, 4, 60)):
         assert has == [True, False]
         assert ("direct all_reduce 2: rank 1 of the group, step 0" in text) == (rank == 1)
+
+
+def test_stages_without_a_weight_take_part_in_making_its_groups() -> None:
+    picked: Picked = {"all_reduce": [(0.0, build("direct", "all_reduce", (2,)))]}
+
+    def body() -> float | None:
+        ranks = connect([Mesh.of(a=1)] * 3, 10)
+        ranks.run_by([{of_stages([0, 2]): picked}] * 3)
+        axis = ranks.across([0, 2])
+        total = None if axis is None else m.all_sum(torch.tensor(1.0 + dist.get_rank()), axis).item()
+        assert m.all_sum(torch.tensor(1.0), ranks.everyone).item() == 3.0
+        return total
+
+    assert run_ranks(body, 3, 30) == [4.0, None, 4.0]
