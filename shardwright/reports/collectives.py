@@ -58,7 +58,7 @@ class PresetsReport(Report):
 
 def _proven(builder: str) -> list[str]:
     """Return which collectives of a builder are proven for all its sizes at once."""
-    from shardwright.verifier.collectives.families import proven_kinds  # loads Z3
+    from shardwright.verifier.collectives.ways import proven_kinds  # loads Z3
 
     return proven_kinds(builder, BUILDERS[builder].makes)
 

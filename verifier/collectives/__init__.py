@@ -5,6 +5,7 @@
     plans      plans of one-sided operations, as MSCCL++'s files have them, become events; `reaches`: their memory
     events     events, what orders them, and their memory: no circle, no race, the right result
     families   all-gathers that are right for any number of ranks: proven by induction over the steps
+    ways       all-to-alls of that kind: the ways of their chunks
     queues     the least room of queues with which nothing blocks
     values     what a cell holds: contributions, each once
     verdict    certificates and refusals

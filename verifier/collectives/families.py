@@ -27,7 +27,7 @@ transfers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import prod
 from typing import Any, Literal, NamedTuple
 
@@ -38,8 +38,9 @@ from shardwright.verifier.solver import STEPS, answer, limited
 
 Term = Any
 """A number or a truth: Python's own, or a term of Z3."""
-Claim = Literal["first", "there", "new", "grows", "ends", "done", "whole"]
-WORD_BITS = 32
+Claim = Literal["first", "there", "new", "grows", "ends", "done", "whole", "starts", "inside"]
+WORD_BITS = 20
+"""Of terms that are words: of at most 2¹⁸ ranks, more than a topology may have."""
 
 
 class Family(NamedTuple):
@@ -49,7 +50,7 @@ class Family(NamedTuple):
     held      (n, t, r, c): whether rank r holds chunk c before the step
     gets      (n, t, r, c): whether rank r gets chunk c in the step
     sender    (n, t, r, c): from whom
-    powers    n is a power of two, at most 2³⁰, and terms are words of bits
+    powers    n is a power of two, at most 2¹⁸, and terms are words of bits
     """
 
     runs: Callable[[Term, Term], Term]
@@ -151,7 +152,7 @@ def refuted(family: Family, *claims: Claim) -> list[Refuted]:
     """Return which claims are not proven: by default those of an all-gather."""
     wanted: tuple[Claim, ...] = claims or ("first", "there", "new", "grows", "ends", "done")
     found: list[tuple[Claim, Mapping[str, int] | None]] = [
-        (claim, _example(*given)) for claim, given in _claims(family) if claim in wanted
+        (claim, counterexample(*given)) for claim, given in _claims(family) if claim in wanted
     ]
     return [Refuted(claim, example) for claim, example in found if example is not None]
 
@@ -177,8 +178,8 @@ def _claims(family: Family) -> Iterator[tuple[Claim, tuple[list[Term], Term]]]:
     yield "whole", (step, z3.And(its == gets, sender == family.sender(n, t, r, r)))
 
 
-def _example(premises: Sequence[Term], conclusion: Term) -> Mapping[str, int] | None:
-    """Return where premises are true and a conclusion is not; None: nowhere."""
+def counterexample(premises: Sequence[Term], conclusion: Term) -> Mapping[str, int] | None:
+    """Return where premises are true and a conclusion is not: values, none where Z3 does not know; None: nowhere."""
     solver = limited(z3.Solver(), STEPS)
     solver.add(*premises, z3.Not(conclusion))
     if (found := answer(solver)) == z3.unsat:
@@ -232,11 +233,6 @@ def of_builder(name: str, dims: Sequence[int], piece: int = 0) -> list[Phase]:
     return phases[name]() if name in phases else [Phase(0, name)]
 
 
-PROVEN = ("direct", "ring", "two-way-ring", "short-ring", "line", "bruck", "doubling", "halving-doubling",
-          "hierarchical", "xy", "mesh", "torus")  # fmt: skip
+PROVEN: tuple[str, ...] = ("direct", "ring", "two-way-ring", "short-ring", "line", "bruck", "doubling",
+                           "halving-doubling", "hierarchical", "xy", "mesh", "torus")  # fmt: skip
 """The builders whose all-gathers are members of families."""
-
-
-def proven_kinds(builder: str, kinds: Iterable[str]) -> list[str]:
-    """Return which of a builder's collectives are proven for all sizes: all-gathers, and what is made of these."""
-    return [kind for kind in kinds if builder in PROVEN and kind in ("all_gather", "reduce_scatter", "all_reduce")]
