@@ -5,7 +5,9 @@ third of the digits may be lost. A larger error is compared with rounding itself
 parameters and inputs that are off by ±ε of themselves, as if each product were rounded anew (backward error analysis).
 An error may then be `TIMES` the distance by which these steps move the value. So there is no alarm for a model that is
 chaotic in its dtype, such as deep batch norms in 16 bits, nor for a gradient that is only rounding, such as that of the
-bias of attention's keys. If a gradient is exactly zero on one side, the other may have this distance once.
+bias of attention's keys. If a gradient is exactly zero on one side, the other may have this distance once. A gradient
+that cancels, such as that of the bias of scores of which only differences are used, may by chance not move at all: on
+both sides it is smaller than what rounding moves gradients by.
 """
 
 from __future__ import annotations
@@ -53,13 +55,17 @@ class Comparison:
 
 @dataclass(frozen=True)
 class _Noise:
-    """The distances by which rounding moves values, as norms, by name."""
+    """The distances by which rounding moves values, as norms, by name.
+
+    `each`: the typical distance of a gradient; `least`: a gradient of this norm or less is only rounding.
+    """
 
     losses: tuple[float, float] = (0.0, 0.0)
     gradients: Mapping[str, float] = field(default_factory=dict[str, float])
     buffers: Mapping[str, float] = field(default_factory=dict[str, float])
     relative: float = 0.0
     each: float = 0.0
+    least: float = 0.0
 
 
 def epsilon_of(graph: Graph) -> float:
@@ -80,12 +86,12 @@ def compared(
     `moved` makes eager steps on parameters and inputs that are off by ±ε; it is called only if needed. `old`: the
     buffers before the step, by name.
     """
+    whole = math.hypot(*(_norm(g) for g in eager.gradients.values()))
     differences = list(_all(eager, program, epsilon, _Noise(), old))
     noise = _Noise()
     if differences:
-        noise = _noise(eager, moved())
+        noise = _noise(eager, moved(), SMALL * whole)
         differences = list(_all(eager, program, epsilon, noise, old))
-    whole = math.hypot(*(_norm(g) for g in eager.gradients.values()))
     return Comparison(
         tuple(differences),
         max(_relative(abs(a - b), abs(a)) for a, b in zip(eager.losses, program.losses, strict=True)),
@@ -126,6 +132,8 @@ def _gradients(eager: Trial, program: Trial, share: float, epsilon: float, noise
 def _gradient(mine: Tensor | None, other: Tensor | None, share: float, noise: _Noise, name: str) -> str | None:
     """Return in words how a gradient differs, or None."""
     size, by_graph = (0.0 if g is None else _norm(g) for g in (mine, other))
+    if max(size, by_graph) <= noise.least:
+        return None
     if not math.isfinite(size) and not math.isfinite(by_graph):
         return None
     free = noise.gradients.get(name, 0.0)
@@ -183,14 +191,15 @@ def _type(value: Tensor) -> str:
 # ---- norms ----
 
 
-def _noise(eager: Trial, moved: Sequence[Trial]) -> _Noise:
-    """Return the largest distances of some steps from the eager one."""
+def _noise(eager: Trial, moved: Sequence[Trial], small: float) -> _Noise:
+    """Return the largest distances of some steps from the eager one. A gradient above `small` is not only rounding."""
     gradients = _moves(eager.gradients, [step.gradients for step in moved])
     buffers = _moves(eager.buffers, [step.buffers for step in moved])
     first, second = (max((abs(s.losses[i] - eager.losses[i]) for s in moved), default=0.0) for i in (0, 1))
     relative = [_relative(free, _norm(eager.gradients[name])) for name, free in gradients.items()]
     each = math.hypot(*gradients.values()) / math.sqrt(max(1, len(gradients)))
-    return _Noise((first, second), gradients, buffers, median(relative) if relative else 0.0, each)
+    middle, least = median(relative) if relative else 0.0, min(TIMES * each, small)
+    return _Noise((first, second), gradients, buffers, middle, each, least)
 
 
 def _moves(own: Mapping[str, Tensor], others: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:

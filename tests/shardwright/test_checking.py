@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -255,6 +255,43 @@ def test_a_chaotic_model_raises_no_alarm_and_lost_gradients_are_told() -> None:
         if depth == 1:
             with pytest.raises(CaptureError, match="there is none eagerly, and one of norm"):
                 check_capture(model, captured, (), batch)
+
+
+def signs(h: Tensor) -> Tensor:
+    """Which one of two rows should have the higher score: the first."""
+    return 1 - 2 * torch.ones(len(h), len(h), dtype=h.dtype).triu()
+
+
+class Cancelling(nn.Module):
+    """Its loss does not depend on the bias, whose gradient is what rounding leaves of a sum that cancels."""
+
+    LOSSES: ClassVar[dict[str, Callable[[Tensor], Tensor]]] = {
+        "differences of scores": lambda h: F.softplus((h.mean(1)[:, None] - h.mean(1)[None]) * signs(h)).mean(),
+        "softmax": lambda h: F.cross_entropy(h.mean(1).expand(3, -1), torch.arange(3)),
+        "deviations": lambda h: (h - h.mean(0)).pow(3).mean(),
+    }
+
+    def __init__(self, loss: str, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.loss, self.layer = self.LOSSES[loss], nn.Linear(16, 16, dtype=dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.loss(self.layer(x))
+
+
+@each("loss", Cancelling.LOSSES)
+@each("dtype", [torch.float32, torch.float64])
+def test_a_gradient_that_cancels_raises_no_alarm_and_others_do(loss: str, dtype: torch.dtype) -> None:
+    model = Cancelling(loss, dtype)
+    batches = [{"x": torch.randn(8, 16, dtype=dtype)} for _ in range(20)]
+    captured = capture(model, batches[0])
+    for batch in batches:
+        with torch.no_grad():
+            model.layer.weight.normal_(std=0.05)
+        assert check_capture(model, captured, (), batch).equal
+    model.loss = lambda h: 2 * h.mean() + (own := Cancelling.LOSSES[loss](h)) - own.detach()
+    with pytest.raises(CaptureError, match=r"gradient of 'layer\.bias'"):
+        check_capture(model, captured, (), batches[0])
 
 
 class Looking(nn.Module):
