@@ -150,7 +150,8 @@ def _planned_instead(row: Row, found: Prepared, case: Case, why: str) -> Iterato
                 in_turn=case.mesh.num_microbatches,
             )  # fmt: skip
         except ShardwrightError as error:
-            yield _refused(row, replace(case, kind=found.kind), str(error))
+            note = f"one process cannot take its microbatches in turn: {error}"
+            yield _refused(row, replace(case, kind=found.kind), note)
         else:
             yield from _planned(row, apart, case)
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import date
-from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 from bench.accuracy import DOUBLE_TOLERANCE, GRADIENT_TOLERANCE
 from bench.model_rows import Row
 from bench.model_store import Judged
 from bench.plans import Case
 
+PINNED = ("../constraints.txt", "models-constraints.txt")
 NOTE = 180
 MOST = 40
 INTRODUCTION = """\
@@ -54,11 +56,17 @@ def page(found: Sequence[Judged], rows: Sequence[Row], cases: Sequence[Case]) ->
 
 
 def _versions(packages: Iterable[str]) -> Iterator[str]:
-    for package in packages:
-        try:
-            yield f"{package} {version(package)}"
-        except PackageNotFoundError:
-            yield package
+    """The versions that `make models` installs, so that a page can be written where few of them are."""
+    here = Path(__file__).parent
+    lines = [line for path in PINNED for line in (here / path).read_text(encoding="utf-8").splitlines()]
+    found = filter(None, (re.match(r"([\w.-]+)==([\w.+]+)", line) for line in lines))
+    pins = {_plain(match[1]): match[2] for match in found}
+    yield from (f"{package} {pins.get(_plain(package), '')}".strip() for package in packages)
+
+
+def _plain(name: str) -> str:
+    """A package's name as registries compare it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def _counts(found: Sequence[Judged], rows: Sequence[Row], ways: Sequence[str]) -> Iterator[str]:
