@@ -57,11 +57,14 @@ HANDLERS.update({name: _binary(row) for name, row in _BINARY.items()})
 HANDLERS.update({name: _logical(row) for name, row in _LOGICAL.items()})
 HANDLERS.update({
     "add": lambda b, x, y, alpha=1: x if y == 0 else b.op("add", x, scaled(b, y, alpha)),
+    "acos": lambda b, x: b.op("atan2", _other_leg(b, real(b, x)), real(b, x)),
     "addcdiv": lambda b, x, y, z, *, value=1: b.op("add", x, scaled(b, b.op("div", real(b, y), z), value)),
     "addcmul": lambda b, x, y, z, *, value=1: b.op("add", x, scaled(b, b.op("mul", y, z), value)),
     "alias": lambda b, x: x,
+    "asin": lambda b, x: b.op("atan2", real(b, x), _other_leg(b, real(b, x))),
     "atan": lambda b, x: b.op("atan2", real(b, x), 1.0),
     "atan2": lambda b, x, y: b.op("atan2", real(b, x), real(b, y)),
+    "atanh": lambda b, x: _halves(b, "sub", b.op("log1p", real(b, x)), b.op("log1p", b.op("neg", real(b, x)))),
     "clamp": lambda b, x, low=None, high=None: _at_most(b, _at_least(b, x, low), high),
     "clone": lambda b, x: x,
     "cosh": lambda b, x: _halves(b, "add", b.op("exp", real(b, x)), b.op("exp", b.op("neg", real(b, x)))),
@@ -83,6 +86,11 @@ HANDLERS.update({
     "_to_copy": lambda b, x, *, dtype=None: cast(b, x, dtype),  # devices and memory formats are no part of a graph
     "where": lambda b, condition, x, y: b.op("where", cast(b, condition, "bool"), *b.operands(x, y)),
 })  # fmt: skip
+
+
+def _other_leg(b: GraphBuilder, x: str) -> str:
+    """Append √(1 − x²), without loss of digits near 1."""
+    return b.op("sqrt", b.op("mul", b.op("add", x, 1.0), b.op("sub", 1.0, x)))
 
 
 def _halves(b: GraphBuilder, row: str, x: str, y: str) -> str:

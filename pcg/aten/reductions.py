@@ -6,9 +6,12 @@ import math
 from typing import Any
 
 from shardwright.pcg.aten.registry import Handler, Ints, cast, dimension, dtype_name, handles, reduced, require
-from shardwright.pcg.aten.structure import flatten, reshape
+from shardwright.pcg.aten.structure import flatten, reshape, transpose, unsqueeze
 from shardwright.pcg.builder import GraphBuilder
 from shardwright.pcg.types import is_float
+
+_FEW_ROWS = 25
+"""Of more, torch computes Euclidean distances by a product."""
 
 
 def total(b: GraphBuilder, x: str, dims: Ints | None = None, keepdim: bool = False) -> str:
@@ -119,6 +122,30 @@ def _vector_norm(
     if order == 1:
         return total(b, b.op("abs", x), dims, keepdim)
     return root(b, total(b, b.op("mul", x, x), dims, keepdim))
+
+
+@handles("_cdist_forward")
+def _distances(b: GraphBuilder, x: str, y: str, order: float, mode: int | None = None) -> str:
+    """Append ‖xᵢ − yⱼ‖ for each pair of rows. Only of few: torch keeps no differences, and these do."""
+    require(max(b.shape(x)[-2], b.shape(y)[-2]) <= _FEW_ROWS)
+    return _vector_norm(b, b.op("sub", unsqueeze(b, x, -2), unsqueeze(b, y, -3)), order, (-1,))
+
+
+@handles("_euclidean_dist")
+def _euclidean_distances(b: GraphBuilder, x: str, y: str) -> str:
+    """Append √(‖xᵢ‖² + ‖yⱼ‖² − 2 xᵢ·yⱼ) from one product, where rounding may leave less than 0, which counts as 0."""
+    left = b.op("concat", b.op("mul", x, -2.0), _squares(b, x), _ones(b, x), dim=len(b.shape(x)) - 1)
+    right = b.op("concat", y, _ones(b, y), _squares(b, y), dim=len(b.shape(y)) - 1)
+    product = b.op("matmul", left, transpose(b, right, -2, -1))
+    return root(b, b.op("where", b.op("gt", product, 0), product, b.scalar(0, b.types[product].dtype)))
+
+
+def _squares(b: GraphBuilder, x: str) -> str:
+    return total(b, b.op("mul", x, x), (-1,), True)
+
+
+def _ones(b: GraphBuilder, x: str) -> str:
+    return b.op("full", shape=(*b.shape(x)[:-1], 1), value=1.0, dtype=b.types[x].dtype)
 
 
 @handles("norm.ScalarOpt_dim")

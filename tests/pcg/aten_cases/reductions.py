@@ -171,6 +171,14 @@ REDUCTIONS: dict[str, list[Case]] = {
         ),
         case(lambda x: F.normalize(x, dim=1), real(3, 4)),
     ],
+    "_cdist_forward": [
+        *(case(lambda x, y, p=p: torch.cdist(x, y, p), real(2, 3, 4), real(2, 5, 4)) for p in (1.0, 2.0)),
+        case(lambda x: torch.cdist(x, x), real(3, 4)),
+    ],
+    "_euclidean_dist": [
+        case(torch.cdist, real(2, 27, 4), real(2, 5, 4)),
+        case(lambda x: torch.cdist(x, x), ints(5, 27, 4).double()),
+    ],
     "norm.ScalarOpt_dim": [case(F.pairwise_distance, real(3, 4), real(3, 4))],
     "histc": [
         case(lambda x: torch.histc(x, 4, 0, 3), ints(5, 20).double()),
